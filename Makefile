@@ -11,7 +11,9 @@ VENV := .venv
 INTEGRATIONS := .venv-integrations
 # Frameworks that can't stand beside our torch: exports are held against the sources in their wheels.
 SOURCES := axolotl==0.19.0 mosaicml==0.32.1 ultralytics==8.4.190
+TENSORFLOW := .venv-tensorflow
 OLDEST := .venv-oldest
+TF_TESTS := tests/integrations/test_tf_data.py
 NEWER := python3.12 python3.13 python3.14
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -55,8 +57,9 @@ endef
 test-gpu: $(READY)
 	AUTOTUNE_TEST_GPU=1 $(BIN)/python -m pytest -m gpu --verbose --durations 0 --durations-min 1 tests/worker
 
-integrations: $(INTEGRATIONS)/.ready build/sources/.ready
-	$(INTEGRATIONS)/bin/python -m pytest -n 2 --dist loadfile -m integrations --durations 10
+integrations: $(INTEGRATIONS)/.ready $(TENSORFLOW)/.ready build/sources/.ready
+	$(INTEGRATIONS)/bin/python -m pytest -n 2 --dist loadfile -m integrations --ignore $(TF_TESTS) --durations 10
+	$(TENSORFLOW)/bin/python -m pytest -m integrations $(TF_TESTS) --durations 10
 
 lint: $(READY)
 	$(BIN)/ruff check
@@ -96,8 +99,14 @@ pythons:
 	done
 
 clean:
-	rm -rf $(VENV) $(INTEGRATIONS) $(OLDEST) $(NEWER:%=.venv-%) build dist .import_linter_cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(INTEGRATIONS) $(TENSORFLOW) $(OLDEST) $(NEWER:%=.venv-%) build dist .import_linter_cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find autotune benchmarks configs tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# TensorFlow has a venv of its own: what it allows of protobuf and NumPy is to hold up none of the others.
+$(TENSORFLOW)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(TENSORFLOW)
+	$(TENSORFLOW)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[tensorflow,test]'
+	@touch $@
 
 $(INTEGRATIONS)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(INTEGRATIONS)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from autotune.records.measurement import Measurement
     from autotune.records.trial import TrialRecord
     from autotune.settings.applied.accumulator import Accumulator
+    from autotune.settings.applied.tf_data import TfData
     from autotune.settings.budget import Budget
     from autotune.settings.ddp_config import DdpConfig
     from autotune.settings.exports.export import Export
@@ -56,6 +57,7 @@ __all__ = [
     "SearchResult",
     "SearchSpace",
     "StudyMismatchError",
+    "TfData",
     "TrainingConfig",
     "TrialRecord",
     "Workload",
@@ -76,6 +78,7 @@ _HOMES = {
     "Objective": "settings.objective",
     "SearchResult": "api.result",
     "SearchSpace": "settings.search_space",
+    "TfData": "settings.applied.tf_data",
     "TrainingConfig": "settings.training_config",
     "TrialRecord": "records.trial",
     "Workload": "settings.workload",

@@ -7,7 +7,7 @@ settings, as codes with figures.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from math import ceil
+from math import ceil, inf
 
 from pydantic import JsonValue
 
@@ -27,6 +27,17 @@ _BYTES_LEFT = 0.5
 """Of the bytes, at best, after fusing operations or narrowing types: our own convention, bfloat16 for float32."""
 _UINT8_SAVES = 0.75
 """Of the bytes of float32: uint8 has one byte instead of four."""
+
+
+_LEAST_LEFT = 0.01
+"""Of a sample's time in the loader, whatever its format saves: our own convention."""
+_FORMAT_ADVICE = {
+    "text": "save_as_arrays",
+    "image_draft": "decode_smaller",
+    "image_copy": "store_smaller",
+    "parquet": "read_row_groups",
+}
+"""The advice for each kind of FormatCost."""
 
 
 def list_remedies(evidence: Evidence, findings: Sequence[Finding], *, best_samples_per_s: float) -> Iterator[Advice]:
@@ -50,6 +61,7 @@ def _cpu_work(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     if cores_needed > cores or needed_s < item_s:
         figures = {"needed_s": needed_s, "item_cpu_s": item_s, "cores_needed": cores_needed, "cores": cores}
         yield _up_to_the_device(evidence, "make_items_cheaper", **figures)
+    yield from _formats(evidence, costs)
     yield from _shard_stream(evidence, costs)
     yield from _cache_items(evidence, costs)
 
@@ -65,6 +77,7 @@ def _waiting(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
         figures = {"needed_s": workers / wanted, "item_s": costs.item_s, "workers": workers, "workers_needed": more}
         yield _up_to_the_device(evidence, "shorten_waits", **figures)
         yield from _shard_stream(evidence, costs)
+    yield from _formats(evidence, costs)
     yield from _cache_items(evidence, costs)
 
 
@@ -106,6 +119,21 @@ def _worker_threads(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     figures: dict[str, JsonValue] = {"item_cpu_s": costs.item_cpu_s, "allowed_samples_per_s": allowed, "cores": cores}
     yield _expecting(evidence, "one_thread_per_worker", known, loader_samples_per_s=unknown, **figures)
     yield from _cpu_work(evidence, costs)
+
+
+def _formats(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
+    """Formats that are read faster here: what an item saves is saved of a sample's time in the loader.
+
+    A batch's way from its worker stays as it is. Shares of times that were measured together are taken, since a
+    neighbour's load lengthens all of them.
+    """
+    today, workers = expectation.loader_ceiling(evidence), expectation.loader_processes(evidence.config)
+    for cost in costs.formats if today < inf else ():
+        way_s = min((costs.transfer_s or 0.0) / evidence.config.micro_batch_size, workers / today)
+        loader = workers / (way_s + (workers / today - way_s) * max(1.0 - cost.saved_fraction, _LEAST_LEFT))
+        expected = expectation.join_rates(evidence, loader, expectation.device_ceiling(evidence))
+        figures = figures_of(cost, "calls_per_item", "item_fraction", "now_s", "better_s") | cost.figures
+        yield _expecting(evidence, _FORMAT_ADVICE[cost.kind], expected, loader_samples_per_s=loader, **figures)
 
 
 def _cache_items(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:

@@ -55,6 +55,9 @@ _LOADERS = {
     "stream": """\
 #     loader = DataLoader(dataset, drop_last=True, **config.dataloader_kwargs())
 """,
+    "tf_data": """\
+#     loader = TfData(build).loader(config)  # what autotune.TfData was given in the search
+""",
     "loader": """\
 #     loader = config.loader(loader)  # a copy of your own, with these settings
 """,
@@ -122,6 +125,8 @@ def _loader_of(facts: WorkloadFacts, config: TrainingConfig) -> str:
         return "loader"
     if facts.fixed_batch_size is not None:
         return "batches"
+    if facts.is_tf_data:
+        return "tf_data"
     if facts.is_iterable:
         return "stream"
     return "ranks" if config.process_count > 1 else "map"

@@ -8,12 +8,21 @@ from __future__ import annotations
 from math import isclose
 from typing import Annotated, Literal, Self, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from autotune.frozen import FrozenModel
 from autotune.records.trace_intervals import DeviceTime
 
-__all__ = ["PARTS", "LoaderCosts", "Part", "Share", "TimeBreakdown", "breakdown_on_cpu", "breakdown_on_device"]
+__all__ = [
+    "PARTS",
+    "FormatCost",
+    "LoaderCosts",
+    "Part",
+    "Share",
+    "TimeBreakdown",
+    "breakdown_on_cpu",
+    "breakdown_on_device",
+]
 
 Part = Literal["data_wait", "device_copy", "compute", "synchronise", "idle"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -62,6 +71,29 @@ class TimeBreakdown(FrozenModel):
         return {name: getattr(self, name) for name in PARTS}
 
 
+class FormatCost(FrozenModel):
+    """What a call that reads an item's data costs, and what a better way costs for the same input on this machine."""
+
+    kind: Literal["text", "image_draft", "image_copy", "parquet"]
+    """text: parsed, or an array that is mapped; image_draft: decoded whole and made smaller, or decoded smaller;
+    image_copy: the same, or a copy of the final size; parquet: a table read for each item, or once for its rows."""
+    calls_per_item: float
+    """Such calls for an item."""
+    item_fraction: _Fraction
+    """Share of an item's time in such calls, both timed at once."""
+    now_s: float
+    """Mean seconds of a call as it is."""
+    better_s: float
+    """Mean seconds of the better way."""
+    figures: dict[str, JsonValue] = Field(default_factory=dict)
+    """Sizes of what was read."""
+
+    @property
+    def saved_fraction(self) -> float:
+        """Share of an item's time that the better way saves."""
+        return self.item_fraction * max(0.0, 1.0 - self.better_s / self.now_s) if self.now_s > 0 else 0.0
+
+
 class LoaderCosts(FrozenModel):
     """What data costs inside the loader, in seconds; measured outside the window, item by item, in one process."""
 
@@ -99,6 +131,9 @@ class LoaderCosts(FrozenModel):
     """The loader alone, per worker (the training process itself counts as one where there are none)."""
     batches_per_core_per_s: float | None = None
     """The loader alone, per core that this process may use; of a rank, per core of its share."""
+
+    formats: tuple[FormatCost, ...] = ()
+    """Formats that something better was found for."""
 
     @property
     def cpu_fraction(self) -> float:

@@ -14,6 +14,7 @@ from pydantic.dataclasses import dataclass as validated_dataclass
 
 from autotune.frozen import FrozenModel
 from autotune.note import Note
+from autotune.settings.applied.tf_data import TfData
 from autotune.settings.command import command_fault, command_words
 from autotune.settings.training_config import TrainingConfig
 
@@ -30,6 +31,7 @@ __all__ = [
     "StartMethod",
     "Workload",
     "WorkloadFacts",
+    "beside_tf_data",
 ]
 
 READ_PART = "read_part"
@@ -119,14 +121,30 @@ class Workload:
         idle += [name for name in _SWITCHES if not getattr(self, name)]
         if self.command is not None and idle:
             raise ValueError(f"{BESIDE_A_COMMAND}, but got {', '.join(idle)}; leave out what you don't need")
+        fault = beside_tf_data(self) if isinstance(self.dataset, TfData) else None
+        if fault is not None:
+            raise ValueError(fault)
         return self
 
 
 INSTALLED = frozenset({"site-packages", "dist-packages"})
 """Folders that hold installed packages, by their own names."""
 _SWITCHES = ("shuffle", "drop_last")
+_OF_THE_LOADER = ("collate_fn", "sampler", "batch_sampler", "worker_init_fn", "multiprocessing_context")
 PARTS = tuple(field.name for field in fields(Workload) if field.name not in {"command", *_SWITCHES})
 """The parts of a workload that are the user's objects or references (and the start method)."""
+
+
+def beside_tf_data(workload: Workload) -> str | None:
+    """What a DataLoader would take of a workload and a tf.data pipeline has no use for, as a reason; or None."""
+    parts = (*_OF_THE_LOADER, *_SWITCHES)
+    idle = [name for name in parts if getattr(workload, name) not in {None, True}]
+    if not idle:
+        return None
+    return (
+        "a tf.data pipeline itself says how its elements are drawn, batched and loaded, but got "
+        f"{', '.join(idle)} beside it; leave that out, and do it in the function that TfData builds it by"
+    )
 
 
 class OptimizerFacts(FrozenModel):
@@ -204,6 +222,8 @@ class WorkloadFacts(FrozenModel):
     """The dataset is an IterableDataset."""
     is_sharded: bool = True
     """Whether several loader workers share the data out among them (an unsharded iterable repeats it)."""
+    is_tf_data: bool = False
+    """The dataset is a tf.data pipeline, loaded by threads of its own."""
     fixed_batch_size: int | None = None
     """Batch size that the user's own batch sampler imposes."""
     has_token_budget: bool = False

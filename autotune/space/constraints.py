@@ -113,6 +113,7 @@ def without_effect(config: TrainingConfig, facts: WorkloadFacts, environment: En
     rules = (
         ("pin_memory", "no_copy_to_accelerator", config.pin_memory and environment.has_only_ram),
         ("amp_dtype", "no_nvidia_gpu", config.amp_dtype == "tf32" and environment.device_kind != "cuda"),
+        ("persistent_workers", "tf_data", config.persistent_workers and facts.is_tf_data),
         ("channels_last", "no_4d_input", config.channels_last and not facts.has_4d_input),
         ("ddp.find_unused_parameters", "static_graph", ddp.find_unused_parameters and ddp.static_graph),
         ("ddp.broadcast_buffers", "no_buffers", not ddp.broadcast_buffers and not facts.has_buffers),
@@ -128,6 +129,8 @@ def normalised(settings: dict[str, object], facts: WorkloadFacts, environment: E
     result = {**settings, **_normalised_ranks(settings, facts)}
     if result.get("num_workers") == 0:
         result.update(NEUTRAL_WITHOUT_WORKERS)
+    if facts.is_tf_data:
+        result["persistent_workers"] = False
     if environment.has_only_ram:
         result["pin_memory"] = False
     if environment.device_kind != "cuda" and result.get("amp_dtype") == "tf32":

@@ -157,7 +157,7 @@ def _loader_ranges(basis: Basis, domains: Mapping[str, Domain]) -> dict[str, Dom
     return {
         "num_workers": IntRange(low=0, high=max(most, baseline.num_workers)),
         "prefetch_factor": Choices(values=tuple(sorted(prefetch_factors))),
-        "persistent_workers": _choices(False, True),
+        "persistent_workers": _choices(False, not basis.facts.is_tf_data),
         "pin_memory": _choices(False, is_copied),
         "in_order": _choices(baseline.in_order),
     }

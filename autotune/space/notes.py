@@ -26,6 +26,7 @@ def space_notes(basis: Basis, domains: Mapping[str, Domain]) -> tuple[Note, ...]
         *_without_effect(basis),
         *_emulated(basis),
         *_unsharded(basis),
+        *_tf_data(basis),
         *_ranks(basis, domains),
         *_hosts(basis, domains),
     )
@@ -42,7 +43,7 @@ def _without_effect(basis: Basis) -> Iterator[Note]:
     facts, environment = basis.facts, basis.environment
     for setting, reason in without_effect(basis.baseline, facts, environment).items():
         yield note("baseline_without_effect", setting=setting, reason=reason, device=environment.device)
-    for setting in ("amp_dtype", "channels_last", "pin_memory"):
+    for setting in ("amp_dtype", "channels_last", "persistent_workers", "pin_memory"):
         for value in basis.given.get(setting, ()):
             config = TrainingConfig().model_copy(update={setting: value})
             found = without_effect(config, facts, environment).get(setting)
@@ -65,6 +66,11 @@ def _unsharded(basis: Basis) -> Iterator[Note]:
     if not basis.facts.is_sharded:
         is_listed = "num_workers" in basis.given
         yield note("dataset_not_sharded", most_workers=None if is_listed else max(1, basis.baseline.num_workers))
+
+
+def _tf_data(basis: Basis) -> Iterator[Note]:
+    if basis.facts.is_tf_data:
+        yield note("tf_data")
 
 
 def _ranks(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[Note]:

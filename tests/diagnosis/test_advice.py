@@ -14,9 +14,11 @@ from autotune.analysis.forecast.rate_model import RateModel
 from autotune.diagnosis.advice import rank_advice
 from autotune.diagnosis.bottlenecks import find_bottlenecks
 from autotune.diagnosis.gains import LEAST_GAIN
+from autotune.records.breakdown import FormatCost
 from autotune.records.diagnosis import Advice, Curves, Evidence
 from autotune.records.measurement import Ceilings
 from autotune.records.trial import TrialRecord, TrialResult
+from autotune.report.sections.advice import advice_in_words
 from autotune.settings.environment import DeviceKind, Environment
 from autotune.settings.objective import Objective
 from autotune.settings.search_space import SearchSpace
@@ -280,6 +282,47 @@ def test_a_slow_tail_is_advised_with_the_rate_without_it(environment: Environmen
     (remedy,) = remedies(make_evidence(900.0, environment=environment, breakdown=WAITING, **measured)).values()
     assert remedy.expected_samples_per_s == pytest.approx(expected)
     assert (remedy.kind, remedy.figures["item_slowest_s"]) == ("fix_slowest_items", 0.5)
+
+
+FORMATS = {
+    "text": ("save_as_arrays", {}),
+    "image_draft": ("decode_smaller", {"width": 512, "height": 512, "to_width": 64, "to_height": 64}),
+    "image_copy": ("store_smaller", {"width": 512, "height": 512, "to_width": 64, "to_height": 64}),
+    "parquet": ("read_row_groups", {"rows": 100, "columns": 3}),
+}
+
+
+def of_format(kind: str, device: float, **costs: Any) -> dict[str, Advice]:
+    """Remedies of a job without workers whose items, of 10 ms, spend 80 % in calls that could take a quarter."""
+    cost = {"kind": kind, "calls_per_item": 1, "item_fraction": 0.8, "now_s": 8e-3, "better_s": 2e-3}
+    formats = (FormatCost.model_validate(cost | {"figures": FORMATS[kind][1]}),)
+    measured: dict[str, Any] = {
+        "loader_costs": make_loader_costs(10e-3, formats=formats, item_bytes=2.0**30, **costs),
+        "loader_ceiling": 100.0,
+        "device_ceiling": device,
+    }
+    present = 1 / (1 / 100 + 1 / device)
+    return remedies(make_evidence(present, environment=IN_TURNS, breakdown=WAITING, **measured))
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_better_format_is_advised_with_the_rate_that_an_items_saved_share_brings(kind: str) -> None:
+    code, figures = FORMATS[kind]
+    advice = of_format(kind, 1e9)[code]
+    assert advice.expected_samples_per_s == pytest.approx(100 / (1 - 0.8 * 0.75))
+    assert advice.figures.items() >= figures.items()
+    words = advice_in_words(advice)
+    assert "2 ms" in words.text
+    assert "80 % of its time" in words.basis
+
+
+def test_a_batchs_way_from_its_worker_is_not_saved_by_a_format() -> None:
+    expected = of_format("text", 1e9, transfer_s=32 * 5e-3)["save_as_arrays"].expected_samples_per_s
+    assert expected == pytest.approx(1 / (5e-3 + 5e-3 * (1 - 0.8 * 0.75)))
+
+
+def test_no_format_is_advised_where_the_device_is_the_limit() -> None:
+    assert "save_as_arrays" not in of_format("text", 1.0)
 
 
 def test_small_operations_and_short_epochs_get_advice_of_their_own() -> None:

@@ -73,6 +73,7 @@ def _describe_malloc(environment: Environment) -> str:
 def describe_workload(facts: WorkloadFacts) -> dict[str, str]:
     """What is trained: {what: its value}."""
     kind = "iterable dataset" if facts.is_iterable else "map-style dataset"
+    kind = "tf.data pipeline" if facts.is_tf_data else kind
     length = "unknown length" if facts.dataset_length is None else format_count(facts.dataset_length, "sample")
     own = {
         "data": f"{kind}, {length}",

@@ -12,18 +12,23 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from pydantic import JsonValue
+from torch.utils.data import DataLoader
 
 from autotune.analysis.forecast.expectation import PINNING_KINDS
 from autotune.note import Note, note
 from autotune.protocol.jobs import Extras
 from autotune.records.measurement import Ceilings, Measurement
+from autotune.settings.applied.tf_data import TfLoader
 from autotune.worker.after_window.communication import measure_communication
+from autotune.worker.after_window.formats import measure_formats
 from autotune.worker.after_window.item_costs import measure_items, with_batch_rates
 from autotune.worker.after_window.lengths import LengthLimits, measure_lengths
+from autotune.worker.after_window.pipeline_costs import measure_pipeline
 from autotune.worker.after_window.profile import break_down
 from autotune.worker.failure.causes import cause_of
 from autotune.worker.measure.batch import Held, unpacked
@@ -47,6 +52,8 @@ class _After:
     trainer: StepTrainer
     extras: Extras
     measurement: Measurement
+    scratch: Path | None = None
+    """Where files may lie for a moment."""
     host: list[Delivery] = field(default_factory=list)
     """Batches as the loader delivered them."""
     held: list[Held] = field(default_factory=list)
@@ -71,7 +78,13 @@ _Stage = Callable[[_After], None]
 
 
 def measure_after_window(
-    run: Run, trainer: StepTrainer, extras: Extras, measurement: Measurement, keep: Callable[[Measurement], None]
+    run: Run,
+    trainer: StepTrainer,
+    extras: Extras,
+    measurement: Measurement,
+    keep: Callable[[Measurement], None],
+    *,
+    scratch: Path | None = None,
 ) -> Measurement:
     """Measure what is asked for beyond the window.
 
@@ -81,12 +94,14 @@ def measure_after_window(
         extras: What is asked for.
         measurement: What the window has measured.
         keep: Called with the measurement so far before each stage: it counts should the process not outlive it.
+        scratch: The trial's folder, for files that lie there for a moment; None: formats of files are not compared.
 
     Returns:
         The measurement with ceilings, breakdown and costs, and notes on what could not be measured.
     """
-    after = _After(run=run, trainer=trainer, extras=extras, measurement=measurement)
-    stages = _stages(extras, run.group.size, has_lengths=measurement.tokens is not None)
+    after = _After(run=run, trainer=trainer, extras=extras, measurement=measurement, scratch=scratch)
+    makes_batches = isinstance(run.feed.loader, DataLoader) and run.feed.loader.batch_sampler is not None
+    stages = _stages(extras, run.group.size, has_lengths=makes_batches and measurement.tokens is not None)
     for index, (name, stage) in enumerate(stages):
         left: list[JsonValue] = [name for name, _ in stages[index:] if name != _BATCHES]
         try:
@@ -179,7 +194,14 @@ def _measure_items(after: _After) -> None:
         trainer.device.synchronize()
 
     copy = to_device if trainer.device.kind in PINNING_KINDS else None
-    costs = measure_items(run.feed.loader, config, remark=after.remark, to_device=copy, ends_at=run.ends_at)
+    if isinstance(run.feed.loader, TfLoader):
+        costs = measure_pipeline(run.feed.loader, config, ends_at=run.ends_at)
+    else:
+        costs = measure_items(run.feed.loader, config, remark=after.remark, to_device=copy, ends_at=run.ends_at)
+        after.add(loader_costs=costs)
+        if after.scratch is not None:
+            formats = measure_formats(run.feed.loader, costs.item_s, after.scratch, run.ends_at)
+            costs = costs.model_copy(update={"formats": formats})
     ceiling = (after.measurement.ceilings or Ceilings()).loader
     after.add(loader_costs=with_batch_rates(costs, ceiling, config, run.group.local_size) if ceiling else costs)
 

@@ -36,7 +36,7 @@ from autotune.worker.measure.step import torch_threads
 from autotune.worker.setup.build import is_stream
 from autotune.worker.setup.machine import bytes_from_disk
 
-__all__ = ["draws_of", "measure_items", "with_batch_rates"]
+__all__ = ["TimedItems", "costs_of", "draws_of", "measure_items", "time_items", "with_batch_rates"]
 
 _ENOUGH_ITEMS = 256  # our own convention: two to three of them are slower than the 99th percentile
 _LEAST_S = 0.25  # cheap items go on so long: a reader that pauses now and then would be timed between two pauses
@@ -82,7 +82,7 @@ def measure_items(
             return None
 
     with torch_threads(1):  # as torch sets it in loader workers
-        timed = _time_items(draws_of(loader), config.micro_batch_size, ends_at)
+        timed = time_items(draws_of(loader), config.micro_batch_size, ends_at)
         batch_items = list(islice(cycle(timed.kept), config.micro_batch_size))
         begun, batch = perf_counter(), loader.collate_fn(list(batch_items))
         once_s = perf_counter() - begun
@@ -95,6 +95,19 @@ def measure_items(
     if to_device is not None:
         costs["copy_s"] = tried("copy", lambda: _warm_mean_s(to_device, batch))
         costs["pinned_copy_s"] = tried("pinned_copy", lambda: _warm_mean_s(to_device, _pinned(batch)))
+    return costs_of(timed, batch, config.micro_batch_size, collate_s=collate_s, **costs)
+
+
+def costs_of(timed: TimedItems, batch: Any, samples: int, *, collate_s: float, **others: float | None) -> LoaderCosts:
+    """The costs of items that were timed, with those that were measured otherwise.
+
+    Args:
+        timed: The items.
+        batch: A batch of such items.
+        samples: How many it holds.
+        collate_s: Seconds of collating it.
+        others: Further fields of LoaderCosts.
+    """
     seconds, item_bytes = timed.seconds, batch_bytes([batch])
     float32_bytes = sum(tensor.nbytes for tensor in tensors_of(batch) if tensor.dtype == torch.float32)
     return LoaderCosts(
@@ -106,10 +119,10 @@ def measure_items(
         item_slowest_s=max(seconds),
         slow_tail_fraction=_slow_tail(seconds),
         disk_bytes_per_item=timed.disk_bytes / len(seconds),
-        item_bytes=item_bytes / config.micro_batch_size,
+        item_bytes=item_bytes / samples,
         float32_fraction=float32_bytes / item_bytes if item_bytes else None,
         collate_s=collate_s,
-        **costs,
+        **others,
     )
 
 
@@ -122,7 +135,7 @@ def with_batch_rates(costs: LoaderCosts, ceiling: Ceiling, config: TrainingConfi
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _TimedItems:
+class TimedItems:
     """Items that were timed."""
 
     kept: list[Any]
@@ -135,7 +148,7 @@ class _TimedItems:
     """Of them all."""
 
 
-def _time_items(draws: Iterator[Callable[[], list[Any]]], most_kept: int, ends_at: float) -> _TimedItems:
+def time_items(draws: Iterator[Callable[[], list[Any]]], most_kept: int, ends_at: float) -> TimedItems:
     """Time draw after draw; the first, which may open files, is left out."""
     kept, seconds, cpu_s = next(draws)(), list[float](), 0.0
     began_children_s, began_disk, begun = _children_cpu_s(), bytes_from_disk(), perf_counter()
@@ -150,7 +163,7 @@ def _time_items(draws: Iterator[Callable[[], list[Any]]], most_kept: int, ends_a
             break
     cpu_s += _children_cpu_s() - began_children_s
     disk_bytes = bytes_from_disk() - began_disk
-    return _TimedItems(kept=kept, seconds=seconds, cpu_s=cpu_s, disk_bytes=disk_bytes)
+    return TimedItems(kept=kept, seconds=seconds, cpu_s=cpu_s, disk_bytes=disk_bytes)
 
 
 def _is_enough(done: int, spent_s: float) -> bool:

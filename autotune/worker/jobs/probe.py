@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils import worker as torch_worker
 
 from autotune.settings.applied.loader import fixed_batches, observed_settings
+from autotune.settings.applied.tf_data import TfData, TfLoader
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import ObjectFacts, Workload, WorkloadFacts
 from autotune.worker.failure.out_of_memory import shortage_of
@@ -53,7 +54,8 @@ def probe(workload: Workload, config: TrainingConfig, device: Device, scratch: P
     """
     data = build_dataset(workload)
     dataset, objects = dataset_of(data), _objects(workload, data, config)
-    length, size = length_of(dataset), objects.observed.micro_batch_size
+    is_tf_data, size = isinstance(dataset, TfData), objects.observed.micro_batch_size
+    length = dataset.length() if isinstance(dataset, TfData) else length_of(dataset)
     small = TrainingConfig(
         micro_batch_size=size if length is None else min(size, length),
         max_tokens=config.max_tokens,
@@ -77,7 +79,8 @@ def probe(workload: Workload, config: TrainingConfig, device: Device, scratch: P
     return WorkloadFacts(
         dataset_length=length,
         is_iterable=is_iterable,
-        is_sharded=not is_iterable or workload.worker_init_fn is not None or is_sharded(dataset),
+        is_sharded=not is_iterable or is_tf_data or workload.worker_init_fn is not None or is_sharded(dataset),
+        is_tf_data=is_tf_data,
         fixed_batch_size=fixed,
         has_token_budget=takes_budget(own),
         budget_samples=budget_samples,
@@ -115,12 +118,12 @@ def _with(objects: ObjectFacts, **found: Any) -> ObjectFacts:
     return objects.model_copy(update={"observed": observed, "names": (*objects.names, *found)})
 
 
-def _fixed_size(workload: Workload, data: Any, loader: DataLoader[Any], first: int) -> int | None:
+def _fixed_size(workload: Workload, data: Any, loader: DataLoader[Any] | TfLoader, first: int) -> int | None:
     """Samples of a batch that only the user's batch sampler, or a dataset that makes batches, decides; else None."""
     is_own = workload.batch_sampler is None and isinstance(data, DataLoader) and fixed_batches(data)
     if not is_own and (workload.batch_sampler is None or is_factory(workload.batch_sampler)):
         return None
-    size = getattr(loader.batch_sampler, "batch_size", None)
+    size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
     return size if isinstance(size, int) and size > 0 else max(1, first)
 
 

@@ -27,10 +27,11 @@ from autotune.note import Note, note
 from autotune.protocol.jobs import StressJob
 from autotune.records.stress_check import StressFigures, sample_scan_s
 from autotune.settings.applied.loader import fixed_batches
+from autotune.settings.applied.tf_data import TfLoader
 from autotune.settings.workload import Workload
 from autotune.worker.failure.causes import cause_of
 from autotune.worker.failure.out_of_memory import shortage_of
-from autotune.worker.measure.batch import Reused, batch_bytes, leaves_of
+from autotune.worker.measure.batch import Reused, batch_bytes, leaves_of, tensors_of
 from autotune.worker.measure.feed import Feed
 from autotune.worker.measure.step import StepTrainer, open_trainer
 from autotune.worker.setup.build import build_dataset, build_model, is_stream, length_of
@@ -97,18 +98,22 @@ def stress_figures(
     )
 
 
-def largest_batch(workload: Workload, loader: DataLoader[Any], batch_size: int, stop_at: float) -> LargestBatch:
+def largest_batch(
+    workload: Workload, loader: DataLoader[Any] | TfLoader, batch_size: int, stop_at: float
+) -> LargestBatch:
     """Size samples until a time of perf_counter, and put the largest into one batch.
 
     A batch sampler of the user's decides what goes together: of the batches that it makes the largest is taken, as
-    padding makes them (length times the largest sample).
+    padding makes them (length times the largest sample). So does a tf.data pipeline.
 
     Raises:
         Exception: any that means that the memory does not suffice to hold it, see `out_of_memory`.
     """
     found = LargestBatch(sizes=[])
     try:
-        if loader.batch_sampler is None:
+        if isinstance(loader, TfLoader):
+            found.batch = _of_pipeline(found, loader, stop_at)
+        elif loader.batch_sampler is None:
             found.batch = _largest_made(found, loader, stop_at)
         elif is_stream(loader.dataset):
             found.batch = loader.collate_fn(_of_stream(found, iter(loader.dataset), batch_size, stop_at))
@@ -164,6 +169,22 @@ def _of_stream(found: LargestBatch, items: Iterator[Any], count: int, stop_at: f
         if perf_counter() > stop_at:
             return list(islice(cycle(item for _, _, item in sorted(kept, reverse=True)), count))
     return [item for _, _, item in kept]  # a stream with less than a batch: nor has training more
+
+
+def _of_pipeline(found: LargestBatch, loader: TfLoader, stop_at: float) -> Any:
+    """The largest of a pipeline's first batches; its samples count as equal parts of theirs."""
+    largest, largest_bytes, batches = None, -1, iter(loader)
+    try:
+        for batch in batches:
+            size, count = bytes_of(batch), len(tensors_of(batch)[0])
+            found.sizes.extend([size // count] * count)
+            if size > largest_bytes:
+                largest, largest_bytes = batch, size
+            if len(found.sizes) >= _MOST_SIZED or perf_counter() > stop_at:
+                break
+    finally:
+        batches.close()
+    return largest
 
 
 def _chosen(

@@ -2,7 +2,8 @@
 
 Comes in: a loader. Goes out: what makes a batch and its size from each delivery. A map-style dataset's batch has as
 many as the sampler drew indices for it. A stream's has the loader's batch size where short batches are dropped; else a
-wrapper around `collate_fn` counts them in the worker, and sends the number along with the batch.
+wrapper around `collate_fn` counts them in the worker, and sends the number along with the batch. A tf.data pipeline
+and a dataset that makes whole batches: their tensors' first dimension.
 
 Tokens are the numbers in a batch's first integer tensor of two dimensions, (batch, length), padding included. Within a
 window its shape alone is read.
@@ -23,6 +24,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from autotune.records.lengths import Tokens
+from autotune.settings.applied.tf_data import TfLoader
 from autotune.worker.measure.batch import leaves_of
 
 __all__ = ["CountedBatch", "Parts", "TokenCount", "size_counter", "token_count", "token_tensors", "unwrapped"]
@@ -34,7 +36,7 @@ _DEEPEST = 2  # (inputs, targets) whose inputs are a mapping
 _MOST_KEPT = 1000  # batches whose lengths are kept, the last ones
 
 
-def size_counter(loader: DataLoader[Any], drawn: deque[int]) -> Callable[[Any], tuple[Any, int]]:
+def size_counter(loader: DataLoader[Any] | TfLoader, drawn: deque[int]) -> Callable[[Any], tuple[Any, int]]:
     """What makes a batch and its number of samples from each delivery of a loader, whose sizes are noted in `drawn`.
 
     It raises IndexError for a batch that was begun before this was called.
@@ -43,7 +45,7 @@ def size_counter(loader: DataLoader[Any], drawn: deque[int]) -> Callable[[Any], 
     dataset with `__getitems__`, which may hand anything to `collate_fn`, the sizes are those that were drawn: with
     `in_order=False` an epoch's sum is right, each alone may not be.
     """
-    if loader.batch_sampler is None:  # the dataset makes the batches
+    if isinstance(loader, TfLoader) or loader.batch_sampler is None:  # whole batches are made elsewhere
         return lambda batch: (batch, _length_of(batch))
     is_out_of_order = loader.num_workers > 0 and not loader.in_order
     is_counted_as_drawn = not is_out_of_order or hasattr(loader.dataset, "__getitems__")

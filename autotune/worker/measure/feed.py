@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import queue
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from threading import Thread
 from time import perf_counter
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils import signal_handling
 
+from autotune.settings.applied.tf_data import TfBatches, TfData, TfLoader
 from autotune.settings.training_config import TORCH_PREFETCH_FACTOR
 from autotune.worker.measure.batch_sizes import size_counter
 from autotune.worker.setup.build import WorkloadFault, length_of
@@ -104,7 +105,7 @@ class BatchFeed(Protocol):
 class Feed:
     """Holds the loader's iterator. Epoch lengths are counted as they come."""
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
+    def __init__(self, loader: DataLoader[Any] | TfLoader) -> None:
         self.loader = loader
         self._drawn = deque[int]()
         """Sizes of batches that were drawn and not yet delivered."""
@@ -162,7 +163,7 @@ class Feed:
     @property
     def is_iterable(self) -> bool:
         """Whether the dataset alone says when an epoch ends: a length that it promises may not be what comes."""
-        return isinstance(self.loader.dataset, IterableDataset)
+        return isinstance(self.loader.dataset, IterableDataset | TfData)
 
     def stop(self, within_s: float = 1.0) -> None:
         """End the loader's workers; what does not end by itself in time, such as a reader that hangs, is killed.
@@ -187,16 +188,20 @@ class Feed:
             tell_epoch(part, self._epoch)
         self._epoch += 1
         self._drawn.clear()
-        self._iterator = iter(self.loader)
+        loader: Iterable[Any] = self.loader
+        self._iterator = iter(loader)
 
 
-def queue_capacity(loader: DataLoader[Any], epoch_batches: int | None) -> int:
+def queue_capacity(loader: DataLoader[Any] | TfLoader, epoch_batches: int | None) -> int:
     """Batches that a loader's workers hold ready at most: prefetch_factor * num_workers, or an epoch's."""
-    capacity = (loader.prefetch_factor or TORCH_PREFETCH_FACTOR) * loader.num_workers
+    if isinstance(loader, TfLoader):
+        capacity = loader.queue_capacity
+    else:
+        capacity = (loader.prefetch_factor or TORCH_PREFETCH_FACTOR) * loader.num_workers
     return capacity if epoch_batches is None else min(capacity, epoch_batches)
 
 
-def ready_in(loader: DataLoader[Any], iterator: Any) -> int | None:
+def ready_in(loader: DataLoader[Any] | TfLoader, iterator: Any) -> int | None:
     """Batches that workers have finished and nobody has taken; None where that is not known.
 
     Reads the iterator of torch.utils.data.dataloader from outside: its queue of results, the queue behind the
@@ -204,6 +209,8 @@ def ready_in(loader: DataLoader[Any], iterator: Any) -> int | None:
     """
     if loader.num_workers == 0:
         return 0
+    if isinstance(iterator, TfBatches):
+        return iterator.ready()
     with suppress(AttributeError, NotImplementedError, OSError):
         count = int(iterator._data_queue.qsize())  # noqa: SLF001 - no public way to ask
         if isinstance(iterator._data_queue, queue.Queue):  # noqa: SLF001 - filled by the pinning thread
@@ -213,8 +220,12 @@ def ready_in(loader: DataLoader[Any], iterator: Any) -> int | None:
     return None
 
 
-def stop_iterator(loader: DataLoader[Any], iterator: Any, within_s: float) -> None:
+def stop_iterator(loader: DataLoader[Any] | TfLoader, iterator: Any, within_s: float) -> None:
     """End a loader's workers; what does not end by itself in time, such as a reader that hangs, is killed."""
+    if isinstance(loader, TfLoader):
+        if isinstance(iterator, TfBatches):
+            iterator.close()
+        return
     loader._iterator = None  # noqa: SLF001 - there persistent workers are kept
     shut_down = getattr(iterator, "_shutdown_workers", None)
     if shut_down is None:
@@ -235,7 +246,12 @@ def _ignoring_what_is_gone(shut_down: Callable[[], None]) -> None:
         shut_down()
 
 
-def _empty_epoch(loader: DataLoader[Any]) -> WorkloadFault:
+def _empty_epoch(loader: DataLoader[Any] | TfLoader) -> WorkloadFault:
+    if isinstance(loader, TfLoader):
+        return WorkloadFault(
+            "an epoch must hold at least one batch, but the tf.data pipeline came to its end without any (batch_size="
+            f"{loader.batch_size}); use a smaller micro_batch_size, or batch without drop_remainder"
+        )
     return WorkloadFault(
         f"an epoch must hold at least one batch, but the loader came to its end without any (batch_size="
         f"{loader.batch_size}, drop_last={loader.drop_last}); use a smaller micro_batch_size or drop_last: false"

@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from autotune.settings.applied.loader import inner_loader
 from autotune.settings.applied.optimizer import ForeignParametersError, optimizer_like
+from autotune.settings.applied.tf_data import TfData
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import PARTS, OptimizerFacts, Ref, Workload
 from autotune.worker.setup.device import Device
@@ -71,8 +72,13 @@ def build_model(workload: Workload, config: TrainingConfig, device: Device) -> n
 
 
 def build_dataset(workload: Workload) -> Any:
-    """The user's dataset, or their DataLoader: a map-style dataset has __getitem__, an iterable one __iter__."""
+    """The user's dataset, DataLoader or TfData: a map-style dataset has __getitem__, an iterable one __iter__."""
     made = _made("dataset", workload.dataset, "have __getitem__ or __iter__, or be", _holds_items)
+    if type(made).__module__.partition(".")[0] == "tensorflow":
+        raise WorkloadFault(
+            "a tf.data pipeline must come as autotune.TfData(build), so that its settings can be tuned, but dataset is "
+            f"{_kind(made)}; pass TfData with the function that builds it"
+        )
     try:
         data = inner_loader(made)
     except ValueError as error:
@@ -133,6 +139,8 @@ def optimizer_facts(optimizer: torch.optim.Optimizer) -> OptimizerFacts:
 
 
 def _holds_items(found: Any) -> bool:
+    if isinstance(found, TfData):
+        return True
     return not isinstance(found, type) and (hasattr(found, "__getitem__") or hasattr(found, "__iter__"))
 
 

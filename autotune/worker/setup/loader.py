@@ -24,11 +24,13 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, Sampler, SequentialSampler
 
+from autotune.errors import ConfigError
 from autotune.protocol.payload import read_payload, write_payload
 from autotune.settings.applied.loader import fixed_batches, loader_like
+from autotune.settings.applied.tf_data import TfData, TfLoader
 from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import Workload
-from autotune.worker.setup.build import is_stream
+from autotune.settings.workload import Workload, beside_tf_data
+from autotune.worker.setup.build import WorkloadFault, is_stream
 from autotune.worker.setup.own_batches import is_factory, made_batches, refuse_budget
 from autotune.worker.setup.process_group import ALONE, Group
 
@@ -37,18 +39,23 @@ __all__ = ["EachNth", "build_loader", "tell_epoch"]
 
 def build_loader(
     workload: Workload, data: Any, config: TrainingConfig, scratch: Path, group: Group = ALONE
-) -> DataLoader[Any]:
+) -> DataLoader[Any] | TfLoader:
     """The loader of a trial, of one rank's share where it has several.
 
     Args:
         workload: What the user says of sampling, collating and workers.
-        data: A dataset, or a DataLoader of the user's, of which the workload says only what is to be different.
+        data: A dataset, a TfData, or a DataLoader, of which the workload says only what is to be different.
         config: The trial's settings.
         scratch: A folder for what loader workers that are not forked read.
         group: This rank among the others.
+
+    Raises:
+        WorkloadFault: a tf.data pipeline can't be used, or what stands beside it; or a token budget that nothing fills.
     """
     if workload.batch_sampler is None:
         refuse_budget(config)
+    if isinstance(data, TfData):
+        return _tf_loader(workload, data, config)
     if isinstance(data, DataLoader):
         loader = _like(data, workload, config, group)
     else:
@@ -63,6 +70,16 @@ def build_loader(
         loader.collate_fn = _PortableFunction(loader.collate_fn, scratch)
         loader.worker_init_fn = loader.worker_init_fn and _PortableFunction(loader.worker_init_fn, scratch)
     return loader
+
+
+def _tf_loader(workload: Workload, data: TfData, config: TrainingConfig) -> TfLoader:
+    fault = beside_tf_data(workload)
+    if fault is not None:
+        raise WorkloadFault(fault)
+    try:
+        return data.loader(config)
+    except ConfigError as error:
+        raise WorkloadFault(str(error)) from error
 
 
 class EachNth(Sampler[Any]):

@@ -28,6 +28,11 @@ _SENTENCES: list[tuple[Note, str]] = [
     ),
     (note("dataset_not_sharded", most_workers=1), "so num_workers stayed within 1; each further worker would repeat"),
     (note("dataset_not_sharded", most_workers=None), "The choices given were kept."),
+    (note("tf_data"), "prefetch_factor its prefetch buffer in batches."),
+    (
+        note("baseline_without_effect", setting="persistent_workers", reason="tf_data", device="cpu"),
+        "has no effect here: a tf.data pipeline has threads in place of workers",
+    ),
     (
         note("ddp_settings_without_ddp", settings=["ddp.bucket_cap_mb", "ddp.static_graph"]),
         "ddp.bucket_cap_mb, ddp.static_graph had no effect",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from autotune.note import Note, note
 from autotune.records.breakdown import LoaderCosts
@@ -101,6 +101,7 @@ def costs_of(
     config = TrainingConfig(**({"micro_batch_size": 8} | settings))
     remarks: list[Note] = []
     loader = build_loader(workload, dataset, config, Path("/nowhere"))
+    assert isinstance(loader, DataLoader)
     costs = measure_items(loader, config, remark=remarks.append, to_device=to_device)
     TOLD[:] = remarks
     return costs
@@ -200,13 +201,15 @@ def test_cheapest_items_end_at_a_number_and_only_a_batch_is_kept(monkeypatch: py
     monkeypatch.setattr(item_costs, "_MOST_ITEMS", 700)
     assert costs_of(Recorder()).items == 700
     loader = build_loader(Workload(model=None, dataset=Batched()), Batched(), TrainingConfig(), Path("/nowhere"))
-    assert len(item_costs._time_items(draws_of(loader), 3, float("inf")).kept) <= 32
+    assert isinstance(loader, DataLoader)
+    assert len(item_costs.time_items(draws_of(loader), 3, float("inf")).kept) <= 32
 
 
 def test_near_the_deadline_one_item_is_enough() -> None:
     dataset = Recorder()
     config = TrainingConfig(micro_batch_size=8)
     loader = build_loader(Workload(model=None, dataset=dataset), dataset, config, Path("/nowhere"))
+    assert isinstance(loader, DataLoader)
     assert measure_items(loader, config, remark=TOLD.append, ends_at=0.0).items == 1
 
 

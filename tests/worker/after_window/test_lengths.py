@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from autotune.records.lengths import Lengths, Tokens
 from autotune.settings.training_config import TrainingConfig
@@ -24,6 +25,12 @@ from tests.factories.lengths import ByLength, Sequences, Tagger, padded_rows, ro
 VARIED = [(4, 8, 16, 64)[number % 4] for number in range(400)]
 
 
+def built(workload: Workload, dataset: Any, config: TrainingConfig, folder: Path) -> DataLoader[Any]:
+    loader = build_loader(workload, dataset, config, folder)
+    assert isinstance(loader, DataLoader)
+    return loader
+
+
 def found(
     folder: Path, lengths: Any = VARIED, *, is_trained: bool = True, config: TrainingConfig | None = None, **parts: Any
 ) -> Lengths | None:
@@ -31,7 +38,7 @@ def found(
     dataset = Sequences(lengths) if isinstance(lengths, list) else lengths
     known: dict[str, Any] = {"collate_fn": rows_with_mask, "step": tagging_step}
     workload = Workload(model=None, dataset=None, **(known | parts))
-    loader, device = build_loader(workload, dataset, config, folder), open_device("cpu")
+    loader, device = built(workload, dataset, config, folder), open_device("cpu")
     trainer = open_trainer(workload, Tagger(), next(iter(loader)), config, device) if is_trained else None
     tokens = Tokens(per_sample=60.0, batches=9, shortest=64, longest=64, padding=0.6)
     limits = LengthLimits(stretch_s=0.01, ends_at=inf)
@@ -108,7 +115,7 @@ def test_batches_that_another_length_would_change_otherwise_are_not_timed(
     own = TrainingConfig.model_validate({"micro_batch_size": 8} | changes)
     config = TrainingConfig(micro_batch_size=8)
     workload = Workload(model=None, dataset=None, collate_fn=padded_rows, step=tagging_step)
-    loader = build_loader(workload, Sequences(VARIED), config, tmp_path)
+    loader = built(workload, Sequences(VARIED), config, tmp_path)
     trainer = open_trainer(workload, Tagger(), next(iter(loader)), config, open_device("cpu"))
     tokens = Tokens(per_sample=60.0, batches=9, shortest=64, longest=64)
     limits = LengthLimits(stretch_s=0.01, ends_at=inf)
@@ -121,9 +128,7 @@ def test_batches_that_another_length_would_change_otherwise_are_not_timed(
 
 def test_near_the_deadline_nothing_is_timed(tmp_path: Path) -> None:
     config = TrainingConfig(micro_batch_size=8)
-    loader = build_loader(
-        Workload(model=None, dataset=None, collate_fn=padded_rows), Sequences(VARIED), config, tmp_path
-    )
+    loader = built(Workload(model=None, dataset=None, collate_fn=padded_rows), Sequences(VARIED), config, tmp_path)
     tokens = Tokens(per_sample=60.0, batches=9, shortest=64, longest=64)
     assert (
         measure_lengths(loader, config, tokens, [64], None, LengthLimits(stretch_s=0.01, ends_at=perf_counter() - 1.0))

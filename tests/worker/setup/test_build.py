@@ -153,7 +153,8 @@ def test_a_loader_takes_its_settings_from_the_configuration(tmp_path: Path) -> N
         micro_batch_size=3, num_workers=2, prefetch_factor=5, persistent_workers=True, in_order=False
     )
     workload = Workload(model=None, dataset=None, collate_fn=list, shuffle=False, drop_last=False)
-    loader: DataLoader[Any] = build_loader(workload, range(10), config, tmp_path)
+    loader = build_loader(workload, range(10), config, tmp_path)
+    assert isinstance(loader, DataLoader)
     assert (loader.batch_size, loader.num_workers, loader.prefetch_factor) == (3, 2, 5)
     assert (loader.persistent_workers, loader.in_order, loader.drop_last) == (True, False, False)
     assert isinstance(loader.sampler, torch.utils.data.SequentialSampler)

@@ -58,7 +58,9 @@ def items(loader: DataLoader[Any]) -> list[int]:
 
 def built(workload: Workload, config: TrainingConfig, folder: Path, rank: int = 0, ranks: int = 1) -> DataLoader[Any]:
     group = Group(rank=rank, size=ranks)
-    return build_loader(workload, build_dataset(workload), config, folder, group)
+    loader = build_loader(workload, build_dataset(workload), config, folder, group)
+    assert isinstance(loader, DataLoader)
+    return loader
 
 
 @pytest.mark.parametrize("is_factory", [False, True], ids=["a loader", "a function"])

@@ -98,7 +98,12 @@ def _measure_trial(job: jobs.TrialJob, place: Place, dump: HangDump, start: Star
         feed.take_over()
         with ended_when_stuck(longest_after_s(measurement, job.config), place.report):
             measurement = measure_after_window(
-                run, trainer, extras, measurement, lambda known: place.keep(of_rank(known, place, scene.device))
+                run,
+                trainer,
+                extras,
+                measurement,
+                lambda known: place.keep(of_rank(known, place, scene.device)),
+                scratch=place.folder.path,
             )
     return of_rank(measurement, place, scene.device)
 

@@ -1,0 +1,240 @@
+"""A tf.data pipeline as a dataset: built for a configuration's settings, its elements handed to torch.
+
+Comes in: a function of the user's that builds the pipeline, and a configuration. Goes out: a loader, the same for
+trials and for the user's own loop. TensorFlow and torch are imported when a loader is made.
+
+What a DataLoader does by worker processes, tf.data does by threads: `num_workers` is the pipeline's num_parallel_calls,
+and as many threads of its own (the pool that pipelines share has one a core, too few for what waits);
+`prefetch_factor` is its prefetch buffer, in batches. A counter in front of that buffer says how many lie ready in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from inspect import signature
+from typing import Any, Protocol
+
+from autotune.errors import ConfigError
+
+__all__ = ["TfBatches", "TfData", "TfLoader"]
+
+
+class _Settings(Protocol):
+    """What a loader takes of a TrainingConfig."""
+
+    @property
+    def loader_batch_size(self) -> int: ...
+    @property
+    def num_workers(self) -> int: ...
+    @property
+    def batches_per_worker(self) -> int: ...
+    @property
+    def in_order(self) -> bool: ...
+    @property
+    def pin_memory(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TfData:
+    """A tf.data pipeline (and so one of TFDS) to train a torch model on, in place of a dataset.
+
+    The settings of a DataLoader that have no meaning for it (collate_fn, sampler, multiprocessing_context, ...) can't
+    stand beside it: shuffling, batching, and what an element is, are the pipeline's own. A group's ranks each build
+    it: share the data out by `dataset.shard(WORLD_SIZE, RANK)`, by the environment's variables of these names.
+
+    Args:
+        build: build(batch_size, num_parallel_calls) -> tf.data.Dataset of batches. `num_parallel_calls` goes to `map`
+            and `interleave` as it is: None is sequential, in tf.data's own words. (`interleave` takes no more of them
+            than its cycle_length.) The pipeline ends before its last prefetch, which is put there.
+
+    Raises:
+        ConfigError: build is no function of these two, or tensorflow is not installed.
+    """
+
+    build: Callable[[int, int | None], Any]
+
+    def __post_init__(self) -> None:
+        if not callable(self.build):
+            raise ConfigError(
+                "TfData takes a function build(batch_size, num_parallel_calls) that returns a tf.data.Dataset, but got "
+                f"{type(self.build).__module__}.{type(self.build).__qualname__}; pass the function that makes it"
+            )
+        try:
+            signature(self.build).bind(1, None)
+        except TypeError as error:
+            raise ConfigError(
+                "TfData's build must take (batch_size, num_parallel_calls), but "
+                f"{getattr(self.build, '__qualname__', self.build)} does not ({error})"
+            ) from error
+        if find_spec("tensorflow") is None:
+            raise _not_installed()
+
+    def loader(self, config: _Settings) -> TfLoader:
+        """What trials train on in a configuration, for your own loop: batches of torch tensors, epoch after epoch.
+
+        Args:
+            config: A TrainingConfig, such as a search's `best` or what `autotune.load` reads.
+
+        Raises:
+            ConfigError: tensorflow is not installed or holds the GPU, or what build returns can't be used.
+        """
+        return TfLoader(self, config)
+
+    def length(self) -> int | None:
+        """Samples of an epoch; None where the pipeline does not know, or does not end."""
+        _import_tensorflow()
+        count = int(self.build(1, None).cardinality())
+        return count if count >= 0 else None
+
+
+class TfLoader:
+    """Batches of a pipeline as torch tensors, which share their memory with TensorFlow's.
+
+    Texts become lists of bytes. Each iteration is an epoch. What training writes into a batch in place is written into
+    TensorFlow's tensor: it would show in a pipeline that caches whole batches.
+
+    Args:
+        data: What builds the pipeline.
+        config: The settings.
+        threads: Threads of the pipeline; None: as many as workers, and without workers those that TensorFlow shares.
+    """
+
+    sampler = batch_sampler = collate_fn = None  # as of a DataLoader: the pipeline's own business
+
+    def __init__(self, data: TfData, config: _Settings, threads: int | None = None) -> None:
+        self._tf = tf = _import_tensorflow()
+        self.dataset = data
+        self.batch_size = config.loader_batch_size
+        self.num_workers = config.num_workers
+        self.prefetch_factor = config.batches_per_worker or None
+        self.in_order, self.pin_memory = config.in_order, config.pin_memory
+        pipeline = data.build(self.batch_size, self.num_workers or None)
+        _check(tf, pipeline, self.batch_size)
+        count = int(pipeline.cardinality())
+        self._batches = count if count >= 0 else None
+        self._made = tf.Variable(0, dtype=tf.int64, trainable=False)
+        """Batches that have come to the prefetch buffer, of all epochs."""
+        threads = threads or self.num_workers or None
+        options = _options(tf, pipeline, threads, in_order=self.in_order)
+        if self.prefetch_factor is not None:
+            pipeline = pipeline.map(self._counted).prefetch(self.prefetch_factor)
+        self._pipeline = pipeline.with_options(options)
+
+    def __iter__(self) -> TfBatches:
+        return TfBatches(self._tf, self._pipeline, self._made, is_pinned=self.pin_memory)
+
+    def __len__(self) -> int:
+        if self._batches is None:
+            raise TypeError("the pipeline does not know how many batches an epoch has")
+        return self._batches
+
+    @property
+    def queue_capacity(self) -> int:
+        """Batches that may lie ready at most: those of the prefetch buffer, and one of each parallel call."""
+        return 0 if self.prefetch_factor is None else self.prefetch_factor + self.num_workers
+
+    def _counted(self, *element: Any) -> Any:
+        with self._tf.control_dependencies([self._made.assign_add(1)]):
+            return self._tf.nest.map_structure(self._tf.identity, element if len(element) != 1 else element[0])
+
+
+class TfBatches:
+    """The batches of one epoch, and how many lie ready."""
+
+    def __init__(self, tf: Any, pipeline: Any, made: Any, *, is_pinned: bool) -> None:
+        self._tf, self._made, self._taken = tf, made, int(made.numpy())
+        self._is_pinned = is_pinned
+        self._elements: Any = iter(pipeline)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        element = next(self._elements)
+        self._taken += 1
+        return self._tf.nest.map_structure(self._as_torch, element)
+
+    def ready(self) -> int:
+        """Batches in the prefetch buffer; 0 where there is none."""
+        return max(0, int(self._made.numpy()) - self._taken)
+
+    def close(self) -> None:
+        """End the pipeline's threads."""
+        self._elements = iter(())
+
+    def _as_torch(self, tensor: Any) -> Any:
+        import torch.utils.dlpack
+
+        if tensor.dtype == self._tf.string:  # DLPack has no texts, and TensorFlow would abort the process
+            return tensor.numpy().tolist()
+        shared = torch.utils.dlpack.from_dlpack(self._tf.experimental.dlpack.to_dlpack(tensor))
+        return shared.pin_memory() if self._is_pinned and torch.accelerator.is_available() else shared
+
+
+def _options(tf: Any, pipeline: Any, threads: int | None, *, in_order: bool) -> Any:
+    """The options of a pipeline whose buffers are those that are set, and no others; the user's own stay as they are.
+
+    Source: tf.data.experimental.OptimizationOptions.inject_prefetch, on by default.
+    """
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False
+    if threads is not None and pipeline.options().threading.private_threadpool_size is None:
+        options.threading.private_threadpool_size = threads
+    if not in_order:
+        options.deterministic = False
+    return options
+
+
+def _check(tf: Any, pipeline: Any, batch_size: int) -> None:
+    """Refuse what can't be trained on.
+
+    Raises:
+        ConfigError: it is no pipeline of batches of tensors, or ends with a prefetch of its own.
+    """
+    rule = "TfData's build must return a tf.data.Dataset of batches of tensors"
+    if not isinstance(pipeline, tf.data.Dataset):
+        kind = f"{type(pipeline).__module__}.{type(pipeline).__qualname__}"
+        raise ConfigError(f"{rule}, but returned {kind}; return the pipeline")
+    if "PrefetchDataset" in type(pipeline).__name__:
+        raise ConfigError(
+            "TfData puts the pipeline's last prefetch itself, as large as prefetch_factor, but build returned a "
+            "pipeline that ends with one; leave it out"
+        )
+    specs = tf.nest.flatten(pipeline.element_spec)
+    for spec in specs:
+        if not isinstance(spec, tf.TensorSpec):
+            raise ConfigError(
+                f"{rule}, but its elements hold a {type(spec).__name__}; make tensors of it (to_tensor())"
+            )
+    sizes = [None if spec.shape.rank is None else spec.shape[0] for spec in specs if spec.shape.rank != 0]
+    if not {None, batch_size} & {*sizes}:
+        raise ConfigError(f"{rule}, but got elements of {specs} for batch_size={batch_size}; batch it by batch_size")
+
+
+def _import_tensorflow() -> Any:
+    """TensorFlow, which leaves the GPU to torch: it would take nearly all of its memory.
+
+    Raises:
+        ConfigError: it is not installed, or has the GPU already.
+    """
+    if find_spec("tensorflow") is None:
+        raise _not_installed()
+    import tensorflow as tf
+
+    try:
+        tf.config.set_visible_devices([], "GPU")
+    except RuntimeError as error:
+        if tf.config.get_visible_devices("GPU"):
+            raise ConfigError(
+                "TensorFlow must leave the GPU to torch, but had started on it before a loader was made; call "
+                "tf.config.set_visible_devices([], 'GPU') right after import tensorflow"
+            ) from error
+    return tf
+
+
+def _not_installed() -> ConfigError:
+    return ConfigError(
+        "TfData needs the package tensorflow, which is not installed in this environment; pip install tensorflow-cpu"
+    )

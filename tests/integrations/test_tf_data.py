@@ -1,0 +1,263 @@
+"""A real tf.data pipeline as a dataset: its batches, what is counted of them, and a search that finds parallelism."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import autotune
+from autotune.errors import ConfigError
+from autotune.settings.applied.tf_data import TfData, TfLoader
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import Workload
+from autotune.worker.after_window.pipeline_costs import measure_pipeline
+from autotune.worker.jobs.stress import largest_batch
+from autotune.worker.measure.feed import Feed
+from autotune.worker.setup.build import WorkloadFault, build_dataset
+from autotune.worker.setup.loader import build_loader
+from tests.integrations.tf_pipelines import FEATURES, WAIT_S, net, numbers, waiting, write_records
+
+pytestmark = [
+    pytest.mark.integrations,
+    pytest.mark.filterwarnings("default"),  # TensorFlow's own
+    pytest.mark.timeout(400),
+]
+
+
+@pytest.fixture(autouse=True)
+def tf() -> Any:
+    return pytest.importorskip("tensorflow")
+
+
+def loader_of(build: Any, **settings: Any) -> TfLoader:
+    return TfData(build).loader(TrainingConfig(**settings))
+
+
+SETTINGS = (
+    {"micro_batch_size": 32},
+    {"micro_batch_size": 32, "num_workers": 1},
+    {"micro_batch_size": 32, "num_workers": 3, "prefetch_factor": 4},
+    {"micro_batch_size": 32, "num_workers": 3, "pin_memory": True, "in_order": False},
+)
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_each_epoch_holds_each_sample_once_and_batches_are_counted_as_they_came(settings: dict[str, Any]) -> None:
+    feed = Feed(loader_of(numbers, **settings))
+    for epoch in range(2):
+        came = [feed.start() if epoch == 0 else feed.take()] + [feed.take() for _ in range(3)]
+        assert [delivery.samples for delivery in came] == [32, 32, 32, 4] or not feed.loader.in_order
+        assert sum(delivery.samples for delivery in came) == 100
+        assert [delivery.is_restart for delivery in came] == [epoch == 1, False, False, False]
+        drawn = torch.cat([delivery.batch[0][:, 0] for delivery in came]).int().tolist()
+        assert sorted(drawn) == list(range(100))
+        assert drawn == list(range(100)) or not feed.loader.in_order
+    feed.stop()
+
+
+def test_an_epochs_length_is_the_pipelines_own(tf: Any) -> None:
+    assert len(loader_of(numbers, micro_batch_size=32)) == 4
+    assert TfData(numbers).length() == 100
+    endless = TfData(lambda size, calls: numbers(size, calls).repeat())
+    assert endless.length() is None
+    with pytest.raises(TypeError):
+        len(endless.loader(TrainingConfig()))
+
+
+def test_the_buffer_is_as_large_as_it_is_set_and_what_lies_ready_in_it_is_known(tf: Any) -> None:
+    loader = loader_of(lambda size, calls: numbers(size, calls).repeat(), num_workers=2, prefetch_factor=5)
+    feed = Feed(loader)
+    feed.start()
+    while feed.ready() < 5:  # type: ignore[operator] # a pipeline's is known; the test's time limit ends it
+        pass
+    assert feed.queue_capacity == 7
+    assert 5 <= (feed.ready() or 0) <= 6  # one more is held while it waits for a place
+    for _ in range(50):
+        feed.take()
+    assert 0 <= (feed.ready() or 0) <= 6
+    feed.stop()
+
+
+def test_without_parallel_calls_nothing_runs_ahead(tf: Any) -> None:
+    made = tf.Variable(0, dtype=tf.int64)
+
+    def counted(batch_size: int, num_parallel_calls: int | None) -> Any:
+        assert num_parallel_calls is None
+        return numbers(batch_size, None).map(lambda x, y: (tf.nest.map_structure(tf.identity, x), made.assign_add(1)))
+
+    feed = Feed(loader_of(counted, micro_batch_size=10))
+    feed.start()
+    feed.take()
+    assert int(made.numpy()) == 2
+    assert (feed.ready(), feed.queue_capacity) == (0, 0)
+
+
+def test_tensors_share_their_memory_with_tensorflow_and_keep_their_types(tf: Any) -> None:
+    def build(batch_size: int, num_parallel_calls: int | None) -> Any:
+        def sample(number: Any) -> Any:
+            return {
+                "half": tf.cast(number, tf.bfloat16),
+                "flag": number > 1,
+                "name": tf.strings.as_string(number),
+                "pair": (tf.cast(number, tf.uint8), tf.zeros((2, 3))),
+            }
+
+        return tf.data.Dataset.range(4).map(sample, num_parallel_calls=num_parallel_calls).batch(batch_size)
+
+    (batch,) = loader_of(build, micro_batch_size=4, num_workers=1)
+    assert (batch["half"].dtype, batch["flag"].dtype, batch["pair"][0].dtype) == (
+        torch.bfloat16,
+        torch.bool,
+        torch.uint8,
+    )
+    assert batch["name"] == [b"0", b"1", b"2", b"3"]
+    assert batch["pair"][1].shape == (4, 2, 3)
+    element = tf.constant([1.0, 2.0])
+    shared = TfData(lambda size, calls: tf.data.Dataset.from_tensors(element)).loader(
+        TrainingConfig(micro_batch_size=2)
+    )
+    assert isinstance(next(iter(shared)), Tensor)
+
+
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        (lambda size, calls: [1, 2], "but returned builtins.list"),
+        (lambda size, calls: numbers(size, calls).prefetch(2), "ends with one; leave it out"),
+        (lambda size, calls: waiting(3, calls), "for batch_size=32; batch it by batch_size"),
+        (lambda size, calls: numbers(1, calls).unbatch(), "batch it by batch_size"),
+    ],
+)
+def test_a_pipeline_that_cannot_be_tuned_is_refused_with_the_remedy(build: Any, said: str, tmp_path: Path) -> None:
+    data = TfData(build)
+    with pytest.raises(ConfigError, match=said):
+        data.loader(TrainingConfig())
+    with pytest.raises(WorkloadFault, match=said):
+        build_loader(Workload(model=None, dataset=data), data, TrainingConfig(), tmp_path)
+
+
+def test_ragged_elements_are_refused_with_the_remedy(tf: Any) -> None:
+    def ragged(batch_size: int, num_parallel_calls: int | None) -> Any:
+        return tf.data.Dataset.range(9).map(tf.range).apply(tf.data.experimental.dense_to_ragged_batch(batch_size))
+
+    with pytest.raises(ConfigError, match=r"hold a RaggedTensorSpec; make tensors of it \(to_tensor\(\)\)"):
+        TfData(ragged).loader(TrainingConfig())
+
+
+def test_a_bare_pipeline_is_told_to_come_as_tf_data(tf: Any) -> None:
+    with pytest.raises(WorkloadFault, match=r"must come as autotune.TfData\(build\)"):
+        build_dataset(Workload(model=None, dataset=lambda: tf.data.Dataset.range(3)))
+
+
+def test_what_a_loader_alone_takes_is_refused_where_a_function_returns_the_pipeline(tmp_path: Path) -> None:
+    workload = Workload(model=None, dataset=lambda: TfData(numbers), collate_fn=list)
+    with pytest.raises(WorkloadFault, match="but got collate_fn beside it"):
+        build_loader(workload, build_dataset(workload), TrainingConfig(), tmp_path)
+
+
+def test_an_epoch_without_a_batch_is_a_fault_with_the_remedy(tf: Any) -> None:
+    feed = Feed(loader_of(lambda size, calls: waiting(size, calls).take(0), micro_batch_size=8))
+    with pytest.raises(WorkloadFault, match="came to its end without any"):
+        feed.start()
+
+
+def test_options_of_the_users_own_stay(tf: Any) -> None:
+    def build(batch_size: int, num_parallel_calls: int | None) -> Any:
+        options = tf.data.Options()
+        options.threading.private_threadpool_size = 11
+        options.deterministic = False
+        return numbers(batch_size, num_parallel_calls).with_options(options)
+
+    options = loader_of(build, num_workers=2)._pipeline.options()
+    assert (options.threading.private_threadpool_size, options.deterministic) == (11, False)
+    ours = loader_of(numbers, num_workers=2, in_order=False)._pipeline.options()
+    assert (ours.threading.private_threadpool_size, ours.deterministic) == (2, False)
+    assert ours.experimental_optimization.inject_prefetch is False
+
+
+def test_a_samples_cost_is_its_part_of_a_batch_and_waiting_is_told_from_working() -> None:
+    config = TrainingConfig(micro_batch_size=8, num_workers=4)
+    costs = measure_pipeline(TfData(waiting).loader(config), config)
+    assert costs.item_s >= WAIT_S  # one after the other, whatever the configuration
+    assert costs.cpu_fraction < 0.5
+    assert costs.item_bytes == 4 * FEATURES + 8
+    assert (costs.collate_s, costs.transfer_s) == (0.0, None)
+
+
+def test_the_largest_of_its_batches_is_trained_on_under_stress(tf: Any) -> None:
+    def growing(batch_size: int, num_parallel_calls: int | None) -> Any:
+        data = tf.data.Dataset.range(1, 13).map(lambda number: tf.zeros([number]))
+        return data.padded_batch(batch_size)
+
+    config = TrainingConfig(micro_batch_size=4)
+    data = TfData(growing)
+    found = largest_batch(Workload(model=None, dataset=data), data.loader(config), 4, float("inf"))
+    assert found.batch.shape == (4, 12)
+    assert len(found.sizes) == 12
+    assert found.remark is None
+
+
+def test_records_as_tfds_writes_them_are_read_side_by_side(tf: Any, tmp_path: Path) -> None:
+    for shard in range(3):
+        write_records(tmp_path / f"{shard}.tfrecord", 20)
+    files = sorted(map(str, tmp_path.glob("*.tfrecord")))
+
+    def build(batch_size: int, num_parallel_calls: int | None) -> Any:
+        features = {
+            "x": tf.io.FixedLenFeature([FEATURES], tf.float32),
+            "y": tf.io.FixedLenFeature([], tf.int64),
+            "name": tf.io.FixedLenFeature([], tf.string),
+        }
+        records = tf.data.Dataset.from_tensor_slices(files).interleave(
+            tf.data.TFRecordDataset, num_parallel_calls=num_parallel_calls
+        )
+        parsed = records.map(
+            lambda one: tf.io.parse_single_example(one, features), num_parallel_calls=num_parallel_calls
+        )
+        return parsed.shuffle(10).batch(batch_size)
+
+    batches = list(loader_of(build, micro_batch_size=16, num_workers=2))
+    assert sum(len(batch["x"]) for batch in batches) == 60
+    assert sorted(name for batch in batches for name in batch["name"])[:2] == [b"sample 0", b"sample 0"]
+
+
+def test_the_example_of_the_pages_loads_what_lies_in_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data").mkdir()
+    write_records(tmp_path / "data" / "one.tfrecord", 40)
+    monkeypatch.chdir(tmp_path)
+    from tests.integrations.tf_data_example import loader
+
+    assert sum(len(batch["y"]) for batch in loader) == 32
+
+
+def test_a_search_finds_parallel_calls_in_fresh_interpreters(tmp_path: Path) -> None:
+    result = autotune.search(
+        net,
+        TfData(waiting),
+        baseline={"micro_batch_size": 16},
+        space={"num_workers": [0, 8], "prefetch_factor": 2, "micro_batch_size": 16, "amp_dtype": "float32"},
+        objective={"max_batch_scale": 1},
+        n_trials=3,
+        timeout_s=240,
+        device="cpu",
+        run_dir=tmp_path / "run",
+        progress=False,
+    )
+    assert result.best.num_workers == 8
+    assert result.speedup is not None
+    assert result.speedup > 3
+    log = (tmp_path / "run" / "logs" / "probe.log").read_text()
+    assert "each trial starts an interpreter of its own" in log
+    assert "TfData(build).loader(config)" in result.report()
+    assert "TfData(build).loader(config)" in (tmp_path / "run" / "recommended.yaml").read_text()
+
+
+def test_a_diagnosis_says_that_a_pipeline_waits() -> None:
+    today = {"micro_batch_size": 16, "intra_op_threads": 1}
+    found = autotune.diagnose(net, TfData(waiting), baseline=today, device="cpu", progress=False)
+    assert found.verdict == "data_io"
+    assert found.diagnosis.evidence.facts.is_tf_data

@@ -1,0 +1,154 @@
+"""Formats of the user's files: what is found to be read faster, where nothing is, and that nothing is touched."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader, Dataset
+
+from autotune.records.breakdown import FormatCost
+from autotune.worker.after_window import formats
+from autotune.worker.after_window.format_watch import watched
+from autotune.worker.after_window.formats import measure_formats
+from tests.worker.after_window.format_datasets import (
+    SIDE,
+    SMALL,
+    Arrays,
+    Drafted,
+    Files,
+    Photos,
+    PhotosInMemory,
+    Texts,
+    Whole,
+    write_photos,
+    write_texts,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+
+
+def found(dataset: Dataset[Any], scratch: Path, **settings: Any) -> dict[str, FormatCost]:
+    costs = measure_formats(DataLoader(dataset, **settings), 0.01, scratch, perf_counter() + 60)
+    return {cost.kind: cost for cost in costs}
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Path:
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "users"
+    folder.mkdir()
+    return folder
+
+
+def test_text_that_is_parsed_costs_more_than_an_array_that_is_mapped(folder: Path, scratch: Path) -> None:
+    texts, _ = write_texts(folder)
+    cost = found(Texts(texts), scratch, batch_size=4)["text"]
+    assert cost.calls_per_item == 1
+    assert cost.better_s < cost.now_s
+    assert cost.saved_fraction == pytest.approx(cost.item_fraction * (1 - cost.better_s / cost.now_s))
+    assert 0 < cost.item_fraction <= 1
+
+
+@pytest.mark.parametrize("kind", [Photos, PhotosInMemory])
+def test_photographs_that_are_made_small_are_decoded_faster_small(
+    kind: type[Files], folder: Path, scratch: Path
+) -> None:
+    costs = found(kind(write_photos(folder)), scratch)
+    assert set(costs) == {"image_draft", "image_copy"}
+    sizes = {"width": SIDE, "height": SIDE, "to_width": SMALL, "to_height": SMALL}
+    assert all(cost.figures == sizes and cost.better_s < cost.now_s for cost in costs.values())
+
+
+def test_a_decoder_that_cannot_draft_is_not_told_to(folder: Path, scratch: Path) -> None:
+    assert set(found(Photos(write_photos(folder, "png")), scratch)) == {"image_copy"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "files"),
+    [
+        (Arrays, lambda folder: write_texts(folder)[1]),
+        (Drafted, write_photos),
+        (Whole, write_photos),
+    ],
+)
+def test_what_is_read_well_gets_no_figure(
+    kind: type[Files], files: Callable[[Path], list[Path]], folder: Path, scratch: Path
+) -> None:
+    assert found(kind(files(folder)), scratch) == {}
+
+
+@pytest.mark.parametrize("kind", [Texts, Photos])
+def test_the_users_files_stay_as_they_are_and_nothing_is_left_in_the_scratch(
+    kind: type[Files], folder: Path, scratch: Path
+) -> None:
+    files = write_texts(folder)[0] if kind is Texts else write_photos(folder)
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()}
+    assert found(kind(files), scratch)
+    assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()} == before
+    assert list(scratch.iterdir()) == []
+    assert sys.getprofile() is None
+
+
+class Failing(Texts):
+    """Raises from the third item on."""
+
+    made = 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.made += 1
+        if self.made > 2:
+            raise KeyError(index)
+        return super().__getitem__(index)
+
+
+def test_an_item_that_raises_ends_the_looking_and_is_logged(
+    folder: Path, scratch: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG, "autotune.worker.after_window.formats"):
+        assert found(Failing(write_texts(folder)[0]), scratch) == {}
+    assert "a format could not be timed" in caplog.text
+    assert sys.getprofile() is None
+
+
+def test_a_format_that_cannot_be_timed_gets_no_figure(
+    folder: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> Any:
+        raise OSError("no room")
+
+    texts, photos = write_texts(folder)[0], write_photos(folder)
+    monkeypatch.setattr(formats, "_small_copy", broken)
+    monkeypatch.setattr(formats, "_mapped_s", broken)
+    assert found(Photos(photos), scratch) == {}
+    assert found(Texts(texts), scratch) == {}
+
+
+def test_slow_items_and_a_deadline_that_is_near_are_left_alone(folder: Path, scratch: Path) -> None:
+    loader = DataLoader(Failing(write_texts(folder)[0]))
+    assert measure_formats(loader, 5.0, scratch, perf_counter() + 60) == ()
+    assert measure_formats(loader, 0.01, scratch, 0.0) == ()
+    assert loader.dataset.made == 0  # type: ignore[attr-defined] # nothing was made
+
+
+def test_somebody_elses_profile_is_not_replaced() -> None:
+    def own(*_: object) -> None: ...
+
+    sys.setprofile(own)
+    try:
+        with watched() as watch:
+            assert watch is None
+            assert sys.getprofile() is own
+    finally:
+        sys.setprofile(None)
