@@ -35,7 +35,7 @@ __all__ = ["LengthLimits", "length_of_item", "measure_lengths"]
 
 # What names no source is our own convention.
 _MOST_ITEMS = 1024
-_FEWEST_ITEMS = 32  # of fewer lengths nothing is told
+_FEWEST_ITEMS = 64  # of fewer lengths nothing is told: the longest are mostly missing among them
 _ITEMS_S = 1.0  # what reading them may take
 _MOST_TIMED = 7  # lengths whose batches are timed
 _REPEATS = 3  # of each, at least
