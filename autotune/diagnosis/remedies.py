@@ -12,7 +12,9 @@ from math import ceil, inf
 from pydantic import JsonValue
 
 from autotune.analysis.forecast import expectation
+from autotune.analysis.forecast.observations import side_observation
 from autotune.analysis.forecast.rate_law import joint_rate
+from autotune.analysis.statistics import NORMAL_95
 from autotune.diagnosis.gains import NEAR_CEILING, advise, figures_of
 from autotune.records.breakdown import LoaderCosts
 from autotune.records.diagnosis import Advice, Bottleneck, Evidence, Finding
@@ -207,25 +209,30 @@ def _short_epochs(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
 def _like_lengths(evidence: Evidence) -> Iterator[Advice]:
     """Batches of sequences of like length, which hold less padding: they win what the device then saves, no more.
 
-    The loader's rate is taken to stay. The rate expected is today's times what the law of both sides says.
+    The loader's rate is taken to stay. The rate expected is today's times what the law of both sides says; its interval
+    is by what the device's time leaves open, and by how far a loader alone is from the same loader in a run.
     """
-    lengths = evidence.measurement.lengths
-    if lengths is None or lengths.buckets.device_time is None or lengths.buckets.device_time_ci is None:
+    lengths, present = evidence.measurement.lengths, evidence.measurement.samples_per_s
+    buckets = None if lengths is None else lengths.buckets
+    if lengths is None or buckets is None or buckets.device_time is None or buckets.device_time_ci is None:
         return
-    present, buckets = evidence.measurement.samples_per_s, lengths.buckets
     loader, device = expectation.loader_ceiling(evidence), expectation.device_ceiling(evidence)
     today = expectation.join_rates(evidence, loader, device)
 
-    def times(device_time: float) -> float:
+    kind = evidence.environment.device_kind
+    off = NORMAL_95 * side_observation("loader", evidence.config, loader, kind).relative_sd
+
+    def times(device_time: float, loader: float) -> float:
         return expectation.join_rates(evidence, loader, device / device_time) / today
 
-    low, high = (times(device_time) - 1 for device_time in reversed(lengths.buckets.device_time_ci))
+    least, most = buckets.device_time_ci
+    low, high = times(most, loader * max(0.0, 1 - off)) - 1, times(least, loader * (1 + off)) - 1
     if low <= 0:  # what was measured leaves open whether they win anything
         return
     padding = buckets.random_padding if lengths.padding is None else lengths.padding
     figures = figures_of(buckets, "pool_batches", "bucket_padding", "device_time") | figures_of(lengths, "items")
     figures |= {"padding": padding, "gain_low": low, "gain_high": high, "timed": len(lengths.steps)}
-    yield _expecting(evidence, "batch_like_lengths", present * times(lengths.buckets.device_time), **figures)
+    yield _expecting(evidence, "batch_like_lengths", present * times(buckets.device_time, loader), **figures)
 
 
 _FOR_LOADER: dict[Bottleneck, Callable[[Evidence, LoaderCosts], Iterator[Advice]]] = {

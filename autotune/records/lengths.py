@@ -70,7 +70,9 @@ class Lengths(FrozenModel):
     mean: float
     """Tokens of an item."""
     median: float
+    """Tokens that half of the items stay below."""
     longest: int
+    """Tokens of the longest item that was read."""
     batch_samples: int
     """Samples of the batches that all else is told for."""
     padding: _Fraction | None = None

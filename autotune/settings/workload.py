@@ -88,7 +88,7 @@ class Workload:
     model: _Part = None
     """an nn.Module, or a function without arguments that returns one (in YAML: "train.py:build_model")"""
     dataset: _Part = None
-    """a Dataset or a DataLoader, or a function without arguments that returns one (in YAML: "train.py:build_dataset")"""
+    """a Dataset or a DataLoader, or a function without arguments that returns one (in YAML: "train.py:make_dataset")"""
     command: _Command = None
     """what starts a training script, in place of all else here: [python, train.py, --lr, "{lr}"], or one text that is
     split as a shell does; placeholders stand for settings that the script takes as words of its own"""

@@ -210,6 +210,8 @@ def _measure_lengths(after: _After) -> None:
     """Lengths of items; on one device alone also the time of batches by their length: a group's ranks would differ."""
     run, tokens = after.run, after.measurement.tokens
     assert run.tokens is not None and tokens is not None, "only such batches are looked at"  # noqa: S101, PT018 - our own bug
+    if run.feed.loader is None:  # a script without one
+        return
     timed = after.trainer if run.group.size == 1 and isinstance(after.trainer, Trainer) else None
     limits = LengthLimits(stretch_s=after.extras.stretch_s, ends_at=run.ends_at)
     lengths = measure_lengths(run.feed.loader, after.trainer.config, tokens, run.tokens.lengths, timed, limits)

@@ -26,7 +26,7 @@ from autotune.records.lengths import Lengths, LengthStep, Tokens
 from autotune.settings.training_config import TrainingConfig
 from autotune.worker.after_window.item_costs import draws_of
 from autotune.worker.measure.batch import copied
-from autotune.worker.measure.batch_sizes import token_tensors
+from autotune.worker.measure.batch_sizes import token_tensors, unwrapped
 from autotune.worker.measure.side_alone import train_on
 from autotune.worker.measure.step import Trainer
 from autotune.worker.setup.build import is_stream, length_of
@@ -35,7 +35,7 @@ __all__ = ["LengthLimits", "length_of_item", "measure_lengths"]
 
 # What names no source is our own convention.
 _MOST_ITEMS = 1024
-_FEWEST_ITEMS = 32  # of fewer lengths nothing is told
+_FEWEST_ITEMS = 64  # of fewer lengths nothing is told: the longest are mostly missing among them
 _ITEMS_S = 1.0  # what reading them may take
 _MOST_TIMED = 7  # lengths whose batches are timed
 _REPEATS = 3  # of each, at least
@@ -83,7 +83,7 @@ def measure_lengths(
     lengths = [one.length for one in sized]
     if len(lengths) < _FEWEST_ITEMS or len(set(lengths)) == 1 or not sum(lengths):
         return None
-    size, mean = config.micro_batch_size, fmean(lengths)
+    size, mean = config.loader_batch_size, fmean(lengths)
     has_size = config.max_tokens is None and not config.compile  # else a batch of another length has other samples
     is_timed = trainer is not None and has_size and perf_counter() < limits.ends_at
     steps = _timed(loader, sized, size, trainer, limits) if trainer is not None and is_timed else ()
@@ -127,7 +127,7 @@ def _sized(loader: DataLoader[Any], config: TrainingConfig, until: float) -> lis
             break
     lengths = [length_of_item(item) for item in items]
     if all(length is None for length in lengths):
-        lengths = list(_by_mask(loader, items, config.micro_batch_size))
+        lengths = list(_by_mask(loader, items, config.loader_batch_size))
     return [_Sized(length, item) for length, item in zip(lengths, items, strict=False) if length]
 
 
@@ -144,7 +144,7 @@ def _by_mask(loader: DataLoader[Any], items: list[Any], size: int) -> Iterator[i
     """Lengths of items that are no rows yet, such as texts: by the mask of the batch that is made of them."""
     for at in range(0, len(items), size):
         group = items[at : at + size]
-        found = token_tensors(loader.collate_fn(list(group)), len(group))
+        found = token_tensors(unwrapped(loader).collate_fn(list(group)), len(group))
         if found is None or found[1] is None:
             return
         yield from (int(length) for length in (found[1] != 0).sum(1))
@@ -188,7 +188,8 @@ def _groups(sized: Sequence[_Sized], size: int) -> list[list[_Sized]]:
 
 
 def _by_length(loader: DataLoader[Any], sized: Sequence[_Sized], size: int) -> Iterator[Any]:
-    return (loader.collate_fn([one.item for one in group]) for group in _groups(sized, size))
+    collate = unwrapped(loader).collate_fn
+    return (collate([one.item for one in group]) for group in _groups(sized, size))
 
 
 def _width(batch: Any, samples: int) -> int | None:

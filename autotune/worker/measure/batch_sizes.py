@@ -31,7 +31,9 @@ __all__ = ["CountedBatch", "Parts", "TokenCount", "size_counter", "token_count",
 
 _TOKENS = "input_ids"
 """What the tokens are called wherever a batch has names: transformers' own."""
-_MASK = "mask"
+_MASK = "attention_mask"
+"""The only one that is read: others mark special tokens, or mean the padding itself (torch's key_padding_mask)."""
+_ANY_MASK = "mask"
 _DEEPEST = 2  # (inputs, targets) whose inputs are a mapping
 _MOST_KEPT = 1000  # batches whose lengths are kept, the last ones
 
@@ -217,7 +219,7 @@ def token_count(batch: Any, samples: int) -> TokenCount | None:
         return None
     path, names = next((one for one in rows if one[1][-1:] == (_TOKENS,)), rows[0])
     shape = _at(batch, path).shape
-    masks = (own for own, called, tensor in found if called and _MASK in called[-1] and tensor.shape == shape)
+    masks = (own for own, called, tensor in found if called[-1:] == (_MASK,) and tensor.shape == shape)
     return TokenCount(path, next(masks, None), has_name=names[-1:] == (_TOKENS,))
 
 
@@ -230,7 +232,7 @@ def token_tensors(batch: Any, samples: int) -> tuple[Tensor, Tensor | None] | No
 
 
 def _is_tokens(tensor: Tensor, samples: int, names: tuple[str, ...]) -> bool:
-    is_mask = bool(names) and _MASK in names[-1]
+    is_mask = bool(names) and _ANY_MASK in names[-1]
     return tensor.ndim == 2 and tensor.dtype in _INTEGERS and len(tensor) == samples and not is_mask
 
 

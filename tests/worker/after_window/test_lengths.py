@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import inf
 from pathlib import Path
 from time import perf_counter
@@ -11,12 +12,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from autotune.records.lengths import Lengths, Tokens
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.after_window.lengths import LengthLimits, length_of_item, measure_lengths
+from autotune.worker.measure.feed import Feed
 from autotune.worker.measure.step import open_trainer
 from autotune.worker.setup.device import open_device
 from autotune.worker.setup.loader import build_loader
@@ -95,6 +97,25 @@ def test_a_sampler_that_sorts_does_not_hide_the_other_lengths(tmp_path: Path) ->
     lengths = found(tmp_path, batch_sampler=Sorted)
     assert lengths is not None
     assert lengths.mean == pytest.approx(23)
+
+
+class Stream(IterableDataset[Tensor]):
+    """The same rows, one after the other."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(Sequences(VARIED))
+
+
+def test_a_stream_whose_batches_are_counted_is_collated_without_its_count(tmp_path: Path) -> None:
+    config = TrainingConfig(micro_batch_size=8)
+    workload = Workload(model=None, dataset=None, collate_fn=rows_with_mask, step=tagging_step, drop_last=False)
+    loader = built(workload, Stream(), config, tmp_path)
+    feed = Feed(loader)
+    trainer = open_trainer(workload, Tagger(), feed.start().batch, config, open_device("cpu"))
+    tokens = Tokens(per_sample=60.0, batches=9, shortest=64, longest=64)
+    lengths = measure_lengths(loader, config, tokens, [64], trainer, LengthLimits(stretch_s=0.01, ends_at=inf))
+    assert lengths is not None
+    assert {step.padded for step in lengths.steps} == {4, 8, 16, 64}
 
 
 def test_texts_have_the_lengths_that_the_collate_function_gives_them(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ class Encoded:
         ([torch.zeros(4, 6), rows(4, 6)], False),
         ({"attention_mask": rows(4, 6), "input_ids": rows(4, 6)}, True),
         ({"labels": rows(4, 6), "input_ids": rows(4, 6), "attention_mask": torch.ones(4, 6)}, True),
+        ({"special_tokens_mask": rows(4, 6), "input_ids": rows(4, 6)}, False),
         (UserDict(input_ids=rows(4, 6)), False),
         (({"input_ids": rows(4, 6), "attention_mask": rows(4, 6)}, torch.zeros(4)), True),
         (Encoded(rows(4, 6), rows(4, 6).bool()), True),
