@@ -10,17 +10,13 @@ Some five minutes, on the CPU.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from statistics import median
 from typing import Any
 
-from autotune.api.diagnose import MeasuringTime, diagnose_plan
-from autotune.protocol.jobs import NO_EXTRAS, WindowRules
 from benchmarks.cases.cpu import Case
 from benchmarks.cases.lengths import LENGTH_CASES, PooledByLength
-from benchmarks.measures.recording import describe_machine, make_parser, print_table, say, start_recording
-from benchmarks.yardsticks.product_run import RunTrial, measurement_figures, open_trials, plan_for
+from benchmarks.measures.followed import follow
+from benchmarks.measures.recording import describe_machine, make_parser, print_table, start_recording
 
 _KIND = "batch_like_lengths"
 
@@ -38,46 +34,10 @@ def main() -> None:
 
 
 def _follow(name: str, case: Case, window_s: float, pairs: int) -> dict[str, Any]:
-    """What was promised, and what pairs of trials have reached."""
-    measuring = MeasuringTime(window_s=window_s, stretch_s=min(1.0, window_s / 2))
-    found = diagnose_plan(plan_for(case, "cpu"), progress=False, measuring=measuring)
-    advice = next((piece for piece in found.advice if piece.kind == _KIND), None)
-    say(f"{name}: {found.headline} {'nothing is said' if advice is None else advice.text}")
-    sorted_case = replace(case, batch_sampler=PooledByLength)
-    rules = WindowRules(max_s=window_s)
-    with (
-        open_trials(case, device="cpu", window=rules, extras=NO_EXTRAS) as today,
-        open_trials(sorted_case, device="cpu", window=rules, extras=NO_EXTRAS) as sorted_by_length,
-    ):
-        runs = [_pair(case, today, sorted_by_length, is_turned=bool(number % 2)) for number in range(pairs)]
-    return {
-        "headline": found.headline,
-        "promised": None if advice is None else advice.model_dump(mode="json"),
-        "lengths": _dumped(found.diagnosis.evidence.measurement.lengths),
-        "tokens": _dumped(found.diagnosis.evidence.measurement.tokens),
-        "host_load": _dumped(found.diagnosis.evidence.measurement.host_load),
-        "reached_times": median(_ratio(pair) for pair in runs),
-        "pairs": [{"times": _ratio(pair), "today": pair[0], "sorted": pair[1]} for pair in runs],
-    }
-
-
-def _pair(case: Case, today: RunTrial, by_length: RunTrial, *, is_turned: bool) -> tuple[dict[str, Any], ...]:
-    """Both sides' figures, today's first, whichever ran first.
-
-    Raises:
-        RuntimeError: a trial did not end well.
-    """
-    results = [run(case.settings) for run in ((by_length, today) if is_turned else (today, by_length))]
-    figures = []
-    for result in reversed(results) if is_turned else results:
-        if result.measurement is None:
-            raise RuntimeError(f"a trial must end well, but: {result.outcome}, {result.reason}")
-        figures.append(measurement_figures(result.measurement))
-    return tuple(figures)
-
-
-def _ratio(pair: Sequence[dict[str, Any]]) -> float:
-    return float(pair[1]["samples_per_s"] / pair[0]["samples_per_s"])
+    """What was promised, what pairs of trials have reached, and the lengths that both come from."""
+    found, figures = follow(name, _KIND, case, replace(case, batch_sampler=PooledByLength), window_s, pairs)
+    measured = found.diagnosis.evidence.measurement
+    return figures | {"lengths": _dumped(measured.lengths), "tokens": _dumped(measured.tokens)}
 
 
 def _dumped(record: Any) -> Any:
