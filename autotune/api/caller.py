@@ -43,16 +43,19 @@ def kept_interrupts() -> Iterator[None]:
 
 @contextmanager
 def kept_random_state() -> Iterator[None]:
-    """Restore Python's and NumPy's global generators. Nothing in this process draws from torch's."""
-    numpy = sys.modules.get("numpy")
+    """Restore Python's and NumPy's global generators, and torch's for the CPU where torch is loaded already."""
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     python_state = random.getstate()
     numpy_state = numpy.random.get_state() if numpy is not None else None
+    torch_state = torch.get_rng_state() if torch is not None else None
     try:
         yield
     finally:
         random.setstate(python_state)
         if numpy is not None:
             numpy.random.set_state(numpy_state)
+        if torch is not None:
+            torch.set_rng_state(torch_state)
 
 
 @contextmanager

@@ -8,12 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from autotune.api.caller import kept_random_state
 from autotune.api.diagnose import DiagnosisResult, diagnose_plan
 from autotune.api.result import SearchResult
 from autotune.api.search import run_plan
 from autotune.errors import ConfigError
 from autotune.files.plan_file import parse_plan
 from autotune.launch.launcher import Launcher
+from autotune.note import Note, note
 from autotune.report.render.progress import ProgressMode
 from autotune.settings.command import command_name
 from autotune.settings.executor import Executor
@@ -161,7 +163,8 @@ def _plan_of(given: Mapping[str, Any]) -> Plan:
     Raises:
         ConfigError: an argument breaks a rule.
     """
-    taken = take_apart(given)
+    with kept_random_state():  # a trainer's own methods may draw
+        taken = take_apart(given)
     if taken is not None:
         said = given["baseline"] or {}
         said = said.model_dump(include=said.model_fields_set) if isinstance(said, TrainingConfig) else said
@@ -174,7 +177,8 @@ def _plan_of(given: Mapping[str, Any]) -> Plan:
         raise ConfigError(f"loader takes {', '.join(sorted(_LOADER_KEYS))}, but got {', '.join(unknown)}")
     sections = {name: {key: given[key] for key in keys if key in given} for name, keys in _SECTIONS.items()}
     sections["workload"] |= loader
-    sections["workload"]["dataset"] = _data_of(given["dataset"], loader)
+    data, notes = _data_of(given["dataset"], loader)
+    sections["workload"] |= {"dataset": data, "optimizer": _optimizer_of(given["optimizer"])}
     plain = {name: given[name] for name in _PLAIN if name in given}
     objective, memory_limit = given["objective"], given["memory_limit"]
     if memory_limit is not None and isinstance(objective, Objective | Mapping | None):
@@ -182,27 +186,37 @@ def _plan_of(given: Mapping[str, Any]) -> Plan:
     name = getattr(model, "__name__", type(model).__name__) if taken is None else taken.name
     plan = parse_plan({**plain, **sections, "objective": objective}, name=name)
     if taken is not None:
-        return replace(plan, notes=taken.notes)
+        notes += taken.notes
+    plan = replace(plan, notes=notes)
     command = plan.workload.command
     return plan if command is None else replace(plan, name=command_name(command))
 
 
-def _data_of(dataset: Any, loader: Mapping[str, Any]) -> Any:
-    """The dataset, or the DataLoader, that was given, without what a framework has put around it.
+def _data_of(dataset: Any, loader: Mapping[str, Any]) -> tuple[Any, tuple[Note, ...]]:
+    """The dataset, or the DataLoader, that was given, without what a framework has put around it; and what that loses.
 
     Raises:
         ConfigError: it can't be taken apart, or decides itself what `loader` says.
     """
     torch = sys.modules.get("torch")  # a DataLoader can't be made without it
     if torch is None:
-        return dataset
-    from autotune.settings.applied.loader import inner_loader
+        return dataset, ()
+    from autotune.settings.applied.loader import inner_loader, lost_epoch
 
     try:
-        data = inner_loader(dataset)
+        data, batches = inner_loader(dataset), lost_epoch(dataset)
     except ValueError as error:
         raise ConfigError(f"dataset: {error}") from error
     own = sorted(_LOADERS_OWN & set(loader))
     if own and isinstance(data, torch.utils.data.DataLoader):
         raise ConfigError(f"loader: a DataLoader keeps its own {' and '.join(own)}; set that where you make it")
-    return data
+    return data, () if batches is None else (note("epoch_not_taken", batches=batches),)
+
+
+def _optimizer_of(optimizer: Any) -> Any:
+    """What was given as an optimizer, without what a framework has put around it."""
+    if "torch" not in sys.modules:
+        return optimizer
+    from autotune.settings.applied.optimizer import inner_optimizer
+
+    return inner_optimizer(optimizer)

@@ -8,13 +8,13 @@ importlib mode does) are sent by value too. Only payloads that this run's parent
 
 from __future__ import annotations
 
+import copyreg
 import errno
 import json
 import mmap
 import os
 import pickle
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from copy import copy
@@ -159,9 +159,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle ships n
             idle._iterator = None  # noqa: SLF001 - as above
             return idle.__reduce_ex__(_PROTOCOL)
         if torch is not None and isinstance(obj, torch.optim.Optimizer):
-            made = copy(obj)
-            made.state = defaultdict(dict)
-            return made.__reduce_ex__(_PROTOCOL)
+            from autotune.settings.applied.optimizer import stateless
+
+            return copyreg.__newobj__, (type(obj),), stateless(obj)  # type: ignore[attr-defined] # what pickle itself uses
         return super().reducer_override(obj)
 
     def _take_buffer(self, buffer: pickle.PickleBuffer) -> bool:

@@ -10,6 +10,7 @@ import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import partial
 from hashlib import sha256
@@ -170,10 +171,17 @@ def _object_text(value: Any, depth: int) -> str:
         return _shape(value)
     if hasattr(value, "named_parameters"):
         kinds = sorted({_class_text(type(module), depth) for module in value.modules()})
-        return f"{kinds}{[(name, _shape(parameter)) for name, parameter in value.named_parameters()]}"
+        more = _text(getattr(value, "autotune_identity", None), depth)  # of what is no module: see trainers.steps
+        return f"{kinds}{[(name, _shape(parameter)) for name, parameter in value.named_parameters()]}{more}"
+    if hasattr(value, "param_groups"):  # an optimizer: whose its parameters are is the model's to say
+        groups = [{name: own for name, own in group.items() if name != "params"} for group in value.param_groups]
+        return f"{_class_text(type(value), depth)}{_texts(groups, depth)}"
+    own_attributes = dict(getattr(value, "__dict__", {}))
+    if is_dataclass(value):
+        own_attributes |= {field.name: getattr(value, field.name, None) for field in fields(value)}
     attributes = {
         name: _text(own, depth - 1)
-        for name, own in sorted(getattr(value, "__dict__", {}).items())
+        for name, own in sorted(own_attributes.items())
         if not name.startswith("_") and not isinstance(own, _CONTAINERS)
     }
     return f"{_class_text(type(value), depth)}{attributes}"

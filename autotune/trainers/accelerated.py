@@ -5,11 +5,11 @@ Source: accelerate 1.15, accelerator.py (prepare_model) and utils/other.py (extr
 
 from __future__ import annotations
 
-from copy import copy
 from typing import Any
 
 from autotune.errors import ConfigError
 from autotune.trainers.taken import Taken, note_beside
+from autotune.trainers.unwrapping import plain_model
 
 __all__ = ["take_prepared"]
 
@@ -32,15 +32,14 @@ def take_prepared(accelerator: Any, model: Any, dataset: Any, optimizer: Any) ->
         raise ConfigError(
             f"accelerator: mixed_precision must be one of {', '.join(_DTYPES)}, but is {accelerator.mixed_precision}"
         )
-    plain = _unwrapped(model)
-    given = getattr(optimizer, "optimizer", optimizer)
+    plain = plain_model(model)
     backend = getattr(getattr(accelerator.state, "dynamo_plugin", None), "backend", None)
     trackers = [type(tracker).__name__ for tracker in accelerator.trackers]
     return Taken(
         name=type(plain).__name__,
         model=plain,
         dataset=dataset,
-        optimizer=given,
+        optimizer=optimizer,
         step=None,
         baseline={
             "amp_dtype": _DTYPES[accelerator.mixed_precision],
@@ -49,19 +48,3 @@ def take_prepared(accelerator: Any, model: Any, dataset: Any, optimizer: Any) ->
         },
         notes=note_beside("accelerate", ["the trackers " + ", ".join(trackers)] if trackers else []),
     )
-
-
-def _unwrapped(model: Any) -> Any:
-    """The model without compilation, parallel wrappers and accelerate's autocast; the given one stays as it is."""
-    model = getattr(model, "_orig_mod", model)
-    if type(model).__name__ in {"DistributedDataParallel", "DataParallel"}:
-        model = model.module
-    own = getattr(model, "__dict__", {})
-    if "_original_forward" not in own:
-        return model
-    plain = copy(model)  # its parameters and modules are the same objects
-    forward = vars(plain).pop("_original_forward")
-    vars(plain).pop("forward", None)
-    if getattr(forward, "__func__", None) is not type(model).forward:
-        vars(plain)["forward"] = forward
-    return plain

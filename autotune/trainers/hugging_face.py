@@ -5,31 +5,35 @@ Source: transformers 5.24, trainer.py (get_train_dataloader, create_optimizer, c
 
 from __future__ import annotations
 
+import json
 from copy import copy
 from typing import Any
 
 from autotune.errors import ConfigError
 from autotune.settings.applied.loader import inner_loader
-from autotune.trainers.steps import Alone, ClippedOptimizer, TrainerStep, step
+from autotune.settings.applied.optimizer import base_lr, inner_optimizer
+from autotune.trainers.steps import Alone, ClippedOptimizer, TrainerStep, trainer_step
 from autotune.trainers.taken import Taken, note_beside
+from autotune.trainers.unwrapping import plain_model
 
 __all__ = ["take_trainer"]
 
 _NOT_CARRIED = (
     "callback_handler",
-    "data_collator",
     "eval_dataset",
-    "hub_model_id",
     "lr_scheduler",
     "model",
     "model_init",
     "model_wrapped",
     "optimizer",
     "train_dataset",
+    "_eval_dataloaders",
     "_memory_tracker",
     "_train_dataloader",
 )
 """Attributes of a Trainer that its compute_loss has no use for, or is given in a trial."""
+_PLACES = ("output_dir", "logging_dir", "run_name", "hub_model_id", "resume_from_checkpoint")
+"""Arguments that say where a run is written, and nothing of how it trains."""
 _USUAL_CALLBACKS = frozenset({"DefaultFlowCallback", "PrinterCallback", "ProgressCallback", "NotebookProgressCallback"})
 
 
@@ -44,21 +48,21 @@ def take_trainer(trainer: Any) -> Taken:
     if engines or args.world_size > 1:
         what = f"with {engines[0]}" if engines else f"in a group of {args.world_size} processes"
         raise ConfigError(f"model: a Trainer {what} can't be taken apart; search with autotune run -- and your command")
-    shadow = copy(trainer)  # so that whatever its methods note down is noted on a copy
-    shadow.accelerator = Alone()
+    shadow = _alone(trainer)  # so that whatever its methods note down is noted on a copy
     loader = inner_loader(shadow.get_train_dataloader())
-    given = getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # accelerate's wrapper has the user's inside
-    optimizer = shadow.create_optimizer() if given is None else given
-    is_clipped = args.max_grad_norm is not None and args.max_grad_norm > 0
+    shadow.model = model = plain_model(trainer.model)
+    given = trainer.optimizer
+    optimizer = shadow.create_optimizer() if given is None else inner_optimizer(given)
+    lr, most = base_lr(optimizer), args.max_grad_norm
     return Taken(
-        name=type(trainer.model).__name__,
-        model=TrainerStep(trainer.model, _carried(trainer)),
+        name=type(model).__name__,
+        model=TrainerStep(model, _carried(trainer), _identity(trainer)),
         dataset=loader,
-        optimizer=ClippedOptimizer(optimizer, args.max_grad_norm) if is_clipped else optimizer,
-        step=step,
+        optimizer=ClippedOptimizer(optimizer, most) if most is not None and most > 0 else optimizer,
+        step=trainer_step,
         baseline={
             "grad_accum_steps": args.gradient_accumulation_steps,
-            "lr": float(optimizer.param_groups[0]["lr"]),
+            "lr": args.learning_rate if lr is None else lr,
             "amp_dtype": _amp_dtype(args),
             "compile": bool(args.torch_compile),
             **_several_devices(args),
@@ -67,14 +71,28 @@ def take_trainer(trainer: Any) -> Taken:
     )
 
 
+def _alone(trainer: Any) -> Any:
+    """A copy of the Trainer whose Accelerator is of one process, and which logs nothing."""
+    alone = copy(trainer)
+    alone.accelerator = Alone()
+    alone.gather_function = alone.accelerator.gather_for_metrics
+    alone.log = alone.accelerator.log
+    return alone
+
+
 def _carried(trainer: Any) -> Any:
     """A copy of the Trainer that can be carried to a trial, for its compute_loss."""
-    carried = copy(trainer)
+    carried = _alone(trainer)
     for name in _NOT_CARRIED:
         if name in vars(carried):
             vars(carried)[name] = None
-    carried.accelerator = Alone()
     return carried
+
+
+def _identity(trainer: Any) -> tuple[object, ...]:
+    """What tells this Trainer's training from another's: its class, its loss, and its arguments."""
+    plain = {name: value for name, value in trainer.args.to_dict().items() if name not in _PLACES}
+    return type(trainer), trainer.compute_loss_func, json.dumps(plain, sort_keys=True, default=str)
 
 
 def _amp_dtype(args: Any) -> str:

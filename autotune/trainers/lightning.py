@@ -5,34 +5,32 @@ Source: lightning 2.6, pytorch/core/module.py, hooks.py and optimizer.py (_confi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from typing import Any
 
 from autotune.errors import AutotuneError, ConfigError, WorkloadError
-from autotune.trainers.steps import ClippedOptimizer, LightningStep, step
+from autotune.settings.applied.optimizer import base_lr, inner_optimizer
+from autotune.trainers.steps import ClippedOptimizer, LightningLoop, LightningStep
 from autotune.trainers.taken import Taken, note_beside
 
 __all__ = ["take_module"]
 
 _PRECISIONS = {"bf16-mixed": "bfloat16", "16-mixed": "float16", "32-true": "float32"}
-_HOOKS = (
-    "backward",
-    "configure_gradient_clipping",
-    "lr_scheduler_step",
-    "on_after_backward",
-    "on_before_backward",
-    "on_before_batch_transfer",
-    "on_before_optimizer_step",
-    "on_before_zero_grad",
-    "on_train_batch_end",
-    "on_train_batch_start",
-    "optimizer_step",
-    "optimizer_zero_grad",
-    "transfer_batch_to_device",
-    "validation_step",
+_RUN = frozenset(
+    {
+        "configure_model",
+        "configure_optimizers",
+        "forward",
+        "on_after_batch_transfer",
+        "prepare_data",
+        "setup",
+        "train_dataloader",
+        "training_step",
+    }
 )
-"""Methods of a module that a Lightning Trainer calls beside training_step, and trials do not."""
+"""Methods of a module that run for a trial, or in it."""
+_EVALUATION = ("validation", "test", "predict", "on_validation", "on_test", "on_predict", "val_dataloader")
 
 
 def take_module(module: Any, data: Any, optimizer: Any) -> Taken:
@@ -44,51 +42,70 @@ def take_module(module: Any, data: Any, optimizer: Any) -> Taken:
         optimizer: As of `search`; None: of the module's configure_optimizers.
 
     Raises:
-        ConfigError: the module optimizes by hand, or has several loaders or optimizers.
+        ConfigError: the module optimizes by hand, has several loaders or optimizers, or trains on several devices.
         WorkloadError: a method of the module or of its data failed.
     """
+    trainer = getattr(module, "_trainer", None)
     if not module.automatic_optimization:
         raise ConfigError(
             "model: a LightningModule must optimize automatically, but automatic_optimization is False; give step= and "
             "optimizer= beside it, or search with autotune run -- and your command"
         )
-    trainer = getattr(module, "_trainer", None)
-    own = _called("configure_optimizers", lambda: _optimizer(module)) if optimizer is None else optimizer
-    clip = getattr(trainer, "gradient_clip_val", None)
-    if optimizer is None and clip and getattr(trainer, "gradient_clip_algorithm", None) in {None, "norm"}:
-        own = ClippedOptimizer(own, float(clip))
+    if trainer is not None and trainer.world_size > 1:
+        raise ConfigError(
+            f"model: a LightningModule whose Trainer has {trainer.world_size} processes can't be taken apart; search "
+            "with autotune run -- and your command"
+        )
+    own, source = _apart(module), copy(data)
+    loader = _called("setup, configure_model or train_dataloader", lambda: _loader(own, source))
+    made = _called("configure_optimizers", lambda: _optimizer(own)) if optimizer is None else optimizer
+    clip = None if trainer is None else trainer.gradient_clip_val
+    if optimizer is None and trainer is not None and clip:
+        made = ClippedOptimizer(made, float(clip), by_value=trainer.gradient_clip_algorithm == "value")
     return Taken(
         name=type(module).__name__,
-        model=LightningStep(module),
-        dataset=_called("train_dataloader", lambda: _loader(module, data)),
-        optimizer=own,
-        step=step,
-        baseline=_baseline(trainer, own),
-        notes=note_beside("Lightning's Trainer", _beside(module, trainer)),
+        model=LightningStep(own),
+        dataset=loader,
+        optimizer=made,
+        step=LightningLoop(),
+        baseline=_baseline(trainer, made),
+        notes=note_beside("Lightning's Trainer", [*_beside(module, trainer)]),
     )
 
 
-def _called(method: str, call: Any) -> Any:
+def _apart(module: Any) -> Any:
+    """A copy of the module with the same parameters, to which submodules and attributes can be added."""
+    own = copy(module)
+    for held in ("_parameters", "_buffers", "_modules"):
+        vars(own)[held] = copy(vars(own)[held])
+    vars(own)["_trainer"] = getattr(module, "_trainer", None)  # a copy has none; nor has what a trial is sent
+    return own
+
+
+def _called(method: str, call: Callable[[], Any]) -> Any:
     try:
         return call()
     except AutotuneError:
         raise
     except Exception as error:
         raise WorkloadError(
-            f"{method} of a LightningModule or its data must run without a Trainer, but it raised "
-            f"{type(error).__name__}: {error}; attach one (module.trainer = ...), or give a DataLoader and optimizer="
+            f"{method} of a LightningModule or its data must run outside of a Trainer's fit, but it raised "
+            f"{type(error).__name__}: {error}; give a DataLoader and optimizer=, or search with autotune run --"
         ) from error
 
 
 def _loader(module: Any, data: Any) -> Any:
-    """The training loader; a data module's methods are called on a copy of it, in Lightning's order."""
-    source = module if data is None else data
-    if hasattr(source, "train_dataloader"):
-        if data is not None:
-            source = copy(data)
-            source.prepare_data()
-            source.setup("fit")
-        data = source.train_dataloader()
+    """The training loader, after what Lightning calls before it, in its order; `data` is a copy."""
+    is_module = hasattr(data, "train_dataloader")
+    if is_module:
+        data.prepare_data()
+    module.prepare_data()
+    if is_module:
+        data.setup("fit")
+    module.setup("fit")
+    module.configure_model()
+    if data is None or is_module:
+        data = (module if data is None else data).train_dataloader()
     if isinstance(data, Mapping | list | tuple) or type(data).__name__ == "CombinedLoader":
         raise ConfigError(
             f"dataset: train_dataloader must return one DataLoader, but returned a {type(data).__name__}; give one, or "
@@ -109,13 +126,13 @@ def _optimizer(module: Any) -> Any:
             f"model: configure_optimizers must return one optimizer, but returned {len([*filter(None, found)])}; "
             "search with autotune run -- and your command"
         )
-    return getattr(found[0], "optimizer", found[0])
+    return inner_optimizer(found[0])
 
 
 def _baseline(trainer: Any, optimizer: Any) -> dict[str, Any]:
     given = getattr(optimizer, "given", optimizer)
-    groups = getattr(given, "param_groups", None)
-    baseline: dict[str, Any] = {"lr": float(groups[0]["lr"])} if groups else {}
+    lr = base_lr(given) if hasattr(given, "param_groups") else None
+    baseline: dict[str, Any] = {} if lr is None else {"lr": lr}
     if trainer is not None:
         precision = _PRECISIONS.get(str(trainer.precision))
         baseline |= {"grad_accum_steps": trainer.accumulate_grad_batches}
@@ -123,12 +140,19 @@ def _baseline(trainer: Any, optimizer: Any) -> dict[str, Any]:
     return baseline
 
 
-def _beside(module: Any, trainer: Any) -> list[str]:
-    base = next(kind for kind in type(module).__mro__ if kind.__name__ == "LightningModule")
-    names = [name for name in _HOOKS if getattr(type(module), name, None) is not getattr(base, name, None)]
-    names += ["logging", "checkpoints", "schedulers of the learning rate"]
+def _beside(module: Any, trainer: Any) -> Iterator[str]:
+    """What does not run in trials: methods of Lightning's that the module has its own of, and the Trainer's doings."""
+    own = type(module)
+    base: Any = next(kind for kind in own.__mro__ if kind.__name__ == "LightningModule")
+    package = base.__module__.partition(".")[0]
+    for name in sorted(set(dir(base)) - _RUN):
+        theirs = getattr(base, name)
+        is_lightnings = str(getattr(theirs, "__module__", "")).startswith(package)
+        if name[0] != "_" and is_lightnings and getattr(own, name) is not theirs:
+            yield "evaluation" if name.startswith(_EVALUATION) else name
+    yield from ("logging", "checkpoints", "schedules of the learning rate")
     if trainer is None:
-        return names
+        return
     if str(trainer.precision) not in _PRECISIONS:
-        names.append(f"precision {trainer.precision}")
-    return [*names, *(type(callback).__name__ for callback in trainer.callbacks)]
+        yield f"precision {trainer.precision}"
+    yield from (type(callback).__name__ for callback in trainer.callbacks)

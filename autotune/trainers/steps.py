@@ -14,15 +14,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from autotune.settings.applied.optimizer import optimizer_like
 
-__all__ = ["Alone", "ClippedOptimizer", "LightningStep", "TrainerStep", "step"]
+__all__ = ["Alone", "ClippedOptimizer", "LightningLoop", "LightningStep", "TrainerStep", "trainer_step"]
 
 
-def step(model: nn.Module, batch: Any) -> Tensor:
-    """The loss of a batch, by a model of this module."""
-    loss: Tensor = model(batch)
+def trainer_step(model: nn.Module, batch: Any) -> Tensor:
+    """The loss of a batch, by a TrainerStep, however wrapped. A plain dict is what DataParallel shares out."""
+    loss: Tensor = model(dict(batch) if isinstance(batch, Mapping) else batch)
     return loss
 
 
@@ -32,28 +33,34 @@ class TrainerStep(nn.Module):
     Args:
         model: The Trainer's.
         trainer: A copy of the Trainer without what a trial has no use for.
+        identity: What tells this Trainer's loss from another's, beside the model.
     """
 
-    def __init__(self, model: nn.Module, trainer: Any) -> None:
+    def __init__(self, model: nn.Module, trainer: Any, identity: object) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.autotune_identity = model, identity
         self._trainer = trainer
         self._is_begun = False
 
-    def forward(self, batch: Mapping[str, Any]) -> Tensor:
+    def forward(self, batch: Any) -> Tensor:
         """The loss of a batch."""
         if not self._is_begun:
             self._begin()
-        loss: Tensor = self._trainer.compute_loss(self.model, dict(batch))
+        loss: Tensor = self._trainer.compute_loss(self.model, dict(batch) if isinstance(batch, Mapping) else batch)
         return loss
 
     def _begin(self) -> None:
-        """What Trainer.train does to the model before the first step."""
-        self._is_begun = True
-        self._trainer.model = self._trainer.model_wrapped = self.model
-        args = self._trainer.args
-        if args.gradient_checkpointing:
-            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=args.gradient_checkpointing_kwargs)  # type: ignore[operator] # of transformers' models
+        """What Trainer.train does before the first step, with what the Trainer holds beside the model."""
+        self._is_begun, trainer = True, self._trainer
+        place = next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
+        for name, held in list(vars(trainer).items()):
+            if isinstance(held, nn.Module | Tensor):  # a teacher, or the classes' weights
+                setattr(trainer, name, held.to(place))
+        trainer.model = trainer.model_wrapped = self.model
+        trainer.accelerator.device = place
+        if trainer.args.gradient_checkpointing:
+            kwargs = trainer.args.gradient_checkpointing_kwargs
+            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)  # type: ignore[operator] # of transformers' models
 
 
 class LightningStep(nn.Module):
@@ -62,90 +69,114 @@ class LightningStep(nn.Module):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
-        self._takes_index = "batch_idx" in inspect.signature(module.training_step).parameters  # type: ignore[arg-type] # a method
-        self._batches = 0
+        self._takes_index = _takes_index(module.training_step)
 
-    def forward(self, batch: Any) -> Tensor:
-        """The loss of a batch.
+    def forward(self, batch: Any, index: int) -> Tensor:
+        """The loss of a batch, the one of that number.
 
         Raises:
             TypeError: the module's step returned none.
         """
         module: Any = self.module
-        if self._batches == 0:
-            module.log = module.log_dict = _nothing  # there is no trainer that would take it
         batch = module.on_after_batch_transfer(batch, 0)
-        index = {"batch_idx": self._batches} if self._takes_index else {}
-        self._batches += 1
-        made = module.training_step(batch, **index)
+        made = module.training_step(batch, index) if self._takes_index else module.training_step(batch)
         loss = made.get("loss") if isinstance(made, Mapping) else made
         if not isinstance(loss, Tensor):
-            raise TypeError(
-                f"training_step must return a loss tensor or a mapping with 'loss', but returned {made!r:.80}"
-            )
+            got = type(loss).__name__
+            raise TypeError(f"training_step must return a loss tensor or a mapping with 'loss', but returned {got}")
         return loss
+
+
+class LightningLoop:
+    """The step of a trial on a LightningStep: counts batches, outside of what may be compiled."""
+
+    def __init__(self) -> None:
+        self._batches = 0
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        """The loss of a batch."""
+        if self._batches == 0:
+            self._begin(model)
+        loss: Tensor = model(batch, self._batches)
+        self._batches += 1
+        return loss
+
+    @staticmethod
+    def _begin(model: nn.Module) -> None:
+        """What Lightning's own `to` and Trainer would have done: tell modules their device; nobody takes a log."""
+        place = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        for module in model.modules():
+            if "_device" in vars(module):  # of Lightning's, also of a module within a module
+                vars(module)["_device"] = place
+            if isinstance(module, LightningStep):
+                vars(module.module).update(log=_nothing, log_dict=_nothing)
 
 
 @dataclass(frozen=True, slots=True)
 class ClippedOptimizer:
-    """Makes optimizers like a trainer's, which clip the norm of all gradients before each step as the trainer does."""
+    """Makes optimizers like a trainer's, which clip the gradients before each step as the trainer does."""
 
     given: torch.optim.Optimizer
-    max_norm: float
+    most: float
+    """The norm of all gradients, or the largest value of one."""
+    by_value: bool = False
 
     def __call__(self, parameters: Sequence[Tensor], lr: float) -> torch.optim.Optimizer:
         """An optimizer of these parameters."""
         made = optimizer_like(self.given, parameters, lr)
-        made.register_step_pre_hook(partial(_clip, max_norm=self.max_norm))
+        made.register_step_pre_hook(partial(_clip, most=self.most, by_value=self.by_value))
         return made
 
 
 class Alone:
     """Stands for an accelerate.Accelerator of one process that has nothing to prepare, gather or unwrap."""
 
-    num_processes, process_index, local_process_index = 1, 0, 0
+    num_processes, process_index, local_process_index, gradient_accumulation_steps = 1, 0, 0, 1
     is_main_process = is_local_main_process = sync_gradients = True
-    parallelism_config = None
+    parallelism_config = scaler = None
     distributed_type, mixed_precision = "NO", "no"
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
 
     def prepare(self, *prepared: Any, **_: Any) -> Any:
         """What was given."""
         return prepared[0] if len(prepared) == 1 else prepared
 
-    def unwrap_model(self, model: Any, *_: Any, **__: Any) -> Any:
-        """What was given."""
-        return model
-
-    def gather(self, tensor: Any) -> Any:
+    def gather(self, tensor: Any, *_: Any, **__: Any) -> Any:
         """What was given."""
         return tensor
 
-    def gather_for_metrics(self, tensor: Any, *_: Any, **__: Any) -> Any:
-        """What was given."""
-        return tensor
-
-    def reduce(self, tensor: Any, *_: Any, **__: Any) -> Any:
-        """What was given."""
-        return tensor
-
-    def pad_across_processes(self, tensor: Any, *_: Any, **__: Any) -> Any:
-        """What was given."""
-        return tensor
+    unwrap_model = gather_for_metrics = reduce = pad_across_processes = gather
 
     def autocast(self, *_: Any, **__: Any) -> Any:
-        """Nothing: trials set the precision around the whole step."""
+        """Nothing: trials set precision and accumulation around the whole step."""
         return nullcontext()
 
-    @property
-    def device(self) -> torch.device:
-        """Where a trial trains."""
-        kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        return kind or torch.device("cpu")
+    no_sync = accumulate = autocast
+
+    def log(self, *_: Any, **__: Any) -> None:
+        """Nothing."""
+
+    print = wait_for_everyone = log
 
 
-def _clip(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any, *, max_norm: float) -> None:
+def _takes_index(method: Any) -> bool:
+    """Whether a training_step takes the batch's number, whatever it calls that. Source: Lightning's own rule.
+
+    lightning/pytorch/loops/training_epoch_loop.py, _build_kwargs, and utilities/signature_utils.py.
+    """
+    parameters = inspect.signature(method).parameters
+    takes_any = any(one.kind is one.VAR_POSITIONAL for one in parameters.values())
+    return takes_any or "batch_idx" in parameters or len(parameters) >= 2
+
+
+def _clip(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any, *, most: float, by_value: bool) -> None:
     own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    torch.nn.utils.clip_grad_norm_(own, max_norm)
+    if by_value:
+        clip_grad_value_(own, most)
+    else:
+        clip_grad_norm_(own, most)
 
 
 def _nothing(*_: Any, **__: Any) -> None:

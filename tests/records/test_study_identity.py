@@ -15,6 +15,7 @@ from autotune.records.study_identity import describe_part, identify, workload_ke
 from autotune.settings.plan import Plan
 from autotune.settings.workload import Ref, Workload
 from autotune.testing import fake_environment
+from autotune.trainers.steps import ClippedOptimizer, TrainerStep
 from tests.factories.machines import make_fake_space
 
 
@@ -192,3 +193,24 @@ def test_what_the_fingerprint_leaves_out_tells_no_searches_apart() -> None:
     assert after.fingerprint == before.fingerprint
     here, there = (identify(PLAN, make_fake_space(environment, world_size=1)) for environment in (after, before))
     assert here == there
+
+
+def test_optimizers_of_other_settings_are_other_optimizers() -> None:
+    model = torch.nn.Linear(2, 2)
+    groups: list[dict[str, object]] = [{"params": [model.weight], "weight_decay": 0.1}, {"params": [model.bias]}]
+    kinds = [
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        torch.optim.SGD(groups, lr=0.1),
+        ClippedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), 1.0),
+        ClippedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), 2.0),
+        ClippedOptimizer(torch.optim.Adam(model.parameters(), lr=0.1), 2.0),
+    ]
+    assert len({describe_part(optimizer) for optimizer in kinds}) == len(kinds)
+    assert describe_part(kinds[0]) == describe_part(torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1))
+
+
+def test_what_a_trainer_is_set_to_tells_its_models_from_another_trainers() -> None:
+    model = torch.nn.Linear(2, 2)
+    texts = {describe_part(TrainerStep(model, None, identity)) for identity in (("a", "{}"), ("a", "{1}"), ("b", "{}"))}
+    assert len(texts) == 3

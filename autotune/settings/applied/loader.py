@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from copy import copy
 from typing import Any
 
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, default_collate, default_convert
 
-__all__ = ["fixed_batches", "inner_loader", "loader_like", "observed_settings"]
+__all__ = ["drawn_by", "drops_last", "fixed_batches", "inner_loader", "loader_like", "lost_epoch", "observed_settings"]
 
 _MOST_WRAPPED = 8
 """Loaders within each other: our own convention, which also ends a circle."""
@@ -48,6 +48,25 @@ def inner_loader(data: Any) -> Any:
             )
         data = stages[0]
     return data
+
+
+def lost_epoch(data: Any) -> int | None:
+    """Batches of an epoch that a WebLoader sets (`with_epoch`) and its loader does not know; None without any."""
+    stages, count = getattr(data, "pipeline", None), getattr(data, "nsamples", None)
+    is_set = isinstance(stages, list) and isinstance(count, int) and count > 0
+    return count if is_set else None
+
+
+def drawn_by(loader: DataLoader[Any]) -> Any:
+    """The sampler that a loader's batches are drawn by: with a batch sampler of torch's kind it is in that."""
+    resizable = _resizable(loader.batch_sampler)
+    return loader.sampler if resizable is None else resizable.sampler
+
+
+def drops_last(loader: DataLoader[Any]) -> bool:
+    """Whether an epoch's last batch is left out where it is smaller; a batch sampler of torch's kind knows it best."""
+    resizable = _resizable(loader.batch_sampler)
+    return bool(loader.drop_last if resizable is None else resizable.drop_last)
 
 
 def fixed_batches(loader: DataLoader[Any]) -> bool:
@@ -94,6 +113,8 @@ def loader_like(
         own.update(_OF_WORKERS, prefetch_factor=None, _DataLoader__multiprocessing_context=None)
     if batch_sampler is not None:
         own.update(batch_sampler=batch_sampler, batch_size=None, drop_last=False)
+        if loader.batch_sampler is None and loader.collate_fn is default_convert:  # torch's own, for no batches at all
+            own["collate_fn"] = default_collate
         return made
     resizable = _resizable(loader.batch_sampler)
     if sampler is not None and not isinstance(loader.dataset, IterableDataset):

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import worker as torch_worker
 
-from autotune.settings.applied.loader import fixed_batches, observed_settings
+from autotune.settings.applied.loader import drops_last, fixed_batches, observed_settings
+from autotune.settings.applied.optimizer import base_lr
 from autotune.settings.applied.tf_data import TfData, TfLoader
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import ObjectFacts, Workload, WorkloadFacts
@@ -104,11 +105,12 @@ def _objects(workload: Workload, data: Any, config: TrainingConfig) -> ObjectFac
         if workload.batch_sampler is not None:  # it makes the batches, of the baseline's size
             found.pop("micro_batch_size", None)
     if isinstance(workload.optimizer, torch.optim.Optimizer):
-        found["lr"] = float(workload.optimizer.param_groups[0]["lr"])
+        lr = base_lr(workload.optimizer)
+        found |= {} if lr is None else {"lr": lr}
     known = ObjectFacts(
         observed=TrainingConfig(micro_batch_size=config.micro_batch_size, lr=config.lr),
         has_loader=isinstance(data, DataLoader),
-        drop_last=bool(data.drop_last) if isinstance(data, DataLoader) else None,
+        drop_last=drops_last(data) if isinstance(data, DataLoader) else None,
     )
     return _with(known, **found)
 

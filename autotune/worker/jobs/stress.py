@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 from autotune.note import Note, note
 from autotune.protocol.jobs import StressJob
 from autotune.records.stress_check import StressFigures, sample_scan_s
-from autotune.settings.applied.loader import fixed_batches
+from autotune.settings.applied.loader import drawn_by, fixed_batches, loader_like
 from autotune.settings.applied.tf_data import TfLoader
 from autotune.settings.workload import Workload
 from autotune.worker.failure.causes import cause_of
@@ -119,7 +119,7 @@ def largest_batch(
             found.batch = loader.collate_fn(_of_stream(found, iter(loader.dataset), batch_size, stop_at))
         else:
             chosen = _chosen(found, workload, loader, batch_size, stop_at)
-            with closing(_over(loader, [chosen], loader.collate_fn)) as batches:
+            with closing(_over(loader, [chosen])) as batches:
                 found.batch = next(batches)
     except Exception as error:  # the user's code may raise anything; such samples may never meet in training
         if shortage_of(error) is not None:
@@ -238,10 +238,18 @@ def _bytes_of_each(items: Sequence[Any]) -> list[int]:
     return [bytes_of(item) for item in items]
 
 
-def _over(loader: DataLoader[Any], batches: Sequence[Any], collate: Callable[[Any], Any]) -> Generator[Any, None, None]:
-    """What a loader with another loader's workers makes of these batches of indices; ends its workers when closed."""
-    feed = Feed(
-        DataLoader(
+def _over(
+    loader: DataLoader[Any], batches: Sequence[Any], collate: Callable[[Any], Any] | None = None
+) -> Generator[Any, None, None]:
+    """What a loader with another loader's workers makes of these batches of indices; ends its workers when closed.
+
+    Without another way to collate, it is a loader of the same class, which may make more of a batch than that.
+    """
+    settings = {"num_workers": loader.num_workers, "prefetch_factor": None, "persistent_workers": False}
+    if collate is None:
+        made = loader_like(loader, settings, 1, batch_sampler=batches)
+    else:
+        made = DataLoader(
             loader.dataset,
             batch_sampler=batches,
             collate_fn=collate,
@@ -249,7 +257,7 @@ def _over(loader: DataLoader[Any], batches: Sequence[Any], collate: Callable[[An
             worker_init_fn=loader.worker_init_fn,
             multiprocessing_context=loader.multiprocessing_context if loader.num_workers else None,
         )
-    )
+    feed = Feed(made)
     try:
         yield feed.start().batch
         yield from (feed.take().batch for _ in batches[1:])
@@ -260,8 +268,9 @@ def _over(loader: DataLoader[Any], batches: Sequence[Any], collate: Callable[[An
 def _indices(loader: DataLoader[Any], most: int) -> list[Any]:
     """Distinct indices of the dataset: those that the user's sampler draws, else random ones."""
     length = length_of(loader.dataset)
-    if length is None or not isinstance(loader.sampler, RandomSampler | SequentialSampler):
-        return list(islice(loader.sampler, most))
+    drawn = drawn_by(loader)
+    if length is None or not isinstance(drawn, RandomSampler | SequentialSampler):
+        return list(islice(drawn, most))
     return random.sample(range(length), min(length, most))
 
 

@@ -211,6 +211,7 @@ def ready_in(loader: DataLoader[Any] | TfLoader, iterator: Any) -> int | None:
         return 0
     if isinstance(iterator, TfBatches):
         return iterator.ready()
+    iterator = _inner(iterator)
     with suppress(AttributeError, NotImplementedError, OSError):
         count = int(iterator._data_queue.qsize())  # noqa: SLF001 - no public way to ask
         if isinstance(iterator._data_queue, queue.Queue):  # noqa: SLF001 - filled by the pinning thread
@@ -227,6 +228,7 @@ def stop_iterator(loader: DataLoader[Any] | TfLoader, iterator: Any, within_s: f
             iterator.close()
         return
     loader._iterator = None  # noqa: SLF001 - there persistent workers are kept
+    iterator = _inner(iterator)
     shut_down = getattr(iterator, "_shutdown_workers", None)
     if shut_down is None:
         return
@@ -239,6 +241,11 @@ def stop_iterator(loader: DataLoader[Any] | TfLoader, iterator: Any, within_s: f
         for worker in iterator._workers:  # noqa: SLF001 - no public way to them
             worker.kill()
         ending.join(within_s)
+
+
+def _inner(iterator: Any) -> Any:
+    """Torch's iterator inside of what a loader's class puts around it, as torch_geometric's do."""
+    return getattr(iterator, "iterator", iterator)
 
 
 def _ignoring_what_is_gone(shut_down: Callable[[], None]) -> None:

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, Samp
 
 from autotune.errors import ConfigError
 from autotune.protocol.payload import read_payload, write_payload
-from autotune.settings.applied.loader import fixed_batches, loader_like
+from autotune.settings.applied.loader import drawn_by, drops_last, fixed_batches, loader_like
 from autotune.settings.applied.tf_data import TfData, TfLoader
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload, beside_tf_data
@@ -143,13 +143,11 @@ def _like(given: DataLoader[Any], workload: Workload, config: TrainingConfig, gr
         pass  # it shares its items out by itself
     elif given.batch_sampler is not None and fixed_batches(given):
         batch_sampler = _shared(given.batch_sampler, group)
-    elif isinstance(given.sampler, DistributedSampler) or (group.size > 1 and type(given.sampler) in _TORCHS_OWN):
-        shuffles = getattr(given.sampler, "shuffle", isinstance(given.sampler, RandomSampler))
-        sampler = DistributedSampler(
-            dataset, group.size, group.rank, shuffle=bool(shuffles), drop_last=bool(given.drop_last)
-        )
+    elif type(drawn := drawn_by(given)) is DistributedSampler or (group.size > 1 and _is_plain(drawn)):
+        shuffles = drawn.shuffle if isinstance(drawn, DistributedSampler) else isinstance(drawn, RandomSampler)
+        sampler = DistributedSampler(dataset, group.size, group.rank, shuffle=shuffles, drop_last=drops_last(given))
     elif group.size > 1:
-        sampler = EachNth(given.sampler, group)
+        sampler = EachNth(drawn, group)
     loader = loader_like(
         given, config.loader_settings, config.loader_batch_size, sampler=sampler, batch_sampler=batch_sampler
     )
@@ -160,8 +158,11 @@ def _like(given: DataLoader[Any], workload: Workload, config: TrainingConfig, gr
     return loader
 
 
-_TORCHS_OWN = (RandomSampler, SequentialSampler)
-"""Samplers whose order says no more than whether it is random."""
+def _is_plain(sampler: Any) -> bool:
+    """Whether a sampler's order says no more than whether it is random."""
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and sampler._num_samples is None  # noqa: SLF001 - num_samples is never None
+    return type(sampler) is SequentialSampler
 
 
 def _drawn(sampler: Any, dataset: Any, group: Group) -> Any:

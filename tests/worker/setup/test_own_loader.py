@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler
 
 from autotune.protocol.payload import read_payload, write_payload
 from autotune.settings.training_config import TrainingConfig
@@ -109,6 +109,7 @@ def test_ranks_share_out_what_a_loader_draws(tmp_path: Path) -> None:
         "in order": DataLoader(Pairs(), 6),
         "of a group": DataLoader(Pairs(), 6, sampler=DistributedSampler(Pairs(), 3, 1)),
         "own": DataLoader(Pairs(), 6, sampler=range(LENGTH)),
+        "random batches": DataLoader(Pairs(), batch_sampler=BatchSampler(RandomSampler(Pairs()), 6, drop_last=True)),
         "own batches": DataLoader(Pairs(), batch_sampler=Sixes()),
     }
     for name, loader in samplers.items():
@@ -116,6 +117,10 @@ def test_ranks_share_out_what_a_loader_draws(tmp_path: Path) -> None:
         first, second = (items(built(workload, config, tmp_path, rank, 2)) for rank in (0, 1))
         assert not set(first) & set(second), name
         assert len(first) == len(second) == LENGTH // 2, name
+    shuffled = [numbers(built(Workload(model=None, dataset=samplers["random batches"]), config, tmp_path, 0, 2))]
+    assert [0, 2, 4, 6] not in shuffled[0]
+    few = DataLoader(Pairs(), 6, sampler=RandomSampler(Pairs(), replacement=True, num_samples=16))
+    assert len(built(Workload(model=None, dataset=few), config, tmp_path, 0, 2)) == 2
     in_order = built(Workload(model=None, dataset=samplers["in order"]), config, tmp_path, 1, 2)
     assert numbers(in_order)[0] == [1, 3, 5, 7]
     alone = built(Workload(model=None, dataset=samplers["of a group"]), TrainingConfig(), tmp_path)
@@ -166,3 +171,58 @@ def test_an_optimizer_of_another_model_is_refused() -> None:
     workload = Workload(model=None, dataset=[1], optimizer=given)
     with pytest.raises(WorkloadFault, match="2 of its 2 belong to none of its modules; give the model itself"):
         build_optimizer(workload, nn.Linear(2, 2), 0.1)
+
+
+def test_a_batch_sampler_beside_a_loader_without_batches_has_them_collated(tmp_path: Path) -> None:
+    loader = DataLoader(Pairs(), batch_size=None)
+    workload = Workload(model=None, dataset=loader, batch_sampler=lambda dataset, size: [[1, 2], [3]])
+    assert numbers(built(workload, TrainingConfig(), tmp_path)) == [[1, 2], [3]]
+
+
+class Scaled(torch.optim.SGD):
+    """Has an attribute of its own, and a constructor that asks for it."""
+
+    def __init__(self, parameters: Any, scale: float) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.scale = scale
+
+    def step(self, closure: Any = None) -> Any:
+        assert self.scale == 3.0
+        return super().step(closure)
+
+
+def test_an_optimizer_keeps_its_attributes_and_hooks_and_leaves_the_users_alone(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    given = Scaled(model.parameters(), scale=3.0)
+    given.register_step_post_hook(called)
+    torch.optim.lr_scheduler.LambdaLR(given, lambda step: 0.0)  # puts its own around step, and the rate to 0
+    write_payload(Workload(model=model, dataset=[1], optimizer=given), tmp_path)
+    workload = read_payload(tmp_path)
+    made = build_optimizer(workload, workload.model, 0.2)
+    CALLS.clear()
+    workload.model(torch.randn(3, 2)).sum().backward()
+    made.step()
+    assert CALLS
+    assert made.param_groups[0]["lr"] == 0.2
+    made.register_step_post_hook(called)
+    assert len(workload.optimizer._optimizer_step_post_hooks) == 1
+    assert given.param_groups[0]["lr"] == 0.0
+
+
+CALLS: list[Any] = []
+
+
+def called(*arguments: Any) -> None:
+    CALLS.append(arguments)
+
+
+def test_the_learning_rate_is_the_one_before_a_warm_up(tmp_path: Path) -> None:
+    model = nn.Linear(4, LENGTH)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: step / 100)
+    workload = Workload(model=model, dataset=DataLoader(Pairs(), 6), optimizer=optimizer)
+    assert probe(workload, TrainingConfig(), open_device("cpu", 0), tmp_path).objects.observed.lr == 0.3
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    workload = Workload(model=model, dataset=DataLoader(Pairs(), 6), optimizer=optimizer)
+    assert "lr" not in probe(workload, TrainingConfig(), open_device("cpu", 0), tmp_path).objects.names
+    assert build_optimizer(workload, model, 0.5).param_groups[0]["lr"] == 0.5
