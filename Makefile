@@ -58,7 +58,7 @@ test-gpu: $(READY)
 	AUTOTUNE_TEST_GPU=1 $(BIN)/python -m pytest -m gpu --verbose --durations 0 --durations-min 1 tests/worker
 
 integrations: $(INTEGRATIONS)/.ready $(TENSORFLOW)/.ready build/sources/.ready
-	$(INTEGRATIONS)/bin/python -m pytest -n 2 --dist loadfile -m integrations --ignore $(TF_TESTS) --durations 10
+	$(INTEGRATIONS)/bin/python -m pytest -n 2 --dist loadfile -m integrations --ignore $(TF_TESTS) --durations 10 tests/integrations
 	$(TENSORFLOW)/bin/python -m pytest -m integrations $(TF_TESTS) --durations 10
 
 lint: $(READY)
