@@ -14,6 +14,7 @@ from autotune.api.search import run_plan
 from autotune.errors import ConfigError
 from autotune.files.plan_file import parse_plan
 from autotune.launch.launcher import Launcher
+from autotune.note import note
 from autotune.report.render.progress import ProgressMode
 from autotune.settings.command import command_name
 from autotune.settings.executor import Executor
@@ -182,7 +183,8 @@ def _plan_of(given: Mapping[str, Any]) -> Plan:
     name = getattr(model, "__name__", type(model).__name__) if taken is None else taken.name
     plan = parse_plan({**plain, **sections, "objective": objective}, name=name)
     if taken is not None:
-        return replace(plan, notes=taken.notes)
+        prepared = (note("prepared_by", framework="accelerate"),) if given["accelerator"] is not None else ()
+        return replace(plan, notes=(*prepared, *taken.notes))
     command = plan.workload.command
     return plan if command is None else replace(plan, name=command_name(command))
 
