@@ -186,7 +186,8 @@ def _plan_of(given: Mapping[str, Any]) -> Plan:
     name = getattr(model, "__name__", type(model).__name__) if taken is None else taken.name
     plan = parse_plan({**plain, **sections, "objective": objective}, name=name)
     if taken is not None:
-        notes += taken.notes
+        prepared = (note("prepared_by", framework="accelerate"),) if given["accelerator"] is not None else ()
+        notes += (*prepared, *taken.notes)
     plan = replace(plan, notes=notes)
     command = plan.workload.command
     return plan if command is None else replace(plan, name=command_name(command))

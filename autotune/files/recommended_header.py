@@ -30,6 +30,37 @@ _HEADER = """\
 {ranks}{malloc}# `settings` is what is read back; everything below it is the evidence, rounded.
 
 """
+_TRAINER_HEADER = """\
+# The fastest training settings that autotune {version} found for {name} on {device},
+# by the step of {framework}. Use them there:
+#
+#     export = autotune.load("recommended.yaml").to("{target}", device="{kind}")
+{use}#     export.dropped, export.defaults  # what that does not carry, and what {framework} does otherwise by itself
+#
+# Or in a shell: autotune export <this file, or its folder> --to {target}
+{beside}#
+{malloc}# `settings` is what is read back; everything below it is the evidence, rounded.
+
+"""
+_TRAINERS = {
+    "transformers.Trainer": "hf",
+    "Lightning's Trainer": "lightning",
+    "accelerate": "accelerate",
+}
+"""Targets by what notes call a framework."""
+_OF_TRAINERS = {"beside_training", "prepared_by"}
+"""Notes that name the framework whose objects were given."""
+_USES = {
+    "hf": """\
+#     arguments = TrainingArguments(..., **export.settings)  # and all others as in your own
+""",
+    "lightning": """\
+#     print(export.text)  # lines around your Trainer
+""",
+    "accelerate": """\
+#     print(export.text)  # a file for accelerate launch, and lines for your script
+""",
+}
 _SCRIPT_HEADER = """\
 # The fastest settings that autotune {version} found for {name} on {device}.
 # Train with them, your script unchanged:
@@ -61,6 +92,10 @@ _LOADERS = {
     "loader": """\
 #     loader = config.loader(loader)  # a copy of your own, with these settings
 """,
+    "beside": """\
+#     loader = ...  # yours, made with what the search had beside it: {beside}
+#     loader = config.loader(loader)  # a copy of it, with these settings
+""",
     "tokens": """\
 #     batches = ...  # your own batch sampler, made with max_tokens={max_tokens}
 #     loader = DataLoader(dataset, batch_sampler=batches, **config.dataloader_kwargs())
@@ -70,6 +105,9 @@ _LOADERS = {
 """,
 }
 """A DataLoader refuses `shuffle` beside a sampler or for a stream, and `batch_size` beside a batch sampler."""
+_SHARES = """\
+#     # each rank's loader must draw a share of its own, as by a DistributedSampler: a copy keeps the sampler of yours
+"""
 _DDP = """\
 # It was measured in {count} processes; where one machine has all: torchrun --nproc-per-node {count}.
 # Call torch.distributed.init_process_group before config.prepare. micro_batch_size and num_workers are those of one
@@ -93,13 +131,14 @@ def header_of(summary: RunSummary, recommendation: Recommendation) -> str:
     """How to train with what is recommended: in one's own loop, or by one's own script."""
     if summary.facts.script is not None:
         return _script_header(summary, recommendation)
+    framework = _framework(summary)
+    if framework is not None:
+        return _trainer_header(summary, recommendation.config, framework)
     return _HEADER.format(
         version=summary.autotune_version,
         name=_printable(summary.name),
         device=_printable(summary.environment.device_name),
-        loader=_LOADERS[_loader_of(summary.facts, recommendation.config)].format(
-            max_tokens=recommendation.config.loader_max_tokens
-        ),
+        loader=_loader(summary.facts, recommendation.config),
         ranks=_ranks(recommendation.config),
         malloc=_malloc(summary.environment),
     )
@@ -118,11 +157,50 @@ def _script_header(summary: RunSummary, recommendation: Recommendation) -> str:
     )
 
 
+def _framework(summary: RunSummary) -> str | None:
+    """Whose trainer was given, by the name that notes have for it; None: the loop is the user's own."""
+    named = (str(found.figures.get("framework")) for found in summary.notes if found.code in _OF_TRAINERS)
+    return next((name for name in named if name in _TRAINERS), None)
+
+
+def _trainer_header(summary: RunSummary, config: TrainingConfig, framework: str) -> str:
+    target, beside = _TRAINERS[framework], _beside(summary.facts, config)
+    return _TRAINER_HEADER.format(
+        version=summary.autotune_version,
+        name=_printable(summary.name),
+        device=_printable(summary.environment.device_name),
+        framework=framework,
+        target=target,
+        kind=_printable(summary.environment.device.partition(":")[0]),
+        use=_USES[target],
+        beside=f"# The search had beside your loader, which must be made with it: {beside}.\n" if beside else "",
+        malloc=_malloc(summary.environment),
+    )
+
+
+def _loader(facts: WorkloadFacts, config: TrainingConfig) -> str:
+    """How the loader that was measured is made."""
+    lines = _LOADERS[_loader_of(facts, config)]
+    made = lines.format(max_tokens=config.loader_max_tokens, beside=_beside(facts, config))
+    is_whole = facts.objects.has_loader and config.process_count > 1 and not facts.is_iterable
+    return made + _SHARES if is_whole else made
+
+
+def _beside(facts: WorkloadFacts, config: TrainingConfig) -> str:
+    """What was given beside a DataLoader, with the size that a batch sampler was made for; "": nothing was."""
+    size = (
+        f"max_tokens={config.loader_max_tokens}" if facts.has_token_budget else f"batch_size={config.loader_batch_size}"
+    )
+    is_made = facts.has_token_budget or facts.fixed_batch_size is None
+    sizes = {"batch_sampler": f"batch_sampler (for {size})"} if is_made else {}
+    return ", ".join(sizes.get(name, name) for name in facts.objects.beside)
+
+
 def _loader_of(facts: WorkloadFacts, config: TrainingConfig) -> str:
+    if facts.objects.has_loader:
+        return "beside" if facts.objects.beside else "loader"
     if facts.has_token_budget:
         return "tokens"
-    if facts.objects.has_loader:
-        return "loader"
     if facts.fixed_batch_size is not None:
         return "batches"
     if facts.is_tf_data:

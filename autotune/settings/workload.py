@@ -20,6 +20,7 @@ from autotune.settings.training_config import TrainingConfig
 
 __all__ = [
     "BESIDE_A_COMMAND",
+    "BESIDE_A_LOADER",
     "INSTALLED",
     "PARTS",
     "READ_PART",
@@ -130,14 +131,15 @@ class Workload:
 INSTALLED = frozenset({"site-packages", "dist-packages"})
 """Folders that hold installed packages, by their own names."""
 _SWITCHES = ("shuffle", "drop_last")
-_OF_THE_LOADER = ("collate_fn", "sampler", "batch_sampler", "worker_init_fn", "multiprocessing_context")
+BESIDE_A_LOADER = ("collate_fn", "sampler", "batch_sampler", "worker_init_fn", "multiprocessing_context")
+"""Arguments of a DataLoader that take the place of its own where a DataLoader is given."""
 PARTS = tuple(field.name for field in fields(Workload) if field.name not in {"command", *_SWITCHES})
 """The parts of a workload that are the user's objects or references (and the start method)."""
 
 
 def beside_tf_data(workload: Workload) -> str | None:
     """What a DataLoader would take of a workload and a tf.data pipeline has no use for, as a reason; or None."""
-    parts = (*_OF_THE_LOADER, *_SWITCHES)
+    parts = (*BESIDE_A_LOADER, *_SWITCHES)
     idle = [name for name in parts if getattr(workload, name) not in {None, True}]
     if not idle:
         return None
@@ -211,6 +213,8 @@ class ObjectFacts(FrozenModel):
     """A DataLoader was given, not a dataset alone."""
     drop_last: bool | None = None
     """Of the DataLoader; None: there is none."""
+    beside: tuple[str, ...] = ()
+    """Arguments of a loader that were given beside the DataLoader, in place of its own, such as "collate_fn"."""
 
 
 class WorkloadFacts(FrozenModel):

@@ -109,8 +109,8 @@ def test_each_name_of_an_export_is_an_argument_of_ultralytics(
 
 
 def test_ultralytics_does_by_itself_what_is_said_of_it(ultralytics: dict[str, Any]) -> None:
-    names = ("optimizer", "nbs", "lrf", "warmup_epochs", "channels_last")
-    assert tuple(ultralytics[name] for name in names) == ("auto", 64, 0.01, 3.0, None)
+    names = ("optimizer", "batch", "nbs", "lrf", "warmup_epochs", "channels_last")
+    assert tuple(ultralytics[name] for name in names) == ("auto", 16, 64, 0.01, 3.0, None)
     trainer = tree("ultralytics", "ultralytics/engine/trainer.py")
     steps = function(trainer, "_build_train_pipeline")
     assert "max(round(self.args.nbs / self.batch_size), 1)" in steps

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from autotune.files.framework_file import read_today
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.exports.targets.accelerate import ddp_handler
+from autotune.settings.exports.targets.deepspeed import OPTIMIZERS
 from autotune.settings.exports.targets.hf import HF
 from autotune.settings.training_config import TrainingConfig
 from tests.settings.exports.configs import EVERYTHING, any_configs, flat
@@ -311,6 +312,7 @@ class Lit(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.25)
 dataset, module = Data(), Lit()
 exec(open("lines.py").read())
+loader = DataLoader(dataset, shuffle=True, **loader_arguments)
 trainer.fit_loop.max_epochs = 1
 trainer.fit_loop.epoch_loop.max_steps = 2
 trainer.fit(module, loader)
@@ -368,7 +370,7 @@ def test_lightning_trains_by_the_lines_that_were_exported(tmp_path: Path, ranks:
 def test_the_lines_for_lightning_run_whatever_they_say(config: TrainingConfig) -> None:
     pytorch = pytest.importorskip("lightning.pytorch")
     import torch
-    from torch.utils.data import TensorDataset
+    from torch.utils.data import DataLoader, TensorDataset
 
     before = torch.get_num_threads(), torch.get_float32_matmul_precision()
     names: dict[str, Any] = {"dataset": TensorDataset(torch.zeros(4096, 1)), "module": pytorch.LightningModule()}
@@ -378,12 +380,42 @@ def test_the_lines_for_lightning_run_whatever_they_say(config: TrainingConfig) -
     finally:
         torch.set_num_threads(before[0])
         torch.set_float32_matmul_precision(before[1])
-    loader = names["loader"]
+    batches: dict[str, Any] = {} if config.max_tokens is None else {"batch_sampler": [[0]]}
+    loader = DataLoader(names["dataset"], **names["loader_arguments"], **batches)
     assert (loader.batch_size, loader.num_workers, loader.in_order) == (
-        config.micro_batch_size,
+        config.micro_batch_size if config.max_tokens is None else None,
         config.num_workers,
         config.in_order,
     )
+
+
+def test_lightning_runs_the_step_compiled_by_the_lines_that_were_exported(tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
+    config = TrainingConfig(micro_batch_size=4, compile=True)
+    (tmp_path / "lines.py").write_text(config.to("lightning", device="cpu").text)
+    script = """
+from functools import partial
+from lightning.pytorch import LightningModule
+class Lit(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(8, 2)
+    def training_step(self, batch, index):
+        return nn.functional.cross_entropy(self.net(batch["x"]), batch["labels"])
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.25)
+frames = []
+def counting(graph, inputs):
+    frames.append(graph)
+    return graph.forward
+torch.compile = partial(torch.compile, backend=counting)
+dataset, module = Data(), Lit()
+exec(open("lines.py").read())
+trainer.fit_loop.epoch_loop.max_steps = 2
+trainer.fit(module, DataLoader(dataset, **loader_arguments))
+print(json.dumps({"steps": trainer.global_step, "is_compiled": bool(frames)}))
+"""
+    assert trained(tmp_path, script) == {"steps": 2, "is_compiled": True}
 
 
 # torchrun
@@ -429,6 +461,14 @@ dist.destroy_process_group()
 
 
 # DeepSpeed
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_deepspeed_knows_each_optimizer_that_an_export_names(name: str) -> None:
+    runtime = pytest.importorskip("deepspeed.runtime.config")
+    import torch
+
+    assert name.lower() in runtime.DEEPSPEED_OPTIMIZERS or hasattr(torch.optim, name)
 
 
 @ANY

@@ -44,6 +44,11 @@ class Words(Dataset[dict[str, torch.Tensor]]):
         return {"input_ids": words, "labels": words}
 
 
+def head_of(folder: Path) -> str:
+    """What the recommendation of a run folder says before its settings."""
+    return (folder / "recommended.yaml").read_text().partition("format: 1")[0]
+
+
 def made_trainer(folder: Path, **arguments: Any) -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
@@ -92,6 +97,7 @@ def test_a_trainer_of_transformers_is_searched_with(tmp_path: Path) -> None:
     assert result.summary.name == "GPT2LMHeadModel"
     (beside,) = (told for told in result.summary.notes if told.code == "beside_training")
     assert "checkpoints" in str(beside.figures["names"])
+    assert '.to("hf", device="cpu")' in head_of(tmp_path / "run")
     assert vars(trainer) == attributes
     assert all(torch.equal(value, weights[name]) for name, value in trainer.model.state_dict().items())
     assert not list((tmp_path / "out").rglob("*"))
@@ -247,6 +253,7 @@ def test_a_lightning_module_with_its_data_is_searched_with(tmp_path: Path) -> No
     assert (result.summary.name, result.summary.facts.optimizer.name) == ("Net", "AdamW")
     (beside,) = (told for told in result.summary.notes if told.code == "beside_training")
     assert {"on_train_batch_end", "checkpoints"} <= {*beside.figures["names"]}  # type: ignore[misc] # a list
+    assert '.to("lightning", device="cpu")' in head_of(tmp_path)
     assert not hasattr(data, "numbers")
     assert "log" not in vars(module)
 
@@ -283,6 +290,7 @@ def test_what_accelerate_has_prepared_is_searched_with(tmp_path: Path) -> None:
     found = result.baseline
     assert (found.micro_batch_size, found.grad_accum_steps, found.amp_dtype, found.lr) == (16, 2, "bfloat16", 0.02)
     assert (found.num_workers, result.summary.facts.optimizer.name) == (1, "AdamW")
+    assert '.to("accelerate", device="cpu")' in head_of(tmp_path)
     assert vars(model) == before
     assert len(optimizer.state) == 2
 

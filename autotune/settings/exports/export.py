@@ -13,10 +13,13 @@ from typing import Any, NamedTuple
 from autotune.frozen import FrozenModel
 from autotune.settings.ddp_config import DdpConfig
 
-__all__ = ["LOADER", "Differing", "Dropped", "Export", "Wanted", "wanted"]
+__all__ = ["CLIPS", "LOADER", "Differing", "Dropped", "Export", "Wanted", "wanted"]
 
 LOADER = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "in_order")
 """Settings that torch's DataLoader takes under their own names."""
+
+CLIPS = "gradients are clipped each step; in trials only where your own step or Trainer does"
+"""Said of targets that clip by themselves: a Trainer that was searched with clips in its trials too."""
 
 
 class Dropped(NamedTuple):
@@ -80,12 +83,15 @@ class Wanted:
         return int(self["world_size"]) if self.is_ddp else 1
 
     @property
+    def has_budget(self) -> bool:
+        """Whether the user's batch sampler makes batches of so many tokens: their size in samples is a mean then."""
+        return self["max_tokens"] is not None
+
+    @property
     def loader(self) -> dict[str, Any]:
-        """Arguments of torch's DataLoader that are not its own defaults; the batch size always."""
-        return {
-            "batch_size": self["micro_batch_size"],
-            **{name: self[name] for name in LOADER if name in self.changed},
-        }
+        """Arguments of torch's DataLoader that are not its own defaults; the batch size wherever it is fixed."""
+        size = {} if self.has_budget else {"batch_size": self["micro_batch_size"]}
+        return {**size, **{name: self[name] for name in LOADER if name in self.changed}}
 
 
 def wanted(config: FrozenModel, *, device: str | None = None, optimizer: str | None = None) -> Wanted:

@@ -17,8 +17,10 @@ __all__ = ["Name", "Table", "carried", "dropped"]
 _DDP = "ddp."
 _ALWAYS = frozenset({"micro_batch_size", "lr"})
 """Settings that have no value of torch's own: they must be told wherever a target can't take them."""
+_MEAN = "{value} is no size of a batch, but what one of max_tokens={budget} holds on average"
 _IN_YOUR_CODE = {
     "micro_batch_size": "your DataLoader takes it: batch_size={value!r}",
+    "max_tokens": "your own batch sampler takes it: max_tokens={value!r}",
     "grad_accum_steps": "your loop makes {value} backward passes for one optimizer step",
     "lr": "your optimizer takes it: lr={value!r}",
     "channels_last": "in your script: model = model.to(memory_format=torch.channels_last)",
@@ -70,6 +72,8 @@ class Table:
     """Those that it trains in on a CPU."""
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Where a setting goes that it can't take, if elsewhere than into your own loop."""
+    needs_batch_size: bool = False
+    """It demands a number of samples, so that with a token budget it is given their mean."""
     unread: Mapping[str, str] = field(default_factory=dict)
     """Names of its file that change how fast it trains, or what, and have no setting here, each with what to do."""
     is_silent_on: frozenset[str] = frozenset()
@@ -81,7 +85,7 @@ def carried(found: Wanted, table: Table) -> dict[str, Any]:
     result = {
         name.name: int(found[name.setting]) if name.is_whole else found[name.setting]
         for name in table.names
-        if _is_carried(found, name) and (name.setting in found.changed or not name.is_rare)
+        if _is_carried(found, table, name) and (name.setting in found.changed or not name.is_rare)
     }
     return result | dict(table.precisions.get(_precision(found, table), {}))
 
@@ -97,7 +101,8 @@ def dropped(
         also: Settings that are dropped all the same, with the reason.
         but: Names that the target's module writes itself, with blanks between them.
     """
-    taken = {*but.split(), *(name.setting for name in table.names if _is_carried(found, name))}
+    taken = {*but.split(), *(name.setting for name in table.names if _is_carried(found, table, name))}
+    taken -= {"micro_batch_size"} if found.has_budget and not table.needs_batch_size else set()
     taken |= {"amp_dtype"} if _precision(found, table) == found["amp_dtype"] and table.precisions else set()
     reasons = {
         name: _reason(found, table, name) for name in found.values if _is_lost(found, name) and name not in taken
@@ -107,8 +112,10 @@ def dropped(
     )
 
 
-def _is_carried(found: Wanted, name: Name) -> bool:
+def _is_carried(found: Wanted, table: Table, name: Name) -> bool:
     value = found[name.setting]
+    if name.setting == "micro_batch_size" and found.has_budget:
+        return table.needs_batch_size
     if value is None or (name.setting.startswith(_DDP) and not found.is_ddp):
         return False
     return not name.is_whole or value == int(value)
@@ -132,6 +139,8 @@ def _precision(found: Wanted, table: Table) -> str:
 
 def _reason(found: Wanted, table: Table, name: str) -> str:
     value, bare = found[name], name.removeprefix(_DDP)
+    if name == "micro_batch_size" and found.has_budget:
+        return _MEAN.format(value=value, budget=found["max_tokens"])
     if name == "amp_dtype" and value in table.precisions:
         return f"{table.title} trains in {value} on no CPU; float32 is written"
     if any(own.setting == name and own.is_whole for own in table.names):

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-__all__ = ["Code", "as_call", "as_comment", "as_json", "as_options", "as_yaml", "nested"]
+__all__ = ["Code", "as_call", "as_comment", "as_json", "as_options", "as_yaml", "loader_remark", "nested"]
 
 
 class Code(str):
@@ -54,6 +54,13 @@ def as_call(name: str, arguments: Mapping[str, Any], *before: str) -> str:
         return line
     inner = (each.replace("\n", "\n    ") for each in written)  # of a call within this one
     return f"{name}(\n" + "".join(f"    {each},\n" for each in inner) + ")"
+
+
+def loader_remark(max_tokens: int | None) -> str:
+    """What stands beside the arguments of a DataLoader: it is the user's own, of which only these are known."""
+    if max_tokens is not None:
+        return f"your own DataLoader takes these, and your batch sampler, made with max_tokens={max_tokens}"
+    return "your own DataLoader takes these; its sampler or shuffle, collate_fn and drop_last stay as they are"
 
 
 def as_comment(lines: Iterable[str]) -> str:

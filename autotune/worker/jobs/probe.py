@@ -21,7 +21,7 @@ from autotune.settings.applied.loader import drops_last, fixed_batches, observed
 from autotune.settings.applied.optimizer import base_lr
 from autotune.settings.applied.tf_data import TfData, TfLoader
 from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import ObjectFacts, Workload, WorkloadFacts
+from autotune.settings.workload import BESIDE_A_LOADER, ObjectFacts, Workload, WorkloadFacts
 from autotune.worker.failure.out_of_memory import shortage_of
 from autotune.worker.measure.batch import leaves_of, tensors_of
 from autotune.worker.measure.feed import BatchFeed, Feed
@@ -100,7 +100,9 @@ def probe(workload: Workload, config: TrainingConfig, device: Device, scratch: P
 def _objects(workload: Workload, data: Any, config: TrainingConfig) -> ObjectFacts:
     """What the user's loader and optimizer are set to; `config` is the baseline that was given."""
     found: dict[str, Any] = {}
+    beside: tuple[str, ...] = ()
     if isinstance(data, DataLoader):
+        beside = tuple(name for name in BESIDE_A_LOADER if getattr(workload, name) is not None)
         found = observed_settings(data)
         if workload.batch_sampler is not None:  # it makes the batches, of the baseline's size
             found.pop("micro_batch_size", None)
@@ -111,6 +113,7 @@ def _objects(workload: Workload, data: Any, config: TrainingConfig) -> ObjectFac
         observed=TrainingConfig(micro_batch_size=config.micro_batch_size, lr=config.lr),
         has_loader=isinstance(data, DataLoader),
         drop_last=drops_last(data) if isinstance(data, DataLoader) else None,
+        beside=beside,
     )
     return _with(known, **found)
 

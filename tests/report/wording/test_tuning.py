@@ -33,6 +33,13 @@ DIFFERING = [{"name": "cuda", "there": "12", "here": "13"}, {"name": "cores", "t
             note("near_ceiling", ceiling_fraction=0.98),
             "the best found reaches 98 % of the lower ceiling of loader and device",
         ),
+        (
+            note("prepared_by", framework="accelerate"),
+            (
+                "Model, optimizer and loader were taken out of what accelerate had put around them: trials run without "
+                "that."
+            ),
+        ),
         (note("little_expected", gain_fraction=0.003), "another trial is expected to bring 0.3 %"),
         (
             note("precision_left_out", amp_dtype="bfloat16", is_compiled=True, reason="the loss became nan"),

@@ -27,6 +27,7 @@ _DDP = st.builds(
 _SETTINGS = st.fixed_dictionaries(
     {
         "micro_batch_size": st.integers(1, 1024),
+        "max_tokens": st.none() | st.integers(1, 8192),
         "grad_accum_steps": st.integers(1, 8),
         "lr": st.sampled_from([1e-5, 0.1, 3.0]) | st.floats(1e-8, 10),
         "amp_dtype": st.sampled_from(AMP_DTYPES),

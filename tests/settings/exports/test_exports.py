@@ -96,13 +96,13 @@ def test_each_setting_of_a_file_is_read_or_dropped(config: TrainingConfig, targe
 
 def test_a_setting_that_no_table_knows_is_dropped_by_name() -> None:
     class Later(TrainingConfig):
-        max_tokens: int | None = None
+        patience: int | None = None
         places: dict[str, int] | None = None
 
     for target in TARGETS:
-        assert not {"max_tokens", "places"} & dropped(Later().to(target)).keys()
-        reasons = dropped(Later(max_tokens=9, places={"a": 1}).to(target))
-        assert reasons["max_tokens"].endswith("your own loop takes it: max_tokens=9")
+        assert not {"patience", "places"} & dropped(Later().to(target)).keys()
+        reasons = dropped(Later(patience=9, places={"a": 1}).to(target))
+        assert reasons["patience"].endswith("your own loop takes it: patience=9")
         assert reasons["places"].endswith("your own loop takes it: places={'a': 1}")
 
 
@@ -123,9 +123,10 @@ def test_a_snippet_is_python_and_calls_the_trainer_with_the_settings(target: str
     arguments = keywords(export.text, "Trainer")
     written = {name: ast.literal_eval(arguments[name]) for name in export.settings if name != "strategy"}
     assert written == {name: value for name, value in export.settings.items() if name != "strategy"}
-    loader = keywords(export.text, "DataLoader")
+    loader = keywords(export.text, "dict")
     steps = config.grad_accum_steps if target == "composer" else 1
-    assert ast.literal_eval(loader["batch_size"]) == config.micro_batch_size * steps
+    size = config.micro_batch_size * steps if config.max_tokens is None else None
+    assert ast.literal_eval(loader.get("batch_size", ast.Constant(None))) == size
     for name, value in config.loader_settings.items():
         plain = getattr(TrainingConfig(), name)
         assert value == (ast.literal_eval(loader[name]) if name in loader else plain)
@@ -142,6 +143,68 @@ def test_lightning_gets_the_arguments_of_its_strategy() -> None:
         "broadcast_buffers": "False",
         "ddp_comm_hook": "default_hooks.fp16_compress_hook",
     }
+
+
+@pytest.mark.parametrize("target", ["accelerate", "lightning", "composer"])
+def test_of_a_loader_only_the_arguments_that_are_known_are_written(target: str) -> None:
+    text = EVERYTHING.to(target).text
+    steps = EVERYTHING.grad_accum_steps if target == "composer" else 1
+    assert f"batch_size={64 * steps}" in text
+    assert "num_workers=4" in text
+    assert "its sampler or shuffle, collate_fn and drop_last stay as they are" in text
+    assert "DataLoader(" not in text
+    assert "shuffle=" not in text
+    assert "drop_last=" not in text
+
+
+def test_composer_says_that_its_loader_has_the_batches_of_an_optimizer_step() -> None:
+    assert "batch_size: that of a whole optimizer step" in EVERYTHING.to("composer").text
+    assert "whole optimizer step" not in TrainingConfig().to("composer").text
+
+
+BUDGET = TrainingConfig(micro_batch_size=1313, max_tokens=4096, grad_accum_steps=2)
+
+
+@pytest.mark.parametrize("target", sorted(TARGETS.keys() - {"deepspeed"}))
+def test_the_mean_of_a_token_budgets_batches_is_no_batch_size(target: str) -> None:
+    export = BUDGET.to(target, optimizer="SGD")
+    assert "1313" not in export.text
+    assert not {1313, 2626} & set(export.settings.values())
+    assert "max_tokens=4096" in dropped(export)["micro_batch_size"]
+    assert "max_tokens=4096" in export.text or "max_tokens" in dropped(export)
+
+
+def test_deepspeed_which_demands_a_batch_size_says_that_it_is_a_mean() -> None:
+    export = BUDGET.to("deepspeed")
+    assert export.settings["train_micro_batch_size_per_gpu"] == 1313
+    assert "the mean of your batch" in defaults(export)["train_micro_batch_size_per_gpu"]
+    assert "max_tokens=4096" in dropped(export)["max_tokens"]
+    assert "train_micro_batch_size_per_gpu" not in defaults(TrainingConfig().to("deepspeed"))
+
+
+@pytest.mark.parametrize(("target", "is_told"), [("composer", True), ("ultralytics", True), ("lightning", False)])
+def test_an_accumulation_that_is_counted_in_samples_is_dropped_with_a_token_budget(target: str, is_told: bool) -> None:
+    assert ("grad_accum_steps" in dropped(BUDGET.to(target))) is is_told
+
+
+def test_ranks_of_accelerate_need_not_have_batches_of_one_size() -> None:
+    ranks = {"world_size": 2, "strategy": "ddp"}
+    assert "even_batches=False" in BUDGET.model_copy(update=ranks).to("accelerate").text
+    assert "even_batches" not in BUDGET.to("accelerate").text
+    assert "even_batches" not in TrainingConfig(world_size=2, strategy="ddp").to("accelerate").text
+
+
+@pytest.mark.parametrize("target", ["hf", "deepspeed", "axolotl"])
+def test_clipping_is_said_of_the_target_and_not_of_trials_which_may_have_clipped(target: str) -> None:
+    said = next(reason for name, reason in defaults(EVERYTHING.to(target)).items() if "grad" in name)
+    assert said.startswith("1.0")
+    assert "trials did not" not in said
+    assert "in trials only where your own step or Trainer does" in said
+
+
+def test_hf_does_not_say_that_a_trainers_own_drop_last_was_left_out() -> None:
+    said = defaults(EVERYTHING.to("hf"))["dataloader_drop_last"]
+    assert "unless your own loader or Trainer keeps it" in said
 
 
 def test_hf_gets_no_prefetching_without_workers() -> None:
@@ -182,6 +245,23 @@ def test_deepspeed_gets_a_learning_rate_where_the_optimizer_is_known() -> None:
     known = EVERYTHING.to("deepspeed", optimizer="AdamW")
     assert known.settings["optimizer"] == {"type": "AdamW", "params": {"lr": 1e-5}}
     assert "lr" not in dropped(known)
+
+
+@pytest.mark.parametrize("optimizer", ["Prodigy", "MySGD", "Muon", "LBFGS"])
+def test_deepspeed_is_given_no_optimizer_that_it_can_not_make(optimizer: str) -> None:
+    export = EVERYTHING.to("deepspeed", optimizer=optimizer)
+    assert "optimizer" not in export.settings
+    assert f"knows no optimizer {optimizer}; make it in your script with lr=1e-05" in dropped(export)["lr"]
+    assert "optimizer.params" not in defaults(export)
+
+
+def test_deepspeed_says_that_it_has_the_learning_rate_alone_of_an_optimizer() -> None:
+    assert (
+        "momentum, betas, eps, weight decay"
+        in defaults(EVERYTHING.to("deepspeed", optimizer="SGD"))["optimizer.params"]
+    )
+    assert "adam_w_mode" in defaults(EVERYTHING.to("deepspeed", optimizer="Adam"))["optimizer.params"]
+    assert "optimizer.params" not in defaults(EVERYTHING.to("deepspeed"))
 
 
 def test_a_bucket_of_deepspeed_is_counted_in_elements_of_its_precision() -> None:

@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
 
 from autotune.protocol.payload import read_payload, write_payload
 from autotune.settings.training_config import TrainingConfig
@@ -82,7 +90,20 @@ def test_the_probe_reads_the_baseline_from_a_loader_and_an_optimizer(is_factory:
         "lr": 0.02,
     }
     assert (objects.has_loader, objects.drop_last, facts.dataset_length) == (True, False, LENGTH)
+    assert objects.beside == ()
     assert (facts.optimizer.name, facts.optimizer.betas, facts.fixed_batch_size) == ("Adam", (0.8, 0.9), None)
+
+
+@pytest.mark.parametrize("has_loader", [True, False])
+def test_what_is_given_beside_a_loader_is_known_by_name(has_loader: bool, tmp_path: Path) -> None:
+    workload = Workload(
+        model=nn.Linear(4, LENGTH),
+        dataset=DataLoader(Pairs(), batch_size=6) if has_loader else Pairs(),
+        sampler=SequentialSampler,
+        collate_fn=torch.utils.data.default_collate,
+    )
+    found = probe(workload, TrainingConfig(), open_device("cpu", 0), tmp_path).objects
+    assert (found.has_loader, found.beside) == (has_loader, ("collate_fn", "sampler") if has_loader else ())
 
 
 @pytest.mark.parametrize(

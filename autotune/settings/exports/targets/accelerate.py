@@ -12,7 +12,7 @@ from typing import Any
 from autotune.settings.exports.export import Differing, Export, Wanted
 from autotune.settings.exports.reading import Reading, Unread, file_value, is_off, reading
 from autotune.settings.exports.table import Table, carried, dropped
-from autotune.settings.exports.text import Code, as_call, as_comment, as_yaml
+from autotune.settings.exports.text import Code, as_call, as_comment, as_yaml, loader_remark
 
 __all__ = ["ACCELERATE", "ddp_handler", "from_accelerate", "to_accelerate"]
 
@@ -110,12 +110,16 @@ def _lines(found: Wanted) -> Iterator[str]:
     arguments: dict[str, Any] = {}
     if found["grad_accum_steps"] > 1:
         arguments["gradient_accumulation_steps"] = found["grad_accum_steps"]
-    if found["pin_memory"]:
-        arguments["dataloader_config"] = Code("DataLoaderConfiguration(non_blocking=True)")
+    loading = {"non_blocking": True} if found["pin_memory"] else {}
+    if found.has_budget and found.processes > 1:
+        loading["even_batches"] = False  # by itself it is not made for batches of many sizes
+    if loading:
+        arguments["dataloader_config"] = Code(as_call("DataLoaderConfiguration", loading))
     if found.is_ddp and (handler := ddp_handler(found)):
         arguments["kwargs_handlers"] = [Code(as_call("DistributedDataParallelKwargs", handler))]
     yield f"accelerator = {as_call('Accelerator', arguments)}"
-    yield f"loader = {as_call('DataLoader', {'shuffle': True, 'drop_last': True, **found.loader}, 'dataset')}"
+    yield f"{loader_remark(found['max_tokens'])}:"
+    yield f"    {as_call('dict', found.loader)}"
     if found["channels_last"]:
         yield "model = model.to(memory_format=torch.channels_last)"
     if found["amp_dtype"] == "tf32":
@@ -129,9 +133,9 @@ def _defaults(found: Wanted) -> Iterator[Differing]:
             "DataLoaderConfiguration.non_blocking", "false: copies from pinned memory block; in trials they did not"
         )
     if found.processes > 1:
-        yield Differing(
-            "DataLoaderConfiguration.even_batches", "true: samples are repeated where ranks don't come out even"
-        )
+        reason = "true: samples are repeated where ranks don't come out even"
+        unfit = "; it is not made for batches of many sizes, as of a token budget" if found.has_budget else ""
+        yield Differing("DataLoaderConfiguration.even_batches", reason + unfit)
         if found["intra_op_threads"] is None:
             yield Differing(
                 "num_cpu_threads_per_process", "1 on GPUs (OMP_NUM_THREADS); in trials the ranks shared all cores"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from autotune.settings.exports.export import Differing, Export, Wanted
+from autotune.settings.exports.export import CLIPS, Differing, Export, Wanted
 from autotune.settings.exports.reading import Reading, Unread, reading
 from autotune.settings.exports.table import Name, Table, carried, dropped
 from autotune.settings.exports.text import as_yaml
@@ -36,6 +36,8 @@ AXOLOTL = Table(
         "float16": {"bf16": False, "fp16": True, "tf32": False},
     },
     reasons={
+        "max_tokens": "its loader makes batches of a fixed size, 1 unless micro_batch_size says otherwise; "
+        "sample_packing fills sequences with tokens instead",
         "persistent_workers": "its workers start anew each epoch",
         "in_order": "its loader keeps the order",
         "channels_last": "its models have no images",
@@ -97,7 +99,7 @@ def from_axolotl(given: Mapping[str, Any]) -> Reading:
 def _defaults(found: Wanted) -> Iterator[Differing]:
     yield Differing("optimizer", "adamw_torch_fused; trials trained with your own optimizer, or SGD")
     yield Differing("lr_scheduler", "cosine, after a warm-up; trials kept the learning rate as it is")
-    yield Differing("max_grad_norm", "1.0 (its Trainer's): gradients are clipped each step; trials did not")
+    yield Differing("max_grad_norm", f"1.0 (its Trainer's): {CLIPS}")
     if found["num_workers"] and found["prefetch_factor"] is None:
         yield Differing(
             "dataloader_prefetch_factor", "256 if you take dataloader_num_workers and dataloader_pin_memory out"

@@ -11,7 +11,7 @@ from typing import Any
 
 from autotune.settings.exports.export import Differing, Export, Wanted
 from autotune.settings.exports.table import Name, Table, carried, dropped
-from autotune.settings.exports.text import Code, as_call
+from autotune.settings.exports.text import Code, as_call, loader_remark
 
 __all__ = ["COMPOSER", "to_composer"]
 
@@ -32,8 +32,13 @@ COMPOSER = Table(
     },
 )
 _IN_THE_TEXT = (
-    "grad_accum_steps num_workers prefetch_factor persistent_workers pin_memory in_order channels_last compile "
-    "intra_op_threads"
+    "grad_accum_steps max_tokens num_workers prefetch_factor persistent_workers pin_memory in_order channels_last "
+    "compile intra_op_threads"
+)
+
+_UNCUT = (
+    "Composer cuts the batch of an optimizer step by samples, not by tokens; to accumulate {}, give a DataSpec with a "
+    "split_batch of your own"
 )
 
 
@@ -44,7 +49,9 @@ def to_composer(found: Wanted) -> Export:
         **({"compile_config": {}} if found["compile"] else {}),
         **({"device": "cpu"} if found.device == "cpu" else {}),
     }
-    lost = dropped(found, COMPOSER, but=_IN_THE_TEXT)
+    steps = found["grad_accum_steps"]
+    uncut = {"grad_accum_steps": _UNCUT.format(steps)} if found.has_budget and steps > 1 else {}
+    lost = dropped(found, COMPOSER, also=uncut, but=_IN_THE_TEXT)
     text = "\n".join(_lines(found, settings)) + "\n"
     return Export(target="composer", text=text, settings=settings, dropped=lost, defaults=(*_defaults(found),))
 
@@ -54,20 +61,23 @@ def _lines(found: Wanted, settings: dict[str, Any]) -> Iterator[str]:
     yield "from composer import Trainer"
     if found["channels_last"]:
         yield "from composer.algorithms import ChannelsLast"
-    yield "from torch.utils.data import DataLoader"
     yield ""
     if found["intra_op_threads"] is not None:
         yield f"torch.set_num_threads({found['intra_op_threads']})"
-    loader = {"shuffle": True, "drop_last": True, **found.loader}
-    loader["batch_size"] = found["micro_batch_size"] * found["grad_accum_steps"]
-    yield f"loader = {as_call('DataLoader', loader, 'dataset')}  # the batches of an optimizer step"
+    loader = found.loader
+    whole = ""
+    if not found.has_budget and found["grad_accum_steps"] > 1:
+        loader["batch_size"] *= found["grad_accum_steps"]
+        whole = "  # batch_size: that of a whole optimizer step"
+    yield f"# {loader_remark(found['max_tokens'])}:"
+    yield f"loader_arguments = {as_call('dict', loader)}{whole}"
     own = {"model": Code("model"), "train_dataloader": Code("loader"), "optimizers": Code("optimizer")}
     algorithms = {"algorithms": [Code("ChannelsLast()")]} if found["channels_last"] else {}
     yield f"trainer = {as_call('Trainer', {**own, **settings, **algorithms})}  # the optimizer's lr: {found['lr']!r}"
 
 
 def _defaults(found: Wanted) -> Iterator[Differing]:
-    if found["grad_accum_steps"] > 1:
+    if found["grad_accum_steps"] > 1 and not found.has_budget:
         yield Differing(
             "train_dataloader", "loads the batch of a whole optimizer step at once; trials loaded it in parts"
         )

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from autotune.settings.exports.export import Differing, Export, Wanted
+from autotune.settings.exports.export import CLIPS, Differing, Export, Wanted
 from autotune.settings.exports.reading import Reading, Unread, reading
 from autotune.settings.exports.table import Name, Table, carried, dropped
 from autotune.settings.exports.text import as_json, nested
 
-__all__ = ["DEEPSPEED", "from_deepspeed", "to_deepspeed"]
+__all__ = ["DEEPSPEED", "OPTIMIZERS", "from_deepspeed", "to_deepspeed"]
 
 DEEPSPEED = Table(
     title="DeepSpeed's file",
@@ -28,7 +28,9 @@ DEEPSPEED = Table(
         "bfloat16": {"bf16.enabled": True, "fp16.enabled": False},
         "float16": {"bf16.enabled": False, "fp16.enabled": True},
     },
+    needs_batch_size=True,
     reasons={
+        "max_tokens": "your own DataLoader takes it, by a batch sampler made with max_tokens={value!r}",
         "lr": 'its optimizer needs a type: {{"type": "AdamW", "params": {{"lr": {value!r}}}}}, or take your own',
         "compile": "in your script: engine.compile()",
         "world_size": "start {value} processes: deepspeed --num_gpus {value}",
@@ -47,6 +49,17 @@ _BUCKET = "zero_optimization.reduce_bucket_size"
 _HOOK = "communication_data_type"
 _COMMUNICATED = {"fp16", "bf16"}
 _MIB = 2**20
+_OWN_OPTIMIZERS = {"Adam", "AdamW", "Adagrad", "Lamb", "Lion"}
+"""DeepSpeed's, by the names of the classes of these rules. Its MuAdam, MuAdamW and MuSGD need another package, and its
+Muon must be told the parameters that it is for."""
+_TORCH_OPTIMIZERS = {"ASGD", "Adadelta", "Adafactor", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"}
+"""All other names it looks up in torch.optim: those that need neither a closure nor parameters of one kind."""
+OPTIMIZERS = _OWN_OPTIMIZERS | _TORCH_OPTIMIZERS
+"""Classes that its file can name as optimizer.type."""
+_FOREIGN = (
+    "DeepSpeed's file knows no optimizer {}; make it in your script with lr={!r}, and hand it to "
+    "deepspeed.initialize(optimizer=...)"
+)
 
 
 def to_deepspeed(found: Wanted) -> Export:
@@ -56,7 +69,7 @@ def to_deepspeed(found: Wanted) -> Export:
         **carried(found, DEEPSPEED),
     }
     taken = ["world_size"]  # train_batch_size carries it
-    if found.optimizer is not None:
+    if found.optimizer in OPTIMIZERS:
         flat |= {"optimizer.type": found.optimizer, _LR: found["lr"]}
         taken.append("lr")
     if found.is_ddp and found["ddp.bucket_cap_mb"] is not None:
@@ -66,7 +79,9 @@ def to_deepspeed(found: Wanted) -> Export:
         flat[_HOOK] = found["ddp.comm_hook"]
         taken.append("ddp.comm_hook")
     settings = nested(flat)
-    lost = dropped(found, DEEPSPEED, but=" ".join(taken))
+    is_foreign = found.optimizer is not None and found.optimizer not in OPTIMIZERS
+    foreign = {"lr": _FOREIGN.format(found.optimizer, found["lr"])} if is_foreign else {}
+    lost = dropped(found, DEEPSPEED, also=foreign, but=" ".join(taken))
     defaults = (*_defaults(found),)
     return Export(target="deepspeed", text=as_json(settings), settings=settings, dropped=lost, defaults=defaults)
 
@@ -125,9 +140,20 @@ def _element_bytes(flat: Mapping[str, Any]) -> int:
 
 
 def _defaults(found: Wanted) -> Iterator[Differing]:
-    yield Differing(
-        "gradient_clipping", "1.0: gradients are clipped each step; trials did not, unless your own step does"
-    )
+    yield Differing("gradient_clipping", f"1.0: {CLIPS}")
+    if found.optimizer in OPTIMIZERS:
+        its_adam = "; its Adam is AdamW unless adam_w_mode is false" if found.optimizer == "Adam" else ""
+        yield Differing(
+            "optimizer.params",
+            f"all but lr are {found.optimizer}'s own defaults (momentum, betas, eps, weight decay); trials trained "
+            f"with those of your optimizer: add them{its_adam}",
+        )
+    if found.has_budget:
+        yield Differing(
+            "train_micro_batch_size_per_gpu",
+            f"a number of samples, which DeepSpeed demands: {found['micro_batch_size']} is the mean of your batch "
+            "sampler's batches; give it no training_data, of which it would make batches of that size",
+        )
     if found["amp_dtype"] in {"bfloat16", "float16"}:
         short = "bf16" if found["amp_dtype"] == "bfloat16" else "fp16"
         yield Differing(

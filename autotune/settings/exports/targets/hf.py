@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from autotune.settings.exports.export import Differing, Export, Wanted
+from autotune.settings.exports.export import CLIPS, Differing, Export, Wanted
 from autotune.settings.exports.reading import Reading, reading
 from autotune.settings.exports.table import Name, Table, carried, dropped
 from autotune.settings.exports.text import as_json
@@ -39,6 +39,8 @@ HF = Table(
         "float16": {"bf16": False, "fp16": True},
     },
     reasons={
+        "max_tokens": "give your Trainer a get_train_dataloader whose loader has your own batch sampler, made with "
+        "max_tokens={value!r}; by itself it makes batches of 8",
         "strategy": "its Trainer takes DataParallel by itself over all GPUs that one process sees: "
         "CUDA_VISIBLE_DEVICES says which",
         "ddp.": "its Trainer makes DistributedDataParallel; accelerate's DistributedDataParallelKwargs(...) has {name}",
@@ -96,8 +98,11 @@ def from_hf(given: Mapping[str, Any]) -> Reading:
 def _defaults(found: Wanted) -> Iterator[Differing]:
     yield Differing("optim", "adamw_torch_fused; trials trained with your own optimizer, or SGD")
     yield Differing("lr_scheduler_type", "linear, down to 0; trials kept the learning rate as it is")
-    yield Differing("max_grad_norm", "1.0: gradients are clipped each step; trials did not, unless your own step does")
-    yield Differing("dataloader_drop_last", "false: an epoch ends with a smaller batch; trials left that out")
+    yield Differing("max_grad_norm", f"1.0: {CLIPS}")
+    yield Differing(
+        "dataloader_drop_last",
+        "false: an epoch ends with a smaller batch; trials left that out, unless your own loader or Trainer keeps it",
+    )
     if found["strategy"] == "single" and found.device != "cpu":
         yield Differing(
             "n_gpu", "one process takes DataParallel over all GPUs that it sees; set CUDA_VISIBLE_DEVICES to one"

@@ -11,7 +11,7 @@ from typing import Any
 
 from autotune.settings.exports.export import Differing, Export, Wanted
 from autotune.settings.exports.table import Name, Table, carried, dropped
-from autotune.settings.exports.text import Code, as_call
+from autotune.settings.exports.text import Code, as_call, loader_remark
 
 __all__ = ["LIGHTNING", "to_lightning"]
 
@@ -31,8 +31,8 @@ LIGHTNING = Table(
     },
 )
 _IN_THE_TEXT = (
-    "micro_batch_size num_workers prefetch_factor persistent_workers pin_memory in_order channels_last compile "
-    "intra_op_threads world_size ddp.bucket_cap_mb ddp.gradient_as_bucket_view ddp.static_graph "
+    "micro_batch_size max_tokens num_workers prefetch_factor persistent_workers pin_memory in_order channels_last "
+    "compile intra_op_threads world_size ddp.bucket_cap_mb ddp.gradient_as_bucket_view ddp.static_graph "
     "ddp.find_unused_parameters ddp.broadcast_buffers ddp.comm_hook"
 )
 _HOOKS = "torch.distributed.algorithms.ddp_comm_hooks"
@@ -58,7 +58,6 @@ def _lines(found: Wanted, settings: dict[str, Any]) -> Iterator[str]:
     yield "from lightning.pytorch import Trainer"
     if strategy:
         yield "from lightning.pytorch.strategies import DDPStrategy"
-    yield "from torch.utils.data import DataLoader"
     if "ddp_comm_hook" in strategy:
         yield f"from {_HOOKS} import {'powerSGD_hook' if 'ddp_comm_state' in strategy else 'default_hooks'}"
     yield ""
@@ -66,11 +65,12 @@ def _lines(found: Wanted, settings: dict[str, Any]) -> Iterator[str]:
         yield f"torch.set_num_threads({found['intra_op_threads']})"
     if found["amp_dtype"] == "tf32":
         yield 'torch.set_float32_matmul_precision("high")'
-    yield f"loader = {as_call('DataLoader', {'shuffle': True, 'drop_last': True, **found.loader}, 'dataset')}"
+    yield f"# {loader_remark(found['max_tokens'])}:"
+    yield f"loader_arguments = {as_call('dict', found.loader)}"
     if found["channels_last"]:
         yield "module = module.to(memory_format=torch.channels_last)"
     if found["compile"]:
-        yield "module.compile()"
+        yield "module = torch.compile(module)"  # module.compile() would leave out training_step
     written = {**settings, "strategy": Code(as_call("DDPStrategy", strategy))} if strategy else settings
     yield f"trainer = {as_call('Trainer', written)}"
     yield f"# in configure_optimizers: lr={found['lr']!r}"

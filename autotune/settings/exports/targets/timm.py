@@ -31,6 +31,7 @@ TIMM = Table(
     },
     cpu_precisions=frozenset({"float32", "tf32", "bfloat16"}),
     reasons={
+        "max_tokens": "its loader makes batches of a fixed size, 128 unless --batch-size says otherwise",
         "persistent_workers": "its workers persist by themselves",
         "prefetch_factor": "its loader keeps torch's own, 2",
         "in_order": "its loader keeps the order",

@@ -24,6 +24,8 @@ ULTRALYTICS = Table(
     ),
     precisions={"float32": {"amp": False}, "bfloat16": {"amp": "bf16"}, "float16": {"amp": True}},
     reasons={
+        "max_tokens": "its loader makes batches of a fixed size, 16 unless `batch` says otherwise",
+        "grad_accum_steps": "it is nbs / batch, which a token budget does not say; set both",
         "prefetch_factor": "its loader has 4",
         "persistent_workers": "its workers persist by themselves",
         "pin_memory": "its loader pins by itself",
@@ -40,16 +42,14 @@ def to_ultralytics(found: Wanted) -> Export:
     """Arguments of a training."""
     ranks = 1 if found.device == "cpu" else found.processes
     batch = found["micro_batch_size"] * ranks
-    settings: dict[str, Any] = {
-        "batch": batch,
-        "nbs": batch * found["grad_accum_steps"],
-        **carried(found, ULTRALYTICS),
-    }
+    sizes = {} if found.has_budget else {"batch": batch, "nbs": batch * found["grad_accum_steps"]}
+    settings: dict[str, Any] = {**sizes, **carried(found, ULTRALYTICS)}
     if found.optimizer in _OPTIMIZERS:
         settings["optimizer"] = found.optimizer
     if found.device == "cpu" or ranks > 1:
         settings["device"] = "cpu" if found.device == "cpu" else list(range(ranks))
-    lost = dropped(found, ULTRALYTICS, but=" ".join(["micro_batch_size grad_accum_steps", *_own(found, ranks)]))
+    taken = "" if found.has_budget else "micro_batch_size grad_accum_steps"
+    lost = dropped(found, ULTRALYTICS, but=" ".join([taken, *_own(found, ranks)]))
     text = " ".join(f"{name}={_word(value)}" for name, value in settings.items()) + "\n"
     return Export(target="ultralytics", text=text, settings=settings, dropped=lost, defaults=(*_defaults(found),))
 
