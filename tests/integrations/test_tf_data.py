@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Event
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -61,11 +63,74 @@ def test_each_epoch_holds_each_sample_once_and_batches_are_counted_as_they_came(
 
 def test_an_epochs_length_is_the_pipelines_own(tf: Any) -> None:
     assert len(loader_of(numbers, micro_batch_size=32)) == 4
-    assert TfData(numbers).length() == 100
+    assert TfData(numbers).length(32) == 100
+    assert TfData(lambda size, calls: tf.data.Dataset.range(100).batch(size, True)).length(32) == 100
     endless = TfData(lambda size, calls: numbers(size, calls).repeat())
-    assert endless.length() is None
+    assert endless.length(32) is None
     with pytest.raises(TypeError):
         len(endless.loader(TrainingConfig()))
+
+
+def test_a_length_in_batches_is_no_length_in_samples() -> None:
+    assert TfData(lambda size, calls: numbers(size, calls).repeat(9).take(100)).length(8) is None
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("element", ["x", "(x,)", "(x, x)", "{'x': x}"])
+def test_an_element_has_the_same_form_with_and_without_workers(tf: Any, element: str, workers: int) -> None:
+    def build(batch_size: int, num_parallel_calls: int | None) -> Any:
+        return tf.data.Dataset.from_tensor_slices(eval(element, {"x": tf.zeros((8, 3))})).batch(batch_size)
+
+    (batch,) = loader_of(build, micro_batch_size=8, num_workers=workers)
+    expected = eval(element, {"x": torch.zeros(8, 3)})
+    assert type(batch) is type(expected)
+    assert repr(batch) == repr(expected)
+
+
+def with_weights(tf: Any, batch_size: int, *, drops: bool) -> Any:
+    data = tf.data.Dataset.from_tensor_slices(tf.zeros((20, 3))).batch(batch_size, drops)
+    return data.map(lambda x: (tf.zeros(4), x))
+
+
+@pytest.mark.parametrize(
+    ("build", "sizes"),
+    [
+        (lambda tf, size: tf.data.Dataset.from_tensor_slices({"text": ["a"] * 20}).batch(size), [8, 8, 4]),
+        (lambda tf, size: with_weights(tf, size, drops=False), [8, 8, 4]),
+        (lambda tf, size: with_weights(tf, size, drops=True), [8, 8]),
+    ],
+    ids=["texts alone", "weights first", "weights first, dropping"],
+)
+def test_samples_are_counted_by_the_tensor_that_has_the_batch_in_front(tf: Any, build: Any, sizes: list[int]) -> None:
+    config = TrainingConfig(micro_batch_size=8)
+    data = TfData(lambda size, calls: build(tf, size))
+    feed = Feed(data.loader(config))
+    assert [(feed.take() if at else feed.start()).samples for at in range(len(sizes))] == sizes
+    feed.stop()
+    assert measure_pipeline(data.loader(config), config).item_s > 0
+    found = largest_batch(Workload(model=None, dataset=data), data.loader(config), 8, float("inf"))
+    assert (len(found.sizes), found.remark) == (sum(sizes), None)
+
+
+def test_a_pipeline_whose_calls_hang_is_left_behind_when_its_feed_is_stopped(tf: Any) -> None:
+    may_end, is_hanging = Event(), Event()
+
+    def hang(number: Any) -> Any:
+        if number > 3:
+            is_hanging.set()
+            may_end.wait()
+        return np.float32(number)
+
+    def build(batch_size: int, num_parallel_calls: int | None) -> Any:
+        data = tf.data.Dataset.range(100).map(lambda number: tf.numpy_function(hang, [number], tf.float32))
+        return data.map(lambda x: tf.ensure_shape(x, [])).batch(batch_size)
+
+    feed = Feed(loader_of(build, micro_batch_size=2, num_workers=1))
+    feed.start()
+    assert is_hanging.wait(60)
+    feed.stop(within_s=0.1)  # the test's time limit ends it where that waits for the call
+    assert not may_end.is_set()
+    may_end.set()
 
 
 def test_the_buffer_is_as_large_as_it_is_set_and_what_lies_ready_in_it_is_known(tf: Any) -> None:
@@ -127,7 +192,9 @@ def test_tensors_share_their_memory_with_tensorflow_and_keep_their_types(tf: Any
     ("build", "said"),
     [
         (lambda size, calls: [1, 2], "but returned builtins.list"),
-        (lambda size, calls: numbers(size, calls).prefetch(2), "ends with one; leave it out"),
+        (lambda size, calls: numbers(size, calls).prefetch(2), "one behind its batches; leave it out"),
+        (lambda size, calls: numbers(size, calls).prefetch(2).take(5), "one behind its batches; leave it out"),
+        (lambda size, calls: numbers(size, calls).prefetch(2).map(lambda *one: one), "behind its batches; leave it"),
         (lambda size, calls: waiting(3, calls), "for batch_size=32; batch it by batch_size"),
         (lambda size, calls: numbers(1, calls).unbatch(), "batch it by batch_size"),
     ],
@@ -138,6 +205,11 @@ def test_a_pipeline_that_cannot_be_tuned_is_refused_with_the_remedy(build: Any, 
         data.loader(TrainingConfig())
     with pytest.raises(WorkloadFault, match=said):
         build_loader(Workload(model=None, dataset=data), data, TrainingConfig(), tmp_path)
+
+
+def test_samples_may_be_prefetched(tf: Any) -> None:
+    loader = loader_of(lambda size, calls: numbers(1, calls).unbatch().prefetch(9).batch(size), micro_batch_size=50)
+    assert [len(batch[0]) for batch in loader] == [50, 50]
 
 
 def test_ragged_elements_are_refused_with_the_remedy(tf: Any) -> None:
@@ -234,15 +306,15 @@ def test_the_example_of_the_pages_loads_what_lies_in_the_files(tmp_path: Path, m
     assert sum(len(batch["y"]) for batch in loader) == 32
 
 
-def test_a_search_finds_parallel_calls_in_fresh_interpreters(tmp_path: Path) -> None:
+def test_a_search_finds_parallel_calls(tmp_path: Path) -> None:
     result = autotune.search(
         net,
         TfData(waiting),
         baseline={"micro_batch_size": 16},
         space={"num_workers": [0, 8], "prefetch_factor": 2, "micro_batch_size": 16, "amp_dtype": "float32"},
         objective={"max_batch_scale": 1},
-        n_trials=3,
-        timeout_s=240,
+        n_trials=2,
+        timeout_s=60,
         device="cpu",
         run_dir=tmp_path / "run",
         progress=False,
@@ -250,14 +322,13 @@ def test_a_search_finds_parallel_calls_in_fresh_interpreters(tmp_path: Path) -> 
     assert result.best.num_workers == 8
     assert result.speedup is not None
     assert result.speedup > 3
-    log = (tmp_path / "run" / "logs" / "probe.log").read_text()
-    assert "each trial starts an interpreter of its own" in log
+    assert all(trial.result.outcome == "ok" for trial in result.trials)
     assert "TfData(build).loader(config)" in result.report()
     assert "TfData(build).loader(config)" in (tmp_path / "run" / "recommended.yaml").read_text()
 
 
 def test_a_diagnosis_says_that_a_pipeline_waits() -> None:
     today = {"micro_batch_size": 16, "intra_op_threads": 1}
-    found = autotune.diagnose(net, TfData(waiting), baseline=today, device="cpu", progress=False)
+    found = autotune.diagnose(net, lambda: TfData(waiting), baseline=today, device="cpu", progress=False)
     assert found.verdict == "data_io"
     assert found.diagnosis.evidence.facts.is_tf_data
