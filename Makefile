@@ -13,7 +13,7 @@ INTEGRATIONS := .venv-integrations
 SOURCES := axolotl==0.19.0 mosaicml==0.32.1 ultralytics==8.4.190
 TENSORFLOW := .venv-tensorflow
 OLDEST := .venv-oldest
-TF_TESTS := tests/integrations/test_tf_data.py
+TF_TESTS := tests/integrations/test_tf_data.py tests/integrations/test_tf_data_measured.py
 NEWER := python3.12 python3.13 python3.14
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -58,7 +58,8 @@ test-gpu: $(READY)
 	AUTOTUNE_TEST_GPU=1 $(BIN)/python -m pytest -m gpu --verbose --durations 0 --durations-min 1 tests/worker
 
 integrations: $(INTEGRATIONS)/.ready $(TENSORFLOW)/.ready build/sources/.ready
-	$(INTEGRATIONS)/bin/python -m pytest -n 2 --dist loadfile -m integrations --ignore $(TF_TESTS) --durations 10 tests/integrations
+	$(INTEGRATIONS)/bin/python -m pytest -n 2 --dist loadfile -m integrations $(TF_TESTS:%=--ignore=%) --durations 10 \
+		tests/integrations
 	$(TENSORFLOW)/bin/python -m pytest -m integrations $(TF_TESTS) --durations 10
 
 lint: $(READY)

@@ -20,12 +20,9 @@ from autotune.launch.local.nvidia_driver import kept_initialised
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note
 from autotune.report.wording import say
-from autotune.settings.applied.tf_data import TfData
 from autotune.settings.plan import Plan
 
 __all__ = ["opened_launcher", "runner_for", "temporary_folder", "warnings_in"]
-
-_FRESH_FOR_TENSORFLOW = "autotune: each trial starts an interpreter of its own, since TensorFlow can't be forked\n"
 
 
 def runner_for(plan: Plan, folder: RunFolder, launcher: Launcher) -> TrialRunner:
@@ -71,8 +68,6 @@ def opened_launcher(given: Launcher | None, folder: RunFolder, plan: Plan) -> It
 
 def _launcher_of(plan: Plan, folder: RunFolder) -> Launcher:
     if plan.executor.kind == "local":
-        if isinstance(plan.workload.dataset, TfData):  # a process that has loaded TensorFlow can't be forked
-            return FreshInterpreterLauncher(log_line=_FRESH_FOR_TENSORFLOW)
         if sys.platform == "linux":
             return ForkServerLauncher(folder.logs / "server.log", device=plan.device)
         return FreshInterpreterLauncher()

@@ -19,7 +19,7 @@ from autotune.diagnosis.gains import NEAR_CEILING, advise, figures_of
 from autotune.records.breakdown import LoaderCosts
 from autotune.records.diagnosis import Advice, Bottleneck, Evidence, Finding
 
-__all__ = ["list_remedies"]
+__all__ = ["FORMAT_ADVICE", "list_remedies"]
 
 _MOSTLY = 0.5
 """Of a batch's bytes, from which on its type is taken to be float32: our own convention, the larger part."""
@@ -33,7 +33,7 @@ _UINT8_SAVES = 0.75
 
 _LEAST_LEFT = 0.01
 """Of a sample's time in the loader, whatever its format saves: our own convention."""
-_FORMAT_ADVICE = {
+FORMAT_ADVICE = {
     "text": "save_as_arrays",
     "image_draft": "decode_smaller",
     "image_copy": "store_smaller",
@@ -126,16 +126,19 @@ def _worker_threads(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
 def _formats(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     """Formats that are read faster here: what an item saves is saved of a sample's time in the loader.
 
-    A batch's way from its worker stays as it is. Shares of times that were measured together are taken, since a
-    neighbour's load lengthens all of them.
+    Collating stays as it is, and so does a batch's way from its worker. Shares of times that were measured together
+    are taken, since a neighbour's load lengthens all of them.
     """
     today, workers = expectation.loader_ceiling(evidence), expectation.loader_processes(evidence.config)
+    item_share = costs.item_s / max(expectation.with_collating(evidence, costs, costs.item_s), 1e-9)
     for cost in costs.formats if today < inf else ():
         way_s = min((costs.transfer_s or 0.0) / evidence.config.micro_batch_size, workers / today)
-        loader = workers / (way_s + (workers / today - way_s) * max(1.0 - cost.saved_fraction, _LEAST_LEFT))
+        loader = workers / (
+            way_s + (workers / today - way_s) * max(1.0 - item_share * cost.saved_fraction, _LEAST_LEFT)
+        )
         expected = expectation.join_rates(evidence, loader, expectation.device_ceiling(evidence))
         figures = figures_of(cost, "calls_per_item", "item_fraction", "now_s", "better_s") | cost.figures
-        yield _expecting(evidence, _FORMAT_ADVICE[cost.kind], expected, loader_samples_per_s=loader, **figures)
+        yield _expecting(evidence, FORMAT_ADVICE[cost.kind], expected, loader_samples_per_s=loader, **figures)
 
 
 def _cache_items(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:

@@ -80,7 +80,7 @@ class FormatCost(FrozenModel):
     calls_per_item: float
     """Such calls for an item."""
     item_fraction: _Fraction
-    """Share of an item's time in such calls, both timed at once."""
+    """Share of an item's time in such calls, as long as they take of files that lie in RAM."""
     now_s: float
     """Mean seconds of a call as it is."""
     better_s: float

@@ -321,6 +321,11 @@ def test_a_batchs_way_from_its_worker_is_not_saved_by_a_format() -> None:
     assert expected == pytest.approx(1 / (5e-3 + 5e-3 * (1 - 0.8 * 0.75)))
 
 
+def test_collating_is_not_saved_by_a_format() -> None:
+    expected = of_format("text", 1e9, collate_s=32 * 10e-3)["save_as_arrays"].expected_samples_per_s
+    assert expected == pytest.approx(100 / (1 - 0.5 * 0.8 * 0.75))  # half of a sample's time is its item
+
+
 def test_no_format_is_advised_where_the_device_is_the_limit() -> None:
     assert "save_as_arrays" not in of_format("text", 1.0)
 

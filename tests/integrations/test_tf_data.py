@@ -1,4 +1,4 @@
-"""A real tf.data pipeline as a dataset: its batches, what is counted of them, and a search that finds parallelism."""
+"""A real tf.data pipeline as a dataset: its batches, its length, its options, and what is refused."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-import autotune
 from autotune.errors import ConfigError
 from autotune.settings.applied.tf_data import TfData, TfLoader
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
-from autotune.worker.after_window.pipeline_costs import measure_pipeline
-from autotune.worker.jobs.stress import largest_batch
 from autotune.worker.measure.feed import Feed
 from autotune.worker.setup.build import WorkloadFault, build_dataset
 from autotune.worker.setup.loader import build_loader
-from tests.integrations.tf_pipelines import FEATURES, WAIT_S, net, numbers, waiting, write_records
+from tests.integrations.tf_pipelines import FEATURES, numbers, waiting, write_records
 
 pytestmark = [
     pytest.mark.integrations,
@@ -61,39 +58,28 @@ def test_each_epoch_holds_each_sample_once_and_batches_are_counted_as_they_came(
 
 def test_an_epochs_length_is_the_pipelines_own(tf: Any) -> None:
     assert len(loader_of(numbers, micro_batch_size=32)) == 4
-    assert TfData(numbers).length() == 100
+    assert TfData(numbers).length(32) == 100
+    assert TfData(lambda size, calls: tf.data.Dataset.range(100).batch(size, True)).length(32) == 100
     endless = TfData(lambda size, calls: numbers(size, calls).repeat())
-    assert endless.length() is None
+    assert endless.length(32) is None
     with pytest.raises(TypeError):
         len(endless.loader(TrainingConfig()))
 
 
-def test_the_buffer_is_as_large_as_it_is_set_and_what_lies_ready_in_it_is_known(tf: Any) -> None:
-    loader = loader_of(lambda size, calls: numbers(size, calls).repeat(), num_workers=2, prefetch_factor=5)
-    feed = Feed(loader)
-    feed.start()
-    while feed.ready() < 5:  # type: ignore[operator] # a pipeline's is known; the test's time limit ends it
-        pass
-    assert feed.queue_capacity == 7
-    assert 5 <= (feed.ready() or 0) <= 6  # one more is held while it waits for a place
-    for _ in range(50):
-        feed.take()
-    assert 0 <= (feed.ready() or 0) <= 6
-    feed.stop()
+def test_a_length_in_batches_is_no_length_in_samples() -> None:
+    assert TfData(lambda size, calls: numbers(size, calls).repeat(9).take(100)).length(8) is None
 
 
-def test_without_parallel_calls_nothing_runs_ahead(tf: Any) -> None:
-    made = tf.Variable(0, dtype=tf.int64)
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("element", ["x", "(x,)", "(x, x)", "{'x': x}"])
+def test_an_element_has_the_same_form_with_and_without_workers(tf: Any, element: str, workers: int) -> None:
+    def build(batch_size: int, num_parallel_calls: int | None) -> Any:
+        return tf.data.Dataset.from_tensor_slices(eval(element, {"x": tf.zeros((8, 3))})).batch(batch_size)
 
-    def counted(batch_size: int, num_parallel_calls: int | None) -> Any:
-        assert num_parallel_calls is None
-        return numbers(batch_size, None).map(lambda x, y: (tf.nest.map_structure(tf.identity, x), made.assign_add(1)))
-
-    feed = Feed(loader_of(counted, micro_batch_size=10))
-    feed.start()
-    feed.take()
-    assert int(made.numpy()) == 2
-    assert (feed.ready(), feed.queue_capacity) == (0, 0)
+    (batch,) = loader_of(build, micro_batch_size=8, num_workers=workers)
+    expected = eval(element, {"x": torch.zeros(8, 3)})
+    assert type(batch) is type(expected)
+    assert repr(batch) == repr(expected)
 
 
 def test_tensors_share_their_memory_with_tensorflow_and_keep_their_types(tf: Any) -> None:
@@ -127,7 +113,9 @@ def test_tensors_share_their_memory_with_tensorflow_and_keep_their_types(tf: Any
     ("build", "said"),
     [
         (lambda size, calls: [1, 2], "but returned builtins.list"),
-        (lambda size, calls: numbers(size, calls).prefetch(2), "ends with one; leave it out"),
+        (lambda size, calls: numbers(size, calls).prefetch(2), "one behind its batches; leave it out"),
+        (lambda size, calls: numbers(size, calls).prefetch(2).take(5), "one behind its batches; leave it out"),
+        (lambda size, calls: numbers(size, calls).prefetch(2).map(lambda *one: one), "behind its batches; leave it"),
         (lambda size, calls: waiting(3, calls), "for batch_size=32; batch it by batch_size"),
         (lambda size, calls: numbers(1, calls).unbatch(), "batch it by batch_size"),
     ],
@@ -138,6 +126,11 @@ def test_a_pipeline_that_cannot_be_tuned_is_refused_with_the_remedy(build: Any, 
         data.loader(TrainingConfig())
     with pytest.raises(WorkloadFault, match=said):
         build_loader(Workload(model=None, dataset=data), data, TrainingConfig(), tmp_path)
+
+
+def test_samples_may_be_prefetched(tf: Any) -> None:
+    loader = loader_of(lambda size, calls: numbers(1, calls).unbatch().prefetch(9).batch(size), micro_batch_size=50)
+    assert [len(batch[0]) for batch in loader] == [50, 50]
 
 
 def test_ragged_elements_are_refused_with_the_remedy(tf: Any) -> None:
@@ -179,28 +172,6 @@ def test_options_of_the_users_own_stay(tf: Any) -> None:
     assert ours.experimental_optimization.inject_prefetch is False
 
 
-def test_a_samples_cost_is_its_part_of_a_batch_and_waiting_is_told_from_working() -> None:
-    config = TrainingConfig(micro_batch_size=8, num_workers=4)
-    costs = measure_pipeline(TfData(waiting).loader(config), config)
-    assert costs.item_s >= WAIT_S  # one after the other, whatever the configuration
-    assert costs.cpu_fraction < 0.5
-    assert costs.item_bytes == 4 * FEATURES + 8
-    assert (costs.collate_s, costs.transfer_s) == (0.0, None)
-
-
-def test_the_largest_of_its_batches_is_trained_on_under_stress(tf: Any) -> None:
-    def growing(batch_size: int, num_parallel_calls: int | None) -> Any:
-        data = tf.data.Dataset.range(1, 13).map(lambda number: tf.zeros([number]))
-        return data.padded_batch(batch_size)
-
-    config = TrainingConfig(micro_batch_size=4)
-    data = TfData(growing)
-    found = largest_batch(Workload(model=None, dataset=data), data.loader(config), 4, float("inf"))
-    assert found.batch.shape == (4, 12)
-    assert len(found.sizes) == 12
-    assert found.remark is None
-
-
 def test_records_as_tfds_writes_them_are_read_side_by_side(tf: Any, tmp_path: Path) -> None:
     for shard in range(3):
         write_records(tmp_path / f"{shard}.tfrecord", 20)
@@ -232,32 +203,3 @@ def test_the_example_of_the_pages_loads_what_lies_in_the_files(tmp_path: Path, m
     from tests.integrations.tf_data_example import loader
 
     assert sum(len(batch["y"]) for batch in loader) == 32
-
-
-def test_a_search_finds_parallel_calls_in_fresh_interpreters(tmp_path: Path) -> None:
-    result = autotune.search(
-        net,
-        TfData(waiting),
-        baseline={"micro_batch_size": 16},
-        space={"num_workers": [0, 8], "prefetch_factor": 2, "micro_batch_size": 16, "amp_dtype": "float32"},
-        objective={"max_batch_scale": 1},
-        n_trials=3,
-        timeout_s=240,
-        device="cpu",
-        run_dir=tmp_path / "run",
-        progress=False,
-    )
-    assert result.best.num_workers == 8
-    assert result.speedup is not None
-    assert result.speedup > 3
-    log = (tmp_path / "run" / "logs" / "probe.log").read_text()
-    assert "each trial starts an interpreter of its own" in log
-    assert "TfData(build).loader(config)" in result.report()
-    assert "TfData(build).loader(config)" in (tmp_path / "run" / "recommended.yaml").read_text()
-
-
-def test_a_diagnosis_says_that_a_pipeline_waits() -> None:
-    today = {"micro_batch_size": 16, "intra_op_threads": 1}
-    found = autotune.diagnose(net, TfData(waiting), baseline=today, device="cpu", progress=False)
-    assert found.verdict == "data_io"
-    assert found.diagnosis.evidence.facts.is_tf_data

@@ -10,6 +10,7 @@ import pytest
 
 import autotune.diagnosis
 from autotune.diagnosis.gains import advise
+from autotune.diagnosis.remedies import FORMAT_ADVICE
 from autotune.diagnosis.scaling_bottlenecks import Cause, ScalingBottleneck
 from autotune.diagnosis.verdict import judge
 from autotune.note import note
@@ -32,7 +33,7 @@ def test_every_bottleneck_has_its_name_and_its_evidence() -> None:
 
 
 def advised_kinds() -> set[str]:
-    """Every kind of advice that the room gives, read from its calls."""
+    """Every kind of advice that the room gives, read from its calls; that on formats stands in a table."""
     calls = [
         node
         for path in Path(autotune.diagnosis.__file__).parent.glob("*.py")
@@ -40,7 +41,7 @@ def advised_kinds() -> set[str]:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in GIVES_ADVICE
     ]
     texts = [next((one.value for one in call.args if isinstance(one, ast.Constant)), None) for call in calls]
-    return {text for text in texts if isinstance(text, str)}
+    return {text for text in texts if isinstance(text, str)} | {*FORMAT_ADVICE.values()}
 
 
 def test_every_kind_of_advice_has_its_text_and_its_basis_and_no_other_has() -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from inspect import signature
+from math import ceil
 from typing import Any, Protocol
 
 from autotune.errors import ConfigError
@@ -47,7 +48,8 @@ class TfData:
     Args:
         build: build(batch_size, num_parallel_calls) -> tf.data.Dataset of batches. `num_parallel_calls` goes to `map`
             and `interleave` as it is: None is sequential, in tf.data's own words. (`interleave` takes no more of them
-            than its cycle_length.) The pipeline ends before its last prefetch, which is put there.
+            than its cycle_length.) It prefetches no batches: that is put at its
+            end.
 
     Raises:
         ConfigError: build is no function of these two, or tensorflow is not installed.
@@ -82,11 +84,17 @@ class TfData:
         """
         return TfLoader(self, config)
 
-    def length(self) -> int | None:
-        """Samples of an epoch; None where the pipeline does not know, or does not end."""
+    def length(self, batch_size: int) -> int | None:
+        """Samples of an epoch; None where the pipeline does not know, does not end, or counts batches, not samples.
+
+        Args:
+            batch_size: What the pipeline is built for beside batches of one sample: both must agree on the length.
+        """
         _import_tensorflow()
-        count = int(self.build(1, None).cardinality())
-        return count if count >= 0 else None
+        size = max(2, batch_size)
+        samples, batches = (int(self.build(of, None).cardinality()) for of in (1, size))
+        is_of_samples = samples // size <= batches <= ceil(samples / size)  # the last batch may be dropped
+        return samples if samples >= 0 and is_of_samples else None
 
 
 class TfLoader:
@@ -114,8 +122,12 @@ class TfLoader:
         _check(tf, pipeline, self.batch_size)
         count = int(pipeline.cardinality())
         self._batches = count if count >= 0 else None
+        self.samples = 0
+        """Of the batch that was handed out last."""
+        self._counted_by = _batch_tensor(tf, pipeline, self.batch_size)
         self._made = tf.Variable(0, dtype=tf.int64, trainable=False)
         """Batches that have come to the prefetch buffer, of all epochs."""
+        self._is_tuple = type(pipeline.element_spec) is tuple
         threads = threads or self.num_workers or None
         options = _options(tf, pipeline, threads, in_order=self.in_order)
         if self.prefetch_factor is not None:
@@ -123,7 +135,12 @@ class TfLoader:
         self._pipeline = pipeline.with_options(options)
 
     def __iter__(self) -> TfBatches:
-        return TfBatches(self._tf, self._pipeline, self._made, is_pinned=self.pin_memory)
+        return TfBatches(self, self._tf, self._pipeline, self._made)
+
+    def note_samples(self, element: Any) -> None:
+        """Note how many samples an element of TensorFlow's has."""
+        shape = self._tf.nest.flatten(element)[self._counted_by].shape
+        self.samples = int(shape[0]) if shape.rank else 1
 
     def __len__(self) -> int:
         if self._batches is None:
@@ -136,16 +153,17 @@ class TfLoader:
         return 0 if self.prefetch_factor is None else self.prefetch_factor + self.num_workers
 
     def _counted(self, *element: Any) -> Any:
+        whole = element if self._is_tuple else element[0]  # map takes a tuple apart, also one of one part
         with self._tf.control_dependencies([self._made.assign_add(1)]):
-            return self._tf.nest.map_structure(self._tf.identity, element if len(element) != 1 else element[0])
+            return self._tf.nest.map_structure(self._tf.identity, whole)
 
 
 class TfBatches:
     """The batches of one epoch, and how many lie ready."""
 
-    def __init__(self, tf: Any, pipeline: Any, made: Any, *, is_pinned: bool) -> None:
-        self._tf, self._made, self._taken = tf, made, int(made.numpy())
-        self._is_pinned = is_pinned
+    def __init__(self, loader: TfLoader, tf: Any, pipeline: Any, made: Any) -> None:
+        self._loader, self._tf = loader, tf
+        self._made, self._taken = made, int(made.numpy())
         self._elements: Any = iter(pipeline)
 
     def __iter__(self) -> Iterator[Any]:
@@ -154,6 +172,7 @@ class TfBatches:
     def __next__(self) -> Any:
         element = next(self._elements)
         self._taken += 1
+        self._loader.note_samples(element)
         return self._tf.nest.map_structure(self._as_torch, element)
 
     def ready(self) -> int:
@@ -161,7 +180,7 @@ class TfBatches:
         return max(0, int(self._made.numpy()) - self._taken)
 
     def close(self) -> None:
-        """End the pipeline's threads."""
+        """End the pipeline's threads; waits for the calls that run in them."""
         self._elements = iter(())
 
     def _as_torch(self, tensor: Any) -> Any:
@@ -170,7 +189,7 @@ class TfBatches:
         if tensor.dtype == self._tf.string:  # DLPack has no texts, and TensorFlow would abort the process
             return tensor.numpy().tolist()
         shared = torch.utils.dlpack.from_dlpack(self._tf.experimental.dlpack.to_dlpack(tensor))
-        return shared.pin_memory() if self._is_pinned and torch.accelerator.is_available() else shared
+        return shared.pin_memory() if self._loader.pin_memory and torch.accelerator.is_available() else shared
 
 
 def _options(tf: Any, pipeline: Any, threads: int | None, *, in_order: bool) -> Any:
@@ -191,16 +210,16 @@ def _check(tf: Any, pipeline: Any, batch_size: int) -> None:
     """Refuse what can't be trained on.
 
     Raises:
-        ConfigError: it is no pipeline of batches of tensors, or ends with a prefetch of its own.
+        ConfigError: it is no pipeline of batches of tensors, or prefetches batches itself.
     """
     rule = "TfData's build must return a tf.data.Dataset of batches of tensors"
     if not isinstance(pipeline, tf.data.Dataset):
         kind = f"{type(pipeline).__module__}.{type(pipeline).__qualname__}"
         raise ConfigError(f"{rule}, but returned {kind}; return the pipeline")
-    if "PrefetchDataset" in type(pipeline).__name__:
+    if any("PrefetchDataset" in type(part).__name__ for part in _behind_batches(pipeline)):
         raise ConfigError(
-            "TfData puts the pipeline's last prefetch itself, as large as prefetch_factor, but build returned a "
-            "pipeline that ends with one; leave it out"
+            "TfData puts the prefetch of batches itself, as large as prefetch_factor, but build returned a pipeline "
+            "that has one behind its batches; leave it out"
         )
     specs = tf.nest.flatten(pipeline.element_spec)
     for spec in specs:
@@ -208,9 +227,34 @@ def _check(tf: Any, pipeline: Any, batch_size: int) -> None:
             raise ConfigError(
                 f"{rule}, but its elements hold a {type(spec).__name__}; make tensors of it (to_tensor())"
             )
-    sizes = [None if spec.shape.rank is None else spec.shape[0] for spec in specs if spec.shape.rank != 0]
-    if not {None, batch_size} & {*sizes}:
+    if not {None, batch_size} & {*_first_sizes(specs)}:
         raise ConfigError(f"{rule}, but got elements of {specs} for batch_size={batch_size}; batch it by batch_size")
+
+
+def _first_sizes(specs: list[Any]) -> list[int | None]:
+    """The first dimension of each tensor; None where it varies, 0 where there is none."""
+    return [None if spec.shape.rank is None else spec.shape[0] if spec.shape.rank else 0 for spec in specs]
+
+
+def _batch_tensor(tf: Any, pipeline: Any, batch_size: int) -> int:
+    """Which of an element's tensors, in order, tells its samples.
+
+    One that always has the batch size, if there is one: what varies beside it is of another kind.
+    """
+    sizes = _first_sizes(tf.nest.flatten(pipeline.element_spec))
+    return sizes.index(batch_size if batch_size in sizes else None)
+
+
+def _behind_batches(pipeline: Any) -> Iterator[Any]:
+    """The parts of a pipeline that hand on whole batches, the last one first."""
+    yield pipeline
+    if not any(maker in type(pipeline).__name__.replace("Unbatch", "") for maker in _BATCH_MAKERS):
+        for part in pipeline._inputs():  # noqa: SLF001 - no public way to them
+            yield from _behind_batches(part)
+
+
+_BATCH_MAKERS = ("Batch", "batch", "FlatMap", "Interleave", "GroupByWindow")
+"""Of class names: what comes before such a part may be no batches yet."""
 
 
 def _import_tensorflow() -> Any:

@@ -14,7 +14,7 @@ from functools import partial
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any, TypeVar
@@ -23,7 +23,7 @@ import numpy as np
 from torch.utils.data import DataLoader
 
 from autotune.records.breakdown import FormatCost
-from autotune.worker.after_window.format_watch import Call, Watch, watched
+from autotune.worker.after_window.format_watch import Call, Size, Watch, watched
 from autotune.worker.after_window.item_costs import draws_of
 from autotune.worker.measure.step import torch_threads
 
@@ -37,8 +37,7 @@ _WATCH_S = 0.5
 _SLOWEST_ITEM_S = 1.0  # of items that take longer nothing is measured
 _TIMED = 3  # calls of each kind, and repeats of each way
 _WAY_S = 0.15  # of repeats of one way, beyond the first
-_KIND_S = 1.0  # of all images together
-_MOST_BYTES = 64 * 2**20  # of an array that is written to the scratch
+_KIND_S = 1.0  # of all images, or all texts, together
 _REDUCING_GAP = 2.0  # times the wanted size: what Pillow's own thumbnail() drafts to, lest it shows
 _JPEG_QUALITY = 95  # Pillow's documentation calls more than that a waste
 _CALLS_AN_ITEM = 0.5  # from so many on, an item reads its table for itself
@@ -55,12 +54,14 @@ def measure_formats(loader: DataLoader[Any], item_s: float, scratch: Path, ends_
     """
     if item_s > _SLOWEST_ITEM_S or perf_counter() > ends_at:
         return ()
+    found = list[FormatCost]()
     with torch_threads(1):
         watch = _tried(lambda: _watch_items(loader, min(ends_at, perf_counter() + _WATCH_S)))
-        if watch is None:
-            return ()
-        found = [_tried(partial(way, watch, scratch)) or [] for way in (_texts, _images, _tables)]
-    return tuple(cost for costs in found for cost in costs)
+        for way in (_texts, _images, _tables):
+            if watch is None or perf_counter() > ends_at:
+                break
+            found += _tried(partial(way, watch, scratch)) or []
+    return tuple(found)
 
 
 def _tried(work: Callable[[], _Found]) -> _Found | None:
@@ -73,29 +74,46 @@ def _tried(work: Callable[[], _Found]) -> _Found | None:
 
 
 def _watch_items(loader: DataLoader[Any], until: float) -> Watch | None:
-    """The calls of a few items; None without any. The first item, which may open files, is left out."""
-    draws: Iterator[Callable[[], list[Any]]] = draws_of(loader)
-    next(draws)()
+    """The calls of a few items; None without any. The first item, which may open files, is left out.
+
+    The last one is made twice, also by a dataset that makes whole batches: what it does anew, it does at random.
+    """
+    draws = draws_of(loader, 1)
+    draw = next(draws)
+    draw()
     with watched() as watch:
-        while watch is not None and watch.item < _ITEMS and perf_counter() < until:
-            begun = perf_counter()
-            watch.item += len(next(draws)())
+        if watch is None:
+            return None
+        while not watch.item or (watch.item < _ITEMS and perf_counter() < until):
+            draw, begun = next(draws), perf_counter()
+            draw()
             watch.spent_s += perf_counter() - begun
-    return watch if watch is not None and watch.calls else None
+            watch.item += 1
+        watch.spent_s = max(watch.spent_s - watch.own_s, 0.0)
+        draw()
+    return watch if any(call.item < watch.item for call in watch.calls) else None
+
+
+def _calls(watch: Watch, reader: str) -> list[Call]:
+    """The calls that have made the items, without those of the last one's repetition."""
+    return [call for call in watch.calls if call.reader == reader and call.item < watch.item]
 
 
 def _texts(watch: Watch, scratch: Path) -> list[FormatCost]:
-    """Text that is parsed, against the same array in a file that is mapped."""
-    calls = [call for call in watch.calls if call.reader == "text" and isinstance(call.result, np.ndarray)]
-    chosen = [call for call in calls if call.result.nbytes <= _MOST_BYTES][:_TIMED]
-    if not chosen:
+    """Text that is parsed, against the same array in a file that is mapped; both from files that lie in RAM.
+
+    Waiting for a disk is not counted: an array may have to wait for it as well.
+    """
+    now, better, until = list[float](), list[float](), perf_counter() + _KIND_S
+    calls = [call for call in _calls(watch, "text") if call.again is not None]
+    for call in (call for call in calls if call.array is not None):
+        if len(now) == _TIMED or (now and perf_counter() > until):
+            break
+        now.append(min(call.seconds, _usual_s(call.again, is_warm=True)))  # type: ignore[arg-type] # not None, see above
+        better.append(_mapped_s(call.array, scratch))  # type: ignore[arg-type] # as above
+    if not now or min(now) <= max(better):
         return []
-    better = [_mapped_s(call.result, scratch) for call in chosen]
-    if min(call.seconds for call in chosen) <= max(better):
-        return []
-    return [
-        _cost("text", watch, [call.seconds for call in calls], fmean(call.seconds for call in chosen), fmean(better))
-    ]
+    return [_cost("text", watch, [call.seconds for call in calls], fmean(now), fmean(better))]
 
 
 def _mapped_s(array: np.ndarray[Any, Any], scratch: Path) -> float:
@@ -103,33 +121,33 @@ def _mapped_s(array: np.ndarray[Any, Any], scratch: Path) -> float:
     with TemporaryDirectory(prefix="format-", dir=scratch) as folder:
         path = Path(folder, "array.npy")
         np.save(path, array, allow_pickle=False)
-        return _mean_s(lambda: np.array(np.load(path, mmap_mode="r", allow_pickle=False)))
+        return _usual_s(lambda: np.array(np.load(path, mmap_mode="r", allow_pickle=False)))
 
 
 def _images(watch: Watch, _: Path) -> list[FormatCost]:
     """Images that are decoded whole and then made smaller, against decoding them smaller, and against small copies."""
-    pairs = list(islice(filter(_is_whole, _shrunk(watch)), _TIMED))
+    shrunk = list(_shrunk(watch))
+    pairs = [pair for pair in shrunk if pair[0].item < watch.item and pair[0].encoded is not None]
+    pairs = list(islice(filter(_is_whole, pairs), _TIMED))
     if not pairs:
         return []
     now, drafted, copied = (list[float]() for _ in range(3))
-    until = perf_counter() + _KIND_S
+    is_copied, until = _has_one_size(shrunk, watch.item), perf_counter() + _KIND_S
     for decoded, resized in pairs:
-        size, resample = resized.arguments["size"], resized.arguments["resample"]
+        encoded, size, resample = decoded.encoded or b"", resized.to_size or (1, 1), resized.resample
         if now and perf_counter() > until:
             break
-        encoded: bytes = decoded.encoded or b""
-        now.append(_mean_s(lambda data=encoded, to=size, by=resample: _decoded(data, to, by)))  # type: ignore[misc]
-        drafted.append(_mean_s(lambda data=encoded, to=size, by=resample: _decoded(data, to, by, True)))  # type: ignore[misc]
-        small = _small_copy(encoded, size, resample)
-        copied.append(_mean_s(lambda data=small: _decoded(data)))  # type: ignore[misc]
+        now.append(_usual_s(partial(_decoded, encoded, size, resample)))
+        drafted.append(_usual_s(partial(_decoded, encoded, size, resample, is_draft=True)))
+        if is_copied:
+            copied.append(_usual_s(partial(_decoded, _small_copy(encoded, size, resample))))
     found = list[FormatCost]()
-    spent = [both.seconds + (0.0 if one.is_inside else one.seconds) for one, both in _shrunk(watch)]
-    width, height = pairs[0][0].arguments["self"].size
-    to_width, to_height = map(int, pairs[0][1].arguments["size"])
+    spent = [both.seconds + (0.0 if one.is_inside else one.seconds) for one, both in shrunk if one.item < watch.item]
+    (width, height), (to_width, to_height) = pairs[0][0].size, pairs[0][1].to_size or (1, 1)
     figures = {"width": width, "height": height, "to_width": to_width, "to_height": to_height}
     if min(now) > max(drafted):
         found.append(_cost("image_draft", watch, spent, fmean(now), fmean(drafted), **figures))
-    if min(now) > max(copied):
+    if copied and min(now) > max(copied):
         found.append(_cost("image_copy", watch, spent, fmean(now), fmean(copied), **figures))
     return found
 
@@ -137,16 +155,28 @@ def _images(watch: Watch, _: Path) -> list[FormatCost]:
 def _shrunk(watch: Watch) -> Iterator[tuple[Call, Call]]:
     """Calls that decode an image and, in the same item, make all of it smaller."""
     for decoded in watch.calls:
-        if decoded.reader != "decode" or decoded.encoded is None:
+        if decoded.reader != "decode":
             continue
-        size = decoded.arguments["self"].size
         for resized in watch.calls:
-            to = resized.arguments.get("size")
-            if resized.reader != "resize" or resized.item != decoded.item or resized.arguments["self"].size != size:
+            if resized.reader != "resize" or resized.item != decoded.item or resized.size != decoded.size:
                 continue
-            if to is not None and to[0] * to[1] < size[0] * size[1] and not resized.arguments.get("box"):
+            to = resized.to_size
+            if to is not None and to[0] * to[1] < decoded.size[0] * decoded.size[1]:
                 yield decoded, resized
                 break
+
+
+def _has_one_size(shrunk: Sequence[tuple[Call, Call]], items: int) -> bool:
+    """Whether the same rule gives each image its size, and an image has the same size each time.
+
+    A rule is a whole size, the shorter or the longer side, or a part of the image's own size: else the size is drawn
+    at random, or grows in the course of training, and a copy would have the wrong one.
+    """
+    sizes = [resized.to_size for _, resized in shrunk if resized.to_size is not None]
+    parts = {round(16 * resized.size[0] / to[0]) for (_, resized), to in zip(shrunk, sizes, strict=True)}
+    rules: list[set[Any]] = [{*sizes}, {min(to) for to in sizes}, {max(to) for to in sizes}, parts]
+    last, again = ([r.to_size for _, r in shrunk if r.item == item] for item in (items - 1, items))
+    return any(len(rule) == 1 for rule in rules) and (last == again or not again)
 
 
 def _is_whole(pair: tuple[Call, Call]) -> bool:
@@ -155,10 +185,10 @@ def _is_whole(pair: tuple[Call, Call]) -> bool:
 
     decoded, _ = pair
     with Image.open(BytesIO(decoded.encoded or b"")) as image:
-        return bool(image.size == decoded.arguments["self"].size)
+        return bool(image.size == decoded.size)
 
 
-def _decoded(encoded: bytes, size: tuple[int, int] | None = None, resample: Any = None, is_draft: bool = False) -> Any:
+def _decoded(encoded: bytes, size: Size | None = None, resample: Any = None, *, is_draft: bool = False) -> Any:
     from PIL import Image
 
     with Image.open(BytesIO(encoded)) as image:
@@ -170,7 +200,7 @@ def _decoded(encoded: bytes, size: tuple[int, int] | None = None, resample: Any 
         return image.resize(size, resample)
 
 
-def _small_copy(encoded: bytes, size: tuple[int, int], resample: Any) -> bytes:
+def _small_copy(encoded: bytes, size: Size, resample: Any) -> bytes:
     from PIL import Image
 
     with Image.open(BytesIO(encoded)) as image:
@@ -181,42 +211,46 @@ def _small_copy(encoded: bytes, size: tuple[int, int], resample: Any) -> bytes:
 
 
 def _tables(watch: Watch, _: Path) -> list[FormatCost]:
-    """Tables of many rows that are read for one item, against a row of a table that is read once."""
-    calls = [call for call in watch.calls if call.reader == "table" and getattr(call.result, "num_rows", 0) > 1]
-    if not calls or len(calls) / watch.item < _CALLS_AN_ITEM:
+    """Tables of many rows that several items read, each for itself, against a row of a table that is read once.
+
+    A table that one item alone reads may be all its own: a series of many steps.
+    """
+    read = [call for call in _calls(watch, "table") if call.rows > 1 and call.source is not None]
+    items_of: dict[Any, set[int]] = {}
+    for call in read:
+        items_of.setdefault(call.source, set()).add(call.item)
+    calls = [call for call in read if len(items_of[call.source]) > 1]
+    timed = [(call, call.row_s) for call in calls if call.row_s is not None]
+    if not timed or len(calls) / watch.item < _CALLS_AN_ITEM:
         return []
-    now, better, chosen = [], [], calls[:_TIMED]
-    for call in chosen:
-        table = call.result
-        row_s = _mean_s(lambda table=table: table.slice(table.num_rows // 2, 1).to_pydict())  # type: ignore[misc]
-        now.append(call.seconds)
-        better.append(call.seconds / table.num_rows + row_s)
+    now, better = [call.seconds for call, _ in timed], [call.seconds / call.rows + row_s for call, row_s in timed]
     if min(now) <= max(better):
         return []
-    rows, columns = chosen[0].result.num_rows, chosen[0].result.num_columns
+    rows, columns = timed[0][0].rows, timed[0][0].columns
     return [
         _cost("parquet", watch, [call.seconds for call in calls], fmean(now), fmean(better), rows=rows, columns=columns)
     ]
 
 
 def _cost(kind: Any, watch: Watch, spent: Sequence[float], now_s: float, better_s: float, **figures: int) -> FormatCost:
-    """The cost of calls that took so long while they were watched."""
+    """The cost of calls that took so long while they were watched, or less where that held a wait for the disk."""
     return FormatCost(
         kind=kind,
         calls_per_item=len(spent) / watch.item,
-        item_fraction=min(1.0, sum(spent) / watch.spent_s),
+        item_fraction=min(1.0, min(sum(spent), len(spent) * now_s) / watch.spent_s),
         now_s=now_s,
         better_s=better_s,
         figures=dict(figures),
     )
 
 
-def _mean_s(work: Callable[[], object]) -> float:
-    """Mean seconds of a few runs after a first one, as for the calls that were watched."""
-    work()
+def _usual_s(work: Callable[[], object], *, is_warm: bool = False) -> float:
+    """Median seconds of a few runs, after a first one that is left out; is_warm: the user's own call was that."""
+    if not is_warm:
+        work()
     seconds, until = list[float](), perf_counter() + _WAY_S
     while not seconds or (len(seconds) < _TIMED and perf_counter() < until):
         begun = perf_counter()
         work()
         seconds.append(perf_counter() - begun)
-    return fmean(seconds)
+    return median(seconds)

@@ -231,14 +231,19 @@ def _children_cpu_s() -> float:
     return sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
 
 
-def draws_of(loader: DataLoader[Any]) -> Iterator[Callable[[], list[Any]]]:
-    """Functions that make the next item, or the next few where the dataset makes whole batches; without end."""
+def draws_of(loader: DataLoader[Any], most: int | None = None) -> Iterator[Callable[[], list[Any]]]:
+    """Functions that make the next item, or the next few where the dataset makes whole batches; without end.
+
+    Args:
+        loader: It is not iterated.
+        most: Items that one function makes at most; None: as many as the loader asks for at once.
+    """
     dataset: Any = loader.dataset
     if is_stream(dataset):
         return repeat(partial(_next_item, _items_without_end(dataset)))
     indices = _indices(loader)
     if _makes_batches(dataset):
-        size = loader.batch_size or _FEW_ITEMS
+        size = most or loader.batch_size or _FEW_ITEMS
         return (partial(dataset.__getitems__, list(islice(indices, size))) for _ in count())
     return (partial(_item, dataset, index) for index in indices)
 

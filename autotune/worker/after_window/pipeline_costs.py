@@ -17,7 +17,6 @@ from autotune.records.breakdown import LoaderCosts
 from autotune.settings.applied.tf_data import TfLoader
 from autotune.settings.training_config import TrainingConfig
 from autotune.worker.after_window.item_costs import costs_of, time_items
-from autotune.worker.measure.batch import tensors_of
 
 __all__ = ["measure_pipeline"]
 
@@ -33,16 +32,15 @@ def measure_pipeline(loader: TfLoader, config: TrainingConfig, *, ends_at: float
     plain = config.model_copy(update={"num_workers": 0, "prefetch_factor": None, "in_order": True, "pin_memory": False})
     alone = TfLoader(loader.dataset, plain, threads=1)
     timed = time_items(_draws(alone), 1, ends_at)
-    return costs_of(timed, timed.kept[0], len(tensors_of(timed.kept[0])[0]), collate_s=0.0)
+    return costs_of(timed, timed.kept[0], len(timed.kept), collate_s=0.0)  # kept: the first batch, for each sample
 
 
 def _draws(loader: TfLoader) -> Iterator[Callable[[], list[Any]]]:
     batches = chain.from_iterable(iter(partial(iter, loader), None))
     while True:
-        yield partial(_next_batch, batches)
+        yield partial(_next_batch, loader, batches)
 
 
-def _next_batch(batches: Iterator[Any]) -> list[Any]:
+def _next_batch(loader: TfLoader, batches: Iterator[Any]) -> list[Any]:
     """A batch as often as it has samples."""
-    batch = next(batches)
-    return [batch] * len(tensors_of(batch)[0])
+    return [next(batches)] * loader.samples

@@ -56,7 +56,7 @@ def probe(workload: Workload, config: TrainingConfig, device: Device, scratch: P
     data = build_dataset(workload)
     dataset, objects = dataset_of(data), _objects(workload, data, config)
     is_tf_data, size = isinstance(dataset, TfData), objects.observed.micro_batch_size
-    length = dataset.length() if isinstance(dataset, TfData) else length_of(dataset)
+    length = dataset.length(size) if isinstance(dataset, TfData) else length_of(dataset)
     small = TrainingConfig(
         micro_batch_size=size if length is None else min(size, length),
         max_tokens=config.max_tokens,

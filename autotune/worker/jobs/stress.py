@@ -31,8 +31,8 @@ from autotune.settings.applied.tf_data import TfLoader
 from autotune.settings.workload import Workload
 from autotune.worker.failure.causes import cause_of
 from autotune.worker.failure.out_of_memory import shortage_of
-from autotune.worker.measure.batch import Reused, batch_bytes, leaves_of, tensors_of
-from autotune.worker.measure.feed import Feed
+from autotune.worker.measure.batch import Reused, batch_bytes, leaves_of
+from autotune.worker.measure.feed import Feed, stop_iterator
 from autotune.worker.measure.step import StepTrainer, open_trainer
 from autotune.worker.setup.build import build_dataset, build_model, is_stream, length_of
 from autotune.worker.setup.device import Device
@@ -176,14 +176,14 @@ def _of_pipeline(found: LargestBatch, loader: TfLoader, stop_at: float) -> Any:
     largest, largest_bytes, batches = None, -1, iter(loader)
     try:
         for batch in batches:
-            size, count = bytes_of(batch), len(tensors_of(batch)[0])
+            size, count = bytes_of(batch), loader.samples
             found.sizes.extend([size // count] * count)
             if size > largest_bytes:
                 largest, largest_bytes = batch, size
             if len(found.sizes) >= _MOST_SIZED or perf_counter() > stop_at:
                 break
     finally:
-        batches.close()
+        stop_iterator(loader, batches, within_s=1.0)
     return largest
 
 

@@ -2,8 +2,9 @@
 
 Comes in: a loader. Goes out: what makes a batch and its size from each delivery. A map-style dataset's batch has as
 many as the sampler drew indices for it. A stream's has the loader's batch size where short batches are dropped; else a
-wrapper around `collate_fn` counts them in the worker, and sends the number along with the batch. A tf.data pipeline
-and a dataset that makes whole batches: their tensors' first dimension.
+wrapper around `collate_fn` counts them in the worker, and sends the number along with the batch. A tf.data pipeline's
+loader counts them by what its elements are specified as. A dataset that makes whole batches: their tensors' first
+dimension.
 
 Tokens are the numbers in a batch's first integer tensor of two dimensions, (batch, length), padding included. Within a
 window its shape alone is read.
@@ -47,7 +48,9 @@ def size_counter(loader: DataLoader[Any] | TfLoader, drawn: deque[int]) -> Calla
     dataset with `__getitems__`, which may hand anything to `collate_fn`, the sizes are those that were drawn: with
     `in_order=False` an epoch's sum is right, each alone may not be.
     """
-    if isinstance(loader, TfLoader) or loader.batch_sampler is None:  # whole batches are made elsewhere
+    if isinstance(loader, TfLoader):
+        return lambda batch: (batch, loader.samples)
+    if loader.batch_sampler is None:  # whole batches are made elsewhere
         return lambda batch: (batch, _length_of(batch))
     is_out_of_order = loader.num_workers > 0 and not loader.in_order
     is_counted_as_drawn = not is_out_of_order or hasattr(loader.dataset, "__getitems__")

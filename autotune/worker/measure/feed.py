@@ -222,10 +222,15 @@ def ready_in(loader: DataLoader[Any] | TfLoader, iterator: Any) -> int | None:
 
 
 def stop_iterator(loader: DataLoader[Any] | TfLoader, iterator: Any, within_s: float) -> None:
-    """End a loader's workers; what does not end by itself in time, such as a reader that hangs, is killed."""
+    """End a loader's workers; what does not end by itself in time, such as a reader that hangs, is killed.
+
+    Threads of a tf.data pipeline can't be killed: such that hang are left behind, and end with the process.
+    """
     if isinstance(loader, TfLoader):
         if isinstance(iterator, TfBatches):
-            iterator.close()
+            closing = Thread(target=iterator.close, daemon=True)
+            closing.start()
+            closing.join(within_s)
         return
     loader._iterator = None  # noqa: SLF001 - there persistent workers are kept
     iterator = _inner(iterator)

@@ -41,6 +41,14 @@ class Texts(Files):
         return loadtxt(path, dtype=np.float32)
 
 
+class TextsOfOpenFiles(Files):
+    """Parsed from files that are open."""
+
+    def read(self, path: Path) -> Any:
+        with path.open() as file:
+            return loadtxt(file, dtype=np.float32)
+
+
 class Arrays(Files):
     """Mapped."""
 
@@ -79,6 +87,31 @@ class PhotosInMemory(Files):
         return np.asarray(Image.open(BytesIO(path.read_bytes())).resize((SMALL, SMALL)))
 
 
+class PhotosOfAnySize(Files):
+    """Decoded whole, then made small by a scale that is drawn anew."""
+
+    scale = 0
+
+    def read(self, path: Path) -> Any:
+        self.scale += 1
+        with Image.open(path) as image:
+            return np.asarray(image.resize((SMALL + self.scale, SMALL + 2 * self.scale)))
+
+
+class PhotosOfAnotherSize(Files):
+    """Decoded whole, then made small otherwise each time that an item is asked for."""
+
+    def __init__(self, files: list[Path]) -> None:
+        super().__init__(files)
+        self.seen: dict[int, int] = {}
+
+    def __getitem__(self, index: int) -> Tensor:
+        self.seen[index] = self.seen.get(index, 0) + 1
+        with Image.open(self.files[index % len(self.files)]) as image:
+            side = SMALL if self.seen[index] == 1 else 2 * SMALL
+            return torch.from_numpy(np.array(image.resize((side, side))))
+
+
 class Drafted(Files):
     """Decoded small by the decoder itself."""
 
@@ -103,6 +136,25 @@ class Rows(Files):
         from pyarrow import parquet
 
         return torch.tensor([column[index].as_py() for column in parquet.read_table(self.files[0]).columns])
+
+
+class RowsOfGroups(Files):
+    """A row of a row group that is read anew for each item."""
+
+    def __getitem__(self, index: int) -> Tensor:
+        from pyarrow import parquet
+
+        group = parquet.ParquetFile(self.files[0]).read_row_group(index % 2)
+        return torch.tensor([column[index].as_py() for column in group.columns])
+
+
+class Tables(Files):
+    """A table for each item."""
+
+    def __getitem__(self, index: int) -> Tensor:
+        from pyarrow import parquet
+
+        return torch.tensor(np.stack([column.to_numpy() for column in parquet.read_table(self.files[index]).columns]))
 
 
 class RowsOfOneTable(Files):
@@ -145,5 +197,6 @@ def write_table(folder: Path) -> list[Path]:
     from pyarrow import parquet
 
     numbers = np.random.default_rng(0).random((ROWS, 8))
-    parquet.write_table(pa.table({f"c{at}": numbers[:, at] for at in range(8)}), folder / "table.parquet")
+    table = pa.table({f"c{at}": numbers[:, at] for at in range(8)})
+    parquet.write_table(table, folder / "table.parquet", row_group_size=ROWS // 2)
     return [folder / "table.parquet"]

@@ -13,8 +13,8 @@ import pytest
 from torch.utils.data import DataLoader, Dataset
 
 from autotune.records.breakdown import FormatCost
-from autotune.worker.after_window import formats
-from autotune.worker.after_window.format_watch import watched
+from autotune.worker.after_window import format_watch, formats
+from autotune.worker.after_window.format_watch import Call, Watch, watched
 from autotune.worker.after_window.formats import measure_formats
 from tests.worker.after_window.format_datasets import (
     SIDE,
@@ -24,7 +24,10 @@ from tests.worker.after_window.format_datasets import (
     Files,
     Photos,
     PhotosInMemory,
+    PhotosOfAnotherSize,
+    PhotosOfAnySize,
     Texts,
+    TextsOfOpenFiles,
     Whole,
     write_photos,
     write_texts,
@@ -73,6 +76,75 @@ def test_photographs_that_are_made_small_are_decoded_faster_small(
 
 def test_a_decoder_that_cannot_draft_is_not_told_to(folder: Path, scratch: Path) -> None:
     assert set(found(Photos(write_photos(folder, "png")), scratch)) == {"image_copy"}
+
+
+@pytest.mark.parametrize("kind", [PhotosOfAnySize, PhotosOfAnotherSize])
+def test_no_copies_are_advised_where_sizes_are_drawn_at_random(kind: type[Files], folder: Path, scratch: Path) -> None:
+    assert set(found(kind(write_photos(folder)), scratch)) == {"image_draft"}
+
+
+class InBatches(Texts):
+    """Makes whole batches."""
+
+    asked: list[int]
+
+    def __getitem__(self, index: int) -> Any:
+        raise AssertionError("it is asked for whole batches")
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        self.asked = [*getattr(self, "asked", []), len(indices)]
+        return [super(InBatches, self).__getitem__(index) for index in indices]
+
+
+def test_one_item_at_a_time_is_asked_of_a_dataset_that_makes_whole_batches(folder: Path, scratch: Path) -> None:
+    dataset = InBatches(write_texts(folder)[0])
+    assert set(found(dataset, scratch, batch_size=32)) == {"text"}
+    assert set(dataset.asked) == {1}
+
+
+def test_waiting_for_a_file_is_not_saved(folder: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes long the first time alone was waiting."""
+    timed = found(Texts(write_texts(folder)[0]), scratch)["text"]
+    end = Watch._end
+
+    def waited(self: Watch, call: Call, *others: Any) -> None:
+        call.seconds += 10.0  # the clock's, as if the file had come from afar
+        self.spent_s += 10.0
+        end(self, call, *others)
+
+    monkeypatch.setattr(Watch, "_end", waited)
+    cold = found(Texts(write_texts(folder)[0]), scratch)["text"]
+    assert cold.now_s < 1.0
+    assert cold.saved_fraction < 0.1 < timed.saved_fraction
+
+
+def test_text_of_an_open_file_is_timed_again_from_its_beginning(folder: Path, scratch: Path) -> None:
+    assert set(found(TextsOfOpenFiles(write_texts(folder)[0]), scratch)) == {"text"}
+
+
+def test_no_kind_is_begun_after_the_deadline(folder: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends_at, begun = perf_counter() + 60, list[str]()
+
+    def last(*_: object) -> list[FormatCost]:
+        begun.append("texts")
+        monkeypatch.setattr(formats, "perf_counter", lambda: ends_at + 1)
+        return []
+
+    monkeypatch.setattr(formats, "_texts", last)
+    monkeypatch.setattr(formats, "_images", lambda *_: begun.append("images"))
+    measure_formats(DataLoader(Texts(write_texts(folder)[0])), 0.01, scratch, ends_at)
+    assert begun == ["texts"]
+
+
+def test_arrays_are_kept_within_a_limit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(format_watch, "_MOST_BYTES", 60_000)  # an array has 25,600
+    dataset = Texts(write_texts(folder)[0])
+    with watched() as watch:
+        assert watch is not None
+        for index in range(4):
+            dataset[index]
+            watch.item += 1
+    assert [call.array is not None for call in watch.calls] == [True, True, False, False]
 
 
 @pytest.mark.parametrize(
