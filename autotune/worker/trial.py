@@ -57,7 +57,7 @@ __all__ = [
 ]
 
 _LONGEST_AFTER_S = 60.0  # our convention: apart from its steps, what follows the window takes a few seconds
-_STEPS_AFTER = 40  # the most optimizer steps that follow the window (extra_steps.py); the profiled ones are slower
+_STEPS_AFTER = 70  # the most optimizer steps that follow the window (extra_steps.py); the profiled ones are slower
 
 
 @dataclass(slots=True)

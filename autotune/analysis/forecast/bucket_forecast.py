@@ -19,6 +19,7 @@ __all__ = ["forecast_buckets"]
 _POOL_BATCHES = 50
 """Batches that are sorted by length at once. Source: the megabatches of transformers' LengthGroupedSampler
 (trainer_pt_utils.py, get_length_grouped_indices), which takes 50 at the most."""
+_POOLS = 4  # of an epoch at the fewest, by the same source
 _MOST_DRAWN = 16_384  # items of a pool here: of large batches fewer are sorted at once, which promises less
 _FEWEST_BATCHES = 2  # of a pool: one would be a random batch
 _RESAMPLES = 200  # our own convention: enough for the ends of a 95 % interval
@@ -26,7 +27,12 @@ _FEWEST_STEPS = 2  # lengths that were timed, for a line between them
 
 
 def forecast_buckets(
-    lengths: Sequence[int], batch_samples: int, padded_today: Sequence[int], steps: Sequence[LengthStep]
+    lengths: Sequence[int],
+    batch_samples: int,
+    padded_today: Sequence[int],
+    steps: Sequence[LengthStep],
+    *,
+    dataset_length: int | None = None,
 ) -> BucketForecast:
     """Compare batches of like lengths with random ones, and with today's.
 
@@ -35,15 +41,19 @@ def forecast_buckets(
         batch_samples: Samples of a batch.
         padded_today: Padded lengths of batches as the loader delivers them.
         steps: Timed batches of `batch_samples` each; the time is told where there are two lengths or more.
+        dataset_length: Samples of an epoch, of which a pool takes a quarter at the most; None: not known.
     """
     chance = np.random.default_rng(0)
     items, today = np.asarray(lengths, dtype=np.int64), np.asarray(padded_today, dtype=np.float64)
-    pool = max(_FEWEST_BATCHES, min(_POOL_BATCHES, _MOST_DRAWN // batch_samples))
+    pool = min(_POOL_BATCHES, max(_FEWEST_BATCHES, _MOST_DRAWN // batch_samples))
+    if dataset_length is not None:
+        pool = max(1, min(pool, dataset_length // (_POOLS * batch_samples)))
     padding, ratios = list[tuple[float, float]](), list[float]()
     is_timed = len({step.padded for step in steps}) >= _FEWEST_STEPS and len(today) > 0
     for _ in range(_RESAMPLES):
         own = chance.choice(items, size=len(items))
-        drawn = chance.choice(own, size=pool * batch_samples).reshape(pool, batch_samples)
+        is_enough = len(own) >= pool * batch_samples
+        drawn = chance.choice(own, size=pool * batch_samples, replace=not is_enough).reshape(pool, batch_samples)
         sorted_rows = np.sort(drawn, axis=None).reshape(pool, batch_samples)
         padding.append((_padding(drawn), _padding(sorted_rows)))
         if is_timed:

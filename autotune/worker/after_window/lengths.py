@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count, cycle, islice
 from math import sqrt
 from statistics import fmean, median, stdev
@@ -19,10 +20,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 
 from autotune.analysis.forecast.bucket_forecast import forecast_buckets
 from autotune.records.lengths import Lengths, LengthStep, Tokens
+from autotune.settings.applied.loader import drawn_by, fixed_batches
 from autotune.settings.training_config import TrainingConfig
 from autotune.worker.after_window.item_costs import draws_of
 from autotune.worker.measure.batch import copied
@@ -36,10 +38,12 @@ __all__ = ["LengthLimits", "length_of_item", "measure_lengths"]
 # What names no source is our own convention.
 _MOST_ITEMS = 1024
 _FEWEST_ITEMS = 64  # of fewer lengths nothing is told: the longest are mostly missing among them
+_MOST_DRAWN = 100_000  # indices of an epoch among which items are chosen
 _ITEMS_S = 1.0  # what reading them may take
 _MOST_TIMED = 7  # lengths whose batches are timed
 _REPEATS = 3  # of each, at least
 _STRETCHES = 2.0  # times the stretch of a ceiling, for all of them
+_OVERTIME = 3.0  # times that, after which slow steps are given up: no time is told then
 _WORDS = "input_ids"
 
 
@@ -80,13 +84,16 @@ def measure_lengths(
     """
     until = min(limits.ends_at, perf_counter() + _ITEMS_S)
     sized = _sized(loader, config, until)
-    lengths = [one.length for one in sized]
-    if len(lengths) < _FEWEST_ITEMS or len(set(lengths)) == 1 or not sum(lengths):
+    read = {one.length for one in sized}
+    if len(sized) < _FEWEST_ITEMS or len(read) == 1 or not max(read, default=0):
         return None
-    size, mean = config.loader_batch_size, fmean(lengths)
+    size = config.loader_batch_size
     has_size = config.max_tokens is None and not config.compile  # else a batch of another length has other samples
     is_timed = trainer is not None and has_size and perf_counter() < limits.ends_at
     steps = _timed(loader, sized, size, trainer, limits) if trainer is not None and is_timed else ()
+    widest = max((*padded_today, *(step.padded for step in steps)))  # beyond it the collate function cuts
+    lengths = [min(one.length, widest) for one in sized]
+    mean = fmean(lengths)
     by_items = 1 - mean / tokens.per_sample if tokens.per_sample >= mean else None
     return Lengths(
         items=len(lengths),
@@ -96,7 +103,7 @@ def measure_lengths(
         batch_samples=size,
         padding=by_items if tokens.padding is None else tokens.padding,
         steps=steps,
-        buckets=forecast_buckets(lengths, size, padded_today, steps),
+        buckets=forecast_buckets(lengths, size, padded_today, steps, dataset_length=length_of(loader.dataset)),
     )
 
 
@@ -127,22 +134,28 @@ def _sized(loader: DataLoader[Any], config: TrainingConfig, until: float) -> lis
             break
     lengths = [length_of_item(item) for item in items]
     if all(length is None for length in lengths):
-        lengths = list(_by_mask(loader, items, config.loader_batch_size))
+        lengths = list(_by_mask(loader, items, config.loader_batch_size, until + _ITEMS_S))
     return [_Sized(length, item) for length, item in zip(lengths, items, strict=False) if length]
 
 
 def _draws(loader: DataLoader[Any]) -> Iterator[Callable[[], list[Any]]]:
+    """Items at random: of a sampler that leaves some out, or draws some more often, those that an epoch draws."""
     dataset: Any = loader.dataset
-    total = length_of(dataset)
-    if is_stream(dataset) or total is None or hasattr(dataset, "__getitems__"):
+    total, sampler = length_of(dataset), drawn_by(loader)
+    if is_stream(dataset) or total is None:
         return draws_of(loader)
-    chosen = random.sample(range(total), min(total, _MOST_ITEMS))
-    return (lambda index=index: [dataset[index]] for index in chosen)  # type: ignore[misc] # bound at once
+    draws_all = fixed_batches(loader) or isinstance(sampler, RandomSampler | SequentialSampler | DistributedSampler)
+    drawn = range(total) if draws_all else list(islice(sampler, _MOST_DRAWN))
+    chosen = random.sample(drawn, min(len(drawn), _MOST_ITEMS))
+    take = getattr(dataset, "__getitems__", lambda indices: [dataset[index] for index in indices])
+    return (partial(take, [index]) for index in chosen)
 
 
-def _by_mask(loader: DataLoader[Any], items: list[Any], size: int) -> Iterator[int]:
+def _by_mask(loader: DataLoader[Any], items: list[Any], size: int, until: float) -> Iterator[int]:
     """Lengths of items that are no rows yet, such as texts: by the mask of the batch that is made of them."""
     for at in range(0, len(items), size):
+        if perf_counter() > until:
+            return
         group = items[at : at + size]
         found = token_tensors(unwrapped(loader).collate_fn(list(group)), len(group))
         if found is None or found[1] is None:
@@ -157,7 +170,9 @@ def _timed(
     batches = [trainer.to_device(batch) for batch in _by_length(loader, sized, size)]
     widths = [_width(batch, size) for batch in batches]
     longest = [max(one.length for one in group) for group in _groups(sized, size)]
-    until = min(limits.ends_at, perf_counter() + _STRETCHES * limits.stretch_s)
+    planned_s = _STRETCHES * limits.stretch_s
+    until = min(limits.ends_at, perf_counter() + planned_s)
+    given_up = min(limits.ends_at, until + _OVERTIME * planned_s)
     if None in widths:
         return ()
     seconds: list[list[float]] = [[] for _ in batches]
@@ -166,7 +181,9 @@ def _timed(
             spent_s, _ = train_on(trainer, iter([copied(batch) for _ in range(trainer.config.grad_accum_steps)]))
             if turn:
                 own.append(spent_s / trainer.config.grad_accum_steps)
-        if (turn >= _REPEATS and perf_counter() > until) or perf_counter() > limits.ends_at:
+            elif perf_counter() > given_up:
+                return ()
+        if (turn >= _REPEATS and perf_counter() > until) or perf_counter() > given_up:
             break
     return tuple(
         LengthStep(longest=most, padded=width, seconds=median(own), relative_sd=_relative_sd(own))

@@ -64,7 +64,7 @@ def probe(workload: Workload, config: TrainingConfig, device: Device, scratch: P
     )
     own, budget_samples = workload.batch_sampler, None
     if takes_budget(own) and not takes_batch_size(own):  # first: later random draws depend on how long things took
-        budget_samples = mean_samples(made_batches(own, dataset, small))
+        budget_samples = mean_samples(made_batches(own, dataset, small), length)
     feed = Feed(build_loader(workload, data, small, scratch))
     first = feed.start()
     model = build_model(workload, small, device)

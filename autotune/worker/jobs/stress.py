@@ -192,7 +192,7 @@ def _chosen(
 ) -> list[Any]:
     """Indices of the samples of the largest batch."""
     if workload.batch_sampler is not None or fixed_batches(loader):
-        batches = _some_batches(loader)
+        batches = _some_batches(loader, stop_at)
         sizes = _sizes(found, loader, batches, stop_at)
         return batches[max(range(len(sizes)), key=lambda at: len(sizes[at]) * max(sizes[at], default=0))]
     indices = _indices(loader, max(_MOST_SIZED, batch_size))
@@ -203,7 +203,7 @@ def _chosen(
     return list(islice(in_turns, min(batch_size, len(indices))))  # no more than training puts into a batch
 
 
-def _some_batches(loader: DataLoader[Any]) -> list[list[Any]]:
+def _some_batches(loader: DataLoader[Any], stop_at: float) -> list[list[Any]]:
     """Batches of a user's batch sampler, as many as hold the samples to be sized.
 
     Of an epoch that is no longer than that allows they come from all over it: one that is sorted by length has its
@@ -211,7 +211,11 @@ def _some_batches(loader: DataLoader[Any]) -> list[list[Any]]:
     """
     drawn, length = islice(loader.batch_sampler or (), _MOST_SIZED), length_of(loader.batch_sampler)
     if length is not None and length <= _MOST_DRAWN:
-        epoch = list(loader.batch_sampler or ())
+        epoch = list[Any]()
+        for batch in islice(loader.batch_sampler or (), length):  # which may go on beyond the length that it says
+            epoch.append(batch)
+            if perf_counter() > stop_at:
+                break
         drawn = islice(random.sample(epoch, len(epoch)), _MOST_SIZED)
     batches, samples = list[list[Any]](), 0
     for batch in drawn:

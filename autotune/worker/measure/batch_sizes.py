@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
+from itertools import islice
 from math import sqrt
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
@@ -153,19 +154,14 @@ class TokenCount:
         self._tokens, self._mask, self._has_name = tokens, mask, has_name
         self._masked, self._real = 0, 0
         self._is_lost = False
-        self._counts = deque[tuple[int, int]](maxlen=_MOST_KEPT)
-        """Samples and length of each batch."""
-        self.samples, self.tokens = 0, 0
-
-    @property
-    def lengths(self) -> list[int]:
+        self.lengths = deque[int](maxlen=_MOST_KEPT)
         """Padded lengths of the last batches."""
-        return [length for _, length in self._counts]
+        self._sums = _Sums()
 
     def begin_window(self) -> None:
         """Begin anew; from here on shapes alone are read."""
-        self._mask, self.samples, self.tokens = None, 0, 0
-        self._counts.clear()
+        self._mask, self._sums = None, _Sums()
+        self.lengths.clear()
 
     def add(self, batch: Any, samples: int) -> None:
         """Count a batch; one that is unlike the first ends the count."""
@@ -178,9 +174,8 @@ class TokenCount:
         except (AttributeError, IndexError, KeyError, TypeError, ValueError):
             self._is_lost = True
             return
-        self.samples += samples
-        self.tokens += rows * length
-        self._counts.append((samples, length))
+        self.lengths.append(length)
+        self._sums.add(samples, rows, length)
         if mask is not None:
             self._masked += mask.numel()
             self._real += int((mask != 0).sum())
@@ -190,33 +185,58 @@ class TokenCount:
 
         A table of whole numbers has two dimensions as well: tokens have a name, lengths that vary, or padding.
         """
-        padding = 1 - self._real / self._masked if self._masked else None
-        if self._is_lost or not self.samples or not self.tokens:
+        padding, sums = 1 - self._real / self._masked if self._masked else None, self._sums
+        if self._is_lost or not sums.samples or not sums.tokens:
             return None
-        if not (self._has_name or len(set(self.lengths)) > 1 or padding):
+        if not (self._has_name or sums.shortest != sums.longest or padding):
             return None
         return Tokens(
-            per_sample=self.tokens / self.samples,
-            relative_sd=self._relative_sd(),
-            batches=len(self._counts),
-            shortest=min(self.lengths),
-            longest=max(self.lengths),
+            per_sample=sums.tokens / sums.samples,
+            relative_sd=sums.relative_sd(),
+            batches=sums.batches,
+            shortest=sums.shortest,
+            longest=sums.longest,
             padding=padding,
         )
 
-    def _relative_sd(self) -> float | None:
-        """Standard error of the mean over the batches that were kept, as a share of it: that of a ratio of sums."""
-        count, samples = len(self._counts), sum(samples for samples, _ in self._counts)
-        if count < 2 or not samples:
+
+@dataclass(slots=True)
+class _Sums:
+    """Sums over batches, from which their figures come, however many there are."""
+
+    batches: int = 0
+    samples: int = 0
+    tokens: int = 0
+    shortest: int = 2**63
+    longest: int = 0
+    moments: tuple[int, int, int] = (0, 0, 0)
+    """Of samples squared, times the length, and times its square."""
+
+    def add(self, samples: int, rows: int, length: int) -> None:
+        """Count a batch."""
+        self.batches += 1
+        self.samples += samples
+        self.tokens += rows * length
+        self.shortest, self.longest = min(self.shortest, length), max(self.longest, length)
+        none, one, two, square = *self.moments, samples * samples
+        self.moments = none + square, one + square * length, two + square * length * length
+
+    def relative_sd(self) -> float | None:
+        """Standard error of the mean tokens of a sample, as a share of it: that of a ratio of sums."""
+        if self.batches < 2 or not self.tokens:
             return None
-        mean = sum(samples * length for samples, length in self._counts) / samples
-        off = sum((samples * (length - mean)) ** 2 for samples, length in self._counts)
-        return sqrt(off * count / (count - 1)) / (samples * mean)
+        mean = self.tokens / self.samples
+        none, one, two = self.moments
+        off = max(0.0, two - 2 * mean * one + mean * mean * none)
+        return sqrt(off * self.batches / (self.batches - 1)) / self.tokens
 
 
 def token_count(batch: Any, samples: int) -> TokenCount | None:
     """What counts the tokens of batches like this one; None where it has no integer tensor (batch, length)."""
-    found = list(_paths(batch, (), _DEEPEST))
+    try:
+        found = list(_paths(batch, (), _DEEPEST))
+    except Exception:  # noqa: BLE001 - a batch of a user's own type may raise anything: then nobody knows its tokens
+        return None
     rows = [(path, names) for path, names, tensor in found if _is_tokens(tensor, samples, names)]
     if not rows:
         return None
@@ -262,9 +282,9 @@ def _steps(value: Any) -> list[tuple[Callable[[Any], Any], str, Any]]:
         return [(itemgetter(key), str(key), part) for key, part in value.items()]
     if is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in fields(value)]
-        return [(attrgetter(name), name, getattr(value, name)) for name in names]
+        return [(attrgetter(name), name, getattr(value, name, None)) for name in names]
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [(itemgetter(at), "", part) for at, part in enumerate(value[:_MOST_PARTS])]
+        return [(itemgetter(at), "", part) for at, part in enumerate(islice(value, _MOST_PARTS))]
     return []
 
 

@@ -14,13 +14,13 @@ from statistics import fmean
 from typing import Any
 
 from autotune.settings.training_config import TrainingConfig
-from autotune.worker.setup.build import WorkloadFault
+from autotune.worker.setup.build import WorkloadFault, length_of
 
 __all__ = ["is_factory", "made_batches", "mean_samples", "refuse_budget", "takes_batch_size", "takes_budget"]
 
 _BUDGET = "max_tokens"
 _MOST_COUNTED = 1000
-"""Batches that are drawn, not loaded, to know their mean size, which is sure to some 3 % then: our own convention."""
+"""Batches that are drawn, not loaded, to know their mean size: our own convention."""
 
 
 def is_factory(sampler: Any) -> bool:
@@ -77,8 +77,14 @@ def made_batches(sampler: Any, dataset: Any, config: TrainingConfig) -> Iterable
     return filled
 
 
-def mean_samples(batches: Iterable[Any]) -> float | None:
-    """Samples of a batch in the mean over the first ones that a batch sampler draws; None of none."""
+def mean_samples(batches: Iterable[Any], dataset_length: int | None) -> float | None:
+    """Samples of a batch in the mean over the first ones that a batch sampler draws; None of none.
+
+    Of a longer epoch, whose first batches may be the shortest, over all of it where its length is known.
+    """
+    epoch = length_of(batches)
+    if epoch is not None and epoch > _MOST_COUNTED and dataset_length is not None:
+        return dataset_length / epoch
     sizes = [len(batch) for batch in islice(batches, _MOST_COUNTED) if isinstance(batch, Sized)]
     return fmean(sizes) if sizes else None
 

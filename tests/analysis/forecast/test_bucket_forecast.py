@@ -91,3 +91,10 @@ def test_like_lengths_never_have_more_padding_than_random_ones(
     assert found == forecast_buckets(
         lengths, size, today(lengths, size, 20), timed(lambda width: width, widths, relative_sd)
     )
+
+
+@pytest.mark.parametrize(("length", "batches"), [(None, 50), (100_000, 50), (640, 5), (64, 1)])
+def test_a_pool_takes_a_quarter_of_an_epoch_at_the_most(length: int | None, batches: int) -> None:
+    found = forecast_buckets(LENGTHS, 32, today(LENGTHS, 32), (), dataset_length=length)
+    assert found.pool_batches == batches
+    assert (found.bucket_padding < found.random_padding - 0.1) == (batches > 1)

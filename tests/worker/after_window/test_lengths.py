@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from math import inf
 from pathlib import Path
 from time import perf_counter
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler
 
 from autotune.records.lengths import Lengths, Tokens
 from autotune.settings.training_config import TrainingConfig
@@ -34,7 +35,13 @@ def built(workload: Workload, dataset: Any, config: TrainingConfig, folder: Path
 
 
 def found(
-    folder: Path, lengths: Any = VARIED, *, is_trained: bool = True, config: TrainingConfig | None = None, **parts: Any
+    folder: Path,
+    lengths: Any = VARIED,
+    *,
+    is_trained: bool = True,
+    config: TrainingConfig | None = None,
+    padded: Sequence[int] = (16, 64, 64),
+    **parts: Any,
 ) -> Lengths | None:
     config = config or TrainingConfig(micro_batch_size=8)
     dataset = Sequences(lengths) if isinstance(lengths, list) else lengths
@@ -44,7 +51,7 @@ def found(
     trainer = open_trainer(workload, Tagger(), next(iter(loader)), config, device) if is_trained else None
     tokens = Tokens(per_sample=60.0, batches=9, shortest=64, longest=64, padding=0.6)
     limits = LengthLimits(stretch_s=0.01, ends_at=inf)
-    return measure_lengths(loader, config, tokens, [16, 64, 64], trainer, limits)
+    return measure_lengths(loader, config, tokens, padded, trainer, limits)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +104,47 @@ def test_a_sampler_that_sorts_does_not_hide_the_other_lengths(tmp_path: Path) ->
     lengths = found(tmp_path, batch_sampler=Sorted)
     assert lengths is not None
     assert lengths.mean == pytest.approx(23)
+
+
+def test_items_are_those_that_a_sampler_leaves_in(tmp_path: Path) -> None:
+    long = [at for at, length in enumerate(VARIED) if length >= 16]
+    lengths = found(tmp_path, sampler=SubsetRandomSampler(long))
+    assert lengths is not None
+    assert lengths.mean == pytest.approx(40)
+
+
+class WholeBatches(Sequences):
+    """Hands out the items of a batch at once."""
+
+    def __getitems__(self, indices: list[int]) -> list[Tensor]:
+        return [self[index] for index in indices]
+
+
+def test_a_dataset_that_hands_out_batches_is_read_at_random_too(tmp_path: Path) -> None:
+    lengths = found(tmp_path, WholeBatches(VARIED), sampler=range(len(VARIED)))
+    assert lengths is not None
+    assert lengths.items == 400
+    assert lengths.mean == pytest.approx(23)
+
+
+def test_lengths_end_where_the_collate_function_cuts(tmp_path: Path) -> None:
+    lengths = found(tmp_path, collate_fn=lambda items: rows_with_mask([item[:8] for item in items]), padded=[8, 8])
+    assert lengths is not None
+    assert lengths.longest == 8
+    assert lengths.mean == pytest.approx(7)
+
+
+def test_steps_that_are_too_slow_are_given_up(tmp_path: Path) -> None:
+    def slow(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        seen.append(batch)
+        time.sleep(0.1)
+        return tagging_step(model, batch)
+
+    seen: list[Any] = []
+    lengths = found(tmp_path, step=slow)
+    assert lengths is not None
+    assert lengths.steps == ()
+    assert len(seen) < 4
 
 
 class Stream(IterableDataset[Tensor]):

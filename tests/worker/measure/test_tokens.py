@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import UserDict
-from dataclasses import dataclass
+from collections import UserDict, deque
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -64,6 +64,38 @@ def test_other_batches_have_no_tokens(batch: Any) -> None:
     assert token_count(batch, 4) is None
 
 
+class Unreadable(dict[str, Tensor]):
+    """Raises what nobody expects."""
+
+    def items(self) -> Any:
+        raise OSError("not yours")
+
+
+@dataclass
+class Unset:
+    """Has a field that is not set yet."""
+
+    rows: Tensor
+    later: Tensor = field(init=False)
+
+
+def test_a_batch_of_any_kind_is_looked_at_without_harm() -> None:
+    assert token_count(Unreadable(rows=rows(4, 6)), 4) is None
+    assert token_count(deque([rows(4, 6), 1]), 4) is not None
+    assert token_count(Unset(rows(4, 6)), 4) is not None
+
+
+def test_figures_of_many_batches_are_of_all_of_them() -> None:
+    count = token_count({"input_ids": rows(2, 3)}, 2)
+    assert count is not None
+    for length in [3] * 1500 + [5] * 1500:
+        count.add({"input_ids": rows(2, length)}, 2)
+    found = count.figures()
+    assert found is not None
+    assert (found.batches, found.shortest, found.longest, found.per_sample) == (3000, 3, 5, 4.0)
+    assert found.relative_sd == pytest.approx(1 / (4 * 3000**0.5), rel=0.01)
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 8), st.integers(1, 30)), min_size=1, max_size=20))
 def test_the_mean_is_that_of_all_that_came(shapes: list[tuple[int, int]]) -> None:
@@ -91,7 +123,7 @@ def test_masks_are_read_before_the_window_and_shapes_alone_within_it() -> None:
     found = count.figures()
     assert found is not None
     assert found.padding == pytest.approx(0.3)
-    assert (found.per_sample, found.batches, count.lengths) == (30.0, 1, [30])
+    assert (found.per_sample, found.batches, list(count.lengths)) == (30.0, 1, [30])
 
 
 def test_a_table_of_whole_numbers_is_not_taken_for_tokens() -> None:

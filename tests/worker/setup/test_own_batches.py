@@ -101,6 +101,8 @@ def test_a_budget_without_its_sampler_is_refused_and_the_other_way_round(
 
 
 def test_the_mean_counts_every_batch_alike() -> None:
-    assert mean_samples([[1], [2, 3, 4]]) == 2
-    assert mean_samples([]) is None
-    assert mean_samples(made_batches(ByBudget, DATA, BUDGET)) == pytest.approx(640 / len(ByBudget(DATA, 64)))
+    assert mean_samples([[1], [2, 3, 4]], 4) == 2
+    assert mean_samples([], 4) is None
+    shortest_first = [[1]] * 1500 + [[1] * 9] * 500
+    assert mean_samples(shortest_first, 6000) == 3
+    assert mean_samples(made_batches(ByBudget, DATA, BUDGET), len(DATA)) == pytest.approx(640 / len(ByBudget(DATA, 64)))
