@@ -87,10 +87,13 @@ class Watch:
     def __call__(self, frame: FrameType, event: str, value: Any) -> None:
         """Take one of Python's profile events."""
         if event == "call" and frame.f_code in self.codes:
-            begun = perf_counter()
+            begun, open_before = perf_counter(), len(self._open)
             with suppress(Exception):  # objects may be anything; what is raised here would end the user's item
                 self._begin(frame, self.codes[frame.f_code])
-            self.own_s += perf_counter() - begun
+            now = perf_counter()
+            self.own_s += now - begun
+            if len(self._open) > open_before:  # its time begins where looking at it has ended
+                self._open[-1] = (frame, self._open[-1][1], now, self.own_s)
         elif event == "return" and self._open and self._open[-1][0] is frame:
             ended = perf_counter()
             _, call, begun, own_s = self._open.pop()

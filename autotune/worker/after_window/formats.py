@@ -113,7 +113,8 @@ def _texts(watch: Watch, scratch: Path) -> list[FormatCost]:
         better.append(_mapped_s(call.array, scratch))  # type: ignore[arg-type] # as above
     if not now or min(now) <= max(better):
         return []
-    return [_cost("text", watch, [call.seconds for call in calls], fmean(now), fmean(better))]
+    spent = [min(call.seconds, max(now)) for call in calls]
+    return [_cost("text", watch, spent, fmean(now), fmean(better))]
 
 
 def _mapped_s(array: np.ndarray[Any, Any], scratch: Path) -> float:
@@ -233,11 +234,11 @@ def _tables(watch: Watch, _: Path) -> list[FormatCost]:
 
 
 def _cost(kind: Any, watch: Watch, spent: Sequence[float], now_s: float, better_s: float, **figures: int) -> FormatCost:
-    """The cost of calls that took so long while they were watched, or less where that held a wait for the disk."""
+    """The cost of calls that took so long while they were watched."""
     return FormatCost(
         kind=kind,
         calls_per_item=len(spent) / watch.item,
-        item_fraction=min(1.0, min(sum(spent), len(spent) * now_s) / watch.spent_s),
+        item_fraction=min(1.0, sum(spent) / watch.spent_s),
         now_s=now_s,
         better_s=better_s,
         figures=dict(figures),
