@@ -14,7 +14,7 @@ from autotune.settings.applied.tf_data import TfData, TfLoader
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.after_window.pipeline_costs import measure_pipeline
-from autotune.worker.jobs.stress import largest_batch
+from autotune.worker.jobs.largest_batch import largest_batch
 from autotune.worker.measure.feed import Feed
 from tests.integrations.tf_pipelines import FEATURES, WAIT_S, net, numbers, waiting
 

@@ -22,8 +22,10 @@ from autotune.protocol.jobs import StressJob
 from autotune.records.stress_check import StressFigures
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
+from autotune.worker.jobs import largest_batch as sizing
 from autotune.worker.jobs import stress
-from autotune.worker.jobs.stress import LargestBatch, bytes_of, largest_batch, train_on_largest
+from autotune.worker.jobs.largest_batch import LargestBatch, bytes_of, largest_batch
+from autotune.worker.jobs.stress import train_on_largest
 from autotune.worker.measure.feed import Feed
 from autotune.worker.setup.device import open_device
 from autotune.worker.setup.loader import build_loader
@@ -142,7 +144,7 @@ def test_of_a_batch_samplers_batches_the_largest_as_padded_is_taken(find: Callab
 def test_of_a_batch_sampler_no_more_batches_are_taken_than_hold_a_look(
     find: Callable[..., LargestBatch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stress, "_MOST_SIZED", 10)
+    monkeypatch.setattr(sizing, "_MOST_SIZED", 10)
     taken: list[int] = []
 
     def endless() -> Iterator[list[int]]:
@@ -153,6 +155,25 @@ def test_of_a_batch_sampler_no_more_batches_are_taken_than_hold_a_look(
     found = find(batch_sampler=endless())
     assert taken == [3, 1, 4, 3]
     assert sorted(found.batch.count_nonzero(1).tolist()) == sorted(LENGTHS[at] for at in (4, 5, 6, 7))
+
+
+def test_a_batch_sampler_that_does_not_keep_to_its_length_is_not_drawn_for_ever(
+    find: Callable[..., LargestBatch],
+) -> None:
+    taken: list[int] = []
+
+    class Endless:
+        def __len__(self) -> int:
+            return 10
+
+        def __iter__(self) -> Iterator[list[int]]:
+            for at in cycle(range(50)):
+                taken.append(at)
+                assert len(taken) <= 10
+                yield [at]
+
+    assert find(batch_sampler=Endless()).batch is not None
+    assert len(taken) == 10
 
 
 @pytest.mark.parametrize("budget", [64, 128, 1000])
@@ -168,7 +189,7 @@ def test_at_every_token_budget_the_largest_bucket_is_found(budget: int, tmp_path
 def test_of_a_long_epoch_that_is_sorted_batches_from_all_over_it_are_sized(
     find: Callable[..., LargestBatch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stress, "_MOST_SIZED", 20)
+    monkeypatch.setattr(sizing, "_MOST_SIZED", 20)
     order = sorted(range(50), key=LENGTHS.__getitem__)
     random.seed(1)
     found = find(batch_sampler=[order[at : at + 2] for at in range(0, 50, 2)])
@@ -215,7 +236,7 @@ def test_a_batch_holds_no_more_than_an_epoch(find: Callable[..., LargestBatch], 
 def test_a_batch_of_more_than_a_look_is_filled(
     find: Callable[..., LargestBatch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stress, "_MOST_SIZED", 16)
+    monkeypatch.setattr(sizing, "_MOST_SIZED", 16)
     found = find(batch_size=40)
     assert (len(found.sizes), len(found.batch)) == (16, 40)
 

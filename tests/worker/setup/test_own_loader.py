@@ -21,8 +21,8 @@ from torch.utils.data import (
 from autotune.protocol.payload import read_payload, write_payload
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
+from autotune.worker.jobs.largest_batch import largest_batch
 from autotune.worker.jobs.probe import probe
-from autotune.worker.jobs.stress import largest_batch
 from autotune.worker.measure.feed import Feed
 from autotune.worker.setup.build import WorkloadFault, build_dataset, build_optimizer
 from autotune.worker.setup.device import open_device

@@ -33,8 +33,9 @@ from autotune.worker.attach.loop.scene import Doer, Scene, ranks
 from autotune.worker.attach.redirect.protection import new_files
 from autotune.worker.failure.hang_dump import HangDump
 from autotune.worker.jobs.curves import trace_curves
+from autotune.worker.jobs.largest_batch import largest_batch
 from autotune.worker.jobs.probe import is_sharded, warm_page_cache
-from autotune.worker.jobs.stress import largest_batch, stress_figures
+from autotune.worker.jobs.stress import stress_figures
 from autotune.worker.measure.batch_sizes import unwrapped
 from autotune.worker.measure.conditions import conditions_before
 from autotune.worker.measure.feed import Feed, FeedEnded
