@@ -246,7 +246,7 @@ def test_long_steps_are_given_longer_before_they_are_taken_to_hang() -> None:
     block = Block(samples=16, batches=2, seconds=20.0, data_wait_s=0.0)
     slow = measured.model_copy(update={"window": measured.window.model_copy(update={"blocks": (block,)})})
     config = TrainingConfig(micro_batch_size=8, grad_accum_steps=2)
-    assert longest_after_s(slow, config) == 60 + 40 * 2 * 10
+    assert longest_after_s(slow, config) == 60 + 70 * 2 * 10
 
 
 def test_what_ends_in_time_ends_nothing_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
