@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from autotune.errors import ConfigError
-from autotune.settings.applied.tf_data import TfData, TfLoader
+from autotune.settings.applied.tf_data import TfData
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.measure.feed import Feed
 from autotune.worker.setup.build import WorkloadFault, build_dataset
 from autotune.worker.setup.loader import build_loader
-from tests.integrations.tf_pipelines import FEATURES, numbers, waiting, write_records
+from tests.integrations.tf_pipelines import FEATURES, loader_of, numbers, waiting, write_records
 
 pytestmark = [
     pytest.mark.integrations,
@@ -28,10 +28,6 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def tf() -> Any:
     return pytest.importorskip("tensorflow")
-
-
-def loader_of(build: Any, **settings: Any) -> TfLoader:
-    return TfData(build).loader(TrainingConfig(**settings))
 
 
 SETTINGS = (

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import autotune
-from autotune.settings.applied.tf_data import TfData, TfLoader
+from autotune.settings.applied.tf_data import TfData
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.after_window.pipeline_costs import measure_pipeline
 from autotune.worker.jobs.largest_batch import largest_batch
 from autotune.worker.measure.feed import Feed
-from tests.integrations.tf_pipelines import FEATURES, WAIT_S, net, numbers, waiting
+from tests.integrations.tf_pipelines import FEATURES, WAIT_S, loader_of, net, numbers, waiting
 
 pytestmark = [
     pytest.mark.integrations,
@@ -28,10 +28,6 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def tf() -> Any:
     return pytest.importorskip("tensorflow")
-
-
-def loader_of(build: Any, **settings: Any) -> TfLoader:
-    return TfData(build).loader(TrainingConfig(**settings))
 
 
 def with_weights(tf: Any, batch_size: int, *, drops: bool) -> Any:

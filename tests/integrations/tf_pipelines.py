@@ -9,8 +9,16 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from autotune.settings.applied.tf_data import TfData, TfLoader
+from autotune.settings.training_config import TrainingConfig
+
 FEATURES = 8
 WAIT_S = 0.004
+
+
+def loader_of(build: Any, **settings: Any) -> TfLoader:
+    """The loader of a pipeline under some settings."""
+    return TfData(build).loader(TrainingConfig(**settings))
 
 
 def numbers(batch_size: int, num_parallel_calls: int | None) -> Any:
