@@ -20,6 +20,7 @@ MOST_MODULES_ELSEWHERE = 12
 MOST_LINES = 300
 LONG_FILES = {
     "analysis/forecast/rate_model.py": "the model's terms, its fit and its forecast share their parameters",
+    "settings/training_config.py": "one type for all settings, each field its own documentation",
     "study/study.py": "the facade of Optuna's study: what it hands out and what it is told are one state",
     "tuning/loop.py": "what runs next, and what follows from how it ended, is the search read from above",
     "worker/measure/loop.py": "warm-up and window are one loop, whose order is what is measured",

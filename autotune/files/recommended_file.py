@@ -34,7 +34,9 @@ from autotune.settings.workload import ScriptFacts
 __all__ = ["AppliedScript", "read_recommended", "read_script", "recommended_yaml"]
 
 _FORMAT = 1
-_LATER = {"in_order", "max_tokens"}
+_LATER = {
+    *("in_order", "max_tokens", "worker_threads", "compile_mode", "cudnn_benchmark", "fused", "numa_binding"),
+}
 """Settings that came after this format: where a file lacks one, it was found with the default."""
 _DIGITS = 4  # our convention: finer than any measured figure here
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from autotune.files.script_call import UNKNOWN, LoaderCall, find_call, is_read_elsewhere, value_of
 from autotune.files.script_text import read_script, script_diff, with_arguments
 from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
-from autotune.settings.training_config import LOADER_SETTINGS, TORCH_PREFETCH_FACTOR, TrainingConfig
+from autotune.settings.training_config import LOADER_ARGUMENTS, TORCH_PREFETCH_FACTOR, TrainingConfig
 
 __all__ = ["ScriptPatch", "patch_script"]
 
-_KEYWORDS = {"micro_batch_size": "batch_size", **{name: name for name in LOADER_SETTINGS}}
+_KEYWORDS = {"micro_batch_size": "batch_size", **{name: name for name in LOADER_ARGUMENTS}}
 """Settings that a loader's call can carry, in the order in which they are added, and their keywords."""
 _WORKERS_ALONE = ("prefetch_factor", "persistent_workers")
 """Settings that torch refuses without workers, unless they are neutral (DataLoader.__init__); in_order it ignores."""
@@ -61,7 +61,7 @@ def patch_script(source: Path, line: int, config: TrainingConfig, wanted: Collec
         source: The script.
         line: The line, from 1, that Python gives of the frame that makes the loader; any line of the call will do.
         config: The settings.
-        wanted: Those to set, of LOADER_SETTINGS and micro_batch_size. What is not wanted is taken to be as in `config`
+        wanted: Those to set, of LOADER_ARGUMENTS and micro_batch_size. What is not wanted is taken to be as in `config`
             unless the call tells otherwise; it is changed only where torch would refuse it without workers.
     """
     script = read_script(source)

@@ -47,6 +47,8 @@ def loader_key(config: TrainingConfig) -> tuple[object, ...]:
     """The settings that a loader's rate depends on; torch's own value where a setting is left to torch."""
     return (
         *({**config.loader_settings, "prefetch_factor": config.batches_per_worker}).values(),
+        config.worker_threads,
+        config.numa_binding,
         config.micro_batch_size,
         config.max_tokens,
         config.world_size,

@@ -13,7 +13,12 @@ from autotune.settings.ddp_config import DdpConfig
 
 __all__ = ["NEUTRAL_WITHOUT_WORKERS", "loader_contradiction", "strategy_contradiction"]
 
-NEUTRAL_WITHOUT_WORKERS: dict[str, object] = {"prefetch_factor": None, "persistent_workers": False, "in_order": True}
+NEUTRAL_WITHOUT_WORKERS: dict[str, object] = {
+    "prefetch_factor": None,
+    "persistent_workers": False,
+    "in_order": True,
+    "worker_threads": None,
+}
 """Settings that only loader workers use, and the one value of each without workers."""
 
 
@@ -29,7 +34,7 @@ def loader_contradiction(num_workers: int, settings: Mapping[str, object]) -> st
 
 
 def strategy_contradiction(settings: Mapping[str, Any]) -> str | None:
-    """Why a strategy can't have the other settings, all by their names; None where it can.
+    """Why a strategy, or the compiler, can't have the other settings, all by their names; None where it can.
 
     Source on compiling under DataParallel: torch compiles the frames of the thread that has entered the compiled
     module (set_eval_frame, torch/csrc/dynamo/eval_frame.c), and replicas run in other threads
@@ -39,6 +44,11 @@ def strategy_contradiction(settings: Mapping[str, Any]) -> str | None:
     """
     strategy, world_size, grad_accum_steps = (settings[name] for name in ("strategy", "world_size", "grad_accum_steps"))
     ddp: DdpConfig | None = settings["ddp"]
+    if settings["compile_mode"] != "default" and not settings["compile"]:
+        return (
+            f"compile_mode needs compile: true, but got compile=False and compile_mode={settings['compile_mode']!r}; "
+            "leave compile_mode out or set compile"
+        )
     if strategy == "single" and world_size != 1:
         return f"strategy 'single' has one rank, but got world_size={world_size}; set strategy: ddp"
     if strategy != "ddp" and ddp is not None:

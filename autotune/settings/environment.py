@@ -61,6 +61,8 @@ class Environment(FrozenModel):
     """Version of the device's driver; None where it has none or is not known."""
     cores: int
     """Cores that a process may use: affinity and cgroup quota."""
+    numa_nodes: Annotated[int, Field(ge=1)] = 1
+    """NUMA nodes that these cores belong to."""
     ram_bytes: int
     """RAM that a process may use: the machine's or the cgroup's."""
     platform: str

@@ -134,12 +134,17 @@ class SearchSpace(FrozenModel):
     persistent_workers: _Setting = None
     pin_memory: _Setting = None
     in_order: _Setting = None
+    worker_threads: _Setting = None
     channels_last: _Setting = None
     compile: _Setting = None
+    compile_mode: _Setting = None
+    cudnn_benchmark: _Setting = None
+    fused: _Setting = None
     intra_op_threads: _Setting = None
     world_size: _Setting = None
     strategy: _Setting = None
     ddp: DdpSpace | None = None
+    numa_binding: _Setting = None
 
     def given(self) -> dict[str, Domain]:
         """The settings that the user has given, by name; those of `ddp` by names such as "ddp.bucket_cap_mb"."""

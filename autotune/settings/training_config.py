@@ -27,9 +27,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AMP_DTYPES",
+    "LOADER_ARGUMENTS",
     "LOADER_SETTINGS",
     "TORCH_PREFETCH_FACTOR",
     "AmpDtype",
+    "CompileMode",
+    "NumaBinding",
     "TrainingConfig",
 ]
 
@@ -37,8 +40,15 @@ AmpDtype = Literal["float32", "tf32", "bfloat16", "float16"]
 AMP_DTYPES: tuple[AmpDtype, ...] = get_args(AmpDtype)
 """From the most to the least exact."""
 
-LOADER_SETTINGS = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "in_order")
+CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+"""torch.compile's own names."""
+NumaBinding = Literal["node", "exclusive"]
+"""Names of torchrun's --numa-binding."""
+
+LOADER_ARGUMENTS = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "in_order")
 """Arguments of torch.utils.data.DataLoader that are settings here, under their own names."""
+LOADER_SETTINGS = (*LOADER_ARGUMENTS, "worker_threads")
+"""Settings of the loader: all others are the step's, but for `numa_binding`, which places both."""
 TORCH_PREFETCH_FACTOR = 2
 """torch.utils.data.DataLoader's own, where workers load and None is given."""
 
@@ -77,11 +87,20 @@ class TrainingConfig(FrozenModel):
     """Page-locked batches, copied to the device with non_blocking=True."""
     in_order: _Flag = True
     """Batches in the sampler's order; False: in the order in which workers finish them, so that a slow one holds up no
-    other, and two runs of one seed are not alike bit for bit. Not searched unless it is listed."""
+    other, and two runs of one seed are not alike bit for bit."""
+    worker_threads: _Count | None = None
+    """Threads of one operation in each loader worker, of torch, OpenCV, BLAS and OpenMP; None: as these have it, which
+    is one for torch and one a core for the others."""
     channels_last: _Flag = False
     """Keep 4-D tensors of the model and the batch in channels-last layout."""
     compile: _Flag = False
     """Run the model through torch.compile."""
+    compile_mode: CompileMode = "default"
+    """torch.compile's mode; reduce-overhead records CUDA graphs."""
+    cudnn_benchmark: _Flag = False
+    """Time cuDNN's algorithms for each new shape, and take the fastest (torch.backends.cudnn.benchmark)."""
+    fused: _Flag = False
+    """The optimizer's fused implementation, all of a step in one kernel; False: as the optimizer has it by itself."""
     intra_op_threads: _Count | None = None
     """Threads of one operation on the CPU (torch.set_num_threads); None: torch's own."""
     world_size: _Count = 1
@@ -90,10 +109,14 @@ class TrainingConfig(FrozenModel):
     """One device, DataParallel, or DistributedDataParallel. A model in DataParallel can't be compiled."""
     ddp: DdpConfig | None = None
     """Arguments of DistributedDataParallel; None: torch's own."""
+    numa_binding: NumaBinding | None = None
+    """Cores that a rank and its workers stay on: those of its device's NUMA node, or a share of these of its own; None:
+    all."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        reason = loader_contradiction(self.num_workers, self.loader_settings) or strategy_contradiction(dict(self))
+        settings = dict(self)
+        reason = loader_contradiction(self.num_workers, settings) or strategy_contradiction(settings)
         if reason is not None:
             raise ValueError(reason)
         return self
@@ -127,8 +150,8 @@ class TrainingConfig(FrozenModel):
 
     @property
     def loader_settings(self) -> dict[str, object]:
-        """The settings that a DataLoader takes under their own names; all others are the step's."""
-        return {name: getattr(self, name) for name in LOADER_SETTINGS}
+        """The settings that a DataLoader takes under their own names."""
+        return {name: getattr(self, name) for name in LOADER_ARGUMENTS}
 
     @property
     def batches_per_worker(self) -> int:
@@ -174,19 +197,9 @@ class TrainingConfig(FrozenModel):
             RuntimeError, ValueError: torch has no such device, or under ddp no process group is open (see
                 torch.distributed.init_process_group).
         """
-        import torch
+        from autotune.settings.applied.prepared import prepared
 
-        from autotune.settings.applied.float32_precision import tf32_products
-        from autotune.settings.applied.parallel import check_group
-        from autotune.settings.applied.process import local_ranks, own_device, set_current, set_threads
-
-        check_group(self.process_count)
-        set_threads(self.intra_op_threads, local_ranks(self.process_count) if self.process_count > 1 else None)
-        if self.amp_dtype == "tf32":
-            tf32_products().__enter__()
-        place = own_device(is_rank=self.process_count > 1) if device is None else torch.device(device)
-        set_current(place)
-        return self.arrange(model, place)
+        return prepared(self, model, device)
 
     def arrange(self, model: nn.Module, device: torch.device, *, is_trial: bool = False) -> nn.Module:
         """The part of `prepare` that is the model's: device, layout, strategy, compilation.
@@ -196,18 +209,9 @@ class TrainingConfig(FrozenModel):
             device: Where it shall lie.
             is_trial: The hook powersgd compresses from the third step on, since a trial ends before torch would begin.
         """
-        import torch
+        from autotune.settings.applied.prepared import arranged
 
-        from autotune.settings.applied.parallel import distributed, replicated
-
-        model = model.to(device)
-        if self.channels_last:
-            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's stubs lack the keyword alone
-        if self.strategy == "dp":
-            model = replicated(model, device, self.world_size)
-        elif self.strategy == "ddp":
-            model = distributed(model, device, self.ddp or DdpConfig(), is_trial=is_trial)
-        return torch.compile(model) if self.compile else model  # type: ignore[return-value] # an OptimizedModule is a Module
+        return arranged(self, model, device, is_trial=is_trial)
 
     def to_device(self, batch: Any, device: str | torch.device | None = None) -> Any:
         """A batch on the device, in this layout; copies from pinned memory don't block.
@@ -262,10 +266,9 @@ class TrainingConfig(FrozenModel):
         """A context for forward pass and loss in this precision, on a device such as "cuda:0"; may be entered again.
 
         float32 changes nothing. tf32 sets torch's precision of float32 products for the whole process while it is
-        entered, and puts it back after it; enter it once, around the whole loop, or call `prepare`, which sets it for
-        good: the backward pass belongs to it, and while it is entered or left other threads may compute in another
-        precision for some microseconds. Under strategy dp the model must come from `prepare`: torch's own DataParallel
-        takes float16 in its threads, whatever it is called under.
+        entered; enter it once, around the whole loop, backward passes too, or call `prepare`, which sets it for good.
+        Under strategy dp the model must come from `prepare`: torch's own DataParallel takes float16 in its threads,
+        whatever it is called under.
         """
         import torch
 

@@ -158,6 +158,8 @@ class OptimizerFacts(FrozenModel):
     """Of the Adam family; None elsewhere."""
     eps: float | None = None
     """Of the Adam family; None elsewhere."""
+    can_fuse: bool = False
+    """torch has a fused implementation of it for these parameters on this device."""
 
 
 class LoaderSite(FrozenModel):
@@ -247,6 +249,16 @@ class WorkloadFacts(FrozenModel):
     """The model has buffers, such as the running averages of batch norm, which ranks may share."""
     has_unused_parameters: bool = False
     """Some parameters that require a gradient got none in one step: DDP must search for them."""
+    has_convolutions: bool = False
+    """The model has modules that convolve."""
+    has_fixed_shapes: bool | None = None
+    """All batches that were looked at have the same shapes; None: not known."""
+    is_deterministic: bool = False
+    """The user's code asks torch for deterministic algorithms, or cuDNN for them: nothing that undoes it is tried."""
+    slow_tail_fraction: float | None = None
+    """Share of the time of the items that were looked at in items of over 8 times the median; None: not known."""
+    cores_per_item: float | None = None
+    """Cores that making an item keeps busy, of threads that are not torch's; None: not known."""
     optimizer: OptimizerFacts
     step_source: str
     """How the loss is computed, in words: what the user gave, or what was inferred."""

@@ -114,6 +114,7 @@ def without_effect(config: TrainingConfig, facts: WorkloadFacts, environment: En
         ("pin_memory", "no_copy_to_accelerator", config.pin_memory and environment.has_only_ram),
         ("amp_dtype", "no_nvidia_gpu", config.amp_dtype == "tf32" and environment.device_kind != "cuda"),
         ("persistent_workers", "tf_data", config.persistent_workers and facts.is_tf_data),
+        ("worker_threads", "tf_data", config.worker_threads is not None and facts.is_tf_data),
         ("channels_last", "no_4d_input", config.channels_last and not facts.has_4d_input),
         ("ddp.find_unused_parameters", "static_graph", ddp.find_unused_parameters and ddp.static_graph),
         ("ddp.broadcast_buffers", "no_buffers", not ddp.broadcast_buffers and not facts.has_buffers),
@@ -130,7 +131,9 @@ def normalised(settings: dict[str, object], facts: WorkloadFacts, environment: E
     if result.get("num_workers") == 0:
         result.update(NEUTRAL_WITHOUT_WORKERS)
     if facts.is_tf_data:
-        result["persistent_workers"] = False
+        result.update(persistent_workers=False, worker_threads=None)
+    if not result.get("compile"):
+        result["compile_mode"] = "default"
     if environment.has_only_ram:
         result["pin_memory"] = False
     if environment.device_kind != "cuda" and result.get("amp_dtype") == "tf32":

@@ -107,6 +107,10 @@ def _device_ranges(basis: Basis) -> dict[str, Domain]:
         "amp_dtype": Choices(values=environment.native_amp_dtypes),
         "channels_last": _choices(False, basis.facts.has_4d_input),
         "compile": _choices(False, baseline.compile),
+        "compile_mode": _choices("default", baseline.compile_mode),
+        "cudnn_benchmark": _choices(False, baseline.cudnn_benchmark),
+        "fused": _choices(False, baseline.fused),
+        "numa_binding": _choices(None, baseline.numa_binding),
         "intra_op_threads": _choices(None, *threads, baseline.intra_op_threads),
     }
 
@@ -160,6 +164,7 @@ def _loader_ranges(basis: Basis, domains: Mapping[str, Domain]) -> dict[str, Dom
         "persistent_workers": _choices(False, not basis.facts.is_tf_data),
         "pin_memory": _choices(False, is_copied),
         "in_order": _choices(baseline.in_order),
+        "worker_threads": _choices(baseline.worker_threads),
     }
 
 

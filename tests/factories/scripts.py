@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.settings.training_config import LOADER_SETTINGS
+from autotune.settings.training_config import LOADER_ARGUMENTS
 from autotune.settings.workload import LoaderSite, ScriptFacts
 
 __all__ = ["make_script"]
@@ -15,6 +15,6 @@ def make_script(**changes: Any) -> ScriptFacts:
     values: dict[str, Any] = {
         "observed": {"micro_batch_size": 16, "lr": 0.1},
         "loaders": (LoaderSite(file="/home/a/train.py", line=7),),
-        "reached": (*LOADER_SETTINGS, "micro_batch_size", "amp_dtype", "intra_op_threads"),
+        "reached": (*LOADER_ARGUMENTS, "micro_batch_size", "amp_dtype", "intra_op_threads"),
     }
     return ScriptFacts.model_validate(values | changes)

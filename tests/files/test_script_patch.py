@@ -17,12 +17,12 @@ from torch.utils.data import DataLoader
 
 from autotune.files.script_call import _DEFAULTS, _PARAMETERS, _SETTINGS
 from autotune.files.script_patch import ScriptPatch, patch_script
-from autotune.settings.training_config import LOADER_SETTINGS, TORCH_PREFETCH_FACTOR, TrainingConfig
+from autotune.settings.training_config import LOADER_ARGUMENTS, TORCH_PREFETCH_FACTOR, TrainingConfig
 
 Tool = Literal["patch", "git"]
 
 IMPORT = "from torch.utils.data import DataLoader\n"
-ALL = ("micro_batch_size", *LOADER_SETTINGS)
+ALL = ("micro_batch_size", *LOADER_ARGUMENTS)
 FAST = TrainingConfig(
     micro_batch_size=64, num_workers=4, prefetch_factor=8, persistent_workers=True, pin_memory=True, in_order=False
 )
@@ -102,7 +102,7 @@ def test_order_and_defaults_of_the_arguments_are_torchs() -> None:
     parameters = [*inspect.signature(DataLoader).parameters.values()]
     assert tuple(one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD) == _PARAMETERS
     assert {one.name: one.default for one in parameters if one.name in _DEFAULTS} == _DEFAULTS
-    assert {"batch_size", *LOADER_SETTINGS} == _SETTINGS
+    assert {"batch_size", *LOADER_ARGUMENTS} == _SETTINGS
 
 
 def test_settings_are_added_in_their_own_order_whatever_the_order_in_which_they_are_wanted() -> None:
@@ -477,7 +477,7 @@ def test_the_form_of_the_call_is_kept(
     config = TrainingConfig(micro_batch_size=64, num_workers=4, pin_memory=True)
     text, patch = patched(written(before), config, tool=tool)
     assert text == written(after)
-    assert patch.settings == ALL[:2] + tuple(LOADER_SETTINGS[1:])
+    assert patch.settings == ALL[:2] + tuple(LOADER_ARGUMENTS[1:])
 
 
 @pytest.mark.parametrize("tool", ["patch", "git"])
@@ -683,7 +683,7 @@ def run(path: Path) -> tuple[int, Mapping[str, object]]:
         patching.setattr(DataLoader, "__init__", init)
         exec(compile(path.read_bytes(), path, "exec"), {"__name__": "__main__"})
     ((line, loader),) = made
-    return line, {name: getattr(loader, name) for name in ("batch_size", *LOADER_SETTINGS)}
+    return line, {name: getattr(loader, name) for name in ("batch_size", *LOADER_ARGUMENTS)}
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")

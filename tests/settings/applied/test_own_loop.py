@@ -14,6 +14,7 @@ from torch import Tensor, distributed, nn
 
 from autotune.errors import ConfigError
 from autotune.protocol.jobs import TrialJob
+from autotune.settings.applied import prepared
 from autotune.settings.applied.accumulator import Accumulator
 from autotune.settings.applied.float32_precision import Float32Precision
 from autotune.settings.ddp_config import DdpConfig
@@ -130,7 +131,8 @@ def test_each_setting_is_applied_as_in_a_trial(settings: dict[str, Any], tmp_pat
 def test_a_compiled_model_is_compiled_once_it_is_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[tuple[str, bool]] = []
 
-    def note_down(model: nn.Module) -> nn.Module:
+    def note_down(model: nn.Module, *, mode: str) -> nn.Module:
+        assert mode == "default"
         weight = next(model.parameters())
         compiled.append((type(model).__name__, weight.is_contiguous(memory_format=torch.channels_last)))
         return model
@@ -340,7 +342,7 @@ def test_a_batch_goes_where_prepare_was_told_to_put_the_model(monkeypatch: pytes
             found.append(str(device))
 
     config = TrainingConfig()
-    monkeypatch.setattr(TrainingConfig, "arrange", lambda _, model, device: model)
+    monkeypatch.setattr(prepared, "arranged", lambda _, model, device: model)
     config.prepare(network(), "cuda:1")
     config.to_device(Moving())
     assert found == ["cuda:1"]

@@ -18,7 +18,7 @@ from autotune.errors import ConfigError
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.exports.export import LOADER, Export
 from autotune.settings.exports.registry import READERS, TARGETS, read_settings
-from autotune.settings.training_config import LOADER_SETTINGS, TrainingConfig
+from autotune.settings.training_config import LOADER_ARGUMENTS, TrainingConfig
 from tests.settings.exports.configs import EVERYTHING, any_configs, flat
 
 DEVICES = st.sampled_from([None, "cpu", "cuda:0"])
@@ -107,7 +107,7 @@ def test_a_setting_that_no_table_knows_is_dropped_by_name() -> None:
 
 
 def test_each_setting_of_the_loader_is_told_as_the_loaders() -> None:
-    assert LOADER == LOADER_SETTINGS  # a TrainingConfig among the imports of exports would close a circle
+    assert LOADER == LOADER_ARGUMENTS  # a TrainingConfig among the imports of exports would close a circle
 
 
 def test_an_unknown_target_names_those_that_there_are() -> None:

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from autotune.note import Note, note
 from autotune.settings.command import PLACEHOLDERS
 from autotune.settings.ddp_config import DdpConfig
-from autotune.settings.training_config import LOADER_SETTINGS, TrainingConfig
+from autotune.settings.training_config import LOADER_ARGUMENTS, TrainingConfig
 from autotune.settings.workload import LoaderSite, ScriptFacts, WorkloadFacts
 from autotune.worker.measure.batch import leaves_of
 from autotune.worker.setup.build import is_stream, length_of, optimizer_facts
@@ -146,7 +146,7 @@ class Sightings:
             "intra_op_threads": None if torch.get_num_threads() == self.threads else torch.get_num_threads(),
         }
         if loader is not None:
-            own |= {name: getattr(loader, name) for name in LOADER_SETTINGS if hasattr(loader, name)}
+            own |= {name: getattr(loader, name) for name in LOADER_ARGUMENTS if hasattr(loader, name)}
         own |= {name: getattr(given, name) for name in placeholders}
         if not own.get("num_workers"):
             own |= {"prefetch_factor": None, "persistent_workers": False, "in_order": True}
@@ -221,7 +221,7 @@ class Sightings:
     def _reached(self, observed: TrainingConfig, family: list[Made], placeholders: tuple[str, ...]) -> Iterator[str]:
         yield from (name for name in placeholders if name != "lr")
         if family:
-            yield from LOADER_SETTINGS
+            yield from LOADER_ARGUMENTS
             if family[0].takes_batch_size:
                 yield "micro_batch_size"
         if observed.amp_dtype == "float32" and self.outermost and family and observed.world_size == 1:

@@ -1,0 +1,67 @@
+"""A model as trials train it, and the process set up as theirs: what TrainingConfig.prepare and arrange do.
+
+Comes in: a configuration, and a built model. Goes out: what the training loop
+calls in its place.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from autotune.settings.applied.float32_precision import tf32_products
+from autotune.settings.applied.parallel import check_group, distributed, replicated
+from autotune.settings.applied.process import local_ranks, own_device, set_current, set_threads
+from autotune.settings.ddp_config import DdpConfig
+
+__all__ = ["arranged", "prepared"]
+
+
+class _Settings(Protocol):
+    """What is taken of a TrainingConfig."""
+
+    @property
+    def process_count(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def strategy(self) -> str: ...
+    @property
+    def ddp(self) -> DdpConfig | None: ...
+    @property
+    def intra_op_threads(self) -> int | None: ...
+    @property
+    def amp_dtype(self) -> str: ...
+    @property
+    def channels_last(self) -> bool: ...
+    @property
+    def compile(self) -> bool: ...
+    @property
+    def compile_mode(self) -> str: ...
+
+
+def prepared(config: _Settings, model: nn.Module, device: str | torch.device | None) -> nn.Module:
+    """See TrainingConfig.prepare."""
+    check_group(config.process_count)
+    set_threads(config.intra_op_threads, local_ranks(config.process_count) if config.process_count > 1 else None)
+    if config.amp_dtype == "tf32":
+        tf32_products().__enter__()
+    place = own_device(is_rank=config.process_count > 1) if device is None else torch.device(device)
+    set_current(place)
+    return arranged(config, model, place)
+
+
+def arranged(config: _Settings, model: nn.Module, device: torch.device, *, is_trial: bool = False) -> nn.Module:
+    """See TrainingConfig.arrange."""
+    model = model.to(device)
+    if config.channels_last:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's stubs lack the keyword alone
+    if config.strategy == "dp":
+        model = replicated(model, device, config.world_size)
+    elif config.strategy == "ddp":
+        model = distributed(model, device, config.ddp or DdpConfig(), is_trial=is_trial)
+    if not config.compile:
+        return model
+    return torch.compile(model, mode=config.compile_mode)  # type: ignore[return-value] # an OptimizedModule is a Module
