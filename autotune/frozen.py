@@ -22,7 +22,7 @@ class FrozenModel(BaseModel):
 
 @contextmanager
 def with_field_copy() -> Iterator[None]:
-    """Let a model have a field `copy`: pydantic warns that it hides BaseModel.copy, which is deprecated and not used."""
+    """Let a model have a field `copy`: pydantic warns that it hides BaseModel.copy, which is deprecated."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", 'Field name "copy"', UserWarning)
         yield

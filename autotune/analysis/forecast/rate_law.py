@@ -45,11 +45,11 @@ COSTS = (
 """The rows of a state. `items`: samples per second of one loader process; `most_workers`: processes beyond which more
 don't help; `samples`: samples per second of one device if the batch were endless; the costs `per_batch` (that a worker
 hands over), `per_micro_batch`, `per_step` and `exchange` (seen in a run, of a group) over the time of a usual batch's
-samples; `copies`: samples per second that one device's copies bring; `hidden`: the logit of the share of that time
-which a run hides; `softness` of the minimum, the larger the harder: two equal sides reach 2 ** (-1 / softness) of either
-together, as random items and a short queue between them have it; `crowding`: by how much the logarithm of a run's rate
-is less with more threads than cores, as a rule little, but many times the rate where threads spin; `shortfall`: a run's
-rate over the joint one. Logarithms all but `hidden`."""
+samples; `copies`: samples per second that copies bring to one device; `hidden`: the logit of the share of that time
+which a run hides; `softness` of the minimum, the larger the harder: two equal sides reach 2 ** (-1 / softness) of
+either together, as random items and a short queue between them have it; `crowding`: by how much the logarithm of a
+run's rate is less with more threads than cores, as a rule little, but many times the rate where threads spin;
+`shortfall`: a run's rate over the joint one. Logarithms all but `hidden`."""
 (
     _ITEMS,
     _PER_BATCH,

@@ -313,7 +313,7 @@ def pinned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         batches.append(batch)
         return ("pinned", batch)
 
-    monkeypatch.setattr(item_costs, "pin_memory", pin)
+    monkeypatch.setattr(item_costs, "pinned", pin)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     return batches
 
