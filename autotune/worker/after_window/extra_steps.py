@@ -1,4 +1,4 @@
-"""What a trial measures after its window: either side alone, where the time goes, what an item costs.
+"""What a trial measures after its window: each side alone, where the time goes, what an item costs.
 
 Takes a run whose window is over and the Measurement made from it; hands on the same Measurement with what was found
 added. What the window has measured is never changed. A stage that fails leaves its field None and a note; the caller
@@ -34,7 +34,7 @@ from autotune.worker.failure.causes import cause_of
 from autotune.worker.measure.batch import Held, unpacked
 from autotune.worker.measure.feed import Delivery
 from autotune.worker.measure.loop import Run
-from autotune.worker.measure.side_alone import collect, device_alone, loader_alone, resident
+from autotune.worker.measure.side_alone import collect, copy_alone, device_alone, loader_alone, resident
 from autotune.worker.measure.step import StepTrainer, Trainer
 
 __all__ = ["measure_after_window"]
@@ -101,6 +101,8 @@ def measure_after_window(
     """
     after = _After(run=run, trainer=trainer, extras=extras, measurement=measurement, scratch=scratch)
     makes_batches = isinstance(run.feed.loader, DataLoader) and run.feed.loader.batch_sampler is not None
+    if trainer.device.kind not in PINNING_KINDS:
+        extras = extras.model_copy(update={"copy_ceiling": False})
     stages = _stages(extras, run.group.size, has_lengths=makes_batches and measurement.tokens is not None)
     for index, (name, stage) in enumerate(stages):
         left: list[JsonValue] = [name for name, _ in stages[index:] if name != _BATCHES]
@@ -128,8 +130,9 @@ def _stages(extras: Extras, ranks: int, *, has_lengths: bool) -> list[tuple[str,
     needs_batches = extras.device_ceiling or extras.breakdown
     wanted: list[tuple[bool, str, _Stage]] = [
         (extras.loader_ceiling, "loader_rate", _measure_loader),
-        (needs_batches, _BATCHES, _take_batches),
+        (needs_batches or extras.copy_ceiling, _BATCHES, _take_batches),
         (extras.device_ceiling, "device_rate", _measure_device),
+        (extras.copy_ceiling, "copy_rate", _measure_copy),
         (needs_batches and ranks > 1, "communication", _measure_communication),
         (extras.breakdown, "time_breakdown", _break_down),
         (extras.breakdown, "item_costs", _measure_items),
@@ -160,6 +163,14 @@ def _measure_device(after: _After) -> None:
         ceiling = device_alone(after.trainer, after.held, seconds=after.extras.stretch_s, ends_at=after.run.ends_at)
     before = after.measurement.ceilings or Ceilings()
     after.add(ceilings=before.model_copy(update={"device": ceiling}), device_ceiling=ceiling.samples_per_s)
+
+
+def _measure_copy(after: _After) -> None:
+    """Copies of batches as the loader has delivered them, pinned where the trial pins."""
+    _need_batches(after)
+    ceiling = copy_alone(after.trainer, after.host, seconds=after.extras.stretch_s, ends_at=after.run.ends_at)
+    before = after.measurement.ceilings or Ceilings()
+    after.add(ceilings=before.model_copy(update={"copy": ceiling}), copy_ceiling=ceiling.samples_per_s)
 
 
 def _measure_communication(after: _After) -> None:

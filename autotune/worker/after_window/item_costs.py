@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, RandomSampler, Subset
-from torch.utils.data._utils.pin_memory import pin_memory
 
 from autotune.note import Note, note
 from autotune.records.breakdown import LoaderCosts
@@ -29,7 +28,7 @@ from autotune.records.ceilings import Ceiling
 from autotune.settings.applied.processor import usable_cores
 from autotune.settings.training_config import TrainingConfig
 from autotune.worker.failure.causes import cause_of
-from autotune.worker.measure.batch import batch_bytes, tensors_of
+from autotune.worker.measure.batch import batch_bytes, pinned, tensors_of
 from autotune.worker.measure.feed import Feed
 from autotune.worker.measure.side_alone import loader_alone
 from autotune.worker.measure.step import torch_threads
@@ -91,10 +90,10 @@ def measure_items(
     if config.num_workers:
         costs["transfer_s"] = tried("transfer", lambda: _transfer_s(loader, config, batch_items, collate_s, ends_at))
     if config.pin_memory and torch.accelerator.is_available():
-        costs["pin_s"] = tried("pinning", lambda: _warm_mean_s(_pinned, batch))
+        costs["pin_s"] = tried("pinning", lambda: _warm_mean_s(pinned, batch))
     if to_device is not None:
         costs["copy_s"] = tried("copy", lambda: _warm_mean_s(to_device, batch))
-        costs["pinned_copy_s"] = tried("pinned_copy", lambda: _warm_mean_s(to_device, _pinned(batch)))
+        costs["pinned_copy_s"] = tried("pinned_copy", lambda: _warm_mean_s(to_device, pinned(batch)))
     return costs_of(timed, batch, config.micro_batch_size, collate_s=collate_s, **costs)
 
 
@@ -198,11 +197,6 @@ def _transfer_s(
     finally:
         feed.stop()
     return max(0.0, ceiling.seconds / ceiling.batches - collate_s)
-
-
-def _pinned(batch: Any) -> Any:
-    pin: Callable[[Any], Any] = pin_memory  # torch has not typed it
-    return pin(batch)
 
 
 def _warm_mean_s(work: Callable[[Any], Any], batch: Any) -> float:

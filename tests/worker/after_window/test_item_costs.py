@@ -239,7 +239,7 @@ def test_a_batch_that_can_not_be_sent_leaves_the_other_costs(monkeypatch: pytest
         raise OSError("no shared memory")
 
     monkeypatch.setattr(item_costs, "_transfer_s", fail)
-    monkeypatch.setattr(item_costs, "_pinned", fail)
+    monkeypatch.setattr(item_costs, "pinned", fail)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     costs = costs_of(Recorder(), num_workers=1, pin_memory=True)
     assert (costs.items, costs.transfer_s, costs.pin_s) == (256, None, None)
@@ -313,7 +313,7 @@ def pinned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         batches.append(batch)
         return ("pinned", batch)
 
-    monkeypatch.setattr(item_costs, "pin_memory", pin)
+    monkeypatch.setattr(item_costs, "pinned", pin)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     return batches
 
