@@ -29,7 +29,7 @@ Cause = Literal["communication", "loader", "uneven_rank", "small_batch", "settin
 
 LEAST_SHARE = 0.05
 """Of the group's time, below which nothing is a bottleneck: our own convention, over twice a window's 2 % interval."""
-_STEP_SETTINGS = ("amp_dtype", "channels_last", "compile")
+_STEP_SETTINGS = ("amp_dtype", "channels_last", "compile", "compile_mode", "cudnn_benchmark", "fused")
 """Settings of the step that a search varies beside the batch."""
 
 

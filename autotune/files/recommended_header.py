@@ -21,7 +21,7 @@ _HEADER = """\
 #
 #     config = autotune.load("recommended.yaml")
 {loader}#     model = config.prepare(model)
-#     optimizer = ...  # over model.parameters(), with lr=config.lr
+#     optimizer = ...  # yours, over model.parameters(), with **config.optimizer_kwargs()
 #     accumulator = config.accumulator(model, optimizer)
 #     for batch in loader:
 #         with accumulator:

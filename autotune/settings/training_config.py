@@ -42,6 +42,7 @@ AMP_DTYPES: tuple[AmpDtype, ...] = get_args(AmpDtype)
 
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 """torch.compile's own names."""
+_GRAPH_MODES = frozenset({"reduce-overhead", "max-autotune"})
 NumaBinding = Literal["node", "exclusive"]
 """Names of torchrun's --numa-binding."""
 
@@ -149,6 +150,11 @@ class TrainingConfig(FrozenModel):
         return own / theirs
 
     @property
+    def records_graphs(self) -> bool:
+        """Whether torch.compile records CUDA graphs, where the device has them. Source: torch.compile, its modes."""
+        return self.compile and self.compile_mode in _GRAPH_MODES
+
+    @property
     def loader_settings(self) -> dict[str, object]:
         """The settings that a DataLoader takes under their own names."""
         return {name: getattr(self, name) for name in LOADER_ARGUMENTS}
@@ -182,10 +188,10 @@ class TrainingConfig(FrozenModel):
 
         The model is moved to the device and into its layout, in place. Handed on is what to call: under strategy ddp
         the model in DistributedDataParallel, under dp in DataParallel, compiled if asked. Make the optimizer
-        afterwards. The current device, the threads of an operation and, with tf32, the precision of float32 products
-        are set for the whole process, and stay: prepare one configuration a process. Trials call `model.train()`; here
-        the model keeps its mode. What remains with you is each rank's DistributedSampler, and starting training with
-        the malloc that trials had (the head of recommended.yaml says how).
+        afterwards. The current device, the threads of an operation, cuDNN's benchmark and, with tf32, the precision of
+        float32 products are set for the whole process, and stay: prepare one configuration a process. Trials call
+        `model.train()`; here the model keeps its mode. What remains with you is each rank's DistributedSampler, and
+        starting training with the malloc that trials had (the head of recommended.yaml says how).
 
         Args:
             model: The model, uncompiled and in no wrapper.
@@ -230,6 +236,10 @@ class TrainingConfig(FrozenModel):
         place = own_device(is_rank=False) if device is None else torch.device(device)
         return moved(batch, place, channels_last=self.channels_last, non_blocking=self.pin_memory)
 
+    def optimizer_kwargs(self) -> dict[str, Any]:
+        """Arguments for your optimizer: `lr`, and `fused` where it is on; an optimizer of torch's takes both."""
+        return {"lr": self.lr, **({"fused": True} if self.fused else {})}
+
     def accumulator(
         self,
         model: nn.Module,
@@ -242,7 +252,7 @@ class TrainingConfig(FrozenModel):
 
         Args:
             model: What `prepare` has handed on.
-            optimizer: Over its parameters, with this configuration's `lr`.
+            optimizer: Over its parameters, made with `optimizer_kwargs`.
             device: Where it trains; None: where the model's first parameter lies.
             scaler: A GradScaler of your own for float16; None: `grad_scaler`.
         """
@@ -260,6 +270,7 @@ class TrainingConfig(FrozenModel):
             autocast=partial(self.autocast, place) if self.amp_dtype in _AUTOCAST else None,
             no_sync=getattr(model, "no_sync", None) if is_synced else None,  # a compiled model hands it on
             gathers=self.strategy == "dp",
+            records_graphs=self.records_graphs and torch.device(place).type == "cuda",
         )
 
     def autocast(self, device: str | torch.device) -> AbstractContextManager[Any]:

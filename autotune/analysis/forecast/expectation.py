@@ -37,7 +37,12 @@ __all__ = [
     "workers_run_too_many_threads",
 ]
 
-DEVICE_SETTINGS = frozenset({"micro_batch_size", "max_tokens", "amp_dtype", "channels_last", "intra_op_threads"})
+DEVICE_SETTINGS = frozenset(
+    {
+        *("micro_batch_size", "max_tokens", "amp_dtype", "channels_last", "intra_op_threads"),
+        *("fused", "cudnn_benchmark"),
+    }
+)
 """Settings that a device's curve varies."""
 PINNING_KINDS: frozenset[DeviceKind] = frozenset({"cuda", "rocm", "xpu"})
 """Devices whose copies are faster from page-locked memory."""

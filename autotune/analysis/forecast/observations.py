@@ -109,7 +109,7 @@ def device_variations(space: ResolvedSpace) -> Iterator[TrainingConfig]:
     """
     domains, setting = space.domains, space.batch_setting
     own = getattr(space.baseline, setting)
-    for name in ("amp_dtype", "channels_last", "intra_op_threads"):
+    for name in ("amp_dtype", "channels_last", "fused", "cudnn_benchmark", "intra_op_threads"):
         for value in domains[name]:
             yield changed(space, {name: value})
     batches = spread(whole_numbers(domains[setting]), _MOST_VALUES)

@@ -13,7 +13,13 @@ from torch import nn
 
 from autotune.settings.applied.float32_precision import tf32_products
 from autotune.settings.applied.parallel import check_group, distributed, replicated
-from autotune.settings.applied.process import local_ranks, own_device, set_current, set_threads
+from autotune.settings.applied.process import (
+    local_ranks,
+    own_device,
+    set_cudnn_benchmark,
+    set_current,
+    set_threads,
+)
 from autotune.settings.ddp_config import DdpConfig
 
 __all__ = ["arranged", "prepared"]
@@ -40,12 +46,15 @@ class _Settings(Protocol):
     def compile(self) -> bool: ...
     @property
     def compile_mode(self) -> str: ...
+    @property
+    def cudnn_benchmark(self) -> bool: ...
 
 
 def prepared(config: _Settings, model: nn.Module, device: str | torch.device | None) -> nn.Module:
     """See TrainingConfig.prepare."""
     check_group(config.process_count)
     set_threads(config.intra_op_threads, local_ranks(config.process_count) if config.process_count > 1 else None)
+    set_cudnn_benchmark(config.cudnn_benchmark)
     if config.amp_dtype == "tf32":
         tf32_products().__enter__()
     place = own_device(is_rank=config.process_count > 1) if device is None else torch.device(device)
