@@ -7,6 +7,7 @@ workload shows here. Reads batches until the page cache is warm: otherwise the f
 from __future__ import annotations
 
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -23,6 +24,7 @@ from autotune.settings.applied.tf_data import TfData, TfLoader
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import BESIDE_A_LOADER, ObjectFacts, Workload, WorkloadFacts
 from autotune.worker.failure.out_of_memory import shortage_of
+from autotune.worker.jobs.first_items import FirstItems, look_at_items
 from autotune.worker.measure.batch import leaves_of, tensors_of
 from autotune.worker.measure.feed import BatchFeed, Feed
 from autotune.worker.measure.step import Trainer, open_trainer
@@ -40,7 +42,7 @@ from autotune.worker.setup.loader import build_loader
 from autotune.worker.setup.machine import bytes_from_disk
 from autotune.worker.setup.own_batches import is_factory, made_batches, mean_samples, takes_batch_size, takes_budget
 
-__all__ = ["is_sharded", "probe", "warm_page_cache"]
+__all__ = ["is_deterministic", "is_sharded", "probe", "warm_page_cache"]
 
 _IMAGE_DIMS = 4  # batch, channels, height, width: what torch.channels_last is defined for
 _WARMING_MAX_S = 5.0  # our own convention: a data set that is not in RAM by then is read from the disk in trials too
@@ -70,7 +72,7 @@ def probe(workload: Workload, config: TrainingConfig, device: Device, scratch: P
     model = build_model(workload, small, device)
     trainer = open_trainer(workload, model, first.batch, small, device)
     has_unused = _train_once(trainer, first.batch)
-    warm_page_cache(feed)
+    items = _look(feed)
     is_iterable, inputs = is_stream(dataset), tensors_of(first.batch)
     fixed = _fixed_size(workload, data, feed.loader, first.samples)
     if fixed is not None and objects.has_loader:
@@ -91,10 +93,27 @@ def probe(workload: Workload, config: TrainingConfig, device: Device, scratch: P
         gradient_bytes=sum(parameter.nbytes for parameter in trained),
         has_buffers=any(True for _ in model.buffers()),
         has_unused_parameters=has_unused,
+        is_deterministic=is_deterministic(),
+        slow_tail_fraction=None if items is None else items.slow_tail_fraction,
+        cores_per_item=None if items is None else items.cores_per_item,
         optimizer=optimizer_facts(trainer.optimizer),
         step_source=trainer.step.source,
         objects=objects,
     )
+
+
+def _look(feed: Feed) -> FirstItems | None:
+    """A look at the items, with a warm page cache behind it; a tf.data pipeline has no items of its own."""
+    warm = partial(warm_page_cache, feed)
+    if isinstance(feed.loader, TfLoader):
+        warm()
+        return None
+    return look_at_items(feed.loader, feed.start_s + feed.first_wait_s, warm)
+
+
+def is_deterministic() -> bool:
+    """Whether this process is to compute alike in each run, as far as the user's code has asked torch for it."""
+    return torch.are_deterministic_algorithms_enabled() or torch.backends.cudnn.deterministic
 
 
 def _objects(workload: Workload, data: Any, config: TrainingConfig) -> ObjectFacts:
