@@ -7,6 +7,7 @@ torch when they are called.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
@@ -91,7 +92,7 @@ class TrainingConfig(FrozenModel):
     other, and two runs of one seed are not alike bit for bit."""
     worker_threads: _Count | None = None
     """Threads of one operation in each loader worker, of torch, OpenCV, BLAS and OpenMP; None: as these have it, which
-    is one for torch and one a core for the others."""
+    is one for torch and one a core for the others. In forked workers torch keeps its one."""
     channels_last: _Flag = False
     """Keep 4-D tensors of the model and the batch in channels-last layout."""
     compile: _Flag = False
@@ -164,14 +165,24 @@ class TrainingConfig(FrozenModel):
         """Batches that each worker prepares in advance, torch's number where none is given; 0 without workers."""
         return (self.prefetch_factor or TORCH_PREFETCH_FACTOR) if self.num_workers else 0
 
-    def dataloader_kwargs(self) -> dict[str, Any]:
+    def dataloader_kwargs(self, worker_init_fn: Callable[[int], None] | None = None) -> dict[str, Any]:
         """Arguments for torch.utils.data.DataLoader in each process: under dp, `batch_size` is that of all devices.
 
         With a token budget there is no `batch_size`, which a DataLoader refuses beside the batch sampler that
-        `max_tokens` goes to.
+        `max_tokens` goes to. With `worker_threads` there is a `worker_init_fn`, which sets them.
+
+        Args:
+            worker_init_fn: Your own, which a DataLoader can't be given twice: it runs in each worker after that.
         """
         size = {} if self.max_tokens is not None else {"batch_size": self.loader_batch_size}
-        return {**size, **self.loader_settings}
+        return {**size, **self.loader_settings, **self._worker_init(worker_init_fn)}
+
+    def _worker_init(self, own: Callable[[int], None] | None) -> dict[str, Any]:
+        if self.worker_threads is None:
+            return {} if own is None else {"worker_init_fn": own}
+        from autotune.settings.applied.worker_threads import limited
+
+        return {"worker_init_fn": limited(own, self.worker_threads)}
 
     def loader(self, loader: DataLoader[Any]) -> DataLoader[Any]:
         """A copy of your DataLoader with these settings, as trials load by; all else is as in yours.
@@ -181,7 +192,8 @@ class TrainingConfig(FrozenModel):
         """
         from autotune.settings.applied.loader import inner_loader, loader_like
 
-        return loader_like(inner_loader(loader), self.loader_settings, self.loader_batch_size)
+        inner = inner_loader(loader)
+        return loader_like(inner, self.loader_settings, self.loader_batch_size, worker_threads=self.worker_threads)
 
     def prepare(self, model: nn.Module, device: str | torch.device | None = None) -> nn.Module:
         """The model as trials train it, and this process set up as theirs.

@@ -35,7 +35,7 @@ from autotune.worker.measure.step import torch_threads
 from autotune.worker.setup.build import is_stream
 from autotune.worker.setup.machine import bytes_from_disk
 
-__all__ = ["TimedItems", "costs_of", "draws_of", "measure_items", "time_items", "with_batch_rates"]
+__all__ = ["TimedItems", "costs_of", "draws_of", "measure_items", "slow_tail", "time_items", "with_batch_rates"]
 
 _ENOUGH_ITEMS = 256  # our own convention: two to three of them are slower than the 99th percentile
 _LEAST_S = 0.25  # cheap items go on so long: a reader that pauses now and then would be timed between two pauses
@@ -116,7 +116,7 @@ def costs_of(timed: TimedItems, batch: Any, samples: int, *, collate_s: float, *
         item_median_s=median(seconds),
         item_p99_s=float(np.quantile(seconds, 0.99, method="inverted_cdf")),
         item_slowest_s=max(seconds),
-        slow_tail_fraction=_slow_tail(seconds),
+        slow_tail_fraction=slow_tail(seconds),
         disk_bytes_per_item=timed.disk_bytes / len(seconds),
         item_bytes=item_bytes / samples,
         float32_fraction=float32_bytes / item_bytes if item_bytes else None,
@@ -214,7 +214,7 @@ def _mean_s(work: Callable[[], Any]) -> float:
     return spent_s / done
 
 
-def _slow_tail(seconds: list[float]) -> float:
+def slow_tail(seconds: list[float]) -> float:
     """Share of all time in items of over eight medians."""
     total_s, from_s = sum(seconds), _TAIL_FACTOR * median(seconds)
     return min(1.0, sum(item_s for item_s in seconds if item_s > from_s) / total_s) if total_s > 0 else 0.0

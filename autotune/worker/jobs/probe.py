@@ -25,6 +25,7 @@ from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import BESIDE_A_LOADER, ObjectFacts, Workload, WorkloadFacts
 from autotune.space.constraints import GRAPH_KINDS
 from autotune.worker.failure.out_of_memory import shortage_of
+from autotune.worker.jobs.first_items import FirstItems, look_at_items
 from autotune.worker.measure.batch import leaves_of, tensors_of
 from autotune.worker.measure.feed import BatchFeed, Delivery, Feed
 from autotune.worker.measure.step import Trainer, infer_step, make_trainer
@@ -43,7 +44,7 @@ from autotune.worker.setup.loader import build_loader
 from autotune.worker.setup.machine import bytes_from_disk
 from autotune.worker.setup.own_batches import is_factory, made_batches, mean_samples, takes_batch_size, takes_budget
 
-__all__ = ["is_sharded", "probe", "warm_page_cache"]
+__all__ = ["is_deterministic", "is_sharded", "probe", "warm_page_cache"]
 
 _IMAGE_DIMS = 4  # batch, channels, height, width: what torch.channels_last is defined for
 _WARMING_MAX_S = 5.0  # our own convention: a data set that is not in RAM by then is read from the disk in trials too
@@ -78,7 +79,8 @@ def probe(workload: Workload, config: TrainingConfig, device: Device, scratch: P
     objects = _with(objects, **_switched_on(optimizer, device))
     trainer = make_trainer(model, optimizer, infer_step(workload, first.batch), small, device)
     has_unused, has_sparse = _train_once(trainer, first.batch)
-    shapes = warm_page_cache(feed, first)
+    fewest = _LEAST_BATCHES if device.kind in GRAPH_KINDS else 1  # elsewhere nothing depends on the shapes
+    items, shapes = _look(feed, first, fewest)
     is_iterable, inputs = is_stream(dataset), tensors_of(first.batch)
     fixed = _fixed_size(workload, data, feed.loader, first.samples)
     if fixed is not None and objects.has_loader:
@@ -101,6 +103,9 @@ def probe(workload: Workload, config: TrainingConfig, device: Device, scratch: P
         has_unused_parameters=has_unused,
         has_convolutions=any(isinstance(module, _ConvNd) for module in model.modules()),
         has_fixed_shapes=len({*shapes}) == 1 if len(shapes) >= _LEAST_BATCHES else None,
+        is_deterministic=is_deterministic(),
+        slow_tail_fraction=None if items is None else items.slow_tail_fraction,
+        cores_per_item=None if items is None else items.cores_per_item,
         optimizer=optimizer_facts(optimizer, can_fuse=not has_sparse and can_fuse(optimizer)),
         step_source=trainer.step.source,
         objects=objects,
@@ -114,6 +119,31 @@ def _switched_on(optimizer: torch.optim.Optimizer, device: Device) -> dict[str, 
         "cudnn_benchmark": device.kind in GRAPH_KINDS and torch.backends.cudnn.benchmark,
     }
     return {name: True for name, is_on in found.items() if is_on}
+
+
+def _look(feed: Feed, first: Delivery, fewest: int) -> tuple[FirstItems | None, list[_Shapes]]:
+    """A look at the items, with a warm page cache behind it, and the shapes of so many batches, or of more.
+
+    A tf.data pipeline has no items of its own.
+    """
+    shapes: list[_Shapes] = []
+    items = None
+
+    def warm() -> None:
+        shapes[:] = warm_page_cache(feed, first, fewest=fewest)
+
+    if isinstance(feed.loader, TfLoader):
+        warm()
+    else:
+        items = look_at_items(feed.loader, feed.start_s + feed.first_wait_s, warm)
+    if len(shapes) < fewest:
+        shapes += warm_page_cache(feed, first, fewest=fewest, longest_s=0.0)
+    return items, shapes
+
+
+def is_deterministic() -> bool:
+    """Whether this process is to compute alike in each run, as far as the user's code has asked torch for it."""
+    return torch.are_deterministic_algorithms_enabled() or torch.backends.cudnn.deterministic
 
 
 def _objects(workload: Workload, data: Any, config: TrainingConfig) -> ObjectFacts:
@@ -227,12 +257,16 @@ def _is_equal(a: Any, b: Any) -> bool:
     return False
 
 
-def warm_page_cache(feed: BatchFeed, first: Delivery | None = None) -> list[_Shapes]:
+def warm_page_cache(
+    feed: BatchFeed, first: Delivery | None = None, *, fewest: int = 1, longest_s: float = _WARMING_MAX_S
+) -> list[_Shapes]:
     """Take batches for an epoch, until for a while nothing more comes from the disk, or for five seconds.
 
     Args:
         feed: Whose batches.
         first: The batch that it began with.
+        fewest: Batches that are taken in any case, the first among them, as far as the epoch goes.
+        longest_s: When to stop, otherwise.
 
     Returns:
         The shapes of each batch of this epoch, the first among them; without its last one, where that is a short one.
@@ -242,9 +276,11 @@ def warm_page_cache(feed: BatchFeed, first: Delivery | None = None) -> list[_Sha
     while not (delivery := feed.take()).is_restart:
         seen.append((delivery.samples, _shapes_of(delivery)))
         now = perf_counter()
+        if len(seen) >= fewest and now - begun >= longest_s:
+            break
         if now - checked >= _WARMING_PAUSE_S:
             read, before, checked = bytes_from_disk(), read, now
-            if (read == before and len(seen) >= _LEAST_BATCHES) or now - begun >= _WARMING_MAX_S:
+            if read == before and len(seen) >= fewest:
                 break
     if len(seen) > 1 and seen[-1][0] < seen[0][0]:
         seen.pop()

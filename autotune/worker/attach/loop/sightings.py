@@ -22,6 +22,7 @@ from autotune.settings.command import PLACEHOLDERS
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.training_config import LOADER_ARGUMENTS, TrainingConfig
 from autotune.settings.workload import LoaderSite, ScriptFacts, WorkloadFacts
+from autotune.worker.jobs.probe import is_deterministic
 from autotune.worker.measure.batch import leaves_of
 from autotune.worker.setup.build import is_stream, length_of, optimizer_facts
 
@@ -189,6 +190,7 @@ class Sightings:
             gradient_bytes=sum(part.nbytes for part in trained),
             has_buffers=any(True for module in self.outermost for _ in module.buffers()),
             has_unused_parameters=self.ddp is not None and self.ddp.find_unused_parameters,
+            is_deterministic=is_deterministic(),
             optimizer=optimizer_facts(optimizer),
             step_source="the script's own",
             script=script,
