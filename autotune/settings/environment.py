@@ -63,6 +63,11 @@ class Environment(FrozenModel):
     """Cores that a process may use: affinity and cgroup quota."""
     numa_nodes: Annotated[int, Field(ge=1)] = 1
     """NUMA nodes that these cores belong to."""
+    node_cores: tuple[int, ...] = ()
+    """Physical cores of each of these nodes that a process may use; () where they were not looked up."""
+    device_nodes: tuple[int, ...] = ()
+    """For each device the place of its node among these, -1 where the machine does not tell it or none of its cores may
+    be used; () on the CPU, and where they were not looked up."""
     ram_bytes: int
     """RAM that a process may use: the machine's or the cgroup's."""
     platform: str

@@ -11,8 +11,9 @@ from math import ceil, inf
 from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
 from autotune.settings.ddp_config import TORCH_BUCKET_CAP_MB, TORCH_FIRST_BUCKET_MB, DdpConfig
 from autotune.settings.environment import DeviceKind, Environment
-from autotune.settings.training_config import TrainingConfig
+from autotune.settings.training_config import NumaBinding, TrainingConfig
 from autotune.settings.workload import WorkloadFacts
+from autotune.space.binding import can_bind, cores_left, effective_binding, refused_binding
 
 __all__ = [
     "DATA_PARALLEL_KINDS",
@@ -20,6 +21,7 @@ __all__ = [
     "GROUP_BACKENDS",
     "HOOK_DTYPES",
     "coarse_exchange",
+    "cores_within",
     "hook_obstacle",
     "hosts_of",
     "most_ranks",
@@ -49,6 +51,7 @@ def obstacle(config: TrainingConfig, facts: WorkloadFacts, environment: Environm
         or _beyond_the_optimizer(config, facts)
         or _beyond_the_machine(config, environment)
         or _beyond_the_group(config, facts, environment)
+        or refused_binding(config.numa_binding, _devices_on_host(config, environment), environment)
     )
 
 
@@ -73,6 +76,15 @@ def ranks_on_host(ranks: int, environment: Environment) -> int:
 def hosts_of(config: TrainingConfig, environment: Environment) -> int:
     """Hosts that a trial takes; of a group without room, all of them."""
     return _hosts_taken(config.world_size, environment) if config.strategy == "ddp" else 1
+
+
+def cores_within(config: TrainingConfig, environment: Environment) -> int:
+    """Cores of a host that the processes of a trial may run on: all, unless they are bound."""
+    return cores_left(config.numa_binding, _devices_on_host(config, environment), environment)
+
+
+def _devices_on_host(config: TrainingConfig, environment: Environment) -> int:
+    return ranks_on_host(config.world_size, environment) if config.strategy == "ddp" else config.world_size
 
 
 def _hosts_taken(ranks: int, environment: Environment) -> int:
@@ -114,6 +126,8 @@ def coarse_exchange(config: TrainingConfig, baseline: TrainingConfig) -> str | N
 def without_effect(config: TrainingConfig, facts: WorkloadFacts, environment: Environment) -> dict[str, str]:
     """Settings that are given but do nothing here, each with the reason's code."""
     ddp = config.ddp or DdpConfig()
+    is_bound, here = config.numa_binding is not None, ranks_on_host(config.process_count, environment)
+    binding = effective_binding(config.numa_binding, here, environment)
     rules = (
         ("pin_memory", "no_copy_to_accelerator", config.pin_memory and environment.has_only_ram),
         ("amp_dtype", "no_nvidia_gpu", config.amp_dtype == "tf32" and environment.device_kind != "cuda"),
@@ -128,6 +142,8 @@ def without_effect(config: TrainingConfig, facts: WorkloadFacts, environment: En
             config.cudnn_benchmark and _has_cudnn(environment) and not facts.has_convolutions,
         ),
         ("fused", "no_fused_optimizer", config.fused and not facts.optimizer.can_fuse),
+        ("numa_binding", "no_affinity", is_bound and not can_bind(environment)),
+        ("numa_binding", "one_numa_node", is_bound and can_bind(environment) and binding is None),
         ("ddp.find_unused_parameters", "static_graph", ddp.find_unused_parameters and ddp.static_graph),
         ("ddp.broadcast_buffers", "no_buffers", not ddp.broadcast_buffers and not facts.has_buffers),
     )
@@ -140,6 +156,7 @@ def normalised(settings: dict[str, object], facts: WorkloadFacts, environment: E
     `ddp` may be a DdpConfig or its mapping; the result is a mapping, or None where it equals torch's defaults.
     """
     result = {**settings, **_normalised_ranks(settings, facts)}
+    result["numa_binding"] = _normalised_binding(result, environment)
     if result.get("num_workers") == 0:
         result.update(NEUTRAL_WITHOUT_WORKERS)
     if facts.is_tf_data:
@@ -252,6 +269,12 @@ def _normalised_ranks(settings: dict[str, object], facts: WorkloadFacts) -> dict
     if strategy == "single" or settings.get("world_size", 1) == 1:
         return {"strategy": "single", "world_size": 1, "ddp": None}
     return {"ddp": _normalised_ddp(settings.get("ddp"), facts) if strategy == "ddp" else None}
+
+
+def _normalised_binding(settings: dict[str, object], environment: Environment) -> NumaBinding | None:
+    ranks = settings.get("world_size", 1) if settings.get("strategy") == "ddp" else 1
+    here = ranks_on_host(int(str(ranks)), environment)
+    return effective_binding(settings.get("numa_binding"), here, environment)
 
 
 def _normalised_ddp(ddp: object, facts: WorkloadFacts) -> dict[str, object] | None:

@@ -18,6 +18,7 @@ from autotune.settings.search_space import DDP_PREFIX, Choices, Domain, IntRange
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import WorkloadFacts
 from autotune.space import constraints as rules
+from autotune.space.binding import bindings_tried
 from autotune.space.domains import group_sizes, whole_numbers
 from autotune.space.token_budget import global_batch_of, samples_within, token_budgets
 
@@ -68,7 +69,7 @@ def default_ranges(basis: Basis) -> dict[str, Domain]:
     DistributedDataParallel's settings are among them, by names such as "ddp.bucket_cap_mb", where it is tried at all.
     """
     domains = {**_device_ranges(basis), **_rank_ranges(basis), **basis.given}
-    domains = {**_loader_ranges(basis, domains), **domains}
+    domains = {**_loader_ranges(basis, domains), "numa_binding": _binding_range(basis, domains), **domains}
     domains.update({name: domain for name, domain in _batch_ranges(basis, domains).items() if name not in basis.given})
     domains.setdefault("grad_accum_steps", _accum_range(basis, domains))
     if group_sizes(domains):
@@ -110,7 +111,6 @@ def _device_ranges(basis: Basis) -> dict[str, Domain]:
         "compile_mode": _choices("default", *_graph_modes(basis), baseline.compile_mode),
         "cudnn_benchmark": _choices(False, _may_benchmark(basis), baseline.cudnn_benchmark),
         "fused": _choices(False, basis.facts.optimizer.can_fuse, baseline.fused),
-        "numa_binding": _choices(None, baseline.numa_binding),
         "intra_op_threads": _choices(None, *threads, baseline.intra_op_threads),
     }
 
@@ -186,6 +186,12 @@ def _loader_ranges(basis: Basis, domains: Mapping[str, Domain]) -> dict[str, Dom
         "in_order": _choices(baseline.in_order),
         "worker_threads": _choices(baseline.worker_threads),
     }
+
+
+def _binding_range(basis: Basis, domains: Mapping[str, Domain]) -> Domain:
+    """None, and what changes something for one of the numbers of ranks that are tried."""
+    ranks = (rules.ranks_on_host(count, basis.environment) for count in (1, *group_sizes(domains)))
+    return _choices(None, *bindings_tried(ranks, basis.environment), basis.baseline.numa_binding)
 
 
 def _batch_ranges(basis: Basis, domains: Mapping[str, Domain]) -> dict[str, Domain]:

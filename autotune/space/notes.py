@@ -29,6 +29,7 @@ def space_notes(basis: Basis, domains: Mapping[str, Domain]) -> tuple[Note, ...]
         *basis.environment.remarks,
         *_malloc(basis),
         *_without_effect(basis),
+        *_binding(basis, domains),
         *_emulated(basis),
         *_unsharded(basis),
         *_tf_data(basis),
@@ -56,6 +57,26 @@ def _without_effect(basis: Basis) -> Iterator[Note]:
                 yield note(
                     "value_without_effect", setting=setting, value=value, reason=found, device=environment.device
                 )
+
+
+def _binding(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[Note]:
+    """Listed bindings that change nothing for any number of ranks that is tried."""
+    facts, environment = basis.facts, basis.environment
+    sizes = group_sizes(domains)
+    groups = [TrainingConfig(strategy="ddp", world_size=size) for size in sizes]
+    for value in basis.given.get("numa_binding", ()):
+        reasons = [
+            without_effect(config.model_copy(update={"numa_binding": value}), facts, environment).get("numa_binding")
+            for config in (TrainingConfig(), *groups)
+        ]
+        if None not in reasons:
+            yield note(
+                "value_without_effect",
+                setting="numa_binding",
+                value=value,
+                reason=reasons[0],
+                device=environment.device,
+            )
 
 
 def _emulated(basis: Basis) -> Iterator[Note]:

@@ -26,6 +26,7 @@ from autotune.protocol.payload import read_payload
 from autotune.protocol.reports import RankReport
 from autotune.records.diagnosis import Curves
 from autotune.records.trial import TrialResult
+from autotune.settings.applied.numa import CoresError, addresses_of_ranks, bind_rank
 from autotune.settings.applied.process import set_threads
 from autotune.worker.attach.start import run_command
 from autotune.worker.failure.hang_dump import HangDump
@@ -87,7 +88,7 @@ def _do(job: jobs.Job, place: Place, dump: HangDump, started: float) -> RankRepo
     device = open_device(process.device, nearest, count=count, limit_bytes=process.limit_bytes)
     if isinstance(job, jobs.DescribeJob):
         return _done(environment=describe(device, job_blocks=process.blocks_launches))
-    _set_threads(job)
+    _set_threads(job, place.local_rank, device)
     if isinstance(job, jobs.TrialJob):
         place.group = open_group(job, place.rank, device)
     device.cap_memory()  # after the group has met: NCCL's buffers lie outside torch
@@ -129,11 +130,26 @@ def _ranks_of(job: jobs.Job) -> int:
     return job.config.process_count if isinstance(job, jobs.TrialJob) else 1
 
 
-def _set_threads(job: jobs.WorkloadJob) -> None:
-    """Threads as configured; without a setting, ranks share the cores of their host."""
+def _set_threads(job: jobs.WorkloadJob, local_rank: int, device: Device) -> None:
+    """Cores and threads as configured; without a setting, ranks share the cores of their host, or their own.
+
+    A probe describes the machine as it is: it stays unbound.
+
+    Raises:
+        DeviceError: the rank can't be bound, and must not be measured as if it were.
+    """
     ranks, part = _ranks_of(job), job.part if isinstance(job, jobs.TrialJob) else None
-    here = ranks if part is None else part.ranks
-    set_threads(job.config.intra_op_threads, here if ranks > 1 else None)
+    here = 1 if ranks == 1 else ranks if part is None else part.ranks
+    config = job.config
+    if config.numa_binding is None or isinstance(job, jobs.ProbeJob):
+        set_threads(config.intra_op_threads, here if ranks > 1 else None)
+        return
+    try:
+        places = addresses_of_ranks(device.torch_device, local_rank, here, len(device.devices))
+        threads = bind_rank(config.numa_binding, local_rank, places)
+    except CoresError as error:
+        raise DeviceError(str(error)) from error
+    set_threads(config.intra_op_threads or threads, None)
 
 
 def _others_before(job: jobs.Job, first: int, count: int, started: float) -> Mapping[str, Others]:

@@ -35,7 +35,7 @@ from autotune.records.ceilings import overlaps
 from autotune.records.run_spread import RunSpread
 from autotune.settings.environment import Environment
 from autotune.settings.training_config import TrainingConfig
-from autotune.space.constraints import hosts_of
+from autotune.space.constraints import cores_within, hosts_of
 
 __all__ = ["Forecast", "Observation", "RateModel"]
 
@@ -377,6 +377,7 @@ class RateModel:
         busy = np.array(
             [busy_of.get(count, min(count or unmeasured, unmeasured)) for count in threads], dtype=np.float64
         )
+        own_cores = np.array([cores_within(config, environment) for config in configs], dtype=np.float64)
         usual_batch = exp(fmean(log(seen.config.micro_batch_size) for seen in self._seen))
         return Circumstances(
             workers=np.array([config.num_workers for config in configs], dtype=np.float64),
@@ -386,17 +387,16 @@ class RateModel:
             is_overlapped=np.array([overlaps(config, environment.device_kind) for config in configs], dtype=np.bool_),
             is_crowded=np.array([_is_crowded(config, environment) for config in configs], dtype=np.bool_),
             is_copied=np.full(len(configs), self._knows_copies),
-            busy=busy * [config.process_count for config in configs],
-            cores=np.array([cores * hosts_of(config, environment) for config in configs], dtype=np.float64),
+            busy=np.minimum(busy, own_cores) * [config.process_count for config in configs],
+            cores=own_cores * [hosts_of(config, environment) for config in configs],
             loader_cpu_s=median(loader_cpu_s or [0.0]),
         )
 
 
 def _is_crowded(config: TrainingConfig, environment: Environment) -> bool:
-    threads = config.intra_op_threads or environment.cores
-    return (
-        environment.device_kind == "cpu" and (threads + config.num_workers) * config.process_count > environment.cores
-    )
+    cores = cores_within(config, environment)
+    threads = config.intra_op_threads or cores
+    return environment.device_kind == "cpu" and (threads + config.num_workers) * config.process_count > cores
 
 
 def _with_crowding(state: Floats) -> Floats:

@@ -47,13 +47,14 @@ def describe_environment(environment: Environment) -> dict[str, str]:
     memory, ram = show(environment.device_memory_bytes, "bytes"), show(environment.ram_bytes, "bytes")
     each, on_each = (f"{environment.hosts} hosts, each: ", " on each host") if environment.hosts > 1 else ("", "")
     unlike = f": {', '.join(environment.device_names)}" if environment.device_names else ""
+    nodes = f" of {environment.numa_nodes} NUMA nodes" if environment.numa_nodes > 1 else ""
     facts = {
         "device": f"{each}{environment.device_name} ({environment.device}, {memory})",
         "devices": f"{environment.device_count}{on_each}{unlike}" if environment.device_count > 1 else "",
         "driver": environment.driver or "",
         "precisions": ", ".join(environment.native_amp_dtypes),
         "TF32 switches": ", ".join(environment.tf32_overrides),
-        "processor": f"{format_count(environment.cores, 'core')}, {ram} of RAM{on_each}",
+        "processor": f"{format_count(environment.cores, 'core')}{nodes}, {ram} of RAM{on_each}",
         "malloc": _describe_malloc(environment),
         "platform": environment.platform,
         "python": environment.python,

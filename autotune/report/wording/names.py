@@ -98,6 +98,9 @@ def describe_settings(config: TrainingConfig, baseline: TrainingConfig | None = 
     return ", ".join(word for name, word in _words(config).items() if name in shown) or "your settings"
 
 
+_BINDINGS = {None: "not bound to cores", "node": "bound to a NUMA node", "exclusive": "bound to own cores"}
+
+
 def _words(config: TrainingConfig) -> dict[str, str]:
     accumulated = f" × {config.grad_accum_steps}" if config.grad_accum_steps > 1 else ""  # noqa: RUF001 - a times sign
     batch = f"batch {config.micro_batch_size}" if config.max_tokens is None else f"{config.max_tokens:,} tokens"
@@ -118,7 +121,7 @@ def _words(config: TrainingConfig) -> dict[str, str]:
         "intra_op_threads": f"{config.intra_op_threads or 'default'} threads",
         "strategy": name_group(config.strategy, config.world_size),
         "ddp": _own_ddp(config) or "torch's own ddp settings",
-        "numa_binding": f"bound to {config.numa_binding or 'no'} cores",
+        "numa_binding": _BINDINGS[config.numa_binding],
         "lr": f"lr {config.lr:.4g}",
     }
     silent = {"ddp"} if config.strategy != "ddp" else set[str]()

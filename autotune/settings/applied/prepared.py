@@ -6,20 +6,24 @@ calls in its place.
 
 from __future__ import annotations
 
+import warnings
 from typing import Protocol
 
 import torch
 from torch import nn
 
 from autotune.settings.applied.float32_precision import tf32_products
+from autotune.settings.applied.numa import addresses_of_ranks, allowed_cores, bind_rank, is_bound_by_launcher
 from autotune.settings.applied.parallel import check_group, distributed, replicated
 from autotune.settings.applied.process import (
+    local_rank,
     local_ranks,
     own_device,
     set_cudnn_benchmark,
     set_current,
     set_threads,
 )
+from autotune.settings.applied.processor import usable_cores
 from autotune.settings.ddp_config import DdpConfig
 
 __all__ = ["arranged", "prepared"]
@@ -39,6 +43,8 @@ class _Settings(Protocol):
     @property
     def intra_op_threads(self) -> int | None: ...
     @property
+    def numa_binding(self) -> str | None: ...
+    @property
     def amp_dtype(self) -> str: ...
     @property
     def channels_last(self) -> bool: ...
@@ -53,13 +59,33 @@ class _Settings(Protocol):
 def prepared(config: _Settings, model: nn.Module, device: str | torch.device | None) -> nn.Module:
     """See TrainingConfig.prepare."""
     check_group(config.process_count)
-    set_threads(config.intra_op_threads, local_ranks(config.process_count) if config.process_count > 1 else None)
     set_cudnn_benchmark(config.cudnn_benchmark)
-    if config.amp_dtype == "tf32":
-        tf32_products().__enter__()
     place = own_device(is_rank=config.process_count > 1) if device is None else torch.device(device)
     set_current(place)
+    if config.numa_binding is None:
+        set_threads(config.intra_op_threads, local_ranks(config.process_count) if config.process_count > 1 else None)
+    else:
+        _bind(config, config.numa_binding, place)
+    if config.amp_dtype == "tf32":
+        tf32_products().__enter__()
     return arranged(config, model, place)
+
+
+def _bind(config: _Settings, binding: str, device: torch.device) -> None:
+    """Bind this process as a trial's rank is bound, and set its threads; what a launcher has bound stays so.
+
+    Raises:
+        ConfigError: it can't be bound.
+    """
+    ranks = local_ranks(config.process_count) if config.process_count > 1 else 1
+    threads = usable_cores()
+    if not allowed_cores():
+        warnings.warn("numa_binding has no effect: Linux alone binds processes to cores", stacklevel=4)
+        threads //= ranks
+    elif binding != "exclusive" or ranks == 1 or not is_bound_by_launcher():
+        rank, count = local_rank() if ranks > 1 else 0, config.world_size if config.strategy == "dp" else 1
+        threads = bind_rank(binding, rank, addresses_of_ranks(device, rank, ranks, count))
+    set_threads(config.intra_op_threads or max(1, threads), None)
 
 
 def arranged(config: _Settings, model: nn.Module, device: torch.device, *, is_trial: bool = False) -> nn.Module:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import torch
 
 from autotune.settings.applied.processor import usable_cores
 
-__all__ = ["local_ranks", "own_device", "set_cudnn_benchmark", "set_current", "set_threads"]
+__all__ = ["local_rank", "local_ranks", "own_device", "set_cudnn_benchmark", "set_current", "set_threads"]
 
 
 def own_device(*, is_rank: bool) -> torch.device:
@@ -43,6 +44,15 @@ def set_cudnn_benchmark(is_on: bool) -> None:
     Of no effect where torch has neither. Source: torch.backends.cudnn.benchmark.
     """
     torch.backends.cudnn.benchmark = is_on
+
+
+def local_rank() -> int:
+    """This rank's number on its host, as torchrun says it; else that in its process group, if one is open."""
+    own = os.environ.get("LOCAL_RANK", "")
+    if own.isdecimal():
+        return int(own)
+    group: Any = torch.distributed
+    return group.get_rank() if group.is_available() and group.is_initialized() else 0
 
 
 def local_ranks(world_size: int) -> int:

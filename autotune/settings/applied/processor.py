@@ -8,7 +8,7 @@ from contextlib import suppress
 from math import ceil, inf
 from pathlib import Path
 
-__all__ = ["cgroup_folders", "cpu_quota", "cpuinfo", "processor_name", "usable_cores"]
+__all__ = ["cgroup_folders", "cpu_quota", "cpu_quota_here", "cpuinfo", "processor_name", "usable_cores"]
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _CGROUP_MEMBERSHIP = Path("/proc/self/cgroup")
@@ -20,7 +20,12 @@ def usable_cores() -> int:
     Source: Linux kernel, admin-guide/cgroup-v2 (cpu.max) and scheduler/sched-bwc (cfs_quota_us).
     """
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, ceil(min([affinity, *map(cpu_quota, cgroup_folders("cpu"))])))
+    return max(1, ceil(min(affinity, cpu_quota_here())))
+
+
+def cpu_quota_here() -> float:
+    """Cores that this process may use by its control group and all above it; infinite where none limits it."""
+    return min([inf, *map(cpu_quota, cgroup_folders("cpu"))])
 
 
 def cgroup_folders(controller: str) -> list[Path]:

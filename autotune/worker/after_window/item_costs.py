@@ -128,7 +128,8 @@ def costs_of(timed: TimedItems, batch: Any, samples: int, *, collate_s: float, *
 def with_batch_rates(costs: LoaderCosts, ceiling: Ceiling, config: TrainingConfig, local_ranks: int) -> LoaderCosts:
     """The costs with what the loader alone delivers per worker, and per core of one of the ranks on this host."""
     batches_per_s = ceiling.batches / ceiling.seconds
-    workers, cores = max(1, config.num_workers), max(1, usable_cores() // local_ranks)
+    sharing = 1 if config.numa_binding == "exclusive" else local_ranks
+    workers, cores = max(1, config.num_workers), max(1, usable_cores() // sharing)
     rates = {"batches_per_worker_per_s": batches_per_s / workers, "batches_per_core_per_s": batches_per_s / cores}
     return costs.model_copy(update=rates)
 

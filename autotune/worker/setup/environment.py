@@ -14,6 +14,7 @@ import torch
 
 from autotune.launch.local.kept_memory import has_kept_memory, malloc_switches
 from autotune.note import Note, note
+from autotune.settings.applied.numa import Nodes, allowed_cores, allowed_nodes, node_of_pci, pci_address
 from autotune.settings.applied.processor import processor_name, usable_cores
 from autotune.settings.environment import Environment
 from autotune.settings.training_config import AMP_DTYPES, AmpDtype
@@ -39,7 +40,7 @@ def describe(device: Device, *, job_blocks: bool = False) -> Environment:
         device: What trials run on.
         job_blocks: The job itself makes each launch wait for its kernel, so that is no remark on the environment.
     """
-    names = _device_names(device)
+    names, nodes = _device_names(device), _nodes()
     return Environment(
         device=str(device.torch_device),
         device_kind=device.kind,
@@ -50,6 +51,9 @@ def describe(device: Device, *, job_blocks: bool = False) -> Environment:
         native_amp_dtypes=_native_dtypes(device),
         driver=nvml.driver_version() if device.kind == "cuda" else None,
         cores=usable_cores(),
+        numa_nodes=max(1, len(nodes)),
+        node_cores=tuple(map(len, nodes.values())),
+        device_nodes=_device_nodes(device, nodes),
         ram_bytes=machine.usable_ram_bytes(),
         platform=platform.platform(terse=True),
         python=platform.python_version(),
@@ -74,6 +78,22 @@ def _device_names(device: Device) -> tuple[str, ...]:
     if device.kind in {"cpu", "mps"}:
         return (processor_name(),)
     return tuple(str(device.module.get_device_name(index)) for index in range(device.module.device_count()))
+
+
+def _nodes() -> Nodes:
+    """The NUMA nodes with cores that this process may use; none where there is no affinity."""
+    allowed = allowed_cores()
+    return allowed_nodes(allowed) if allowed else {}
+
+
+def _device_nodes(device: Device, nodes: Nodes) -> tuple[int, ...]:
+    """For each device the place of its NUMA node among these, -1 where it is not known or has none of the cores."""
+    if device.kind not in {"cuda", "rocm"} or not nodes:
+        return ()
+    kind, places = device.torch_device.type, {node: place for place, node in enumerate(nodes)}
+    addresses = [pci_address(torch.device(kind, index)) for index in range(device.module.device_count())]
+    found = [None if address is None else node_of_pci(address, nodes) for address in addresses]
+    return tuple(-1 if node is None else places.get(node, -1) for node in found)
 
 
 def _native_dtypes(device: Device) -> tuple[AmpDtype, ...]:

@@ -75,7 +75,7 @@ class Watched:
 
 def as_a_trial_does(config: TrainingConfig, folder: Path) -> tuple[Seen, list[Tensor]]:
     device, step = open_device("cpu"), Watched()
-    rank._set_threads(TrialJob(process=make_process(folder), payload=folder, config=config))
+    rank._set_threads(TrialJob(process=make_process(folder), payload=folder, config=config), 0, device)
     model = build_model(Workload(model=network, dataset=None), config, device)
     trainer = make_trainer(
         model, torch.optim.SGD(model.parameters(), lr=config.lr), Step(step, "given"), config, device
