@@ -176,6 +176,7 @@ def _measure_baseline(plan: Plan, runner: TrialRunner, measuring: MeasuringTime)
             device_ceiling=True,
             copy_ceiling=True,
             breakdown=True,
+            activations=True,
             stretch_s=measuring.stretch_s,
         ),
     )

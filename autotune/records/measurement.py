@@ -18,6 +18,7 @@ from autotune.records.ceilings import Ceiling
 from autotune.records.conditions import DeviceConditions
 from autotune.records.host_load import HostLoad
 from autotune.records.lengths import Lengths, Tokens
+from autotune.records.memory import Activations, ModelState
 from autotune.records.ranks import Communication, RankFigures
 from autotune.records.utilization import BusyReading, Fullness
 
@@ -186,6 +187,10 @@ class Measurement(FrozenModel):
     """The tokens of a sample; None where a batch has no lengths."""
     lengths: Lengths | None = None
     """Lengths of items, and what batches of like lengths would win; None where not asked for, or all are equal."""
+    activations: Activations | None = None
+    """What is kept for the backward pass; None where not asked for, in groups, and where the model is compiled."""
+    model_state: ModelState | None = None
+    """Parameters, gradients and the optimizer's state, of one rank; None where not asked for."""
     ranks: tuple[RankFigures, ...] = ()
     """Each rank's own figures, in order; () where there is one process. Everything else here is the group's: its rate
     and window, the worst rank's waits, busy fraction and memory."""

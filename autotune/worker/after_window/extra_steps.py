@@ -24,6 +24,7 @@ from autotune.note import Note, note
 from autotune.protocol.jobs import Extras
 from autotune.records.measurement import Ceilings, Measurement
 from autotune.settings.applied.tf_data import TfLoader
+from autotune.worker.after_window.activations.measure import measure_activations, model_state_of
 from autotune.worker.after_window.communication import measure_communication
 from autotune.worker.after_window.formats import measure_formats
 from autotune.worker.after_window.item_costs import measure_items, with_batch_rates
@@ -127,7 +128,7 @@ def _stages(extras: Extras, ranks: int, *, has_lengths: bool) -> list[tuple[str,
 
     Ranks come to each stage together, and go through none alone that exchanges anything between them.
     """
-    needs_batches = extras.device_ceiling or extras.breakdown
+    needs_batches = extras.device_ceiling or extras.breakdown or extras.activations
     wanted: list[tuple[bool, str, _Stage]] = [
         (extras.loader_ceiling, "loader_rate", _measure_loader),
         (needs_batches or extras.copy_ceiling, _BATCHES, _take_batches),
@@ -137,6 +138,7 @@ def _stages(extras: Extras, ranks: int, *, has_lengths: bool) -> list[tuple[str,
         (extras.breakdown, "time_breakdown", _break_down),
         (extras.breakdown, "item_costs", _measure_items),
         (extras.breakdown and has_lengths, "lengths", _measure_lengths),
+        (extras.activations, "activations", _measure_activations),
     ]
     return [(name, stage) for is_wanted, name, stage in wanted if is_wanted]
 
@@ -227,6 +229,21 @@ def _measure_lengths(after: _After) -> None:
     limits = LengthLimits(stretch_s=after.extras.stretch_s, ends_at=run.ends_at)
     lengths = measure_lengths(run.feed.loader, after.trainer.config, tokens, run.tokens.lengths, timed, limits)
     after.add(lengths=lengths)
+
+
+def _measure_activations(after: _After) -> None:
+    """The model's state; of one device without compiling also what is kept for the backward pass.
+
+    A group's ranks would come to a different number of passes, and a compiled model shows no blocks.
+    """
+    trainer, run, config = after.trainer, after.run, after.trainer.config
+    if not isinstance(trainer, Trainer):  # a script's
+        return
+    after.add(model_state=model_state_of(trainer))
+    if config.world_size == 1 and not config.compile:
+        _need_batches(after)
+        seconds, ends_at = after.extras.stretch_s, run.ends_at
+        after.add(activations=measure_activations(trainer, after.held, seconds=seconds, ends_at=ends_at))
 
 
 def _need_batches(after: _After) -> None:
