@@ -230,6 +230,10 @@ class TrainingConfig(FrozenModel):
         place = own_device(is_rank=False) if device is None else torch.device(device)
         return moved(batch, place, channels_last=self.channels_last, non_blocking=self.pin_memory)
 
+    def optimizer_kwargs(self) -> dict[str, Any]:
+        """Arguments for your optimizer: `lr`, and `fused` where it is on; an optimizer of torch's takes both."""
+        return {"lr": self.lr, **({"fused": True} if self.fused else {})}
+
     def accumulator(
         self,
         model: nn.Module,
