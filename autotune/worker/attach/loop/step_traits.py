@@ -83,12 +83,8 @@ def is_channels_last(module: nn.Module) -> bool:
 
 
 def step_facts(modules: Iterable[nn.Module], shapes: BatchShapes) -> dict[str, Any]:
-    """What of WorkloadFacts says whether these settings can bring anything, or would undo what the script asks for."""
-    return {
-        "has_convolutions": _has_convolutions(modules),
-        "has_fixed_shapes": shapes.are_fixed,
-        "is_deterministic": _is_deterministic(),
-    }
+    """What of WorkloadFacts says whether these settings can bring anything."""
+    return {"has_convolutions": _has_convolutions(modules), "has_fixed_shapes": shapes.are_fixed}
 
 
 def reached_step(device_type: str) -> Iterator[str]:

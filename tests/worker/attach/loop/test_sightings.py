@@ -43,7 +43,6 @@ KINDS = {
             "fixed_batch_size": None,
             "has_convolutions": False,
             "has_fixed_shapes": True,
-            "is_deterministic": False,
         },
     ),
     "a generator over its loader": Kind(
@@ -219,7 +218,7 @@ for epoch in range(100000):
             "cudnn_benchmark": True,
             "fused": True,
         },
-        facts={"has_4d_input": True, "has_convolutions": True, "has_fixed_shapes": True, "is_deterministic": True},
+        facts={"has_4d_input": True, "has_convolutions": True, "has_fixed_shapes": True},
         unreached=frozenset({"amp_dtype", "channels_last", "intra_op_threads", "grad_accum_steps", "compile"}),
     ),
 }

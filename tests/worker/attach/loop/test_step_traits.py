@@ -62,7 +62,7 @@ def test_batches_without_tensors_tell_nothing_of_shapes() -> None:
 
 def test_facts_of_the_step_are_those_of_all_its_modules() -> None:
     shapes = shapes_of(*[(8, 2)] * 3)
-    plain = {"has_convolutions": False, "has_fixed_shapes": True, "is_deterministic": False}
+    plain = {"has_convolutions": False, "has_fixed_shapes": True}
     assert step_facts([LINEAR], shapes) == plain
     assert step_facts([LINEAR, CONVOLVING], shapes) == {**plain, "has_convolutions": True}
 
@@ -75,7 +75,6 @@ def test_a_script_that_asks_for_deterministic_algorithms_keeps_them(by_torch: bo
     else:
         torch.backends.cudnn.deterministic = True
     assert not list(reached_step("cuda"))
-    assert step_facts([LINEAR], BatchShapes())["is_deterministic"]
     optimizer = torch.optim.RMSprop(CONVOLVING.parameters())
     assert unreached_step(optimizer, "cuda", [CONVOLVING], is_compiled=False) == {"cudnn_benchmark": "own_algorithms"}
     assert not unreached_step(optimizer, "cuda", [LINEAR], is_compiled=False)
