@@ -139,6 +139,7 @@ def _probe(
     while True:
         delivery = feed.take()
         seen.samples.append(delivery.samples // ranks())
+        seen.shapes.see(delivery.batch)
         seen.batches += 1
         scene.trainer.train(delivery.batch)
         steps, spent_s = seen.most_steps - seen.counted_from, perf_counter() - begun
