@@ -244,9 +244,9 @@ class Sightings:
             yield "channels_last"
         if observed.intra_op_threads is None and _device_of(self.main_optimizer).type == "cpu":
             yield "intra_op_threads"
-        yield from reached_step(_device_of(self.main_optimizer).type)
         if self.ddp is not None:
             yield from (f"ddp.{name}" for name in DdpConfig.model_fields)
+        yield from reached_step(_device_of(self.main_optimizer).type)
 
     def _unreached(self, observed: TrainingConfig, family: list[Made], reached: frozenset[str]) -> Iterator[Note]:
         reasons = {
