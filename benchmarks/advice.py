@@ -2,10 +2,13 @@
 
 Each workload is diagnosed. Then trials are run in turns: today's settings, and those of every piece of advice that sets
 something, twice, the second time in the opposite order. Recorded for each piece: its kind, by how many times the rate
-was expected to rise (Advice.expected_gain), by how many it rose, and the second over the first, less 1. Advice without
-settings, such as cheaper items, can't be followed here.
+was expected to rise (Advice.expected_gain), by how many it rose, and the second over the first, less 1.
 
-Some four minutes, on the CPU.
+Advice that sets nothing is followed by a second job (benchmarks/cases/followed_cases.py), in pairs of trials. Recorded
+under "followed", for each: what was promised with its interval, what each pair has reached, and whether the median lies
+within. What needs another machine is listed there on paper, with the evidence that it would take.
+
+Some eight minutes, on the CPU.
 """
 
 from __future__ import annotations
@@ -23,10 +26,14 @@ from autotune.records.diagnosis import Advice
 from autotune.settings.plan import Plan
 from autotune.settings.workload import Workload
 from benchmarks.cases.advice import ADVICE_CASES
+from benchmarks.cases.advice_data import DATA_CASES
 from benchmarks.cases.cpu import Case
+from benchmarks.measures.followed import follow_case
 from benchmarks.measures.recording import describe_machine, make_parser, print_table, say, start_recording
 from benchmarks.yardsticks.product_run import measurement_figures, open_trials
 
+FOLLOWED_CASES = (*DATA_CASES,)
+"""Advice that sets nothing, each kind with a job that follows it, or on paper."""
 _SETTINGS_WIDTH = 34
 
 
@@ -37,26 +44,51 @@ class _Scale:
     measuring: MeasuringTime
     window: WindowRules
     rounds: int
+    pairs: int
+    followed_s: float
 
 
-_LARGE = _Scale(measuring=MeasuringTime(window_s=3.0, stretch_s=0.5), window=WindowRules(max_s=3.0), rounds=2)
-_QUICK = _Scale(measuring=MeasuringTime(window_s=0.5, stretch_s=0.1), window=WindowRules(max_s=0.5), rounds=1)
+_LARGE = _Scale(
+    measuring=MeasuringTime(window_s=3.0, stretch_s=0.5),
+    window=WindowRules(max_s=3.0),
+    rounds=2,
+    pairs=5,
+    followed_s=4.0,
+)
+_QUICK = _Scale(
+    measuring=MeasuringTime(window_s=0.5, stretch_s=0.1),
+    window=WindowRules(max_s=0.5),
+    rounds=1,
+    pairs=1,
+    followed_s=1.0,
+)
 
 
 def main() -> None:
     arguments = _parse()
     recording = start_recording("advice", arguments, describe_machine("cpu"))
     scale = _QUICK if arguments.quick else _LARGE
-    for name in [arguments.workload] if arguments.workload else ADVICE_CASES:
+    chosen = [arguments.workload] if arguments.workload else [*ADVICE_CASES, *(case.name for case in FOLLOWED_CASES)]
+    for name in [name for name in chosen if name in ADVICE_CASES]:
         recording.add(name, _follow(name, ADVICE_CASES[name](), scale))
-    _print(recording.results)
-    recording.add("summary", _summary(recording.results))
+    on_settings = dict(recording.results)
+    if on_settings:
+        _print(on_settings)
+        recording.add("summary", _summary(on_settings))
+    followed = dict[str, Any]()
+    for case in [case for case in FOLLOWED_CASES if case.name in chosen]:
+        followed[case.name] = follow_case(case, scale.followed_s, scale.pairs)
+        recording.add("followed", followed)
+    if followed:
+        _print_followed(followed)
     print(f"\n{recording.path}")
 
 
 def _parse() -> argparse.Namespace:
     parser = make_parser(__doc__ or "", "short windows, one round")
-    parser.add_argument("--workload", choices=list(ADVICE_CASES), help="this one alone")
+    parser.add_argument(
+        "--workload", choices=[*ADVICE_CASES, *(case.name for case in FOLLOWED_CASES)], help="this one alone"
+    )
     return parser.parse_args()
 
 
@@ -160,6 +192,23 @@ def _print(results: dict[str, Any]) -> None:
             f"was\nexpected by {summary['median_absolute_error']:.0%} in the median, "
             f"by {summary['worst_absolute_error']:.0%} at the most."
         )
+
+
+def _print_followed(followed: dict[str, Any]) -> None:
+    """Gains of the rate, or MiB less at the peak."""
+    rows = []
+    for name, found in followed.items():
+        if found["where"] == "paper":
+            rows.append([name, found["kind"], "on paper", "", ""])
+            continue
+        unit, interval = (1 if found["figure"] == "rate" else 2**20), found["interval"]
+        promised = "nothing" if interval is None else " to ".join(f"{end / unit:.2f}" for end in interval)
+        within = "" if interval is None else "yes" if found["is_within"] else "no"
+        rows.append([name, found["kind"], promised, f"{median(found['reached']) / unit:.2f}", within])
+    head = ["job", "advice", "promised", "reached", "within"]
+    print_table(
+        "Gain of the rate, or MiB less at the peak: as promised, and as pairs of trials reached it.", head, rows
+    )
 
 
 def _say_settings(settings: dict[str, object]) -> str:

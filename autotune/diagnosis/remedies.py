@@ -12,9 +12,9 @@ from math import ceil, inf
 from pydantic import JsonValue
 
 from autotune.analysis.forecast import expectation
-from autotune.analysis.forecast.observations import side_observation
 from autotune.analysis.forecast.rate_law import joint_rate
-from autotune.analysis.statistics import NORMAL_95
+from autotune.diagnosis.data_remedies import decode_on_gpu, loader_without, remove_padding
+from autotune.diagnosis.device_remedies import prefetch_to_device, train_in_float8
 from autotune.diagnosis.gains import NEAR_CEILING, advise, figures_of
 from autotune.records.breakdown import LoaderCosts
 from autotune.records.diagnosis import Advice, Bottleneck, Evidence, Finding
@@ -29,10 +29,6 @@ _BYTES_LEFT = 0.5
 """Of the bytes, at best, after fusing operations or narrowing types: our own convention, bfloat16 for float32."""
 _UINT8_SAVES = 0.75
 """Of the bytes of float32: uint8 has one byte instead of four."""
-
-
-_LEAST_LEFT = 0.01
-"""Of a sample's time in the loader, whatever its format saves: our own convention."""
 FORMAT_ADVICE = {
     "text": "save_as_arrays",
     "image_draft": "decode_smaller",
@@ -53,7 +49,7 @@ def list_remedies(evidence: Evidence, findings: Sequence[Finding], *, best_sampl
                 yield from _FOR_LOADER[code](evidence, costs)
         elif code != "compute" or finding is findings[0]:
             yield from _FOR_DEVICE[code](evidence, finding)
-    yield from _like_lengths(evidence)
+    yield from remove_padding(evidence)
 
 
 def _cpu_work(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
@@ -63,6 +59,7 @@ def _cpu_work(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     if cores_needed > cores or needed_s < item_s:
         figures = {"needed_s": needed_s, "item_cpu_s": item_s, "cores_needed": cores_needed, "cores": cores}
         yield _up_to_the_device(evidence, "make_items_cheaper", **figures)
+        yield from decode_on_gpu(evidence, costs)
     yield from _formats(evidence, costs)
     yield from _shard_stream(evidence, costs)
     yield from _cache_items(evidence, costs)
@@ -124,18 +121,9 @@ def _worker_threads(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
 
 
 def _formats(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
-    """Formats that are read faster here: what an item saves is saved of a sample's time in the loader.
-
-    Collating stays as it is, and so does a batch's way from its worker. Shares of times that were measured together
-    are taken, since a neighbour's load lengthens all of them.
-    """
-    today, workers = expectation.loader_ceiling(evidence), expectation.loader_processes(evidence.config)
-    item_share = costs.item_s / max(expectation.with_collating(evidence, costs, costs.item_s), 1e-9)
-    for cost in costs.formats if today < inf else ():
-        way_s = min((costs.transfer_s or 0.0) / evidence.config.micro_batch_size, workers / today)
-        loader = workers / (
-            way_s + (workers / today - way_s) * max(1.0 - item_share * cost.saved_fraction, _LEAST_LEFT)
-        )
+    """Formats that are read faster here: what an item saves is saved of a sample's time in the loader."""
+    for cost in costs.formats if expectation.loader_ceiling(evidence) < inf else ():
+        loader = loader_without(evidence, costs, cost.saved_fraction)
         expected = expectation.join_rates(evidence, loader, expectation.device_ceiling(evidence))
         figures = figures_of(cost, "calls_per_item", "item_fraction", "now_s", "better_s") | cost.figures
         yield _expecting(evidence, FORMAT_ADVICE[cost.kind], expected, loader_samples_per_s=loader, **figures)
@@ -173,7 +161,8 @@ def _bandwidth(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
 
 
 def _copies(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
-    """Fewer bytes. On the CPU, which needs no copies, moving a batch converts its memory format."""
+    """Copies ahead of the step; fewer bytes. On the CPU, which needs none, moving it converts its memory format."""
+    yield from prefetch_to_device(evidence, finding.share)
     costs = evidence.measurement.loader_costs
     float32, item_bytes = (None, None) if costs is None else (costs.float32_fraction, costs.item_bytes)
     if evidence.environment.device_kind == "cpu":
@@ -198,6 +187,7 @@ def _computing(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
         batch = evidence.config.micro_batch_size * evidence.config.world_size  # the rate is that of all devices
         product_s = roofline.flops / roofline.peak_flops_per_s / batch
         most = max(0.0, 1.0 / max(1.0 - finding.share + present * product_s, 1e-3) - 1.0)
+    yield from train_in_float8(evidence)
     yield _expecting(evidence, "make_step_cheaper", None, share=finding.share, most_gain=most, **finding.figures)
 
 
@@ -207,35 +197,6 @@ def _short_epochs(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
         expected = evidence.measurement.samples_per_s / (1.0 - finding.share * (1 - 1 / _LONGER_EPOCHS))
         longer = {"epoch_samples": length, "wanted_samples": length * _LONGER_EPOCHS}
         yield _expecting(evidence, "lengthen_epochs", expected, share=finding.share, **longer)
-
-
-def _like_lengths(evidence: Evidence) -> Iterator[Advice]:
-    """Batches of sequences of like length, which hold less padding: they win what the device then saves, no more.
-
-    The loader's rate is taken to stay. The rate expected is today's times what the law of both sides says; its interval
-    is by what the device's time leaves open, and by how far a loader alone is from the same loader in a run.
-    """
-    lengths, present = evidence.measurement.lengths, evidence.measurement.samples_per_s
-    buckets = None if lengths is None else lengths.buckets
-    if lengths is None or buckets is None or buckets.device_time is None or buckets.device_time_ci is None:
-        return
-    loader, device = expectation.loader_ceiling(evidence), expectation.device_ceiling(evidence)
-    today = expectation.join_rates(evidence, loader, device)
-
-    kind = evidence.environment.device_kind
-    off = NORMAL_95 * side_observation("loader", evidence.config, loader, kind).relative_sd
-
-    def times(device_time: float, loader: float) -> float:
-        return expectation.join_rates(evidence, loader, device / device_time) / today
-
-    least, most = buckets.device_time_ci
-    low, high = times(most, loader * max(0.0, 1 - off)) - 1, times(least, loader * (1 + off)) - 1
-    if low <= 0:  # what was measured leaves open whether they win anything
-        return
-    padding = buckets.random_padding if lengths.padding is None else lengths.padding
-    figures = figures_of(buckets, "pool_batches", "bucket_padding", "device_time") | figures_of(lengths, "items")
-    figures |= {"padding": padding, "gain_low": low, "gain_high": high, "timed": len(lengths.steps)}
-    yield _expecting(evidence, "batch_like_lengths", present * times(buckets.device_time, loader), **figures)
 
 
 _FOR_LOADER: dict[Bottleneck, Callable[[Evidence, LoaderCosts], Iterator[Advice]]] = {

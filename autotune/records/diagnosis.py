@@ -19,7 +19,17 @@ from autotune.settings.environment import Environment
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import WorkloadFacts
 
-__all__ = ["Advice", "Bottleneck", "CurvePoint", "Curves", "Diagnosis", "Evidence", "Finding", "Roofline"]
+__all__ = [
+    "Advice",
+    "Bottleneck",
+    "CurvePoint",
+    "Curves",
+    "Diagnosis",
+    "Evidence",
+    "Finding",
+    "Float8Products",
+    "Roofline",
+]
 
 Bottleneck = Literal[
     "data_cpu",
@@ -58,6 +68,25 @@ class CurvePoint(FrozenModel):
     """Why it could not: a note of ours, or the text of an error."""
 
 
+class Float8Products(FrozenModel):
+    """The products of a batch's linear layers, as bfloat16 and as float8 compute them on this device.
+
+    Those whose dimensions can all be divided by 16, of the shapes that most of the arithmetic is in. All times are of
+    one micro batch, forward and backward.
+    """
+
+    flops: float
+    """Floating-point operations of the products that were timed."""
+    bfloat16_s: float
+    """Seconds of them in bfloat16."""
+    float8_s: float
+    """The same in float8, their operands at hand in it."""
+    cast_s: float
+    """Seconds of scaling and casting the operands, operator by operator."""
+    moved_cast_s: float
+    """The least that takes: each operand read twice and written once, at the rate of a large copy."""
+
+
 class Roofline(FrozenModel):
     """What one step asks of the device, and what the device can do, each measured.
 
@@ -74,6 +103,8 @@ class Roofline(FrozenModel):
     """Of a large matrix product in the same precision: TF32 where float32's convolutions do most, and run in that."""
     peak_bytes_per_s: float
     """Of a large copy, read and written bytes together."""
+    float8: Float8Products | None = None
+    """None where the device does not compute in float8, or no product could be timed."""
 
 
 with with_field_copy():

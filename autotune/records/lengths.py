@@ -11,7 +11,7 @@ from pydantic import Field
 
 from autotune.frozen import FrozenModel
 
-__all__ = ["BucketForecast", "LengthStep", "Lengths", "Tokens"]
+__all__ = ["BucketForecast", "LengthStep", "Lengths", "PackForecast", "Tokens"]
 
 _Fraction = Annotated[float, Field(ge=0, le=1)]
 
@@ -62,6 +62,21 @@ class BucketForecast(FrozenModel):
     """Its 95 % interval, by resampled items and repeats."""
 
 
+class PackForecast(FrozenModel):
+    """What rows that several samples fill would change, from the lengths of items and the time of batches of each."""
+
+    row_tokens: int
+    """Tokens of a row: as long as the longest batch that was timed."""
+    samples_per_row: float
+    """Samples that fill a row."""
+    padding: _Fraction
+    """Share of a row that is left empty, where samples are put first where they fit, the longest first."""
+    device_time: float
+    """The device's time for a sample in full rows, over that in today's batches."""
+    device_time_ci: tuple[float, float]
+    """Its 95 % interval, by resampled items and repeats, and by what attention over a whole row costs."""
+
+
 class Lengths(FrozenModel):
     """Lengths of items, drawn at random where the dataset allows it."""
 
@@ -80,3 +95,5 @@ class Lengths(FrozenModel):
     steps: tuple[LengthStep, ...] = ()
     """Batches of these items, timed on the device in turns; () where not measured."""
     buckets: BucketForecast
+    packed: PackForecast | None = None
+    """None where the time of batches of several lengths was not measured."""

@@ -13,18 +13,58 @@ from typing import Any
 from autotune.api.diagnose import DiagnosisResult, MeasuringTime, diagnose_plan
 from autotune.protocol.jobs import NO_EXTRAS, WindowRules
 from benchmarks.cases.cpu import Case
+from benchmarks.cases.followed_cases import FollowedCase
 from benchmarks.measures.recording import say
 from benchmarks.yardsticks.product_run import RunTrial, measurement_figures, open_trials, plan_for
 
-__all__ = ["follow"]
+__all__ = ["follow", "follow_case", "kept"]
 
 
-def follow(
-    name: str, kind: str, today: Case, followed: Case, window_s: float, pairs: int
+_PROMISED = {"rate": ("gain_low", "gain_high"), "peak_bytes": ("least_saved_bytes", "most_saved_bytes")}
+"""The ends of the interval among an advice's figures, by what is promised."""
+
+
+def follow_case(case: FollowedCase, window_s: float, pairs: int) -> dict[str, Any]:
+    """What was promised of a case and what was reached; of one on paper, what it would take."""
+    known = {"kind": case.kind, "figure": case.figure, "where": case.where, "why": case.why}
+    if case.today is None or case.followed is None:
+        say(f"{case.name}: on paper. {case.why}")
+        return known
+    limit = case.memory_limit
+    _, found = follow(case.name, case.kind, case.today, case.followed, window_s, pairs, memory_limit=limit)
+    return known | found | kept(case, found)
+
+
+def kept(case: FollowedCase, found: dict[str, Any]) -> dict[str, Any]:
+    """What each pair has reached of the figure that is promised, and whether it lies within the promised interval.
+
+    A gain in the rate, less 1, of today's samples, or bytes that the peak is lower by.
+    """
+    reached = [_reached(case, pair["today"], pair["followed"]) for pair in found["pairs"]]
+    promised, (low, high) = found["promised"], _PROMISED[case.figure]
+    interval = None if promised is None else [promised["figures"].get(low), promised["figures"].get(high)]
+    if interval is None or None in interval:
+        return {"reached": reached, "interval": None, "is_within": None, "pairs_within": None}
+    within = [interval[0] <= one <= interval[1] for one in reached]
+    is_within = bool(interval[0] <= median(reached) <= interval[1])
+    return {"reached": reached, "interval": interval, "is_within": is_within, "pairs_within": sum(within)}
+
+
+def _reached(case: FollowedCase, today: dict[str, Any], followed: dict[str, Any]) -> float:
+    if case.figure == "peak_bytes":
+        return float(today["peak_memory_bytes"] - followed["peak_memory_bytes"])
+    return float(case.samples_per_item * followed["samples_per_s"] / today["samples_per_s"] - 1)
+
+
+def follow(  # noqa: PLR0913 - two jobs, and how they are measured
+    name: str, kind: str, today: Case, followed: Case, window_s: float, pairs: int, *, memory_limit: str | None = None
 ) -> tuple[DiagnosisResult, dict[str, Any]]:
-    """The diagnosis of a job, and what was promised by a kind of advice and reached in pairs of trials."""
+    """The diagnosis of a job, and what was promised by a kind of advice and reached in pairs of trials.
+
+    Each job runs in its own settings; `memory_limit` is the diagnosis' own.
+    """
     measuring = MeasuringTime(window_s=window_s, stretch_s=min(1.0, window_s / 2))
-    found = diagnose_plan(plan_for(today, "cpu"), progress=False, measuring=measuring)
+    found = diagnose_plan(plan_for(today, "cpu", memory_limit=memory_limit), progress=False, measuring=measuring)
     advice = next((piece for piece in found.advice if piece.kind == kind), None)
     say(f"{name}: {found.headline} {'nothing is said' if advice is None else advice.text}")
     rules = WindowRules(max_s=window_s)
@@ -32,7 +72,8 @@ def follow(
         open_trials(today, device="cpu", window=rules, extras=NO_EXTRAS) as before,
         open_trials(followed, device="cpu", window=rules, extras=NO_EXTRAS) as after,
     ):
-        runs = [_pair(today, before, after, is_turned=bool(number % 2)) for number in range(pairs)]
+        sides = (today, before), (followed, after)
+        runs = [_pair(sides, is_turned=bool(number % 2)) for number in range(pairs)]
     load = found.diagnosis.evidence.measurement.host_load
     return found, {
         "headline": found.headline,
@@ -43,13 +84,13 @@ def follow(
     }
 
 
-def _pair(case: Case, before: RunTrial, after: RunTrial, *, is_turned: bool) -> tuple[dict[str, Any], ...]:
+def _pair(sides: Sequence[tuple[Case, RunTrial]], *, is_turned: bool) -> tuple[dict[str, Any], ...]:
     """Both sides' figures, today's first, whichever ran first.
 
     Raises:
         RuntimeError: a trial did not end well.
     """
-    results = [run(case.settings) for run in ((after, before) if is_turned else (before, after))]
+    results = [run(case.settings) for case, run in (reversed(sides) if is_turned else sides)]
     figures = []
     for result in reversed(results) if is_turned else results:
         if result.measurement is None:

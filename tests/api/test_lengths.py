@@ -103,6 +103,8 @@ def test_a_diagnosis_tells_rates_in_tokens_and_what_like_lengths_would_win() -> 
     assert (run.tokens.shortest, run.tokens.longest) in {(16, 400), (400, 400)}
     assert run.lengths.padding == pytest.approx(run.lengths.buckets.random_padding, abs=0.1)
     assert run.lengths.buckets.bucket_padding < 0.1
+    assert run.lengths.packed is not None
+    assert run.lengths.packed.padding < 0.1
     (advice,) = [piece for piece in found.advice if piece.kind == "batch_like_lengths"]
     assert advice.expected_gain is not None
     assert advice.expected_gain > 1

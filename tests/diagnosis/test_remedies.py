@@ -10,7 +10,6 @@ from autotune.diagnosis.advice import rank_advice
 from autotune.diagnosis.bottlenecks import find_bottlenecks
 from autotune.diagnosis.verdict import is_healthy
 from autotune.records.diagnosis import Advice, Curves, Evidence
-from autotune.records.lengths import BucketForecast, Lengths
 from autotune.settings.training_config import TrainingConfig
 from tests.factories import CPU, make_breakdown, make_evidence, make_facts, make_loader_costs, make_point, make_roofline
 
@@ -50,9 +49,10 @@ def test_half_of_the_bytes_give_at_best_half_of_the_share() -> None:
 def test_fewer_bytes_shorten_copies_by_what_is_known_of_them(float32: float | None, left: float, kind: str) -> None:
     costs = make_loader_costs(float32_fraction=float32)
     evidence = make_evidence(config=PINNED, loader_costs=costs, breakdown=make_breakdown(copy=0.6))
-    assert gain(evidence) == pytest.approx(1 / (0.4 + 0.6 * left) - 1)
-    assert remedies(evidence)[0].kind == kind
-    assert remedies(evidence)[0].figures.get("float32_fraction") == (float32 if kind == "copy_uint8" else None)
+    (fewer,) = [piece for piece in remedies(evidence) if piece.kind != "prefetch_to_device"]
+    assert fewer.expected_gain == pytest.approx(1 / (0.4 + 0.6 * left) - 1)
+    assert fewer.kind == kind
+    assert fewer.figures.get("float32_fraction") == (float32 if kind == "copy_uint8" else None)
 
 
 def test_on_the_cpu_batches_should_be_converted_in_the_loader() -> None:
@@ -164,57 +164,3 @@ def test_threads_of_computing_are_not_advised_to_the_workers() -> None:
     evidence = make_evidence(1000.0, config=config, environment=CPU, device_ceiling=4000.0)
     assert find_bottlenecks(evidence)[0].bottleneck == "threads"
     assert "one_thread_per_worker" not in [piece.kind for piece in remedies(evidence)]
-
-
-def lengths(device_time: float | None, low: float = 0.0, high: float = 0.0) -> Lengths:
-    interval = None if device_time is None else (device_time - low, device_time + high)
-    buckets = BucketForecast(
-        pool_batches=50,
-        random_padding=0.5,
-        bucket_padding=0.1,
-        device_time=device_time,
-        device_time_ci=interval,
-    )
-    return Lengths(items=500, mean=30.0, median=25.0, longest=90, batch_samples=32, padding=0.45, buckets=buckets)
-
-
-def like_lengths(evidence: Evidence) -> Advice | None:
-    return next((piece for piece in remedies(evidence) if piece.kind == "batch_like_lengths"), None)
-
-
-def test_like_lengths_win_what_the_device_saves() -> None:
-    advice = like_lengths(make_evidence(1000.0, lengths=lengths(0.5, 0.1, 0.3)))
-    assert advice is not None
-    assert advice.expected_gain == pytest.approx(1.0)
-    assert advice.figures["gain_low"] == pytest.approx(0.25, abs=0.01)
-    assert advice.figures["gain_high"] == pytest.approx(1.5, abs=0.01)
-    assert (advice.figures["padding"], advice.figures["bucket_padding"]) == (0.45, 0.1)
-
-
-def test_like_lengths_win_no_more_than_the_loader_allows() -> None:
-    advice = like_lengths(make_evidence(1000.0, loader_ceiling=1200.0, lengths=lengths(0.5)))
-    assert advice is not None
-    assert advice.expected_gain == pytest.approx(0.2, abs=0.05), "of 100 % on the device"
-
-
-@pytest.mark.parametrize(
-    "measured",
-    [
-        {"lengths": None},
-        {"lengths": lengths(None)},
-        {"lengths": lengths(0.5), "loader_ceiling": 1000.0, "device_ceiling": 5000.0},
-        {"lengths": lengths(0.3), "loader_ceiling": 1060.0, "device_ceiling": 1200.0},
-        {"lengths": lengths(0.98)},
-        {"lengths": lengths(0.8, 0.3, 0.3)},
-    ],
-    ids=[
-        "equal lengths",
-        "not timed",
-        "the loader is the bottleneck",
-        "the loader is near",
-        "little to save",
-        "left open by its scatter",
-    ],
-)
-def test_nothing_is_said_of_like_lengths_where_they_win_nothing(measured: dict[str, Any]) -> None:
-    assert like_lengths(make_evidence(1000.0, **measured)) is None

@@ -20,9 +20,15 @@ def make_point(rate: float | None, cpu_s: float | None = None, **changes: object
     return CurvePoint(changes=changes, ceiling=ceiling, cpu_s_per_sample=cpu_s)
 
 
-def make_roofline(**changes: float) -> Roofline:
+def make_roofline(**changes: Any) -> Roofline:
     """A step of 1 GFLOP that moves 1 MB; keywords change fields."""
-    values = {"flops": 1e9, "moved_bytes": 1e6, "operators": 10, "peak_flops_per_s": 1e12, "peak_bytes_per_s": 1e11}
+    values: dict[str, Any] = {
+        "flops": 1e9,
+        "moved_bytes": 1e6,
+        "operators": 10,
+        "peak_flops_per_s": 1e12,
+        "peak_bytes_per_s": 1e11,
+    }
     return Roofline.model_validate(values | changes)
 
 

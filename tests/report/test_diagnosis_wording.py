@@ -14,7 +14,9 @@ from autotune.diagnosis.remedies import FORMAT_ADVICE
 from autotune.diagnosis.scaling_bottlenecks import Cause, ScalingBottleneck
 from autotune.diagnosis.verdict import judge
 from autotune.note import note
-from autotune.records.diagnosis import Bottleneck, Curves
+from autotune.records.breakdown import ImageDecoding
+from autotune.records.diagnosis import Bottleneck, Curves, Float8Products
+from autotune.records.lengths import BucketForecast, Lengths, PackForecast
 from autotune.report.sections.advice import advice_in_words, diagnosis_in_words, say_group_evidence
 from autotune.report.wording.catalogue import load_codes
 from autotune.report.wording.names import BOTTLENECKS, CAUSES
@@ -22,7 +24,18 @@ from autotune.report.wording.say import say
 from autotune.settings.training_config import TrainingConfig
 from tests.factories import CPU, make_breakdown, make_evidence, make_loader_costs, make_point, make_roofline
 
-GIVES_ADVICE = {"advise", "_advise", "_expecting", "_saving", "_up_to_the_device"}
+DECODING = ImageDecoding(items=8, images_per_item=1.0, item_fraction=0.8, item_fraction_ci=(0.7, 0.9))
+FLOAT8 = Float8Products(flops=0.9e9, bfloat16_s=20e-3, float8_s=10e-3, cast_s=4e-3, moved_cast_s=2e-3)
+LENGTHS = Lengths(
+    items=500,
+    mean=30.0,
+    median=25.0,
+    longest=90,
+    batch_samples=32,
+    buckets=BucketForecast(pool_batches=5, random_padding=0.5, bucket_padding=0.3),
+    packed=PackForecast(row_tokens=90, samples_per_row=2.9, padding=0.02, device_time=0.5, device_time_ci=(0.4, 0.6)),
+)
+GIVES_ADVICE = {"advise", "_advise", "_expecting", "_promised", "_saving", "_up_to_the_device"}
 
 
 def test_every_bottleneck_has_its_name_and_its_evidence() -> None:
@@ -187,13 +200,23 @@ def test_advice_on_settings_reads_with_its_caution_and_its_basis() -> None:
         },
         {"breakdown": WAITING, "loader_costs": make_loader_costs(slow_tail_fraction=0.5), "device_ceiling": 9000.0},
         {"breakdown": make_breakdown(wait=0.5, restart=0.5), "workers": 2},
+        {
+            "breakdown": WAITING,
+            "loader_costs": make_loader_costs(8e-3, decoding=DECODING),
+            "loader_ceiling": 400.0,
+            "device_ceiling": 9000.0,
+        },
+        {"curves": Curves(roofline=make_roofline(flops=1e9, float8=FLOAT8)), "loader_ceiling": 1e6, "amp": "bfloat16"},
+        {"breakdown": make_breakdown(copy=0.5), "is_pinned": True},
+        {"lengths": LENGTHS},
         {"curves": Curves(roofline=make_roofline(moved_bytes=2e9), loader=(make_point(9e9, num_workers=4),))},
         {},
     ],
 )
 def test_all_advice_of_a_diagnosis_has_a_text_and_a_basis_without_gaps(evidence: dict[str, Any]) -> None:
     workers, kind = evidence.pop("workers", 0), evidence.pop("device_kind", "cuda")
-    config = TrainingConfig(num_workers=workers, persistent_workers=workers > 0)
+    settings = {"amp_dtype": evidence.pop("amp", "float32"), "pin_memory": evidence.pop("is_pinned", False)}
+    config = TrainingConfig(num_workers=workers, persistent_workers=workers > 0, **settings)
     environment = CPU.model_copy(update={"device_kind": kind})
     found = diagnosis_in_words(judge("case", make_evidence(config=config, environment=environment, **evidence)))
     assert found.advice
@@ -220,3 +243,43 @@ def test_advice_on_lengths_tells_padding_gain_and_their_interval() -> None:
         "by the lengths of 1,024 items and the time of batches of 7 lengths the device then needs 50 % of its time; by "
         "their scatter the gain is +60 % to 2.5 times"
     )
+
+
+def words_of(kind: str, **figures: Any) -> tuple[str, str]:
+    found = advice_in_words(advise(kind, 100.0, 200.0, {}, **figures, gain_low=0.6, gain_high=1.5))
+    return found.text, found.basis
+
+
+def test_advice_on_full_rows_tells_how_many_samples_a_row_holds() -> None:
+    figures: dict[str, Any] = {"row_tokens": 2048, "samples_per_row": 6.04, "padding": 0.45, "packed_padding": 0.02}
+    text, basis = words_of("pack_sequences", **figures, items=1024, timed=7, device_time=0.5)
+    assert "rows of 2,048 tokens, about 6 to a row" in text
+    assert "45 % of the tokens are padding now, 2.0 % would be" in text
+    assert basis.endswith("the gain is +60 % to 2.5 times")
+
+
+def test_advice_on_decoding_says_that_the_gpus_own_cost_is_not_known() -> None:
+    figures = {"images_per_item": 1.0, "item_fraction": 0.8, "items": 8, "loader_samples_per_s": 5000.0}
+    text, basis = words_of("decode_on_gpu", **figures)
+    assert "an item decodes 1 on the CPU, in 80 % of its time" in text
+    assert basis == (
+        "without decoding the loader alone would reach 5,000 samples/s; at most, since what decoding takes of the GPU "
+        "was not measured; by how much 8 items differ the gain is +60 % to 2.5 times"
+    )
+
+
+def test_advice_on_copies_ahead_says_where_their_scatter_is_not_known() -> None:
+    _, known = words_of("prefetch_to_device", share=0.4, is_spread_known=True)
+    _, unknown = words_of("prefetch_to_device", share=0.4, is_spread_known=False)
+    assert "take 40 % of the time from page-locked memory too; by how much the profiled steps differ" in known
+    assert "+60 %" in known
+    assert unknown.endswith("a single step was profiled, so that its scatter is not known")
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_advice_on_float8_names_bfloat16_where_that_comes_first(is_first: bool) -> None:
+    figures = {"flops_fraction": 0.9, "bfloat16_s": 20e-3, "float8_s": 11e-3, "step_fraction": 0.6}
+    text, basis = words_of("train_in_float8", **figures, products_times=1.8, is_bfloat16_first=is_first)
+    assert ("beside amp_dtype=bfloat16" in text) == is_first
+    assert "what the precision costs was not looked at" in text
+    assert "take 20 ms in bfloat16, 60 % of its time, and 11 ms in float8 here (1.8 times as fast)" in basis

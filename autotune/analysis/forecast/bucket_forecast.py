@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from autotune.records.lengths import BucketForecast, LengthStep
 
-__all__ = ["forecast_buckets"]
+__all__ = ["RESAMPLES", "StepTimes", "forecast_buckets"]
 
 _POOL_BATCHES = 50
 """Batches that are sorted by length at once. Source: the megabatches of transformers' LengthGroupedSampler
@@ -22,7 +22,8 @@ _POOL_BATCHES = 50
 _POOLS = 4  # of an epoch at the fewest, by the same source
 _MOST_DRAWN = 16_384  # items of a pool here: of large batches fewer are sorted at once, which promises less
 _FEWEST_BATCHES = 2  # of a pool: one would be a random batch
-_RESAMPLES = 200  # our own convention: enough for the ends of a 95 % interval
+RESAMPLES = 200
+"""Our own convention: enough for the ends of a 95 % interval."""
 _FEWEST_STEPS = 2  # lengths that were timed, for a line between them
 
 
@@ -50,14 +51,14 @@ def forecast_buckets(
         pool = max(1, min(pool, dataset_length // (_POOLS * batch_samples)))
     padding, ratios = list[tuple[float, float]](), list[float]()
     is_timed = len({step.padded for step in steps}) >= _FEWEST_STEPS and len(today) > 0
-    for _ in range(_RESAMPLES):
+    for _ in range(RESAMPLES):
         own = chance.choice(items, size=len(items))
         is_enough = len(own) >= pool * batch_samples
         drawn = chance.choice(own, size=pool * batch_samples, replace=not is_enough).reshape(pool, batch_samples)
         sorted_rows = np.sort(drawn, axis=None).reshape(pool, batch_samples)
         padding.append((_padding(drawn), _padding(sorted_rows)))
         if is_timed:
-            time = _Time(steps, chance)
+            time = StepTimes(steps, chance)
             now = time.of_padded(chance.choice(today, size=len(today))).mean()
             ratios.append(float(time.of_longest(sorted_rows.max(axis=1)).mean() / now))
     random_padding, bucket_padding = np.mean(padding, axis=0)
@@ -71,7 +72,7 @@ def forecast_buckets(
     )
 
 
-class _Time:
+class StepTimes:
     """Seconds of a batch by its length, each timed step off by what its repeats leave open."""
 
     def __init__(self, steps: Sequence[LengthStep], chance: np.random.Generator) -> None:

@@ -1,4 +1,4 @@
-"""Sequences of many lengths: tokens, padding, and what batches of like lengths would change on the device.
+"""Sequences of many lengths: tokens, padding, and what batches without it would change on the device.
 
 Comes in: the figures of one or more configurations. Goes out: facts, or a Section that is empty where batches have no
 lengths.
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autotune.records.lengths import BucketForecast
+from autotune.records.lengths import BucketForecast, PackForecast
 from autotune.report.blocks import Bullets, Section, side_by_side
 from autotune.report.figures import Figures
-from autotune.report.wording.units import show
+from autotune.report.wording.units import NO_VALUE, show
 
 __all__ = ["length_facts", "length_section", "padding_of"]
 
@@ -50,11 +50,14 @@ def length_facts(figures: Figures) -> dict[str, str]:
     }
     if lengths is None:
         return facts
+    packed = lengths.packed
     return facts | {
         "an item": f"{lengths.mean:,.4g} tokens, median {lengths.median:,.4g}, longest {lengths.longest:,}",
         "padding at random": show(lengths.buckets.random_padding, "share"),
         "padding of like lengths": show(lengths.buckets.bucket_padding, "share"),
         "device time of like lengths": _device_time(lengths.buckets),
+        "padding of full rows": show(packed and packed.padding, "share"),
+        "device time of full rows": NO_VALUE if packed is None else _device_time(packed),
     }
 
 
@@ -62,8 +65,8 @@ def _error(relative_sd: float | None) -> str:
     return "" if relative_sd is None else f" (± {show(relative_sd, 'share')})"
 
 
-def _device_time(buckets: BucketForecast) -> str:
-    if buckets.device_time is None or buckets.device_time_ci is None:
+def _device_time(forecast: BucketForecast | PackForecast) -> str:
+    if forecast.device_time is None or forecast.device_time_ci is None:
         return ""
-    low, high = (show(share, "share") for share in buckets.device_time_ci)
-    return f"{show(buckets.device_time, 'share')} of today's ({low} to {high})"
+    low, high = (show(share, "share") for share in forecast.device_time_ci)
+    return f"{show(forecast.device_time, 'share')} of today's ({low} to {high})"

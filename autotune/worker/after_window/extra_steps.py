@@ -214,7 +214,7 @@ def _measure_items(after: _After) -> None:
         after.add(loader_costs=costs)
         if after.scratch is not None:
             formats = measure_formats(run.feed.loader, costs.item_s, after.scratch, run.ends_at)
-            costs = costs.model_copy(update={"formats": formats})
+            costs = costs.model_copy(update={"formats": formats.costs, "decoding": formats.decoding})
     ceiling = (after.measurement.ceilings or Ceilings()).loader
     after.add(loader_costs=with_batch_rates(costs, ceiling, config, run.group.local_size) if ceiling else costs)
 

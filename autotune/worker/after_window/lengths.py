@@ -1,4 +1,4 @@
-"""Lengths of items, and what training on a batch takes by the length of its longest: what buckets would win.
+"""Lengths of items, and what training on a batch takes by the length of its longest: what buckets and packing win.
 
 Takes a trial's loader after its workers have ended, and its trainer; hands on Lengths. Items are drawn at random where
 the dataset can be indexed, whatever the sampler draws: a sampler that sorts would show a part of the lengths alone.
@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 
 from autotune.analysis.forecast.bucket_forecast import forecast_buckets
+from autotune.analysis.forecast.pack_forecast import forecast_packing
 from autotune.records.lengths import Lengths, LengthStep, Tokens
 from autotune.settings.applied.loader import drawn_by, fixed_batches
 from autotune.settings.training_config import TrainingConfig
@@ -104,6 +105,7 @@ def measure_lengths(
         padding=by_items if tokens.padding is None else tokens.padding,
         steps=steps,
         buckets=forecast_buckets(lengths, size, padded_today, steps, dataset_length=length_of(loader.dataset)),
+        packed=forecast_packing(lengths, padded_today, steps),
     )
 
 

@@ -84,6 +84,8 @@ def test_batches_of_several_lengths_are_timed(tmp_path: Path) -> None:
     assert all(step.longest == step.padded and step.seconds > 0 for step in lengths.steps)
     assert lengths.padding == 0.6
     assert lengths.buckets.device_time is not None
+    assert lengths.packed is not None
+    assert lengths.packed.row_tokens == 64
 
 
 @pytest.mark.parametrize("lengths", [[16] * 400, [4, 8] * 10, [(1.0, 2.0)] * 400])

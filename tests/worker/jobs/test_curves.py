@@ -371,10 +371,10 @@ def test_an_expanded_tensor_is_as_large_as_its_memory() -> None:
     assert mode.moved_bytes <= 12  # zeros, and one number read and one written
 
 
-def traced_roofline(cpu: Device, **settings: Any) -> Any:
-    config = TrainingConfig(micro_batch_size=4, **settings)
-    model = build_model(Workload(model=nn.Linear(8, 2), dataset=None), config, cpu)
-    batch = (torch.zeros(4, 8), torch.zeros(4, dtype=torch.long))
+def traced_roofline(cpu: Device, layer: nn.Linear | None = None, *, samples: int = 4, **settings: Any) -> Any:
+    config, layer = TrainingConfig(micro_batch_size=samples, **settings), layer or nn.Linear(8, 2)
+    model = build_model(Workload(model=layer, dataset=None), config, cpu)
+    batch = (torch.zeros(samples, layer.in_features), torch.zeros(samples, dtype=torch.long))
     step = infer_step(Workload(model=model, dataset=None), batch)
     return trace_roofline(make_trainer(model, torch.optim.SGD(model.parameters()), step, config, cpu), batch, cpu)
 
@@ -384,6 +384,28 @@ def test_a_roofline_counts_the_products_of_forward_and_backward(cpu: Device) -> 
     assert found.flops == 2 * (2 * 4 * 8 * 2)  # the outputs, and the weights' gradient; none for the inputs
     assert found.operators > 5
     assert min(found.peak_flops_per_s, found.peak_bytes_per_s) > 0
+
+
+def test_products_in_float8_are_timed_where_the_device_has_them(cpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roofline, "_SHAPE_S", 0.001)
+    assert traced_roofline(cpu).float8 is None
+    monkeypatch.setattr(roofline, "has_float8", lambda _: True)
+    assert traced_roofline(cpu).float8 is None, "a dimension of 2"
+    found = traced_roofline(cpu, nn.Linear(32, 16), samples=16).float8
+    assert found is not None
+    assert found.flops == 2 * (2 * 16 * 32 * 16)
+    assert min(found.bfloat16_s, found.float8_s, found.cast_s, found.moved_cast_s) > 0
+
+
+def test_products_in_float8_that_fail_cost_no_roofline(cpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any) -> Any:
+        raise RuntimeError("torch._scaled_mm is only supported on ...")
+
+    monkeypatch.setattr(roofline, "has_float8", lambda _: True)
+    monkeypatch.setattr(roofline, "time_products", failing)
+    found = traced_roofline(cpu)
+    assert found.float8 is None
+    assert found.flops > 0
 
 
 def test_a_batch_bears_its_share_of_the_optimizers_step(cpu: Device) -> None:

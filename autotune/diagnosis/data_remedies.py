@@ -1,0 +1,127 @@
+"""What helps with the data beyond the loader's settings: batches without padding, decoding on the GPU. Pure.
+
+Comes in: an Evidence. Goes out: advice without settings, as codes with figures, each with the interval of its gain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import inf
+from typing import NamedTuple
+
+from pydantic import JsonValue
+
+from autotune.analysis.forecast import expectation
+from autotune.analysis.forecast.observations import side_observation
+from autotune.analysis.statistics import NORMAL_95
+from autotune.diagnosis.gains import LEAST_GAIN, advise, figures_of
+from autotune.records.breakdown import LoaderCosts
+from autotune.records.diagnosis import Advice, Evidence
+
+__all__ = ["decode_on_gpu", "loader_without", "remove_padding"]
+
+_LEAST_LEFT = 0.01
+"""Of a sample's time in the loader, whatever is saved: our own convention."""
+
+
+def remove_padding(evidence: Evidence) -> Iterator[Advice]:
+    """Batches of sequences of like length, and rows that several of them fill, where these win 3 % more.
+
+    They win what the device then saves, no more: the loader's rate is taken to stay. The rate expected is today's times
+    what the law of both sides says; its interval is by what the device's time leaves open, and by how far a loader
+    alone is from the same loader in a run.
+
+    Source: for rows, Krell et al. 2021 (arXiv:2107.02027), and transformers' DataCollatorWithFlattening.
+    """
+    lengths, reached = evidence.measurement.lengths, 1.0
+    if lengths is None:
+        return
+    known: dict[str, JsonValue] = figures_of(lengths, "items") | {"timed": len(lengths.steps)}
+    buckets, packed = lengths.buckets, lengths.packed
+    known["padding"] = buckets.random_padding if lengths.padding is None else lengths.padding
+    if buckets.device_time is not None and buckets.device_time_ci is not None:
+        gains = _gains(evidence, buckets.device_time, buckets.device_time_ci)
+        if gains is not None:
+            reached = gains.expected
+            figures = figures_of(buckets, "pool_batches", "bucket_padding", "device_time") | known
+            yield _promised(evidence, "batch_like_lengths", gains, **figures)
+    if packed is not None:
+        gains = _gains(evidence, packed.device_time, packed.device_time_ci)
+        if gains is not None and gains.expected >= (1 + LEAST_GAIN) * reached:
+            figures = figures_of(packed, "row_tokens", "samples_per_row", "device_time") | known
+            yield _promised(evidence, "pack_sequences", gains, **figures, packed_padding=packed.padding)
+
+
+def decode_on_gpu(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
+    """JPEG files handed to the GPU as they are: the loader's rate without decoding them, joined with the device's.
+
+    At most, since what the GPU's decoder takes of the device's time was not measured. The interval is by how much items
+    differ in decoding, and by how far a loader alone is from the same loader in a run.
+
+    Source: torchvision.io.decode_jpeg(device="cuda"), by nvJPEG; NVIDIA DALI, fn.decoders.image(device="mixed").
+    """
+    decoding = costs.decoding
+    if decoding is None or evidence.environment.device_kind != "cuda":
+        return
+    today, device = expectation.loader_ceiling(evidence), expectation.device_ceiling(evidence)
+    present = evidence.measurement.samples_per_s
+    if today == inf:
+        return
+
+    def times(fraction: float, off: float = 0.0) -> float:
+        loader = loader_without(evidence, costs, fraction) * (1 + off)
+        return expectation.join_rates(evidence, loader, device) / expectation.join_rates(evidence, today, device)
+
+    (least, most), off = decoding.item_fraction_ci, _loader_off(evidence, today)
+    low, high = times(least, -off), times(most, off)
+    if low <= 1:  # what was measured leaves open whether it wins anything
+        return
+    figures = figures_of(decoding, "images_per_item", "item_fraction", "items")
+    figures |= {"loader_samples_per_s": loader_without(evidence, costs, decoding.item_fraction)}
+    expected, gains = present * times(decoding.item_fraction), {"gain_low": low - 1, "gain_high": high - 1}
+    yield advise("decode_on_gpu", present, expected, {}, **figures, **gains)
+
+
+def loader_without(evidence: Evidence, costs: LoaderCosts, item_fraction: float) -> float:
+    """The loader's rate without this share of its items' time, in samples per second.
+
+    Collating stays as it is, and so does a batch's way from its worker. Shares of times that were measured together
+    are taken, since a neighbour's load lengthens all of them.
+    """
+    today, workers = expectation.loader_ceiling(evidence), expectation.loader_processes(evidence.config)
+    item_share = costs.item_s / max(expectation.with_collating(evidence, costs, costs.item_s), 1e-9)
+    way_s = min((costs.transfer_s or 0.0) / evidence.config.micro_batch_size, workers / today)
+    return workers / (way_s + (workers / today - way_s) * max(1.0 - item_share * item_fraction, _LEAST_LEFT))
+
+
+class _Times(NamedTuple):
+    """Times today's rate."""
+
+    expected: float
+    low: float
+    high: float
+
+
+def _gains(evidence: Evidence, device_time: float, interval: tuple[float, float]) -> _Times | None:
+    """What is reached where the device needs this share of its time; None where that may be nothing."""
+    loader, device = expectation.loader_ceiling(evidence), expectation.device_ceiling(evidence)
+    today, off = expectation.join_rates(evidence, loader, device), _loader_off(evidence, loader)
+
+    def times(device_time: float, loader: float) -> float:
+        return expectation.join_rates(evidence, loader, device / device_time) / today
+
+    least, most = interval
+    low, high = times(most, loader * max(0.0, 1 - off)), times(least, loader * (1 + off))
+    return None if low <= 1 else _Times(times(device_time, loader), low, high)
+
+
+def _loader_off(evidence: Evidence, loader: float) -> float:
+    """How far a loader alone may be from the same loader in a run, as a share of its rate."""
+    kind = evidence.environment.device_kind
+    return NORMAL_95 * side_observation("loader", evidence.config, loader, kind).relative_sd
+
+
+def _promised(evidence: Evidence, kind: str, times: _Times, **figures: JsonValue) -> Advice:
+    """Advice that brings so many times today's rate."""
+    present, gains = evidence.measurement.samples_per_s, {"gain_low": times.low - 1, "gain_high": times.high - 1}
+    return advise(kind, present, present * times.expected, {}, **figures, **gains)

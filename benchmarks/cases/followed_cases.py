@@ -1,0 +1,38 @@
+"""What benchmarks/advice.py follows beside settings: a job as it is, and the same job with a piece of advice followed.
+
+A FollowedCase names the kind of advice, and which of its figures is held against what was reached. Advice that needs
+another machine stands here on paper, with the evidence that it would take. Nothing here knows how it is measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from benchmarks.cases.cpu import Case
+
+__all__ = ["FollowedCase"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowedCase:
+    """A piece of advice, and the two jobs that show what it brings."""
+
+    name: str
+    kind: str
+    """Of the advice."""
+    today: Case | None = None
+    """None on paper."""
+    followed: Case | None = None
+    """The same job, with the advice followed; its settings may differ."""
+    figure: Literal["rate", "peak_bytes"] = "rate"
+    """What is promised: times today's rate, by gain_low and gain_high, or bytes less at the peak, by least_saved_bytes
+    and most_saved_bytes."""
+    where: Literal["here", "paper"] = "here"
+    """On this machine, or on paper: where it can't be followed."""
+    samples_per_item: float = 1.0
+    """Today's samples that an item of the followed job holds: several to a packed row."""
+    memory_limit: str | None = None
+    """That the diagnosis is given; None: the default."""
+    why: str
+    """Why the advice is given to such a job; on paper, what evidence it would take."""
