@@ -27,6 +27,7 @@ def space_notes(basis: Basis, domains: Mapping[str, Domain]) -> tuple[Note, ...]
         *_emulated(basis),
         *_unsharded(basis),
         *_tf_data(basis),
+        *_out_of_order(basis, domains),
         *_ranks(basis, domains),
         *_hosts(basis, domains),
     )
@@ -43,7 +44,7 @@ def _without_effect(basis: Basis) -> Iterator[Note]:
     facts, environment = basis.facts, basis.environment
     for setting, reason in without_effect(basis.baseline, facts, environment).items():
         yield note("baseline_without_effect", setting=setting, reason=reason, device=environment.device)
-    for setting in ("amp_dtype", "channels_last", "persistent_workers", "pin_memory"):
+    for setting in ("amp_dtype", "channels_last", "persistent_workers", "pin_memory", "worker_threads"):
         for value in basis.given.get(setting, ()):
             config = TrainingConfig().model_copy(update={setting: value})
             found = without_effect(config, facts, environment).get(setting)
@@ -71,6 +72,13 @@ def _unsharded(basis: Basis) -> Iterator[Note]:
 def _tf_data(basis: Basis) -> Iterator[Note]:
     if basis.facts.is_tf_data:
         yield note("tf_data")
+
+
+def _out_of_order(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[Note]:
+    """What batches out of order change, where they are tried and are not today's; why, where nobody has asked."""
+    if False in domains["in_order"] and basis.baseline.in_order:
+        share = None if "in_order" in basis.given else basis.facts.slow_tail_fraction
+        yield note("out_of_order_tried", slow_tail_fraction=share)
 
 
 def _ranks(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[Note]:
