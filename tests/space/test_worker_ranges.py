@@ -13,8 +13,8 @@ from autotune.space.resolved_space import ResolvedSpace
 from autotune.space.worker_ranges import LEAST_CORES_PER_ITEM, LEAST_TAIL_FRACTION
 from tests.factories import GPU, make_space
 
-TAIL = {"slow_tail_fraction": 0.5}
-THREADS = {"cores_per_item": 3.5}
+TAIL: dict[str, Any] = {"slow_tail_fraction": 0.5}
+THREADS: dict[str, Any] = {"cores_per_item": 3.5}
 
 
 def values(space: ResolvedSpace, name: str) -> list[Any]:
