@@ -5,7 +5,7 @@ Comes in: an Evidence and its findings. Goes out: advice as codes with figures.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from autotune.analysis.forecast import expectation
@@ -21,6 +21,7 @@ __all__ = ["rank_advice"]
 
 _SAME_WITHIN = 0.02
 """Expected rates that differ by less count as equal: our own convention, a window's 95 % interval."""
+_AMONG_WORKERS = frozenset({"in_order", "worker_threads"})
 _Rated: TypeAlias = tuple[Pair, float]
 """A pair with the rate that is expected of it."""
 
@@ -43,7 +44,8 @@ def _advise_settings(evidence: Evidence, findings: Sequence[Finding]) -> list[Ad
     of_loaders = rated[len(devices) : len(devices) + len(loaders)]
     singles = [_best(evidence, of_loaders, cost=lambda workers, changes: (workers, changes))]
     singles += _best_of_each_setting(evidence, rated[: len(devices)])
-    worth = worth_giving([*filter(None, singles), *_pin_memory(evidence, findings)])
+    singles += _of_workers(evidence, of_loaders)
+    worth = worth_giving([*_apart(filter(None, singles)), *_pin_memory(evidence, findings)])
     most = max(map(_rate, worth), default=0.0)
     together = _best(evidence, rated, cost=lambda workers, changes: (changes, workers))
     if together is not None and _rate(together) >= (1 + LEAST_GAIN) * most:
@@ -62,6 +64,22 @@ def _best(evidence: Evidence, rated: Sequence[_Rated], *, cost: Callable[[int, i
 
     best = max(rate for _, rate in rated)
     return _advice(evidence, *min((one for one in rated if one[1] >= (1 - _SAME_WITHIN) * best), key=cost_of))
+
+
+def _of_workers(evidence: Evidence, rated: Sequence[_Rated]) -> Iterator[Advice]:
+    """What holds workers up, each by itself: their order, and their threads."""
+    for (loader, _), rate in rated:
+        if loader is not None and len({*loader.changes} & _AMONG_WORKERS) == 1 and "num_workers" not in loader.changes:
+            yield _advice(evidence, (loader, None), rate)
+
+
+def _apart(advice: Iterable[Advice]) -> list[Advice]:
+    """Advice without what was given already."""
+    found = list[Advice]()
+    for piece in advice:
+        if all(piece.settings != known.settings for known in found):
+            found.append(piece)
+    return found
 
 
 def _best_of_each_setting(evidence: Evidence, rated: Sequence[_Rated]) -> Iterator[Advice]:

@@ -1,7 +1,7 @@
-"""What helps where no setting does: a table from bottleneck to remedies, each with the rate that it should bring. Pure.
+"""What helps where no measured setting does: a table from bottleneck to remedies, each with its expected rate. Pure.
 
-Comes in: an Evidence, its findings and the best rate that settings alone should reach. Goes out: advice without
-settings, as codes with figures.
+Comes in: an Evidence, its findings and the best rate that settings alone should reach. Goes out: advice as codes with
+figures, without settings but for one that was not measured.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ def _slow_tail(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
 def _worker_threads(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     """One thread for each worker: the rate that an item's CPU time then allows on the cores.
 
-    No figure where that is no more than today: threads that spin while they wait for each other add to the CPU time.
+    Where one was measured, it stands among the settings. No figure where that is no more than today: threads that spin
+    while they wait for each other add to the CPU time.
     Source: pytorch.org, torch.utils.data: in workers torch limits only its own threads.
     """
     if not expectation.workers_run_too_many_threads(evidence):
@@ -116,7 +117,10 @@ def _worker_threads(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     expected = min(shared, expectation.join_rates(evidence, max(allowed, today), device))
     known, unknown = (expected, None) if allowed * NEAR_CEILING > today else (None, today)
     figures: dict[str, JsonValue] = {"item_cpu_s": costs.item_cpu_s, "allowed_samples_per_s": allowed, "cores": cores}
-    yield _expecting(evidence, "one_thread_per_worker", known, loader_samples_per_s=unknown, **figures)
+    setting = {"worker_threads": 1} if evidence.config.num_workers else {}
+    figures |= {"loader_samples_per_s": unknown, "has_workers": bool(setting)}
+    if not any("worker_threads" in point.changes for point in expectation.advisable_points(evidence, "loader")):
+        yield advise("one_thread_per_worker", evidence.measurement.samples_per_s, known, setting, **figures)
     yield from _cpu_work(evidence, costs)
 
 

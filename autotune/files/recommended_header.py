@@ -101,10 +101,12 @@ _LOADERS = {
 #     loader = DataLoader(dataset, batch_sampler=batches, **config.dataloader_kwargs())
 """,
     "batches": """\
-#     loader = DataLoader(dataset, batch_sampler=..., **config.loader_settings)  # your own batch sampler
+#     loader = DataLoader(dataset, batch_sampler=..., {threads}**config.loader_settings)  # your own batch sampler
 """,
 }
 """A DataLoader refuses `shuffle` beside a sampler or for a stream, and `batch_size` beside a batch sampler."""
+_WORKER_THREADS = 'worker_init_fn=config.dataloader_kwargs()["worker_init_fn"], '
+"""For a loader that takes the settings alone."""
 _SHARES = """\
 #     # each rank's loader must draw a share of its own, as by a DistributedSampler: a copy keeps the sampler of yours
 """
@@ -182,7 +184,8 @@ def _trainer_header(summary: RunSummary, config: TrainingConfig, framework: str)
 def _loader(facts: WorkloadFacts, config: TrainingConfig) -> str:
     """How the loader that was measured is made."""
     lines = _LOADERS[_loader_of(facts, config)]
-    made = lines.format(max_tokens=config.loader_max_tokens, beside=_beside(facts, config))
+    threads = "" if config.worker_threads is None else _WORKER_THREADS
+    made = lines.format(max_tokens=config.loader_max_tokens, beside=_beside(facts, config), threads=threads)
     is_whole = facts.objects.has_loader and config.process_count > 1 and not facts.is_iterable
     return made + _SHARES if is_whole else made
 

@@ -53,7 +53,8 @@ def patch_script(source: Path, line: int, config: TrainingConfig, wanted: Collec
     read in other places too; "starred", `*` or `**` in the call may carry it; "unknown_callee", it is no keyword of a
     call that isn't known to be torch's own class; "batch_sampler" and "batching_off" (`batch_size=None`), the loader
     has no batch size; "needs_num_workers", torch refuses it without workers, which aren't known to be set;
-    "beside_<keyword>", no workers are wanted, and that argument, which torch then refuses, can't be changed. For all
+    "beside_<keyword>", no workers are wanted, and that argument, which torch then refuses, can't be changed;
+    "worker_init_fn", the script must hand it the one of `config.dataloader_kwargs()`, which is no literal. For all
     settings at once: "unreadable" and "unparsable", the file; "no_call" and "ambiguous_call", the line; "unverified",
     the result did not parse to what was meant.
 
@@ -61,7 +62,7 @@ def patch_script(source: Path, line: int, config: TrainingConfig, wanted: Collec
         source: The script.
         line: The line, from 1, that Python gives of the frame that makes the loader; any line of the call will do.
         config: The settings.
-        wanted: Those to set, of LOADER_ARGUMENTS and micro_batch_size. What is not wanted is taken to be as in `config`
+        wanted: Those to set, of LOADER_SETTINGS and micro_batch_size. What is not wanted is taken to be as in `config`
             unless the call tells otherwise; it is changed only where torch would refuse it without workers.
     """
     script = read_script(source)
@@ -69,6 +70,8 @@ def patch_script(source: Path, line: int, config: TrainingConfig, wanted: Collec
     if isinstance(script, str) or isinstance(call, str):
         return _nothing(wanted, str(call))
     targets, left = _targets(call, config, wanted)
+    if "worker_threads" in wanted and config.worker_threads is not None:
+        left["worker_threads"] = "worker_init_fn"
     changes = {keyword: value for keyword, value in targets.items() if not _has(call, keyword, value, config)}
     text = with_arguments(script, call, changes)
     if text is None:

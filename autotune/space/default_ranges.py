@@ -21,6 +21,7 @@ from autotune.space import constraints as rules
 from autotune.space.binding import bindings_tried
 from autotune.space.domains import group_sizes, whole_numbers
 from autotune.space.token_budget import global_batch_of, samples_within, token_budgets
+from autotune.space.worker_ranges import gains_out_of_order, worker_threads_tried
 
 __all__ = ["Basis", "batch_cap", "default_ranges", "most_workers", "workers_cap"]
 
@@ -178,13 +179,24 @@ def _loader_ranges(basis: Basis, domains: Mapping[str, Domain]) -> dict[str, Dom
     most = max(1, most_workers(basis.facts, basis.environment) // sharing)
     prefetch_factors = {*_PREFETCH_FACTORS, baseline.prefetch_factor or _PREFETCH_FACTORS[0]}
     is_copied = basis.environment.device_kind not in {"cpu", "mps"}
+    workers = IntRange(low=0, high=max(most, baseline.num_workers))
     return {
-        "num_workers": IntRange(low=0, high=max(most, baseline.num_workers)),
+        "num_workers": workers,
         "prefetch_factor": Choices(values=tuple(sorted(prefetch_factors))),
         "persistent_workers": _choices(False, not basis.facts.is_tf_data),
         "pin_memory": _choices(False, is_copied),
-        "in_order": _choices(baseline.in_order),
-        "worker_threads": _choices(baseline.worker_threads),
+        **_worker_ranges(basis, domains.get("num_workers") or workers),
+    }
+
+
+def _worker_ranges(basis: Basis, counts: Domain) -> dict[str, Domain]:
+    """Of what workers alone have; one worker delivers in order whatever is asked of it."""
+    baseline, most = basis.baseline, max(whole_numbers(counts))
+    orders = [True, False] if most > 1 and gains_out_of_order(basis.facts) else []
+    threads = worker_threads_tried(basis.facts, basis.environment) if most else []
+    return {
+        "in_order": _choices(*orders, baseline.in_order),
+        "worker_threads": _choices(*([None, *threads] if threads else []), baseline.worker_threads),
     }
 
 

@@ -19,6 +19,7 @@ __all__ = ["space_notes"]
 
 _SILENT = (
     *("amp_dtype", "channels_last", "compile_mode", "cudnn_benchmark", "fused", "persistent_workers", "pin_memory"),
+    "worker_threads",
 )
 """Settings of which single values may have no effect."""
 
@@ -33,6 +34,7 @@ def space_notes(basis: Basis, domains: Mapping[str, Domain]) -> tuple[Note, ...]
         *_emulated(basis),
         *_unsharded(basis),
         *_tf_data(basis),
+        *_out_of_order(basis, domains),
         *_ranks(basis, domains),
         *_hosts(basis, domains),
     )
@@ -97,6 +99,13 @@ def _unsharded(basis: Basis) -> Iterator[Note]:
 def _tf_data(basis: Basis) -> Iterator[Note]:
     if basis.facts.is_tf_data:
         yield note("tf_data")
+
+
+def _out_of_order(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[Note]:
+    """What batches out of order change, where they are tried and are not today's; why, where nobody has asked."""
+    if False in domains["in_order"] and basis.baseline.in_order:
+        share = None if "in_order" in basis.given else basis.facts.slow_tail_fraction
+        yield note("out_of_order_tried", slow_tail_fraction=share)
 
 
 def _ranks(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[Note]:

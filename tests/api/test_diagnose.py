@@ -333,6 +333,21 @@ def test_epochs_of_a_second_with_workers_that_start_slowly_are_restart_bound(
     assert found.advice[0].settings == {"persistent_workers": True}
 
 
+def test_what_holds_workers_up_is_measured_where_the_probe_saw_it_and_workers_load() -> None:
+    seen = {"slow_tail_fraction": 0.5, "cores_per_item": 1.9}
+    own = TrainingConfig(num_workers=2)
+
+    def varied(config: TrainingConfig, **facts: Any) -> set[str]:
+        found = list_variations(space_of(config, **facts))
+        names = {"in_order", "worker_threads"}
+        return {name for one in found for name in names if getattr(one, name) != getattr(config, name)}
+
+    assert varied(own, **seen) == {"in_order", "worker_threads"}
+    assert varied(own) == varied(TrainingConfig(), **seen) == set()
+    assert varied(TrainingConfig(num_workers=1), **seen) == {"worker_threads"}
+    assert varied(own, is_deterministic=True, **seen) == {"worker_threads"}
+
+
 @pytest.mark.quiet
 def test_items_in_several_threads_oversubscribe_the_cores(look: Callable[..., autotune.DiagnosisResult]) -> None:
     if cases.Products().cores_busy() < 1.7:
@@ -341,7 +356,7 @@ def test_items_in_several_threads_oversubscribe_the_cores(look: Callable[..., au
     found = look(cases.small_net, cases.Products, micro_batch_size=8, **fed)
     assert found.verdict == "threads"
     assert "cores_per_item" in found.findings[0].figures
-    assert "one_thread_per_worker" in [piece.kind for piece in found.advice]
+    assert any(piece.settings.get("worker_threads") == 1 for piece in found.advice)
 
 
 @pytest.mark.quiet

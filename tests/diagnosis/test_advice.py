@@ -285,6 +285,24 @@ def test_a_slow_tail_is_advised_with_the_rate_without_it(environment: Environmen
     assert (remedy.kind, remedy.figures["item_slowest_s"]) == ("fix_slowest_items", 0.5)
 
 
+def test_what_holds_workers_up_is_advised_by_itself_beside_more_of_them() -> None:
+    points = (
+        make_point(1500.0, num_workers=8, persistent_workers=True),
+        make_point(1400.0, in_order=False, persistent_workers=True),
+        make_point(1300.0, worker_threads=1, persistent_workers=True),
+        make_point(710.0, in_order=True, persistent_workers=True),
+    )
+    config = TrainingConfig(num_workers=4)
+    measured: dict[str, Any] = {"breakdown": WAITING, "loader_ceiling": 700.0, "device_ceiling": 10_000.0}
+    evidence = make_evidence(690.0, config=config, curves=Curves(loader=points), **measured)
+    kept = {"persistent_workers": True}
+    assert [settings for settings, _ in on_settings(evidence)] == [
+        {"num_workers": 8, **kept},
+        {"in_order": False, **kept},
+        {"worker_threads": 1, **kept},
+    ]
+
+
 FORMATS = {
     "text": ("save_as_arrays", {}),
     "image_draft": ("decode_smaller", {"width": 512, "height": 512, "to_width": 64, "to_height": 64}),

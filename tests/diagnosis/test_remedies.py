@@ -18,7 +18,8 @@ PINNED = TrainingConfig(pin_memory=True)
 
 
 def remedies(evidence: Evidence) -> list[Advice]:
-    return [piece for piece in rank_advice(evidence, find_bottlenecks(evidence)) if not piece.settings]
+    """Advice that no measured setting gives."""
+    return [piece for piece in rank_advice(evidence, find_bottlenecks(evidence)) if piece.kind != "set"]
 
 
 def gain(evidence: Evidence) -> float | None:
@@ -141,6 +142,19 @@ def test_one_thread_a_worker_reaches_the_rate_that_the_items_cpu_time_allows() -
     cheaper, threads = remedies(oversubscribed())
     assert threads.expected_samples_per_s == pytest.approx(2000.0), "four cores, 2 ms of each item"
     assert [cheaper.kind, threads.kind] == ["make_items_cheaper", "one_thread_per_worker"]
+
+
+def test_one_thread_is_a_setting_where_workers_load_and_the_users_to_give_elsewhere() -> None:
+    _, threads = remedies(oversubscribed())
+    assert (threads.settings, threads.figures["has_workers"]) == ({"worker_threads": 1}, True)
+    alone = oversubscribed(config=TrainingConfig(), environment=CPU.model_copy(update={"cores": 1}))
+    (threads,) = [piece for piece in remedies(alone) if piece.kind == "one_thread_per_worker"]
+    assert (threads.settings, threads.figures["has_workers"]) == ({}, False)
+
+
+def test_where_one_thread_was_measured_the_measured_setting_takes_the_place_of_the_estimate() -> None:
+    measured = Curves(loader=(make_point(1800.0, worker_threads=1, persistent_workers=True),))
+    assert [piece.kind for piece in remedies(oversubscribed(curves=measured))] == ["make_items_cheaper"]
 
 
 def test_one_thread_a_worker_gives_no_more_than_the_device_and_the_cores_do() -> None:

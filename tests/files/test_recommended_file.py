@@ -23,6 +23,7 @@ from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import TrialRecord, TrialResult
 from autotune.report.wording.say import say
+from autotune.settings.applied.worker_threads import threads_in_workers
 from autotune.settings.budget import Budget
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.environment import Environment
@@ -249,9 +250,10 @@ class Stream(IterableDataset[int]):
         (GROUP.model_copy(update={"micro_batch_size": 2}), {}, range(8)),
         (TrainingConfig(micro_batch_size=2), {"is_iterable": True}, Stream()),
         (TrainingConfig(micro_batch_size=2), {"fixed_batch_size": 2}, range(4)),
+        (TrainingConfig(micro_batch_size=2, num_workers=1, worker_threads=1), {"fixed_batch_size": 2}, range(4)),
         (TrainingConfig(micro_batch_size=2, max_tokens=9), {"has_token_budget": True}, range(4)),
     ],
-    ids=["map", "ranks", "stream", "batch sampler", "token budget"],
+    ids=["map", "ranks", "stream", "batch sampler", "threads beside a batch sampler", "token budget"],
 )
 def test_the_headers_loader_is_one_that_torch_makes(
     config: TrainingConfig, facts: dict[str, Any], dataset: Any, monkeypatch: pytest.MonkeyPatch
@@ -269,6 +271,7 @@ def test_the_headers_loader_is_one_that_torch_makes(
     }
     exec(code, names)
     assert [len(batch) for batch in names["loader"]] == [2, 2]
+    assert threads_in_workers(names["loader"].worker_init_fn) == config.worker_threads
 
 
 def test_the_header_says_how_training_keeps_memory_as_trials_did() -> None:

@@ -709,3 +709,13 @@ def test_any_literal_call_is_given_what_is_wanted_and_keeps_the_rest(
             assert value == expected[name]
         elif name != "prefetch_factor":  # torch's own number comes and goes with the workers
             assert value == before[name]
+
+
+def test_threads_of_workers_are_the_scripts_to_hand_on(tmp_path: Path) -> None:
+    source = tmp_path / "train.py"
+    source.write_text("from torch.utils.data import DataLoader\nloader = DataLoader(range(8), num_workers=1)\n")
+    config = TrainingConfig(num_workers=2, worker_threads=1)
+    patch = patch_script(source, 2, config, {"num_workers", "worker_threads"})
+    assert (patch.settings, dict(patch.left)) == (("num_workers",), {"worker_threads": "worker_init_fn"})
+    plain = config.model_copy(update={"worker_threads": None})
+    assert dict(patch_script(source, 2, plain, {"num_workers", "worker_threads"}).left) == {}

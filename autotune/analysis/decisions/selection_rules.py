@@ -51,6 +51,7 @@ def simplicity(config: TrainingConfig) -> tuple[int, ...]:
         int(config.compile_mode != "default"),
         config.prefetch_factor or 0,
         config.intra_op_threads or 0,
+        config.worker_threads or 0,
         0 if config.ddp is None else len(config.ddp.model_dump(exclude_defaults=True)),
     )
 

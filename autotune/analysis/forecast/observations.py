@@ -51,6 +51,10 @@ _STOPPED_SD = 0.05
 convention."""
 _MOST_VALUES = 6
 """Values of a number that a curve measures: our own convention."""
+_AMONG_WORKERS = ("in_order", "worker_threads")
+"""Settings that show where several workers hold each other up."""
+_FEW_WORKERS = 4
+"""As many as these are measured with, where the cores suffice: our own convention."""
 _FASTEST_PRECISION = 8.0
 """Times float32's rate, where there are tensor cores: our own convention."""
 Side = Literal["loader", "device", "copy"]
@@ -92,9 +96,13 @@ def loader_variations(space: ResolvedSpace, book: CeilingBook) -> Iterator[Train
     for count in spread(counts, _MOST_VALUES):
         yield with_workers(count)
     workers, most = own.num_workers or min(max(counts), space.environment.cores), max(counts)
-    for name in [name for name in LOADER_SETTINGS if name != "num_workers"] if workers else ():
+    for name in [name for name in LOADER_SETTINGS if name not in {"num_workers", *_AMONG_WORKERS}] if workers else ():
         for value in domains[name]:
             yield with_workers(workers, **{name: value})
+    several = max(workers, min(most, max(2, min(space.environment.cores, _FEW_WORKERS))))
+    for name in [name for name in _AMONG_WORKERS if len(list(domains[name])) > 1] if several > 1 else ():
+        for value in domains[name]:
+            yield with_workers(several, **{name: value})
     setting = space.batch_setting
     batches = whole_numbers(domains[setting])
     for batch in {min(batches), max(batches)} - {getattr(own, setting)} if most else ():

@@ -103,7 +103,8 @@ class Circumstances:
     """Cores that training keeps busy."""
     cores: Floats
     """Cores that there are."""
-    loader_cpu_s: float
+    loader_cpu_s: Floats | float
+    """CPU seconds of the loader for a sample."""
 
 
 def rates_of(state: Floats, here: Circumstances) -> Rates:

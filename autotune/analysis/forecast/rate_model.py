@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import chain
 from math import exp, log, log2, prod
 from statistics import fmean, median
 from typing import Literal, NamedTuple
@@ -152,8 +153,8 @@ _PRIORS: dict[str, _Process] = {
             _Effect(lambda config: log2(config.batches_per_worker) if config.num_workers else 0.0, sd=0.15, length=2.0),
             _Effect(_ranks, sd=0.4, length=2.0),
             _Effect(lambda config: config.persistent_workers, sd=0.15),
-            _Effect(lambda config: config.in_order, sd=0.15),
-            _Effect(lambda config: config.worker_threads, sd=0.3),
+            _Effect(lambda config: config.in_order or config.num_workers < 2, sd=0.4),
+            _Effect(lambda config: config.worker_threads, sd=0.4),
             _Effect(lambda config: config.numa_binding, sd=0.1),
             _Effect(lambda config: config.pin_memory, sd=0.1),
             _Effect(lambda config: config.strategy, sd=0.3),
@@ -363,14 +364,17 @@ class RateModel:
 
     def _circumstances(self, configs: Sequence[TrainingConfig]) -> Circumstances:
         environment, cores = self.environment, self.environment.cores
-        loader_cpu_s, busy_cores = list[float](), dict[int | None, list[float]]()
+        loader_cpu_s, busy_cores = dict[int | None, list[float]](), dict[int | None, list[float]]()
         for seen in self._seen:
             if seen.kind == "loader" and seen.config.num_workers > 0 and seen.cpu_s_per_sample:
-                loader_cpu_s.append(seen.cpu_s_per_sample)
+                loader_cpu_s.setdefault(seen.config.worker_threads, []).append(seen.cpu_s_per_sample)
             elif seen.kind == "device" and seen.cpu_s_per_sample is not None:
                 cores_of = busy_cores.setdefault(seen.config.intra_op_threads, [])
                 cores_of.append(seen.cpu_s_per_sample * seen.samples_per_s)
         busy_of = {threads: median(values) for threads, values in busy_cores.items()}
+        # threads that wait for each other spin: a sample's CPU time depends on how many a worker has
+        cpu_s_of = {threads: median(values) for threads, values in loader_cpu_s.items()}
+        usual_cpu_s = median(list(chain.from_iterable(loader_cpu_s.values())) or [0.0])
         threads = [config.intra_op_threads for config in configs]
         # unmeasured, a CPU's threads keep their cores busy, and an accelerator the one that launches
         unmeasured = cores if environment.device_kind == "cpu" else 1
@@ -389,7 +393,7 @@ class RateModel:
             is_copied=np.full(len(configs), self._knows_copies),
             busy=np.minimum(busy, own_cores) * [config.process_count for config in configs],
             cores=own_cores * [hosts_of(config, environment) for config in configs],
-            loader_cpu_s=median(loader_cpu_s or [0.0]),
+            loader_cpu_s=np.array([cpu_s_of.get(config.worker_threads, usual_cpu_s) for config in configs]),
         )
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from math import hypot, sqrt
+from typing import Any
 
 import pytest
 
 from autotune.analysis.forecast.observations import (
     changed,
     configured_points,
+    loader_variations,
     observed_rate,
     rate_observations,
 )
 from autotune.analysis.forecast.rate_model import Observation
-from autotune.records.ceilings import Ceiling
+from autotune.records.ceilings import Ceiling, CeilingBook
 from autotune.records.diagnosis import Curves
 from autotune.records.measurement import Block, Ceilings
 from autotune.records.trial import TrialRecord, TrialResult
@@ -132,3 +134,24 @@ def test_a_change_is_made_to_the_baseline_on_one_device() -> None:
 def test_a_change_leaves_out_what_has_no_effect() -> None:
     space = make_space(baseline=TrainingConfig(num_workers=2, prefetch_factor=4, persistent_workers=True))
     assert changed(space, {"num_workers": 0}) == TrainingConfig()
+
+
+SEEN: dict[str, Any] = {"slow_tail_fraction": 0.5, "cores_per_item": 2.0}
+
+
+@pytest.mark.parametrize("workers", [0, 1, 6])
+def test_what_workers_hold_each_other_up_by_is_measured_among_several(workers: int) -> None:
+    space = make_space(baseline=TrainingConfig(num_workers=workers), **SEEN)
+    assert {*space.domains["in_order"]} == {True, False}
+    varied = list(loader_variations(space, CeilingBook()))
+    counts = {one.num_workers for one in varied if not one.in_order or one.worker_threads is not None}
+    (count,) = counts
+    assert count == max(workers, min(4, space.environment.cores))
+    alike = [one for one in varied if one.num_workers == count and one.in_order and one.worker_threads is None]
+    assert alike, "beside the same workers as they are today"
+
+
+def test_what_is_not_in_the_range_is_not_measured() -> None:
+    for space in (make_space(), make_space({"num_workers": [0, 1], "worker_threads": None}, **SEEN)):
+        varied = list(loader_variations(space, CeilingBook()))
+        assert {(one.in_order, one.worker_threads) for one in varied} == {(True, None)}

@@ -354,3 +354,38 @@ def test_how_much_equal_sides_hold_each_other_up_is_learned() -> None:
         for part in (0.75, 0.98)
     )
     assert hard[0] > 1.1 * gentle[0]
+
+
+def test_a_gain_of_two_that_was_seen_with_some_workers_is_expected_with_others() -> None:
+    for changes in ({"in_order": False}, {"worker_threads": 1}):
+        seen = [
+            run(100.0, config(4, prefetch_factor=2)),
+            loader(100.0, config(4, prefetch_factor=2)),
+            loader(200.0, config(4, prefetch_factor=2, **changes)),
+            device(5000.0, config(4, prefetch_factor=2)),
+        ]
+        plain, changed = rates(forecast(seen, config(6, prefetch_factor=2), config(6, prefetch_factor=2, **changes)))
+        assert 1.6 < changed / plain < 2.2
+
+
+def test_order_tells_nothing_where_at_most_one_worker_loads() -> None:
+    seen = [
+        run(100.0, config(4, prefetch_factor=2)),
+        loader(100.0, config(4, prefetch_factor=2)),
+        loader(200.0, config(4, prefetch_factor=2, in_order=False)),
+    ]
+    plain, changed = rates(forecast(seen, config(1), config(1, in_order=False)))
+    assert changed == pytest.approx(plain)
+
+
+def test_threads_that_spin_do_not_bound_the_workers_that_have_one() -> None:
+    spinning, one = config(2), config(2, worker_threads=1)
+    seen = [
+        run(100.0, spinning),
+        loader(100.0, spinning, cpu_s=0.02),  # both cores, most of it waiting
+        loader(95.0, config(1), cpu_s=0.02),
+        loader(400.0, one, cpu_s=0.004),
+        device(5000.0, spinning, cores=0.5),
+    ]
+    (rate,) = rates(forecast(seen, one, environment=CPU.model_copy(update={"cores": 2})))
+    assert rate > 200.0

@@ -113,9 +113,7 @@ def test_opencv_is_told_where_it_is_imported_and_one_thread_is_none_of_its_own(
     told = list[int]()
     monkeypatch.setitem(sys.modules, "cv2", SimpleNamespace(setNumThreads=told.append))
     monkeypatch.setattr(torch, "set_num_threads", lambda _count: None)
-    monkeypatch.setattr(
-        worker_threads.threadpoolctl, "ThreadpoolController", lambda: SimpleNamespace(lib_controllers=())
-    )
+    monkeypatch.setattr(threadpoolctl, "ThreadpoolController", lambda: SimpleNamespace(lib_controllers=()))
     for name in VARIABLES:
         monkeypatch.setenv(name, "before")
     worker_threads.limit_threads(threads)

@@ -113,14 +113,19 @@ def test_what_is_drawn_later_is_the_same_however_long_the_look_took() -> None:
         np.random.rand()
         torch.rand(1)
 
-    random.seed(3)
-    np.random.seed(3)
-    torch.manual_seed(3)
-    loader = DataLoader(Made(draws), 8, shuffle=True)
-    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # type: ignore[union-attr,call-overload]
-    assert look_at_items(loader, 0.0, never) is not None
-    after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # type: ignore[union-attr,call-overload]
-    assert after == before
+    def drawn() -> tuple[float, float, float]:
+        return random.random(), float(np.random.rand()), float(torch.rand(1))
+
+    def seed() -> None:
+        random.seed(3)
+        np.random.seed(3)
+        torch.manual_seed(3)
+
+    seed()
+    expected = drawn()
+    seed()
+    assert look_at_items(DataLoader(Made(draws), 8, shuffle=True), 0.0, never) is not None
+    assert drawn() == expected
 
 
 def test_user_code_that_raises_at_a_later_item_leaves_the_facts_unknown() -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader
 
+from autotune.settings.applied.worker_threads import limited
 from autotune.settings.training_config import TrainingConfig
 from autotune.worker.attach.loop.conductor import ScriptTrainer
 from autotune.worker.attach.loop.scene import Scene
@@ -83,7 +84,7 @@ def loader_like(loader: DataLoader[Any], config: TrainingConfig) -> DataLoader[A
     """A loader of the same data as the script's, in the same manner, with a configuration's settings."""
     own = unwrapped(loader)
     arguments: dict[str, Any] = {**config.dataloader_kwargs(), "collate_fn": own.collate_fn}
-    arguments["worker_init_fn"] = loader.worker_init_fn
+    arguments["worker_init_fn"] = limited(loader.worker_init_fn, config.worker_threads)
     if config.num_workers and loader.multiprocessing_context is not None:
         arguments["multiprocessing_context"] = loader.multiprocessing_context
     if is_stream(loader.dataset):

@@ -18,9 +18,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from autotune.note import Note, note
+from autotune.settings.applied.worker_threads import threads_in_workers
 from autotune.settings.command import PLACEHOLDERS
+from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
 from autotune.settings.ddp_config import DdpConfig
-from autotune.settings.training_config import LOADER_ARGUMENTS, TrainingConfig
+from autotune.settings.training_config import LOADER_ARGUMENTS, LOADER_SETTINGS, TrainingConfig
 from autotune.settings.workload import LoaderSite, ScriptFacts, WorkloadFacts
 from autotune.worker.attach.loop.step_traits import (
     BatchShapes,
@@ -159,9 +161,10 @@ class Sightings:
         }
         if loader is not None:
             own |= {name: getattr(loader, name) for name in LOADER_ARGUMENTS if hasattr(loader, name)}
+            own["worker_threads"] = threads_in_workers(loader.worker_init_fn)
         own |= {name: getattr(given, name) for name in placeholders}
         if not own.get("num_workers"):
-            own |= {"prefetch_factor": None, "persistent_workers": False, "in_order": True}
+            own |= NEUTRAL_WITHOUT_WORKERS
         if ranks > 1:
             own |= {"world_size": ranks, "strategy": "ddp", "ddp": self._ddp()}
         return TrainingConfig.model_validate(own)
@@ -235,7 +238,7 @@ class Sightings:
     def _reached(self, observed: TrainingConfig, family: list[Made], placeholders: tuple[str, ...]) -> Iterator[str]:
         yield from (name for name in placeholders if name != "lr")
         if family:
-            yield from LOADER_ARGUMENTS
+            yield from LOADER_SETTINGS
             if family[0].takes_batch_size:
                 yield "micro_batch_size"
         if observed.amp_dtype == "float32" and self.outermost and family and observed.world_size == 1:

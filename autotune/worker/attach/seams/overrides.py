@@ -18,8 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 from autotune.protocol.attach import ACCELERATE_NAMES, changed_settings
 from autotune.settings.applied.float32_precision import tf32_products
 from autotune.settings.applied.parallel import comm_hook, ddp_arguments
+from autotune.settings.applied.worker_threads import limited
 from autotune.settings.ddp_config import DdpConfig
-from autotune.settings.training_config import LOADER_ARGUMENTS, TrainingConfig
+from autotune.settings.training_config import LOADER_SETTINGS, TrainingConfig
 from autotune.settings.workload import LoaderSite, ScriptFacts
 from autotune.worker.attach.seams.precision import SWITCHES, attach_to
 
@@ -64,10 +65,12 @@ class Overrides:
         has_own_batches = arguments.get("batch_sampler") is not None or arguments.get("batch_size", 1) is None
         if "micro_batch_size" in self.changed and not has_own_batches:
             arguments["batch_size"] = self.config.loader_batch_size
-        if not self.changed & set(LOADER_ARGUMENTS):
+        if not self.changed & set(LOADER_SETTINGS):
             return
         settings = {name: value for name, value in self.config.loader_settings.items() if name in self.facts.reached}
         arguments |= settings
+        if "worker_threads" in self.changed:
+            arguments["worker_init_fn"] = limited(arguments.get("worker_init_fn"), self.config.worker_threads)
         if not arguments.get("num_workers"):  # what only workers use; torch refuses it without any
             for name in ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout", "in_order"):
                 arguments.pop(name, None)

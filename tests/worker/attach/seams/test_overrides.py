@@ -52,6 +52,7 @@ for epoch in range(100000):
             SEEN["threads"], SEEN["benchmark"] = torch.get_num_threads(), torch.backends.cudnn.benchmark
             for name, loader in {"train": train, "validate": validate}.items():
                 SEEN[name] = {each: getattr(loader, each) for each in SETTINGS}
+                SEEN[name + "_threads"] = getattr(loader.worker_init_fn, "threads", None)
             with torch.no_grad():
                 model.eval()
                 SEEN["validated"] = str(model(next(iter(validate))[0]).dtype)
@@ -92,7 +93,9 @@ def test_the_baselines_trial_changes_nothing(shared: ScriptRig, probed: Script) 
         "threads": torch.get_num_threads(),
         "benchmark": False,
         "train": {"batch_size": 16, **_PLAIN},
+        "train_threads": None,
         "validate": {"batch_size": 20, **_PLAIN},
+        "validate_threads": None,
         "validated": "torch.float32",
     }
 
@@ -107,8 +110,9 @@ def test_every_loader_setting_and_the_batch_size_reach_the_training_loader_alone
         "pin_memory": True,
         "in_order": False,
     }
-    found = seen_with(shared, probed, micro_batch_size=32, **settings)
+    found = seen_with(shared, probed, micro_batch_size=32, worker_threads=1, **settings)
     assert found["train"] == {"batch_size": 32, "timeout": 0, **settings}
+    assert (found["train_threads"], found["validate_threads"]) == (1, None)
     assert found["validate"] == {"batch_size": 20, **_PLAIN}
     assert found["batch"] == 32
 

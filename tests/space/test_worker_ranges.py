@@ -1,0 +1,92 @@
+"""What workers alone have is tried where the probe saw a reason, and is said where it changes more than the rate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autotune.note import note as make_note
+from autotune.report.wording.say import say
+from autotune.settings.training_config import TrainingConfig
+from autotune.space.resolved_space import ResolvedSpace
+from autotune.space.worker_ranges import LEAST_CORES_PER_ITEM, LEAST_TAIL_FRACTION
+from tests.factories import GPU, make_space
+
+TAIL: dict[str, Any] = {"slow_tail_fraction": 0.5}
+THREADS: dict[str, Any] = {"cores_per_item": 3.5}
+
+
+def values(space: ResolvedSpace, name: str) -> list[Any]:
+    return list(space.domains[name])
+
+
+@pytest.mark.parametrize(("share", "tried"), [(None, [True]), (0.19, [True]), (LEAST_TAIL_FRACTION, [True, False])])
+def test_another_order_is_tried_from_a_share_of_slow_items_on(share: float | None, tried: list[bool]) -> None:
+    assert values(make_space(slow_tail_fraction=share), "in_order") == tried
+
+
+@pytest.mark.parametrize(
+    ("given_space", "facts"),
+    [({"in_order": True}, {}), ({"num_workers": [0, 1]}, {}), ({}, {"is_deterministic": True})],
+    ids=["fixed", "one worker", "deterministic"],
+)
+def test_the_order_stays_where_it_is_fixed_or_can_not_gain_or_must_not_change(
+    given_space: dict[str, Any], facts: dict[str, Any]
+) -> None:
+    space = make_space(given_space, **TAIL, **facts)
+    assert values(space, "in_order") == [True]
+    assert space.notes == ()
+
+
+def test_a_baseline_out_of_order_is_kept_and_nothing_is_said_of_what_is_run_today() -> None:
+    today = TrainingConfig(num_workers=2, in_order=False)
+    assert values(make_space(baseline=today), "in_order") == [False]
+    assert make_space(baseline=today, **TAIL).notes == ()
+    assert values(make_space(baseline=today, **TAIL), "in_order") == [True, False]
+
+
+def test_what_another_order_changes_is_said_and_how_to_keep_it() -> None:
+    by_default, listed = make_space(**TAIL), make_space({"in_order": [True, False]}, **TAIL)
+    assert by_default.notes == (make_note("out_of_order_tried", slow_tail_fraction=0.5),)
+    assert listed.notes == (make_note("out_of_order_tried", slow_tail_fraction=None),)
+    first, second = (say(space.notes[0]) for space in (by_default, listed))
+    assert "space: {in_order: true}" in first
+    assert "50" in first
+    assert "not alike bit for bit" in second
+
+
+@pytest.mark.parametrize(
+    ("busy", "cores", "tried"),
+    [
+        (None, 16, [None]),
+        (1.19, 16, [None]),
+        (LEAST_CORES_PER_ITEM, 16, [None, 1, 2]),
+        (3.5, 16, [None, 1, 2, 4]),
+        (3.5, 4, [None, 1, 2]),
+        (1.9, 2, [None, 1]),
+        (1.9, 1, [None]),
+    ],
+)
+def test_fewer_threads_are_tried_as_far_as_items_use_them_and_two_workers_have_cores(
+    busy: float | None, cores: int, tried: list[int | None]
+) -> None:
+    environment = GPU.model_copy(update={"cores": cores})
+    assert values(make_space(environment=environment, cores_per_item=busy), "worker_threads") == tried
+
+
+@pytest.mark.parametrize(
+    ("given_space", "facts"),
+    [({"worker_threads": [None]}, {}), ({"num_workers": 0}, {}), ({}, {"is_tf_data": True})],
+    ids=["fixed", "no workers", "tf.data"],
+)
+def test_threads_of_workers_stay_where_they_are_fixed_or_nothing_has_them(
+    given_space: dict[str, Any], facts: dict[str, Any]
+) -> None:
+    assert values(make_space(given_space, **THREADS, **facts), "worker_threads") == [None]
+
+
+def test_threads_that_are_run_today_are_tried_as_well() -> None:
+    today = TrainingConfig(num_workers=2, worker_threads=3)
+    assert values(make_space(baseline=today), "worker_threads") == [3]
+    assert 3 in values(make_space(baseline=today, **THREADS), "worker_threads")
