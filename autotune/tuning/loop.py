@@ -292,9 +292,10 @@ class Search:
 
     def _leave_out(self, record: TrialRecord) -> None:
         """Try no more of a precision that the guard has refused, and note it once."""
-        dtype, is_compiled = guard_key(record.config)
-        self.study.leave_out({"amp_dtype": frozenset({dtype}), "compile": frozenset({is_compiled})})
-        left_out = note("precision_left_out", amp_dtype=dtype, is_compiled=is_compiled, reason=record.result.reason)
+        dtype, mode = guard_key(record.config)
+        compiled = {"compile": frozenset({bool(mode)}), "compile_mode": frozenset({record.config.compile_mode})}
+        self.study.leave_out({"amp_dtype": frozenset({dtype}), **compiled})
+        left_out = note("precision_left_out", amp_dtype=dtype, compile_mode=mode, reason=record.result.reason)
         if left_out not in self.notes:
             self.notes.append(left_out)
 

@@ -161,6 +161,8 @@ class TimeBudget:
         """Without a time-out: ten times what the reference took."""
         reference = reference_of(self.study.ended)
         least = _MIN_COMPILE_DEADLINE_S if config.compile else _MIN_DEADLINE_S
+        if config.compile and config.compile_mode.startswith("max-autotune"):
+            least = BASELINE_DEADLINE_S  # it times kernels for minutes
         return BASELINE_DEADLINE_S if reference is None else max(_DEADLINE_FACTOR * reference.result.own_s, least)
 
     def window(self, *, has_model: bool) -> WindowRules:

@@ -27,7 +27,7 @@ from autotune.settings.objective import Objective
 from autotune.settings.plan import Plan
 from autotune.settings.search_space import SearchSpace
 from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import Workload
+from autotune.settings.workload import OptimizerFacts, Workload
 from autotune.space.default_ranges import Basis
 from autotune.space.resolved_space import ResolvedSpace, resolve
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost, fake_environment, fake_facts
@@ -393,3 +393,10 @@ def test_a_setting_that_fails_spares_the_others(look: Callable[..., autotune.Dia
     found = look(cases.small_net, cases.Unruly, TWO_WORKERS, {"micro_batch_size": 64})
     assert "no workers, please" in remarks_of(found)["side_not_measured"]["reason"]
     assert any(point.changes == {"micro_batch_size": 64} for point in found.diagnosis.evidence.curves.device)
+
+
+def test_a_fused_optimizer_is_varied_where_torch_has_it() -> None:
+    config = TrainingConfig()
+    found = list_variations(space_of(config, optimizer=OptimizerFacts(name="Adam", can_fuse=True)))
+    assert config.model_copy(update={"fused": True}) in found
+    assert not any(one.fused for one in list_variations(space_of(config)))

@@ -23,6 +23,7 @@ from autotune.settings.environment import DeviceKind, Environment
 from autotune.settings.objective import Objective
 from autotune.settings.search_space import SearchSpace
 from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import OptimizerFacts
 from autotune.space.default_ranges import Basis
 from autotune.space.resolved_space import resolve
 from tests.factories import CPU, GPU, make_breakdown, make_evidence, make_facts, make_loader_costs, make_point
@@ -423,3 +424,10 @@ def test_a_diagnosis_expects_of_a_change_what_a_search_on_the_same_job_forecasts
     pairs: list[Pair] = [(loader, device) for loader in curves.loader for device in curves.device]
     forecast = search.forecast([apply_changes(evidence, *pair) for pair in pairs])
     assert expected_rates(evidence, pairs) == pytest.approx(np.exp(forecast.log_rate).tolist())
+
+
+def test_a_fused_optimizer_is_advised_with_its_measured_gain_where_torch_has_it() -> None:
+    curves = Curves(device=(make_point(1000.0), make_point(1500.0, fused=True)))
+    facts = make_facts(optimizer=OptimizerFacts(name="Adam", can_fuse=True))
+    assert on_settings(make_evidence(curves=curves, facts=facts)) == [({"fused": True}, 0.5)]
+    assert on_settings(make_evidence(curves=curves)) == []

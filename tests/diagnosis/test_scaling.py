@@ -266,11 +266,12 @@ def test_a_smaller_batch_that_makes_the_devices_slower_is_the_reason() -> None:
     assert advised(comparison) == {(("micro_batch_size", 64),): 0.980}
 
 
-def test_settings_that_make_the_step_slower_are_named() -> None:
-    comparison = compared(trial(0, 1000.0, ALONE, amp_dtype="bfloat16"), ddp(1, 990.0, with_ranks(500.0, 500.0)))
+@pytest.mark.parametrize("setting", [("amp_dtype", "bfloat16"), ("fused", True), ("cudnn_benchmark", True)])
+def test_settings_that_make_the_step_slower_are_named(setting: tuple[str, Any]) -> None:
+    comparison = compared(trial(0, 1000.0, ALONE, **dict([setting])), ddp(1, 990.0, with_ranks(500.0, 500.0)))
     assert shares(comparison) == {"settings": 0.495}
-    assert comparison.bottlenecks[0].figures["settings"] == {"amp_dtype": "bfloat16"}
-    assert advised(comparison) == {(("amp_dtype", "bfloat16"),): 0.980}
+    assert comparison.bottlenecks[0].figures["settings"] == dict([setting])
+    assert advised(comparison) == {(setting,): 0.980}
 
 
 def test_ranks_on_a_cpu_share_its_cores() -> None:

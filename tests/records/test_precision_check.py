@@ -106,6 +106,8 @@ def test_few_steps_are_too_few_unless_a_loss_or_the_scaler_ended_them() -> None:
         ({"amp_dtype": "bfloat16"}, True),
         ({"amp_dtype": "tf32"}, True),
         ({"compile": True}, True),
+        ({"fused": True}, False),
+        ({"cudnn_benchmark": True}, False),
     ],
 )
 def test_what_computes_less_exactly_needs_the_guard(changes: dict[str, Any], needs: bool) -> None:
@@ -117,6 +119,12 @@ def test_what_the_user_runs_today_needs_no_guard() -> None:
     assert not needs_guard(TrainingConfig(amp_dtype="bfloat16", micro_batch_size=64), today)
     assert not needs_guard(TrainingConfig(), today)
     assert guard_key(today) != guard_key(TrainingConfig(amp_dtype="bfloat16", compile=True))
+
+
+def test_each_mode_of_a_compiled_model_is_compared_by_itself_and_a_fused_optimizer_is_not() -> None:
+    compiled, tuned = (TrainingConfig(compile=True, compile_mode=mode) for mode in ("default", "max-autotune"))
+    assert needs_guard(tuned, compiled)
+    assert guard_key(compiled) == guard_key(TrainingConfig(compile=True, fused=True))
 
 
 @given(LOSSES, st.floats(0.5, 2))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.environment import Environment
 from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import OptimizerFacts
 from autotune.space import constraints as rules
 from tests.factories import CPU, FOUR_DEVICES, make_environment, make_facts
 
@@ -22,6 +23,10 @@ _LOADER_SETTINGS = st.fixed_dictionaries(
         "persistent_workers": st.booleans(),
         "pin_memory": st.booleans(),
         "channels_last": st.booleans(),
+        "compile": st.booleans(),
+        "compile_mode": st.sampled_from(["default", "reduce-overhead", "max-autotune"]),
+        "cudnn_benchmark": st.booleans(),
+        "fused": st.booleans(),
     }
 )
 _RANK_SETTINGS = st.fixed_dictionaries(
@@ -154,8 +159,32 @@ def test_what_has_no_effect_is_named_with_its_reason() -> None:
     assert set(rules.without_effect(group, make_facts(has_buffers=True), CPU)) == {"ddp.find_unused_parameters"}
 
 
+def test_what_the_step_has_no_use_for_is_named_with_its_reason() -> None:
+    config = TrainingConfig(cudnn_benchmark=True, fused=True, compile=True, compile_mode="reduce-overhead")
+    convolving, fusable = {"has_convolutions": True}, OptimizerFacts(name="SGD", can_fuse=True)
+    assert rules.without_effect(config, make_facts(**convolving), CPU) == {
+        "cudnn_benchmark": "no_cudnn",
+        "fused": "no_fused_optimizer",
+        "compile_mode": "no_cuda_graphs",
+    }
+    on_cuda = rules.without_effect(config, make_facts(optimizer=fusable), make_environment())
+    assert on_cuda == {"cudnn_benchmark": "no_convolutions"}
+    assert rules.without_effect(config, make_facts(optimizer=fusable, **convolving), make_environment()) == {}
+    without_graphs = config.model_copy(update={"compile_mode": "max-autotune"})
+    assert "compile_mode" not in rules.without_effect(without_graphs, make_facts(), CPU)
+
+
+def test_a_fused_optimizer_that_torch_does_not_have_is_told(obstacle: Callable[..., str | None]) -> None:
+    assert "got RMSprop" in str(obstacle({"fused": True}, optimizer=OptimizerFacts(name="RMSprop")))
+    assert obstacle({"fused": True}, optimizer=OptimizerFacts(name="Adam", can_fuse=True)) is None
+    assert obstacle({"fused": False}, optimizer=OptimizerFacts(name="RMSprop")) is None
+
+
 @given(
-    st.builds(lambda loader, ranks: {**loader, **(ranks or {})}, _LOADER_SETTINGS, st.none() | _RANK_SETTINGS),
+    st.builds(lambda own, ranks: {**own, **(ranks or {})}, _LOADER_SETTINGS, st.none() | _RANK_SETTINGS).filter(
+        lambda settings: not (settings["compile"] and settings.get("strategy") == "dp")  # a contradiction anywhere
+    ),
+    st.booleans(),
     st.booleans(),
     st.booleans(),
     st.booleans(),
@@ -165,8 +194,11 @@ def test_normalising_is_idempotent_valid_and_leaves_nothing_without_effect(
     is_cpu: bool,
     has_4d: bool,
     has_buffers: bool,
+    may_switch: bool,
 ) -> None:
-    facts, environment = make_facts(has_4d_input=has_4d, has_buffers=has_buffers), CPU if is_cpu else make_environment()
+    optimizer = OptimizerFacts(name="SGD", can_fuse=may_switch)
+    facts = make_facts(has_4d_input=has_4d, has_buffers=has_buffers, has_convolutions=may_switch, optimizer=optimizer)
+    environment = CPU if is_cpu else make_environment()
     before = dict(settings)
     once = rules.normalised(settings, facts, environment)
     assert settings == before

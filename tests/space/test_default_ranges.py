@@ -7,13 +7,16 @@ from typing import Any
 import pytest
 
 from autotune.settings.ddp_config import DdpConfig
+from autotune.settings.environment import Environment
 from autotune.settings.search_space import IntRange
 from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import OptimizerFacts
 from autotune.space.default_ranges import most_workers
 from autotune.space.resolved_space import ResolvedSpace, compose
-from tests.factories import CPU, FOUR_DEVICES, make_environment, make_facts, make_space
+from tests.factories import CPU, FOUR_DEVICES, GPU, make_environment, make_facts, make_space
 
 MIB = 2**20
+ROCM = make_environment(device_kind="rocm")
 GROUP = {"strategy": ["single", "ddp"], "world_size": [1, 2]}
 
 
@@ -183,3 +186,63 @@ def test_batches_reach_down_to_an_equal_share_of_the_baselines() -> None:
     assert values(eight, "micro_batch_size")[0] == 4
     odd = make_space(environment=make_environment(device_count=2), baseline=TrainingConfig(micro_batch_size=48))
     assert {24, 48} <= set(values(odd, "micro_batch_size"))
+
+
+@pytest.mark.parametrize(
+    ("facts", "environment", "tried"),
+    [
+        ({}, GPU, [False, True]),
+        ({}, ROCM, [False, True]),
+        ({}, CPU, [False]),
+        ({"has_convolutions": False}, GPU, [False]),
+        ({"has_fixed_shapes": False}, GPU, [False]),
+        ({"has_fixed_shapes": None}, GPU, [False]),
+        ({"is_deterministic": True}, GPU, [False]),
+    ],
+)
+def test_cudnns_benchmark_is_tried_where_fixed_shapes_are_convolved(
+    facts: dict[str, Any], environment: Environment, tried: list[bool]
+) -> None:
+    space = make_space(environment=environment, **{"has_convolutions": True, "has_fixed_shapes": True, **facts})
+    assert values(space, "cudnn_benchmark") == tried
+
+
+def test_a_fused_optimizer_is_tried_where_torch_has_it() -> None:
+    for can_fuse, tried in ((True, [False, True]), (False, [False])):
+        for environment in (CPU, GPU):
+            space = make_space(environment=environment, optimizer=OptimizerFacts(name="Adam", can_fuse=can_fuse))
+            assert values(space, "fused") == tried
+
+
+@pytest.mark.parametrize(
+    ("given_space", "today", "tried"),
+    [
+        ({}, {}, ["default"]),
+        ({"compile": [False, True]}, {}, ["default", "reduce-overhead"]),
+        ({"compile": False}, {"compile": True}, ["default"]),
+        ({}, {"compile": True}, ["default", "reduce-overhead"]),
+        ({}, {"compile": True, "compile_mode": "max-autotune"}, ["default", "reduce-overhead", "max-autotune"]),
+        ({"compile": True, "compile_mode": ["max-autotune"]}, {}, ["max-autotune"]),
+    ],
+)
+def test_cuda_graphs_are_tried_where_the_model_may_be_compiled(
+    given_space: dict[str, Any], today: dict[str, Any], tried: list[str]
+) -> None:
+    baseline = TrainingConfig.model_validate(today)
+    assert values(make_space(given_space, baseline=baseline, has_fixed_shapes=True), "compile_mode") == tried
+
+
+def test_cuda_graphs_need_cuda_and_shapes_that_are_known_to_stay() -> None:
+    compiled = TrainingConfig(compile=True)
+    for environment, is_fixed in ((CPU, True), (GPU, False), (GPU, None), (ROCM, True)):
+        space = make_space(baseline=compiled, environment=environment, has_fixed_shapes=is_fixed)
+        assert values(space, "compile_mode") == ["default"]
+
+
+def test_a_mode_of_a_model_that_is_not_compiled_is_none() -> None:
+    space = make_space({"compile": [False, True]}, has_fixed_shapes=True)
+    plain = compose({"compile": False, "compile_mode": "reduce-overhead"}, space)
+    assert plain == compose({"compile": False, "compile_mode": "default"}, space)
+    graphs = compose({"compile": True, "compile_mode": "reduce-overhead"}, space)
+    assert isinstance(graphs, TrainingConfig)
+    assert graphs.records_graphs

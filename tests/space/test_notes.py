@@ -10,7 +10,7 @@ from autotune.note import note as make_note
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.resolved_space import compose
-from tests.factories import FOUR_DEVICES, make_environment, make_space
+from tests.factories import CPU, FOUR_DEVICES, make_environment, make_space
 
 GROUP: dict[str, Any] = {"strategy": "ddp", "world_size": 2}
 
@@ -89,3 +89,13 @@ def test_the_range_that_the_fp16_hook_leaves_is_said_where_no_scaler_makes_up_fo
     *_, note = make_space(given_space, environment=FOUR_DEVICES).notes
     assert note == make_note("fp16_hook_overflows", precisions=("float32", "bfloat16"))
     assert len(make_space(given_space | {"amp_dtype": "float16"}, environment=FOUR_DEVICES).notes) == 1
+
+
+def test_listed_values_of_the_steps_switches_without_effect_are_said() -> None:
+    listed = {"fused": [False, True], "cudnn_benchmark": True, "compile": True, "compile_mode": "reduce-overhead"}
+    found = make_space(listed, environment=CPU).notes
+    assert {(note.figures["setting"], note.figures["value"], note.figures["reason"]) for note in found} == {
+        ("fused", True, "no_fused_optimizer"),
+        ("cudnn_benchmark", True, "no_cudnn"),
+        ("compile_mode", "reduce-overhead", "no_cuda_graphs"),
+    }

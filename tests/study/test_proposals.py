@@ -11,6 +11,7 @@ from autotune.records.trial import TrialRecord, TrialResult
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.search_space import Choices, IntRange
 from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import OptimizerFacts
 from autotune.space.resolved_space import ResolvedSpace, compose
 from autotune.study.proposals import (
     explaining_setting,
@@ -21,7 +22,7 @@ from autotune.study.proposals import (
     same_batch_variant,
 )
 from autotune.testing import fake_environment
-from tests.factories import make_fake_space, make_measurement
+from tests.factories import make_fake_space, make_measurement, make_space
 
 MIB = 2**20
 
@@ -270,3 +271,27 @@ def test_a_batch_that_the_ranks_can_not_share_has_no_variant() -> None:
     three = TrainingConfig(strategy="ddp", world_size=3, micro_batch_size=64)
     assert same_batch_variant(record_of(three), space) is None
     assert same_batch_variant(record_of(TrainingConfig(num_workers=2)), space) is None
+
+
+def test_a_mode_of_compiling_that_all_failures_have_explains_them_before_compiling_does() -> None:
+    failed = [TrainingConfig(compile=True, compile_mode="reduce-overhead", num_workers=count) for count in (0, 1)]
+    explanation = ("compile_mode", frozenset({"reduce-overhead"}))
+    assert explaining_setting(failed, [TrainingConfig()]) == explanation
+    assert explaining_setting(failed, [TrainingConfig(), TrainingConfig(compile=True)]) == explanation
+    both = [*failed, TrainingConfig(compile=True)]
+    assert explaining_setting(both, [TrainingConfig()]) == ("compile", frozenset({True}))
+
+
+def test_a_fused_optimizer_explains_failures_that_nothing_else_does() -> None:
+    fused, coarse = TrainingConfig(fused=True), TrainingConfig(fused=True, amp_dtype="bfloat16")
+    assert explaining_setting([fused], [TrainingConfig()]) == ("fused", frozenset({True}))
+    assert explaining_setting([coarse], [TrainingConfig()]) == ("amp_dtype", frozenset({"bfloat16"}))
+    assert explaining_setting([coarse], [TrainingConfig(amp_dtype="bfloat16")]) == ("fused", frozenset({True}))
+    assert explaining_setting([fused], [TrainingConfig(fused=True, num_workers=1)]) is None
+
+
+def test_the_devices_cheap_gains_are_guessed_together() -> None:
+    optimizer = OptimizerFacts(name="SGD", can_fuse=True)
+    space = make_space(optimizer=optimizer, has_convolutions=True, has_fixed_shapes=True)
+    assert any(one.fused and one.cudnn_benchmark and one.amp_dtype == "bfloat16" for one in guessed(space))
+    assert not any(one.fused or one.cudnn_benchmark for one in guessed(make_space()))

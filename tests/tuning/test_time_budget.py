@@ -82,6 +82,14 @@ def test_without_a_time_out_nothing_is_short(make_budget: Any) -> None:
     assert budget.guard_deadline_s(usual_s) == usual_s == 10 * (WINDOW_S + OVERHEAD_S)
 
 
+def test_a_model_that_is_compiled_for_minutes_gets_minutes(make_budget: Any) -> None:
+    budget = make_budget([ran(0)])
+    modes = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+    compiled = [budget.usual_deadline_s(TrainingConfig(compile=True, compile_mode=mode)) for mode in modes]
+    assert compiled[:2] == [10 * (WINDOW_S + OVERHEAD_S)] * 2
+    assert compiled[2] == compiled[3] == BASELINE_DEADLINE_S
+
+
 def test_a_workload_that_starts_slowly_gets_longer_for_its_sides(make_budget: Any) -> None:
     slow = ran(0, startup_s=40.0)
     assert make_budget([slow]).sides_s == 160.0

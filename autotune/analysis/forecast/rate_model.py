@@ -192,7 +192,7 @@ _PRIORS: dict[str, _Process] = {
         mean=-1.0,
         level_sd=1.5,
     ),
-    "per_step": _Process(mean=-3.0, level_sd=1.5),
+    "per_step": _Process(effects=(_Effect(lambda config: config.fused, sd=0.5),), mean=-3.0, level_sd=1.5),
     "exchange": _Process(
         effects=(_Effect(_ranks, sd=0.3, length=2.0), _Effect(lambda config: (config.strategy, config.ddp), sd=0.3)),
         mean=-2.0,

@@ -10,6 +10,7 @@ import pytest
 from autotune.analysis.forecast.observations import (
     changed,
     configured_points,
+    device_variations,
     loader_variations,
     observed_rate,
     rate_observations,
@@ -20,6 +21,7 @@ from autotune.records.diagnosis import Curves
 from autotune.records.measurement import Block, Ceilings
 from autotune.records.trial import TrialRecord, TrialResult
 from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import OptimizerFacts
 from tests.factories import FOUR_DEVICES, make_measurement, make_point, make_record, make_space, make_window
 
 FOUR = TrainingConfig(num_workers=4, prefetch_factor=2)
@@ -155,3 +157,13 @@ def test_what_is_not_in_the_range_is_not_measured() -> None:
     for space in (make_space(), make_space({"num_workers": [0, 1], "worker_threads": None}, **SEEN)):
         varied = list(loader_variations(space, CeilingBook()))
         assert {(one.in_order, one.worker_threads) for one in varied} == {(True, None)}
+
+
+def test_switches_of_the_step_are_looked_at_before_batches_where_they_are_tried() -> None:
+    optimizer = OptimizerFacts(name="SGD", can_fuse=True)
+    space = make_space(optimizer=optimizer, has_convolutions=True, has_fixed_shapes=True)
+    looks = list(device_variations(space))
+    first_batch = next(at for at, one in enumerate(looks) if one.micro_batch_size != space.baseline.micro_batch_size)
+    for switch in ("fused", "cudnn_benchmark"):
+        assert changed(space, {switch: True}) in looks[:first_batch]
+    assert not any(one.fused or one.cudnn_benchmark for one in device_variations(make_space()))

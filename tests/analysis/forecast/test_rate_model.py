@@ -389,3 +389,16 @@ def test_threads_that_spin_do_not_bound_the_workers_that_have_one() -> None:
     ]
     (rate,) = rates(forecast(seen, one, environment=CPU.model_copy(update={"cores": 2})))
     assert rate > 200.0
+
+
+def test_a_fused_step_that_was_seen_to_pay_is_believed_to_pay_in_a_run() -> None:
+    usual, fused = config(), config(fused=True)
+
+    def gain(seen: float) -> float:
+        known = [run(1000.0, usual), device(1100.0, usual), loader(50_000.0, usual), device(seen * 1100.0, fused)]
+        one, other = rates(forecast(known, usual, fused, environment=CPU, spread=UNKNOWN))
+        return other / one
+
+    assert gain(1.0) == pytest.approx(1.0, abs=0.02)
+    assert gain(1.3) > 1.15
+    assert gain(3.0) > 2.0

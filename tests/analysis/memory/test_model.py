@@ -299,3 +299,18 @@ def test_what_scatters_is_less_sure() -> None:
         for share in (0.001, 0.1)
     )
     assert expected(wild, batch(64))[1][0] > 3 * expected(calm, batch(64))[1][0]
+
+
+@pytest.mark.parametrize("switch", [{"cudnn_benchmark": True}, {"compile": True, "compile_mode": "reduce-overhead"}])
+def test_what_keeps_workspaces_or_pools_of_its_own_may_take_more(switch: dict[str, object]) -> None:
+    plain = {name: value for name, value in switch.items() if name == "compile"}
+    known = forecast((batch(32, **plain), line(32)), (batch(64, **plain), line(64)))
+    (mean, other), (sd, other_sd) = expected(known, batch(32, **plain), batch(32, **switch))
+    assert other == pytest.approx(mean, rel=0.02)
+    assert other_sd > 3 * sd
+    limit = int(1.001 * line(64))
+    sure, unsure = known.chance_to_fit([batch(64, **plain), batch(64, **switch)], limit)
+    assert sure == 1.0
+    assert unsure < 0.9
+    back = forecast((batch(64, **switch), line(64)))
+    assert back.chance_to_fit([batch(64, **switch)], limit)[0] == 1.0

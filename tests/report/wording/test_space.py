@@ -23,6 +23,28 @@ _SENTENCES: list[tuple[Note, str]] = [
         "channels_last=True has no effect here: no input of the model has four dimensions.",
     ),
     (
+        note("value_without_effect", setting="fused", value=True, reason="no_fused_optimizer", device="cpu"),
+        "fused=True has no effect here: torch has no fused implementation of this optimizer for these parameters.",
+    ),
+    (
+        note("baseline_without_effect", setting="cudnn_benchmark", reason="no_cudnn", device="cpu"),
+        "The baseline's cudnn_benchmark has no effect here: cuDNN computes on GPUs, and the device is cpu.",
+    ),
+    (
+        note("baseline_without_effect", setting="cudnn_benchmark", reason="no_convolutions", device="cuda:0"),
+        "has no effect here: the model has no modules that convolve.",
+    ),
+    (
+        note(
+            "value_without_effect",
+            setting="compile_mode",
+            value="reduce-overhead",
+            reason="no_cuda_graphs",
+            device="cpu",
+        ),
+        "compile_mode=reduce-overhead has no effect here: it records CUDA graphs, and the device is cpu.",
+    ),
+    (
         note("precision_not_native", device="Tesla T4", precisions=["bfloat16"]),
         "Tesla T4 does not compute bfloat16 natively: tried as given.",
     ),

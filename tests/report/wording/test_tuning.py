@@ -42,8 +42,29 @@ DIFFERING = [{"name": "cuda", "there": "12", "here": "13"}, {"name": "cores", "t
         ),
         (note("little_expected", gain_fraction=0.003), "another trial is expected to bring 0.3 %"),
         (
-            note("precision_left_out", amp_dtype="bfloat16", is_compiled=True, reason="the loss became nan"),
+            note("precision_left_out", amp_dtype="bfloat16", compile_mode="default", reason="the loss became nan"),
             "bfloat16 with compile was left out: the loss became nan",
+        ),
+        (
+            note("precision_left_out", amp_dtype="float32", compile_mode="max-autotune", reason="the loss became nan"),
+            "float32 with compile in mode max-autotune was left out: the loss became nan",
+        ),
+        (note("precision_left_out", amp_dtype="float16", compile_mode="", reason="x"), "float16 was left out: x"),
+        (
+            note("baseline_from_objects", settings=["num_workers", "fused"], has_loader=True),
+            "The baseline is what your loader and optimizer are set to (num_workers, fused).",
+        ),
+        (
+            note("baseline_from_objects", settings=["num_workers"], has_loader=True),
+            "The baseline is what your loader is set to (num_workers).",
+        ),
+        (
+            note("baseline_from_objects", settings=["fused", "cudnn_benchmark"], has_loader=False),
+            "The baseline is what your optimizer and code are set to (fused, cudnn_benchmark).",
+        ),
+        (
+            note("baseline_from_objects", settings=["cudnn_benchmark"], has_loader=False),
+            "The baseline is what your code is set to (cudnn_benchmark).",
         ),
         (
             note("setting_left_out", setting="amp_dtype", values=["bfloat16"], failures=3, reason="no kernel"),

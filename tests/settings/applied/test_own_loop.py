@@ -22,7 +22,7 @@ from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker import rank
 from autotune.worker.measure.step import Step, make_trainer
-from autotune.worker.setup.build import build_model
+from autotune.worker.setup.build import build_model, build_optimizer
 from autotune.worker.setup.device import open_device
 from autotune.worker.setup.process_group import open_group
 from tests.factories import make_process
@@ -34,10 +34,11 @@ BATCHES = [(torch.randn(4, 3, 6, 6), torch.randint(0, 2, (4,))) for _ in range(6
 @pytest.fixture(autouse=True)
 def process_as_before() -> Iterator[None]:
     """What a loop sets for the whole process ends with its test."""
-    threads = torch.get_num_threads()
+    threads, benchmark = torch.get_num_threads(), torch.backends.cudnn.benchmark
     with Float32Precision(lambda _: None):
         yield
     torch.set_num_threads(threads)
+    torch.backends.cudnn.benchmark = benchmark
     if distributed.is_initialized():
         gc.collect()  # a model in a cycle would let go of the group on one of gloo's own threads, which then aborts
         distributed.destroy_process_group()
@@ -67,6 +68,7 @@ class Watched:
                 torch.is_autocast_enabled("cpu"),
                 torch.get_num_threads(),
                 backends.cuda.matmul.fp32_precision,
+                backends.cudnn.benchmark,
                 getattr(model, "require_backward_grad_sync", None),
             )
         )
@@ -77,9 +79,8 @@ def as_a_trial_does(config: TrainingConfig, folder: Path) -> tuple[Seen, list[Te
     device, step = open_device("cpu"), Watched()
     rank._set_threads(TrialJob(process=make_process(folder), payload=folder, config=config), 0, device)
     model = build_model(Workload(model=network, dataset=None), config, device)
-    trainer = make_trainer(
-        model, torch.optim.SGD(model.parameters(), lr=config.lr), Step(step, "given"), config, device
-    )
+    optimizer = build_optimizer(Workload(model=None, dataset=None), model, config.lr, fused=config.fused)
+    trainer = make_trainer(model, optimizer, Step(step, "given"), config, device)
     for batch in BATCHES:
         trainer.train(batch)
     return step.seen, [parameter.detach() for parameter in model.parameters()]
@@ -88,7 +89,7 @@ def as_a_trial_does(config: TrainingConfig, folder: Path) -> tuple[Seen, list[Te
 def as_a_user_does(config: TrainingConfig) -> tuple[Seen, list[Tensor]]:
     loss_of = Watched()
     model = config.prepare(network(), "cpu")
-    accumulator = config.accumulator(model, torch.optim.SGD(model.parameters(), lr=config.lr))
+    accumulator = config.accumulator(model, torch.optim.SGD(model.parameters(), **config.optimizer_kwargs()))
     for batch in BATCHES:
         with accumulator:
             accumulator.backward(loss_of(model, config.to_device(batch, "cpu")))
@@ -104,6 +105,8 @@ def as_a_user_does(config: TrainingConfig) -> tuple[Seen, list[Tensor]]:
         {"amp_dtype": "tf32"},
         {"channels_last": True},
         {"intra_op_threads": 1},
+        {"cudnn_benchmark": True},
+        {"fused": True},
         {"grad_accum_steps": 3},
         {"strategy": "ddp"},
         {"strategy": "ddp", "grad_accum_steps": 2, "ddp": DdpConfig(gradient_as_bucket_view=True, comm_hook="fp16")},
@@ -359,3 +362,86 @@ def test_ranks_share_the_cores_of_their_host(given: str, expected: int, monkeypa
     with pytest.raises((ValueError, RuntimeError)):
         TrainingConfig(strategy="ddp", world_size=8).prepare(network(), "cpu")  # there is no process group
     assert set_to == [expected]
+
+
+def test_cudnns_benchmark_is_as_the_configuration_has_it_whatever_the_users_code_has_set() -> None:
+    for is_on in (True, False):
+        torch.backends.cudnn.benchmark = not is_on
+        TrainingConfig(cudnn_benchmark=is_on).prepare(network(), "cpu")
+        assert torch.backends.cudnn.benchmark is is_on
+
+
+class _OfAGraph(torch.autograd.Function):
+    """A product whose gradients lie in memory that the next backward pass writes over, as a CUDA graph's do."""
+
+    memory = torch.zeros(2, 1)
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(inputs)
+        return inputs @ weight
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+        (inputs,) = ctx.saved_tensors
+        torch.mm(inputs.T, gradient, out=_OfAGraph.memory)
+        return None, _OfAGraph.memory.view(2, 1)
+
+
+def test_gradients_in_the_memory_of_a_cuda_graph_are_accumulated_nonetheless(monkeypatch: pytest.MonkeyPatch) -> None:
+    marked = list[int]()
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marked.append(1))
+    batches = [torch.randn(3, 2) for _ in range(6)]
+
+    def trained(product: Any, *, records_graphs: bool) -> tuple[Tensor, Tensor | None]:
+        weight, unused = nn.Parameter(torch.ones(2, 1)), nn.Parameter(torch.ones(1))
+        optimizer = torch.optim.SGD([weight, unused], lr=0.1, weight_decay=0.1)
+        scaler = torch.amp.GradScaler("cpu", enabled=False)
+        accumulator = Accumulator(optimizer=optimizer, scaler=scaler, steps=3, records_graphs=records_graphs)
+        for batch in batches:
+            with accumulator:
+                accumulator.backward(product(batch, weight).square().mean())
+        assert torch.equal(unused, torch.ones(1)), "without a gradient a parameter must not decay"
+        return weight.detach(), weight.grad
+
+    expected, _ = trained(torch.matmul, records_graphs=False)
+    assert not marked
+    wrong, _ = trained(_OfAGraph.apply, records_graphs=False)
+    assert not torch.allclose(wrong, expected), "the stand-in must write over its gradients"
+    found, gradient = trained(_OfAGraph.apply, records_graphs=True)
+    torch.testing.assert_close(found, expected)
+    assert gradient is None
+    assert len(marked) == len(batches)
+
+
+@pytest.mark.parametrize(
+    ("settings", "device", "records"),
+    [
+        ({"compile": True, "compile_mode": "reduce-overhead"}, "cuda", True),
+        ({"compile": True, "compile_mode": "max-autotune"}, "cuda:1", True),
+        ({"compile": True, "compile_mode": "max-autotune-no-cudagraphs"}, "cuda", False),
+        ({"compile": True}, "cuda", False),
+        ({"compile": True, "compile_mode": "reduce-overhead"}, "cpu", False),
+    ],
+    ids=str,
+)
+def test_an_accumulator_knows_of_the_graphs_that_a_mode_records(
+    settings: dict[str, Any], device: str, records: bool
+) -> None:
+    model = nn.Linear(2, 1)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    config = TrainingConfig.model_validate(settings)
+    made = config.accumulator(model, torch.optim.SGD(model.parameters()), device=device, scaler=scaler)
+    assert made.records_graphs is records
+
+
+def test_a_model_is_compiled_in_the_mode_that_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    modes = list[str]()
+
+    def note_down(model: nn.Module, *, mode: str) -> nn.Module:
+        modes.append(mode)
+        return model
+
+    monkeypatch.setattr(torch, "compile", note_down)
+    TrainingConfig(compile=True, compile_mode="max-autotune").prepare(network(), "cpu")
+    assert modes == ["max-autotune"]

@@ -19,6 +19,7 @@ from autotune.protocol.jobs import CurvesJob
 from autotune.records.ceilings import Ceiling
 from autotune.records.diagnosis import CurvePoint, Curves
 from autotune.records.measurement import MemorySample
+from autotune.settings.applied.optimizer import is_fused
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.after_window import roofline
@@ -71,6 +72,7 @@ def trace(
 ) -> Curves:
     own = TrainingConfig(micro_batch_size=4, **job.pop("own", {}))
     left_s, has_roofline = job.pop("left_s", 60.0), job.pop("roofline", True)
+    optimizer = job.pop("optimizer", None)
     keep = job.pop("keep", lambda known: None)
     task = CurvesJob(
         process=make_process(scratch, limit_bytes=job.pop("limit_bytes", None)),
@@ -81,7 +83,7 @@ def trace(
         variations=tuple(TrainingConfig.model_validate(own.model_dump() | changes) for changes in variations),
         **job,
     )
-    workload = Workload(model=model, dataset=data(8) if dataset is None else dataset)
+    workload = Workload(model=model, dataset=data(8) if dataset is None else dataset, optimizer=optimizer)
     bench = WorkloadBench(workload, task, cpu, scratch)
     return trace_curves(bench, task, cpu, perf_counter() + left_s, keep=keep)
 
@@ -531,3 +533,21 @@ def test_the_bytes_that_are_drawn_are_repeated_up_to_what_is_copied(
     monkeypatch.setattr(roofline, "_DRAWN_BYTES", 1000)
     monkeypatch.setattr(roofline, "_repeats_per_s", lambda *_: 1.0)
     assert roofline._peak_bytes_per_s(cpu) == 2 * (2**16 // 1000) * 1000
+
+
+def test_switches_of_the_step_hold_for_their_point_alone(cpu: Device, tmp_path: Path) -> None:
+    seen = list[tuple[bool, bool]]()
+
+    class Watched(torch.optim.Adam):
+        def zero_grad(self, set_to_none: bool = True) -> None:
+            seen.append((is_fused(self), torch.backends.cudnn.benchmark))
+            super().zero_grad(set_to_none)
+
+    before = torch.backends.cudnn.benchmark
+    varied = ({"fused": True}, {"cudnn_benchmark": True})
+    curves = trace(nn.Linear(8, 2), cpu, tmp_path, *varied, optimizer=Watched)
+    assert settings(curves.device)[:3] == [{}, *varied]
+    assert all(point.ceiling is not None for point in curves.device)
+    assert {(False, False), (True, False), (False, True)} <= {*seen}
+    assert seen[0] == (False, False)
+    assert torch.backends.cudnn.benchmark is before

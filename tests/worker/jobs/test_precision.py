@@ -17,6 +17,7 @@ from torch.utils.data import Dataset, TensorDataset
 from autotune.protocol.jobs import PrecisionJob
 from autotune.records.precision_check import GUARD_STEPS, PrecisionFigures, objection
 from autotune.settings.applied.float32_precision import tf32_products
+from autotune.settings.applied.optimizer import is_fused
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.jobs import precision as guard
@@ -341,3 +342,31 @@ def test_a_gradient_that_is_not_there_is_zero() -> None:
     assert gradient_cosine([one], [torch.zeros(2)]) == 0
     assert gradient_cosine([one], [torch.tensor([1.0, float("inf")])]) is None
     assert gradient_cosine([one.to_sparse()], [one.to_sparse()]) == 1
+
+
+@pytest.mark.parametrize("amp_dtype", ["bfloat16", "float16"])
+def test_a_fused_candidate_is_compared_to_a_plain_reference(compare: Compare, amp_dtype: str) -> None:
+    steps = list[bool]()
+
+    class Watched(torch.optim.Adam):
+        def zero_grad(self, set_to_none: bool = True) -> None:
+            steps.append(is_fused(self))
+            super().zero_grad(set_to_none)
+
+    optimizer = {"optimizer": lambda parameters, lr: Watched(parameters, lr, fused=True)}
+    figures = compare(Layered(nn.Identity()), amp_dtype=amp_dtype, fused=True, parts=optimizer)
+    assert objection(figures) is None
+    assert (steps[0], steps[-1]) == (False, True)
+    assert steps == sorted(steps)
+
+
+def test_a_compiled_candidate_is_compiled_in_its_mode(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+    modes = list[str]()
+
+    def note_down(model: nn.Module, *, mode: str) -> nn.Module:
+        modes.append(mode)
+        return model
+
+    monkeypatch.setattr(torch, "compile", note_down)
+    compare(Layered(nn.Identity()), amp_dtype="float32", compile=True, compile_mode="max-autotune")
+    assert modes == ["max-autotune"]

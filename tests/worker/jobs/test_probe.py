@@ -15,8 +15,8 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker
 
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload, WorkloadFacts
-from autotune.worker.jobs.probe import probe
-from autotune.worker.setup.device import open_device
+from autotune.worker.jobs.probe import _switched_on, probe
+from autotune.worker.setup.device import Device, open_device
 
 
 class Huge(Dataset[tuple[Tensor, int]]):
@@ -195,3 +195,77 @@ def test_a_baseline_that_is_out_of_memory_is_left_to_its_trial_to_tell(error: Ex
 
     facts = facts_of(TensorDataset(torch.randn(100, 4), torch.randint(0, 2, (100,))), step=exhausting)
     assert facts.dataset_length == 100
+
+
+def images(count: int, *, sizes: tuple[int, ...] = (8,)) -> list[Any]:
+    return [(torch.randn(3, sizes[index % len(sizes)], 8), index % 2) for index in range(count)]
+
+
+def convolving() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+@pytest.mark.parametrize(
+    ("dataset", "parts", "are_fixed"),
+    [
+        (images(32), {}, True),
+        (images(32, sizes=(8,) * 8 + (12,) * 8), {}, False),
+        (images(29), {"drop_last": False}, True),
+        (images(20), {"drop_last": False}, None),
+        (images(16), {}, None),
+    ],
+    ids=["fixed", "varied", "short_last", "two_and_a_short_one", "too_few"],
+)
+def test_shapes_are_fixed_where_three_batches_are_alike_but_for_a_short_last_one(
+    dataset: Any, parts: dict[str, Any], are_fixed: bool | None
+) -> None:
+    facts = facts_of(dataset, model=convolving(), shuffle=False, **parts)
+    assert facts.has_fixed_shapes is are_fixed
+    assert facts.has_convolutions
+
+
+class Embedding(nn.Module):
+    """Its rows get gradients of their own."""
+
+    def __init__(self, *, is_sparse: bool) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(10, 2, sparse=is_sparse)
+
+    def forward(self, indices: Tensor) -> Tensor:
+        outputs: Tensor = self.rows(indices)
+        return outputs
+
+
+def test_an_optimizer_can_be_fused_where_torch_has_it_and_gradients_are_dense() -> None:
+    def can_fuse(model: nn.Module, dataset: Any, optimizer: Any = None) -> bool:
+        return facts_of(dataset, model=model, optimizer=optimizer).optimizer.can_fuse
+
+    vectors = TensorDataset(torch.randn(64, 4), torch.randint(0, 2, (64,)))
+    words = TensorDataset(torch.randint(0, 10, (64,)), torch.randint(0, 2, (64,)))
+    assert can_fuse(nn.Linear(4, 2), vectors)
+    assert can_fuse(nn.Linear(4, 2), vectors, torch.optim.AdamW)
+    assert not can_fuse(nn.Linear(4, 2), vectors, torch.optim.RMSprop)
+    assert can_fuse(Embedding(is_sparse=False), words)
+    assert not can_fuse(Embedding(is_sparse=True), words)
+
+
+def test_what_the_users_code_has_fused_is_what_is_run_today() -> None:
+    def observed(optimizer: Any, model: nn.Module) -> tuple[bool, bool]:
+        dataset = TensorDataset(torch.randn(64, 4), torch.randint(0, 2, (64,)))
+        objects = facts_of(dataset, model=model, optimizer=optimizer).objects
+        return objects.observed.fused, "fused" in objects.names
+
+    model = nn.Linear(4, 2)
+    assert observed(torch.optim.Adam(model.parameters(), fused=True), model) == (True, True)
+    assert observed(lambda parameters, lr: torch.optim.Adam(parameters, lr, fused=True), model) == (True, True)
+    assert observed(torch.optim.Adam(model.parameters()), model) == (False, False)
+    assert observed(None, model) == (False, False)
+
+
+def test_cudnns_benchmark_of_the_users_code_is_what_is_run_today_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))])
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    assert _switched_on(optimizer, Device(torch.device("cuda:0"), "cuda")) == {"cudnn_benchmark": True}
+    assert _switched_on(optimizer, open_device("cpu")) == {}
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    assert _switched_on(optimizer, Device(torch.device("cuda:0"), "cuda")) == {}

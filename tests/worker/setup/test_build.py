@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from autotune.settings.applied.optimizer import is_fused
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Ref, Workload
 from autotune.worker.setup.build import (
@@ -185,3 +186,14 @@ def test_an_optimizer_is_described_for_its_rule() -> None:
 def test_what_cannot_be_trained_is_told(model: nn.Module, optimizer: Any, sentence: str) -> None:
     with pytest.raises(WorkloadFault, match=sentence):
         build_optimizer(Workload(model=None, dataset=None, optimizer=optimizer), model, 0.1)
+
+
+def test_an_optimizer_is_fused_as_the_configuration_has_it_and_else_as_the_users_code() -> None:
+    model = nn.Linear(2, 2)
+    own = torch.optim.AdamW(model.parameters(), fused=True)
+    made_by: list[Any] = [None, own, lambda parameters, lr: torch.optim.Adam(parameters, lr, fused=True)]
+    for optimizer, is_own in zip(made_by, (False, True, True), strict=True):
+        workload = Workload(model=None, dataset=None, optimizer=optimizer)
+        chosen = {fused: build_optimizer(workload, model, 0.1, fused=fused) for fused in (None, True, False)}
+        assert {fused: is_fused(one) for fused, one in chosen.items()} == {None: is_own, True: True, False: False}
+    assert is_fused(own)
