@@ -211,6 +211,8 @@ def test_memory_that_was_not_tried_is_left_out_where_short_copies_leave_the_same
     short = are_redundant(configs, PINS[:1], **sides, copy=[1_000 * SLOW] * 4)
     assert short == [False, True, False, True]
     assert not any(are_redundant(configs, PINS[:1], **sides, copy=[20 * SLOW] * 4))
+    pinned_alone = [10 * SLOW, 1_000 * SLOW] * 2
+    assert not any(are_redundant(configs, PINS[:1], **sides, copy=pinned_alone)), "pinning makes them short"
     assert not any(are_redundant(configs, PINS[:1], **sides)), "what copies take is not known"
     without = [configs[0], other[1]]
     assert not are_redundant(without, PINS[:1], loader=[SLOW] * 2, device=[SLOW] * 2, copy=[1_000 * SLOW] * 2)[1]
