@@ -116,9 +116,13 @@ def _pin_memory(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[Adv
     present, settings = evidence.measurement.samples_per_s, {"pin_memory": True}
     known = expectation.copy_ceilings(evidence)
     if len(known) == len({False, True}):
+        if known[True] <= known[False]:
+            return
         pinned = CurvePoint(changes={"pin_memory": True}, ceiling=None)
         (expected,) = expected_rates(evidence, [(pinned, None)])
         pageable, faster = known[False], known[True]
+        most = min(expectation.loader_ceiling(evidence), expectation.device_ceiling(evidence), faster)
+        expected = min(expected, max(present, most))  # even if all of it is hidden
         yield advise(
             "pin_memory", present, expected, settings, pageable_samples_per_s=pageable, pinned_samples_per_s=faster
         )

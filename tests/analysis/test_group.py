@@ -127,6 +127,9 @@ def test_all_ranks_go_at_the_pace_of_the_slowest_ceiling() -> None:
     )
     assert (partly.loader_ceiling, partly.device_ceiling) == (None, 140.0)
     assert merged_measurement([make_part(0, ceilings=ceilings(1.0, 1.0)), make_part(1)]).ceilings is None
+    copy = Ceiling(samples_per_s=30.0, samples=10, seconds=1.0, batches=1)
+    copying = [make_part(rank, ceilings=Ceilings(copy=copy)) for rank in range(2)]
+    assert merged_measurement(copying).copy_ceiling == 60.0
 
 
 def test_what_the_devices_did_is_told_of_all_of_them() -> None:

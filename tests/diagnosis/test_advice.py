@@ -172,6 +172,33 @@ def test_pinning_saves_the_time_by_which_pinned_copies_are_shorter(
     assert (pin.kind, pin.figures) == ("pin_memory", {"share": 0.5, **figures})
 
 
+@pytest.mark.parametrize(("copy", "pinned", "gain"), [(1500.0, 4500.0, 0.35), (1500.0, 1400.0, None), (1e6, 3e6, None)])
+def test_pinning_should_win_what_the_ceilings_of_both_copies_allow(
+    copy: float, pinned: float, gain: float | None
+) -> None:
+    # 1,000 samples/s of the device, and copies that add to it
+    curves = Curves(copy=(make_point(copy), make_point(pinned, pin_memory=True)))
+    rate = 1 / (1 / 1000 + 1 / copy)
+    measured: dict[str, Any] = {"loader_ceiling": 1e5, "device_ceiling": 1000.0, "copy_ceiling": copy}
+    evidence = make_evidence(rate, curves=curves, breakdown=make_breakdown(copy=min(0.99, rate / copy)), **measured)
+    found = [piece for piece in ranked(evidence) if piece.settings]
+    if gain is None:
+        assert found == []
+        return
+    (pin,) = found
+    assert (pin.kind, pin.settings) == ("pin_memory", {"pin_memory": True})
+    assert pin.expected_gain == pytest.approx(gain, abs=0.08)
+    assert pin.expected_samples_per_s is not None
+    assert pin.expected_samples_per_s <= 1000.0, "no more than the device alone"
+    assert pin.figures == {"pageable_samples_per_s": copy, "pinned_samples_per_s": pinned}
+
+
+def test_pinning_does_not_help_behind_a_slow_loader() -> None:
+    curves = Curves(copy=(make_point(1500.0), make_point(4500.0, pin_memory=True)))
+    measured: dict[str, Any] = {"loader_ceiling": 200.0, "device_ceiling": 1000.0, "copy_ceiling": 1500.0}
+    assert on_settings(make_evidence(200.0, curves=curves, breakdown=WAITING, **measured)) == []
+
+
 def test_pinned_copies_that_are_no_faster_are_not_advised() -> None:
     costs = make_loader_costs(copy_s=1e-3, pinned_copy_s=1.1e-3)
     evidence = make_evidence(1000.0, breakdown=make_breakdown(copy=0.5), loader_costs=costs)

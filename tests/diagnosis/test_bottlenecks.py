@@ -47,6 +47,31 @@ def test_copies_and_gaps_of_a_gpu_are_separate_findings() -> None:
     assert shares(evidence) == {"copy": 0.5, "launch": 0.3, "compute": 0.2}
 
 
+COPIES = Curves(copy=(make_point(1500.0), make_point(4500.0, pin_memory=True)))
+
+
+@pytest.mark.parametrize(
+    ("is_pinned", "today", "exposed"), [(False, 1600.0, 0.8), (True, 4000.0, 1.0)], ids=["pageable", "pinned"]
+)
+def test_copies_are_judged_by_what_copying_alone_reaches(is_pinned: bool, today: float, exposed: float) -> None:
+    # half of the time for the copies of 1,000 samples/s: 0.5 ms a sample, of the 0.625 ms that pageable ones take
+    points = COPIES if not is_pinned else Curves(copy=(make_point(4500.0), make_point(1500.0, pin_memory=False)))
+    config = TrainingConfig(pin_memory=is_pinned)
+    evidence = make_evidence(config=config, breakdown=make_breakdown(copy=0.5), curves=points, copy_ceiling=today)
+    (copy,) = [finding for finding in find_bottlenecks(evidence) if finding.bottleneck == "copy"]
+    assert copy.figures == {
+        "is_pinned": is_pinned,
+        "pageable_samples_per_s": 1500.0 if is_pinned else today,
+        "pinned_samples_per_s": today if is_pinned else 4500.0,
+        "exposed_fraction": pytest.approx(exposed),
+    }
+
+
+def test_copies_that_were_not_measured_alone_have_no_figures() -> None:
+    (copy, _) = find_bottlenecks(make_evidence(breakdown=make_breakdown(copy=0.6)))
+    assert (copy.bottleneck, copy.figures) == ("copy", {})
+
+
 def test_gaps_after_the_hosts_waits_are_no_computing() -> None:
     evidence = make_evidence(breakdown=make_breakdown(synchronise=0.4, idle=0.05))
     assert shares(evidence) == {"synchronise": 0.4, "compute": 0.55}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 
-from autotune.records.ceilings import Ceiling, CeilingBook, loader_key, overlaps
+from autotune.records.ceilings import Ceiling, CeilingBook, copy_key, headroom_of, loader_key, overlaps
 from autotune.settings.training_config import TrainingConfig
 
 REACHED = Ceiling(samples_per_s=10.0, samples=10, seconds=1.0, batches=1)
@@ -44,3 +46,31 @@ def test_a_side_that_was_tried_in_vain_is_not_tried_again_and_others_are() -> No
 def test_one_loader_for_two_devices_is_not_two_loaders() -> None:
     config = TrainingConfig(strategy="dp", world_size=2)
     assert loader_key(config) != loader_key(config.model_copy(update={"strategy": "ddp"}))
+
+
+def test_copies_are_measured_once_for_each_kind_of_memory_and_layout_whatever_the_batch() -> None:
+    book, config = CeilingBook(), TrainingConfig(micro_batch_size=8)
+    book.keep(config, loader=None, device=None, copy=REACHED)
+    larger, pinned = (config.model_copy(update=change) for change in ({"micro_batch_size": 64}, {"pin_memory": True}))
+    assert (book.needs_copy(larger), book.needs_copy(pinned)) == (False, True)
+    book.give_up(pinned, loader=False, device=False, copy=True)
+    assert not book.needs_copy(pinned)
+    assert book.copy == {copy_key(config): REACHED, copy_key(pinned): None}
+
+
+@pytest.mark.parametrize(
+    ("loader", "device", "copy", "lower", "room"),
+    [
+        (300.0, 200.0, None, "device", 1.0),
+        (150.0, 200.0, 160.0, "loader", 0.5),
+        (300.0, 200.0, 125.0, "copy", 0.25),
+        (200.0, 200.0, 200.0, "device", 1.0),
+        (inf, 200.0, inf, "device", 1.0),
+    ],
+)
+def test_the_lowest_of_the_ceilings_leaves_the_room(
+    loader: float, device: float, copy: float | None, lower: str, room: float
+) -> None:
+    found = headroom_of(100.0, loader_ceiling=loader, device_ceiling=device, copy_ceiling=copy)
+    assert (found.lower, found.copy_ceiling) == (lower, copy)
+    assert found.room == pytest.approx(room)

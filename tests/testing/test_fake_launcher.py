@@ -176,6 +176,17 @@ def test_a_look_has_points_of_the_side_that_a_variation_changes_its_own_first(tm
     assert found.loader[1].peak_memory_bytes is None
 
 
+def test_a_look_has_both_kinds_of_copies_where_the_cost_model_knows_any(tmp_path: Path) -> None:
+    def cost(config: TrainingConfig) -> FakeTrial:
+        return replace(analytic_cost(config), copy_ceiling=6000.0 if config.pin_memory else 2000.0)
+
+    (tmp_path / "unknown").mkdir()
+    assert curves_of(tmp_path / "unknown", analytic_cost).copy == ()
+    own, pinned = curves_of(tmp_path, cost).copy
+    assert (own.changes, pinned.changes) == ({}, {"pin_memory": True})
+    assert [point.ceiling and point.ceiling.samples_per_s for point in (own, pinned)] == [2000.0, 6000.0]
+
+
 def test_a_look_has_no_figures_of_what_would_fail_or_does_not_fit(tmp_path: Path) -> None:
     def cost(config: TrainingConfig) -> FakeTrial:
         return FakeTrial(outcome="crashed", reason="no") if config.num_workers == 4 else analytic_cost(config)

@@ -90,3 +90,30 @@ def measured(number: int, rate: float, ddp: DdpConfig | None, **more: Any) -> Tr
     result = TrialResult(outcome="ok", measurement=make_measurement(rate, **more))
     score = Score(value=1.0, feasible=True, violation=-0.5)
     return TrialRecord(number=number, config=TrainingConfig.model_validate(group), result=result, score=score)
+
+
+def test_copies_are_measured_once_for_each_kind_of_memory_and_known_to_all_trials(tmp_path: Path) -> None:
+    def cost(config: TrainingConfig) -> FakeTrial:
+        return replace(analytic_cost(config), copy_ceiling=6000.0 if config.pin_memory else 2000.0)
+
+    launcher = FakeLauncher(cost)
+    space = {**SPACE, "pin_memory": [False, True], "strategy": "single", "world_size": 1}
+    search = make_search(tmp_path, launcher, n_trials=8, **space)
+    search.run()
+    asked = [job.config.pin_memory for job in launcher.jobs if job.kind == "trial" and job.extras.copy_ceiling]
+    assert asked[0] is False, "the baseline's own"
+    known = {
+        (record.config.pin_memory, record.measurement.copy_ceiling)
+        for record in search.study.records
+        if record.measurement is not None
+    }
+    assert known <= {(False, 2000.0), (True, 6000.0)}
+    assert (False, 2000.0) in known
+
+
+def test_where_nothing_is_copied_nobody_asks_twice(tmp_path: Path) -> None:
+    launcher = FakeLauncher(analytic_cost)
+    search = make_search(tmp_path, launcher, n_trials=6, **{**SPACE, "strategy": "single", "world_size": 1})
+    search.run()
+    asked = [job for job in launcher.jobs if job.kind == "trial" and job.extras.copy_ceiling]
+    assert len(asked) <= 2, "the baseline, and the longer look before the end"

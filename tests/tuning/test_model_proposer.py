@@ -26,7 +26,7 @@ from autotune.study.study import Trial
 from autotune.testing import CostModel, FakeLauncher, FakeTrial, analytic_cost
 from autotune.tuning.loop import Search
 from autotune.tuning.proposers import ModelProposer
-from tests.factories.searches import GIB, FailingLauncher, make_search
+from tests.factories.searches import GIB, FailingLauncher, confirmed, make_search
 
 LIMIT = 14 * GIB
 NEAR = 0.97
@@ -184,6 +184,54 @@ def test_where_the_device_is_the_limit_by_far_no_device_is_tried_with_a_second_l
     tried = [device_key(one.config) for one in search.study.records if one.config.num_workers]
     assert len(tried) >= 2
     assert len(tried) == len(set(tried))
+
+
+PINNING: dict[str, Any] = {**SMALL, "pin_memory": [False, True]}
+
+
+def copying(share: float, pinned_factor: float = 3.0, loader_factor: float = 1.0) -> CostModel:
+    """The device is the limit, and copies from pageable memory take a share of its step; from pinned memory they are so
+    many times as fast. Nothing hides them."""
+    plain_s = 1 / slow_device(TrainingConfig()).samples_per_s
+
+    def cost(config: TrainingConfig) -> FakeTrial:
+        loader, device = sides(config)
+        copy_s = share / (1 - share) * plain_s / (pinned_factor if config.pin_memory else 1.0)
+        training = 1 / (100 / device + copy_s)
+        trial = joined(config, loader=loader_factor * loader, device=training, peak_bytes=GIB)
+        return replace(trial, device_ceiling=device / 100, copy_ceiling=1 / copy_s)
+
+    return cost
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_where_copies_take_a_third_of_a_step_pinned_ones_are_tried_soon_and_recommended(
+    tmp_path: Path, seed: int
+) -> None:
+    cost = copying(1 / 3)
+    search = guided(tmp_path, cost, seed=seed, **PINNING)
+    assert any(one.config.pin_memory for one in search.study.records[:4])
+    assert until_near(search, cost) <= 4
+    _, found = confirmed(search)
+    assert found.config.pin_memory
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("loader_factor", [1.0, 1e-3], ids=["slow device", "slow loader"])
+def test_where_copies_take_a_five_hundredth_of_a_step_no_trial_is_spent_on_pinning(
+    tmp_path: Path, loader_factor: float, seed: int
+) -> None:
+    cost = copying(0.002, loader_factor=loader_factor)
+    search = guided(tmp_path, cost, seed=seed, **PINNING)
+    assert not any(one.config.pin_memory for one in search.study.records)
+    _, found = confirmed(search)
+    assert not found.config.pin_memory
+
+
+def test_memory_that_the_space_has_pinned_is_pinned_however_short_copies_are(tmp_path: Path) -> None:
+    search = guided(tmp_path, copying(0.002), **{**PINNING, "pin_memory": True})
+    assert len(search.study.records) > 2
+    assert all(one.config.pin_memory for one in search.study.records[1:])
 
 
 # When it ends

@@ -6,6 +6,7 @@ Comes in: a Forecast of the rate model, and the trials so far. Goes out: one val
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,13 +119,16 @@ def chance_to_run(
 def _pins_in_vain(
     configs: Sequence[TrainingConfig], forecast: Forecast, tried: Sequence[TrainingConfig]
 ) -> NDArray[np.bool_]:
-    """Which configurations have a value of `pin_memory` that was not tried, and copies that can't limit them.
+    """Which have a value of `pin_memory` that was not tried, and copies that can't limit them with either.
 
     The same with a value that was tried tells as much. Where copies were not measured, or no such value is left, none.
     """
     (_, _, slow_copy), (fast_loader, fast_device, _) = _sides(forecast)
-    is_short = np.minimum(fast_loader, fast_device) <= _SHORT_COPY * slow_copy
     known, has_run = {config.pin_memory for config in tried}, set(tried)
+    slowest = min(
+        (rate for config, rate in zip(configs, slow_copy, strict=True) if config.pin_memory in known), default=inf
+    )
+    is_short = np.minimum(fast_loader, fast_device) <= _SHORT_COPY * np.minimum(slow_copy, slowest)
     are_left = any(config.pin_memory in known and config not in has_run for config in configs)
     is_other = np.array([config.pin_memory not in known for config in configs], dtype=np.bool_)
     return np.asarray(np.isfinite(forecast.copy) & is_short & is_other & are_left, dtype=np.bool_)

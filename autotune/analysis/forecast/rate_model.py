@@ -211,9 +211,9 @@ _PRIORS: dict[str, _Process] = {
     ),
     "hidden": _Process(
         effects=(_Effect(lambda config: config.pin_memory, sd=0.7),),
-        mean=-3.0,  # a twentieth of a copy that blocks
-        mean_of=lambda config: 2.0 * config.pin_memory,  # a quarter of one that does not
-        level_sd=1.5,
+        mean=-2.0,  # an eighth of a copy that blocks; what a user's code copies ahead may be all of it
+        mean_of=lambda config: float(config.pin_memory),  # a quarter of one that does not
+        level_sd=2.5,
     ),
     "softness": _Process(mean=log(USUAL_SOFTNESS), level_sd=1.0),
     "crowding": _Process(mean=log(0.01), level_sd=2.0),  # a per cent as a rule

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.analysis.forecast.acquisition import AMPLE, chance_to_run, expected_gain, has_failed, redundant_among
+from autotune.analysis.forecast.acquisition import (
+    AMPLE,
+    chance_to_run,
+    expected_gain,
+    has_failed,
+    most_gain,
+    redundant_among,
+)
 from autotune.analysis.forecast.rate_model import Forecast
 from autotune.records.measurement import Block
 from autotune.records.trial import Outcome, TrialRecord, TrialResult
@@ -164,6 +171,57 @@ def test_any_trial_of_the_same_device_makes_another_redundant_in_any_order(place
 def test_another_batch_is_not_redundant_since_both_sides_change() -> None:
     configs = [workers(2), workers(4, micro_batch_size=64)]
     assert not are_redundant(configs, configs[:1], loader=[FAST] * 2, device=[SLOW] * 2)[1]
+
+
+PINS = [workers(4, pin_memory=False), workers(4, pin_memory=True)]
+
+
+@pytest.mark.parametrize(
+    ("copies_over_device", "is_redundant"), [(2.0, False), (50.0, False), (100 * exp(0.1), True), (inf, True)]
+)
+def test_pinning_alone_is_redundant_only_where_copies_are_too_short_to_count(
+    copies_over_device: float, is_redundant: bool
+) -> None:
+    copy = [copies_over_device * SLOW, 3 * copies_over_device * SLOW]
+    assert are_redundant(PINS, PINS[:1], loader=[FAST] * 2, device=[SLOW] * 2, copy=copy)[1] is is_redundant
+
+
+def test_short_copies_from_pinned_memory_do_not_make_long_ones_from_other_memory_redundant() -> None:
+    copy = [2 * SLOW, 1_000 * SLOW]
+    assert not are_redundant(PINS, PINS[:1], loader=[FAST] * 2, device=[SLOW] * 2, copy=copy)[1]
+
+
+def test_a_loader_need_not_be_faster_than_what_copies_leave_of_the_device() -> None:
+    configs = [workers(4), workers(8)]
+    sides = {"loader": [2 * SLOW, 4 * SLOW], "device": [FAST] * 2}
+    assert not are_redundant(configs, configs[:1], **sides)[1]
+    assert are_redundant(configs, configs[:1], **sides, copy=[SLOW] * 2)[1], "copies hold it up to their own rate"
+
+
+def test_a_faster_device_behind_a_loader_that_its_copies_fall_behind_is_not_redundant() -> None:
+    configs = [workers(2), workers(2, amp_dtype="bfloat16")]
+    sides = {"loader": [SLOW] * 2, "device": [FAST] * 2}
+    assert are_redundant(configs, configs[:1], **sides, copy=[FAST] * 2)[1]
+    assert not are_redundant(configs, configs[:1], **sides, copy=[SLOW] * 2)[1]
+
+
+def test_memory_that_was_not_tried_is_left_out_where_short_copies_leave_the_same_without_it() -> None:
+    other = [workers(4, pin_memory=pin, amp_dtype="bfloat16") for pin in (False, True)]
+    configs, sides = [*PINS, *other], {"loader": [SLOW] * 4, "device": [SLOW] * 4}
+    short = are_redundant(configs, PINS[:1], **sides, copy=[1_000 * SLOW] * 4)
+    assert short == [False, True, False, True]
+    assert not any(are_redundant(configs, PINS[:1], **sides, copy=[20 * SLOW] * 4))
+    pinned_alone = [10 * SLOW, 1_000 * SLOW] * 2
+    assert not any(are_redundant(configs, PINS[:1], **sides, copy=pinned_alone)), "pinning makes them short"
+    assert not any(are_redundant(configs, PINS[:1], **sides)), "what copies take is not known"
+    without = [configs[0], other[1]]
+    assert not are_redundant(without, PINS[:1], loader=[SLOW] * 2, device=[SLOW] * 2, copy=[1_000 * SLOW] * 2)[1]
+
+
+def test_copies_hold_the_gain_to_their_own_rate() -> None:
+    known = forecast(SLOW, loader=FAST, device=FAST, copy=2 * SLOW, side_sd=0.0)
+    assert most_gain(known, SLOW) == pytest.approx([1.0])
+    assert most_gain(forecast(SLOW, loader=FAST, device=FAST, side_sd=0.0), SLOW) == pytest.approx([FAST / SLOW - 1])
 
 
 def test_where_nothing_was_tried_everything_is_not_redundant() -> None:

@@ -67,6 +67,22 @@ def test_a_trial_that_looked_at_its_own_sides_is_an_observation_of_each() -> Non
     assert len(runs_of(make_record(config=FOUR, result=TrialResult(outcome="ok", measurement=only)))) == 2
 
 
+def test_copies_that_a_trial_or_a_curve_has_measured_are_observations_of_their_own() -> None:
+    copy = Ceiling(samples_per_s=700.0, samples=100, seconds=1.0, batches=4)
+    measured = make_measurement(200.0, 0.1).model_copy(update={"ceilings": Ceilings(copy=copy)})
+    record = make_record(config=FOUR, result=TrialResult(outcome="ok", measurement=measured))
+    curves = Curves(copy=(make_point(600.0), make_point(1800.0, pin_memory=True), make_point(None, pin_memory=False)))
+    looks = configured_points(curves, make_space())
+    assert {look.side for look in looks} == {"copy"}
+    seen = list(rate_observations(looks, [record], "cuda"))
+    assert [(one.kind, one.config.pin_memory, one.samples_per_s) for one in seen] == [
+        ("run", False, 200.0),
+        ("copy", False, 600.0),
+        ("copy", True, 1800.0),
+        ("copy", False, 700.0),
+    ]
+
+
 def test_a_trial_that_was_stopped_early_counts_by_its_blocks_and_less_surely() -> None:
     result = TrialResult(outcome="pruned", reason="stopped early", blocks=blocks(90, 100, 110))
     (run,) = runs_of(make_record(config=FOUR, result=result, score=None))

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autotune.analysis.forecast.acquisition import most_gain
 from autotune.analysis.forecast.rate_model import Forecast, Observation, RateModel
 from autotune.records.run_spread import RunSpread
 from autotune.settings.environment import Environment
@@ -66,7 +67,7 @@ CONFIGS = st.builds(
 OBSERVATIONS = st.lists(
     st.builds(
         lambda kind, one, rate, sd: Observation(kind=kind, config=one, samples_per_s=rate, relative_sd=sd),
-        st.sampled_from(["loader", "device", "run"]),
+        st.sampled_from(["loader", "device", "run", "copy"]),
         CONFIGS,
         RATES,
         st.floats(0.01, 0.5),
@@ -86,6 +87,8 @@ def test_whatever_was_seen_forecasts_are_finite_and_no_less_certain_than_before(
     for values in (known.log_rate, known.sd, known.loader, known.device, known.loader_sd, known.device_sd):
         assert np.isfinite(values).all()
     assert (known.sd > 0).all()
+    assert np.isfinite(known.copy_sd).all()
+    assert np.isfinite(known.copy).all() == any(seen.kind == "copy" for seen in observations)
     assert max(known.loader_sd.max(), known.device_sd.max()) < 2.5
 
 
@@ -402,3 +405,49 @@ def test_a_fused_step_that_was_seen_to_pay_is_believed_to_pay_in_a_run() -> None
     assert gain(1.0) == pytest.approx(1.0, abs=0.02)
     assert gain(1.3) > 1.15
     assert gain(3.0) > 2.0
+
+
+def copies(rate: float, *, pinned: bool) -> Observation:
+    return Observation(kind="copy", config=config(8, pin_memory=pinned), samples_per_s=rate, relative_sd=0.02)
+
+
+def seen_without_pinning(run_rate: float) -> list[Observation]:
+    """A loader that limits nothing, a device of 1,000 samples/s, and copies of 2,000, pinned ones of 6,000."""
+    own = config(8)
+    sides = [loader(20_000.0, own, sd=0.02), device(1000.0, own, sd=0.02, cores=1.0)]
+    return [*sides, copies(2000.0, pinned=False), copies(6000.0, pinned=True), run(run_rate, own, sd=0.005)]
+
+
+def test_pinning_should_save_the_time_by_which_pinned_copies_are_shorter() -> None:
+    own, pinned = config(8), config(8, pin_memory=True)
+    known = forecast(seen_without_pinning(667.0), own, pinned, environment=GPU)
+    assert rates(known)[0] == pytest.approx(667.0, rel=0.01)
+    exposed, hidden = 1 / (1 / 1000 + 1 / 6000), 1000.0
+    assert exposed * 0.97 < rates(known)[1] < hidden
+    assert known.copy == pytest.approx([2000.0, 6000.0], rel=0.02)
+    assert known.sd[1] < 0.15
+
+
+def test_a_run_that_hides_its_copies_can_not_gain_by_pinning() -> None:
+    known = forecast(seen_without_pinning(990.0), config(8), config(8, pin_memory=True), environment=GPU)
+    assert rates(known)[0] == pytest.approx(990.0, rel=0.015)
+    assert (most_gain(known, 990.0) < 0.06).all()
+
+
+def test_a_pinned_run_tells_how_much_of_pinned_copies_is_hidden() -> None:
+    half = config(8, pin_memory=True, amp_dtype="bfloat16")
+    expected = []
+    for hidden in (0.0, 0.9):
+        pinned_run = run(1 / (1 / 1000 + (1 - hidden) / 6000), config(8, pin_memory=True), sd=0.005)
+        seen = [*seen_without_pinning(667.0), pinned_run, device(3000.0, config(8, amp_dtype="bfloat16"), sd=0.02)]
+        expected += rates(forecast(seen, half, environment=GPU))
+    exposed, mostly_hidden = expected
+    assert exposed < 1.1 / (1 / 3000 + 1 / 6000) < mostly_hidden
+
+
+def test_without_a_look_at_copies_nothing_is_known_of_them() -> None:
+    seen = [one for one in seen_without_pinning(667.0) if one.kind != "copy"]
+    known = forecast(seen, config(8), config(8, pin_memory=True), environment=GPU)
+    assert np.isinf(known.copy).all()
+    assert (known.copy_sd == 0).all()
+    assert rates(known)[0] == pytest.approx(rates(known)[1], rel=0.02)

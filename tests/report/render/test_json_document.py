@@ -8,8 +8,17 @@ from pathlib import Path
 from autotune.records.recommendation import Ratio
 from autotune.records.run_summary import RunSummary
 from autotune.settings.training_config import TrainingConfig
-from tests.factories import make_group_summary, make_recommendation, make_summary, make_variants
-from tests.report.forms import as_json
+from tests.factories import (
+    BASELINE,
+    FAST,
+    make_group_summary,
+    make_measurement,
+    make_recommendation,
+    make_summary,
+    make_trial,
+    make_variants,
+)
+from tests.report.forms import as_json, as_markdown
 
 KEYS = [
     "format",
@@ -79,3 +88,19 @@ def test_files_that_are_there_are_given_by_absolute_path(tmp_path: Path) -> None
     (tmp_path / "recommended.yaml").touch()
     files = json.loads(as_json(make_summary(), tmp_path))["files"]
     assert files == {"recommended.yaml": str(tmp_path / "recommended.yaml")}
+
+
+def test_copies_are_a_ceiling_of_the_document_and_of_the_report(tmp_path: Path) -> None:
+    measured = make_measurement(1000.0, loader_ceiling=5000.0, device_ceiling=2000.0, copy_ceiling=4000.0)
+    bare = make_measurement(1000.0, loader_ceiling=5000.0, device_ceiling=2000.0)
+    shown = {}
+    for name, run in (("copied", measured), ("bare", bare)):
+        trials = (make_trial(0, BASELINE, measurement=run), make_trial(1, FAST, measurement=make_measurement(4000.0)))
+        found = make_recommendation(confirmations=(), same_batch=None, same_batch_number=None)
+        summary = make_summary(trials=trials, baseline=BASELINE, recommendation=found)
+        shown[name] = as_markdown(summary)
+        document = json.loads(as_json(summary, tmp_path))
+        assert document["baseline"]["figures"]["copy_ceiling"] == run.copy_ceiling
+    assert "copying alone" in shown["copied"]
+    assert "Copying alone: batches moved to the device" in shown["copied"]
+    assert "copying alone" not in shown["bare"]

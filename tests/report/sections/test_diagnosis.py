@@ -97,6 +97,31 @@ def test_the_present_rate_is_set_against_the_device_and_the_loader() -> None:
     assert "only the device's own settings" in say_present(diagnosis_of(healthy))
 
 
+def copying(config: TrainingConfig) -> FakeTrial:
+    """Copies from pageable memory take as long as computing does."""
+    copy = 6000.0 if config.pin_memory else 1000.0
+    rate = 1 / (1 / 1000 + 1 / copy)
+    return FakeTrial(
+        samples_per_s=rate, busy_fraction=1.0, loader_ceiling=9000.0, device_ceiling=1000.0, copy_ceiling=copy
+    )
+
+
+def test_copies_are_shown_beside_both_sides() -> None:
+    diagnosis = diagnosis_of(copying)
+    shown = " ".join(printed(diagnosis).split())
+    assert "copying alone 1,000 samples/s" in shown
+    assert diagnosis.evidence.measurement.copy_ceiling == diagnosis.standing.copy_ceiling == 1000.0
+    assert [point.changes for point in diagnosis.evidence.curves.copy] == [{}, {"pin_memory": True}]
+    assert "| copy | pin\\_memory=True | 6,000 |" in render_diagnosis(diagnosis)
+    assert "Set pin_memory=True" in shown
+    assert "copying alone" not in printed(diagnosis_of(in_turns))
+
+
+def test_copies_that_are_the_lowest_ceiling_are_said_to_hold_the_rate() -> None:
+    diagnosis = with_measurement(diagnosis_of(copying), copy_ceiling=520.0)
+    assert say_present(diagnosis).endswith("copying batches to it is the bottleneck.")
+
+
 def with_measurement(diagnosis: Diagnosis, **changes: Any) -> Diagnosis:
     """As if its run had measured otherwise."""
     run = diagnosis.evidence.measurement.model_copy(update=changes)

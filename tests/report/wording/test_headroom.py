@@ -76,6 +76,13 @@ def test_each_case_of_the_baseline_is_said(own: Known, workers: int, said: str) 
     assert said in say_headroom(summary)
 
 
+def test_copies_that_hold_the_rate_are_named() -> None:
+    own, best = {"copy_ceiling": 1100.0}, {"copy_ceiling": 4100.0}
+    said = say_headroom(make_case(ceilings(9000.0, 2300.0) | own, ceilings(9000.0, 5000.0) | best))
+    assert "You run at 43 % of what this device can do; copying batches to it is the bottleneck." in said
+    assert "reaches 98 % of the lower ceiling, the copy's" in said
+
+
 def test_a_lone_ceiling_far_below_the_rate_says_nothing() -> None:
     assert "You run" not in say_headroom(make_case(ceilings(None, 500.0), {}))
 

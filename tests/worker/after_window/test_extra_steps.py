@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from threading import Event, active_count
@@ -121,6 +122,23 @@ def test_only_what_is_asked_for_is_measured(extras: Extras, given: set[str]) -> 
     found = Scene().after(extras)
     fields = {"loader_ceiling", "device_ceiling", "breakdown", "loader_costs"}
     assert {name for name in fields if getattr(found, name) is not None} == given
+
+
+def test_copies_are_measured_where_the_device_has_memory_that_pinning_is_for() -> None:
+    scene = Scene()
+    scene.trainer.device = replace(scene.trainer.device, kind="xpu")
+    found = scene.after(Extras(copy_ceiling=True, stretch_s=0.01))
+    assert found.remarks == ()
+    assert found.ceilings is not None
+    assert found.ceilings.copy is not None
+    assert found.copy_ceiling == found.ceilings.copy.samples_per_s > 0
+    assert (found.loader_ceiling, found.device_ceiling) == (None, None)
+
+
+def test_on_a_cpu_nothing_is_copied_and_nothing_is_said_of_it() -> None:
+    scene = Scene()
+    assert scene.after(Extras(copy_ceiling=True, stretch_s=0.01)) is scene.measured
+    assert scene.after(ALL.model_copy(update={"copy_ceiling": True})).copy_ceiling is None
 
 
 def test_nothing_begins_near_the_deadline() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -24,6 +25,7 @@ from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.after_window import roofline
 from autotune.worker.after_window.roofline import BytesMode, trace_roofline
+from autotune.worker.jobs import curves as curves_job
 from autotune.worker.jobs.bench import WorkloadBench
 from autotune.worker.jobs.curves import combined_config, trace_curves
 from autotune.worker.measure.step import infer_step, make_trainer
@@ -100,6 +102,36 @@ def test_a_variation_is_measured_on_the_side_that_it_changes(cpu: Device, tmp_pa
         point.ceiling is not None and point.ceiling.samples_per_s > 0 for point in (*curves.loader, *curves.device)
     )
     assert curves.threads == torch.get_num_threads()
+
+
+def test_copies_are_measured_from_both_kinds_of_memory_where_pinning_helps(
+    cpu: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pin(batch: Any) -> Any:
+        pinned.append(batch)
+        return batch
+
+    pinned: list[Any] = []
+    monkeypatch.setattr(curves_job, "pinned", pin)
+    curves = trace(nn.Linear(8, 2), replace(cpu, kind="xpu"), tmp_path)
+    assert settings(curves.copy) == [{}, {"pin_memory": True}]
+    assert all(point.ceiling is not None and point.ceiling.samples_per_s > 0 for point in curves.copy)
+    assert pinned, "the loader's batches lie in pageable memory"
+    assert trace(nn.Linear(8, 2), cpu, tmp_path).copy == ()
+
+
+def test_memory_that_can_not_be_pinned_leaves_the_other_points(
+    cpu: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pin(_: Any) -> Any:
+        raise RuntimeError("no memory to pin")
+
+    monkeypatch.setattr(curves_job, "pinned", pin)
+    curves = trace(nn.Linear(8, 2), replace(cpu, kind="xpu"), tmp_path)
+    own, failed = curves.copy
+    assert own.ceiling is not None
+    assert (failed.ceiling, failed.reason) == (None, "RuntimeError: no memory to pin")
+    assert curves.device[0].ceiling is not None
 
 
 @pytest.mark.parametrize("is_asked", [True, False])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import UserDict
 from collections.abc import Iterator
 from copy import deepcopy
+from dataclasses import replace
 from itertools import count
 from math import inf
 from pathlib import Path
@@ -22,10 +23,11 @@ from autotune.worker.measure import batch as reuse
 from autotune.worker.measure import side_alone as alone
 from autotune.worker.measure.batch import Held, batch_bytes
 from autotune.worker.measure.feed import Feed
-from autotune.worker.measure.side_alone import collect, device_alone, loader_alone, resident
+from autotune.worker.measure.side_alone import collect, copy_alone, device_alone, loader_alone, resident
 from autotune.worker.measure.step import Step, Trainer, make_trainer
 from autotune.worker.setup.device import Device, open_device
 from autotune.worker.setup.loader import build_loader
+from tests.accelerator import CALLS, DEVICES, NAME, on_simulated_device
 from tests.factories import make_window
 
 SHORT_S = 0.02
@@ -272,6 +274,42 @@ def test_one_batch_is_held_where_all_have_one_size_else_all(monkeypatch: pytest.
     for dataset, held in ((rows(100), 1), (Varying(), 8)):
         batches = collect(started(dataset, config), count=8, seconds=inf)
         assert len(resident(trainer_of(config), batches)) == held
+
+
+@on_simulated_device
+def test_copies_are_launched_one_after_another_and_waited_for_at_the_end_of_a_stretch() -> None:
+    sim, queue = open_device(NAME), DEVICES[0].queue
+    config = config_of(micro_batch_size=4, pin_memory=True)
+    trainer = replace(trainer_of(config_of(micro_batch_size=4)), config=config, device=sim)
+    held = [Held((torch.randn(size, 8), torch.zeros(size)), size) for size in (4, 8)]
+    queue.kernel_s, begun, waits = 1e-3, queue.kernels, CALLS[f"synchronize {0}"]
+    ceiling = copy_alone(trainer, held, seconds=0.1)
+    moved = (queue.kernels - begun) / 2 - 2  # of two tensors a batch, less the warm-up
+    assert ceiling.batches == moved >= 3
+    assert ceiling.samples == sum((4, 8)[index % 2] for index in range(ceiling.batches))
+    assert ceiling.samples_per_s == pytest.approx(ceiling.samples / ceiling.seconds)
+    assert ceiling.seconds >= 2e-3 * ceiling.batches, "each of a batch's tensors has taken its time"
+    stretches = (CALLS[f"synchronize {0}"] - waits) / 2 - 2
+    assert stretches < ceiling.batches, "nobody waits for each copy"
+
+
+def test_near_the_deadline_a_single_batch_is_copied() -> None:
+    held = [Held(torch.randn(4, 8), 4)]
+    assert copy_alone(trainer_of(config_of()), held, seconds=10.0, ends_at=0.0).batches == 1
+
+
+def test_a_batch_that_moves_itself_in_place_is_whole_each_time() -> None:
+    class Moving:
+        """Moves its tensor, and returns nothing."""
+
+        def __init__(self) -> None:
+            self.rows, self.was_moved = torch.randn(4, 8), False
+
+        def to(self, device: Any, **_: Any) -> None:
+            assert not self.was_moved
+            self.was_moved = True
+
+    assert copy_alone(trainer_of(config_of()), [Held(Moving(), 4)], seconds=0.001).batches > 1
 
 
 @pytest.mark.parametrize(("limit_bytes", "seconds", "count"), [(10**9, inf, 5), (3 * 128, inf, 3), (1, inf, 1)])
