@@ -291,7 +291,7 @@ KEPT = {
                 "not measured"
             ),
             (
-                "by GPM 10 % of the multiprocessors were busy, with 5 % of their warps, and the peak is 12 % of the "
+                "by GPM 10 % of the multiprocessors were busy, with 5.0 % of their warps, and the peak is 12 % of the "
                 "device's memory"
             ),
         ),
