@@ -113,7 +113,7 @@ def test_over_the_limit_a_smaller_state_counts(measured: dict[str, Any]) -> None
 
 
 def test_on_a_processor_the_ranks_share_what_is_limited() -> None:
-    two = {"config": TrainingConfig(strategy="ddp", world_size=2), "environment": CPU}
+    two: dict[str, Any] = {"config": TrainingConfig(strategy="ddp", world_size=2), "environment": CPU}
     assert advised(evidence(facts=facts(0.9), **two)) is None
     advice = advised(evidence(facts=facts(1.1), **two))
     assert advice is not None

@@ -157,7 +157,7 @@ def test_blocks_that_are_checkpointed_already_save_nothing_more() -> None:
 
         def forward(self, inputs: Tensor) -> Tensor:
             for block in self.blocks:
-                inputs = checkpoint(block, inputs, use_reentrant=False)  # type: ignore[assignment] # torch
+                inputs = checkpoint(block, inputs, use_reentrant=False)
             return inputs
 
     assert kept_by(Checkpointed()).block is None

@@ -51,7 +51,7 @@ def train_sharded(rank: int, meeting: str, found: Any) -> None:
     init_process_group("gloo", init_method=meeting, rank=rank, world_size=RANKS)
     try:
         model, mesh = made(), init_device_mesh("cpu", (RANKS,))
-        for layer in model:
+        for layer in model.children():
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
         optimizer = torch.optim.AdamW(model.parameters())
