@@ -313,3 +313,113 @@ def test_advice_on_float8_names_bfloat16_where_that_comes_first(is_first: bool) 
     assert ("beside amp_dtype=bfloat16" in text) == is_first
     assert "what the precision costs was not looked at" in text
     assert "take 20 ms in bfloat16, 60 % of its time, and 11 ms in float8 here (1.8 times as fast)" in basis
+
+
+KEPT = {
+    "block": "Layer",
+    "blocks": 12,
+    "kept_bytes": 20 * 2**30,
+    "inside_bytes": 18 * 2**30,
+    "samples": 32,
+    "micro_batch_size": 128,
+    "own_batch": 32,
+    "least_saved_bytes": 58 * 2**30,
+    "most_saved_bytes": 65 * 2**30,
+    "forward_fraction": 0.2,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "figures", "text", "basis"),
+    [
+        (
+            "checkpoint_activations",
+            {**KEPT, "gain_low": 0.2, "gain_high": 0.5},
+            (
+                "Checkpoint the 12 blocks of class Layer (torch.utils.checkpoint): a batch of 128 samples then fits "
+                "the memory, instead of 32 today (the learning rate has to follow the batch)"
+            ),
+            (
+                "a batch of 32 samples keeps 20.0 GiB for its backward pass, 18.0 GiB of it inside these blocks; with "
+                "128 samples 58.0 GiB to 65.0 GiB of it are saved; computing the blocks once more takes 20 % of "
+                "today's step; by the scatter of what was measured the gain is +20 % to +50 %"
+            ),
+        ),
+        (
+            "checkpoint_activations",
+            {**KEPT, "micro_batch_size": 32, "left_bytes": 2**33, "limit_bytes": 2**34, "forward_fraction": None},
+            (
+                "Checkpoint the 12 blocks of class Layer (torch.utils.checkpoint): today's batch then takes at most "
+                "8.00 GiB; the limit is 16.0 GiB"
+            ),
+            (
+                "a batch of 32 samples keeps 20.0 GiB for its backward pass, 18.0 GiB of it inside these blocks; with "
+                "32 samples 58.0 GiB to 65.0 GiB of it are saved"
+            ),
+        ),
+        (
+            "expandable_segments",
+            {
+                "unused_bytes": 20 * 2**30,
+                "reserved_bytes": 60 * 2**30,
+                "allocated_bytes": 40 * 2**30,
+                "alloc_retries": 3,
+                "limit_fraction": 0.9,
+            },
+            (
+                "Set PYTORCH_ALLOC_CONF=expandable_segments:True in the environment (before torch 2.9: "
+                "PYTORCH_CUDA_ALLOC_CONF), so that torch's allocator grows its segments instead of leaving fragments "
+                "where sizes change: up to 20.0 GiB of memory"
+            ),
+            (
+                "at the peak 60.0 GiB were reserved, while tensors took 40.0 GiB at most; that fills 90 % of the "
+                "memory limit, and the allocator found no room 3 times in the window"
+            ),
+        ),
+        (
+            "share_gpu",
+            {"jobs": 7, "mig_slices": 1, "sm_fraction": 0.1, "sm_occupancy": 0.05, "memory_fraction": 0.12},
+            (
+                "Let 7 such jobs share the GPU, each in a MIG instance of 1 slice: how fast each of them would be was "
+                "not measured"
+            ),
+            (
+                "by GPM 10 % of the multiprocessors were busy, with 5.0 % of their warps, and the peak is 12 % of the "
+                "device's memory"
+            ),
+        ),
+        (
+            "share_gpu",
+            {"jobs": 3, "mig_slices": None, "sm_fraction": 0.3, "sm_occupancy": None, "memory_fraction": 0.12},
+            (
+                "Let 3 such jobs share the GPU, by MPS (the Multi-Process Service): how fast each of them would be was "
+                "not measured"
+            ),
+            "by GPM 30 % of the multiprocessors were busy, and the peak is 12 % of the device's memory",
+        ),
+        (
+            "shard_parameters",
+            {
+                "ranks": 4,
+                "saved_fraction": 0.75,
+                "state_bytes": 40 * 2**30,
+                "least_saved_bytes": 29 * 2**30,
+                "most_saved_bytes": 30 * 2**30,
+                "limit_fraction": 0.6,
+                "is_measured": True,
+                "is_today": False,
+            },
+            (
+                "Divide parameters, gradients and optimizer state among 4 ranks (FSDP2: "
+                "torch.distributed.fsdp.fully_shard) on the 4 devices here: each rank keeps 29.0 GiB to 30.0 GiB less "
+                "of them; the parameters of the block that is computed come on top"
+            ),
+            "they take 40.0 GiB, as measured, 60 % of the memory limit; 4 ranks save 75 % of it each",
+        ),
+    ],
+)
+def test_advice_on_memory_tells_what_is_won_and_what_it_rests_on(
+    kind: str, figures: dict[str, Any], text: str, basis: str
+) -> None:
+    words = advice_in_words(advise(kind, 100.0, None, {}, **figures))
+    assert (words.text, words.basis) == (text, basis)

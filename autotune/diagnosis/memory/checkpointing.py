@@ -79,31 +79,41 @@ def _best(evidence: Evidence, found: Activations) -> _Forecast | None:
     only_so = [
         one
         for one, is_within in forecasts
-        if one is not None and not is_within and _fits_then(evidence, found, memory, one.config)
+        if one is not None and not is_within and _fits_then(evidence, found, one.config)
     ]
     best = max(only_so, key=lambda one: one.low, default=None)  # the farther off a batch, the less is known of it
     is_worth = best is not None and best.expected >= (1 + LEAST_GAIN) * reached and best.low > present
     return best if is_worth else None
 
 
-def _fits_then(evidence: Evidence, found: Activations, memory: MemoryModel, config: TrainingConfig) -> bool:
-    """Whether a batch is sure to fit without what checkpointing saves at least, by its peak and by what is kept."""
-    size, own = config.micro_batch_size, evidence.config.micro_batch_size
-    saved = found.least_saved_bytes(size)
-    grown = evidence.measurement.peak_memory_bytes + found.bytes_per_sample * (size - own)
-    sure = memory.chance_to_fit([config], round(evidence.limit_bytes + saved))[0] >= SURE_TO_FIT
-    return bool(sure and grown - saved <= evidence.limit_bytes)
+def _fits_then(evidence: Evidence, found: Activations, config: TrainingConfig) -> bool:
+    """Whether a batch is sure to fit with its blocks checkpointed.
+
+    What is kept for the backward pass is known; what else grows with the batch is forecast from the peaks without it.
+    """
+    size = config.micro_batch_size
+    left = found.bytes_per_sample * size - found.least_saved_bytes(size)
+    room = round(evidence.limit_bytes - left)
+    return room > 0 and bool(_memory(evidence, found.bytes_per_sample).chance_to_fit([config], room)[0] >= SURE_TO_FIT)
 
 
-def _memory(evidence: Evidence) -> MemoryModel:
-    """What today's run and the device's points say of peak memory."""
+def _memory(evidence: Evidence, less_per_sample: float = 0.0) -> MemoryModel:
+    """What today's run and the device's points say of peak memory, less so many bytes a sample.
+
+    Of the points those alone that differ from today in the batch.
+    """
     in_ram = evidence.environment.has_only_ram
     peaks = [Peak(evidence.config, evidence.measurement.peak_memory_bytes)]
     for point in evidence.curves.device:
-        if point.peak_memory_bytes is not None:
+        if point.peak_memory_bytes is not None and {*point.changes} <= {"micro_batch_size"}:
             config = expectation.apply_changes(evidence, point).model_copy(update={"num_workers": 0})
             peaks.append(Peak(config, point.peak_memory_bytes, "alone" if in_ram else "trial"))
-    return MemoryModel(observed=peaks, has_workers_in_ram=in_ram)
+    rest = [one._replace(peak_bytes=_without(one, less_per_sample)) for one in peaks]
+    return MemoryModel(observed=rest, has_workers_in_ram=in_ram)
+
+
+def _without(peak: Peak, less_per_sample: float) -> int:
+    return max(1, round(peak.peak_bytes - less_per_sample * peak.config.micro_batch_size))
 
 
 def _forecast(evidence: Evidence, found: Activations, config: TrainingConfig) -> _Forecast | None:

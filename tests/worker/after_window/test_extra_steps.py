@@ -32,7 +32,7 @@ from autotune.worker.after_window.extra_steps import measure_after_window
 from autotune.worker.measure import loop
 from autotune.worker.measure.feed import Feed
 from autotune.worker.measure.loop import Run
-from autotune.worker.measure.step import Trainer, infer_step, make_trainer
+from autotune.worker.measure.step import Step, Trainer, infer_step, make_trainer
 from autotune.worker.setup.build import build_model, build_optimizer
 from autotune.worker.setup.device import Device, open_device
 from autotune.worker.setup.loader import build_loader
@@ -172,6 +172,40 @@ def test_a_stage_that_fails_leaves_a_remark_and_the_others_their_figures(
     fields = ["loader_ceiling", "device_ceiling", "breakdown", "loader_costs"]
     assert [name for name in fields if getattr(found, name) is None] == [field]
     assert found.window == scene.measured.window
+
+
+def test_what_is_kept_for_the_backward_pass_is_measured_where_asked_for_and_the_window_stays() -> None:
+    scene = Scene()
+    found = scene.after(Extras(activations=True, stretch_s=0.01))
+    assert found.remarks == ()
+    assert found.activations is not None
+    assert found.activations.whole.samples == 8
+    assert found.model_state is not None
+    assert found.model_state.parameter_bytes == 4 * (4 * 2 + 2)
+    assert {name: getattr(found, name) for name in WINDOW} == {name: getattr(scene.measured, name) for name in WINDOW}
+    assert Measurement.model_validate_json(found.model_dump_json()) == found
+
+
+def test_users_code_that_fails_while_its_memory_is_looked_at_costs_that_alone() -> None:
+    scene = Scene()
+
+    def failing(*_: Any) -> Tensor:
+        raise RuntimeError("at last")
+
+    scene.trainer.step = Step(failing, "given")
+    found = scene.after(Extras(activations=True, stretch_s=0.01))
+    assert found.remarks == (note("extra_failed", stage="activations", cause="RuntimeError: at last"),)
+    assert found.activations is None
+    assert found.model_state is not None, "for which nothing is run"
+    assert found.window == scene.measured.window
+
+
+def test_a_compiled_model_is_not_looked_into() -> None:
+    scene = Scene()
+    scene.trainer.config = scene.trainer.config.model_copy(update={"compile": True})
+    found = scene.after(Extras(activations=True, stretch_s=0.01))
+    assert (found.activations, found.remarks) == (None, ())
+    assert found.model_state is not None
 
 
 @pytest.mark.parametrize(("kind", "copies"), [("cpu", False), ("mps", False), ("cuda", True)])
