@@ -140,6 +140,12 @@ def bind_rank(binding: str, rank: int, devices: Sequence[Addresses], *, root: Pa
     Raises:
         CoresError: it can't be bound, and runs where it ran before.
     """
+    name = next((name for name in _PLACES_THREADS if os.environ.get(name, "").lower() not in _OFF), None)
+    if name is not None:  # it may have put this very thread onto one core
+        raise CoresError(
+            "numa_binding can't stand beside a variable by which OpenMP places threads itself, but got "
+            f"{name}={os.environ[name]}; unset it, or leave numa_binding out"
+        )
     allowed = allowed_cores()
     if not allowed:
         raise CoresError("numa_binding binds processes to cores, which Linux alone can; leave numa_binding out")
@@ -159,20 +165,14 @@ def bind_rank(binding: str, rank: int, devices: Sequence[Addresses], *, root: Pa
     return max(1, int(min(len(own) // sharing, cpu_quota_here() / len(devices))))
 
 
-def bind_to(cores: frozenset[int], environment: Mapping[str, str] = os.environ) -> None:
+def bind_to(cores: frozenset[int]) -> None:
     """Bind this thread, and all threads of this process that may run where it may, to logical cores.
 
     Threads that were placed elsewhere stay there, as in torch/numa/binding.py.
 
     Raises:
-        CoresError: the kernel does not let it, or OpenMP has been told to place threads itself.
+        CoresError: the kernel does not let it.
     """
-    name = next((name for name in _PLACES_THREADS if environment.get(name, "").lower() not in _OFF), None)
-    if name is not None:
-        raise CoresError(
-            "numa_binding can't stand beside a variable by which OpenMP places threads itself, but got "
-            f"{name}={environment[name]}; unset it, or leave numa_binding out"
-        )
     before, reason = allowed_cores(), "it leaves others"
     try:
         os.sched_setaffinity(0, cores)

@@ -22,6 +22,7 @@ from autotune.settings.command import PLACEHOLDERS
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.training_config import LOADER_ARGUMENTS, TrainingConfig
 from autotune.settings.workload import LoaderSite, ScriptFacts, WorkloadFacts
+from autotune.worker.attach.seams.cores import Begun, as_begun, can_bind_script
 from autotune.worker.measure.batch import leaves_of
 from autotune.worker.setup.build import is_stream, length_of, optimizer_facts
 
@@ -75,6 +76,7 @@ class Sightings:
     ddp: DistributedDataParallel | None = None
     threads: int = field(default_factory=torch.get_num_threads)
     """Before the script's first line."""
+    begun: Begun = field(default_factory=as_begun)
 
     @property
     def most_steps(self) -> int:
@@ -230,6 +232,8 @@ class Sightings:
             yield "channels_last"
         if observed.intra_op_threads is None and _device_of(self.main_optimizer).type == "cpu":
             yield "intra_op_threads"
+        if can_bind_script(self.begun, observed.world_size, _device_of(self.main_optimizer)):
+            yield "numa_binding"
         if self.ddp is not None:
             yield from (f"ddp.{name}" for name in DdpConfig.model_fields)
 
