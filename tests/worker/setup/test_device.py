@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from autotune.note import note
+from autotune.settings.applied.numa import allowed_cores
 from autotune.worker.setup.device import Device, DeviceError, open_device, opened_device
 from autotune.worker.setup.environment import describe
 from autotune.worker.setup.machine import tf32_overrides
@@ -17,6 +18,9 @@ def test_the_processor_is_described_with_what_it_computes_natively() -> None:
     assert environment.device_memory_bytes == environment.ram_bytes > 0
     assert environment.cores >= 1
     assert environment.driver is None
+    assert environment.numa_nodes == max(1, len(environment.node_cores))
+    assert 0 <= sum(environment.node_cores) <= len(allowed_cores())
+    assert environment.device_nodes == ()
     assert environment.native_amp_dtypes[0] == "float32"
     assert "tf32" not in environment.native_amp_dtypes
     assert environment.torch == torch.__version__
