@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["FrozenModel"]
+__all__ = ["FrozenModel", "with_field_copy"]
 
 
 class FrozenModel(BaseModel):
@@ -14,3 +18,11 @@ class FrozenModel(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="strings")
+
+
+@contextmanager
+def with_field_copy() -> Iterator[None]:
+    """Let a model have a field `copy`: pydantic warns that it hides BaseModel.copy, which is deprecated."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", 'Field name "copy"', UserWarning)
+        yield

@@ -62,6 +62,7 @@ def merged_measurement(parts: Sequence[Measurement]) -> Measurement:
             "ceilings": ceilings,
             "loader_ceiling": ceilings and ceilings.loader and ceilings.loader.samples_per_s,
             "device_ceiling": ceilings and ceilings.device and ceilings.device.samples_per_s,
+            "copy_ceiling": ceilings and ceilings.copy and ceilings.copy.samples_per_s,
             "ranks": ranks,
             "remarks": _merged_remarks(parts),
             "window": window,

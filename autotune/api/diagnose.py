@@ -171,7 +171,14 @@ def _measure_baseline(plan: Plan, runner: TrialRunner, measuring: MeasuringTime)
         name="baseline",
         deadline_s=BASELINE_DEADLINE_S,
         window=WindowRules(max_s=measuring.window_s),
-        extras=Extras(loader_ceiling=True, device_ceiling=True, breakdown=True, stretch_s=measuring.stretch_s),
+        extras=Extras(
+            loader_ceiling=True,
+            device_ceiling=True,
+            copy_ceiling=True,
+            breakdown=True,
+            activations=True,
+            stretch_s=measuring.stretch_s,
+        ),
     )
     if result.measurement is not None:
         return result.measurement

@@ -12,8 +12,9 @@ from autotune.analysis.forecast import expectation
 from autotune.analysis.forecast.expectation import PINNING_KINDS
 from autotune.analysis.forecast.job_forecast import Pair, expected_rates
 from autotune.diagnosis.gains import LEAST_GAIN, advise, worth_giving
+from autotune.diagnosis.memory.remedies import list_memory_remedies
 from autotune.diagnosis.remedies import list_remedies
-from autotune.records.diagnosis import Advice, Evidence, Finding
+from autotune.records.diagnosis import Advice, CurvePoint, Evidence, Finding
 from autotune.records.run_summary import changed_settings, is_single
 
 __all__ = ["rank_advice"]
@@ -28,7 +29,8 @@ def rank_advice(evidence: Evidence, findings: Sequence[Finding]) -> tuple[Advice
     """Advice on settings by expected gain, then what lies outside of them; gains below 3 % are left out."""
     settings = _advise_settings(evidence, findings)
     best = max(map(_rate, settings), default=evidence.measurement.samples_per_s)
-    return (*settings, *worth_giving(list_remedies(evidence, findings, best_samples_per_s=best)))
+    remedies = [*list_remedies(evidence, findings, best_samples_per_s=best), *list_memory_remedies(evidence, findings)]
+    return (*settings, *worth_giving(remedies))
 
 
 def _advise_settings(evidence: Evidence, findings: Sequence[Finding]) -> list[Advice]:
@@ -85,19 +87,32 @@ def _advice(evidence: Evidence, pair: Pair, expected: float) -> Advice:
 
 
 def _pin_memory(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[Advice]:
-    """Copies from page-locked memory are faster, but still don't overlap with computing.
+    """Copies from page-locked memory are faster, and leave the host free, but follow the kernels before them.
 
+    What they should win follows from both copies' ceilings, by the model that a search proposes by; where these were
+    not measured, and copies take a tenth of the time, from what a batch's copies cost.
     Source: pytorch.org, "Use pinned memory buffers" (CUDA semantics).
     """
+    if evidence.config.pin_memory or evidence.environment.device_kind not in PINNING_KINDS:
+        return
+    present, settings = evidence.measurement.samples_per_s, {"pin_memory": True}
+    known = expectation.copy_ceilings(evidence)
+    if len(known) == len({False, True}):
+        pinned = CurvePoint(changes={"pin_memory": True}, ceiling=None)
+        (expected,) = expected_rates(evidence, [(pinned, None)])
+        pageable, faster = known[False], known[True]
+        yield advise(
+            "pin_memory", present, expected, settings, pageable_samples_per_s=pageable, pinned_samples_per_s=faster
+        )
+        return
     copy = next((finding for finding in findings if finding.bottleneck == "copy"), None)
-    if copy is None or evidence.config.pin_memory or evidence.environment.device_kind not in PINNING_KINDS:
+    if copy is None:
         return
     costs, saved, times = evidence.measurement.loader_costs, 1.0, {}  # all of it at most, where not measured
     if costs is not None and costs.copy_s and costs.pinned_copy_s is not None:
         saved = max(0.0, 1.0 - costs.pinned_copy_s / costs.copy_s)
         times = {"copy_s": costs.copy_s, "pinned_copy_s": costs.pinned_copy_s}
     expected = expectation.rate_without(evidence, saved * copy.share)
-    present, settings = evidence.measurement.samples_per_s, {"pin_memory": True}
     yield advise("pin_memory", present, expected, settings, share=copy.share, **times)
 
 

@@ -47,7 +47,7 @@ def find_bottlenecks(evidence: Evidence) -> tuple[Finding, ...]:
     found = [
         _data(evidence, parts),
         _restart(evidence, parts),
-        Finding(bottleneck="copy", share=parts.device_copy.fraction),
+        _copy(evidence, parts.device_copy.fraction),
         Finding(bottleneck="synchronise", share=parts.synchronise.fraction),
         launch,
         _device_work(evidence, max(0.0, (compute + idle) * left - launch.share)),
@@ -132,6 +132,23 @@ def _restart(evidence: Evidence, parts: TimeBreakdown) -> Finding:
     share, samples = parts.restart_fraction, evidence.measurement.window.epoch_samples
     epoch_s = None if samples is None else samples / evidence.measurement.samples_per_s
     return Finding(bottleneck="restart", share=share, figures={"epoch_s": epoch_s})
+
+
+def _copy(evidence: Evidence, share: float) -> Finding:
+    """Copies that nothing hides, beside what copying alone reaches, pageable and pinned, where that was measured.
+
+    `exposed_fraction`: of the time that copies take by themselves.
+    """
+    known, is_pinned = expectation.copy_ceilings(evidence), evidence.config.pin_memory
+    if is_pinned not in known:
+        return Finding(bottleneck="copy", share=share)
+    figures: dict[str, JsonValue] = {
+        "is_pinned": is_pinned,
+        "pageable_samples_per_s": known.get(False),
+        "pinned_samples_per_s": known.get(True),
+        "exposed_fraction": min(1.0, share * known[is_pinned] / evidence.measurement.samples_per_s),
+    }
+    return Finding(bottleneck="copy", share=share, figures=figures)
 
 
 def _threads(evidence: Evidence, work: float) -> Finding | None:

@@ -22,6 +22,7 @@ from autotune.records.ceilings import overlaps
 from autotune.records.ranks import name_devices, uneven_ranks
 from autotune.records.trial import TrialRecord
 from autotune.settings.environment import Environment
+from autotune.settings.workload import WorkloadFacts
 
 __all__ = ["LEAST_SHARE", "Cause", "GroupCase", "ScalingBottleneck", "StepTime", "find_scaling_bottlenecks"]
 
@@ -29,7 +30,7 @@ Cause = Literal["communication", "loader", "uneven_rank", "small_batch", "settin
 
 LEAST_SHARE = 0.05
 """Of the group's time, below which nothing is a bottleneck: our own convention, over twice a window's 2 % interval."""
-_STEP_SETTINGS = ("amp_dtype", "channels_last", "compile")
+_STEP_SETTINGS = ("amp_dtype", "channels_last", "compile", "compile_mode", "cudnn_benchmark", "fused")
 """Settings of the step that a search varies beside the batch."""
 
 
@@ -64,6 +65,8 @@ class GroupCase:
     environment: Environment
     records: Sequence[TrialRecord]
     """All trials of the search."""
+    facts: WorkloadFacts | None = None
+    """What is known of the model; None: nothing."""
 
     @property
     def cores(self) -> int:

@@ -48,3 +48,5 @@ def _device_changes(space: ResolvedSpace) -> Iterator[Mapping[str, object]]:
         yield from ({"intra_op_threads": count} for count in (1, environment.cores))
     if space.facts.has_4d_input:
         yield {"channels_last": True}
+    for name in ("fused", "cudnn_benchmark"):
+        yield from ({name: value} for value in space.domains[name])

@@ -10,7 +10,7 @@ from typing import cast
 
 from pydantic import JsonValue
 
-from autotune.analysis.forecast.expectation import device_ceiling, loader_ceiling
+from autotune.analysis.forecast.expectation import copy_ceilings, device_ceiling, loader_ceiling
 from autotune.analysis.scoring import memory_fault
 from autotune.diagnosis.advice import rank_advice
 from autotune.diagnosis.bottlenecks import find_bottlenecks
@@ -57,7 +57,12 @@ def is_healthy(evidence: Evidence, findings: Sequence[Finding], advice: Sequence
 def headroom_today(evidence: Evidence) -> Headroom:
     """Where today's rate stands between the ceilings."""
     rate = evidence.measurement.samples_per_s
-    return headroom_of(rate, loader_ceiling=loader_ceiling(evidence), device_ceiling=device_ceiling(evidence))
+    return headroom_of(
+        rate,
+        loader_ceiling=loader_ceiling(evidence),
+        device_ceiling=device_ceiling(evidence),
+        copy_ceiling=copy_ceilings(evidence).get(evidence.config.pin_memory),
+    )
 
 
 def make_headline(evidence: Evidence, findings: Sequence[Finding], advice: Sequence[Advice]) -> tuple[Note, ...]:
@@ -90,7 +95,8 @@ def _remarks(evidence: Evidence) -> Iterator[Note]:
         yield load
     yield from evidence.measurement.remarks
     yield from evidence.curves.remarks
-    for side, points in (("loader", evidence.curves.loader), ("device", evidence.curves.device)):
+    curves = evidence.curves
+    for side, points in (("loader", curves.loader), ("device", curves.device), ("copy", curves.copy)):
         for point in points:
             if point.ceiling is None:
                 yield note("side_not_measured", side=side, settings=_json(point.changes), reason=point.reason)

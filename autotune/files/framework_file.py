@@ -70,9 +70,9 @@ def begin_with(document: Document, today: Today) -> None:
     own = document.data["baseline"]
     if not isinstance(own, dict):
         return  # wrong itself, which the plan's parser tells
-    without_workers = own.get("num_workers") == 0 and isinstance(own.get("num_workers"), int)
+    idle = _without_meaning(document, own)
     for setting, value in today.reading.baseline.items():
-        if not (setting in own or setting.startswith(_DDP) or (without_workers and setting in NEUTRAL_WITHOUT_WORKERS)):
+        if not (setting in own or setting.startswith(_DDP) or setting in idle):
             own[setting] = value
             _locate(document, ("baseline", setting), today.places[setting])
     if own.get("strategy") != "ddp" or not isinstance(own.get("ddp", {}), dict):
@@ -83,6 +83,19 @@ def begin_with(document: Document, today: Today) -> None:
             if (name := setting.removeprefix(_DDP)) not in inner:
                 inner[name] = value
                 _locate(document, ("baseline", "ddp", name), today.places[setting])
+
+
+def _without_meaning(document: Document, own: Mapping[str, Any]) -> set[str]:
+    """Settings of a framework's file that what the plan says leaves without a meaning."""
+    idle: set[str] = set()
+    if own.get("num_workers") == 0 and isinstance(own.get("num_workers"), int):
+        idle |= NEUTRAL_WITHOUT_WORKERS.keys()
+    if own.get("compile") is False:
+        idle.add("compile_mode")
+    workload = document.data.get("workload")
+    if not isinstance(workload, Mapping) or workload.get("optimizer") is None:
+        idle.add("fused")  # the file's is of its own optimizer, and trials take another
+    return idle
 
 
 def notes_of(today: Today, plan: Plan) -> Iterator[Note]:

@@ -21,7 +21,7 @@ _HEADER = """\
 #
 #     config = autotune.load("recommended.yaml")
 {loader}#     model = config.prepare(model)
-#     optimizer = ...  # over model.parameters(), with lr=config.lr
+#     optimizer = ...  # yours, over model.parameters(), with **config.optimizer_kwargs()
 #     accumulator = config.accumulator(model, optimizer)
 #     for batch in loader:
 #         with accumulator:
@@ -34,7 +34,7 @@ _TRAINER_HEADER = """\
 # The fastest training settings that autotune {version} found for {name} on {device},
 # by the step of {framework}. Use them there:
 #
-#     export = autotune.load("recommended.yaml").to("{target}", device="{kind}")
+#     export = autotune.load("recommended.yaml").to("{target}", device="{kind}"{optimizer})
 {use}#     export.dropped, export.defaults  # what that does not carry, and what {framework} does otherwise by itself
 #
 # Or in a shell: autotune export <this file, or its folder> --to {target}
@@ -102,6 +102,10 @@ _LOADERS = {
 """,
     "batches": """\
 #     loader = DataLoader(dataset, batch_sampler=..., **config.loader_settings)  # your own batch sampler
+""",
+    "batches_and_threads": """\
+#     threads = config.dataloader_kwargs()["worker_init_fn"]
+#     loader = DataLoader(dataset, batch_sampler=..., worker_init_fn=threads, **config.loader_settings)  # your sampler
 """,
 }
 """A DataLoader refuses `shuffle` beside a sampler or for a stream, and `batch_size` beside a batch sampler."""
@@ -178,6 +182,7 @@ def _trainer_header(summary: RunSummary, config: TrainingConfig, framework: str)
         framework=framework,
         target=target,
         kind=_printable(summary.environment.device.partition(":")[0]),
+        optimizer=f', optimizer="{_printable(summary.facts.optimizer.name)}"' if config.fused else "",
         use=_USES[target],
         beside=f"# The search had beside your loader, which must be made with it: {beside}.\n" if beside else "",
         malloc=_malloc(summary.environment),
@@ -208,7 +213,7 @@ def _loader_of(facts: WorkloadFacts, config: TrainingConfig) -> str:
     if facts.has_token_budget:
         return "tokens"
     if facts.fixed_batch_size is not None:
-        return "batches"
+        return "batches" if config.worker_threads is None else "batches_and_threads"
     if facts.is_tf_data:
         return "tf_data"
     if facts.is_iterable:

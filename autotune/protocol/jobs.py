@@ -52,8 +52,12 @@ class Extras(FrozenModel):
     """The loader alone."""
     device_ceiling: bool = False
     """The device alone, on batches that are already on it."""
+    copy_ceiling: bool = False
+    """Moving batches to the device alone, where that has memory of its own."""
     breakdown: bool = False
     """Where the time goes, by extra steps under a profiler, and what an item costs."""
+    activations: bool = False
+    """What is kept for the backward pass, and the model's state, by some steps more."""
     stretch_s: float = 0.5
     """Length of each of these. Our convention."""
 
@@ -140,7 +144,7 @@ class PrecisionJob(_WorkloadJob):
 
 
 class CurvesJob(_WorkloadJob):
-    """Measure the loader and the device alone, at the configuration and at variations of it."""
+    """Measure loader, device and the copy between them alone, at the configuration and at variations of it."""
 
     kind: Literal["curves"] = "curves"
     variations: tuple[TrainingConfig, ...] = ()

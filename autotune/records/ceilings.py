@@ -1,7 +1,8 @@
-"""Ceilings: what the loader alone and the device alone reach, and the room that they leave.
+"""Ceilings: what the loader alone, the device alone and copying between them reach, and the room that they leave.
 
-A loader's ceiling depends on the loader's settings, a device's on the step's; `loader_key` and `device_key` name them,
-so that each is measured once and kept in a CeilingBook.
+A loader's ceiling depends on the loader's settings, a device's on the step's, a copy's on where batches lie and how
+they are laid out; `loader_key`, `device_key` and `copy_key` name them, so that each is measured once and kept in a
+CeilingBook.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ __all__ = [
     "Ceiling",
     "CeilingBook",
     "Headroom",
+    "copy_key",
     "device_key",
     "headroom_of",
     "loader_key",
@@ -62,12 +64,18 @@ def device_key(config: TrainingConfig) -> tuple[object, ...]:
     return tuple(value for name, value in config if name not in {"lr", *LOADER_SETTINGS})
 
 
+def copy_key(config: TrainingConfig) -> tuple[object, ...]:
+    """The settings that the copies' rate depends on; hardly on the batch, since a copy's start takes microseconds."""
+    return (config.pin_memory, config.channels_last, config.numa_binding, config.world_size, config.strategy)
+
+
 @dataclass(slots=True)
 class CeilingBook:
     """The ceilings measured so far in a search, by what they depend on; None where a trial could not measure it."""
 
     loader: dict[tuple[object, ...], Ceiling | None] = field(default_factory=dict)
     device: dict[tuple[object, ...], Ceiling | None] = field(default_factory=dict)
+    copy: dict[tuple[object, ...], Ceiling | None] = field(default_factory=dict)
 
     def needs_loader(self, config: TrainingConfig) -> bool:
         """Whether this loader's ceiling was not tried yet."""
@@ -77,22 +85,31 @@ class CeilingBook:
         """Whether this device's ceiling was not tried yet."""
         return device_key(config) not in self.device
 
-    def keep(self, config: TrainingConfig, *, loader: Ceiling | None, device: Ceiling | None) -> None:
+    def needs_copy(self, config: TrainingConfig) -> bool:
+        """Whether the ceiling of such copies was not tried yet."""
+        return copy_key(config) not in self.copy
+
+    def keep(
+        self, config: TrainingConfig, *, loader: Ceiling | None, device: Ceiling | None, copy: Ceiling | None = None
+    ) -> None:
         """Enter what a trial of this configuration has measured; of several measurements of a key the longest stays."""
         for side, key, ceiling in (
             (self.loader, loader_key(config), loader),
             (self.device, device_key(config), device),
+            (self.copy, copy_key(config), copy),
         ):
             known = side.get(key)
             if ceiling is not None and (known is None or ceiling.seconds > known.seconds):
                 side[key] = ceiling
 
-    def give_up(self, config: TrainingConfig, *, loader: bool, device: bool) -> None:
+    def give_up(self, config: TrainingConfig, *, loader: bool, device: bool, copy: bool = False) -> None:
         """Enter which sides a trial of this configuration could not measure."""
         if loader:
             self.loader.setdefault(loader_key(config), None)
         if device:
             self.device.setdefault(device_key(config), None)
+        if copy:
+            self.copy.setdefault(copy_key(config), None)
 
 
 class Headroom(FrozenModel):
@@ -104,24 +121,33 @@ class Headroom(FrozenModel):
     """Infinite where nothing is known of the loader."""
     device_ceiling: float
     """Samples per second of the device alone."""
-    lower: Literal["loader", "device"]
-    """The side whose ceiling is lower."""
+    copy_ceiling: float | None = None
+    """Samples per second of copying batches to the device; None where nothing is copied, or it was not measured."""
+    lower: Literal["loader", "device", "copy"]
+    """The side whose ceiling is the lowest."""
     share_of_device: float
     """The rate over what the device can do on a batch in its memory."""
     share_of_lower: float
-    """The rate over the lower ceiling; noise may carry it above 1."""
+    """The rate over the lowest ceiling; noise may carry it above 1."""
     room: float
-    """What other settings can still give at most, as a share of the rate, while the lower ceiling stays: 0.04 = 4 %."""
+    """What other settings can still give at most, as a share of the rate, while the lowest one stays: 0.04 = 4 %."""
 
 
-def headroom_of(samples_per_s: float, *, loader_ceiling: float, device_ceiling: float) -> Headroom:
-    """Compare a rate to both ceilings."""
-    lowest = min(loader_ceiling, device_ceiling)
+def headroom_of(
+    samples_per_s: float, *, loader_ceiling: float, device_ceiling: float, copy_ceiling: float | None = None
+) -> Headroom:
+    """Compare a rate to the ceilings; of equal ones the device's counts as the lowest, then the loader's."""
+    known: dict[Literal["loader", "device", "copy"], float] = {"device": device_ceiling, "loader": loader_ceiling}
+    if copy_ceiling is not None:
+        known["copy"] = copy_ceiling
+    lower = min(known, key=known.__getitem__)
+    lowest = known[lower]
     return Headroom(
         samples_per_s=samples_per_s,
         loader_ceiling=loader_ceiling,
         device_ceiling=device_ceiling,
-        lower="loader" if loader_ceiling < device_ceiling else "device",
+        copy_ceiling=copy_ceiling,
+        lower=lower,
         share_of_device=samples_per_s / device_ceiling,
         share_of_lower=samples_per_s / lowest,
         room=max(0.0, lowest / samples_per_s - 1.0),

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field, JsonValue
 
-from autotune.frozen import FrozenModel
+from autotune.frozen import FrozenModel, with_field_copy
 from autotune.note import Note
 from autotune.records.ceilings import Ceiling, Headroom
 from autotune.records.measurement import Measurement
@@ -39,7 +39,7 @@ oversubscription."""
 
 
 class CurvePoint(FrozenModel):
-    """The loader alone, or the device alone, in a configuration that differs from the baseline in a few settings.
+    """The loader, the device or copying alone, in a configuration that differs from the baseline in a few settings.
 
     A loader's point may differ in its own settings and in the batch.
     """
@@ -51,7 +51,7 @@ class CurvePoint(FrozenModel):
     cpu_s_per_sample: float | None = None
     """CPU seconds for a sample, of all threads and loader workers; None where not measured."""
     peak_memory_bytes: int | None = None
-    """Peak memory of the device's side; None for the loader's, and where not measured."""
+    """Peak memory of the device's side; None for the others, and where not measured."""
     took_s: float = 0.0
     """Seconds that the point took in all: start, warm-up and timed stretch."""
     reason: Note | str = ""
@@ -76,21 +76,25 @@ class Roofline(FrozenModel):
     """Of a large copy, read and written bytes together."""
 
 
-class Curves(FrozenModel):
-    """Ceilings around the baseline, and a step's roofline."""
+with with_field_copy():
 
-    loader: tuple[CurvePoint, ...] = ()
-    """The loader alone, a point for each setting tried."""
-    device: tuple[CurvePoint, ...] = ()
-    """The device alone, a point for each setting tried."""
-    roofline: Roofline | None = None
-    """None where it was not measured."""
-    threads: int | None = None
-    """Threads of one operation on the CPU, where the configuration leaves them to torch or sets them."""
-    remarks: tuple[Note, ...] = ()
-    """What could not be measured, and why."""
-    is_cut: bool = False
-    """The process that measured them ended early: another process can continue from here."""
+    class Curves(FrozenModel):
+        """Ceilings around the baseline, and a step's roofline."""
+
+        loader: tuple[CurvePoint, ...] = ()
+        """The loader alone, a point for each setting tried."""
+        device: tuple[CurvePoint, ...] = ()
+        """The device alone, a point for each setting tried."""
+        copy: tuple[CurvePoint, ...] = ()  # type: ignore[assignment] # hides a method
+        """Copying batches to the device alone, from memory that is pinned and that is not; empty on a CPU."""
+        roofline: Roofline | None = None
+        """None where it was not measured."""
+        threads: int | None = None
+        """Threads of one operation on the CPU, where the configuration leaves them to torch or sets them."""
+        remarks: tuple[Note, ...] = ()
+        """What could not be measured, and why."""
+        is_cut: bool = False
+        """The process that measured them ended early: another process can continue from here."""
 
 
 class Evidence(FrozenModel):
@@ -109,7 +113,7 @@ class Evidence(FrozenModel):
     free_ram_bytes: int | None = None
     """RAM that was free before the measurements; None where unknown."""
     measurement: Measurement
-    """With breakdown, loader costs and both ceilings."""
+    """With breakdown, loader costs and all ceilings."""
     curves: Curves
 
 

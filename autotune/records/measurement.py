@@ -11,13 +11,14 @@ from typing import Literal
 
 from pydantic import Field
 
-from autotune.frozen import FrozenModel
+from autotune.frozen import FrozenModel, with_field_copy
 from autotune.note import Note
 from autotune.records.breakdown import LoaderCosts, TimeBreakdown
 from autotune.records.ceilings import Ceiling
 from autotune.records.conditions import DeviceConditions
 from autotune.records.host_load import HostLoad
 from autotune.records.lengths import Lengths, Tokens
+from autotune.records.memory import Activations, ModelState
 from autotune.records.ranks import Communication, RankFigures
 from autotune.records.utilization import BusyReading, Fullness
 
@@ -130,13 +131,17 @@ class MemorySample(FrozenModel):
         return self.alloc_retries is not None and self.alloc_retries >= _THRASHING_FROM
 
 
-class Ceilings(FrozenModel):
-    """What was measured of either side alone, after the window."""
+with with_field_copy():
 
-    loader: Ceiling | None = None
-    """Batches loaded, and not trained on; None where not measured."""
-    device: Ceiling | None = None
-    """Batches trained on that lay in the device's memory; None where not measured."""
+    class Ceilings(FrozenModel):
+        """What was measured of each side alone, after the window."""
+
+        loader: Ceiling | None = None
+        """Batches loaded, and not trained on; None where not measured."""
+        device: Ceiling | None = None
+        """Batches trained on that lay in the device's memory; None where not measured."""
+        copy: Ceiling | None = None  # type: ignore[assignment] # hides a method
+        """Batches moved to the device, and not trained on; None without such a device, and where not measured."""
 
 
 class Measurement(FrozenModel):
@@ -169,8 +174,11 @@ class Measurement(FrozenModel):
     """Rate of the loader alone; None where not measured."""
     device_ceiling: float | None = None
     """Rate of the device on batches in its memory; None where not measured."""
+    copy_ceiling: float | None = None
+    """Rate of moving batches to the device, from memory pinned as in the trial; None without such a device, or where
+    not measured."""
     ceilings: Ceilings | None = None
-    """What the two rates above come from, where this trial measured them itself."""
+    """What the rates above come from, where this trial measured them itself."""
     breakdown: TimeBreakdown | None = None
     """Where the time goes; None where not asked for."""
     loader_costs: LoaderCosts | None = None
@@ -179,6 +187,10 @@ class Measurement(FrozenModel):
     """The tokens of a sample; None where a batch has no lengths."""
     lengths: Lengths | None = None
     """Lengths of items, and what batches of like lengths would win; None where not asked for, or all are equal."""
+    activations: Activations | None = None
+    """What is kept for the backward pass; None where not asked for, in groups, and where the model is compiled."""
+    model_state: ModelState | None = None
+    """Parameters, gradients and the optimizer's state, of one rank; None where not asked for."""
     ranks: tuple[RankFigures, ...] = ()
     """Each rank's own figures, in order; () where there is one process. Everything else here is the group's: its rate
     and window, the worst rank's waits, busy fraction and memory."""

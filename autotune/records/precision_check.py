@@ -88,9 +88,13 @@ def needs_guard(config: TrainingConfig, baseline: TrainingConfig) -> bool:
     return is_cheaper and guard_key(config) != guard_key(baseline)
 
 
-def guard_key(config: TrainingConfig) -> tuple[str, bool]:
-    """What the guard's answer depends on."""
-    return config.amp_dtype, config.compile
+def guard_key(config: TrainingConfig) -> tuple[str, str]:
+    """What the guard's answer depends on: the precision, and the mode of a compiled model, "" for another.
+
+    A fused optimizer, which computes the same formulas in the same precision, is not compared by itself: it would cost
+    a process to see what rounding changes. It is part of the comparison where the trial that brings it on has it.
+    """
+    return config.amp_dtype, config.compile_mode if config.compile else ""
 
 
 def shortfall(figures: PrecisionFigures) -> Note | None:

@@ -15,7 +15,7 @@ from autotune.analysis.decisions.run_spread import rate_of_runs
 from autotune.diagnosis.strategies import best_known_ranks
 from autotune.frozen import FrozenModel
 from autotune.records.breakdown import PARTS, LoaderCosts, Share, TimeBreakdown
-from autotune.records.ceilings import Headroom, device_key, headroom_of, loader_key
+from autotune.records.ceilings import Headroom, copy_key, device_key, headroom_of, loader_key
 from autotune.records.conditions import DeviceConditions
 from autotune.records.host_load import HostLoad, join_loads
 from autotune.records.lengths import Lengths, Tokens
@@ -49,6 +49,7 @@ _Wanted = tuple[str, int | None, TrainingConfig | None, Ratio | None]
 _BESIDE_THE_RATE = (
     "loader_ceiling",
     "device_ceiling",
+    "copy_ceiling",
     "fullness",
     "loader_costs",
     "communication",
@@ -56,7 +57,7 @@ _BESIDE_THE_RATE = (
     "lengths",
 )
 """What the first run that measured it tells for all."""
-_CEILING_KEYS = {"loader": loader_key, "device": device_key}
+_CEILING_KEYS = {"loader": loader_key, "device": device_key, "copy": copy_key}
 """What the ceiling of a side depends on."""
 
 
@@ -93,6 +94,8 @@ class Figures(FrozenModel):
     """Samples/s of the loader alone, in these settings; null where not measured."""
     device_ceiling: float | None = None
     """Samples/s of the device alone, on batches that it already holds; null where not measured."""
+    copy_ceiling: float | None = None
+    """Samples/s of copying batches to the device alone; null where nothing is copied, or it was not measured."""
     breakdown: TimeBreakdown | None = None
     """Where the time goes, profiled in one run; its waits for data are the mean over the runs."""
     busy_readings: tuple[BusyReading, ...] = ()
@@ -114,11 +117,16 @@ class Figures(FrozenModel):
 
     @property
     def headroom(self) -> Headroom | None:
-        """Where the rate is between the ceilings; None where one of them was not measured."""
+        """Where the rate is between the ceilings; None where the loader's or the device's was not measured."""
         if not self.loader_ceiling or not self.device_ceiling:
             return None
         rate = self.samples_per_s.value
-        return headroom_of(rate, loader_ceiling=self.loader_ceiling, device_ceiling=self.device_ceiling)
+        return headroom_of(
+            rate,
+            loader_ceiling=self.loader_ceiling,
+            device_ceiling=self.device_ceiling,
+            copy_ceiling=self.copy_ceiling,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ torch when they are called.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
@@ -42,6 +43,7 @@ AMP_DTYPES: tuple[AmpDtype, ...] = get_args(AmpDtype)
 
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 """torch.compile's own names."""
+_GRAPH_MODES = frozenset({"reduce-overhead", "max-autotune"})
 NumaBinding = Literal["node", "exclusive"]
 """Names of torchrun's --numa-binding."""
 
@@ -90,7 +92,7 @@ class TrainingConfig(FrozenModel):
     other, and two runs of one seed are not alike bit for bit."""
     worker_threads: _Count | None = None
     """Threads of one operation in each loader worker, of torch, OpenCV, BLAS and OpenMP; None: as these have it, which
-    is one for torch and one a core for the others."""
+    is one for torch and one a core for the others. In forked workers torch keeps its one."""
     channels_last: _Flag = False
     """Keep 4-D tensors of the model and the batch in channels-last layout."""
     compile: _Flag = False
@@ -149,6 +151,11 @@ class TrainingConfig(FrozenModel):
         return own / theirs
 
     @property
+    def records_graphs(self) -> bool:
+        """Whether torch.compile records CUDA graphs, where the device has them. Source: torch.compile, its modes."""
+        return self.compile and self.compile_mode in _GRAPH_MODES
+
+    @property
     def loader_settings(self) -> dict[str, object]:
         """The settings that a DataLoader takes under their own names."""
         return {name: getattr(self, name) for name in LOADER_ARGUMENTS}
@@ -158,14 +165,24 @@ class TrainingConfig(FrozenModel):
         """Batches that each worker prepares in advance, torch's number where none is given; 0 without workers."""
         return (self.prefetch_factor or TORCH_PREFETCH_FACTOR) if self.num_workers else 0
 
-    def dataloader_kwargs(self) -> dict[str, Any]:
+    def dataloader_kwargs(self, worker_init_fn: Callable[[int], None] | None = None) -> dict[str, Any]:
         """Arguments for torch.utils.data.DataLoader in each process: under dp, `batch_size` is that of all devices.
 
         With a token budget there is no `batch_size`, which a DataLoader refuses beside the batch sampler that
-        `max_tokens` goes to.
+        `max_tokens` goes to. With `worker_threads` there is a `worker_init_fn`, which sets them.
+
+        Args:
+            worker_init_fn: Your own, which a DataLoader can't be given twice: it runs in each worker after that.
         """
         size = {} if self.max_tokens is not None else {"batch_size": self.loader_batch_size}
-        return {**size, **self.loader_settings}
+        return {**size, **self.loader_settings, **self._worker_init(worker_init_fn)}
+
+    def _worker_init(self, own: Callable[[int], None] | None) -> dict[str, Any]:
+        if self.worker_threads is None:
+            return {} if own is None else {"worker_init_fn": own}
+        from autotune.settings.applied.worker_threads import limited
+
+        return {"worker_init_fn": limited(own, self.worker_threads)}
 
     def loader(self, loader: DataLoader[Any]) -> DataLoader[Any]:
         """A copy of your DataLoader with these settings, as trials load by; all else is as in yours.
@@ -175,17 +192,18 @@ class TrainingConfig(FrozenModel):
         """
         from autotune.settings.applied.loader import inner_loader, loader_like
 
-        return loader_like(inner_loader(loader), self.loader_settings, self.loader_batch_size)
+        inner = inner_loader(loader)
+        return loader_like(inner, self.loader_settings, self.loader_batch_size, worker_threads=self.worker_threads)
 
     def prepare(self, model: nn.Module, device: str | torch.device | None = None) -> nn.Module:
         """The model as trials train it, and this process set up as theirs.
 
         The model is moved to the device and into its layout, in place. Handed on is what to call: under strategy ddp
         the model in DistributedDataParallel, under dp in DataParallel, compiled if asked. Make the optimizer
-        afterwards. The current device, the threads of an operation and, with tf32, the precision of float32 products
-        are set for the whole process, and stay: prepare one configuration a process. Trials call `model.train()`; here
-        the model keeps its mode. What remains with you is each rank's DistributedSampler, and starting training with
-        the malloc that trials had (the head of recommended.yaml says how).
+        afterwards. The current device, the threads of an operation, cuDNN's benchmark and, with tf32, the precision of
+        float32 products are set for the whole process, and stay: prepare one configuration a process. Trials call
+        `model.train()`; here the model keeps its mode. What remains with you is each rank's DistributedSampler, and
+        starting training with the malloc that trials had (the head of recommended.yaml says how).
 
         Args:
             model: The model, uncompiled and in no wrapper.
@@ -230,6 +248,10 @@ class TrainingConfig(FrozenModel):
         place = own_device(is_rank=False) if device is None else torch.device(device)
         return moved(batch, place, channels_last=self.channels_last, non_blocking=self.pin_memory)
 
+    def optimizer_kwargs(self) -> dict[str, Any]:
+        """Arguments for your optimizer: `lr`, and `fused` where it is on; an optimizer of torch's takes both."""
+        return {"lr": self.lr, **({"fused": True} if self.fused else {})}
+
     def accumulator(
         self,
         model: nn.Module,
@@ -242,7 +264,7 @@ class TrainingConfig(FrozenModel):
 
         Args:
             model: What `prepare` has handed on.
-            optimizer: Over its parameters, with this configuration's `lr`.
+            optimizer: Over its parameters, made with `optimizer_kwargs`.
             device: Where it trains; None: where the model's first parameter lies.
             scaler: A GradScaler of your own for float16; None: `grad_scaler`.
         """
@@ -260,6 +282,7 @@ class TrainingConfig(FrozenModel):
             autocast=partial(self.autocast, place) if self.amp_dtype in _AUTOCAST else None,
             no_sync=getattr(model, "no_sync", None) if is_synced else None,  # a compiled model hands it on
             gathers=self.strategy == "dp",
+            records_graphs=self.records_graphs and torch.device(place).type == "cuda",
         )
 
     def autocast(self, device: str | torch.device) -> AbstractContextManager[Any]:

@@ -17,6 +17,7 @@ from autotune.space.binding import can_bind, cores_left, effective_binding, refu
 
 __all__ = [
     "DATA_PARALLEL_KINDS",
+    "GRAPH_KINDS",
     "GROUP_BACKENDS",
     "HOOK_DTYPES",
     "coarse_exchange",
@@ -32,6 +33,8 @@ __all__ = [
     "without_effect",
 ]
 
+GRAPH_KINDS: frozenset[DeviceKind] = frozenset({"cuda", "rocm"})
+"""Devices whose kernels torch.compile records as CUDA graphs, and whose convolutions cuDNN or MIOpen computes."""
 GROUP_BACKENDS: dict[DeviceKind, str] = {"cuda": "nccl", "rocm": "nccl", "xpu": "xccl", "cpu": "gloo"}
 """What the ranks of a group exchange gradients by, for each kind of device that can."""
 DATA_PARALLEL_KINDS: frozenset[DeviceKind] = frozenset({"cuda", "rocm"})
@@ -45,6 +48,7 @@ def obstacle(config: TrainingConfig, facts: WorkloadFacts, environment: Environm
     """Why a configuration can't be measured with this workload on this machine, or None."""
     return (
         _beyond_the_data(config, facts, drop_last=drop_last)
+        or _beyond_the_optimizer(config, facts)
         or _beyond_the_machine(config, environment)
         or _beyond_the_group(config, facts, environment)
         or refused_binding(config.numa_binding, _devices_on_host(config, environment), environment)
@@ -130,6 +134,14 @@ def without_effect(config: TrainingConfig, facts: WorkloadFacts, environment: En
         ("persistent_workers", "tf_data", config.persistent_workers and facts.is_tf_data),
         ("worker_threads", "tf_data", config.worker_threads is not None and facts.is_tf_data),
         ("channels_last", "no_4d_input", config.channels_last and not facts.has_4d_input),
+        ("compile_mode", "no_cuda_graphs", _lacks_graphs(config.compile_mode, environment)),
+        ("cudnn_benchmark", "no_cudnn", config.cudnn_benchmark and not _has_cudnn(environment)),
+        (
+            "cudnn_benchmark",
+            "no_convolutions",
+            config.cudnn_benchmark and _has_cudnn(environment) and not facts.has_convolutions,
+        ),
+        ("fused", "no_fused_optimizer", config.fused and not facts.optimizer.can_fuse),
         ("numa_binding", "no_affinity", is_bound and not can_bind(environment)),
         ("numa_binding", "one_numa_node", is_bound and can_bind(environment) and binding is None),
         ("ddp.find_unused_parameters", "static_graph", ddp.find_unused_parameters and ddp.static_graph),
@@ -149,8 +161,12 @@ def normalised(settings: dict[str, object], facts: WorkloadFacts, environment: E
         result.update(NEUTRAL_WITHOUT_WORKERS)
     if facts.is_tf_data:
         result.update(persistent_workers=False, worker_threads=None)
-    if not result.get("compile"):
+    if not result.get("compile") or _lacks_graphs(result.get("compile_mode"), environment):
         result["compile_mode"] = "default"
+    if not (_has_cudnn(environment) and facts.has_convolutions):
+        result["cudnn_benchmark"] = False
+    if not facts.optimizer.can_fuse:
+        result["fused"] = False
     if environment.has_only_ram:
         result["pin_memory"] = False
     if environment.device_kind != "cuda" and result.get("amp_dtype") == "tf32":
@@ -182,6 +198,25 @@ def _beyond_the_data(config: TrainingConfig, facts: WorkloadFacts, *, drop_last:
             "pass batch_sampler as a callable (dataset, batch_size) to have it tuned"
         )
     return None
+
+
+def _beyond_the_optimizer(config: TrainingConfig, facts: WorkloadFacts) -> str | None:
+    """A script makes its optimizer itself, fused or not."""
+    if not config.fused or facts.optimizer.can_fuse or facts.script is not None:
+        return None
+    return (
+        "fused needs an optimizer of torch's that has a fused implementation (SGD, Adam, AdamW, Adagrad), and dense "
+        f"gradients of real numbers, but got {facts.optimizer.name}, which can't have it here; leave fused out"
+    )
+
+
+def _has_cudnn(environment: Environment) -> bool:
+    return environment.device_kind in GRAPH_KINDS
+
+
+def _lacks_graphs(compile_mode: object, environment: Environment) -> bool:
+    """Whether a mode would do nothing but record CUDA graphs, on a device that has none."""
+    return compile_mode == "reduce-overhead" and environment.device_kind not in GRAPH_KINDS
 
 
 def _beyond_the_machine(config: TrainingConfig, environment: Environment) -> str | None:

@@ -108,11 +108,31 @@ def _device_ranges(basis: Basis) -> dict[str, Domain]:
         "amp_dtype": Choices(values=environment.native_amp_dtypes),
         "channels_last": _choices(False, basis.facts.has_4d_input),
         "compile": _choices(False, baseline.compile),
-        "compile_mode": _choices("default", baseline.compile_mode),
-        "cudnn_benchmark": _choices(False, baseline.cudnn_benchmark),
-        "fused": _choices(False, baseline.fused),
+        "compile_mode": _choices("default", *_graph_modes(basis), baseline.compile_mode),
+        "cudnn_benchmark": _choices(False, _may_benchmark(basis), baseline.cudnn_benchmark),
+        "fused": _choices(False, basis.facts.optimizer.can_fuse, baseline.fused),
         "intra_op_threads": _choices(None, *threads, baseline.intra_op_threads),
     }
+
+
+def _graph_modes(basis: Basis) -> list[SettingValue]:
+    """CUDA graphs, where the model may be compiled: each shape of a batch would be recorded by itself.
+
+    max-autotune compiles for minutes: it is tried where it is listed.
+    """
+    compiles = True in basis.given.get("compile", (basis.baseline.compile,))
+    is_worthwhile = basis.environment.device_kind == "cuda" and bool(basis.facts.has_fixed_shapes)
+    return ["reduce-overhead"] if compiles and is_worthwhile else []
+
+
+def _may_benchmark(basis: Basis) -> bool:
+    """Whether cuDNN's timing of its algorithms can pay: each shape is timed anew, and the choice may differ each time.
+
+    Source: pytorch.org, "Performance Tuning Guide", "Enable cuDNN auto-tuner", and "Reproducibility".
+    """
+    facts = basis.facts
+    is_reached = basis.environment.device_kind in rules.GRAPH_KINDS and facts.has_convolutions
+    return is_reached and bool(facts.has_fixed_shapes) and not facts.is_deterministic
 
 
 def _rank_ranges(basis: Basis) -> dict[str, Domain]:

@@ -17,6 +17,11 @@ from autotune.space.domains import group_sizes
 
 __all__ = ["space_notes"]
 
+_SILENT = (
+    *("amp_dtype", "channels_last", "compile_mode", "cudnn_benchmark", "fused", "persistent_workers", "pin_memory"),
+)
+"""Settings of which single values may have no effect."""
+
 
 def space_notes(basis: Basis, domains: Mapping[str, Domain]) -> tuple[Note, ...]:
     """The notes, in the order of the settings in a report."""
@@ -44,7 +49,7 @@ def _without_effect(basis: Basis) -> Iterator[Note]:
     facts, environment = basis.facts, basis.environment
     for setting, reason in without_effect(basis.baseline, facts, environment).items():
         yield note("baseline_without_effect", setting=setting, reason=reason, device=environment.device)
-    for setting in ("amp_dtype", "channels_last", "persistent_workers", "pin_memory"):
+    for setting in _SILENT:
         for value in basis.given.get(setting, ()):
             config = TrainingConfig().model_copy(update={setting: value})
             found = without_effect(config, facts, environment).get(setting)

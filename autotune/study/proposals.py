@@ -37,6 +37,7 @@ _MANY_WORKERS_PER_CORE = 4
 """Workers for data that waits for I/O, by cores: our own convention."""
 # Settings that may explain a failure by themselves: of each, torch runs other code for every value.
 _SWITCHES = ("amp_dtype", "channels_last", "compile", "strategy")
+_LESSER_SWITCHES = ("fused", "cudnn_benchmark")  # that explain what none of these does: they fail more rarely
 _DDP_SWITCHES = ("gradient_as_bucket_view", "static_graph", "find_unused_parameters", "comm_hook")
 
 
@@ -83,7 +84,7 @@ def first_guesses(space: ResolvedSpace) -> list[Params]:
     batch: Params = {space.batch_setting: max(whole_numbers(space.domains[space.batch_setting]))}
     fastest_first = ("bfloat16", "float16", "tf32", "float32")
     fastest = next(dtype for dtype in fastest_first if dtype in space.domains["amp_dtype"])
-    device: Params = {"amp_dtype": fastest, "channels_last": True}
+    device: Params = {"amp_dtype": fastest, "channels_last": True, "fused": True, "cudnn_benchmark": True}
     many: Params = {"num_workers": _MANY_WORKERS_PER_CORE * cores}
     quiet: Params = {"intra_op_threads": 1}
     wishes = [loader, *({**loader, **batch, **more} for more in ({}, *_other_ranks(space, own), quiet, device, many))]
@@ -101,12 +102,16 @@ def explaining_setting(
 ) -> tuple[str, frozenset[SettingValue]] | None:
     """The switch whose values all failures have and no success has, with those values; None if not exactly one.
 
-    Only precision, layout, compilation and the strategy explain a failure: a model that can't run in half precision
-    says nothing against the rest of the space. Where all failures have one setting of DistributedDataParallel that is
-    not torch's own, that one explains them before the strategy does.
+    Only switches of the step explain a failure: a model that can't run in half precision says nothing against the rest
+    of the space. Where all failures have one setting of DistributedDataParallel that is not torch's own, that one
+    explains them before the strategy does, and a mode of torch.compile that is not its own before compilation does.
     """
     good = list(succeeded)
-    plain = {name: values for name in _SWITCHES if (values := _values_of_failures_alone(name, failed, good))}
+    plain = _explaining(_SWITCHES, failed, good)
+    modes = _values_of_failures_alone("compile_mode", failed, good)
+    if modes and modes.isdisjoint({"default"}):
+        plain = {name: values for name, values in plain.items() if name != "compile"} | {"compile_mode": modes}
+    plain = plain or _explaining(_LESSER_SWITCHES, failed, good)
     torchs = _ddp_values(DdpConfig())
     own = {
         name: values
@@ -116,6 +121,13 @@ def explaining_setting(
     if len(own) == 1:
         plain = {name: values for name, values in plain.items() if name != "strategy"} | own
     return next(iter(plain.items())) if len(plain) == 1 else None
+
+
+def _explaining(
+    names: Iterable[str], failed: Sequence[TrainingConfig], succeeded: Sequence[TrainingConfig]
+) -> dict[str, frozenset[SettingValue]]:
+    """Of some switches those whose values no success has, with the values."""
+    return {name: values for name in names if (values := _values_of_failures_alone(name, failed, succeeded))}
 
 
 def _values_of_failures_alone(

@@ -39,6 +39,8 @@ class FakeTrial:
     """Rate of the loader alone; None: twice the rate in a trial, and unknown in curves."""
     device_ceiling: float | None = None
     """Rate of the device alone; None: the rate over the busy fraction; in curves unknown where that is 1."""
+    copy_ceiling: float | None = None
+    """Rate of copying batches to the device alone; None: no copy is known."""
     passes_guard: bool = True
     """Whether it passes the precision guard; otherwise its last loss is `broken_loss`."""
     broken_loss: float = inf

@@ -77,7 +77,8 @@ def fake_measurement(
     """The measurement of a trial that runs well; `noise` gives factors around 1."""
     window = _window(trial.samples_per_s * noise(), noise, job)
     rate, extras = window_rate(window), job.extras
-    ceilings = fake_ceilings(trial, loader=extras.loader_ceiling, device=extras.device_ceiling)
+    asked = {"loader": extras.loader_ceiling, "device": extras.device_ceiling, "copy": extras.copy_ceiling}
+    ceilings = fake_ceilings(trial, **asked)
     has_batches = extras.device_ceiling or extras.breakdown
     measurement = Measurement(
         samples_per_s=rate.value,
@@ -95,6 +96,7 @@ def fake_measurement(
         ceilings=ceilings,
         loader_ceiling=ceilings.loader and ceilings.loader.samples_per_s,
         device_ceiling=ceilings.device and ceilings.device.samples_per_s,
+        copy_ceiling=ceilings.copy and ceilings.copy.samples_per_s,
         breakdown=_breakdown(trial) if extras.breakdown else None,
         loader_costs=_loader_costs(trial) if extras.breakdown else None,
         communication=trial.communication if has_batches else None,
@@ -123,11 +125,15 @@ def _as_group(measurement: Measurement, ranks: int, environment: Environment) ->
     return measurement.model_copy(update={"ranks": figures})
 
 
-def fake_ceilings(trial: FakeTrial, *, loader: bool, device: bool) -> Ceilings:
-    """The ceilings that are asked for."""
+def fake_ceilings(trial: FakeTrial, *, loader: bool, device: bool, copy: bool = False) -> Ceilings:
+    """The ceilings that are asked for; no copy's where none is known."""
     alone = trial.loader_ceiling or 2 * trial.samples_per_s
     on_device = trial.device_ceiling or trial.samples_per_s / max(trial.busy_fraction, 1e-9)
-    return Ceilings(loader=_ceiling(alone) if loader else None, device=_ceiling(on_device) if device else None)
+    return Ceilings(
+        loader=_ceiling(alone) if loader else None,
+        device=_ceiling(on_device) if device else None,
+        copy=_ceiling(trial.copy_ceiling) if copy and trial.copy_ceiling else None,
+    )
 
 
 def _ceiling(samples_per_s: float) -> Ceiling:

@@ -50,7 +50,11 @@ from autotune.testing.fake_figures import (
 __all__ = ["FakeLauncher"]
 
 _UNKNOWN = "the cost model does not say"
-_SETTINGS = {"loader": {*LOADER_SETTINGS, "micro_batch_size", "max_tokens"}, "device": DEVICE_SETTINGS}
+_SETTINGS = {
+    "loader": {*LOADER_SETTINGS, "micro_batch_size", "max_tokens"},
+    "device": DEVICE_SETTINGS,
+    "copy": {"pin_memory"},
+}
 """What the points of a curve may differ in."""
 _DONE = TrialResult(outcome="ok")
 
@@ -137,22 +141,29 @@ class FakeLauncher:
         return Curves(
             loader=tuple(self._point("loader", config, job) for config in (job.config, *loader)),
             device=tuple(self._point("device", config, job) for config in (job.config, *device)),
+            copy=self._copies(job),
         )
 
-    def _point(self, side: Literal["loader", "device"], config: TrainingConfig, job: CurvesJob) -> CurvePoint:
+    def _copies(self, job: CurvesJob) -> tuple[CurvePoint, ...]:
+        """Copies from pageable and from pinned memory, where the cost model knows any."""
+        other = job.config.model_copy(update={"pin_memory": not job.config.pin_memory})
+        known = [config for config in (job.config, other) if self.cost(config).copy_ceiling]
+        return tuple(self._point("copy", config, job) for config in known)
+
+    def _point(self, side: Literal["loader", "device", "copy"], config: TrainingConfig, job: CurvesJob) -> CurvePoint:
         trial, limit = self.cost(config), job.process.limit_bytes
         peak = trial.peak_memory_bytes if side == "device" else None
         is_device_unknown = trial.device_ceiling is None and trial.busy_fraction == 1
-        is_unknown = is_device_unknown if side == "device" else trial.loader_ceiling is None
+        unknown = {"loader": trial.loader_ceiling is None, "device": is_device_unknown, "copy": False}
         ceiling, reason = None, ""
         if trial.outcome != "ok" or trial.hangs:
             peak, reason = None, trial.reason or trial.outcome
         elif peak is not None and limit is not None and peak > limit:
             peak, reason = None, "the device ran out of memory"
-        elif is_unknown:
+        elif unknown[side]:
             reason = _UNKNOWN
         else:
-            ceiling = getattr(fake_ceilings(trial, loader=True, device=True), side)
+            ceiling = getattr(fake_ceilings(trial, loader=True, device=True, copy=True), side)
         changed = changed_settings(config, job.config).items()
         changes: dict[str, object] = {name: after for name, (_, after) in changed if name in _SETTINGS[side]}
         return CurvePoint(changes=changes, ceiling=ceiling, reason=reason, peak_memory_bytes=peak)

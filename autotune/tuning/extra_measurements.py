@@ -6,7 +6,7 @@ Each ceiling is measured once for the settings that it depends on; a CeilingBook
 from __future__ import annotations
 
 from autotune.protocol.jobs import NO_EXTRAS, Extras, WindowRules
-from autotune.records.ceilings import CeilingBook, device_key, loader_key
+from autotune.records.ceilings import CeilingBook, copy_key, device_key, loader_key
 from autotune.records.measurement import Ceilings
 from autotune.records.trial import TrialResult
 from autotune.settings.training_config import TrainingConfig
@@ -26,13 +26,16 @@ def extras_of(config: TrainingConfig, book: CeilingBook, window: WindowRules, *,
     return Extras(
         loader_ceiling=book.needs_loader(config),
         device_ceiling=book.needs_device(config),
+        copy_ceiling=book.needs_copy(config),
         stretch_s=_stretch_s(window),
     )
 
 
 def everything(window: WindowRules) -> Extras:
-    """Both ceilings, and where the time goes."""
-    return Extras(loader_ceiling=True, device_ceiling=True, breakdown=True, stretch_s=_stretch_s(window))
+    """All ceilings, and where the time goes."""
+    return Extras(
+        loader_ceiling=True, device_ceiling=True, copy_ceiling=True, breakdown=True, stretch_s=_stretch_s(window)
+    )
 
 
 def with_ceilings(
@@ -46,15 +49,17 @@ def with_ceilings(
     if measurement is None:
         return result
     own = measurement.ceilings or Ceilings()
-    book.keep(config, loader=own.loader, device=own.device)
+    book.keep(config, loader=own.loader, device=own.device, copy=own.copy)
     book.give_up(
         config,
         loader=asked.loader_ceiling and own.loader is None,
         device=asked.device_ceiling and own.device is None,
+        copy=asked.copy_ceiling and own.copy is None,
     )
     known = {
         "loader_ceiling": book.loader.get(loader_key(config)),
         "device_ceiling": book.device.get(device_key(config)),
+        "copy_ceiling": book.copy.get(copy_key(config)),
     }
     missing = {
         name: ceiling.samples_per_s

@@ -46,7 +46,7 @@ _CLOSING_TRIALS = 3
 
 _REPEAT_WINDOW = WindowRules(max_s=2.0)
 """Another process tells more than a longer window does: our own convention, as short as a trial's may be."""
-_THOROUGH_EXTRAS = Extras(loader_ceiling=True, device_ceiling=True, stretch_s=1.0)
+_THOROUGH_EXTRAS = Extras(loader_ceiling=True, device_ceiling=True, copy_ceiling=True, stretch_s=1.0)
 """What decides whether a search may end is not left to stretches of 0.2 s: our own convention, five times as long."""
 
 

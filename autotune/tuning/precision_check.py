@@ -26,9 +26,9 @@ class PrecisionGuard:
 
     runner: TrialRunner
     baseline: TrainingConfig
-    answers: dict[tuple[str, bool], TrialResult] = field(default_factory=dict)
+    answers: dict[tuple[str, str], TrialResult] = field(default_factory=dict)
     """Figures of each precision that was compared; of one that may not win also outcome and reason."""
-    _under_way: dict[tuple[str, bool], Lock] = field(default_factory=dict)
+    _under_way: dict[tuple[str, str], Lock] = field(default_factory=dict)
     """Held while a precision is compared: trials of it that end meanwhile wait for the answer."""
 
     def recall(self, record: TrialRecord) -> None:
@@ -60,6 +60,7 @@ class PrecisionGuard:
             update={**batch, "grad_accum_steps": 1, "num_workers": 0, **NEUTRAL_WITHOUT_WORKERS}
         )
         name = f"guard-{config.amp_dtype}" + ("-compile" if config.compile else "")
+        name += f"-{config.compile_mode}" if config.compile_mode != "default" else ""
         report = self.runner.guard(compared, name=name, deadline_s=deadline_s)
         figures, result = report.guard, report.result
         if result.outcome != "ok" or figures is None:

@@ -27,7 +27,7 @@ HF = {
 
 _NAMES = (
     *("per_device_train_batch_size", "learning_rate", "bf16", "fp16"),
-    *("tf32", "torch_compile", "dataloader_num_workers", "optimizer"),
+    *("tf32", "torch_compile", "torch_compile_mode", "dataloader_num_workers", "optimizer", "optim"),
     *("dataloader_prefetch_factor", "ddp_bucket_cap_mb", "mixed_precision", "num_processes"),
     *("distributed_type", "dynamo_config", "train_batch_size", "train_micro_batch_size_per_gpu"),
     *("gradient_accumulation_steps", "zero_optimization", "use_cpu", "micro_batch_size"),
@@ -64,6 +64,23 @@ def test_prefetching_of_the_file_goes_where_config_takes_the_workers_away() -> N
     file = {**HF, "dataloader_prefetch_factor": 4, "dataloader_persistent_workers": True}
     baseline = plan_of("hf", file, CONFIG, "baseline.num_workers=0")[0].baseline
     assert (baseline.num_workers, baseline.prefetch_factor, baseline.persistent_workers) == (0, None, False)
+
+
+def test_a_fused_optimizer_of_the_file_waits_for_an_optimizer_of_the_workload() -> None:
+    file = {**HF, "optim": "adamw_torch_fused"}
+    plan, told = plan_of("hf", file)
+    assert plan.baseline.fused is False
+    assert "optim" in {one.get("name") for one in told}
+    config = "workload: {model: 'torch.nn:Identity', dataset: 'train:data', optimizer: 'train:optimizer'}\n"
+    assert plan_of("hf", file, config)[0].baseline.fused is True
+    assert plan_of("hf", file, config, "baseline.fused=false")[0].baseline.fused is False
+
+
+def test_a_mode_of_the_compiler_goes_where_config_does_not_compile() -> None:
+    file = {**HF, "torch_compile": True, "torch_compile_mode": "reduce-overhead"}
+    assert plan_of("hf", file)[0].baseline.compile_mode == "reduce-overhead"
+    baseline = plan_of("hf", file, CONFIG, "baseline.compile=false")[0].baseline
+    assert (baseline.compile, baseline.compile_mode) == (False, "default")
 
 
 def test_arguments_of_ddp_wait_for_ranks_and_are_said_where_there_are_none() -> None:

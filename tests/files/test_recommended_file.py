@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from functools import partial
 from math import exp
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -27,7 +27,7 @@ from autotune.settings.budget import Budget
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.environment import Environment
 from autotune.settings.objective import Objective
-from autotune.settings.training_config import AMP_DTYPES, TrainingConfig
+from autotune.settings.training_config import AMP_DTYPES, CompileMode, TrainingConfig
 from autotune.settings.workload import OptimizerFacts, WorkloadFacts
 from autotune.space.learning_rate import LrAdvice
 from tests.factories import said
@@ -53,7 +53,7 @@ def training_configs(draw: st.DrawFn) -> TrainingConfig:
     megabytes = st.none() | st.floats(min_value=0, exclude_min=True, allow_infinity=False)
     num_workers = draw(st.integers(0, 64))
     strategy = draw(st.sampled_from(["single", "dp", "ddp"]))
-    accum = draw(counts)
+    accum, is_compiled = draw(counts), strategy != "dp" and draw(flags)
     ddp = st.builds(
         DdpConfig,
         bucket_cap_mb=megabytes,
@@ -76,7 +76,12 @@ def training_configs(draw: st.DrawFn) -> TrainingConfig:
         pin_memory=draw(flags),
         in_order=draw(flags) if num_workers else True,
         channels_last=draw(flags),
-        compile=strategy != "dp" and draw(flags),
+        worker_threads=draw(st.none() | counts) if num_workers else None,
+        compile=is_compiled,
+        compile_mode=draw(st.sampled_from(get_args(CompileMode))) if is_compiled else "default",
+        cudnn_benchmark=draw(flags),
+        fused=draw(flags),
+        numa_binding=draw(st.sampled_from([None, "node", "exclusive"])),
         intra_op_threads=draw(st.none() | counts),
         world_size=1 if strategy == "single" else draw(counts),
         strategy=strategy,

@@ -87,6 +87,10 @@ def test_axolotl_does_by_itself_what_is_said_of_it(axolotl: dict[str, Any]) -> N
         "fsdp",
         "fsdp_config",
     }
+    schema = source("axolotl", "axolotl/utils/schemas/config.py")
+    modes = ", ".join(f'"{mode}"' for name in AXOLOTL.names for mode in name.among)
+    assert f"torch_compile_mode: Literal[{modes}] | None" in schema
+    assert 'dataloader_params["worker_init_fn"] = partial(' in source("axolotl", "axolotl/core/trainers/base.py")
     without = function(tree("axolotl", "axolotl/utils/schemas/config.py"), "default_dataloader_opts")
     assert "data['dataloader_prefetch_factor'] = 256" in without
     assert all(f"data.get('{name}') is None" in without for name in ("dataloader_num_workers", "dataloader_pin_memory"))
@@ -115,7 +119,12 @@ def test_ultralytics_does_by_itself_what_is_said_of_it(ultralytics: dict[str, An
     steps = function(trainer, "_build_train_pipeline")
     assert "max(round(self.args.nbs / self.batch_size), 1)" in steps
     assert "self.batch_size // max(self.world_size, 1)" in steps
-    assert "ignoring 'lr0=" in function(trainer, "build_optimizer")
+    optimizers = function(trainer, "build_optimizer")
+    assert "ignoring 'lr0=" in optimizers
+    assert "{'fused': True} if name in {'Adam', 'AdamW'}" in optimizers
+    assert "mode=self.args.compile" in ast.unparse(trainer)
+    assert "torch.compile(model, mode=mode" in source("ultralytics", "ultralytics/utils/torch_utils.py")
+    assert "cv2.setNumThreads(0)" in source("ultralytics", "ultralytics/utils/__init__.py")
     setup = ast.unparse(trainer)
     assert "self.args.amp == 'bf16'" in setup
     assert "find_unused_parameters=not bool(self.args.compile)" in setup

@@ -36,7 +36,7 @@ def advised_kinds() -> set[str]:
     """Every kind of advice that the room gives, read from its calls; that on formats stands in a table."""
     calls = [
         node
-        for path in Path(autotune.diagnosis.__file__).parent.glob("*.py")
+        for path in Path(autotune.diagnosis.__file__).parent.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in GIVES_ADVICE
     ]

@@ -78,7 +78,7 @@ def test_each_precision_is_compared_once_at_the_users_batch_without_workers(tmp_
 
 def test_the_figures_stay_with_the_first_trial_of_a_precision(tmp_path: Path) -> None:
     search = searched(tmp_path, FakeLauncher(), n_trials=24)
-    firsts: dict[tuple[str, bool], TrialRecord] = {}
+    firsts: dict[tuple[str, str], TrialRecord] = {}
     for record in search.study.records:
         firsts.setdefault(guard_key(record.config), record)
     held = [record for record in search.study.records if record.result.guard is not None]

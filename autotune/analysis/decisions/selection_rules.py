@@ -48,6 +48,7 @@ def simplicity(config: TrainingConfig) -> tuple[int, ...]:
         AMP_DTYPES.index(config.amp_dtype),
         config.grad_accum_steps,
         *(int(getattr(config, name) != default) for name, default in _SWITCHES),
+        int(config.compile_mode != "default"),
         config.prefetch_factor or 0,
         config.intra_op_threads or 0,
         0 if config.ddp is None else len(config.ddp.model_dump(exclude_defaults=True)),

@@ -21,6 +21,9 @@ __all__ = ["AMPLE", "chance_to_run", "expected_gain", "has_failed", "most_gain",
 AMPLE = 1.25
 """A side that is this many times as fast as the other, uncertainty included, does not limit the rate: our own
 convention."""
+_SHORT_COPY = 0.01
+"""Share of a run's time, uncertainty included, below which its copies can't matter, however they are made: our own
+convention, as little as a search expects to win before it ends."""
 _CERTAINTY = 0.99
 """That a failure was not the machine's: our own convention."""
 _INTERVAL_SDS = (-2, 2)
@@ -47,12 +50,13 @@ def expected_gain(forecast: Forecast, best_samples_per_s: float) -> Floats:
 
 
 def most_gain(forecast: Forecast, best_samples_per_s: float) -> Floats:
-    """The most that each can gain: the rate of its slower side, at the upper end of its interval."""
-    most = _INTERVAL_SDS[1]
-    slower = np.minimum(
-        forecast.loader * np.exp(most * forecast.loader_sd), forecast.device * np.exp(most * forecast.device_sd)
-    )
-    return np.maximum(slower / best_samples_per_s - 1, 0.0)
+    """The most that each can gain: the rate of its slowest side, at the upper end of its interval.
+
+    Even copies that computing hides wholly hold a run up to their own rate.
+    """
+    _, fast = _sides(forecast)
+    gain: Floats = np.maximum(np.min(fast, axis=0) / best_samples_per_s - 1, 0.0)
+    return gain
 
 
 def redundant_among(
@@ -62,21 +66,29 @@ def redundant_among(
 
     More workers than a slow device needs change nothing, nor does a faster device with as many threads behind a slow
     loader; with fewer threads workers have more of the cores. Without workers both sides may limit the rate, one after
-    the other. A tried configuration counts only if it is among `configs`.
+    the other. Copies that are short change nothing, from memory that is pinned or not. A tried configuration counts
+    only if it is among `configs`.
     """
-    slow_loader, fast_loader = (forecast.loader * np.exp(sds * forecast.loader_sd) for sds in _INTERVAL_SDS)
-    slow_device, fast_device = (forecast.device * np.exp(sds * forecast.device_sd) for sds in _INTERVAL_SDS)
-    has_ample_loader, has_ample_device = slow_loader > AMPLE * fast_device, slow_device > AMPLE * fast_loader
+    (slow_loader, slow_device, slow_copy), (fast_loader, fast_device, fast_copy) = _sides(forecast)
+    # at worst nothing of a copy is hidden, at best all of it
+    slow_training, fast_training = 1 / (1 / slow_device + 1 / slow_copy), np.minimum(fast_device, fast_copy)
+    has_ample_loader, has_ample_device = slow_loader > AMPLE * fast_training, slow_training > AMPLE * fast_loader
+    has_short_copy = fast_training <= _SHORT_COPY * slow_copy
     places = {config: place for place, config in enumerate(configs)}
     tried_places = [places[config] for config in tried if config in places and config.num_workers > 0]
-    devices = {device_key(configs[place]) for place in tried_places if has_ample_loader[place]}
+
+    def trained(place: int) -> tuple[object, ...]:
+        """What the rate depends on of a configuration whose loader is ample."""
+        return (device_key(configs[place]), None if has_short_copy[place] else configs[place].pin_memory)
+
+    devices = {trained(place) for place in tried_places if has_ample_loader[place]}
     loaders = {_loader_with_threads(configs[place]) for place in tried_places if has_ample_device[place]}
     redundant = [
         config.num_workers > 0
-        and ((loads and device_key(config) in devices) or (trains and _loader_with_threads(config) in loaders))
-        for config, loads, trains in zip(configs, has_ample_loader, has_ample_device, strict=True)
+        and ((loads and trained(place) in devices) or (trains and _loader_with_threads(config) in loaders))
+        for place, (config, loads, trains) in enumerate(zip(configs, has_ample_loader, has_ample_device, strict=True))
     ]
-    return np.array(redundant, dtype=np.bool_)
+    return np.array(redundant, dtype=np.bool_) | _pins_in_vain(configs, forecast, tried)
 
 
 def has_failed(record: TrialRecord) -> bool:
@@ -101,6 +113,28 @@ def chance_to_run(
             shared = [sum(getattr(config, name) == suspects[name] for name in suspects) for config in configs]
             chances *= 1 - _CERTAINTY * np.array(shared) / len(suspects)
     return chances
+
+
+def _pins_in_vain(
+    configs: Sequence[TrainingConfig], forecast: Forecast, tried: Sequence[TrainingConfig]
+) -> NDArray[np.bool_]:
+    """Which configurations have a value of `pin_memory` that was not tried, and copies that can't limit them.
+
+    The same with a value that was tried tells as much. Where copies were not measured, or no such value is left, none.
+    """
+    (_, _, slow_copy), (fast_loader, fast_device, _) = _sides(forecast)
+    is_short = np.minimum(fast_loader, fast_device) <= _SHORT_COPY * slow_copy
+    known, has_run = {config.pin_memory for config in tried}, set(tried)
+    are_left = any(config.pin_memory in known and config not in has_run for config in configs)
+    is_other = np.array([config.pin_memory not in known for config in configs], dtype=np.bool_)
+    return np.asarray(np.isfinite(forecast.copy) & is_short & is_other & are_left, dtype=np.bool_)
+
+
+def _sides(forecast: Forecast) -> tuple[Floats, Floats]:
+    """The rates of loader, device and copies at the lower and at the upper end of their intervals, (3, configs)."""
+    rates = np.stack([forecast.loader, forecast.device, forecast.copy])
+    spread = _INTERVAL_SDS[1] * np.stack([forecast.loader_sd, forecast.device_sd, forecast.copy_sd])
+    return rates * np.exp(-spread), rates * np.exp(spread)
 
 
 def _loader_with_threads(config: TrainingConfig) -> tuple[object, ...]:

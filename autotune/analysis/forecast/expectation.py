@@ -24,6 +24,7 @@ __all__ = [
     "PINNING_KINDS",
     "advisable_points",
     "apply_changes",
+    "copy_ceilings",
     "device_ceiling",
     "join_rates",
     "loader_ceiling",
@@ -36,7 +37,12 @@ __all__ = [
     "workers_run_too_many_threads",
 ]
 
-DEVICE_SETTINGS = frozenset({"micro_batch_size", "max_tokens", "amp_dtype", "channels_last", "intra_op_threads"})
+DEVICE_SETTINGS = frozenset(
+    {
+        *("micro_batch_size", "max_tokens", "amp_dtype", "channels_last", "intra_op_threads"),
+        *("fused", "cudnn_benchmark"),
+    }
+)
 """Settings that a device's curve varies."""
 PINNING_KINDS: frozenset[DeviceKind] = frozenset({"cuda", "rocm", "xpu"})
 """Devices whose copies are faster from page-locked memory."""
@@ -61,6 +67,18 @@ def device_ceiling(evidence: Evidence) -> float:
     """Rate of the device alone today; where it was not measured, the rate without the waits for data."""
     run = evidence.measurement
     return run.device_ceiling or run.samples_per_s / max(1.0 - run.data_wait_fraction, _LEAST_BUSY_SHARE)
+
+
+def copy_ceilings(evidence: Evidence) -> dict[bool, float]:
+    """Rates of copying batches alone by whether they are pinned, as far as they were measured: today's by the run."""
+    own = evidence.config.pin_memory
+    known = {
+        bool(point.changes.get("pin_memory", own)): point.ceiling.samples_per_s
+        for point in evidence.curves.copy
+        if point.ceiling is not None
+    }
+    today = evidence.measurement.copy_ceiling
+    return known if today is None else known | {own: today}
 
 
 def loader_cpu_s(evidence: Evidence) -> float:

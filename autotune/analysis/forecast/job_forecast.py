@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from math import exp, inf
 from typing import TypeAlias
 
-from autotune.analysis.forecast.expectation import apply_changes, device_ceiling, loader_ceiling
+from autotune.analysis.forecast.expectation import apply_changes, copy_ceilings, device_ceiling, loader_ceiling
 from autotune.analysis.forecast.observations import ConfiguredPoint, Side, rate_observations, side_observation
 from autotune.analysis.forecast.rate_model import RateModel
 from autotune.records.diagnosis import CurvePoint, Evidence
@@ -37,12 +37,17 @@ def rate_model_of(evidence: Evidence) -> RateModel:
     curves, kind = evidence.curves, evidence.environment.device_kind
     looks = [_look(evidence, "loader", point) for point in curves.loader]
     looks += [_look(evidence, "device", point) for point in curves.device]
+    looks += [_look(evidence, "copy", point) for point in curves.copy]
     today = TrialRecord(
         number=0, config=evidence.config, result=TrialResult(outcome="ok", measurement=evidence.measurement)
     )
     seen = list(rate_observations(looks, [today], kind))
     sides: tuple[tuple[Side, float], ...]
-    sides = ("loader", loader_ceiling(evidence)), ("device", device_ceiling(evidence))
+    sides = (
+        ("loader", loader_ceiling(evidence)),
+        ("device", device_ceiling(evidence)),
+        ("copy", copy_ceilings(evidence).get(evidence.config.pin_memory, inf)),
+    )
     known = {observation.kind for observation in seen if observation.config == evidence.config}
     seen += [
         side_observation(side, evidence.config, rate, kind) for side, rate in sides if side not in known and rate < inf

@@ -53,7 +53,7 @@ _MOST_VALUES = 6
 """Values of a number that a curve measures: our own convention."""
 _FASTEST_PRECISION = 8.0
 """Times float32's rate, where there are tensor cores: our own convention."""
-Side = Literal["loader", "device"]
+Side = Literal["loader", "device", "copy"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ def device_variations(space: ResolvedSpace) -> Iterator[TrainingConfig]:
     """
     domains, setting = space.domains, space.batch_setting
     own = getattr(space.baseline, setting)
-    for name in ("amp_dtype", "channels_last", "intra_op_threads"):
+    for name in ("amp_dtype", "channels_last", "fused", "cudnn_benchmark", "intra_op_threads"):
         for value in domains[name]:
             yield changed(space, {name: value})
     batches = spread(whole_numbers(domains[setting]), _MOST_VALUES)
@@ -118,9 +118,10 @@ def device_variations(space: ResolvedSpace) -> Iterator[TrainingConfig]:
 
 
 def configured_points(curves: Curves, space: ResolvedSpace) -> list[ConfiguredPoint]:
-    """The points of both curves, those without a rate among them."""
+    """The points of all curves, those without a rate among them."""
     points: list[tuple[Side, CurvePoint]] = [("loader", point) for point in curves.loader]
     points += [("device", point) for point in curves.device]
+    points += [("copy", point) for point in curves.copy]
     return [ConfiguredPoint(side=side, config=changed(space, point.changes), point=point) for side, point in points]
 
 
@@ -139,6 +140,7 @@ def rate_observations(
     for record in records:
         for own in [run.ceilings for run in record.runs if run.ceilings is not None]:
             sides += [("loader", record.config, own.loader, None), ("device", record.config, own.device, None)]
+            sides.append(("copy", record.config, own.copy, None))
     for side, config, ceiling, cpu_s in sides:
         if ceiling is not None:
             seen = side_observation(side, config, ceiling.samples_per_s, device_kind, ceiling.relative_sd or 0.0)

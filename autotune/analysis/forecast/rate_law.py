@@ -1,12 +1,18 @@
-"""The law of a training rate: what loader, device and both together reach, from a few costs. Pure.
+"""The law of a training rate: what loader, device, copies and all together reach, from a few costs. Pure.
 
 Comes in: what of configurations the law depends on (Circumstances), and a state of costs, each a row of logarithms.
 Goes out: the logarithms of the rates, and their derivatives by the state.
 
 An optimizer step takes k (a + b B) + c seconds (k micro batches of B samples), and in a group what is seen of
-exchanging gradients on top. Workers share the items, up to where more no longer help, and handing a batch over costs
-each of them something. Side by side the slowest of loader, device and cores sets the rate, softened; in turns the times
-add up. Runs fall short of that by a share.
+exchanging gradients on top. Where batches are copied to the device, the copies that computing does not hide add to a
+run's time. Workers share the items, up to where more no longer help, and handing a batch over costs each of them
+something. Side by side the slowest of loader, training and cores sets the rate, softened; in turns the times add up.
+Runs fall short of that by a share.
+
+A copy on the stream that computes follows the kernels before it, so that its time adds to theirs, from pinned memory
+too; one from pageable memory makes the host wait as well, which launches nothing meanwhile. What runs hide of it (the
+device waits for the host's launches, or the user's code copies ahead on a stream of its own) shows in runs alone.
+Source: docs.pytorch.org, "A guide on good usage of non_blocking and pin_memory() in PyTorch".
 """
 
 from __future__ import annotations
@@ -30,6 +36,8 @@ COSTS = (
     "per_micro_batch",
     "per_step",
     "exchange",
+    "copies",
+    "hidden",
     "softness",
     "crowding",
     "shortfall",
@@ -37,10 +45,11 @@ COSTS = (
 """The rows of a state. `items`: samples per second of one loader process; `most_workers`: processes beyond which more
 don't help; `samples`: samples per second of one device if the batch were endless; the costs `per_batch` (that a worker
 hands over), `per_micro_batch`, `per_step` and `exchange` (seen in a run, of a group) over the time of a usual batch's
-samples; `softness` of the minimum, the larger the harder: two equal sides reach 2 ** (-1 / softness) of either
-together, as random items and a short queue between them have it; `crowding`: by how much the logarithm of a run's rate
-is less with more threads than cores, as a rule little, but many times the rate where threads spin; `shortfall`: a run's
-rate over the joint one. Logarithms all."""
+samples; `copies`: samples per second that copies bring to one device; `hidden`: the logit of the share of that time
+which a run hides; `softness` of the minimum, the larger the harder: two equal sides reach 2 ** (-1 / softness) of
+either together, as random items and a short queue between them have it; `crowding`: by how much the logarithm of a
+run's rate is less with more threads than cores, as a rule little, but many times the rate where threads spin;
+`shortfall`: a run's rate over the joint one. Logarithms all but `hidden`."""
 (
     _ITEMS,
     _PER_BATCH,
@@ -49,6 +58,8 @@ rate over the joint one. Logarithms all."""
     _PER_MICRO_BATCH,
     _PER_STEP,
     _EXCHANGE,
+    _COPIES,
+    _HIDDEN,
     _SOFTNESS,
     _CROWDING,
     _SHORTFALL,
@@ -62,11 +73,13 @@ _LEAST_CPU_S = 1e-12
 
 
 class Rates(NamedTuple):
-    """Of loader and device alone, and of runs. Rates as logarithms, (configs,), or derivatives, (costs, configs)."""
+    """Of each side alone, and of runs. Rates as logarithms, (configs,), or derivatives, (costs, configs)."""
 
     loader: Floats
     device: Floats
     run: Floats
+    copy: Floats
+    """Infinite where nothing is copied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +97,8 @@ class Circumstances:
     """Loader and device run side by side; else one after the other."""
     is_crowded: NDArray[np.bool_]
     """There are more threads and workers than cores, on a CPU."""
+    is_copied: NDArray[np.bool_]
+    """Batches are copied to the device, and what that takes is known."""
     busy: Floats
     """Cores that training keeps busy."""
     cores: Floats
@@ -95,7 +110,8 @@ def rates_of(state: Floats, here: Circumstances) -> Rates:
     """The logarithms of all rates in a state, (costs, configs)."""
     loader, device, training = _loader(state, here), _device(state, here)[0], _training(state, here)[0]
     run, _ = _joint(_bounds(loader, device, training, here), state[_SOFTNESS], here.is_overlapped)
-    return Rates(loader, device, run + state[_SHORTFALL] - here.is_crowded * np.exp(state[_CROWDING]))
+    run = run + state[_SHORTFALL] - here.is_crowded * np.exp(state[_CROWDING])
+    return Rates(loader, device, run, _copy(state, here))
 
 
 def slopes_of(state: Floats, here: Circumstances) -> Rates:
@@ -111,7 +127,9 @@ def slopes_of(state: Floats, here: Circumstances) -> Rates:
     of_run = sum(weight * slope for weight, slope in zip(weights, (of_loader, of_training, of_cores), strict=True))
     of_run[_SOFTNESS] = np.where(here.is_overlapped, (weights * bounds).sum(axis=0) - run, 0.0)
     of_run[_SHORTFALL], of_run[_CROWDING] = 1.0, -(here.is_crowded * np.exp(state[_CROWDING]))
-    return Rates(of_loader, of_device, of_run)
+    of_copy = np.zeros_like(state)
+    of_copy[_COPIES] = here.is_copied
+    return Rates(of_loader, of_device, of_run, of_copy)
 
 
 def joint_rate(loader: float, device: float, *, is_overlapped: bool) -> float:
@@ -152,14 +170,24 @@ def _device(state: Floats, here: Circumstances, *more: int) -> tuple[Floats, Flo
 
 
 def _training(state: Floats, here: Circumstances) -> tuple[Floats, Floats]:
-    """The same in a run, where a group exchanges gradients."""
+    """The same in a run, where a group exchanges gradients, and the copies that nothing hides add to the time."""
     pairs = zip(_device(state, here), _device(state, here, _EXCHANGE), strict=True)
-    rate, slopes = (np.where(here.ranks > 1, exchanging, alone) for alone, exchanging in pairs)
+    device, of_device = (np.where(here.ranks > 1, exchanging, alone) for alone, exchanging in pairs)
+    exposed = -np.logaddexp(0.0, state[_HIDDEN])  # the logarithm of a share
+    rate = -np.logaddexp(-device, exposed - _copy(state, here))
+    copying = np.exp(exposed - _copy(state, here) + rate)  # its share of the time
+    slopes = (1.0 - copying) * of_device
+    slopes[_COPIES], slopes[_HIDDEN] = copying, copying * _share(state[_HIDDEN])
     return rate, slopes
 
 
+def _copy(state: Floats, here: Circumstances) -> Floats:
+    """Of copies alone, each rank's to its own device."""
+    return np.where(here.is_copied, state[_COPIES] + np.log(here.ranks), inf)
+
+
 def _bounds(loader: Floats, device: Floats, training: Floats, here: Circumstances) -> Floats:
-    """What limits a run, (3, configs): loader, training and cores."""
+    """What limits a run, (3, configs): loader, training with its copies, and cores."""
     return np.stack([loader, training, np.log(here.cores / _cpu_s(device, here))])
 
 

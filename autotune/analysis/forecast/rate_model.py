@@ -1,9 +1,9 @@
 """A model of the machine, learned during a search: the rate to expect of settings that were not tried yet. Pure.
 
-Comes in: observations of the loader alone, of the device alone, and of whole runs. Goes out: a RateModel, which
-forecasts the rate of any configuration with its uncertainty, and the rate of either side alone.
+Comes in: observations of the loader, of the device and of copies alone, and of whole runs. Goes out: a RateModel, which
+forecasts the rate of any configuration with its uncertainty, and the rate of each side alone.
 
-rate_law.py says what loader, device and both together reach from a few costs, of which each has a prior that may differ
+rate_law.py says what each side and all together reach from a few costs, of which each has a prior that may differ
 between settings: a Gaussian process, the sum of effects of single settings (smooth along numbers, free between
 categories) and of interactions. So what was seen in one precision tells of another, and one point of the device is
 enough to begin with. What the law does not explain is left to the same sums, with little room where the law explains.
@@ -39,7 +39,7 @@ from autotune.space.constraints import cores_within, hosts_of
 
 __all__ = ["Forecast", "Observation", "RateModel"]
 
-_KINDS = ("loader", "device", "run")
+_KINDS = ("loader", "device", "run", "copy")
 _LEVEL_SD = 1.5
 """Prior standard deviation of a side's level: a factor of 4.5 either way, our own convention."""
 _SCATTERS = (6.0, 3.5, 2.0, 1.4, 1.0, 0.7, 0.4)
@@ -51,8 +51,8 @@ to fit: each is a start for the next. Our own convention."""
 class Observation:
     """A rate that was measured."""
 
-    kind: Literal["loader", "device", "run"]
-    """Either side alone, or both in a trial."""
+    kind: Literal["loader", "device", "run", "copy"]
+    """A side alone, or all in a trial."""
     config: TrainingConfig
     samples_per_s: float
     relative_sd: float
@@ -74,6 +74,9 @@ class Forecast:
     loader_sd: Floats
     """Standard deviation of its logarithm."""
     device_sd: Floats
+    copy: Floats
+    """Rate of copying batches alone; infinite where nothing is copied, or no copy was measured."""
+    copy_sd: Floats
     scatter_sd: float
     """By how much repeated measurements of the same settings differ, beyond `sd` and a measurement's own interval."""
 
@@ -110,6 +113,8 @@ class _Process:
 
     effects: tuple[_Effect, ...] = ()
     mean: float = 0.0
+    mean_of: Callable[[TrainingConfig], float] | None = None
+    """What a configuration's own mean has on top; None: nothing."""
     level_sd: float
     interaction_sd: float = 0.0
     """Of the interaction of all settings."""
@@ -192,6 +197,23 @@ _PRIORS: dict[str, _Process] = {
         mean=-2.0,
         level_sd=1.0,
     ),
+    "copies": _Process(
+        effects=(
+            _Effect(lambda config: config.pin_memory, sd=0.7),
+            _Effect(_batch, sd=0.1, length=3.0),
+            _Effect(lambda config: config.channels_last, sd=0.1),
+            _Effect(lambda config: config.numa_binding, sd=0.1),
+            _Effect(_ranks, sd=0.2, length=2.0),
+            _Effect(lambda config: config.strategy, sd=0.3),
+        ),
+        level_sd=_LEVEL_SD,
+    ),
+    "hidden": _Process(
+        effects=(_Effect(lambda config: config.pin_memory, sd=0.7),),
+        mean=-3.0,  # a twentieth of a copy that blocks
+        mean_of=lambda config: 2.0 * config.pin_memory,  # a quarter of one that does not
+        level_sd=1.5,
+    ),
     "softness": _Process(mean=log(USUAL_SOFTNESS), level_sd=1.0),
     "crowding": _Process(mean=log(0.01), level_sd=2.0),  # a per cent as a rule
     "shortfall": _Process(
@@ -238,10 +260,10 @@ class RateModel:
         scatter_sd, posterior = self._most_likely
         cross_covariance = self._cross_covariance(configs)
         here, moved = self._circumstances(configs), np.einsum("pij,pj->pi", cross_covariance, posterior.weights)
-        state = self._prior_mean[:, None] + moved
+        state = self._prior_means(configs) + moved
         rates, slopes = rates_of(state, here), slopes_of(state, here)
         informed = cross_covariance * posterior.jacobian[:, None, :]
-        loader_sd, device_sd, sd = (_sd(slope, informed, posterior.cholesky) for slope in slopes)
+        loader_sd, device_sd, sd, copy_sd = (_sd(slope, informed, posterior.cholesky) for slope in slopes)
         return Forecast(
             log_rate=rates.run,
             sd=sd,
@@ -249,6 +271,8 @@ class RateModel:
             device=np.exp(rates.device),
             loader_sd=loader_sd,
             device_sd=device_sd,
+            copy=np.exp(rates.copy),
+            copy_sd=copy_sd,
             scatter_sd=scatter_sd,
         )
 
@@ -271,10 +295,11 @@ class RateModel:
         """
         configs = [observation.config for observation in self._seen]
         here = self._circumstances(configs)
-        is_of_kind = np.array([[seen.kind == kind for seen in self._seen] for kind in _KINDS], dtype=np.float64)
+        is_of_kind = np.array([[seen.kind == kind for seen in self._seen] for kind in _KINDS])
 
         def expect(state: Floats) -> Floats:
-            return np.asarray((is_of_kind * np.stack(rates_of(state, here))).sum(axis=0), dtype=np.float64)
+            expected = np.where(is_of_kind, np.stack(rates_of(state, here)), 0.0)  # a copy's may be infinite
+            return np.asarray(expected.sum(axis=0), dtype=np.float64)
 
         def jacobian(state: Floats) -> Floats:
             return np.asarray((is_of_kind[:, None] * np.stack(slopes_of(state, here))).sum(axis=0), dtype=np.float64)
@@ -282,7 +307,7 @@ class RateModel:
         problem = Problem(
             observed=np.array([log(observation.samples_per_s) for observation in self._seen]),
             variances=np.array([observation.relative_sd**2 for observation in self._seen]),
-            prior_mean=np.repeat(self._prior_mean[:, None], len(configs), axis=1),
+            prior_mean=self._prior_means(configs),
             factor=factor_of(self._cross_covariance(configs)),
             expect=expect,
             jacobian=jacobian,
@@ -305,9 +330,14 @@ class RateModel:
         both = zip(_PROCESSES, _places(configs), _places([seen.config for seen in self._seen]), strict=True)
         return np.stack([process.covariance(places, observed) for process, places, observed in both])
 
+    def _prior_means(self, configs: Sequence[TrainingConfig]) -> Floats:
+        """Of every cost in every configuration, (costs, configs)."""
+        own = [[0.0 if one.mean_of is None else one.mean_of(config) for config in configs] for one in _PROCESSES]
+        return np.asarray(self._prior_mean[:, None] + np.array(own), dtype=np.float64)
+
     @cached_property
     def _prior_mean(self) -> Floats:
-        """Of every cost, (costs,): the levels of both sides are those of what was measured of them.
+        """Of every cost, (costs,): the levels of all sides are those of what was measured of them.
 
         Where a side was not measured alone, it is expected at twice the rate of the runs: our own convention.
         """
@@ -317,11 +347,19 @@ class RateModel:
         usual = rates_of(np.repeat(mean[:, None], len(self._seen), axis=1), here)
         observed = np.array([log(seen.samples_per_s) for seen in self._seen])
         is_run = np.array([seen.kind == "run" for seen in self._seen])
-        for side, cost, expected in (("loader", "items", usual.loader), ("device", "samples", usual.device)):
+        costs = [("loader", "items", usual.loader), ("device", "samples", usual.device)]
+        if self._knows_copies:
+            costs.append(("copy", "copies", usual.copy))
+        for side, cost, expected in costs:
             is_own = np.array([seen.kind == side for seen in self._seen])
             apart = observed - expected
             mean[COSTS.index(cost)] = apart[is_own].mean() if is_own.any() else apart[is_run].mean() + log(2)
         return mean
+
+    @cached_property
+    def _knows_copies(self) -> bool:
+        """Whether copies were measured alone. Where they were not, what they take is a part of what runs fall short."""
+        return any(seen.kind == "copy" for seen in self._seen)
 
     def _circumstances(self, configs: Sequence[TrainingConfig]) -> Circumstances:
         environment, cores = self.environment, self.environment.cores
@@ -348,6 +386,7 @@ class RateModel:
             micro_batches=np.array([config.grad_accum_steps for config in configs], dtype=np.float64),
             is_overlapped=np.array([overlaps(config, environment.device_kind) for config in configs], dtype=np.bool_),
             is_crowded=np.array([_is_crowded(config, environment) for config in configs], dtype=np.bool_),
+            is_copied=np.full(len(configs), self._knows_copies),
             busy=np.minimum(busy, own_cores) * [config.process_count for config in configs],
             cores=own_cores * [hosts_of(config, environment) for config in configs],
             loader_cpu_s=median(loader_cpu_s or [0.0]),

@@ -108,6 +108,8 @@ _TERMS = (
     _Term(1.0, 0.4, _shared_pages, of_workers=True, scale_bytes=280 * _MIB),
     _Term(0.0, 0.1, lambda config: config.channels_last or config.compile),
     _Term(0.0, 0.1, lambda config: config.grad_accum_steps > 1),
+    _Term(0.0, 0.1, lambda config: config.cudnn_benchmark),
+    _Term(0.0, 0.3, lambda config: config.records_graphs),
     *(_Term(0.0, 0.3, value) for value in _GROUPS),
     *(_Term(0.0, 0.3, value, grows=True) for value in _GROUPS),
 )
@@ -135,9 +137,12 @@ _DEMANDS: tuple[_Value, ...] = (
     lambda config: not config.channels_last,
     lambda config: config.compile,
     lambda config: not config.compile,
+    lambda config: config.cudnn_benchmark,
+    lambda config: config.records_graphs,
 )
 """What memory grows with: no more of any demand means no more memory. Of two layouts, and of compiled and not, neither
-is known to need more: they are demands against each other."""
+is known to need more: they are demands against each other. cuDNN's benchmark tries algorithms of any workspace, and
+CUDA graphs keep a pool of their own."""
 _BATCH, _RANKS = 0, 2
 """Where these demands stand."""
 _COLUMNS = (*(term.value for term in _TERMS), *_DEMANDS)

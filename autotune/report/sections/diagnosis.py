@@ -70,6 +70,8 @@ def say_present(diagnosis: Diagnosis) -> str:
     is_measured = evidence.measurement.loader_ceiling is not None
     if is_measured and headroom.lower == "loader" and headroom.share_of_lower >= HOLDS_FROM:
         return f"{present}: the loader is the bottleneck."
+    if headroom.lower == "copy" and headroom.share_of_lower >= HOLDS_FROM:
+        return f"{present}: copying batches to it is the bottleneck."
     if is_measured and not overlaps(evidence.config, evidence.environment.device_kind):
         return f"{present}, and without workers the two take turns."
     return f"{present}."
@@ -133,6 +135,7 @@ def _today(diagnosis: Diagnosis) -> dict[str, str]:
         "rate": f"{rate} ({name_interval(evidence.run_spread)}: {interval})",
         "loader alone": _ceiling(headroom.loader_ceiling, run.loader_ceiling, "its items' costs"),
         "device alone": _ceiling(headroom.device_ceiling, run.device_ceiling, "the waits for data"),
+        "copying alone": show(headroom.copy_ceiling, "rate"),
         "peak memory": f"{show(run.peak_memory_bytes, 'bytes')} of {show(evidence.limit_bytes, 'bytes')}",
         "busy": ", ".join(f"{show(busy.fraction, 'share')} ({one_line(busy.source)})" for busy in run.busy_readings),
         **fullness_facts(run.fullness),
@@ -171,6 +174,6 @@ def _curves(curves: Curves) -> Table:
             "settings": show(point.changes, "settings") or "today's",
             "samples/s": show(point.ceiling and point.ceiling.samples_per_s, "plain_rate"),
         }
-        for side, points in (("loader", curves.loader), ("device", curves.device))
+        for side, points in (("loader", curves.loader), ("device", curves.device), ("copy", curves.copy))
         for point in points
     )

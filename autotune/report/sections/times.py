@@ -25,6 +25,9 @@ _CEILINGS = (
     "Loader alone: read without training. Device alone: trained on batches that it already holds. Both use the "
     "column's own settings."
 )
+_COPYING = "copying alone"
+"""A column that is left out where nothing is copied."""
+_COPIES = "Copying alone: batches moved to the device, and not trained on."
 _FULLNESS = {
     "sm_fraction": "multiprocessors in use (GPM)",
     "sm_occupancy": "warps resident (GPM)",
@@ -65,21 +68,24 @@ def time_section(measured: Mapping[str, Figures]) -> Section:
 
 
 def ceiling_section(measured: Mapping[str, Figures]) -> Section:
-    """What the loader and the device reach alone."""
+    """What the loader and the device reach alone, and copying between them where anything is copied."""
     rows = [
         {
             "": title,
             "samples/s": show(known.samples_per_s.value, "plain_rate"),
             "loader alone": show(known.loader_ceiling, "plain_rate"),
             "device alone": show(known.device_ceiling, "plain_rate"),
+            _COPYING: show(known.copy_ceiling, "plain_rate"),
             "share of the device's": show(known.headroom and known.headroom.share_of_device, "share"),
             "share of the lower": show(known.headroom and known.headroom.share_of_lower, "share"),
         }
         for title, known in measured.items()
-        if known.loader_ceiling is not None or known.device_ceiling is not None
+        if any(rate is not None for rate in (known.loader_ceiling, known.device_ceiling, known.copy_ceiling))
     ]
     remarks = (_CEILINGS,) if rows else ()
-    blocks = (tabulate(rows), Bullets(sentences=remarks, is_remark=True))
+    if any(known.copy_ceiling is not None for known in measured.values()):
+        remarks = (f"{_CEILINGS} {_COPIES}",)
+    blocks = (tabulate(rows, optional=_COPYING), Bullets(sentences=remarks, is_remark=True))
     return Section(title="Ceilings: what loader and device reach alone", blocks=blocks)
 
 

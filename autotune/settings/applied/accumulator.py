@@ -32,6 +32,9 @@ class Accumulator:
                 loss = loss_of(model, config.to_device(batch))
                 accumulator.backward(loss)
 
+    Where the model was compiled so that CUDA graphs are recorded, what it returns, a loss of its own among that, is
+    overwritten by the next batch: read it before, or clone it.
+
     Inside it autocast is on where the configuration has it. Gradients are zeroed here after each step: do not
     zero them yourself. Batches that an epoch's end leaves over count for the next epoch's first step, as in trials;
     `reset` drops them.
@@ -52,6 +55,8 @@ class Accumulator:
     """The model is in DataParallel, which gathers one loss of each device where the model computes its own."""
     exchanges_nothing: bool = False
     """Exchange nothing, not even in an optimizer step's last batch."""
+    records_graphs: bool = False
+    """The model was compiled in a mode that records CUDA graphs, whose outputs the next batch overwrites."""
     accumulated: int = 0
     """Batches since the optimizer's last step."""
     _cast: AbstractContextManager[Any] | None = field(default=None, init=False)
@@ -68,6 +73,9 @@ class Accumulator:
             raise RuntimeError(
                 "a batch must end before the next begins: one `with accumulator` for each, but it is entered twice"
             )
+        if self.records_graphs:
+            # else one output without a backward pass would have torch keep those of all batches
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call] # torch
         if self.no_sync is not None and (self.exchanges_nothing or self.accumulated + 1 < self.steps):
             self._unsynced = self.no_sync()
             self._unsynced.__enter__()
@@ -116,6 +124,7 @@ class Accumulator:
             self._without_autocast(self.scaler.scale(share))
             self.accumulated += 1
             if self.accumulated < self.steps:
+                self._keep_gradients()
                 return False
             self._step(before_step)
         except BaseException:
@@ -127,6 +136,21 @@ class Accumulator:
         """Drop the gradients that are there: after a step, and where a loop was broken off before one."""
         self.optimizer.zero_grad(set_to_none=True)
         self.accumulated = 0
+
+    def _keep_gradients(self) -> None:
+        """Copy a first batch's gradients out of a CUDA graph's memory; later ones are added to the copies in place.
+
+        A graph's backward pass hands its gradients to autograd, which takes them as they are for `grad`; the next batch
+        would overwrite them, and torch raises. Cloned, parameters without a gradient stay without, which buffers of
+        zeros would not leave them. Source: github.com/pytorch/pytorch/issues/169545, and in torch 2.13
+        torch/_inductor/cudagraph_trees.py, format_dealloc_msg.
+        """
+        if not self.records_graphs or self.accumulated != 1:
+            return
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad = parameter.grad.clone()
 
     def _without_autocast(self, loss: Tensor) -> None:
         if self._cast is None:

@@ -14,6 +14,8 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, default_collate, default_convert
 
+from autotune.settings.applied.worker_threads import limited, threads_in_workers
+
 __all__ = ["drawn_by", "drops_last", "fixed_batches", "inner_loader", "loader_like", "lost_epoch", "observed_settings"]
 
 _MOST_WRAPPED = 8
@@ -81,6 +83,8 @@ def observed_settings(loader: DataLoader[Any]) -> dict[str, Any]:
         settings["prefetch_factor"] = loader.prefetch_factor
         settings["persistent_workers"] = bool(loader.persistent_workers)
         settings["in_order"] = bool(loader.in_order)
+        threads = threads_in_workers(loader.worker_init_fn)
+        settings |= {} if threads is None else {"worker_threads": threads}
     if not fixed_batches(loader):
         settings["micro_batch_size"] = loader.batch_sampler.batch_size  # type: ignore[union-attr] # as _resizable found
     return settings
@@ -93,6 +97,7 @@ def loader_like(
     *,
     sampler: Iterable[Any] | None = None,
     batch_sampler: Iterable[Any] | None = None,
+    worker_threads: int | None = None,
 ) -> DataLoader[Any]:
     """A copy of a loader under other settings, which has not been iterated.
 
@@ -102,11 +107,13 @@ def loader_like(
         batch_size: Samples of a batch, where the loader makes batches itself.
         sampler: In place of the loader's own.
         batch_sampler: In place of the loader's own; its batches stay as it makes them.
+        worker_threads: TrainingConfig.worker_threads; the loader's own worker_init_fn runs too.
     """
     made = copy(loader)
     # torch refuses most of this once a loader is made, since an iterator might hold the old one: this one has none
     own = vars(made)
     own.update(settings, _iterator=None, _IterableDataset_len_called=None)
+    own["worker_init_fn"] = limited(loader.worker_init_fn, worker_threads)
     if made.num_workers:
         own["prefetch_factor"] = settings["prefetch_factor"] or 2
     else:

@@ -15,7 +15,14 @@ from torch import nn
 from autotune.settings.applied.float32_precision import tf32_products
 from autotune.settings.applied.numa import addresses_of_ranks, allowed_cores, bind_rank, is_bound_by_launcher
 from autotune.settings.applied.parallel import check_group, distributed, replicated
-from autotune.settings.applied.process import local_rank, local_ranks, own_device, set_current, set_threads
+from autotune.settings.applied.process import (
+    local_rank,
+    local_ranks,
+    own_device,
+    set_cudnn_benchmark,
+    set_current,
+    set_threads,
+)
 from autotune.settings.applied.processor import usable_cores
 from autotune.settings.ddp_config import DdpConfig
 
@@ -45,11 +52,14 @@ class _Settings(Protocol):
     def compile(self) -> bool: ...
     @property
     def compile_mode(self) -> str: ...
+    @property
+    def cudnn_benchmark(self) -> bool: ...
 
 
 def prepared(config: _Settings, model: nn.Module, device: str | torch.device | None) -> nn.Module:
     """See TrainingConfig.prepare."""
     check_group(config.process_count)
+    set_cudnn_benchmark(config.cudnn_benchmark)
     place = own_device(is_rank=config.process_count > 1) if device is None else torch.device(device)
     set_current(place)
     if config.numa_binding is None:

@@ -1,4 +1,4 @@
-"""The process that trains: its device, and the threads of its operations."""
+"""The process that trains: its device, the threads of its operations, and how cuDNN chooses among its algorithms."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from autotune.settings.applied.processor import usable_cores
 
-__all__ = ["local_rank", "local_ranks", "own_device", "set_current", "set_threads"]
+__all__ = ["local_rank", "local_ranks", "own_device", "set_cudnn_benchmark", "set_current", "set_threads"]
 
 
 def own_device(*, is_rank: bool) -> torch.device:
@@ -36,6 +36,14 @@ def set_threads(count: int | None, ranks_here: int | None) -> None:
     """
     if count is not None or ranks_here is not None:
         torch.set_num_threads(count or max(1, usable_cores() // (ranks_here or 1)))
+
+
+def set_cudnn_benchmark(is_on: bool) -> None:
+    """Have cuDNN time its algorithms for each new shape, or choose by its own rules; ROCm's MIOpen alike.
+
+    Of no effect where torch has neither. Source: torch.backends.cudnn.benchmark.
+    """
+    torch.backends.cudnn.benchmark = is_on
 
 
 def local_rank() -> int:

@@ -13,13 +13,16 @@ from typing import Any, NamedTuple
 from autotune.frozen import FrozenModel
 from autotune.settings.ddp_config import DdpConfig
 
-__all__ = ["CLIPS", "LOADER", "Differing", "Dropped", "Export", "Wanted", "wanted"]
+__all__ = ["ADAM_AS_ITS_OWN", "CLIPS", "LOADER", "Differing", "Dropped", "Export", "Wanted", "wanted"]
 
 LOADER = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "in_order")
 """Settings that torch's DataLoader takes under their own names."""
 
 CLIPS = "gradients are clipped each step; in trials only where your own step or Trainer does"
 """Said of targets that clip by themselves: a Trainer that was searched with clips in its trials too."""
+
+ADAM_AS_ITS_OWN = "betas, epsilon and weight decay are its own unless you set them; trials had those of your AdamW"
+"""Said of targets that are told to make an AdamW."""
 
 
 class Dropped(NamedTuple):

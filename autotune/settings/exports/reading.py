@@ -7,15 +7,18 @@ be read.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from autotune.settings.exports.table import Table
 
-__all__ = ["Reading", "Unread", "file_value", "is_off", "reading"]
+__all__ = ["Reading", "Unread", "file_value", "is_off", "reading", "with_fused"]
 
 _WORDS = {"yes": True, "on": True, "true": True, "no": False, "off": False, "false": False}
 """What YAML 1.1, which the frameworks read, takes for a flag, and YAML 1.2 for a text."""
+
+_FUSED_OPTIMIZERS = frozenset({"adamw_torch_fused"})
+"""What transformers calls torch's AdamW with fused=True. Source: transformers/training_args.py, OptimizerNames."""
 
 
 class Unread(NamedTuple):
@@ -67,6 +70,16 @@ def reading(given: Mapping[str, Any], table: Table) -> Reading:
     others = tuple(name for name in rest if name not in {*table.unread, *table.is_silent_on})
     found = tuple(Unread(name, reason) for name, reason in unread.items())
     return Reading(baseline=baseline, origins=origins, unread=found, others=others)
+
+
+def with_fused(found: Reading, name: str, value: object) -> Reading:
+    """A reading of which a name says that the optimizer is the fused one, where it does.
+
+    The trials' optimizer is the one of the workload, of which the file's own name for it tells nothing else.
+    """
+    if str(value) not in _FUSED_OPTIMIZERS:
+        return found
+    return replace(found, baseline={**found.baseline, "fused": True}, origins={**found.origins, "fused": name})
 
 
 def file_value(value: Any, kind: str) -> Any:

@@ -62,6 +62,8 @@ class Name:
     """Written only where it is not torch's own value: releases of the target that are in use lack the name."""
     is_whole: bool = False
     """The target takes whole numbers alone."""
+    among: tuple[object, ...] = ()
+    """The values that the target takes; (): all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +125,8 @@ def _is_carried(found: Wanted, table: Table, name: Name) -> bool:
         return table.needs_batch_size
     if value is None or (name.setting.startswith(_DDP) and not found.is_ddp):
         return False
+    if name.among and value not in name.among:
+        return False
     return not name.is_whole or value == int(value)
 
 
@@ -150,6 +154,9 @@ def _reason(found: Wanted, table: Table, name: str) -> str:
         return f"{table.title} trains in {value} on no CPU; float32 is written"
     if any(own.setting == name and own.is_whole for own in table.names):
         return f"{table.title} takes whole numbers alone, but it is {value!r}"
+    few = next((own.among for own in table.names if own.setting == name and own.among), ())
+    if few:
+        return f"{table.title} takes {', '.join(map(str, few))} alone, but it is {value!r}"
     own = table.reasons.get(name) or table.reasons.get(_DDP if name.startswith(_DDP) else "")
     general = _PRECISIONS_IN_YOUR_CODE[value] if name == "amp_dtype" else _IN_YOUR_CODE.get(name)
     if general is None:

@@ -12,7 +12,19 @@ from typing import Any
 
 import yaml
 
-__all__ = ["Code", "as_call", "as_comment", "as_json", "as_options", "as_yaml", "loader_remark", "nested"]
+__all__ = [
+    "Code",
+    "as_call",
+    "as_comment",
+    "as_json",
+    "as_options",
+    "as_yaml",
+    "compile_call",
+    "loader_call",
+    "loader_remark",
+    "nested",
+    "optimizer_remark",
+]
 
 
 class Code(str):
@@ -61,6 +73,24 @@ def loader_remark(max_tokens: int | None) -> str:
     if max_tokens is not None:
         return f"your own DataLoader takes these, and your batch sampler, made with max_tokens={max_tokens}"
     return "your own DataLoader takes these; its sampler or shuffle, collate_fn and drop_last stay as they are"
+
+
+def loader_call(loader: Mapping[str, Any], num_workers: int, worker_threads: int | None) -> str:
+    """Arguments of a DataLoader as a call of dict; what limits its workers' threads is made by autotune itself."""
+    if worker_threads is None:
+        return as_call("dict", loader)
+    config = as_call("autotune.TrainingConfig", {"num_workers": num_workers, "worker_threads": worker_threads})
+    return as_call("dict", {**loader, "worker_init_fn": Code(f'{config}.dataloader_kwargs()["worker_init_fn"]')})
+
+
+def compile_call(name: str, mode: str) -> str:
+    """The call that compiles what has this name."""
+    return as_call("torch.compile", {} if mode == "default" else {"mode": mode}, name)
+
+
+def optimizer_remark(lr: float, *, is_fused: bool) -> str:
+    """The arguments of an optimizer, which is the user's own."""
+    return f"lr={lr!r}, fused=True" if is_fused else f"lr={lr!r}"
 
 
 def as_comment(lines: Iterable[str]) -> str:

@@ -115,8 +115,8 @@ class ModelProposer:
             return
         self.sides = configured_points(curves, self.study.space)
         for side in self.sides:
-            is_loader, ceiling = side.side == "loader", side.point.ceiling
-            ceilings.keep(side.config, loader=ceiling if is_loader else None, device=None if is_loader else ceiling)
+            found = {"loader": None, "device": None, "copy": None, side.side: side.point.ceiling}
+            ceilings.keep(side.config, **found)
 
     def propose(self, best: TrialRecord | None) -> Proposal | None:
         """The trial with the largest expected gain; None, for the sampler, where the last trial was a surprise.

@@ -45,8 +45,8 @@ class Outlook:
     best_rate: float
     """What the best trial so far is believed to reach."""
     lower_ceiling: float
-    """The rate that nothing that fits should pass: the lower of what the fastest loader and the fastest device reach,
-    each with a standard deviation on top."""
+    """The rate that nothing that fits should pass: the lowest of what the fastest loader, the fastest device and the
+    fastest copies reach, each with a standard deviation on top."""
     scatter_sd: float
     """What measuring the same settings anew may differ by on this machine, relatively."""
 
@@ -81,7 +81,8 @@ def foresee(
     may_try = np.array([study.is_open(config) for config in configs]) & (fits >= SURE_TO_FIT)
     tells = may_try & ~redundant_among(configs, forecast, tried)
     inside = (fits >= LIKELY_TO_FIT) & ~np.array([study.is_left_out(config) for config in configs])
-    sides = (forecast.loader, forecast.loader_sd), (forecast.device, forecast.device_sd)
+    sides = [(forecast.loader, forecast.loader_sd), (forecast.device, forecast.device_sd)]
+    sides.append((forecast.copy, forecast.copy_sd))
     ceilings = (float((side * np.exp(_CEILING_SDS * sd))[inside].max(initial=0.0)) for side, sd in sides)
     has_run = set(tried)
     keeps = np.array([config.global_batch_ratio(space.baseline) == 1 for config in configs])

@@ -1,4 +1,4 @@
-"""What a trial measures after its window: either side alone, where the time goes, what an item costs.
+"""What a trial measures after its window: each side alone, where the time goes, what an item costs.
 
 Takes a run whose window is over and the Measurement made from it; hands on the same Measurement with what was found
 added. What the window has measured is never changed. A stage that fails leaves its field None and a note; the caller
@@ -24,6 +24,7 @@ from autotune.note import Note, note
 from autotune.protocol.jobs import Extras
 from autotune.records.measurement import Ceilings, Measurement
 from autotune.settings.applied.tf_data import TfLoader
+from autotune.worker.after_window.activations.measure import measure_activations, model_state_of
 from autotune.worker.after_window.communication import measure_communication
 from autotune.worker.after_window.formats import measure_formats
 from autotune.worker.after_window.item_costs import measure_items, with_batch_rates
@@ -34,7 +35,7 @@ from autotune.worker.failure.causes import cause_of
 from autotune.worker.measure.batch import Held, unpacked
 from autotune.worker.measure.feed import Delivery
 from autotune.worker.measure.loop import Run
-from autotune.worker.measure.side_alone import collect, device_alone, loader_alone, resident
+from autotune.worker.measure.side_alone import collect, copy_alone, device_alone, loader_alone, resident
 from autotune.worker.measure.step import StepTrainer, Trainer
 
 __all__ = ["measure_after_window"]
@@ -101,6 +102,8 @@ def measure_after_window(
     """
     after = _After(run=run, trainer=trainer, extras=extras, measurement=measurement, scratch=scratch)
     makes_batches = isinstance(run.feed.loader, DataLoader) and run.feed.loader.batch_sampler is not None
+    if trainer.device.kind not in PINNING_KINDS:
+        extras = extras.model_copy(update={"copy_ceiling": False})
     stages = _stages(extras, run.group.size, has_lengths=makes_batches and measurement.tokens is not None)
     for index, (name, stage) in enumerate(stages):
         left: list[JsonValue] = [name for name, _ in stages[index:] if name != _BATCHES]
@@ -125,15 +128,17 @@ def _stages(extras: Extras, ranks: int, *, has_lengths: bool) -> list[tuple[str,
 
     Ranks come to each stage together, and go through none alone that exchanges anything between them.
     """
-    needs_batches = extras.device_ceiling or extras.breakdown
+    needs_batches = extras.device_ceiling or extras.breakdown or extras.activations
     wanted: list[tuple[bool, str, _Stage]] = [
         (extras.loader_ceiling, "loader_rate", _measure_loader),
-        (needs_batches, _BATCHES, _take_batches),
+        (needs_batches or extras.copy_ceiling, _BATCHES, _take_batches),
         (extras.device_ceiling, "device_rate", _measure_device),
+        (extras.copy_ceiling, "copy_rate", _measure_copy),
         (needs_batches and ranks > 1, "communication", _measure_communication),
         (extras.breakdown, "time_breakdown", _break_down),
         (extras.breakdown, "item_costs", _measure_items),
         (extras.breakdown and has_lengths, "lengths", _measure_lengths),
+        (extras.activations, "activations", _measure_activations),
     ]
     return [(name, stage) for is_wanted, name, stage in wanted if is_wanted]
 
@@ -160,6 +165,14 @@ def _measure_device(after: _After) -> None:
         ceiling = device_alone(after.trainer, after.held, seconds=after.extras.stretch_s, ends_at=after.run.ends_at)
     before = after.measurement.ceilings or Ceilings()
     after.add(ceilings=before.model_copy(update={"device": ceiling}), device_ceiling=ceiling.samples_per_s)
+
+
+def _measure_copy(after: _After) -> None:
+    """Copies of batches as the loader has delivered them, pinned where the trial pins."""
+    _need_batches(after)
+    ceiling = copy_alone(after.trainer, after.host, seconds=after.extras.stretch_s, ends_at=after.run.ends_at)
+    before = after.measurement.ceilings or Ceilings()
+    after.add(ceilings=before.model_copy(update={"copy": ceiling}), copy_ceiling=ceiling.samples_per_s)
 
 
 def _measure_communication(after: _After) -> None:
@@ -216,6 +229,21 @@ def _measure_lengths(after: _After) -> None:
     limits = LengthLimits(stretch_s=after.extras.stretch_s, ends_at=run.ends_at)
     lengths = measure_lengths(run.feed.loader, after.trainer.config, tokens, run.tokens.lengths, timed, limits)
     after.add(lengths=lengths)
+
+
+def _measure_activations(after: _After) -> None:
+    """The model's state; of one device without compiling also what is kept for the backward pass.
+
+    A group's ranks would come to a different number of passes, and a compiled model shows no blocks.
+    """
+    trainer, run, config = after.trainer, after.run, after.trainer.config
+    if not isinstance(trainer, Trainer):  # a script's
+        return
+    after.add(model_state=model_state_of(trainer))
+    if config.world_size == 1 and not config.compile:
+        _need_batches(after)
+        seconds, ends_at = after.extras.stretch_s, run.ends_at
+        after.add(activations=measure_activations(trainer, after.held, seconds=seconds, ends_at=ends_at))
 
 
 def _need_batches(after: _After) -> None:

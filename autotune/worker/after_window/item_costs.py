@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, RandomSampler, Subset
-from torch.utils.data._utils.pin_memory import pin_memory
 
 from autotune.note import Note, note
 from autotune.records.breakdown import LoaderCosts
@@ -29,14 +28,14 @@ from autotune.records.ceilings import Ceiling
 from autotune.settings.applied.processor import usable_cores
 from autotune.settings.training_config import TrainingConfig
 from autotune.worker.failure.causes import cause_of
-from autotune.worker.measure.batch import batch_bytes, tensors_of
+from autotune.worker.measure.batch import batch_bytes, pinned, tensors_of
 from autotune.worker.measure.feed import Feed
 from autotune.worker.measure.side_alone import loader_alone
 from autotune.worker.measure.step import torch_threads
 from autotune.worker.setup.build import is_stream
 from autotune.worker.setup.machine import bytes_from_disk
 
-__all__ = ["TimedItems", "costs_of", "draws_of", "measure_items", "time_items", "with_batch_rates"]
+__all__ = ["TimedItems", "costs_of", "draws_of", "measure_items", "slow_tail", "time_items", "with_batch_rates"]
 
 _ENOUGH_ITEMS = 256  # our own convention: two to three of them are slower than the 99th percentile
 _LEAST_S = 0.25  # cheap items go on so long: a reader that pauses now and then would be timed between two pauses
@@ -91,10 +90,10 @@ def measure_items(
     if config.num_workers:
         costs["transfer_s"] = tried("transfer", lambda: _transfer_s(loader, config, batch_items, collate_s, ends_at))
     if config.pin_memory and torch.accelerator.is_available():
-        costs["pin_s"] = tried("pinning", lambda: _warm_mean_s(_pinned, batch))
+        costs["pin_s"] = tried("pinning", lambda: _warm_mean_s(pinned, batch))
     if to_device is not None:
         costs["copy_s"] = tried("copy", lambda: _warm_mean_s(to_device, batch))
-        costs["pinned_copy_s"] = tried("pinned_copy", lambda: _warm_mean_s(to_device, _pinned(batch)))
+        costs["pinned_copy_s"] = tried("pinned_copy", lambda: _warm_mean_s(to_device, pinned(batch)))
     return costs_of(timed, batch, config.micro_batch_size, collate_s=collate_s, **costs)
 
 
@@ -117,7 +116,7 @@ def costs_of(timed: TimedItems, batch: Any, samples: int, *, collate_s: float, *
         item_median_s=median(seconds),
         item_p99_s=float(np.quantile(seconds, 0.99, method="inverted_cdf")),
         item_slowest_s=max(seconds),
-        slow_tail_fraction=_slow_tail(seconds),
+        slow_tail_fraction=slow_tail(seconds),
         disk_bytes_per_item=timed.disk_bytes / len(seconds),
         item_bytes=item_bytes / samples,
         float32_fraction=float32_bytes / item_bytes if item_bytes else None,
@@ -201,11 +200,6 @@ def _transfer_s(
     return max(0.0, ceiling.seconds / ceiling.batches - collate_s)
 
 
-def _pinned(batch: Any) -> Any:
-    pin: Callable[[Any], Any] = pin_memory  # torch has not typed it
-    return pin(batch)
-
-
 def _warm_mean_s(work: Callable[[Any], Any], batch: Any) -> float:
     """Mean seconds of a few runs after a first one, which allocates what torch's allocators then keep."""
     work(batch)
@@ -221,7 +215,7 @@ def _mean_s(work: Callable[[], Any]) -> float:
     return spent_s / done
 
 
-def _slow_tail(seconds: list[float]) -> float:
+def slow_tail(seconds: list[float]) -> float:
     """Share of all time in items of over eight medians."""
     total_s, from_s = sum(seconds), _TAIL_FACTOR * median(seconds)
     return min(1.0, sum(item_s for item_s in seconds if item_s > from_s) / total_s) if total_s > 0 else 0.0

@@ -91,7 +91,7 @@ class WorkloadBench:
             layout = torch.channels_last if config.channels_last else torch.contiguous_format
             model.to(memory_format=layout)  # type: ignore[call-overload] # torch's stubs lack the keyword alone
             self._is_channels_last = config.channels_last
-        optimizer = build_optimizer(self.workload, model, config.lr)
+        optimizer = build_optimizer(self.workload, model, config.lr, fused=config.fused)
         return make_trainer(model, optimizer, step, config, self.device)
 
     def after_point(self, *, is_failed: bool) -> None:

@@ -1,4 +1,4 @@
-"""Ceilings around a configuration: the loader alone and the device alone in settings that differ from it.
+"""Ceilings around a configuration: loader, device and copy alone, each in settings that differ from it.
 
 Takes a curves job; hands on Curves. A setting that fails (out of memory, an exception of the user's code) leaves a
 reason in its point and spares the others; near the deadline the rest is left out. Around each point the caller is given
@@ -19,7 +19,7 @@ from time import perf_counter
 import psutil
 import torch
 
-from autotune.analysis.forecast.expectation import DEVICE_SETTINGS
+from autotune.analysis.forecast.expectation import DEVICE_SETTINGS, PINNING_KINDS
 from autotune.analysis.memory.model import Peak
 from autotune.note import Note, note
 from autotune.protocol.jobs import CurvesJob
@@ -27,15 +27,16 @@ from autotune.records.ceilings import Ceiling
 from autotune.records.diagnosis import CurvePoint, Curves, Roofline
 from autotune.records.run_summary import changed_settings, is_single
 from autotune.settings.applied.float32_precision import tf32_products
+from autotune.settings.applied.process import set_cudnn_benchmark
 from autotune.settings.training_config import LOADER_SETTINGS, TrainingConfig
 from autotune.worker.after_window.roofline import trace_roofline
 from autotune.worker.failure.causes import cause_of
 from autotune.worker.jobs.bench import Bench
 from autotune.worker.jobs.memory_bounds import refusal_of_batch, refusal_of_queue
 from autotune.worker.jobs.points import CurvesSoFar, DeviceLostError, PointFigures
-from autotune.worker.measure.batch import Held, resized
+from autotune.worker.measure.batch import Held, copied, pinned, resized
 from autotune.worker.measure.feed import Delivery, Feed
-from autotune.worker.measure.side_alone import collect, device_alone, loader_alone, resident
+from autotune.worker.measure.side_alone import collect, copy_alone, device_alone, loader_alone, resident
 from autotune.worker.measure.step import torch_threads
 from autotune.worker.setup.device import Device
 
@@ -50,7 +51,7 @@ _LOADER_CHANGES = {*LOADER_SETTINGS, "micro_batch_size", "max_tokens"}
 
 @dataclass(slots=True)
 class _Scene:
-    """What the points of both curves share."""
+    """What the points of all curves share."""
 
     bench: Bench
     job: CurvesJob
@@ -80,7 +81,7 @@ class _Scene:
         """A side's ceiling, and the CPU seconds that a sample took: the cores in use over the rate, warm-up included.
 
         Args:
-            alone: `loader_alone` or `device_alone`.
+            alone: `loader_alone`, `device_alone` or `copy_alone`.
             arguments: What it is to measure.
         """
         begun, cpu_s = perf_counter(), _spent_cpu_s()
@@ -133,9 +134,10 @@ def _loader_figures(scene: _Scene, config: TrainingConfig) -> PointFigures:
 
 
 def _trace_device(scene: _Scene) -> Curves:
-    """The device's points and the roofline; all curves."""
+    """The copies' points, the device's and the roofline; all curves."""
     own = scene.job.config
     scene.bench.prepare(scene.host[0].batch)
+    _trace_copy(scene)
     for config in (own, *_device_variations(scene)):
         _add_device_point(scene, config)
     combined = combined_config(own, scene.curves.points["device"])
@@ -143,6 +145,23 @@ def _trace_device(scene: _Scene) -> Curves:
         _add_device_point(scene, combined)
     roofline, remarks = _roofline(scene) if scene.job.roofline else (None, ())
     return scene.curves.curves(roofline, *remarks)
+
+
+def _trace_copy(scene: _Scene) -> None:
+    """Copies from pageable and from pinned memory, where the device has memory that pinning is for."""
+    if scene.device.kind not in PINNING_KINDS:
+        return
+    own = scene.job.config
+    for config in (own, own.model_copy(update={"pin_memory": not own.pin_memory})):
+        measure = partial(_copy_figures, scene, config)
+        scene.curves.add("copy", scene.changes(config, {"pin_memory"}), measure, scene.ends_at)
+
+
+def _copy_figures(scene: _Scene, config: TrainingConfig) -> PointFigures:
+    lie = pinned if config.pin_memory else copied
+    is_own = config.pin_memory == scene.job.config.pin_memory
+    host = [kept if is_own else Held(lie(kept.batch), kept.samples) for kept in scene.host]
+    return scene.figures(copy_alone, scene.bench.trainer(config), host)
 
 
 def combined_config(own: TrainingConfig, points: Sequence[CurvePoint]) -> TrainingConfig | None:
@@ -208,9 +227,16 @@ def _batches_of(scene: _Scene, config: TrainingConfig) -> Sequence[Held | Delive
 
 @contextmanager
 def _as_configured(config: TrainingConfig) -> Iterator[None]:
-    """Threads and TF32 of this process as the configuration has them, and as before afterwards."""
+    """Threads and TF32 of this process as the configuration has them, and as before afterwards.
+
+    So is cuDNN's benchmark, which a workload's trainer sets where it is made; a script's is its own.
+    """
+    benchmark = torch.backends.cudnn.benchmark
     with torch_threads(config.intra_op_threads), tf32_products() if config.amp_dtype == "tf32" else nullcontext():
-        yield
+        try:
+            yield
+        finally:
+            set_cudnn_benchmark(benchmark)
 
 
 def _roofline(scene: _Scene) -> tuple[Roofline | None, tuple[Note, ...]]:

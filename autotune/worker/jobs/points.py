@@ -23,7 +23,7 @@ from autotune.worker.failure.out_of_memory import shortage_of
 
 __all__ = ["CurvesSoFar", "DeviceLostError", "PointFigures"]
 
-_Side = Literal["loader", "device"]
+_Side = Literal["loader", "device", "copy"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,9 @@ class CurvesSoFar:
     keep: Callable[[Curves], None]
     known: Curves
     """What an earlier process has left."""
-    points: dict[_Side, tuple[CurvePoint, ...]] = field(default_factory=lambda: {"loader": (), "device": ()})
+    points: dict[_Side, tuple[CurvePoint, ...]] = field(
+        default_factory=lambda: {"loader": (), "device": (), "copy": ()}
+    )
 
     def add(
         self, side: _Side, changes: dict[str, object], measure: Callable[[], PointFigures], ends_at: float

@@ -22,6 +22,7 @@ from autotune.note import Note, note
 from autotune.protocol.jobs import PrecisionJob
 from autotune.records.precision_check import GUARD_STEPS, PrecisionFigures, deviation_of
 from autotune.settings.applied.float32_precision import exact_matmuls, tf32_products
+from autotune.settings.applied.process import set_cudnn_benchmark
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.space.token_budget import with_batch
@@ -44,6 +45,8 @@ _REPEAT_SHARE = 0.6  # our own convention, all three
 _CHUNK = 2**22  # elements that are widened at once: 32 MiB of float64
 _OTHER_SEED = 1_000_003  # a prime beyond the seeds of the steps, which count up from the job's
 _LIBRARIES_OVERRIDE = "NVIDIA_TF32_OVERRIDE"
+_PLAIN = {"amp_dtype": "float32", "compile": False, "compile_mode": "default", "fused": False}
+"""The reference, in what a candidate may differ in."""
 
 _Gradient = list[Tensor | None]
 
@@ -103,7 +106,8 @@ def compare_to_float32(
     """
     begun = perf_counter()
     left_s = min(ends_at - begun, job.process.deadline_s)
-    plain = job.config.model_copy(update={"amp_dtype": "float32", "compile": False})
+    set_cudnn_benchmark(job.config.cudnn_benchmark)
+    plain = job.config.model_copy(update=_PLAIN)
     dataset, model = build_dataset(workload), build_model(workload, plain, device)
     initial, reference = kept_weights(model), None
     while reference is None:
@@ -174,9 +178,9 @@ def _train(
     """
     put_back(scene.model, scene.initial)
     trained, device = _Trained(compared_to), scene.device
-    optimizer = build_optimizer(scene.workload, scene.model, config.lr)
+    optimizer = build_optimizer(scene.workload, scene.model, config.lr, fused=config.fused)
     optimizer.register_step_pre_hook(lambda *_: trained.before_step(scene.model))
-    model: Any = torch.compile(scene.model) if config.compile else scene.model
+    model: Any = torch.compile(scene.model, mode=config.compile_mode) if config.compile else scene.model
     scaler = config.grad_scaler(device.torch_device)
     accumulator = config.accumulator(model, optimizer, device=device.torch_device, scaler=scaler)
     trainer = Trainer(model, optimizer, scene.step, config, device, accumulator)

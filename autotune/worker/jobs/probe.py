@@ -14,21 +14,25 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.modules.conv import _ConvNd
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import worker as torch_worker
 
 from autotune.settings.applied.loader import drops_last, fixed_batches, observed_settings
-from autotune.settings.applied.optimizer import base_lr
+from autotune.settings.applied.optimizer import base_lr, can_fuse, is_fused
 from autotune.settings.applied.tf_data import TfData, TfLoader
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import BESIDE_A_LOADER, ObjectFacts, Workload, WorkloadFacts
+from autotune.space.constraints import GRAPH_KINDS
 from autotune.worker.failure.out_of_memory import shortage_of
+from autotune.worker.jobs.first_items import FirstItems, look_at_items
 from autotune.worker.measure.batch import leaves_of, tensors_of
-from autotune.worker.measure.feed import BatchFeed, Feed
-from autotune.worker.measure.step import Trainer, open_trainer
+from autotune.worker.measure.feed import BatchFeed, Delivery, Feed
+from autotune.worker.measure.step import Trainer, infer_step, make_trainer
 from autotune.worker.setup.build import (
     build_dataset,
     build_model,
+    build_optimizer,
     dataset_of,
     is_stream,
     length_of,
@@ -40,11 +44,14 @@ from autotune.worker.setup.loader import build_loader
 from autotune.worker.setup.machine import bytes_from_disk
 from autotune.worker.setup.own_batches import is_factory, made_batches, mean_samples, takes_batch_size, takes_budget
 
-__all__ = ["is_sharded", "probe", "warm_page_cache"]
+__all__ = ["is_deterministic", "is_sharded", "probe", "warm_page_cache"]
 
 _IMAGE_DIMS = 4  # batch, channels, height, width: what torch.channels_last is defined for
 _WARMING_MAX_S = 5.0  # our own convention: a data set that is not in RAM by then is read from the disk in trials too
 _WARMING_PAUSE_S = 0.3  # our own convention: between two readings of the disk's counter
+_LEAST_BATCHES = 3  # our own convention: fewer tell nothing of the shapes of all
+_Shapes = tuple[tuple[int, ...], ...]
+"""Of a batch's tensors, in order."""
 
 
 def probe(workload: Workload, config: TrainingConfig, device: Device, scratch: Path) -> WorkloadFacts:
@@ -68,9 +75,12 @@ def probe(workload: Workload, config: TrainingConfig, device: Device, scratch: P
     feed = Feed(build_loader(workload, data, small, scratch))
     first = feed.start()
     model = build_model(workload, small, device)
-    trainer = open_trainer(workload, model, first.batch, small, device)
-    has_unused = _train_once(trainer, first.batch)
-    warm_page_cache(feed)
+    optimizer = build_optimizer(workload, model, small.lr)
+    objects = _with(objects, **_switched_on(optimizer, device))
+    trainer = make_trainer(model, optimizer, infer_step(workload, first.batch), small, device)
+    has_unused, has_sparse = _train_once(trainer, first.batch)
+    fewest = _LEAST_BATCHES if device.kind in GRAPH_KINDS else 1  # elsewhere nothing depends on the shapes
+    items, shapes = _look(feed, first, fewest)
     is_iterable, inputs = is_stream(dataset), tensors_of(first.batch)
     fixed = _fixed_size(workload, data, feed.loader, first.samples)
     if fixed is not None and objects.has_loader:
@@ -91,10 +101,49 @@ def probe(workload: Workload, config: TrainingConfig, device: Device, scratch: P
         gradient_bytes=sum(parameter.nbytes for parameter in trained),
         has_buffers=any(True for _ in model.buffers()),
         has_unused_parameters=has_unused,
-        optimizer=optimizer_facts(trainer.optimizer),
+        has_convolutions=any(isinstance(module, _ConvNd) for module in model.modules()),
+        has_fixed_shapes=len({*shapes}) == 1 if len(shapes) >= _LEAST_BATCHES else None,
+        is_deterministic=is_deterministic(),
+        slow_tail_fraction=None if items is None else items.slow_tail_fraction,
+        cores_per_item=None if items is None else items.cores_per_item,
+        optimizer=optimizer_facts(optimizer, can_fuse=not has_sparse and can_fuse(optimizer)),
         step_source=trainer.step.source,
         objects=objects,
     )
+
+
+def _switched_on(optimizer: torch.optim.Optimizer, device: Device) -> dict[str, bool]:
+    """What the user's own code has switched on by now, under the names of settings."""
+    found = {
+        "fused": is_fused(optimizer),
+        "cudnn_benchmark": device.kind in GRAPH_KINDS and torch.backends.cudnn.benchmark,
+    }
+    return {name: True for name, is_on in found.items() if is_on}
+
+
+def _look(feed: Feed, first: Delivery, fewest: int) -> tuple[FirstItems | None, list[_Shapes]]:
+    """A look at the items, with a warm page cache behind it, and the shapes of so many batches, or of more.
+
+    A tf.data pipeline has no items of its own.
+    """
+    shapes: list[_Shapes] = []
+    items = None
+
+    def warm() -> None:
+        shapes[:] = warm_page_cache(feed, first, fewest=fewest)
+
+    if isinstance(feed.loader, TfLoader):
+        warm()
+    else:
+        items = look_at_items(feed.loader, feed.start_s + feed.first_wait_s, warm)
+    if len(shapes) < fewest:
+        shapes += warm_page_cache(feed, first, fewest=fewest, longest_s=0.0)
+    return items, shapes
+
+
+def is_deterministic() -> bool:
+    """Whether this process is to compute alike in each run, as far as the user's code has asked torch for it."""
+    return torch.are_deterministic_algorithms_enabled() or torch.backends.cudnn.deterministic
 
 
 def _objects(workload: Workload, data: Any, config: TrainingConfig) -> ObjectFacts:
@@ -132,16 +181,25 @@ def _fixed_size(workload: Workload, data: Any, loader: DataLoader[Any] | TfLoade
     return size if isinstance(size, int) and size > 0 else max(1, first)
 
 
-def _train_once(trainer: Trainer, batch: Any) -> bool:
-    """Train one step, to find out that it works, and whether some parameters get no gradient (DDP must know that).
+def _train_once(trainer: Trainer, batch: Any) -> tuple[bool, bool]:
+    """Train one step, to find out that it works.
 
     Whether the memory suffices is for the baseline's trial to find out.
+
+    Returns:
+        Whether some parameters get no gradient (DDP must know that), and whether some get a sparse one.
     """
     wanted = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
-    reached = set[Tensor]()
+    reached, sparse = set[Tensor](), set[Tensor]()
+
+    def note_gradient(parameter: Tensor) -> None:
+        reached.add(parameter)
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            sparse.add(parameter)
+
     with ExitStack() as hooks:
         for parameter in wanted:
-            hooks.enter_context(parameter.register_post_accumulate_grad_hook(reached.add))  # type: ignore[no-untyped-call] # torch
+            hooks.enter_context(parameter.register_post_accumulate_grad_hook(note_gradient))  # type: ignore[no-untyped-call] # torch
         try:
             trainer.train(batch)
             trainer.device.synchronize()
@@ -149,8 +207,8 @@ def _train_once(trainer: Trainer, batch: Any) -> bool:
             if shortage_of(error) is None:
                 raise
             trainer.optimizer.zero_grad(set_to_none=True)
-            return False
-    return reached < set(wanted)
+            return False, bool(sparse)
+    return reached < set(wanted), bool(sparse)
 
 
 class _WatchedInfo(torch_worker.WorkerInfo):
@@ -199,13 +257,35 @@ def _is_equal(a: Any, b: Any) -> bool:
     return False
 
 
-def warm_page_cache(feed: BatchFeed) -> None:
-    """Take batches for an epoch, until for a while nothing more comes from the disk, or for five seconds."""
+def warm_page_cache(
+    feed: BatchFeed, first: Delivery | None = None, *, fewest: int = 1, longest_s: float = _WARMING_MAX_S
+) -> list[_Shapes]:
+    """Take batches for an epoch, until for a while nothing more comes from the disk, or for five seconds.
+
+    Args:
+        feed: Whose batches.
+        first: The batch that it began with.
+        fewest: Batches that are taken in any case, the first among them, as far as the epoch goes.
+        longest_s: When to stop, otherwise.
+
+    Returns:
+        The shapes of each batch of this epoch, the first among them; without its last one, where that is a short one.
+    """
     begun = checked = perf_counter()
-    read = bytes_from_disk()
-    while not feed.take().is_restart:
+    read, seen = bytes_from_disk(), [] if first is None else [(first.samples, _shapes_of(first))]
+    while not (delivery := feed.take()).is_restart:
+        seen.append((delivery.samples, _shapes_of(delivery)))
         now = perf_counter()
+        if len(seen) >= fewest and now - begun >= longest_s:
+            break
         if now - checked >= _WARMING_PAUSE_S:
             read, before, checked = bytes_from_disk(), read, now
-            if read == before or now - begun >= _WARMING_MAX_S:
-                return
+            if read == before and len(seen) >= fewest:
+                break
+    if len(seen) > 1 and seen[-1][0] < seen[0][0]:
+        seen.pop()
+    return [shapes for _, shapes in seen]
+
+
+def _shapes_of(delivery: Delivery) -> _Shapes:
+    return tuple(tuple(tensor.shape) for tensor in tensors_of(delivery.batch))

@@ -21,6 +21,7 @@ from zlib import crc32
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from autotune.settings.applied.batch import rebuilt
 
@@ -31,6 +32,7 @@ __all__ = [
     "batch_fingerprint",
     "copied",
     "leaves_of",
+    "pinned",
     "resized",
     "tensors_of",
     "unpacked",
@@ -160,8 +162,14 @@ class Reused:
         return [first, *islice(self, steps * per_step - 1)]
 
 
+def pinned(batch: Any) -> Any:
+    """A batch in page-locked memory, as torch's DataLoader pins one."""
+    pin: Callable[[Any], Any] = pin_memory  # torch has not typed it
+    return pin(batch)
+
+
 def copied(batch: Any) -> Any:
-    """A batch of its own, tensors and all; one whose tensors are shared where a user's class refuses to be copied."""
+    """A batch of its own in pageable memory; one whose tensors are shared where a user's class refuses to be copied."""
     return _tried(deepcopy, batch, unpacked)
 
 

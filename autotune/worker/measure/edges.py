@@ -23,7 +23,17 @@ from autotune.records.measurement import Block
 from autotune.worker.setup.device import Device
 from autotune.worker.setup.process_group import Group
 
-__all__ = ["DrainedEdges", "Edges", "Launched", "Mark", "Stretch", "TimedEdges", "open_edges", "open_mark"]
+__all__ = [
+    "DrainedEdges",
+    "Edges",
+    "Launched",
+    "Mark",
+    "Stretch",
+    "TimedEdges",
+    "open_edges",
+    "open_mark",
+    "timed_events",
+]
 
 _LEAST_S = 1e-9  # of a block, so that a rate exists
 
@@ -170,13 +180,13 @@ class Mark:
 
 def open_mark(device: Device) -> Mark | None:
     """A mark; None where the device can't time events: there, work that it did during a restart counts as restart."""
-    new_event = _timed_events(device)
+    new_event = timed_events(device)
     return None if new_event is None else Mark(new_event)
 
 
 def open_edges(device: Device, group: Group, *, drains: bool = False) -> Edges:
     """The edges for a window: timed where the devices of all ranks can time events, else drained, or if asked for."""
-    new_event = None if drains else _timed_events(device)
+    new_event = None if drains else timed_events(device)
     if group.all(new_event is not None) and new_event is not None:
         return TimedEdges(device, new_event)
     return DrainedEdges(device)
@@ -187,7 +197,7 @@ def _stretch(launched: Launched, seconds: float, data_wait_s: float, spent_s: fl
     return Stretch(block, launched.waits_in_a_row, spent_s, loss)
 
 
-def _timed_events(device: Device) -> Callable[[], Any] | None:
+def timed_events(device: Device) -> Callable[[], Any] | None:
     """A maker of events that give the time between two of them; None where the device has none.
 
     It is tried, since some backends have the class and refuse to time. Not on MPS: an event with timing commits the

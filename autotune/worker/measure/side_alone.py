@@ -1,4 +1,4 @@
-"""One side alone: the loader without training, and the device on batches that it already holds.
+"""One side alone: the loader without training, the device on batches that it already holds, and copying between them.
 
 Takes a running Feed or a Trainer; hands on a Ceiling, the rate that no setting of the other side can pass. Used after a
 trial's window and for the curves of a diagnosis; nothing here changes what a window has measured.
@@ -7,7 +7,7 @@ trial's window and for the curves of a diagnosis; nothing here changes what a wi
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import cycle, islice
 from math import ceil, inf, isfinite
 from time import perf_counter
 from typing import Any
@@ -23,7 +23,7 @@ from autotune.worker.measure.feed import BatchFeed, Delivery
 from autotune.worker.measure.loop import Run, WarmUpResult, batches_in, mean_batch_s, train_block, window_of
 from autotune.worker.measure.step import NoTrainer, StepTrainer
 
-__all__ = ["MOST_SKIPS", "collect", "device_alone", "loader_alone", "resident", "train_on"]
+__all__ = ["MOST_SKIPS", "collect", "copy_alone", "device_alone", "loader_alone", "resident", "train_on"]
 
 # What names no source is our own convention.
 _BLOCK_S = 0.05  # as a warm-up's
@@ -37,6 +37,8 @@ _WARM_STEPS = 2  # optimizer steps on held batches before the clock starts; the 
 MOST_SKIPS = 17
 """Steps that float16 may skip before it trains: a GradScaler halves its scale of 65536 so often until it is below 1.
 Source: torch.amp.GradScaler, init_scale and backoff_factor."""
+_WARM_COPIES = 2  # before the clock starts; the last one is timed to plan the stretch
+_MOST_COPIES = 10_000  # launched before the host waits for them: bounds what the driver has to remember
 _FEWEST_STEPS = 3  # as few as peaks of memory are read over (CONTRIBUTING, Rules of measuring)
 
 
@@ -103,6 +105,44 @@ def device_alone(trainer: StepTrainer, held: Sequence[Held], *, seconds: float, 
         spent_s, taken = spent_s + stretch_s, supply.handed_out - first
     samples = sum(held[index % len(held)].samples for index in range(first, supply.handed_out))
     _check_trained(trainer, scale, float(loss))
+    return Ceiling(samples_per_s=samples / spent_s, samples=samples, seconds=spent_s, batches=taken)
+
+
+def copy_alone(
+    trainer: StepTrainer, host: Sequence[Held | Delivery], *, seconds: float, ends_at: float = inf
+) -> Ceiling:
+    """The rate of moving batches from the host to the device, in turns, as training does it, without computing.
+
+    From pinned memory the host launches one copy after another, and waits for them all at the end of a stretch. Has
+    never run on a device.
+
+    Args:
+        trainer: Moves a batch by `to_device`, in the configuration's layout.
+        host: Batches in the host's memory, pinned where the configuration pins. That they are the same again and again
+            may keep them in the host's caches: the rate is at its best.
+        seconds: Length of the stretch.
+        ends_at: Time of perf_counter at which the deadline is near; beyond the first copies nothing is begun then.
+    """
+    turns, taken, samples, spent_s = cycle(host), 0, 0, 0.0
+
+    def moved(count: int) -> tuple[float, int]:
+        """Seconds of moving so many batches, and their samples."""
+        batches = [Held(unpacked(kept.batch), kept.samples) for kept in islice(turns, count)]
+        trainer.device.synchronize()
+        begun = perf_counter()
+        for kept in batches:
+            trainer.to_device(kept.batch)
+        trainer.device.synchronize()
+        return max(perf_counter() - begun, 1e-9), sum(kept.samples for kept in batches)
+
+    for _ in range(_WARM_COPIES):
+        once_s, _ = moved(1)
+    while taken == 0 or (spent_s < seconds and perf_counter() < ends_at):
+        batch_s = spent_s / taken if taken else once_s
+        left_s = min(seconds - spent_s, max(0.0, ends_at - perf_counter()))
+        count = min(_MOST_COPIES, max(1, ceil(left_s / batch_s)))
+        stretch_s, came = moved(count)
+        taken, samples, spent_s = taken + count, samples + came, spent_s + stretch_s
     return Ceiling(samples_per_s=samples / spent_s, samples=samples, seconds=spent_s, batches=taken)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from autotune.settings.applied.accumulator import Accumulator
+from autotune.settings.applied.process import set_cudnn_benchmark
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.measure.batch import tensors_of
@@ -189,14 +190,15 @@ def torch_threads(count: int | None) -> Iterator[None]:
 
 def open_trainer(workload: Workload, model: nn.Module, batch: Any, config: TrainingConfig, device: Device) -> Trainer:
     """A trainer of a built model, by the workload's own optimizer and step; the step is inferred from a first batch."""
-    optimizer = build_optimizer(workload, model, config.lr)
+    optimizer = build_optimizer(workload, model, config.lr, fused=config.fused)
     return make_trainer(model, optimizer, infer_step(workload, batch), config, device)
 
 
 def make_trainer(
     model: nn.Module, optimizer: torch.optim.Optimizer, step: Step, config: TrainingConfig, device: Device
 ) -> Trainer:
-    """A trainer in the configuration's precision; sets TF32 and the threads for this process."""
+    """A trainer in the configuration's precision; sets TF32 and cuDNN's benchmark for this process."""
+    set_cudnn_benchmark(config.cudnn_benchmark)
     if config.amp_dtype == "tf32":
         config.autocast(device.torch_device).__enter__()  # for the whole life of this process
     accumulator = config.accumulator(model, optimizer, device=device.torch_device)

@@ -26,7 +26,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from autotune.settings.applied.loader import inner_loader
-from autotune.settings.applied.optimizer import ForeignParametersError, optimizer_like
+from autotune.settings.applied.optimizer import (
+    ForeignParametersError,
+    is_fused,
+    optimizer_like,
+    set_fused,
+)
 from autotune.settings.applied.tf_data import TfData
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import PARTS, OptimizerFacts, Ref, Workload
@@ -107,8 +112,28 @@ def is_stream(dataset: Any) -> bool:
     return isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
 
 
-def build_optimizer(workload: Workload, model: nn.Module, lr: float) -> torch.optim.Optimizer:
-    """The user's optimizer, or SGD."""
+def build_optimizer(
+    workload: Workload, model: nn.Module, lr: float, *, fused: bool | None = None
+) -> torch.optim.Optimizer:
+    """The user's optimizer, or SGD.
+
+    Args:
+        workload: Whose optimizer.
+        model: Its parameters that require a gradient are trained.
+        lr: The learning rate.
+        fused: As a configuration has it: by torch's fused implementation, or not, whatever the user's own code chooses.
+            None: as that chooses.
+
+    Raises:
+        WorkloadFault: there is nothing to train, or what the user has given makes no optimizer of it.
+    """
+    optimizer = _own_optimizer(workload, model, lr)
+    if fused is not None and fused != is_fused(optimizer):
+        set_fused(optimizer, is_on=fused)
+    return optimizer
+
+
+def _own_optimizer(workload: Workload, model: nn.Module, lr: float) -> torch.optim.Optimizer:
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         raise WorkloadFault("the model must have parameters to train, but none requires a gradient")
@@ -129,12 +154,15 @@ def build_optimizer(workload: Workload, model: nn.Module, lr: float) -> torch.op
     return optimizer
 
 
-def optimizer_facts(optimizer: torch.optim.Optimizer) -> OptimizerFacts:
-    """Name, betas and eps of an optimizer."""
+def optimizer_facts(optimizer: torch.optim.Optimizer, *, can_fuse: bool = False) -> OptimizerFacts:
+    """Name, betas and eps of an optimizer, and whether torch has it fused, which is for the caller to find out."""
     betas, eps = optimizer.defaults.get("betas"), optimizer.defaults.get("eps")
     pair = (float(betas[0]), float(betas[1])) if isinstance(betas, tuple | list) and len(betas) == 2 else None
     return OptimizerFacts(
-        name=type(optimizer).__name__, betas=pair, eps=float(eps) if isinstance(eps, int | float) else None
+        name=type(optimizer).__name__,
+        betas=pair,
+        eps=float(eps) if isinstance(eps, int | float) else None,
+        can_fuse=can_fuse,
     )
 
 

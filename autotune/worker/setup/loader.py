@@ -28,6 +28,7 @@ from autotune.errors import ConfigError
 from autotune.protocol.payload import read_payload, write_payload
 from autotune.settings.applied.loader import drawn_by, drops_last, fixed_batches, loader_like
 from autotune.settings.applied.tf_data import TfData, TfLoader
+from autotune.settings.applied.worker_threads import limited
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload, beside_tf_data
 from autotune.worker.setup.build import WorkloadFault, is_stream
@@ -61,6 +62,7 @@ def build_loader(
     else:
         kwargs = {**config.loader_settings, **_sampling(workload, data, config, group)}
         loader = DataLoader(data, **kwargs, collate_fn=workload.collate_fn, worker_init_fn=workload.worker_init_fn)
+    loader.worker_init_fn = limited(loader.worker_init_fn, config.worker_threads)
     if config.num_workers == 0:
         return loader
     if workload.multiprocessing_context is not None or loader.multiprocessing_context is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import exp, log
+from math import exp, inf, log
 
 import numpy as np
 import pytest
@@ -23,7 +23,12 @@ SDS = st.floats(0.0, 2.0)
 
 
 def forecast(
-    *rates: float, sd: float = 0.1, loader: float = FAST, device: float = FAST, side_sd: float = 0.05
+    *rates: float,
+    sd: float = 0.1,
+    loader: float = FAST,
+    device: float = FAST,
+    copy: float = inf,
+    side_sd: float = 0.05,
 ) -> Forecast:
     ones = np.ones(len(rates))
     return Forecast(
@@ -33,6 +38,8 @@ def forecast(
         device=device * ones,
         loader_sd=side_sd * ones,
         device_sd=side_sd * ones,
+        copy=copy * ones,
+        copy_sd=(side_sd if copy < inf else 0.0) * ones,
         scatter_sd=0.0,
     )
 
@@ -80,7 +87,12 @@ def workers(count: int, **settings: object) -> TrainingConfig:
 
 
 def are_redundant(
-    configs: list[TrainingConfig], tried: list[TrainingConfig], *, loader: list[float], device: list[float]
+    configs: list[TrainingConfig],
+    tried: list[TrainingConfig],
+    *,
+    loader: list[float],
+    device: list[float],
+    copy: list[float] | None = None,
 ) -> list[bool]:
     """Which configurations are redundant, by the rates of the sides of each."""
     sides = forecast(*np.minimum(loader, device), side_sd=0.02)
@@ -91,6 +103,8 @@ def are_redundant(
         device=np.array(device),
         loader_sd=sides.loader_sd,
         device_sd=sides.device_sd,
+        copy=np.array(copy or [inf] * len(configs)),
+        copy_sd=sides.copy_sd if copy is None else sides.device_sd,
         scatter_sd=0.0,
     )
     return [bool(value) for value in redundant_among(configs, known, tried)]

@@ -24,6 +24,7 @@ def here(**changes: Any) -> Circumstances:
         "micro_batches": 1.0,
         "is_overlapped": True,
         "is_crowded": False,
+        "is_copied": False,
         "busy": 0.0,
         "cores": 64.0,
     } | changes
@@ -37,7 +38,8 @@ def state(**logs: float) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
 
 
 def rates(known: Rates) -> tuple[float, float, float]:
-    return tuple(float(np.exp(values[0])) for values in known)  # type: ignore[return-value]
+    """Of loader, device and run."""
+    return tuple(float(np.exp(values[0])) for values in known[:3])  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize("batch", [0.5, 1.0, 8.0])
@@ -86,6 +88,44 @@ def test_a_run_falls_short_by_its_share_and_neither_side_does() -> None:
     assert [device, run] == pytest.approx([1.0, 0.8], rel=1e-3)
 
 
+@pytest.mark.parametrize(("hidden", "added_s"), [(0.0, 0.5), (0.5, 0.25), (1 - 1e-12, 0.0)])
+@pytest.mark.parametrize("count", [1, 4])
+def test_the_copies_that_a_run_does_not_hide_add_to_each_micro_batch(hidden: float, added_s: float, count: int) -> None:
+    # 1 second for the samples of a usual batch, 2 for a step, half a second for its copy
+    logit = np.log(max(hidden, 1e-12) / (1 - hidden))
+    costs = state(**AMPLE, per_step=np.log(2), copies=np.log(2), hidden=logit)
+    known = rates_of(costs, here(is_copied=True, micro_batches=count))
+    _, device, run = rates(known)
+    assert device == pytest.approx(count / (count + 2)), "the device alone copies nothing"
+    assert run == pytest.approx(count / (count * (1 + added_s) + 2))
+    assert np.exp(known.copy[0]) == pytest.approx(2.0)
+
+
+def test_each_rank_copies_to_its_own_device() -> None:
+    costs = state(**AMPLE, copies=np.log(2), hidden=-30.0)
+    one, four = (rates_of(costs, here(is_copied=True, ranks=ranks)) for ranks in (1, 4))
+    assert np.exp(np.array([four.copy[0] - one.copy[0], four.run[0] - one.run[0]])) == pytest.approx([4.0, 4.0])
+
+
+def test_a_loader_that_is_slow_enough_leaves_the_time_for_copies() -> None:
+    costs = state(items=np.log(0.1), most_workers=9.0, copies=np.log(2), hidden=-30.0)
+    assert rates(rates_of(costs, here(is_copied=True)))[2] == pytest.approx(0.1, rel=1e-3)
+
+
+@given(st.floats(-5, 5), st.floats(-5, 5), st.sampled_from([1.0, 4.0]), st.booleans())
+def test_where_nothing_is_copied_no_cost_of_copies_changes_anything(
+    copies: float, hidden: float, ranks: float, is_overlapped: bool
+) -> None:
+    where = here(ranks=ranks, is_overlapped=is_overlapped)
+    known, other = (
+        state(per_step=0.0, exchange=-1.0, copies=value, hidden=logit)
+        for value, logit in ((0.0, 0.0), (copies, hidden))
+    )
+    assert rates_of(known, where) == rates_of(other, where)
+    for row in (COSTS.index("copies"), COSTS.index("hidden")):
+        assert not any(slope[row].any() for slope in slopes_of(other, where))
+
+
 @pytest.mark.parametrize(("is_crowded", "rate"), [(False, 1.0), (True, 0.25)])
 def test_too_many_threads_cost_a_run_alone(is_crowded: bool, rate: float) -> None:
     costs = state(**AMPLE, crowding=np.log(np.log(4)))
@@ -101,9 +141,17 @@ def test_too_many_threads_cost_a_run_alone(is_crowded: bool, rate: float) -> Non
     st.sampled_from([0.0, 1e-3]),
     st.sampled_from([0.0, 0.5, 2.0]),
     st.sampled_from([0.0, 4.0]),
+    st.booleans(),
 )
 def test_slopes_are_the_derivatives_of_the_rates(
-    logs: list[float], is_overlapped: bool, ranks: float, batch: float, loader_cpu_s: float, busy: float, workers: float
+    logs: list[float],
+    is_overlapped: bool,
+    ranks: float,
+    batch: float,
+    loader_cpu_s: float,
+    busy: float,
+    workers: float,
+    is_copied: bool,
 ) -> None:
     where = here(
         is_overlapped=is_overlapped,
@@ -112,13 +160,17 @@ def test_slopes_are_the_derivatives_of_the_rates(
         relative_batch=batch,
         workers=workers,
         micro_batches=2.0,
+        is_copied=is_copied,
     )
     where = replace(where, busy=np.array([busy]), loader_cpu_s=loader_cpu_s)
     costs, step = np.array(logs)[:, None], 1e-5
-    assert np.isfinite(rates_of(costs, where)).all()
+    known = rates_of(costs, where)
+    assert np.isfinite(known[:3]).all()
+    assert np.isfinite(known.copy).all() == is_copied
+    sides = slice(None if is_copied else 3)
     for row in range(len(COSTS)):
         moved = np.zeros_like(costs)
         moved[row] = step
-        after, before = (np.array(rates_of(costs + sign * moved, where)) for sign in (1, -1))
-        found = np.array([slope[row] for slope in slopes_of(costs, where)])
+        after, before = (np.array(rates_of(costs + sign * moved, where)[sides]) for sign in (1, -1))
+        found = np.array([slope[row] for slope in slopes_of(costs, where)[sides]])
         assert found == pytest.approx((after - before) / (2 * step), abs=1e-4)

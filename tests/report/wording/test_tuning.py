@@ -31,7 +31,7 @@ DIFFERING = [{"name": "cuda", "there": "12", "here": "13"}, {"name": "cores", "t
         ),
         (
             note("near_ceiling", ceiling_fraction=0.98),
-            "the best found reaches 98 % of the lower ceiling of loader and device",
+            "the best found reaches 98 % of the lowest ceiling",
         ),
         (
             note("prepared_by", framework="accelerate"),

@@ -11,12 +11,12 @@ import autotune.worker
 from autotune.note import Note, note
 from autotune.report.wording import say
 from autotune.report.wording.catalogue import load_codes, load_sentences
-from autotune.worker.attach.loop import sightings
+from autotune.worker.attach.loop import sightings, step_traits
 
 WHERE = "where the time goes"
 _NOTE = re.compile(r'\bnote\(\s*"(\w+)"')
 _REASONS = ["no_loader", "own_batches", "own_precision", "not_comparable", "several_ranks", "no_module", "own_layout"]
-_REASONS += ["own_threads", "in_the_script"]
+_REASONS += ["own_threads", "own_algorithms", "own_optimizer", "in_the_script"]
 
 
 def test_every_note_of_the_worker_has_a_sentence() -> None:
@@ -87,6 +87,12 @@ def test_a_note_becomes_a_sentence_with_its_figures(told: Note, sentence: str) -
         ("amp_dtype", "no_module", "no module that trains was seen to be called"),
         ("channels_last", "own_layout", "the script chooses its layout itself"),
         ("intra_op_threads", "own_threads", "the script sets the number of threads itself"),
+        ("cudnn_benchmark", "own_algorithms", "the script asks for deterministic algorithms"),
+        (
+            "fused",
+            "own_optimizer",
+            "the script makes its optimizer itself; give it fused=True there to measure that",
+        ),
         ("compile", "in_the_script", "only the script itself can change it"),
     ],
 )
@@ -101,7 +107,7 @@ def test_a_setting_out_of_reach_is_named_with_the_reason_and_the_way_to_reach_it
 
 
 def test_every_reason_that_a_setting_is_out_of_reach_has_words_of_its_own() -> None:
-    source = Path(sightings.__file__).read_text(encoding="utf-8")
+    source = "".join(Path(str(module.__file__)).read_text(encoding="utf-8") for module in (sightings, step_traits))
     template = load_sentences()["setting_unreached"]
     reasons = set(re.findall(r'reason == "(\w+)"', template))
     assert reasons <= set(re.findall(r'"(\w+)"', source))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from hypothesis import assume
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.exports.export import Wanted, wanted
-from autotune.settings.training_config import AMP_DTYPES, TrainingConfig
+from autotune.settings.training_config import AMP_DTYPES, CompileMode, TrainingConfig
 
 __all__ = ["EVERYTHING", "any_configs", "flat"]
 
@@ -36,8 +37,12 @@ _SETTINGS = st.fixed_dictionaries(
         "persistent_workers": st.booleans(),
         "pin_memory": st.booleans(),
         "in_order": st.booleans(),
+        "worker_threads": st.none() | st.integers(1, 4),
         "channels_last": st.booleans(),
         "compile": st.booleans(),
+        "compile_mode": st.sampled_from(get_args(CompileMode)),
+        "cudnn_benchmark": st.booleans(),
+        "fused": st.booleans(),
         "intra_op_threads": st.none() | st.integers(1, 8),
         "world_size": st.integers(1, 4),
         "strategy": st.sampled_from(["single", "dp", "ddp"]),
@@ -55,8 +60,12 @@ EVERYTHING = TrainingConfig(
     persistent_workers=True,
     pin_memory=True,
     in_order=False,
+    worker_threads=1,
     channels_last=True,
     compile=True,
+    compile_mode="reduce-overhead",
+    cudnn_benchmark=True,
+    fused=True,
     intra_op_threads=3,
     world_size=2,
     strategy="ddp",
@@ -76,7 +85,9 @@ def any_configs(draw: st.DrawFn) -> TrainingConfig:
     """A valid configuration; settings that contradict each other are put right, so that few are thrown away."""
     values: dict[str, Any] = draw(_SETTINGS)
     if values["num_workers"] == 0:
-        values |= {"prefetch_factor": None, "persistent_workers": False, "in_order": True}
+        values |= NEUTRAL_WITHOUT_WORKERS
+    if not values["compile"]:
+        values["compile_mode"] = "default"
     if values["strategy"] == "single":
         values["world_size"] = 1
     if values["strategy"] != "ddp":

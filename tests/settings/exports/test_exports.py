@@ -6,7 +6,7 @@ import ast
 import json
 from argparse import ArgumentParser
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -18,7 +18,7 @@ from autotune.errors import ConfigError
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.exports.export import LOADER, Export
 from autotune.settings.exports.registry import READERS, TARGETS, read_settings
-from autotune.settings.training_config import LOADER_ARGUMENTS, TrainingConfig
+from autotune.settings.training_config import LOADER_ARGUMENTS, CompileMode, TrainingConfig
 from tests.settings.exports.configs import EVERYTHING, any_configs, flat
 
 DEVICES = st.sampled_from([None, "cpu", "cuda:0"])
@@ -322,6 +322,110 @@ def test_accelerate_says_that_it_launches_one_process_on_a_cpu() -> None:
     config = TrainingConfig(world_size=2, strategy="ddp")
     assert "torchrun --nproc-per-node 2" in dropped(config.to("accelerate", device="cpu"))["world_size"]
     assert "world_size" not in dropped(config.to("accelerate", device="cuda"))
+
+
+MODES = get_args(CompileMode)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("target", sorted(TARGETS))
+def test_a_mode_of_the_compiler_is_carried_or_dropped_by_name(target: str, mode: str) -> None:
+    export = TrainingConfig(compile=True, compile_mode=mode).to(target)
+    is_default = mode == "default"
+    assert ("compile_mode" in dropped(export)) is (not is_default and mode not in export.text)
+    assert is_default is (mode not in export.text and "compile_mode" not in dropped(export))
+
+
+def test_axolotl_says_which_modes_it_takes() -> None:
+    config = TrainingConfig(compile=True, compile_mode="max-autotune-no-cudagraphs")
+    assert "torch_compile_mode" not in config.to("axolotl").settings
+    assert "default, reduce-overhead, max-autotune alone" in dropped(config.to("axolotl"))["compile_mode"]
+
+
+def test_ultralytics_takes_a_mode_in_the_place_of_the_switch() -> None:
+    assert EVERYTHING.to("ultralytics").settings["compile"] == "reduce-overhead"
+    assert TrainingConfig(compile=True).to("ultralytics").settings["compile"] is True
+
+
+FUSED = TrainingConfig(fused=True)
+
+
+@pytest.mark.parametrize(("target", "name"), [("hf", "optim"), ("axolotl", "optimizer")])
+def test_a_fused_adamw_is_an_optimizer_by_its_own_name(target: str, name: str) -> None:
+    export = FUSED.to(target, optimizer="AdamW")
+    assert export.settings[name] == "adamw_torch_fused"
+    assert "fused" not in dropped(export)
+    assert name not in defaults(export)
+    assert "those of your AdamW" in defaults(export)["adam_beta1"]
+    for other in (FUSED.to(target, optimizer="SGD"), FUSED.to(target)):
+        assert name not in other.settings
+        assert name in defaults(other)
+        assert "adamw_torch_fused" in dropped(other)["fused"]
+    assert name not in TrainingConfig().to(target, optimizer="AdamW").settings
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "is_written", "is_dropped"),
+    [("SGD", True, False), ("AdamW", False, False), ("RMSprop", False, True), (None, False, True)],
+)
+def test_deepspeed_fuses_torchs_optimizers_by_their_params_and_its_own_by_itself(
+    optimizer: str | None, is_written: bool, is_dropped: bool
+) -> None:
+    export = FUSED.to("deepspeed", optimizer=optimizer)
+    assert export.settings.get("optimizer", {}).get("params", {}).get("fused", False) is is_written
+    assert ("fused" in dropped(export)) is is_dropped
+
+
+@pytest.mark.parametrize(("target", "name"), [("ultralytics", "fused"), ("deepspeed", "optimizer.type")])
+def test_a_target_that_fuses_adam_by_itself_says_so_where_trials_did_not(target: str, name: str) -> None:
+    assert name in defaults(TrainingConfig().to(target, optimizer="Adam", device="cuda"))
+    assert name not in defaults(FUSED.to(target, optimizer="Adam", device="cuda"))
+    assert "fused" not in dropped(FUSED.to(target, optimizer="Adam", device="cuda"))
+
+
+def test_ultralytics_fuses_nothing_on_a_cpu() -> None:
+    assert "fused" in dropped(FUSED.to("ultralytics", optimizer="Adam", device="cpu"))
+    assert "fused" not in defaults(TrainingConfig().to("ultralytics", optimizer="Adam", device="cpu"))
+
+
+def test_lightning_has_its_own_switch_for_cudnns_algorithms() -> None:
+    assert EVERYTHING.to("lightning").settings["benchmark"] is True
+    assert "benchmark" not in TrainingConfig().to("lightning").settings
+
+
+def test_timm_times_cudnns_algorithms_by_itself() -> None:
+    config, name = TrainingConfig(cudnn_benchmark=True), "torch.backends.cudnn.benchmark"
+    assert "cudnn_benchmark" not in dropped(config.to("timm", device="cuda"))
+    assert name not in defaults(config.to("timm", device="cuda"))
+    assert name in defaults(TrainingConfig().to("timm", device="cuda"))
+    assert name not in defaults(TrainingConfig().to("timm", device="cpu"))
+
+
+@pytest.mark.parametrize("target", ["accelerate", "lightning", "composer"])
+def test_a_snippet_has_all_that_is_set_beside_the_trainer(target: str) -> None:
+    text = EVERYTHING.to(target).text
+    assert "fused=True" in text
+    assert 'autotune.TrainingConfig(num_workers=4, worker_threads=1).dataloader_kwargs()["worker_init_fn"]' in text
+    assert "benchmark=True" in text or "torch.backends.cudnn.benchmark = True" in text
+    plain = TrainingConfig().to(target).text
+    assert not [word for word in ("fused", "worker_init_fn", "benchmark", "autotune.") if word in plain]
+
+
+@pytest.mark.parametrize("target", ["lightning", "composer"])
+def test_a_snippet_imports_what_it_calls(target: str) -> None:
+    lines = EVERYTHING.to(target).text.splitlines()
+    assert lines[:2] == ["import autotune", "import torch"]
+
+
+@pytest.mark.parametrize("target", ["hf", "timm", "axolotl"])
+def test_a_target_whose_workers_begin_by_a_function_of_its_own_says_so(target: str) -> None:
+    assert "worker_init_fn of its own" in dropped(EVERYTHING.to(target))["worker_threads"]
+
+
+def test_ultralytics_gives_each_worker_one_thread_by_itself() -> None:
+    one, two = (TrainingConfig(num_workers=2, worker_threads=count).to("ultralytics") for count in (1, 2))
+    assert "worker_threads" not in dropped(one)
+    assert "OMP_NUM_THREADS=2" in dropped(two)["worker_threads"]
 
 
 def test_hf_says_which_defaults_differ() -> None:

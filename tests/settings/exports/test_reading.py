@@ -146,11 +146,35 @@ def test_what_shards_a_model_does_not_run_in_trials(kind: str) -> None:
 
 
 def test_a_compiler_of_accelerate_is_compile_with_what_it_does_otherwise_said() -> None:
-    given = {
-        "dynamo_config": {"dynamo_backend": "INDUCTOR", "dynamo_mode": "max-autotune", "dynamo_use_dynamic": False}
-    }
-    assert baseline("accelerate", given)["compile"] is True
-    assert unread("accelerate", given).keys() == {"dynamo_config.dynamo_mode"}
+    given = {"dynamo_config": {"dynamo_backend": "INDUCTOR", "dynamo_mode": "MAX-AUTOTUNE", "dynamo_use_dynamic": True}}
+    assert baseline("accelerate", given) == {"compile": True, "compile_mode": "max-autotune"}
+    assert unread("accelerate", given).keys() == {"dynamo_config.dynamo_use_dynamic"}
+    plain = {"dynamo_config": {"dynamo_backend": "INDUCTOR", "dynamo_mode": "default"}}
+    assert baseline("accelerate", plain) == {"compile": True}
+
+
+@pytest.mark.parametrize("kind", ["hf", "axolotl"])
+def test_a_mode_of_the_compiler_is_read_where_it_has_an_effect(kind: str) -> None:
+    given = {"torch_compile": True, "torch_compile_mode": "max-autotune"}
+    assert {"compile": True, "compile_mode": "max-autotune"}.items() <= baseline(kind, given).items()
+    assert "torch_compile_mode" not in unread(kind, given)
+
+
+def test_a_mode_alone_has_transformers_compile_and_axolotl_not() -> None:
+    given = {"torch_compile": False, "torch_compile_mode": "reduce-overhead"}
+    own = baseline("hf", given)
+    assert (own["compile"], own["compile_mode"]) == (True, "reduce-overhead")
+    assert "compile_mode" not in baseline("axolotl", given)
+    assert "baseline.compile" in unread("axolotl", given)["torch_compile_mode"]
+
+
+@pytest.mark.parametrize(("kind", "name"), [("hf", "optim"), ("axolotl", "optimizer")])
+def test_a_fused_optimizer_is_read_and_which_one_it_is_said_by_name(kind: str, name: str) -> None:
+    found = read_settings(kind, {name: "adamw_torch_fused"})
+    assert (found.baseline["fused"], found.origins["fused"]) == (True, name)
+    assert "workload.optimizer" in unread(kind, {name: "adamw_torch_fused"})[name]
+    assert "fused" not in baseline(kind, {name: "adamw_torch"})
+    assert "fused" not in baseline(kind, {})
 
 
 def test_axolotl_says_that_it_prefetches_by_itself() -> None:

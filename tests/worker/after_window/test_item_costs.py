@@ -239,7 +239,7 @@ def test_a_batch_that_can_not_be_sent_leaves_the_other_costs(monkeypatch: pytest
         raise OSError("no shared memory")
 
     monkeypatch.setattr(item_costs, "_transfer_s", fail)
-    monkeypatch.setattr(item_costs, "_pinned", fail)
+    monkeypatch.setattr(item_costs, "pinned", fail)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     costs = costs_of(Recorder(), num_workers=1, pin_memory=True)
     assert (costs.items, costs.transfer_s, costs.pin_s) == (256, None, None)
@@ -313,7 +313,7 @@ def pinned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         batches.append(batch)
         return ("pinned", batch)
 
-    monkeypatch.setattr(item_costs, "pin_memory", pin)
+    monkeypatch.setattr(item_costs, "pinned", pin)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     return batches
 
@@ -377,4 +377,4 @@ def test_float32_is_counted_by_its_bytes(tensors: list[Tensor], fraction: float 
     [([1.0] * 10, 0.0), ([1.0] * 9 + [91.0], 0.91), ([0.0] * 4, 0.0)],
 )
 def test_the_slow_tail_is_time_in_items_of_over_eight_medians(seconds: list[float], share: float) -> None:
-    assert item_costs._slow_tail(seconds) == pytest.approx(share)
+    assert item_costs.slow_tail(seconds) == pytest.approx(share)

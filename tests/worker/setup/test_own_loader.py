@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+import threadpoolctl
 import torch
 from torch import nn
 from torch.utils.data import (
@@ -121,6 +123,35 @@ def test_batches_that_others_make_are_counted_and_fixed(loader: DataLoader[Any],
     largest = largest_batch(workload, copied, 6, float("inf"))
     assert largest.remark is None
     assert largest.batch[1].shape == (6,)
+
+
+class Threads(Dataset[tuple[torch.Tensor, list[int]]]):
+    """An item is what its process has: threads of BLAS, and whether the user's own function ran in it."""
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, list[int]]:
+        pools = threadpoolctl.threadpool_info()
+        most = max(pool["num_threads"] for pool in pools if pool["user_api"] == "blas")
+        return torch.zeros(4), [most, int(os.environ.get("TEST_OWN_INIT", "0"))]
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("is_loader", [False, True], ids=["a dataset", "a loader"])
+def test_workers_of_a_trial_have_the_threads_asked_for_and_the_users_own_function(
+    start: Any, is_loader: bool, tmp_path: Path
+) -> None:
+    def own(worker_id: int) -> None:  # goes by a payload to workers that are not forked
+        os.environ["TEST_OWN_INIT"] = str(worker_id + 7)
+
+    data: Any = DataLoader(Threads(), 4) if is_loader else Threads()
+    workload = Workload(model=None, dataset=data, worker_init_fn=own, multiprocessing_context=start)
+    config = TrainingConfig(micro_batch_size=1, num_workers=1, worker_threads=1)
+    _, (threads, called) = next(iter(built(workload, config, tmp_path)))
+    assert (threads.item(), called.item()) == (1, 7)
+    plain = config.model_copy(update={"worker_threads": None})
+    assert built(workload, plain, tmp_path).worker_init_fn is own or start == "spawn"
 
 
 def test_ranks_share_out_what_a_loader_draws(tmp_path: Path) -> None:

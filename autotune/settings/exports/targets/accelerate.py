@@ -12,7 +12,15 @@ from typing import Any
 from autotune.settings.exports.export import Differing, Export, Wanted
 from autotune.settings.exports.reading import Reading, Unread, file_value, is_off, reading
 from autotune.settings.exports.table import Table, carried, dropped
-from autotune.settings.exports.text import Code, as_call, as_comment, as_yaml, loader_remark
+from autotune.settings.exports.text import (
+    Code,
+    as_call,
+    as_comment,
+    as_yaml,
+    loader_call,
+    loader_remark,
+    optimizer_remark,
+)
 
 __all__ = ["ACCELERATE", "ddp_handler", "from_accelerate", "to_accelerate"]
 
@@ -73,10 +81,12 @@ def to_accelerate(found: Wanted) -> Export:
     if _binds(found):
         settings["enable_cpu_affinity"] = True
     if found["compile"]:
-        settings["dynamo_config"] = dict(_COMPILED)
+        mode = {"dynamo_mode": found["compile_mode"]} if "compile_mode" in found.changed else {}
+        settings["dynamo_config"] = {**_COMPILED, **mode}
     text = as_yaml(settings) + as_comment(["", "The rest stands in your script:", "", *_lines(found)])
     on_cpu = {"world_size": _MANY_ON_CPU.format(found.processes)} if is_group and found.device == "cpu" else {}
-    lost = dropped(found, ACCELERATE, also=on_cpu, but="world_size compile" + " numa_binding" * _binds(found))
+    but = "world_size compile compile_mode" + " numa_binding" * _binds(found)
+    lost = dropped(found, ACCELERATE, also=on_cpu, but=but)
     return Export(target="accelerate", text=text, settings=settings, dropped=lost, defaults=(*_defaults(found),))
 
 
@@ -100,6 +110,9 @@ def from_accelerate(given: Mapping[str, Any]) -> Reading:
         baseline["numa_binding"], origins["numa_binding"] = "node", "enable_cpu_affinity"
     if isinstance(dynamo, Mapping) and not is_off(dynamo.get("dynamo_backend")):
         baseline["compile"], origins["compile"] = True, "dynamo_config"
+        mode = str(dynamo.get("dynamo_mode") or "default").lower()
+        if mode != "default":
+            baseline["compile_mode"], origins["compile_mode"] = mode, "dynamo_config"
         unread += [Unread(f"dynamo_config.{name}", "trials compile as torch does by itself") for name in _odd(dynamo)]
     return Reading(baseline=baseline, origins=origins, unread=tuple(unread), others=found.others)
 
@@ -130,12 +143,14 @@ def _lines(found: Wanted) -> Iterator[str]:
         arguments["kwargs_handlers"] = [Code(as_call("DistributedDataParallelKwargs", handler))]
     yield f"accelerator = {as_call('Accelerator', arguments)}"
     yield f"{loader_remark(found['max_tokens'])}:"
-    yield f"    {as_call('dict', found.loader)}"
+    yield f"    {loader_call(found.loader, found['num_workers'], found['worker_threads'])}"
     if found["channels_last"]:
         yield "model = model.to(memory_format=torch.channels_last)"
     if found["amp_dtype"] == "tf32":
         yield 'torch.set_float32_matmul_precision("high")'
-    yield f"the optimizer's learning rate: {found['lr']!r}"
+    if found["cudnn_benchmark"]:
+        yield "torch.backends.cudnn.benchmark = True"
+    yield f"your optimizer takes {optimizer_remark(found['lr'], is_fused=found['fused'])}"
 
 
 def _defaults(found: Wanted) -> Iterator[Differing]:
@@ -159,10 +174,12 @@ def _precision(given: Mapping[str, Any]) -> object:
 
 
 def _odd(dynamo: Mapping[str, Any]) -> list[str]:
-    """Names of a compiler's settings that are not torch's defaults."""
-    neutral = {"dynamo_backend": "inductor", "dynamo_mode": "default"}
+    """Names of a compiler's settings that are not torch's defaults, but for its mode."""
     return [
         str(name)
         for name, value in dynamo.items()
-        if value and str(value).lower() != neutral.get(str(name)) and file_value(value, "flag") is not False
+        if value
+        and name != "dynamo_mode"
+        and str(value).lower() != {"dynamo_backend": "inductor"}.get(str(name))
+        and file_value(value, "flag") is not False
     ]

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from autotune.settings.exports.export import CLIPS, Differing, Export, Wanted
-from autotune.settings.exports.reading import Reading, Unread, reading
+from autotune.settings.exports.export import ADAM_AS_ITS_OWN, CLIPS, Differing, Export, Wanted
+from autotune.settings.exports.reading import Reading, Unread, file_value, reading, with_fused
 from autotune.settings.exports.table import Name, Table, carried, dropped
 from autotune.settings.exports.text import as_yaml
 
 __all__ = ["AXOLOTL", "from_axolotl", "to_axolotl"]
 
+_MODES = ("default", "reduce-overhead", "max-autotune")
 AXOLOTL = Table(
     title="axolotl",
     names=(
@@ -22,6 +23,7 @@ AXOLOTL = Table(
         Name(setting="grad_accum_steps", name="gradient_accumulation_steps", own=1),
         Name(setting="lr", name="learning_rate", kind="number"),
         Name(setting="compile", name="torch_compile", kind="flag"),
+        Name(setting="compile_mode", name="torch_compile_mode", is_rare=True, among=_MODES),
         Name(setting="num_workers", name="dataloader_num_workers"),
         Name(setting="prefetch_factor", name="dataloader_prefetch_factor"),
         Name(setting="pin_memory", name="dataloader_pin_memory", kind="flag"),
@@ -41,8 +43,13 @@ AXOLOTL = Table(
         "persistent_workers": "its workers start anew each epoch",
         "in_order": "its loader keeps the order",
         "channels_last": "its models have no images",
+        "cudnn_benchmark": "its models have no convolutions",
+        "fused": "of torch's optimizers it fuses AdamW, as optimizer: adamw_torch_fused",
+        "worker_threads": "its workers have a worker_init_fn of its own; OMP_NUM_THREADS={value} before the command "
+        "limits training too",
         "intra_op_threads": "OMP_NUM_THREADS={value} before the command",
         "world_size": "start {value} processes: axolotl train ... --launcher torchrun -- --nproc_per_node={value}",
+        "numa_binding": "start its processes bound: axolotl train ... --launcher torchrun -- --numa-binding={value}",
         "ddp.": "its Trainer makes DistributedDataParallel itself",
     },
     unread={
@@ -63,7 +70,6 @@ AXOLOTL = Table(
         "bfloat16": "makes the model itself so; trials compute under autocast",
         "float16": "makes the model itself so; trials compute under autocast",
         "fp8": "there is no FP8 here",
-        "torch_compile_mode": "trials compile in torch's default mode",
         "torch_compile_backend": "trials compile with torch's default backend",
     },
     is_silent_on=frozenset({"output_dir", "dataset_prepared_path"}),
@@ -74,7 +80,10 @@ _LOADER = ("dataloader_num_workers", "dataloader_pin_memory", "dataloader_prefet
 def to_axolotl(found: Wanted) -> Export:
     """Lines for axolotl's file, workers and pinning always among them: without both it would prefetch 256 batches."""
     settings = carried(found, AXOLOTL)
-    lost = dropped(found, AXOLOTL)
+    has_fused = found["fused"] and found.optimizer == "AdamW"
+    if has_fused:
+        settings["optimizer"] = "adamw_torch_fused"
+    lost = dropped(found, AXOLOTL, but="fused" if has_fused else "")
     return Export(
         target="axolotl", text=as_yaml(settings), settings=settings, dropped=lost, defaults=(*_defaults(found),)
     )
@@ -82,8 +91,14 @@ def to_axolotl(found: Wanted) -> Export:
 
 def from_axolotl(given: Mapping[str, Any]) -> Reading:
     """An axolotl file."""
-    found = reading(given, AXOLOTL)
+    plain = dict(given)
+    mode = None if file_value(plain.get("torch_compile"), "flag") is True else plain.pop("torch_compile_mode", None)
+    found = with_fused(reading(plain, AXOLOTL), "optimizer", plain.get("optimizer"))
     unread = list(found.unread)
+    if mode is not None:
+        unread.append(
+            Unread("torch_compile_mode", "has an effect where torch_compile is on alone; set baseline.compile")
+        )
     if all(given.get(name) is None for name in _LOADER):
         own = "a worker a GPU, pinned memory and prefetch_factor 256"
         reason = f"is left out, and so are pinning and prefetching: axolotl takes {own}; set them below baseline"
@@ -97,7 +112,10 @@ def from_axolotl(given: Mapping[str, Any]) -> Reading:
 
 
 def _defaults(found: Wanted) -> Iterator[Differing]:
-    yield Differing("optimizer", "adamw_torch_fused; trials trained with your own optimizer, or SGD")
+    if found["fused"] and found.optimizer == "AdamW":
+        yield Differing("adam_beta1", ADAM_AS_ITS_OWN)
+    else:
+        yield Differing("optimizer", "adamw_torch_fused; trials trained with your own optimizer, or SGD")
     yield Differing("lr_scheduler", "cosine, after a warm-up; trials kept the learning rate as it is")
     yield Differing("max_grad_norm", f"1.0 (its Trainer's): {CLIPS}")
     if found["num_workers"] and found["prefetch_factor"] is None:

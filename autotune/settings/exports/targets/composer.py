@@ -11,7 +11,7 @@ from typing import Any
 
 from autotune.settings.exports.export import Differing, Export, Wanted
 from autotune.settings.exports.table import Name, Table, carried, dropped
-from autotune.settings.exports.text import Code, as_call, loader_remark
+from autotune.settings.exports.text import Code, as_call, loader_call, loader_remark, optimizer_remark
 
 __all__ = ["COMPOSER", "to_composer"]
 
@@ -27,13 +27,15 @@ COMPOSER = Table(
     cpu_precisions=frozenset({"float32", "tf32"}),
     reasons={
         "lr": "your optimizer takes it, as Trainer(optimizers=...): lr={value!r}",
+        "fused": "your optimizer takes it, as Trainer(optimizers=...): fused=True",
+        "numa_binding": "its launcher binds no process; numactl before the command binds one",
         "world_size": "start {value} processes: composer -n {value} train.py",
         "ddp.": "it makes DistributedDataParallel itself",
     },
 )
 _IN_THE_TEXT = (
-    "grad_accum_steps max_tokens num_workers prefetch_factor persistent_workers pin_memory in_order channels_last "
-    "compile intra_op_threads"
+    "grad_accum_steps max_tokens num_workers prefetch_factor persistent_workers pin_memory in_order worker_threads "
+    "channels_last compile compile_mode cudnn_benchmark intra_op_threads"
 )
 
 _UNCUT = (
@@ -44,9 +46,10 @@ _UNCUT = (
 
 def to_composer(found: Wanted) -> Export:
     """The Trainer and what stands around it."""
+    mode = {"mode": found["compile_mode"]} if "compile_mode" in found.changed else {}
     settings: dict[str, Any] = {
         **carried(found, COMPOSER),
-        **({"compile_config": {}} if found["compile"] else {}),
+        **({"compile_config": mode} if found["compile"] else {}),
         **({"device": "cpu"} if found.device == "cpu" else {}),
     }
     steps = found["grad_accum_steps"]
@@ -57,6 +60,8 @@ def to_composer(found: Wanted) -> Export:
 
 
 def _lines(found: Wanted, settings: dict[str, Any]) -> Iterator[str]:
+    if found["worker_threads"] is not None:
+        yield "import autotune"
     yield "import torch"
     yield "from composer import Trainer"
     if found["channels_last"]:
@@ -64,16 +69,19 @@ def _lines(found: Wanted, settings: dict[str, Any]) -> Iterator[str]:
     yield ""
     if found["intra_op_threads"] is not None:
         yield f"torch.set_num_threads({found['intra_op_threads']})"
+    if found["cudnn_benchmark"]:
+        yield "torch.backends.cudnn.benchmark = True"
     loader = found.loader
     whole = ""
     if not found.has_budget and found["grad_accum_steps"] > 1:
         loader["batch_size"] *= found["grad_accum_steps"]
         whole = "  # batch_size: that of a whole optimizer step"
     yield f"# {loader_remark(found['max_tokens'])}:"
-    yield f"loader_arguments = {as_call('dict', loader)}{whole}"
+    yield f"loader_arguments = {loader_call(loader, found['num_workers'], found['worker_threads'])}{whole}"
     own = {"model": Code("model"), "train_dataloader": Code("loader"), "optimizers": Code("optimizer")}
     algorithms = {"algorithms": [Code("ChannelsLast()")]} if found["channels_last"] else {}
-    yield f"trainer = {as_call('Trainer', {**own, **settings, **algorithms})}  # the optimizer's lr: {found['lr']!r}"
+    remark = optimizer_remark(found["lr"], is_fused=found["fused"])
+    yield f"trainer = {as_call('Trainer', {**own, **settings, **algorithms})}  # your optimizer takes {remark}"
 
 
 def _defaults(found: Wanted) -> Iterator[Differing]:

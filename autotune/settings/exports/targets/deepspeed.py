@@ -1,8 +1,9 @@
 """DeepSpeed's configuration, as JSON, both ways.
 
-Source: deepspeed/runtime/config.py, constants.py, precision_config.py and zero/config.py, 0.19. Its three batch sizes
-must agree: train_batch_size is the product of the micro batch, the accumulation and the number of processes. Buckets
-are counted in elements, not bytes. An optimizer without a type is passed over, with its learning rate.
+Source: deepspeed/runtime/config.py, engine.py, constants.py, precision_config.py and zero/config.py, 0.19. Its three
+batch sizes must agree: train_batch_size is the product of the micro batch, the accumulation and the number of
+processes. Buckets are counted in elements, not bytes. An optimizer without a type is passed over, with its learning
+rate.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ DEEPSPEED = Table(
         "max_tokens": "your own DataLoader takes it, by a batch sampler made with max_tokens={value!r}",
         "lr": 'its optimizer needs a type: {{"type": "AdamW", "params": {{"lr": {value!r}}}}}, or take your own',
         "compile": "in your script: engine.compile()",
+        "compile_mode": "in your script: engine.compile(compile_kwargs=dict(mode={value!r}))",
+        "fused": "it stands in the params of an optimizer that torch fuses, such as SGD; or take your own, made with "
+        "fused=True",
         "world_size": "start {value} processes: deepspeed --num_gpus {value}",
         "ddp.": "its engine takes the place of DistributedDataParallel",
     },
@@ -45,6 +49,7 @@ DEEPSPEED = Table(
     },
 )
 _LR = "optimizer.params.lr"
+_FUSED = "optimizer.params.fused"
 _BUCKET = "zero_optimization.reduce_bucket_size"
 _HOOK = "communication_data_type"
 _COMMUNICATED = {"fp16", "bf16"}
@@ -52,6 +57,10 @@ _MIB = 2**20
 _OWN_OPTIMIZERS = {"Adam", "AdamW", "Adagrad", "Lamb", "Lion"}
 """DeepSpeed's, by the names of the classes of these rules. Its MuAdam, MuAdamW and MuSGD need another package, and its
 Muon must be told the parameters that it is for."""
+_OWN_FUSED = {"Adam", "AdamW", "Lamb", "Lion"}
+"""Its own that are fused by themselves (runtime/engine.py, _configure_basic_optimizer)."""
+_TORCH_FUSED = {"Adagrad", "SGD"}
+"""Those that it makes of torch.optim's, which have the argument."""
 _TORCH_OPTIMIZERS = {"ASGD", "Adadelta", "Adafactor", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"}
 """All other names it looks up in torch.optim: those that need neither a closure nor parameters of one kind."""
 OPTIMIZERS = _OWN_OPTIMIZERS | _TORCH_OPTIMIZERS
@@ -72,6 +81,10 @@ def to_deepspeed(found: Wanted) -> Export:
     if found.optimizer in OPTIMIZERS:
         flat |= {"optimizer.type": found.optimizer, _LR: found["lr"]}
         taken.append("lr")
+    if found["fused"] and found.optimizer in _TORCH_FUSED:
+        flat[_FUSED] = True
+    if found.optimizer in _TORCH_FUSED | _OWN_FUSED:
+        taken.append("fused")
     if found.is_ddp and found["ddp.bucket_cap_mb"] is not None:
         flat[_BUCKET] = max(1, round(found["ddp.bucket_cap_mb"] * _MIB / _element_bytes(flat)))
         taken.append("ddp.bucket_cap_mb")
@@ -91,6 +104,7 @@ def from_deepspeed(given: Mapping[str, Any]) -> Reading:
     plain = dict(given)
     total = plain.pop("train_batch_size", None)
     lr, bucket, hook = plain.pop(_LR, None), plain.pop(_BUCKET, None), plain.pop(_HOOK, None)
+    fused = plain.pop(_FUSED, None)
     autocast = plain.pop("torch_autocast.enabled", None), plain.pop("torch_autocast.dtype", None)
     if autocast[0] is True and isinstance(autocast[1], str):
         plain[
@@ -100,6 +114,7 @@ def from_deepspeed(given: Mapping[str, Any]) -> Reading:
     baseline, origins, unread = dict(found.baseline), dict(found.origins), list(found.unread)
     for setting, name, value in (
         ("lr", _LR, lr),
+        ("fused", _FUSED, fused),
         ("ddp.bucket_cap_mb", _BUCKET, bucket),
         ("ddp.comm_hook", _HOOK, hook),
     ):
@@ -148,6 +163,9 @@ def _defaults(found: Wanted) -> Iterator[Differing]:
             f"all but lr are {found.optimizer}'s own defaults (momentum, betas, eps, weight decay); trials trained "
             f"with those of your optimizer: add them{its_adam}",
         )
+    if found.optimizer in _OWN_FUSED and not found["fused"]:
+        reason = f"its {found.optimizer} is a fused kernel of its own; trials had torch's as it is by itself"
+        yield Differing("optimizer.type", reason)
     if found.has_budget:
         yield Differing(
             "train_micro_batch_size_per_gpu",

@@ -1,6 +1,6 @@
 """transformers' TrainingArguments, as JSON (`HfArgumentParser.parse_json_file`), both ways.
 
-Source: transformers/training_args.py and trainer.py, 5.24.
+Source: transformers/training_args.py, trainer.py and trainer_optimizer.py, 5.24.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from autotune.settings.exports.export import CLIPS, Differing, Export, Wanted
-from autotune.settings.exports.reading import Reading, reading
+from autotune.settings.exports.export import ADAM_AS_ITS_OWN, CLIPS, Differing, Export, Wanted
+from autotune.settings.exports.reading import Reading, reading, with_fused
 from autotune.settings.exports.table import Name, Table, carried, dropped
 from autotune.settings.exports.text import as_json
 
@@ -22,6 +22,7 @@ HF = Table(
         Name(setting="grad_accum_steps", name="gradient_accumulation_steps"),
         Name(setting="lr", name="learning_rate", kind="number", own=5e-5),
         Name(setting="compile", name="torch_compile", kind="flag"),
+        Name(setting="compile_mode", name="torch_compile_mode", is_rare=True),
         Name(setting="num_workers", name="dataloader_num_workers"),
         Name(setting="prefetch_factor", name="dataloader_prefetch_factor"),  # None is left out: 0 workers refuse it
         Name(setting="persistent_workers", name="dataloader_persistent_workers", kind="flag"),
@@ -41,6 +42,10 @@ HF = Table(
     reasons={
         "max_tokens": "give your Trainer a get_train_dataloader whose loader has your own batch sampler, made with "
         "max_tokens={value!r}; by itself it makes batches of 8",
+        "fused": "of its optimizers only AdamW is fused, as optim adamw_torch_fused; give your Trainer an optimizer of "
+        "your own, made with fused=True: optimizers=(optimizer, None)",
+        "worker_threads": "its Trainer gives workers a worker_init_fn of its own; in your dataset, before the first "
+        "item: threadpoolctl.threadpool_limits({value}), and cv2.setNumThreads({value}) where it uses OpenCV",
         "strategy": "its Trainer takes DataParallel by itself over all GPUs that one process sees: "
         "CUDA_VISIBLE_DEVICES says which",
         "ddp.": "its Trainer makes DistributedDataParallel; accelerate's DistributedDataParallelKwargs(...) has {name}",
@@ -59,7 +64,6 @@ HF = Table(
         "train_sampling_strategy": "give workload.sampler",
         "group_by_length": "give workload.sampler",
         "dataloader_drop_last": "workload.drop_last says it",
-        "torch_compile_mode": "trials compile in torch's default mode",
         "torch_compile_backend": "trials compile with torch's default backend",
         "use_cpu": "device: cpu says it",
     },
@@ -72,6 +76,9 @@ _AS_TRIALS_DO = {"accelerator_config": _ASYNC, "train_sampling_strategy": "rando
 def to_hf(found: Wanted) -> Export:
     """TrainingArguments."""
     settings = carried(found, HF)
+    has_fused = found["fused"] and found.optimizer == "AdamW"
+    if has_fused:
+        settings["optim"] = "adamw_torch_fused"
     if found["compile"] and found["amp_dtype"] in {"float32", "bfloat16"}:
         settings["tf32"] = False  # with torch_compile it would allow TF32 by itself
     if found["pin_memory"]:
@@ -82,7 +89,7 @@ def to_hf(found: Wanted) -> Export:
         target="hf",
         text=as_json(settings),
         settings=settings,
-        dropped=dropped(found, HF),
+        dropped=dropped(found, HF, but="fused" if has_fused else ""),
         defaults=(*_defaults(found),),
     )
 
@@ -92,11 +99,16 @@ def from_hf(given: Mapping[str, Any]) -> Reading:
     plain = {name: value for name, value in given.items() if value != _AS_TRIALS_DO.get(name, ...)}
     if plain.get("use_cpu") is True:
         plain.setdefault("dataloader_pin_memory", False)  # so it does itself
-    return reading(plain, HF)
+    if plain.get("torch_compile_mode") is not None:
+        plain["torch_compile"] = True  # so it does itself
+    return with_fused(reading(plain, HF), "optim", plain.get("optim"))
 
 
 def _defaults(found: Wanted) -> Iterator[Differing]:
-    yield Differing("optim", "adamw_torch_fused; trials trained with your own optimizer, or SGD")
+    if found["fused"] and found.optimizer == "AdamW":
+        yield Differing("adam_beta1", ADAM_AS_ITS_OWN)
+    else:
+        yield Differing("optim", "adamw_torch_fused; trials trained with your own optimizer, or SGD")
     yield Differing("lr_scheduler_type", "linear, down to 0; trials kept the learning rate as it is")
     yield Differing("max_grad_norm", f"1.0: {CLIPS}")
     yield Differing(

@@ -11,13 +11,16 @@ from typing import Any
 
 from autotune.settings.exports.export import Differing, Export, Wanted
 from autotune.settings.exports.table import Name, Table, carried, dropped
-from autotune.settings.exports.text import Code, as_call, loader_remark
+from autotune.settings.exports.text import Code, as_call, compile_call, loader_call, loader_remark, optimizer_remark
 
 __all__ = ["LIGHTNING", "to_lightning"]
 
 LIGHTNING = Table(
     title="Lightning's Trainer",
-    names=(Name(setting="grad_accum_steps", name="accumulate_grad_batches"),),
+    names=(
+        Name(setting="grad_accum_steps", name="accumulate_grad_batches"),
+        Name(setting="cudnn_benchmark", name="benchmark", is_rare=True),
+    ),
     precisions={
         "float32": {"precision": "32-true"},
         "tf32": {"precision": "32-true"},  # and torch.set_float32_matmul_precision, in the text
@@ -27,13 +30,14 @@ LIGHTNING = Table(
     cpu_precisions=frozenset({"float32", "tf32", "bfloat16"}),
     reasons={
         "lr": "the optimizer of your configure_optimizers takes it: lr={value!r}",
+        "fused": "the optimizer of your configure_optimizers takes it: fused=True",
         "ddp.first_bucket_mb": "DDPStrategy hands bucket_cap_mb_list on to DistributedDataParallel, where torch has it",
     },
 )
 _IN_THE_TEXT = (
-    "micro_batch_size max_tokens num_workers prefetch_factor persistent_workers pin_memory in_order channels_last "
-    "compile intra_op_threads world_size ddp.bucket_cap_mb ddp.gradient_as_bucket_view ddp.static_graph "
-    "ddp.find_unused_parameters ddp.broadcast_buffers ddp.comm_hook"
+    "micro_batch_size max_tokens num_workers prefetch_factor persistent_workers pin_memory in_order worker_threads "
+    "channels_last compile compile_mode intra_op_threads world_size ddp.bucket_cap_mb "
+    "ddp.gradient_as_bucket_view ddp.static_graph ddp.find_unused_parameters ddp.broadcast_buffers ddp.comm_hook"
 )
 _HOOKS = "torch.distributed.algorithms.ddp_comm_hooks"
 _HOOK_NAMES = {"fp16": "fp16_compress_hook", "bf16": "bf16_compress_hook"}
@@ -49,11 +53,13 @@ def to_lightning(found: Wanted) -> Export:
     }
     lost = dropped(found, LIGHTNING, but=_IN_THE_TEXT)
     text = "\n".join(_lines(found, settings)) + "\n"
-    return Export(target="lightning", text=text, settings=settings, dropped=lost, defaults=(*_defaults(),))
+    return Export(target="lightning", text=text, settings=settings, dropped=lost, defaults=(*_defaults(found),))
 
 
 def _lines(found: Wanted, settings: dict[str, Any]) -> Iterator[str]:
     strategy = _strategy(found) if found.processes > 1 else {}
+    if found["worker_threads"] is not None:
+        yield "import autotune"
     yield "import torch"
     yield "from lightning.pytorch import Trainer"
     if strategy:
@@ -66,14 +72,15 @@ def _lines(found: Wanted, settings: dict[str, Any]) -> Iterator[str]:
     if found["amp_dtype"] == "tf32":
         yield 'torch.set_float32_matmul_precision("high")'
     yield f"# {loader_remark(found['max_tokens'])}:"
-    yield f"loader_arguments = {as_call('dict', found.loader)}"
+    yield f"loader_arguments = {loader_call(found.loader, found['num_workers'], found['worker_threads'])}"
     if found["channels_last"]:
         yield "module = module.to(memory_format=torch.channels_last)"
     if found["compile"]:
-        yield "module = torch.compile(module)"  # module.compile() would leave out training_step
+        call = compile_call("module", found["compile_mode"])
+        yield f"module = {call}"  # module.compile() would leave out training_step
     written = {**settings, "strategy": Code(as_call("DDPStrategy", strategy))} if strategy else settings
     yield f"trainer = {as_call('Trainer', written)}"
-    yield f"# in configure_optimizers: lr={found['lr']!r}"
+    yield f"# in configure_optimizers: {optimizer_remark(found['lr'], is_fused=found['fused'])}"
 
 
 def _strategy(found: Wanted) -> dict[str, Any]:
@@ -87,6 +94,8 @@ def _strategy(found: Wanted) -> dict[str, Any]:
     return arguments if hook is None else {**arguments, "ddp_comm_hook": Code(f"default_hooks.{_HOOK_NAMES[hook]}")}
 
 
-def _defaults() -> Iterator[Differing]:
+def _defaults(found: Wanted) -> Iterator[Differing]:
+    if found["worker_threads"] is not None:
+        yield Differing("worker_init_fn", "seed_everything(workers=True) seeds workers only of loaders that have none")
     yield Differing("logger", "on: figures are written while training; trials wrote none")
     yield Differing("enable_checkpointing", "on: a checkpoint at the end of each epoch; trials saved none")

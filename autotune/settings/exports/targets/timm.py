@@ -1,6 +1,7 @@
 """timm's train.py: options that follow its own on the command line.
 
-Source: train.py of huggingface/pytorch-image-models, 1.0.29, which is in no package; timm/data/loader.py.
+Source: train.py of huggingface/pytorch-image-models, 1.0.29, which is in no package; timm/data/loader.py and
+optim/_optim_factory.py.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ TIMM = Table(
         Name(setting="num_workers", name="workers"),
         Name(setting="pin_memory", name="pin_mem"),
         Name(setting="channels_last", name="channels_last"),
+        Name(setting="compile_mode", name="torchcompile_mode", is_rare=True),
     ),
     precisions={
         "float32": {"amp": False},
@@ -35,6 +37,9 @@ TIMM = Table(
         "persistent_workers": "its workers persist by themselves",
         "prefetch_factor": "its loader keeps torch's own, 2",
         "in_order": "its loader keeps the order",
+        "worker_threads": "its workers have a worker_init_fn of its own; OMP_NUM_THREADS={value} before the command "
+        "limits training too",
+        "fused": "with torch's own optimizers (--opt sgd, momentum, adam or adamw) it takes --opt-kwargs fused=True",
         "ddp.": "it makes DistributedDataParallel itself, with broadcast_buffers alone",
     },
 )
@@ -49,8 +54,9 @@ def to_timm(found: Wanted) -> Export:
         settings["no_ddp_bb"] = True
     if found.device == "cpu":
         settings["device"] = "cpu"
-    is_kept = "persistent_workers" if found["persistent_workers"] else ""  # as it does by itself
-    lost = dropped(found, TIMM, but=f"compile ddp.broadcast_buffers {is_kept}")
+    by_itself = ["persistent_workers", *(["cudnn_benchmark"] if found.device != "cpu" else [])]
+    kept = " ".join(name for name in by_itself if found[name])
+    lost = dropped(found, TIMM, but=f"compile ddp.broadcast_buffers {kept}")
     return Export(
         target="timm", text=as_options(settings), settings=settings, dropped=lost, defaults=(*_defaults(found),)
     )
@@ -65,5 +71,7 @@ def _defaults(found: Wanted) -> Iterator[Differing]:
         yield Differing("persistent_workers", "true: workers stay between epochs; in trials they did not")
     if found["amp_dtype"] == "float32" and found.device != "cpu":
         yield Differing("allow_tf32", "matrix products on a GPU take TF32 by themselves; trials computed in float32")
+    if found.device != "cpu" and not found["cudnn_benchmark"]:
+        yield Differing("torch.backends.cudnn.benchmark", "true on CUDA: it times cuDNN's algorithms; trials did not")
     if found.device != "cpu":
         yield Differing("no_prefetcher", "false: batches are copied and normalised on a CUDA stream of its own")

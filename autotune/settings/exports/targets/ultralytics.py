@@ -19,7 +19,7 @@ ULTRALYTICS = Table(
     names=(
         Name(setting="num_workers", name="workers"),
         Name(setting="lr", name="lr0"),
-        Name(setting="compile", name="compile"),
+        Name(setting="compile", name="compile"),  # or a mode of torch.compile
         Name(setting="channels_last", name="channels_last"),  # left out, it is on wherever CUDA trains
     ),
     precisions={"float32": {"amp": False}, "bfloat16": {"amp": "bf16"}, "float16": {"amp": True}},
@@ -30,11 +30,17 @@ ULTRALYTICS = Table(
         "persistent_workers": "its workers persist by themselves",
         "pin_memory": "its loader pins by itself",
         "in_order": "its loader keeps the order",
+        "worker_threads": "OMP_NUM_THREADS={value} before the command; it sets 1 otherwise, and OpenCV's to none",
+        "fused": "on a GPU it fuses Adam and AdamW by itself, and no other optimizer",
+        "cudnn_benchmark": "it has no switch for it, and its own deterministic=True stands against it",
+        "numa_binding": "it starts its ranks itself; numactl before the command binds all of them to one node",
         "intra_op_threads": "OMP_NUM_THREADS={value} before the command; it sets 1 otherwise",
         "world_size": "it trains in one process on a CPU",
         "ddp.": "it makes DistributedDataParallel itself",
     },
 )
+_FUSED = {"Adam", "AdamW"}
+"""Of these the ones that it fuses on CUDA. Source: engine/trainer.py, build_optimizer."""
 _OPTIMIZERS = {"SGD", "Adam", "Adamax", "AdamW", "NAdam", "RAdam", "RMSprop"}
 
 
@@ -44,6 +50,8 @@ def to_ultralytics(found: Wanted) -> Export:
     batch = found["micro_batch_size"] * ranks
     sizes = {} if found.has_budget else {"batch": batch, "nbs": batch * found["grad_accum_steps"]}
     settings: dict[str, Any] = {**sizes, **carried(found, ULTRALYTICS)}
+    if "compile_mode" in found.changed:
+        settings["compile"] = found["compile_mode"]
     if found.optimizer in _OPTIMIZERS:
         settings["optimizer"] = found.optimizer
     if found.device == "cpu" or ranks > 1:
@@ -56,8 +64,13 @@ def to_ultralytics(found: Wanted) -> Export:
 
 def _own(found: Wanted, ranks: int) -> Iterator[str]:
     """Settings that it has by itself, or that `device` carries."""
+    yield "compile_mode"  # in the place of `compile`
     if ranks == found.processes:
         yield "world_size"
+    if found.optimizer in _FUSED and found.device != "cpu":
+        yield "fused"
+    if found["worker_threads"] == 1 and found["num_workers"]:
+        yield "worker_threads"
     if found["num_workers"]:
         yield from (name for name in ("pin_memory", "persistent_workers") if found[name])
         yield "prefetch_factor" if found["prefetch_factor"] == 4 else ""
@@ -75,6 +88,8 @@ def _defaults(found: Wanted) -> Iterator[Differing]:
         yield Differing(
             "optimizer", f"auto, which passes lr0={found['lr']!r} over; name the optimizer that you train with"
         )
+    if found.optimizer in _FUSED and found.device != "cpu" and not found["fused"]:
+        yield Differing("fused", f"true for {found.optimizer} on a GPU; trials had it as torch has it by itself")
     yield Differing(
         "warmup_epochs", "3: learning rate, momentum and accumulation rise meanwhile; trials kept them as they are"
     )

@@ -93,7 +93,7 @@ def _measure_trial(job: jobs.TrialJob, place: Place, dump: HangDump, start: Star
     dump.before_deadline()
     extras = job.extras if isinstance(feed, ScriptFeed) else NO_EXTRAS
     if ranks() > 1:  # the other ranks go on: steps beyond an epoch's end would meet what they do there
-        extras = extras.model_copy(update={"device_ceiling": False, "breakdown": False})
+        extras = extras.model_copy(update={"device_ceiling": False, "copy_ceiling": False, "breakdown": False})
     if extras != NO_EXTRAS:
         assert isinstance(feed, ScriptFeed)  # noqa: S101 - else there are none
         feed.take_over()
@@ -139,6 +139,7 @@ def _probe(
     while True:
         delivery = feed.take()
         seen.samples.append(delivery.samples // ranks())
+        seen.shapes.see(delivery.batch)
         seen.batches += 1
         scene.trainer.train(delivery.batch)
         steps, spent_s = seen.most_steps - seen.counted_from, perf_counter() - begun

@@ -141,6 +141,7 @@ class Session:
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """See hooks.Watcher."""
+        self.overrides.before_step()
         if self._before_step_acts is not None:
             self._before_step_acts(optimizer)
 

@@ -22,7 +22,17 @@ from autotune.settings.command import PLACEHOLDERS
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.training_config import LOADER_ARGUMENTS, TrainingConfig
 from autotune.settings.workload import LoaderSite, ScriptFacts, WorkloadFacts
+from autotune.worker.attach.loop.step_traits import (
+    BatchShapes,
+    asked_lr,
+    is_channels_last,
+    observed_step,
+    reached_step,
+    step_facts,
+    unreached_step,
+)
 from autotune.worker.attach.seams.cores import Begun, as_begun, can_bind_script
+from autotune.worker.jobs.probe import is_deterministic
 from autotune.worker.measure.batch import leaves_of
 from autotune.worker.setup.build import is_stream, length_of, optimizer_facts
 
@@ -64,6 +74,7 @@ class Sightings:
     """Modules with parameters to train that the script calls by itself, while gradients are on."""
     samples: list[int] = field(default_factory=list)
     """Of the batches, or of the largest outermost module's inputs."""
+    shapes: BatchShapes = field(default_factory=BatchShapes)
     batches: int = 0
     counted_from: int = 0
     """Optimizer steps before the batches began to be counted."""
@@ -99,7 +110,7 @@ class Sightings:
         key = id(optimizer)
         if key not in self.steps:
             self.framework = _framework()
-            self.lr = self.lr or _lr_of(optimizer)
+            self.lr = self.lr or asked_lr(optimizer)
         self.steps[key] = self.steps.get(key, 0) + 1
         self.optimizers[key] = optimizer
 
@@ -144,8 +155,9 @@ class Sightings:
             "lr": self.lr or given.lr,
             "amp_dtype": self._precision(),
             "compile": any(type(module).__name__ == "OptimizedModule" for module in self.outermost),
-            "channels_last": self.has_images and any(map(_is_channels_last, self.outermost)),
+            "channels_last": self.has_images and any(map(is_channels_last, self.outermost)),
             "intra_op_threads": None if torch.get_num_threads() == self.threads else torch.get_num_threads(),
+            **observed_step(self.main_optimizer if self.steps else None),
         }
         if loader is not None:
             own |= {name: getattr(loader, name) for name in LOADER_ARGUMENTS if hasattr(loader, name)}
@@ -186,11 +198,13 @@ class Sightings:
             is_sharded=is_sharded,
             fixed_batch_size=None if "micro_batch_size" in script.reached else observed.micro_batch_size,
             has_4d_input=self.has_images,
+            **step_facts(self.outermost, self.shapes),
             parameter_count=sum(part.numel() for part in everything.values()) or sum(part.numel() for part in trained),
             trainable_parameter_count=sum(part.numel() for part in trained),
             gradient_bytes=sum(part.nbytes for part in trained),
             has_buffers=any(True for module in self.outermost for _ in module.buffers()),
             has_unused_parameters=self.ddp is not None and self.ddp.find_unused_parameters,
+            is_deterministic=is_deterministic(),
             optimizer=optimizer_facts(optimizer),
             step_source="the script's own",
             script=script,
@@ -234,6 +248,7 @@ class Sightings:
             yield "intra_op_threads"
         if can_bind_script(self.begun, observed.world_size, _device_of(self.main_optimizer)):
             yield "numa_binding"
+        yield from reached_step(_device_of(self.main_optimizer).type)
         if self.ddp is not None:
             yield from (f"ddp.{name}" for name in DdpConfig.model_fields)
 
@@ -249,6 +264,8 @@ class Sightings:
             reasons["channels_last"] = "own_layout" if observed.channels_last else "no_module"
         if observed.intra_op_threads is not None:
             reasons["intra_op_threads"] = "own_threads"
+        kind = _device_of(self.main_optimizer).type
+        reasons |= unreached_step(self.main_optimizer, kind, self.outermost, is_compiled=observed.compile)
         for name, reason in reasons.items():
             if name not in reached:
                 yield note("setting_unreached", setting=name, reason=reason, has_placeholder=name in PLACEHOLDERS)
@@ -272,22 +289,5 @@ def _framework() -> str:
     return "plain loop"
 
 
-def _lr_of(optimizer: torch.optim.Optimizer) -> float | None:
-    """The learning rate that the script has asked for: before a schedule has changed it; its peak, where that is told.
-
-    Source: torch.optim.lr_scheduler, LRScheduler (initial_lr) and OneCycleLR (max_lr).
-    """
-    group = optimizer.param_groups[0]
-    rate = group.get("max_lr", group.get("initial_lr", group.get("lr")))
-    return float(rate) if rate is not None and float(rate) > 0 else None
-
-
 def _device_of(optimizer: torch.optim.Optimizer) -> torch.device:
     return next((part.device for group in optimizer.param_groups for part in group["params"]), torch.device("cpu"))
-
-
-def _is_channels_last(module: nn.Module) -> bool:
-    images = [part for part in module.parameters() if part.ndim == _IMAGE_DIMS and min(part.shape[1:]) > 1]
-    return bool(images) and all(
-        part.is_contiguous(memory_format=torch.channels_last) and not part.is_contiguous() for part in images
-    )

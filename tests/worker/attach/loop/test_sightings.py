@@ -27,7 +27,7 @@ class Kind:
     facts: dict[str, Any] = field(default_factory=dict)
     site: str = "train.py"
     """The file that makes the training loader."""
-    unreached: frozenset[str] = frozenset({"grad_accum_steps", "compile"})
+    unreached: frozenset[str] = frozenset({"grad_accum_steps", "compile", "fused"})
 
 
 KINDS = {
@@ -41,6 +41,8 @@ KINDS = {
             "is_iterable": False,
             "has_4d_input": False,
             "fixed_batch_size": None,
+            "has_convolutions": False,
+            "has_fixed_shapes": True,
         },
     ),
     "a generator over its loader": Kind(
@@ -159,7 +161,7 @@ loader = DataLoader(data, batch_sampler=BatchSampler(SequentialSampler(data), 8,
         + STEP,
         observed={"micro_batch_size": 8},
         facts={"fixed_batch_size": 8},
-        unreached=frozenset({"micro_batch_size", "grad_accum_steps", "compile"}),
+        unreached=frozenset({"micro_batch_size", "grad_accum_steps", "compile", "fused"}),
     ),
     "a loader of a class of its own": Kind(
         text=HEAD
@@ -184,7 +186,7 @@ while True:
         observed={"micro_batch_size": 24, "grad_accum_steps": 1, "lr": 0.05},
         facts={"fixed_batch_size": 24, "dataset_length": None},
         site="",
-        unreached=frozenset({"micro_batch_size", "num_workers", "amp_dtype", "grad_accum_steps", "compile"}),
+        unreached=frozenset({"micro_batch_size", "num_workers", "amp_dtype", "grad_accum_steps", "compile", "fused"}),
     ),
     "a script that decides much itself": Kind(
         text="""
@@ -194,6 +196,8 @@ torch.set_num_threads(3)
         + HEAD
         + _LOADER
         + """
+torch.backends.cudnn.benchmark = torch.backends.cudnn.deterministic = True
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, fused=True)
 images = torch.randn(16, 3, 8, 8).to(memory_format=torch.channels_last)
 net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).to(memory_format=torch.channels_last)
 schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
@@ -211,8 +215,10 @@ for epoch in range(100000):
             "amp_dtype": "bfloat16",
             "channels_last": True,
             "intra_op_threads": 3,
+            "cudnn_benchmark": True,
+            "fused": True,
         },
-        facts={"has_4d_input": True},
+        facts={"has_4d_input": True, "has_convolutions": True, "has_fixed_shapes": True},
         unreached=frozenset({"amp_dtype", "channels_last", "intra_op_threads", "grad_accum_steps", "compile"}),
     ),
 }

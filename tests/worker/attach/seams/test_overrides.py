@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 SETTINGS = ("batch_size", "num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "in_order", "timeout")
 data = TensorDataset(torch.randn(512, 3, 8, 8), torch.arange(512) % 2)
 SEEN = {}
+torch.backends.cudnn.benchmark = False
 
 class Net(nn.Module):
     def __init__(self):
@@ -47,7 +49,7 @@ for epoch in range(100000):
         if steps == 3:
             SEEN["outputs"], SEEN["parameters"] = str(outputs.dtype), str(model.conv.weight.dtype)
             SEEN["weight_last"] = model.conv.weight.is_contiguous(memory_format=torch.channels_last)
-            SEEN["threads"] = torch.get_num_threads()
+            SEEN["threads"], SEEN["benchmark"] = torch.get_num_threads(), torch.backends.cudnn.benchmark
             for name, loader in {"train": train, "validate": validate}.items():
                 SEEN[name] = {each: getattr(loader, each) for each in SETTINGS}
             with torch.no_grad():
@@ -88,6 +90,7 @@ def test_the_baselines_trial_changes_nothing(shared: ScriptRig, probed: Script) 
         "outputs": "torch.float32",
         "parameters": "torch.float32",
         "threads": torch.get_num_threads(),
+        "benchmark": False,
         "train": {"batch_size": 16, **_PLAIN},
         "validate": {"batch_size": 20, **_PLAIN},
         "validated": "torch.float32",
@@ -122,6 +125,17 @@ def test_channels_last_reaches_inputs_and_weights_and_threads_the_process(shared
     threads = torch.get_num_threads() + 1
     found = seen_with(shared, probed, channels_last=True, intra_op_threads=threads)
     assert (found["input_last"], found["weight_last"], found["threads"]) == (True, True, threads)
+
+
+def test_cudnns_timing_outlives_what_the_script_sets_on_its_way_to_its_first_step(
+    shared: ScriptRig, probed: Script
+) -> None:
+    """Simulated: where there is no GPU the switch is there, but within reach only by this."""
+    script = probed.script.model_copy(update={"reached": (*probed.script.reached, "cudnn_benchmark")})
+    facts = probed.facts.model_copy(update={"script": script})
+    reached = replace(probed, report=probed.report.model_copy(update={"facts": facts}))
+    assert seen_with(shared, reached, cudnn_benchmark=True)["benchmark"] is True
+    assert seen_with(shared, reached)["benchmark"] is False
 
 
 def test_without_workers_what_only_workers_use_is_left_out(rig: ScriptRig) -> None:

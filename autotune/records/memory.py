@@ -1,0 +1,119 @@
+"""What takes memory in training: what is kept for the backward pass, and the model's own state.
+
+Data alone: the worker measures it after a trial's window (worker/after_window/activations), diagnosis/memory judges.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from autotune.frozen import FrozenModel
+
+__all__ = ["Activations", "ModelState", "PairedRatio", "SavedBytes"]
+
+
+class SavedBytes(FrozenModel):
+    """What one forward pass keeps for the backward pass, the model's parameters and buffers left out.
+
+    Bytes are those of storages: what tensors share counts once.
+    """
+
+    samples: int
+    """Samples of the batch."""
+    total_bytes: int
+    """All that is kept."""
+    inside_bytes: int = 0
+    """What the repeated blocks keep, and nothing outside of them."""
+    inputs_bytes: int = 0
+    """What the blocks are given, as far as nothing outside of them keeps it: what is left of them by checkpointing."""
+    largest_bytes: int = 0
+    """The most that one block keeps, its input left out: what computing it once more takes for a moment."""
+
+    @property
+    def least_saved_bytes(self) -> int:
+        """What checkpointing each block saves at least: the peak may fall where one of them is computed once more."""
+        return max(0, self.inside_bytes - self.inputs_bytes - self.largest_bytes)
+
+    @property
+    def most_saved_bytes(self) -> int:
+        """What it saves where the peak falls outside of all blocks."""
+        return max(0, self.inside_bytes - self.inputs_bytes)
+
+
+class PairedRatio(FrozenModel):
+    """One time over another, both measured in turns."""
+
+    value: float
+    """Median over the turns."""
+    sd: float | None
+    """Standard error of that; None of fewer than three turns."""
+
+
+class Activations(FrozenModel):
+    """What a micro batch keeps for its backward pass, and what checkpointing the model's repeated blocks changes.
+
+    Source: Chen, Xu, Zhang, Guestrin 2016, "Training Deep Nets with Sublinear Memory Cost".
+    """
+
+    block: str | None
+    """Class of the repeated blocks: of those that stand in a ModuleList or a Sequential, the one by which most is
+    saved; None where none saves anything."""
+    blocks: int = 0
+    """How often such a block is called in a forward pass."""
+    whole: SavedBytes
+    """Of a batch as the loader delivers it."""
+    half: SavedBytes | None = None
+    """Of one of half its samples; None where that could not be made."""
+    step_s: float = Field(gt=0)
+    """Seconds of a micro batch on the device alone, with its share of the optimizer's step."""
+    forward: PairedRatio | None = None
+    """Of that, the blocks' forward pass: what computing them once more takes; None without such blocks."""
+    half_step: PairedRatio | None = None
+    """A step on half of the batch, over one on the whole; None where that could not be made."""
+
+    @property
+    def bytes_per_sample(self) -> float:
+        """What a further sample adds to all that is kept."""
+        return self._growth("total_bytes")
+
+    def least_saved_bytes(self, samples: int) -> float:
+        """What checkpointing saves at least with so many samples in a micro batch."""
+        return self._at("least_saved_bytes", samples)
+
+    def most_saved_bytes(self, samples: int) -> float:
+        """What it saves at most."""
+        return self._at("most_saved_bytes", samples)
+
+    def _at(self, name: str, samples: int) -> float:
+        base: int = getattr(self.whole, name)
+        return max(0.0, base + self._growth(name) * (samples - self.whole.samples))
+
+    def _growth(self, name: str) -> float:
+        """Bytes of a further sample: from two sizes, since weights that autocast has converted do not grow."""
+        whole: int = getattr(self.whole, name)
+        if self.half is None or self.half.samples >= self.whole.samples:
+            return whole / self.whole.samples
+        half: int = getattr(self.half, name)
+        return max(0.0, (whole - half) / (self.whole.samples - self.half.samples))
+
+
+class ModelState(FrozenModel):
+    """What training keeps of the model whatever the batch: of one rank, where nothing is divided among ranks.
+
+    Source: Rajbhandari, Rasley, Ruwase, He 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter
+    Models", section 3.1 (model states).
+    """
+
+    parameter_bytes: int
+    gradient_bytes: int
+    """Of all parameters that require a gradient."""
+    optimizer_bytes: int
+    """Of the tensors that the optimizer keeps, single numbers left out."""
+    row_bytes: int
+    """One row (of the first dimension) of each parameter: by so much at most a rank's part is larger than an even one,
+    since FSDP2 divides parameters by rows."""
+
+    @property
+    def total_bytes(self) -> int:
+        """All three."""
+        return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes

@@ -1,0 +1,202 @@
+"""The first look at items finds a slow tail and threads of their own, and leaves no trace in what is drawn later."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import Workload, WorkloadFacts
+from autotune.worker.jobs import first_items
+from autotune.worker.jobs.first_items import FirstItems, look_at_items
+from autotune.worker.jobs.probe import probe
+from autotune.worker.setup.device import open_device
+
+Pair = tuple[Tensor, int]
+
+
+class Made(Dataset[Pair]):
+    """Items by a function of their index."""
+
+    def __init__(self, make: Callable[[int], object], length: int = 10_000) -> None:
+        self.make, self.length, self.asked = make, length, list[int]()
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Pair:
+        self.asked.append(index)
+        self.make(index)
+        return torch.zeros(4), 0
+
+
+class Stream(IterableDataset[Pair]):
+    """A stream that notes how often it is begun, and what of it is read."""
+
+    def __init__(self, open_s: float = 0.0) -> None:
+        self.open_s, self.begun = open_s, 0
+
+    def __iter__(self) -> Iterator[Pair]:
+        self.begun += 1
+        time.sleep(self.open_s)
+        for _ in count():
+            time.sleep(0.001)
+            yield torch.zeros(4), 0
+
+
+def nothing(_index: int) -> None:
+    """Costs nothing."""
+
+
+def rarely_slow(index: int) -> None:
+    time.sleep(0.05 if index % 16 == 0 else 0.0005)
+
+
+def never() -> None:
+    """No warming is asked for, or does nothing."""
+
+
+def probed(dataset: Any, **parts: Any) -> WorkloadFacts:
+    workload = Workload(model=nn.Linear(4, 2), dataset=dataset, **parts)
+    return probe(workload, TrainingConfig(micro_batch_size=8), open_device("cpu"), Path("/nowhere"))
+
+
+def test_rare_slow_items_are_seen() -> None:
+    facts = probed(Made(rarely_slow))
+    assert facts.slow_tail_fraction is not None
+    assert facts.slow_tail_fraction > 0.6
+    assert facts.cores_per_item is not None
+    assert facts.cores_per_item < 1.0
+
+
+def test_even_items_have_no_tail() -> None:
+    facts = probed(Made(lambda _: time.sleep(0.005)))
+    assert facts.slow_tail_fraction is not None
+    assert facts.slow_tail_fraction < 0.2
+
+
+@pytest.mark.quiet
+def test_threads_of_numpys_products_are_seen() -> None:
+    values = np.ones((600, 600))
+    facts = probed(Made(lambda _: values @ values))
+    assert facts.cores_per_item is not None
+    assert facts.cores_per_item > 1.2
+
+
+def test_cores_are_those_of_all_threads_of_an_item(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu_s = iter(count(0.0, 0.004))  # as if an item of 2 ms kept two cores busy
+    monkeypatch.setattr("autotune.worker.after_window.item_costs.process_time", lambda: next(cpu_s))
+    looked = look_at_items(DataLoader(Made(lambda _: time.sleep(0.002)), 8, shuffle=True), 0.0, never)
+    assert looked is not None
+    assert 1.2 < looked.cores_per_item <= 2.0
+
+
+def test_the_look_runs_as_a_worker_does_with_one_thread_of_torch() -> None:
+    seen, before = set[int](), torch.get_num_threads()
+    look_at_items(DataLoader(Made(lambda _: seen.add(torch.get_num_threads())), 8), 0.0, never)
+    assert (seen, torch.get_num_threads()) == ({1}, before)
+
+
+def test_what_is_drawn_later_is_the_same_however_long_the_look_took() -> None:
+    def draws(_index: int) -> None:
+        random.random()
+        np.random.rand()
+        torch.rand(1)
+
+    random.seed(3)
+    np.random.seed(3)
+    torch.manual_seed(3)
+    loader = DataLoader(Made(draws), 8, shuffle=True)
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # type: ignore[union-attr,call-overload]
+    assert look_at_items(loader, 0.0, never) is not None
+    after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # type: ignore[union-attr,call-overload]
+    assert after == before
+
+
+def test_user_code_that_raises_at_a_later_item_leaves_the_facts_unknown() -> None:
+    left = iter([None] * 8)  # the first batch works
+
+    def raises(_index: int) -> None:
+        if next(left, "over") == "over":
+            raise OSError("a broken file")
+
+    looked = look_at_items(DataLoader(Made(raises), 8), 0.0, never)
+    assert looked is None
+
+
+def test_a_probe_survives_what_the_look_and_only_the_look_meets(monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = Made(nothing, length=64)
+    monkeypatch.setattr(first_items, "time_items", raising)
+    facts = probed(dataset)
+    assert (facts.slow_tail_fraction, facts.cores_per_item) == (None, None)
+
+
+def raising(*_: Any) -> Any:
+    raise RuntimeError("the user's")
+
+
+def test_of_slow_items_one_is_enough_to_see_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_items, "_LOOK_S", 0.01)
+    dataset, warmed = Made(lambda _: time.sleep(0.05)), list[str]()
+    assert look_at_items(DataLoader(dataset, 8), 0.0, lambda: warmed.append("warmed")) is None
+    assert (len(dataset.asked), warmed) == (1, ["warmed"])
+
+
+def test_a_stream_is_begun_once_more_only_where_that_is_quick() -> None:
+    quick, slow = Stream(), Stream()
+    assert isinstance(look_at_items(DataLoader(quick, 8), 0.1, never), FirstItems)
+    assert look_at_items(DataLoader(slow, 8), 60.0, never) is None
+    assert (quick.begun, slow.begun) == (1, 0)
+
+
+def test_a_sampler_of_the_users_counts_as_a_stream_but_not_torchs() -> None:
+    dataset = Made(nothing)
+    batches = [[0, 1], [2, 3]]
+    assert look_at_items(DataLoader(dataset, batch_sampler=batches), 60.0, never) is None
+    assert dataset.asked == []
+    assert look_at_items(DataLoader(dataset, 8, shuffle=True), 60.0, never) is not None
+
+
+def test_what_came_from_the_disk_is_read_warm_and_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    warmed, read = list[str](), iter([0, 4096, 4096, 4096])
+    monkeypatch.setattr("autotune.worker.after_window.item_costs.bytes_from_disk", lambda: next(read))
+    loader = DataLoader(Made(nothing), 8, shuffle=True)
+    assert look_at_items(loader, 0.0, lambda: warmed.append("warmed")) is not None
+    assert warmed == ["warmed"]
+    assert next(read, "both looks have asked") == "both looks have asked"
+
+
+def test_a_look_without_the_disk_needs_no_other_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.worker.after_window.item_costs.bytes_from_disk", lambda: 0)
+    warmed = list[str]()
+    assert look_at_items(DataLoader(Made(lambda _: time.sleep(0.001)), 8), 0.0, lambda: warmed.append("warmed"))
+    assert warmed == []
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_code_that_asks_for_deterministic_algorithms_is_known(is_asked: bool) -> None:
+    def model() -> nn.Module:
+        torch.backends.cudnn.deterministic = is_asked
+        return nn.Linear(4, 2)
+
+    before = torch.backends.cudnn.deterministic
+    try:
+        facts = probe(
+            Workload(model=model, dataset=Made(nothing)),
+            TrainingConfig(micro_batch_size=8),
+            open_device("cpu"),
+            Path("/nowhere"),
+        )
+    finally:
+        torch.backends.cudnn.deterministic = before
+    assert facts.is_deterministic is is_asked
