@@ -124,17 +124,20 @@ def cores_of_rank(binding: str, rank: int, nodes_of_ranks: Sequence[frozenset[in
     return frozenset().union(*cores[start : start + each + (place < rest)])
 
 
-def bind_rank(binding: str, rank: int, devices: Sequence[Addresses], *, root: Path = SYS) -> int:
+def bind_rank(
+    binding: str, rank: int, devices: Sequence[Addresses], *, is_alone: bool = False, root: Path = SYS
+) -> int:
     """Bind this process, as one of a host's ranks; how many threads an operation gets where torch chooses them.
 
-    One process alone has as large a part of the threads that it would have unbound as it keeps of the cores. Ranks that
-    are bound to the same cores divide these, and all of a host's ranks the quota of their control group. Call it
-    before operations have started threads; those that are there already are bound too.
+    A process alone has as large a part of the threads that it would have unbound as it keeps of the cores. Ranks of a
+    group that are bound to the same cores divide these, and all of a host's ranks the quota of their control group.
+    Call it before operations have started threads; those that are there already are bound too.
 
     Args:
         binding: "node" or "exclusive".
         rank: Its number on this host.
         devices: Of each rank on this host.
+        is_alone: The process is of no group, on this host or another.
         root: In place of /sys.
 
     Raises:
@@ -159,7 +162,7 @@ def bind_rank(binding: str, rank: int, devices: Sequence[Addresses], *, root: Pa
     known = [place or frozenset() for place in places]
     own = cores_of_rank(binding, rank, known, nodes)
     bind_to(own)
-    if len(devices) == 1:
+    if is_alone:
         return max(1, torch.get_num_threads() * len(own) // len(allowed))
     sharing = sum(bool(theirs & known[rank]) for theirs in known) if binding == "node" else 1
     return max(1, int(min(len(own) // sharing, cpu_quota_here() / len(devices))))

@@ -253,12 +253,16 @@ def test_threads_that_are_there_and_those_to_come_are_bound_too() -> None:
 @two_cores
 def test_threads_follow_the_cores(sys_of: Callable[..., Path]) -> None:
     root, cores = own_sys(sys_of, {})
-    whole = in_child(lambda: (bind_rank("node", 0, [()], root=root / "nothing"), len(os.sched_getaffinity(0))))
+    whole = in_child(
+        lambda: (bind_rank("node", 0, [()], is_alone=True, root=root / "nothing"), len(os.sched_getaffinity(0)))
+    )
     assert whole == (torch.get_num_threads(), len(cores))
-    alone = in_child(lambda: bind_rank("node", 0, [()], root=root))
+    alone = in_child(lambda: bind_rank("node", 0, [()], is_alone=True, root=root))
     assert alone == max(1, torch.get_num_threads() // len(cores))
     together = in_child(lambda: bind_rank("node", 0, [()] * 2, root=root / "nothing"))
     assert together == max(1, len(cores) // 2)
+    on_a_host_of_several = in_child(lambda: bind_rank("node", 0, [()], root=root / "nothing"))
+    assert on_a_host_of_several == len(cores)
 
 
 def test_a_process_that_the_kernel_or_openmp_keeps_from_it_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ def bind_script(binding: str, ranks: int, device: torch.device) -> None:
     places: list[Addresses] = [
         () if device.type == "cpu" else [_address_of(first + number)] for number in range(here if ranks > 1 else 1)
     ]
-    threads = bind_rank(binding, rank if ranks > 1 else 0, places)
+    threads = bind_rank(binding, rank if ranks > 1 else 0, places, is_alone=ranks == 1)
     torch.set_num_threads(min(threads, torch.get_num_threads()))
 
 
