@@ -48,7 +48,10 @@ loader = DataLoader(items, batch_size=16, num_workers=1, sampler=DistributedSamp
 )
 
 
-def test_ranks_that_no_launcher_has_numbered_and_processes_that_bind_themselves_are_left_alone() -> None:
+def test_ranks_that_no_launcher_has_numbered_and_processes_that_bind_themselves_are_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
     begun = as_begun()
     assert can_bind_script(begun, 1, CPU)
     assert not can_bind_script(begun, 2, CPU)
