@@ -27,12 +27,13 @@ from autotune.settings.plan import Plan
 from autotune.settings.workload import Workload
 from benchmarks.cases.advice import ADVICE_CASES
 from benchmarks.cases.advice_data import DATA_CASES
+from benchmarks.cases.advice_memory import MEMORY_CASES
 from benchmarks.cases.cpu import Case
 from benchmarks.measures.followed import follow_case
 from benchmarks.measures.recording import describe_machine, make_parser, print_table, say, start_recording
 from benchmarks.yardsticks.product_run import measurement_figures, open_trials
 
-FOLLOWED_CASES = (*DATA_CASES,)
+FOLLOWED_CASES = (*DATA_CASES, *MEMORY_CASES)
 """Advice that sets nothing, each kind with a job that follows it, or on paper."""
 _SETTINGS_WIDTH = 34
 

@@ -27,7 +27,7 @@ _HEADER = """\
 #         with accumulator:
 #             accumulator.backward(...)  # the loss of config.to_device(batch)
 #
-{ranks}{malloc}# `settings` is what is read back; everything below it is the evidence, rounded.
+{ranks}{binding}{malloc}# `settings` is what is read back; everything below it is the evidence, rounded.
 
 """
 _TRAINER_HEADER = """\
@@ -120,6 +120,11 @@ _DP = """\
 # It was measured with the model in torch.nn.DataParallel over {count} devices; micro_batch_size is that of one of them.
 #
 """
+_BINDING = """\
+# It was measured with each process bound to cores (numa_binding: {binding}). config.prepare binds yours in the same
+# way: start training without another binding (torchrun --numa-binding, numactl), and call it before workers start.
+#
+"""
 _MALLOC = """\
 # It was measured in processes that keep the memory that they free. To have the same in training, put this before the
 # command that starts it:
@@ -142,6 +147,7 @@ def header_of(summary: RunSummary, recommendation: Recommendation) -> str:
         device=_printable(summary.environment.device_name),
         loader=_loader(summary.facts, recommendation.config),
         ranks=_ranks(recommendation.config),
+        binding=_binding(recommendation.config),
         malloc=_malloc(summary.environment),
     )
 
@@ -219,6 +225,10 @@ def _ranks(config: TrainingConfig) -> str:
     if config.strategy == "single":
         return ""
     return (_DDP if config.strategy == "ddp" else _DP).format(count=config.world_size)
+
+
+def _binding(config: TrainingConfig) -> str:
+    return "" if config.numa_binding is None else _BINDING.format(binding=config.numa_binding)
 
 
 def _malloc(environment: Environment) -> str:

@@ -146,7 +146,7 @@ def _set_threads(job: jobs.WorkloadJob, local_rank: int, device: Device) -> None
         return
     try:
         places = addresses_of_ranks(device.torch_device, local_rank, here, len(device.devices))
-        threads = bind_rank(config.numa_binding, local_rank, places)
+        threads = bind_rank(config.numa_binding, local_rank, places, is_alone=ranks == 1)
     except CoresError as error:
         raise DeviceError(str(error)) from error
     set_threads(config.intra_op_threads or threads, None)

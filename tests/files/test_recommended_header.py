@@ -59,6 +59,14 @@ def test_the_headers_loader_is_made_with_what_was_given_beside_it(
     assert text.index("loader = ...") < text.index("config.loader(loader)  # a copy of it")
 
 
+@pytest.mark.parametrize("binding", ["node", "exclusive"])
+def test_a_binding_is_prepares_and_is_not_to_be_made_twice(binding: Any) -> None:
+    text = head(summary(GROUP.model_copy(update={"numa_binding": binding})), {})
+    assert f"numa_binding: {binding}). config.prepare binds" in text
+    assert "torchrun --nproc-per-node 2.\n" in text, "the command itself binds nothing"
+    assert "numa_binding" not in head(summary(GROUP), {})
+
+
 def test_ranks_are_told_that_a_copied_loader_keeps_its_sampler() -> None:
     assert "DistributedSampler" in head(summary(GROUP), {"has_loader": True})
     assert "DistributedSampler" not in head(summary(TrainingConfig()), {"has_loader": True})

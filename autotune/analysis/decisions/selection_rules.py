@@ -49,6 +49,7 @@ def simplicity(config: TrainingConfig) -> tuple[int, ...]:
         config.grad_accum_steps,
         *(int(getattr(config, name) != default) for name, default in _SWITCHES),
         int(config.compile_mode != "default"),
+        ("node", "exclusive").index(config.numa_binding) + 1 if config.numa_binding else 0,
         config.prefetch_factor or 0,
         config.intra_op_threads or 0,
         config.worker_threads or 0,

@@ -124,22 +124,31 @@ def cores_of_rank(binding: str, rank: int, nodes_of_ranks: Sequence[frozenset[in
     return frozenset().union(*cores[start : start + each + (place < rest)])
 
 
-def bind_rank(binding: str, rank: int, devices: Sequence[Addresses], *, root: Path = SYS) -> int:
+def bind_rank(
+    binding: str, rank: int, devices: Sequence[Addresses], *, is_alone: bool = False, root: Path = SYS
+) -> int:
     """Bind this process, as one of a host's ranks; how many threads an operation gets where torch chooses them.
 
-    One process alone has as large a part of the threads that it would have unbound as it keeps of the cores. Ranks that
-    are bound to the same cores divide these, and all of a host's ranks the quota of their control group. Call it
-    before operations have started threads; those that are there already are bound too.
+    A process alone has as large a part of the threads that it would have unbound as it keeps of the cores. Ranks of a
+    group that are bound to the same cores divide these, and all of a host's ranks the quota of their control group.
+    Call it before operations have started threads; those that are there already are bound too.
 
     Args:
         binding: "node" or "exclusive".
         rank: Its number on this host.
         devices: Of each rank on this host.
+        is_alone: The process is of no group, on this host or another.
         root: In place of /sys.
 
     Raises:
         CoresError: it can't be bound, and runs where it ran before.
     """
+    name = next((name for name in _PLACES_THREADS if os.environ.get(name, "").lower() not in _OFF), None)
+    if name is not None:  # it may have put this very thread onto one core
+        raise CoresError(
+            "numa_binding can't stand beside a variable by which OpenMP places threads itself, but got "
+            f"{name}={os.environ[name]}; unset it, or leave numa_binding out"
+        )
     allowed = allowed_cores()
     if not allowed:
         raise CoresError("numa_binding binds processes to cores, which Linux alone can; leave numa_binding out")
@@ -153,26 +162,20 @@ def bind_rank(binding: str, rank: int, devices: Sequence[Addresses], *, root: Pa
     known = [place or frozenset() for place in places]
     own = cores_of_rank(binding, rank, known, nodes)
     bind_to(own)
-    if len(devices) == 1:
+    if is_alone:
         return max(1, torch.get_num_threads() * len(own) // len(allowed))
     sharing = sum(bool(theirs & known[rank]) for theirs in known) if binding == "node" else 1
     return max(1, int(min(len(own) // sharing, cpu_quota_here() / len(devices))))
 
 
-def bind_to(cores: frozenset[int], environment: Mapping[str, str] = os.environ) -> None:
+def bind_to(cores: frozenset[int]) -> None:
     """Bind this thread, and all threads of this process that may run where it may, to logical cores.
 
     Threads that were placed elsewhere stay there, as in torch/numa/binding.py.
 
     Raises:
-        CoresError: the kernel does not let it, or OpenMP has been told to place threads itself.
+        CoresError: the kernel does not let it.
     """
-    name = next((name for name in _PLACES_THREADS if environment.get(name, "").lower() not in _OFF), None)
-    if name is not None:
-        raise CoresError(
-            "numa_binding can't stand beside a variable by which OpenMP places threads itself, but got "
-            f"{name}={environment[name]}; unset it, or leave numa_binding out"
-        )
     before, reason = allowed_cores(), "it leaves others"
     try:
         os.sched_setaffinity(0, cores)

@@ -84,7 +84,12 @@ def _bind(config: _Settings, binding: str, device: torch.device) -> None:
         threads //= ranks
     elif binding != "exclusive" or ranks == 1 or not is_bound_by_launcher():
         rank, count = local_rank() if ranks > 1 else 0, config.world_size if config.strategy == "dp" else 1
-        threads = bind_rank(binding, rank, addresses_of_ranks(device, rank, ranks, count))
+        threads = bind_rank(
+            binding,
+            rank,
+            addresses_of_ranks(device, rank, ranks, count),
+            is_alone=config.process_count == 1,
+        )
     set_threads(config.intra_op_threads or max(1, threads), None)
 
 

@@ -102,6 +102,8 @@ def _attach(told: dict[str, Any]) -> None:
 def _session_of(told: dict[str, Any]) -> Session:
     from autotune.protocol.disk import TrialFolder
     from autotune.protocol.jobs import WorkloadJob, read_job
+    from autotune.protocol.reports import RankReport
+    from autotune.records.trial import TrialResult
     from autotune.settings.training_config import TrainingConfig
     from autotune.settings.workload import ScriptFacts
     from autotune.worker.attach.loop.scene import no_job
@@ -109,6 +111,7 @@ def _session_of(told: dict[str, Any]) -> Session:
     from autotune.worker.attach.seams.hooks import install
     from autotune.worker.attach.seams.overrides import Overrides
     from autotune.worker.failure.hang_dump import HangDump
+    from autotune.worker.setup.device_choice import DeviceError
     from autotune.worker.trial import Place
 
     if "folder" in told:
@@ -116,7 +119,11 @@ def _session_of(told: dict[str, Any]) -> Session:
         job: WorkloadJob = read_job(folder.job)  # type: ignore[assignment] # a command's job has a workload
         place = Place(folder, 0, 0)
         dump = HangDump(file=sys.stderr, ends_at=started + job.process.deadline_s)
-        return open_session(job, place, dump, started)
+        try:
+            return open_session(job, place, dump, started)
+        except DeviceError as refusal:  # to run on would train otherwise than is to be measured
+            place.write(RankReport(result=TrialResult(outcome="invalid", reason=str(refusal))))
+            os._exit(1)
     config = TrainingConfig.model_validate(told["config"])
     overrides = Overrides(config, ScriptFacts.model_validate(told["script"]), is_trial=False)
     overrides.in_process()

@@ -9,12 +9,13 @@ import os
 import platform
 from contextlib import suppress
 from importlib import metadata
+from pathlib import Path
 
 import torch
 
 from autotune.launch.local.kept_memory import has_kept_memory, malloc_switches
 from autotune.note import Note, note
-from autotune.settings.applied.numa import Nodes, allowed_cores, allowed_nodes, node_of_pci, pci_address
+from autotune.settings.applied.numa import SYS, Nodes, allowed_cores, allowed_nodes, node_of_pci, pci_address
 from autotune.settings.applied.processor import processor_name, usable_cores
 from autotune.settings.environment import Environment
 from autotune.settings.training_config import AMP_DTYPES, AmpDtype
@@ -87,13 +88,13 @@ def _nodes() -> Nodes:
     return allowed_nodes(allowed) if allowed else {}
 
 
-def _device_nodes(device: Device, nodes: Nodes) -> tuple[int, ...]:
+def _device_nodes(device: Device, nodes: Nodes, root: Path = SYS) -> tuple[int, ...]:
     """For each device the place of its NUMA node among these, -1 where it is not known or has none of the cores."""
     if device.kind not in {"cuda", "rocm"} or not nodes:
         return ()
     kind, places = device.torch_device.type, {node: place for place, node in enumerate(nodes)}
     addresses = [pci_address(torch.device(kind, index)) for index in range(device.module.device_count())]
-    found = [None if address is None else node_of_pci(address, nodes) for address in addresses]
+    found = [None if address is None else node_of_pci(address, nodes, root) for address in addresses]
     return tuple(-1 if node is None else places.get(node, -1) for node in found)
 
 

@@ -34,6 +34,8 @@ _FIELD = st.lists(
 def test_a_config_is_simpler_with_fewer_workers_then_a_smaller_batch_then_a_plainer_precision() -> None:
     ordered = [
         TrainingConfig(),
+        TrainingConfig(numa_binding="node"),
+        TrainingConfig(numa_binding="exclusive"),
         TrainingConfig(compile=True),
         TrainingConfig(amp_dtype="tf32"),
         TrainingConfig(amp_dtype="bfloat16"),

@@ -224,6 +224,12 @@ def test_copies_hold_the_gain_to_their_own_rate() -> None:
     assert most_gain(forecast(SLOW, loader=FAST, device=FAST, side_sd=0.0), SLOW) == pytest.approx([FAST / SLOW - 1])
 
 
+def test_another_binding_is_not_redundant_since_it_places_both_sides() -> None:
+    configs = [workers(2), workers(2, numa_binding="node")]
+    for loader, device in ((FAST, SLOW), (SLOW, FAST)):
+        assert not are_redundant(configs, configs[:1], loader=[loader] * 2, device=[device] * 2)[1]
+
+
 def test_where_nothing_was_tried_everything_is_not_redundant() -> None:
     assert not any(are_redundant([workers(1), workers(2)], [], loader=[FAST] * 2, device=[SLOW] * 2))
 

@@ -270,6 +270,23 @@ def test_threads_that_no_look_has_seen_are_taken_to_keep_their_cores_busy() -> N
     assert found[0] > found[1] > found[2] == pytest.approx(found[3])
 
 
+def test_a_binding_is_open_to_either_side_until_it_was_run() -> None:
+    bound = config(2, numa_binding="exclusive", strategy="ddp", world_size=2)
+    plain = bound.model_copy(update={"numa_binding": None})
+    known = forecast([run(1_000, plain)], plain, bound)
+    assert rates(known)[1] == pytest.approx(rates(known)[0], rel=0.1)
+    assert known.sd[1] > 2 * known.sd[0]
+    seen = forecast([run(1_000, plain), run(1_100, bound)], bound)
+    assert rates(seen)[0] == pytest.approx(1_100, rel=0.03)
+
+
+def test_a_process_on_one_of_two_nodes_has_the_cores_of_that_one() -> None:
+    sockets = CPU.model_copy(update={"cores": 4, "numa_nodes": 2, "node_cores": (2, 2)})
+    seen = [loader(4_000, config(4), cpu_s=1e-3), device(2_000, config())]
+    whole, half = rates(forecast(seen, config(4), config(4, numa_binding="node"), environment=sockets))
+    assert half < 0.75 * whole
+
+
 def ranks(count: int) -> TrainingConfig:
     return config(4, strategy="ddp" if count > 1 else "single", world_size=count)
 

@@ -22,6 +22,12 @@ def test_several_hosts_are_told_with_what_each_has() -> None:
     assert told["processor"].endswith(" of RAM on each host")
 
 
+def test_numa_nodes_are_told_where_there_are_several() -> None:
+    assert describe_environment(SERVER)["processor"].startswith("16 cores, ")
+    told = describe_environment(SERVER.model_copy(update={"numa_nodes": 2}))
+    assert told["processor"].startswith("16 cores of 2 NUMA nodes, ")
+
+
 def test_unlike_devices_switches_and_remarks_are_told_where_there_are_any() -> None:
     plain = SERVER
     assert describe_environment(plain).keys().isdisjoint({"devices", "TF32 switches", "malloc", "note"})

@@ -56,6 +56,14 @@ _SENTENCES: list[tuple[Note, str]] = [
         "has no effect here: a tf.data pipeline has threads in place of workers",
     ),
     (
+        note("value_without_effect", setting="numa_binding", value="node", reason="one_numa_node", device="cpu"),
+        "numa_binding=node has no effect here: the cores here belong to one NUMA node, and no ranks are there",
+    ),
+    (
+        note("baseline_without_effect", setting="numa_binding", reason="no_affinity", device="mps"),
+        "The baseline's numa_binding has no effect here: processes are bound to cores on Linux alone",
+    ),
+    (
         note("ddp_settings_without_ddp", settings=["ddp.bucket_cap_mb", "ddp.static_graph"]),
         "ddp.bucket_cap_mb, ddp.static_graph had no effect",
     ),

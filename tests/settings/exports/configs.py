@@ -47,6 +47,7 @@ _SETTINGS = st.fixed_dictionaries(
         "world_size": st.integers(1, 4),
         "strategy": st.sampled_from(["single", "dp", "ddp"]),
         "ddp": st.none() | _DDP,
+        "numa_binding": st.sampled_from([None, "node", "exclusive"]),
     }
 )
 EVERYTHING = TrainingConfig(

@@ -434,6 +434,54 @@ def test_hf_says_which_defaults_differ() -> None:
     ).keys()
 
 
+def bound(binding: Any) -> TrainingConfig:
+    return TrainingConfig(world_size=2, strategy="ddp", numa_binding=binding)
+
+
+@pytest.mark.parametrize("device", [None, "cuda:0"])
+def test_torchrun_binds_beside_gpus_and_says_what_that_needs(device: str | None) -> None:
+    export = bound("exclusive").to("torchrun", device=device)
+    assert export.text == "torchrun --standalone --nnodes 1 --nproc-per-node 2 --numa-binding exclusive\n"
+    assert "numa_binding" not in dropped(export)
+    assert "numactl" in defaults(export)["--numa-binding"]
+    assert "all of its GPUs" in defaults(export)["--numa-binding"]
+    assert "all of its GPUs" not in defaults(bound("node").to("torchrun", device=device))["--numa-binding"]
+
+
+@pytest.mark.parametrize("device", ["cpu", "xpu"])
+def test_torchrun_can_not_bind_elsewhere(device: str) -> None:
+    export = bound("node").to("torchrun", device=device)
+    assert "numa" not in export.text
+    assert "config.prepare binds" in dropped(export)["numa_binding"]
+    assert "--numa-binding" not in defaults(export)
+
+
+def test_torchrun_knows_the_flag_and_its_values() -> None:
+    from torch.distributed.run import get_args_parser
+
+    parser: ArgumentParser = get_args_parser()
+    for binding in ("node", "exclusive"):
+        words = bound(binding).to("torchrun").text.split()[1:]
+        assert parser.parse_args([*words, "train.py"]).numa_binding == binding
+
+
+def test_accelerate_binds_to_the_node_of_a_gpu_alone() -> None:
+    assert bound("node").to("accelerate").settings["enable_cpu_affinity"] is True
+    assert "numa_binding" not in dropped(bound("node").to("accelerate", device="cuda"))
+    for export in (bound("node").to("accelerate", device="cpu"), bound("exclusive").to("accelerate")):
+        assert "enable_cpu_affinity" not in export.settings
+        assert "config.prepare binds" in dropped(export)["numa_binding"]
+    assert "enable_cpu_affinity" not in bound(None).to("accelerate").settings
+
+
+def test_a_binding_that_accelerate_was_told_is_todays() -> None:
+    def read(value: object) -> dict[str, Any]:
+        return dict(read_settings("accelerate", {"distributed_type": "NO", "enable_cpu_affinity": value}).baseline)
+
+    assert read(True) == read("yes") == {"numa_binding": "node"}
+    assert read(False) == {}
+
+
 def keywords(source: str, name: str) -> dict[str, ast.expr]:
     """The keywords of the call of a name."""
     for node in ast.walk(ast.parse(source)):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from autotune.note import note
+from autotune.settings.applied.numa import allowed_cores
 from autotune.worker.setup.device import Device, DeviceError, open_device, opened_device
-from autotune.worker.setup.environment import describe
+from autotune.worker.setup.environment import _device_nodes, describe
 from autotune.worker.setup.machine import has_expandable_segments, tf32_overrides
 
 
@@ -17,10 +21,34 @@ def test_the_processor_is_described_with_what_it_computes_natively() -> None:
     assert environment.device_memory_bytes == environment.ram_bytes > 0
     assert environment.cores >= 1
     assert environment.driver is None
+    assert environment.numa_nodes == max(1, len(environment.node_cores))
+    assert 0 <= sum(environment.node_cores) <= len(allowed_cores())
+    assert environment.device_nodes == ()
     assert environment.native_amp_dtypes[0] == "float32"
     assert "tf32" not in environment.native_amp_dtypes
     assert environment.torch == torch.__version__
     assert environment.versions["torch"] == torch.__version__.partition("+")[0] or "+" in environment.versions["torch"]
+
+
+def test_each_devices_node_is_told_by_its_place_among_those_with_allowed_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for bus, node in ((1, 2), (2, 5), (3, -1), (4, 0)):
+        folder = tmp_path / f"bus/pci/devices/0000:0{bus}:00.0"
+        folder.mkdir(parents=True)
+        (folder / "numa_node").write_text(f"{node}\n")
+    module = SimpleNamespace(
+        device_count=lambda: 4,
+        get_device_properties=lambda device: SimpleNamespace(
+            pci_domain_id=0, pci_bus_id=device.index + 1, pci_device_id=0
+        ),
+    )
+    monkeypatch.setattr(torch, "get_device_module", lambda _: module)
+    nodes = {2: [frozenset({0})], 5: [frozenset({1})]}
+    gpu = Device(torch.device("cuda:0"), "cuda")
+    assert _device_nodes(gpu, nodes, tmp_path) == (0, 1, -1, -1)
+    assert _device_nodes(gpu, {}, tmp_path) == ()
+    assert _device_nodes(Device(torch.device("xpu:0"), "xpu"), nodes, tmp_path) == ()
 
 
 @pytest.mark.parametrize(

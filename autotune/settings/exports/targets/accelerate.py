@@ -37,6 +37,8 @@ ACCELERATE = Table(
         "intra_op_threads": "accelerate launch --num_cpu_threads_per_process {value}",
         "ddp.": "Accelerator(kwargs_handlers=[DistributedDataParallelKwargs({name}={value!r})]) in your script",
         "ddp.comm_hook": "Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(comm_hook=...)]) in your script",
+        "numa_binding": "its enable_cpu_affinity is numa_binding node, beside NVIDIA's GPUs alone; config.prepare "
+        "binds in your own loop",
         "ddp.first_bucket_mb": "its DistributedDataParallelKwargs has no bucket_cap_mb_list either",
     },
     unread={
@@ -46,7 +48,6 @@ ACCELERATE = Table(
         "parallelism_config": "only data parallelism runs in trials",
         "fp8_config": "there is no FP8 here",
         "use_cpu": "device: cpu says it",
-        "enable_cpu_affinity": "trials run where the kernel puts them",
     },
     is_silent_on=frozenset(
         {
@@ -77,18 +78,22 @@ def to_accelerate(found: Wanted) -> Export:
         **carried(found, ACCELERATE),
         "use_cpu": found.device == "cpu",
     }
+    if _binds(found):
+        settings["enable_cpu_affinity"] = True
     if found["compile"]:
         mode = {"dynamo_mode": found["compile_mode"]} if "compile_mode" in found.changed else {}
         settings["dynamo_config"] = {**_COMPILED, **mode}
     text = as_yaml(settings) + as_comment(["", "The rest stands in your script:", "", *_lines(found)])
     on_cpu = {"world_size": _MANY_ON_CPU.format(found.processes)} if is_group and found.device == "cpu" else {}
-    lost = dropped(found, ACCELERATE, also=on_cpu, but="world_size compile compile_mode")
+    but = "world_size compile compile_mode" + " numa_binding" * _binds(found)
+    lost = dropped(found, ACCELERATE, also=on_cpu, but=but)
     return Export(target="accelerate", text=text, settings=settings, dropped=lost, defaults=(*_defaults(found),))
 
 
 def from_accelerate(given: Mapping[str, Any]) -> Reading:
     """A configuration file: processes, precision and compilation."""
     plain = dict(given)
+    is_bound = file_value(plain.pop("enable_cpu_affinity", False), "flag") is True
     kind, count = plain.pop("distributed_type", None), plain.pop("num_processes", None)
     kind = "NO" if is_off(kind) else str(kind)  # `no` without quotes is a flag to YAML 1.1
     dynamo = plain.pop("dynamo_config", None) or {}
@@ -101,6 +106,8 @@ def from_accelerate(given: Mapping[str, Any]) -> Reading:
         origins |= {"world_size": "num_processes", "strategy": "distributed_type"}
     elif kind not in {*_GROUPS, "NO"}:
         unread.append(Unread("distributed_type", f"{kind!r} does not run in trials; they take DistributedDataParallel"))
+    if is_bound:
+        baseline["numa_binding"], origins["numa_binding"] = "node", "enable_cpu_affinity"
     if isinstance(dynamo, Mapping) and not is_off(dynamo.get("dynamo_backend")):
         baseline["compile"], origins["compile"] = True, "dynamo_config"
         mode = str(dynamo.get("dynamo_mode") or "default").lower()
@@ -108,6 +115,11 @@ def from_accelerate(given: Mapping[str, Any]) -> Reading:
             baseline["compile_mode"], origins["compile_mode"] = mode, "dynamo_config"
         unread += [Unread(f"dynamo_config.{name}", "trials compile as torch does by itself") for name in _odd(dynamo)]
     return Reading(baseline=baseline, origins=origins, unread=tuple(unread), others=found.others)
+
+
+def _binds(found: Wanted) -> bool:
+    """Whether it binds processes as trials were: to the cores beside a GPU, by NVML (utils/environment.py)."""
+    return bool(found["numa_binding"] == "node") and found.device in {None, "cuda"}
 
 
 def ddp_handler(found: Wanted) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from autotune.worker.attach.loop.step_traits import (
     step_facts,
     unreached_step,
 )
+from autotune.worker.attach.seams.cores import Begun, as_begun, can_bind_script
 from autotune.worker.jobs.probe import is_deterministic
 from autotune.worker.measure.batch import leaves_of
 from autotune.worker.setup.build import is_stream, length_of, optimizer_facts
@@ -88,6 +89,7 @@ class Sightings:
     ddp: DistributedDataParallel | None = None
     threads: int = field(default_factory=torch.get_num_threads)
     """Before the script's first line."""
+    begun: Begun = field(default_factory=as_begun)
 
     @property
     def most_steps(self) -> int:
@@ -247,6 +249,8 @@ class Sightings:
             yield "channels_last"
         if observed.intra_op_threads is None and _device_of(self.main_optimizer).type == "cpu":
             yield "intra_op_threads"
+        if can_bind_script(self.begun, observed.world_size, _device_of(self.main_optimizer)):
+            yield "numa_binding"
         if self.ddp is not None:
             yield from (f"ddp.{name}" for name in DdpConfig.model_fields)
         yield from reached_step(_device_of(self.main_optimizer).type)

@@ -17,12 +17,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from autotune.protocol.attach import ACCELERATE_NAMES, changed_settings
 from autotune.settings.applied.float32_precision import tf32_products
+from autotune.settings.applied.numa import CoresError
 from autotune.settings.applied.parallel import comm_hook, ddp_arguments
 from autotune.settings.applied.worker_threads import limited
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.training_config import LOADER_SETTINGS, TrainingConfig
 from autotune.settings.workload import LoaderSite, ScriptFacts
+from autotune.worker.attach.seams.cores import bind_script
 from autotune.worker.attach.seams.precision import SWITCHES, attach_to
+from autotune.worker.setup.device_choice import DeviceError
 
 __all__ = ["Overrides"]
 
@@ -51,12 +54,27 @@ class Overrides:
         """Of the loaders that were searched."""
 
     def in_process(self) -> None:
-        """What is set in each process that trains, before its first line."""
+        """What is set in each process that trains, before its first line.
+
+        Raises:
+            DeviceError: a trial's process can't be bound to cores, and must not be measured as if it were.
+        """
         config = self.config
+        if "numa_binding" in self.changed and config.numa_binding is not None:
+            self._bind(config.numa_binding)
         if "intra_op_threads" in self.changed and config.intra_op_threads is not None:
             torch.set_num_threads(config.intra_op_threads)
         if "amp_dtype" in self.changed and config.amp_dtype == "tf32":
             tf32_products().__enter__()  # for the whole life of this process
+
+    def _bind(self, binding: str) -> None:
+        assert self.facts is not None  # noqa: S101 - else nothing is changed
+        try:
+            bind_script(binding, self.config.world_size, torch.device(self.facts.device))
+        except CoresError as error:
+            if self._is_trial:
+                raise DeviceError(str(error)) from error
+            sys.stderr.write(f"autotune: this process runs unbound: {error}\n")
 
     def loader(self, site: LoaderSite, arguments: dict[str, Any]) -> None:
         """Change the arguments of a DataLoader that is about to be made at a place."""

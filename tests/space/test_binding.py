@@ -1,0 +1,172 @@
+"""What binding ranks to cores comes to: where it has an effect, what refuses it, and where it is tried by default."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.note import note as make_note
+from autotune.settings.environment import Environment
+from autotune.settings.training_config import TrainingConfig
+from autotune.space import constraints as rules
+from autotune.space.binding import bindings_tried, cores_left, effective_binding, refused_binding
+from autotune.space.resolved_space import compose
+from tests.factories import CPU, FOUR_DEVICES, make_environment, make_facts, make_space
+
+TWO_SOCKETS = CPU.model_copy(update={"cores": 16, "numa_nodes": 2, "node_cores": (4, 4)})
+"""A CPU of two nodes, each with four physical cores of two threads."""
+SERVER = FOUR_DEVICES.model_copy(update={"numa_nodes": 2, "node_cores": (8, 8), "device_nodes": (0, 0, 0, 1)})
+"""Four devices, of which one is alone on its node."""
+GROUP: dict[str, Any] = {"strategy": "ddp", "world_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("environment", "ranks", "node", "exclusive"),
+    [
+        (CPU, 1, None, None),
+        (CPU, 2, None, "exclusive"),
+        (TWO_SOCKETS, 1, "node", "node"),
+        (TWO_SOCKETS, 2, "node", "node"),
+        (TWO_SOCKETS, 3, "node", "exclusive"),
+        (FOUR_DEVICES, 2, None, "exclusive"),
+        (SERVER, 1, "node", "node"),
+        (SERVER, 2, "node", "exclusive"),
+        (make_environment(device="mps", device_kind="mps", platform="macOS-15.1"), 1, None, None),
+        (CPU.model_copy(update={"platform": "macOS-15.1"}), 2, None, None),
+        (SERVER.model_copy(update={"device_kind": "xpu"}), 2, None, None),
+    ],
+)
+def test_a_binding_is_what_it_changes_here(
+    environment: Environment, ranks: int, node: str | None, exclusive: str | None
+) -> None:
+    assert effective_binding(None, ranks, environment) is None
+    assert effective_binding("node", ranks, environment) == node
+    assert effective_binding("exclusive", ranks, environment) == exclusive
+
+
+def test_ranks_are_counted_from_the_device_that_was_named() -> None:
+    named = SERVER.model_copy(update={"device": "cuda:2"})
+    assert effective_binding("exclusive", 2, named) == "node", "cuda:2 and cuda:3 lie on different nodes"
+
+
+def test_devices_that_were_not_looked_up_are_taken_to_be_spread_evenly() -> None:
+    unknown = SERVER.model_copy(update={"device_nodes": (), "node_cores": ()})
+    assert effective_binding("exclusive", 2, unknown) == "exclusive"
+    assert cores_left("node", 2, unknown) == 8
+    assert cores_left("node", 4, unknown) == 16
+
+
+def test_a_rank_without_a_core_or_without_a_place_is_refused_in_the_rules_words() -> None:
+    few = CPU.model_copy(update={"node_cores": (2,)})
+    assert refused_binding("exclusive", 2, few) is None
+    assert str(refused_binding("exclusive", 3, few)).startswith(
+        "numa_binding 'exclusive' needs a physical core for each rank of a NUMA node, but 3 ranks would share 2; set"
+    )
+    assert refused_binding("node", 3, few) is None
+    lost = SERVER.model_copy(update={"device_nodes": (0, -1, -1, -1)})
+    assert refused_binding("node", 1, lost) is None
+    assert "does not tell one for every device from cuda:0 on" in str(refused_binding("node", 2, lost))
+    config = TrainingConfig(**GROUP, numa_binding="node")
+    assert rules.obstacle(config, make_facts(), lost, drop_last=True) == refused_binding("node", 2, lost)
+    beside = TrainingConfig(strategy="dp", world_size=2, numa_binding="node")
+    assert rules.obstacle(beside, make_facts(), lost, drop_last=True) == refused_binding("node", 2, lost)
+
+
+def test_what_has_no_effect_is_put_to_what_it_comes_to() -> None:
+    def normalised(environment: Environment, **settings: Any) -> object:
+        return rules.normalised({**settings}, make_facts(), environment)["numa_binding"]
+
+    assert normalised(CPU, numa_binding="exclusive") is None
+    assert normalised(CPU, numa_binding="exclusive", **GROUP) == "exclusive"
+    assert normalised(TWO_SOCKETS, numa_binding="exclusive", **GROUP) == "node"
+    assert normalised(TWO_SOCKETS, numa_binding="exclusive", strategy="ddp", world_size=1) == "node"
+    assert normalised(SERVER, numa_binding="exclusive", strategy="dp", world_size=2) == "node", "one process"
+    alone = rules.same_behaviour_key(TrainingConfig(numa_binding="exclusive"), make_facts(), CPU)
+    assert alone == rules.same_behaviour_key(TrainingConfig(), make_facts(), CPU)
+
+
+def test_ranks_over_several_hosts_are_bound_host_by_host() -> None:
+    pair = FOUR_DEVICES.model_copy(update={"hosts": 4, "is_spread": True})
+    config = TrainingConfig(strategy="ddp", world_size=4, numa_binding="exclusive")
+    assert rules.without_effect(config, make_facts(), pair) == {"numa_binding": "one_numa_node"}
+    packed = pair.model_copy(update={"is_spread": False})
+    assert rules.without_effect(config, make_facts(), packed) == {}
+
+
+def test_the_reason_is_the_machines() -> None:
+    config = TrainingConfig(numa_binding="node")
+    assert rules.without_effect(config, make_facts(), CPU) == {"numa_binding": "one_numa_node"}
+    apple = CPU.model_copy(update={"platform": "macOS-15.1"})
+    assert rules.without_effect(config, make_facts(), apple) == {"numa_binding": "no_affinity"}
+    assert rules.without_effect(config, make_facts(), TWO_SOCKETS) == {}
+
+
+@pytest.mark.parametrize(
+    ("environment", "space", "tried"),
+    [
+        (CPU, {}, (None,)),
+        (CPU, {"world_size": [1, 2]}, (None, "exclusive")),
+        (CPU.model_copy(update={"node_cores": (2,)}), {"world_size": [1, 4]}, (None,)),
+        (TWO_SOCKETS, {}, (None, "node")),
+        (TWO_SOCKETS, {"world_size": [1, 2]}, (None, "node")),
+        (TWO_SOCKETS, {"world_size": [1, 4]}, (None, "node", "exclusive")),
+        (FOUR_DEVICES, {}, (None,)),
+        (SERVER, {}, (None, "node", "exclusive")),
+        (SERVER, {"strategy": "single"}, (None, "node")),
+        (SERVER.model_copy(update={"device_nodes": (-1,) * 4}), {}, (None,)),
+    ],
+)
+def test_bindings_are_tried_where_they_change_something(
+    environment: Environment, space: dict[str, Any], tried: tuple[str | None, ...]
+) -> None:
+    assert tuple(make_space(space, environment=environment).domains["numa_binding"]) == tried
+
+
+def test_a_binding_that_is_given_or_run_today_is_kept() -> None:
+    assert tuple(make_space({"numa_binding": "node"}, environment=CPU).domains["numa_binding"]) == ("node",)
+    baseline = TrainingConfig(numa_binding="exclusive")
+    assert tuple(make_space(environment=SERVER, baseline=baseline).domains["numa_binding"])[-1] == "exclusive"
+
+
+def test_a_proposal_is_composed_of_what_it_comes_to() -> None:
+    space = make_space({"numa_binding": ["exclusive", None], "world_size": [1, 2]}, environment=CPU)
+    alone, together = (
+        compose({"numa_binding": "exclusive", "world_size": size, "strategy": strategy}, space)
+        for size, strategy in ((1, "single"), (2, "ddp"))
+    )
+    assert isinstance(alone, TrainingConfig)
+    assert isinstance(together, TrainingConfig)
+    assert (alone.numa_binding, together.numa_binding) == (None, "exclusive")
+
+
+def test_a_listed_binding_that_never_changes_anything_is_said() -> None:
+    given: dict[str, Any] = {"numa_binding": [None, "node", "exclusive"]}
+    told = {"setting": "numa_binding", "reason": "one_numa_node", "device": "cpu"}
+    both = tuple(make_note("value_without_effect", value=value, **told) for value in ("node", "exclusive"))
+    assert make_space(given, environment=CPU).notes == both
+    assert make_space({**given, "world_size": [1, 2]}, environment=CPU).notes == both[:1]
+    assert make_space(given, environment=TWO_SOCKETS).notes == ()
+    baseline = TrainingConfig(numa_binding="node")
+    (note,) = make_space(environment=CPU, baseline=baseline).notes
+    assert note == make_note("baseline_without_effect", **told)
+
+
+@given(st.integers(1, 4), st.integers(1, 16), st.integers(1, 64), st.sampled_from(["node", "exclusive"]))
+def test_bound_ranks_have_a_core_and_never_more_than_there_are(
+    nodes: int, ranks: int, cores: int, binding: Any
+) -> None:
+    machine = CPU.model_copy(update={"cores": cores, "numa_nodes": nodes})
+    assert 1 <= cores_left(binding, ranks, machine) <= cores
+    assert cores_left(None, ranks, machine) == cores
+    if ranks >= nodes:
+        assert cores_left(binding, ranks, machine) == cores, "every node has a rank"
+
+
+def test_what_is_tried_is_neither_refused_nor_without_effect() -> None:
+    for environment in (CPU, TWO_SOCKETS, SERVER, FOUR_DEVICES):
+        for binding in bindings_tried((1, 2, 4), environment):
+            counts = [count for count in (1, 2, 4) if effective_binding(binding, count, environment) == binding]
+            assert any(refused_binding(binding, count, environment) is None for count in counts)

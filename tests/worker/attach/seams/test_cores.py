@@ -1,0 +1,127 @@
+"""A script's process is bound before its first line, as are its ranks; a launcher's own is not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from autotune.launch.local.fork_server import ForkServerLauncher
+from autotune.settings.applied.numa import allowed_cores, allowed_nodes, cores_of_rank
+from autotune.worker.attach.seams import cores
+from autotune.worker.attach.seams.cores import Begun, as_begun, bind_script, can_bind_script
+from tests.worker.attach.scripts import HEAD, LOOP, SHORT, STEP, Script, ScriptRig
+
+pytestmark = pytest.mark.skipif(len(allowed_cores()) < 2, reason="needs Linux and two cores")
+CPU = torch.device("cpu")
+_RANKS = (
+    HEAD
+    + """
+import json, os
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data.distributed import DistributedSampler
+dist.init_process_group("gloo")
+model = DistributedDataParallel(model)
+
+def tell(who):
+    place = {"who": f"{who} {os.environ['RANK']}", "cores": sorted(os.sched_getaffinity(0))}
+    os.write(1, f"PLACE {json.dumps(place)}\\n".encode())  # at once, or what two ranks write would be mixed
+
+class Noting(torch.utils.data.Dataset):
+    def __len__(self):
+        return len(data)
+    def __getitem__(self, index):
+        if index == 0:
+            tell("worker")
+        return data[index]
+
+tell("rank")
+items = Noting()
+loader = DataLoader(items, batch_size=16, num_workers=1, sampler=DistributedSampler(items, shuffle=False))
+"""
+    + STEP
+)
+
+
+def test_ranks_that_no_launcher_has_numbered_and_processes_that_bind_themselves_are_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    begun = as_begun()
+    assert can_bind_script(begun, 1, CPU)
+    assert not can_bind_script(begun, 2, CPU)
+    assert can_bind_script(Begun(begun.cores, is_numbered=True), 2, CPU)
+    assert not can_bind_script(Begun(frozenset({min(begun.cores)}), is_numbered=True), 1, CPU), "it has other cores now"
+    assert not can_bind_script(begun, 1, torch.device("mps"))
+    assert can_bind_script(begun, 1, torch.device("cuda:0")) == (torch.version.hip is None)
+
+
+def test_a_launcher_is_not_bound_for_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    before = allowed_cores()
+    bind_script("exclusive", 2, CPU)
+    assert allowed_cores() == before
+
+
+def test_a_gpus_place_is_what_nvidias_driver_tells_of_its_uuid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for address, uuid in (("0000:3b:00.0", "GPU-1"), ("0000:af:00.0", "GPU-12")):
+        (tmp_path / address).mkdir()
+        text = f"Model: \t\t NVIDIA H200\nGPU UUID: \t {uuid}\nBus Type: \t PCIe\n"
+        (tmp_path / address / "information").write_text(text)
+    known: dict[int, Any] = {0: SimpleNamespace(uuid="GPU-12"), 1: SimpleNamespace(uuid="GPU-1"), 2: None}
+    known[3] = SimpleNamespace(uuid="MIG-7")
+    monkeypatch.setattr(cores, "visible_gpu", known.get)
+    found = [cores._address_of(index, tmp_path) for index in range(4)]
+    assert found == ["0000:af:00.0", "0000:3b:00.0", None, None]
+
+
+@pytest.mark.timeout(240)
+def test_the_ranks_of_torchrun_and_their_workers_stay_on_their_cores(
+    fork_server: ForkServerLauncher, tmp_path: Path
+) -> None:
+    rig = ScriptRig(launcher=fork_server, folder=tmp_path)
+    rig.write(_RANKS)
+    command = ("torchrun", "--standalone", "--nproc-per-node", "2", str(tmp_path / "train.py"))
+    found = rig.probe(command)
+    assert "numa_binding" in found.script.reached
+    rig.measured(command, found, numa_binding="exclusive")
+    nodes = allowed_nodes(allowed_cores())
+    places = [frozenset({[*nodes][rank * len(nodes) // 2]}) for rank in (0, 1)]
+    lines = [line for line in rig.log().splitlines() if line.startswith("PLACE ")]
+    told = {one["who"]: one["cores"] for one in (json.loads(line.removeprefix("PLACE ")) for line in lines)}
+    for rank in (0, 1):
+        own = sorted(cores_of_rank("exclusive", rank, places, nodes))
+        assert told[f"rank {rank}"] == own
+    assert told["worker 0"] == told["rank 0"], "the first item is the first rank's"
+
+
+def test_a_script_is_bound_to_its_node_and_says_where_it_can_not_be(rig: ScriptRig, probed: Script) -> None:
+    printed = "\nimport json, os\nprint('SEEN', json.dumps(sorted(os.sched_getaffinity(0))), flush=True)\n"
+    words = rig.write(HEAD + printed + "loader = DataLoader(data, batch_size=16)\n" + STEP)
+    rig.measured(words, probed, numa_binding="node")
+    nodes = allowed_nodes(allowed_cores())
+    assert rig.printed() == sorted(cores_of_rank("node", 0, [frozenset({next(iter(nodes))})], nodes))
+    lost = probed.script.model_copy(update={"device": "cuda:0"})
+    result = rig.runner(words, lost).run(
+        probed.observed.model_copy(update={"numa_binding": "exclusive"}), name="trial", deadline_s=60.0, window=SHORT
+    )
+    if not torch.cuda.is_available():
+        assert result.outcome == "invalid"
+        assert result.reason.startswith("numa_binding needs the NUMA node of each device")
+
+
+@pytest.fixture
+def rig(fork_server: ForkServerLauncher, tmp_path: Path) -> ScriptRig:
+    """A rig over the fork server."""
+    return ScriptRig(launcher=fork_server, folder=tmp_path)
+
+
+@pytest.fixture
+def probed(rig: ScriptRig) -> Script:
+    """A plain loop, probed."""
+    return rig.probe(rig.write(LOOP))
