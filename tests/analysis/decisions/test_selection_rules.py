@@ -34,7 +34,9 @@ _FIELD = st.lists(
 def test_a_config_is_simpler_with_fewer_workers_then_a_smaller_batch_then_a_plainer_precision() -> None:
     ordered = [
         TrainingConfig(),
+        TrainingConfig(fused=True),
         TrainingConfig(compile=True),
+        TrainingConfig(compile=True, compile_mode="reduce-overhead"),
         TrainingConfig(amp_dtype="tf32"),
         TrainingConfig(amp_dtype="bfloat16"),
         TrainingConfig(amp_dtype="float16"),
