@@ -31,12 +31,16 @@ __all__ = [
 
 ONE_SIDED_ERROR = 0.025
 """Of either end of an interval that is looked at once: of a 95 % interval."""
-_SWITCHES = [
-    (name, field.default)
-    for name, field in reversed(TrainingConfig.model_fields.items())
-    if isinstance(field.default, bool)
-]
-"""With the value that each has where nothing is set; the last of a TrainingConfig's switches counts most."""
+_FIRST = "compile"
+_SWITCHES = sorted(
+    [
+        (name, field.default)
+        for name, field in reversed(TrainingConfig.model_fields.items())
+        if isinstance(field.default, bool)
+    ],
+    key=lambda switch: switch[0] != _FIRST,
+)
+"""With the value that each has where nothing is set; compilation counts most, then the last of a TrainingConfig's."""
 
 
 def simplicity(config: TrainingConfig) -> tuple[int, ...]:
