@@ -103,10 +103,6 @@ _LOADERS = {
     "batches": """\
 #     loader = DataLoader(dataset, batch_sampler=..., **config.loader_settings)  # your own batch sampler
 """,
-    "batches_and_threads": """\
-#     threads = config.dataloader_kwargs()["worker_init_fn"]
-#     loader = DataLoader(dataset, batch_sampler=..., worker_init_fn=threads, **config.loader_settings)  # your sampler
-""",
 }
 """A DataLoader refuses `shuffle` beside a sampler or for a stream, and `batch_size` beside a batch sampler."""
 _SHARES = """\
@@ -213,7 +209,7 @@ def _loader_of(facts: WorkloadFacts, config: TrainingConfig) -> str:
     if facts.has_token_budget:
         return "tokens"
     if facts.fixed_batch_size is not None:
-        return "batches" if config.worker_threads is None else "batches_and_threads"
+        return "batches"
     if facts.is_tf_data:
         return "tf_data"
     if facts.is_iterable:

@@ -72,14 +72,6 @@ def test_ranks_are_told_that_a_copied_loader_keeps_its_sampler() -> None:
     assert "DistributedSampler" not in head(summary(TrainingConfig()), {"has_loader": True})
 
 
-def test_a_loader_with_a_batch_sampler_of_ones_own_limits_its_workers_too() -> None:
-    plain, limited = TrainingConfig(num_workers=2), TrainingConfig(num_workers=2, worker_threads=1)
-    text = head(summary(limited), {}, fixed_batch_size=2)
-    assert 'threads = config.dataloader_kwargs()["worker_init_fn"]' in text
-    assert "batch_sampler=..., worker_init_fn=threads, **config.loader_settings" in text
-    assert "worker_init_fn" not in head(summary(plain), {}, fixed_batch_size=2)
-
-
 def test_a_trainers_header_names_the_optimizer_where_the_export_needs_it() -> None:
     told = note("beside_training", framework="transformers.Trainer", names=["logging"])
     for fused in (False, True):

@@ -143,7 +143,8 @@ def _lines(found: Wanted) -> Iterator[str]:
         arguments["kwargs_handlers"] = [Code(as_call("DistributedDataParallelKwargs", handler))]
     yield f"accelerator = {as_call('Accelerator', arguments)}"
     yield f"{loader_remark(found['max_tokens'])}:"
-    yield f"    {loader_call(found.loader, found['num_workers'], found['worker_threads'])}"
+    call = loader_call(found.loader, found["num_workers"], found["worker_threads"])
+    yield "    " + call.replace("\n", "\n    ")
     if found["channels_last"]:
         yield "model = model.to(memory_format=torch.channels_last)"
     if found["amp_dtype"] == "tf32":

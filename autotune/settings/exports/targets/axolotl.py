@@ -46,7 +46,7 @@ AXOLOTL = Table(
         "cudnn_benchmark": "its models have no convolutions",
         "fused": "of torch's optimizers it fuses AdamW, as optimizer: adamw_torch_fused",
         "worker_threads": "its workers have a worker_init_fn of its own; OMP_NUM_THREADS={value} before the command "
-        "limits training too",
+        "limits them, and training too",
         "intra_op_threads": "OMP_NUM_THREADS={value} before the command",
         "world_size": "start {value} processes: axolotl train ... --launcher torchrun -- --nproc_per_node={value}",
         "numa_binding": "start its processes bound: axolotl train ... --launcher torchrun -- --numa-binding={value}",

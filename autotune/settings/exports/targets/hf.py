@@ -44,8 +44,9 @@ HF = Table(
         "max_tokens={value!r}; by itself it makes batches of 8",
         "fused": "of its optimizers only AdamW is fused, as optim adamw_torch_fused; give your Trainer an optimizer of "
         "your own, made with fused=True: optimizers=(optimizer, None)",
-        "worker_threads": "its Trainer gives workers a worker_init_fn of its own; in your dataset, before the first "
-        "item: threadpoolctl.threadpool_limits({value}), and cv2.setNumThreads({value}) where it uses OpenCV",
+        "worker_threads": "its Trainer gives workers a worker_init_fn of its own; call this in each worker before your "
+        "dataset's first item: autotune.TrainingConfig(num_workers=1, worker_threads={value}).dataloader_kwargs()"
+        "['worker_init_fn'](0)",
         "strategy": "its Trainer takes DataParallel by itself over all GPUs that one process sees: "
         "CUDA_VISIBLE_DEVICES says which",
         "ddp.": "its Trainer makes DistributedDataParallel; accelerate's DistributedDataParallelKwargs(...) has {name}",

@@ -38,7 +38,7 @@ TIMM = Table(
         "prefetch_factor": "its loader keeps torch's own, 2",
         "in_order": "its loader keeps the order",
         "worker_threads": "its workers have a worker_init_fn of its own; OMP_NUM_THREADS={value} before the command "
-        "limits training too",
+        "limits them, and training too",
         "fused": "with torch's own optimizers (--opt sgd, momentum, adam or adamw) it takes --opt-kwargs fused=True",
         "ddp.": "it makes DistributedDataParallel itself, with broadcast_buffers alone",
     },

@@ -248,9 +248,9 @@ class Sightings:
             yield "intra_op_threads"
         if can_bind_script(self.begun, observed.world_size, _device_of(self.main_optimizer)):
             yield "numa_binding"
-        yield from reached_step(_device_of(self.main_optimizer).type)
         if self.ddp is not None:
             yield from (f"ddp.{name}" for name in DdpConfig.model_fields)
+        yield from reached_step(_device_of(self.main_optimizer).type)
 
     def _unreached(self, observed: TrainingConfig, family: list[Made], reached: frozenset[str]) -> Iterator[Note]:
         reasons = {

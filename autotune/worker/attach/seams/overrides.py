@@ -75,11 +75,6 @@ class Overrides:
                 raise DeviceError(str(error)) from error
             sys.stderr.write(f"autotune: this process runs unbound: {error}\n")
 
-    def before_step(self) -> None:
-        """What a script may have set for itself on its way to its first step."""
-        if "cudnn_benchmark" in self.changed:
-            torch.backends.cudnn.benchmark = self.config.cudnn_benchmark
-
     def loader(self, site: LoaderSite, arguments: dict[str, Any]) -> None:
         """Change the arguments of a DataLoader that is about to be made at a place."""
         if self.facts is None or not self._is_searched(site, arguments.get("dataset")):
@@ -119,6 +114,11 @@ class Overrides:
             SWITCHES.dtype = getattr(torch, dtype)
         if self._is_switched or SWITCHES.dtype is not None or "channels_last" in self.changed:
             attach_to(module)
+
+    def before_step(self) -> None:
+        """What a script may have set for itself on its way to its first step."""
+        if "cudnn_benchmark" in self.changed:
+            torch.backends.cudnn.benchmark = self.config.cudnn_benchmark
 
     def ddp(self, arguments: dict[str, Any]) -> None:
         """Change the arguments of a DistributedDataParallel that is about to be made."""
