@@ -280,10 +280,14 @@ class Search:
             self.study.propose(proposal.params, is_promising=proposal.is_promising)
 
     def _propose_closing(self) -> None:
-        """Enqueue the best settings at the baseline's global batch and at the largest that fits, unless tried."""
+        """Enqueue the best at the baseline's global batch, at the largest that fits, and without idle switches.
+
+        Each unless it was tried.
+        """
         if (best := self.best) is not None:
             largest = largest_batch_variant(best, self.space, self.study.ended)
-            self._enqueue((self.proposer.at_same_batch(best), same_batch_variant(best, self.space), largest))
+            same = self.proposer.at_same_batch(best), same_batch_variant(best, self.space)
+            self._enqueue((*same, largest, self.proposer.plainer(best.config)))
 
     def _enqueue(self, proposals: Iterable[Params | None]) -> None:
         for params in proposals:

@@ -1,4 +1,4 @@
-"""A search on a simulated machine finds what holds loader workers up."""
+"""A search on a simulated machine finds what holds loader workers up, and leaves alone what does nothing."""
 
 from __future__ import annotations
 
@@ -52,6 +52,12 @@ def searched(setting: str, folder: Path) -> autotune.SearchResult:
         run_dir=folder,
         progress=False,
     )
+
+
+def test_what_the_look_has_shown_to_do_nothing_is_not_recommended(tmp_path: Path) -> None:
+    found = searched("nothing", tmp_path)
+    assert (found.best.in_order, found.best.worker_threads) == (True, None)
+    assert all(trial.config.in_order and trial.config.worker_threads is None for trial in found.trials[:4])
 
 
 @pytest.mark.parametrize(("setting", "value"), [("in_order", False), ("worker_threads", 1)])

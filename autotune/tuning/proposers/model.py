@@ -25,6 +25,7 @@ from autotune.analysis.forecast.observations import (
     rate_observations,
 )
 from autotune.analysis.forecast.rate_model import RateModel
+from autotune.analysis.forecast.switches import has_idle_switch, idle_switches, without_idle_switches
 from autotune.analysis.memory.lines import memory_of_trials
 from autotune.analysis.memory.model import LIKELY_TO_FIT, MemoryModel
 from autotune.launch.runner import TrialRunner
@@ -142,6 +143,13 @@ class ModelProposer:
         self._same_batch_trials += 1
         return outlook.same_batch
 
+    def plainer(self, best: TrainingConfig) -> Params | None:
+        """The best without the switches that are not believed to win anything, unless it was tried."""
+        space = self.study.space
+        idle = without_idle_switches(best, space, self._rates()) if self.is_informed else {}
+        params = params_of(best.model_copy(update=idle), space)
+        return params if idle and self.study.may_propose(params) else None
+
     def skip(self, config: TrainingConfig) -> Note | None:
         """Why a sample is not run: it is not likely to fit, or to tell anything new."""
         if not self.has_model:
@@ -151,6 +159,8 @@ class ModelProposer:
             chance = float(memory.chance_to_fit([config], self.study.space.limit_bytes)[0])
             if chance < LIKELY_TO_FIT:
                 return note("would_not_fit", chance_fraction=round(chance, 3))
+        if has_idle_switch(config, self.study.space.baseline, self._idle):
+            return note("would_tell_nothing")
         if self._model is None:
             return None
         tried = tried_in(self.study)
@@ -219,6 +229,11 @@ class ModelProposer:
         return self._believed[1]
 
     @property
+    def _idle(self) -> frozenset[str]:
+        """Switches that the look has shown to win nothing."""
+        return idle_switches(self.sides or (), self.study.space.baseline)
+
+    @property
     def _runs_so_far(self) -> int:
         return sum(1 + len(record.repeats) for record in self.study.ended)
 
@@ -232,7 +247,7 @@ class ModelProposer:
 
     def _foresee(self, best: TrainingConfig) -> Outlook:
         longest_s, memory = self.longest_s(), self._memory()
-        return foresee(self._near(best), self.study, self._rates(), memory, longest_s=longest_s)
+        return foresee(self._near(best), self.study, self._rates(), memory, longest_s=longest_s, idle=self._idle)
 
     def _measured_to_fit(self) -> Proposal | None:
         rates = {

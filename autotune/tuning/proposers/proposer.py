@@ -58,6 +58,10 @@ class Proposer(Protocol):
         """What to try at the baseline's global batch before the search ends; None where nothing is left to try."""
         ...
 
+    def plainer(self, best: TrainingConfig, /) -> Params | None:
+        """What to try beside the best before the search ends: the same without what is not believed to win."""
+        ...
+
     def skip(self, config: TrainingConfig, /) -> Note | None:
         """Why a sample is not worth a run ("would_not_fit", "would_tell_nothing"), or None."""
         ...
@@ -98,6 +102,9 @@ class SamplerProposer:
 
     def at_same_batch(self, _best: TrialRecord | None) -> None:
         """Nothing beyond what the loop itself derives from the best trial."""
+
+    def plainer(self, _best: TrainingConfig) -> None:
+        """Nothing is believed of single settings."""
 
     def skip(self, _config: TrainingConfig) -> None:
         """Every sample is run."""
