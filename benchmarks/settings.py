@@ -3,12 +3,13 @@
 Of each case pairs of trials are run in turns, today's settings and the same with the one setting changed; then a
 default search of the job, of which nothing is given but its baseline. Cases that need what this machine lacks are
 searched on a simulated machine, and marked as on paper: their factors are made up. Recorded: the ratios of the pairs,
-whether the setting was searched, in how many trials it was tried, and what was recommended.
+in how many trials the setting was tried, what was recommended, and whether both are as the case expects: pairs beyond 5 %
+on the side that it names, or within; a setting that wins is recommended in every search, any other in none.
 
-    settings.py                           all cases
-    settings.py --part in_order_wins      this one alone
-    settings.py --part cost --before DIR  how long default searches take with the settings, and without: by the same
-                                          search in the checkout DIR of a revision before them, in turns
+    settings.py                            all cases
+    settings.py --part in_order_wins_here  this one alone
+    settings.py --part cost --before DIR   how long default searches take with the settings, and without: by the same
+                                           search in the checkout DIR of a revision before them, in turns
 
 Fifteen minutes on the CPU, and twenty for the cost.
 """
@@ -51,6 +52,8 @@ _CASES: Mapping[str, SettingCase] = {
 _COST_WORKLOADS = ("photos", "digits", "sleeping_vectors", "tiny_gpt")
 _SEEDS = 5
 """Simulated searches of a case on paper, each with its own noise."""
+_BEYOND = 0.05
+"""Of the rate, from which a setting counts as winning or losing: the usual spread between runs on a CPU."""
 
 
 def main() -> int:
@@ -65,7 +68,7 @@ def main() -> int:
         case = _CASES[name]
         figures = _on_paper(case, arguments) if case.case is None else _here(case, arguments)
         about = {"setting": case.setting, "value": case.value, "expects": case.expects, "why": case.why}
-        recording.add(name, {**about, "where": case.where, **figures})
+        recording.add(name, {**about, "where": case.where, **figures, **_judged(case, figures)})
     if arguments.before is not None:
         recording.add("cost", _cost(arguments))
     _print_cases({name: found for name, found in recording.results.items() if name != "cost"})
@@ -82,7 +85,10 @@ def _parse() -> argparse.Namespace:
         "--rounds", type=int, default=3, metavar="N", help="pairs of searches for the cost (%(default)s)"
     )
     parser.add_argument("--fresh", action="store_true", help="forget what the file holds of an earlier run")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.part == "cost" and arguments.before is None:
+        parser.error("--part cost needs --before, a checkout of a revision without the settings")
+    return arguments
 
 
 def _here(case: SettingCase, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -127,6 +133,18 @@ def _on_paper(case: SettingCase, arguments: argparse.Namespace) -> dict[str, Any
     return {"searches": found}
 
 
+def _judged(case: SettingCase, figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Whether pairs and searches are as the case expects."""
+    searches = figures.get("searches", [figures])
+    found = [one["is_recommended"] for one in searches]
+    judged: dict[str, Any] = {"search_as_expected": all(found) if case.expects == "wins" else not any(found)}
+    if "times" in figures:
+        gain = median(figures["times"]) - 1
+        effect = "wins" if gain > _BEYOND else "loses" if gain < -_BEYOND else "nothing"
+        judged |= {"effect": effect, "pairs_as_expected": effect == case.expects}
+    return judged
+
+
 def _found(case: SettingCase, result: autotune.SearchResult) -> dict[str, Any]:
     """What a search has done with the setting."""
     tried = [trial for trial in result.trials if getattr(trial.config, case.setting) == case.value]
@@ -150,7 +168,8 @@ def _cost(arguments: argparse.Namespace) -> dict[str, Any]:
             )
             found.setdefault(name, []).append(pair)
             say(f"{name}: {pair['before']:.0f} s before, {pair['now']:.0f} s now")
-    return {"workloads": found, "before": _revision_of(arguments.before)}
+    ratios = [median(pair["now"] / pair["before"] for pair in pairs) for pairs in found.values()]
+    return {"workloads": found, "before": _revision_of(arguments.before), "median_ratio": median(ratios)}
 
 
 def _search_in(place: tuple[str, Path], workload: str, *, quick: bool) -> tuple[str, float]:
@@ -158,7 +177,7 @@ def _search_in(place: tuple[str, Path], workload: str, *, quick: bool) -> tuple[
     name, path = place
     with TemporaryDirectory(prefix="autotune-benchmark-") as folder:
         command = [sys.executable, "-m", "benchmarks.default_search", "--workload", workload, "--results", folder]
-        own = {**os.environ, "PYTHONPATH": str(path)}
+        own = {**os.environ, "PYTHONPATH": str(path)}  # before an installed autotune
         subprocess.run([*command, *(["--quick"] if quick else [])], cwd=path, env=own, check=True, capture_output=True)
         (file,) = Path(folder).glob("default_search-*.json")
         return name, float(json.loads(file.read_text())["results"][workload]["seconds"])
@@ -181,11 +200,12 @@ def _print_cases(results: Mapping[str, Any]) -> None:
                 "" if times is None else f"{min(times):.2f} to {max(times):.2f}",
                 f"{sum(one['tried_in'] for one in searches)} of {sum(one['trials'] for one in searches)}",
                 f"{sum(one['is_recommended'] for one in searches)} of {len(searches)}",
+                "yes" if found["search_as_expected"] and found.get("pairs_as_expected", True) else "no",
             ]
         )
     print_table(
         "Times the rate with the setting, in pairs of trials; and in default searches.",
-        ["case", "times", "its pairs", "tried in", "recommended"],
+        ["case", "times", "its pairs", "tried in", "recommended", "as expected"],
         rows,
     )
 

@@ -105,6 +105,7 @@ class ModelState(FrozenModel):
     """
 
     parameter_bytes: int
+    """Of all parameters, those that are not trained among them."""
     gradient_bytes: int
     """Of all parameters that require a gradient."""
     optimizer_bytes: int

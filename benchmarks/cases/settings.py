@@ -25,8 +25,6 @@ class SettingCase:
     """By TrainingConfig's name."""
     value: Any
     """What is tried in place of today's."""
-    today: Any = None
-    """What is run today; None: as a TrainingConfig has it."""
     expects: Effect
     where: Literal["here", "paper"]
     """On this machine, or on a simulated one."""

@@ -36,8 +36,6 @@ class Simulated:
 
     launcher: FakeLauncher
     space: Mapping[str, Any]
-    best_rate: float
-    """The best rate of any configuration at the baseline's batch, by the cost model."""
 
 
 def simulated(case: SettingCase, seed: int) -> Simulated:
@@ -59,7 +57,6 @@ def simulated(case: SettingCase, seed: int) -> Simulated:
             device_ceiling=device,
         )
 
-    is_compiled = case.setting == "compile_mode"
     found = fake_facts()
     facts = found.model_copy(
         update={
@@ -70,11 +67,4 @@ def simulated(case: SettingCase, seed: int) -> Simulated:
     )
     environment = fake_environment(cores=16).model_copy(update={"numa_nodes": 2})
     launcher = FakeLauncher(cost=cost, noise=0.01, seed=seed, environment=environment, facts=facts)
-    own = TrainingConfig(micro_batch_size=32, num_workers=8, compile=is_compiled)
-    with_it = own.model_copy(update={case.setting: case.value, "amp_dtype": "bfloat16"})
-    without = own.model_copy(update={"amp_dtype": "bfloat16"})
-    return Simulated(
-        launcher=launcher,
-        space={"compile": True} if is_compiled else {},
-        best_rate=max(cost(config).samples_per_s for config in (with_it, without)),
-    )
+    return Simulated(launcher=launcher, space={"compile": True} if case.setting == "compile_mode" else {})

@@ -20,7 +20,7 @@ from autotune.space.resolved_space import ResolvedSpace
 from autotune.study.proposals import largest_batch_variant
 from autotune.study.samplers import METHODS, SearchMethod
 from autotune.study.study import Trial
-from autotune.testing import FakeLauncher, FakeTrial
+from autotune.testing import FakeLauncher, FakeTrial, analytic_cost
 from autotune.tuning import stress_check as stressing
 from autotune.tuning.extra_measurements import extras_of, with_ceilings
 from autotune.tuning.loop import Search
@@ -90,10 +90,14 @@ def test_the_baseline_alone_shows_where_its_time_goes(tmp_path: Path) -> None:
 
 
 def test_ceilings_are_known_after_a_resume(tmp_path: Path) -> None:
-    first = make_search(tmp_path, FakeLauncher(), n_trials=8, is_kept=True, method="tpe")
+    def cost(config: TrainingConfig) -> FakeTrial:
+        return replace(analytic_cost(config), copy_ceiling=1e6)
+
+    first = make_search(tmp_path, FakeLauncher(cost), n_trials=8, is_kept=True, method="tpe")
     first.run()
     first.study.close()
-    again = make_search(tmp_path, FakeLauncher(), n_trials=8, is_kept=True, method="tpe")
+    again = make_search(tmp_path, FakeLauncher(cost), n_trials=8, is_kept=True, method="tpe")
+    assert again.ceilings.copy
     assert again.ceilings == first.ceilings
 
 

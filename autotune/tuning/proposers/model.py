@@ -25,7 +25,7 @@ from autotune.analysis.forecast.observations import (
     rate_observations,
 )
 from autotune.analysis.forecast.rate_model import RateModel
-from autotune.analysis.forecast.switches import has_idle_switch, idle_switches, without_idle_switches
+from autotune.analysis.forecast.switches import as_today, has_idle_switch, idle_switches, without_idle_switches
 from autotune.analysis.memory.lines import memory_of_trials
 from autotune.analysis.memory.model import LIKELY_TO_FIT, MemoryModel
 from autotune.launch.runner import TrialRunner
@@ -231,7 +231,7 @@ class ModelProposer:
     @property
     def _idle(self) -> frozenset[str]:
         """Switches that the look has shown to win nothing."""
-        return idle_switches(self.sides or (), self.study.space.baseline)
+        return idle_switches(self.sides or (), self.study.space)
 
     @property
     def _runs_so_far(self) -> int:
@@ -247,7 +247,7 @@ class ModelProposer:
 
     def _foresee(self, best: TrainingConfig) -> Outlook:
         longest_s, memory = self.longest_s(), self._memory()
-        return foresee(self._near(best), self.study, self._rates(), memory, longest_s=longest_s, idle=self._idle)
+        return foresee(self._near(best), self.study, self._rates(), memory, longest_s=longest_s)
 
     def _measured_to_fit(self) -> Proposal | None:
         rates = {
@@ -272,12 +272,15 @@ class ModelProposer:
         return memory_of_trials(self.sides or [], self.study.ended, space.limit_bytes, limit_is_ram=only_ram)
 
     def _near(self, best: TrainingConfig) -> list[tuple[Params, TrainingConfig]]:
+        space = self.study.space
         if self._candidates is None:
-            self._candidates = Candidates(self.study.space, self.seed)
+            self._candidates = Candidates(as_today(space, self._idle), self.seed)
         believed = self.believed()
         rates = {record.config: believed[record.number] for record in self.study.ended if record.number in believed}
         fastest = sorted(rates, key=rates.__getitem__, reverse=True)[:_FASTEST]
-        return self._candidates.near(list(dict.fromkeys([best, *fastest])))
+        unchanged = {name: getattr(space.baseline, name) for name in self._idle}
+        found = self._candidates.near(list(dict.fromkeys([best, *fastest])))
+        return [({**params, **unchanged}, config) for params, config in found]
 
     def _is_surprise(self, record: TrialRecord) -> bool:
         """Whether a trial's rate is far from what was expected, or it had none: the model does not explain that."""

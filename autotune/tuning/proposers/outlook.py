@@ -5,7 +5,7 @@ Reads the study, and changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import hypot, inf
 
@@ -13,7 +13,6 @@ import numpy as np
 
 from autotune.analysis.forecast.acquisition import chance_to_run, expected_gain, has_failed, most_gain, redundant_among
 from autotune.analysis.forecast.rate_model import RateModel
-from autotune.analysis.forecast.switches import has_idle_switch
 from autotune.analysis.memory.model import LIKELY_TO_FIT, SURE_TO_FIT, MemoryModel
 from autotune.analysis.time_estimate import queue_s
 from autotune.settings.training_config import TrainingConfig
@@ -64,12 +63,10 @@ def foresee(
     memory: MemoryModel,
     *,
     longest_s: float,
-    idle: Collection[str] = (),
 ) -> Outlook:
     """Weigh candidates: the largest expected gain among those that fit, are open and could tell something.
 
-    What takes longer than `longest_s` to measure is chosen only where nothing else is left. A switch of `idle`, which
-    the look has shown to win nothing, is left as it is today.
+    What takes longer than `longest_s` to measure is chosen only where nothing else is left.
     """
     configs, space, tried = [config for _, config in candidates], study.space, tried_in(study)
     forecast, fits = rates.forecast(configs), memory.chance_to_fit(configs, space.limit_bytes)
@@ -81,8 +78,7 @@ def foresee(
     gains = np.minimum(expected_gain(forecast, best_rate), most_gain(forecast, best_rate))
     gains = gains * fits * chance_to_run(configs, failed, feasible)
     may_try = np.array([study.is_open(config) for config in configs]) & (fits >= SURE_TO_FIT)
-    is_idle = np.array([has_idle_switch(config, space.baseline, idle) for config in configs], dtype=np.bool_)
-    tells = may_try & ~is_idle & ~redundant_among(configs, forecast, tried)
+    tells = may_try & ~redundant_among(configs, forecast, tried)
     inside = (fits >= LIKELY_TO_FIT) & ~np.array([study.is_left_out(config) for config in configs])
     sides = [(forecast.loader, forecast.loader_sd), (forecast.device, forecast.device_sd)]
     sides.append((forecast.copy, forecast.copy_sd))

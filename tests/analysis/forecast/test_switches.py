@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from autotune.analysis.forecast.observations import ConfiguredPoint
 from autotune.analysis.forecast.rate_model import Observation, RateModel
 from autotune.analysis.forecast.switches import has_idle_switch, idle_switches, without_idle_switches
@@ -65,8 +67,21 @@ def look(**rates: float) -> list[ConfiguredPoint]:
 
 
 def test_a_switch_is_idle_where_the_look_has_not_shown_it_to_win() -> None:
-    assert idle_switches(look(in_order=101.0, worker_threads=150.0, fused=90.0), OWN) == {"in_order", "fused"}
-    assert idle_switches(look(), OWN) == frozenset(), "what was not looked at may win"
+    seen = look(in_order=101.0, worker_threads=150.0, fused=90.0)
+    assert idle_switches(seen, space_of()) == {"in_order", "fused"}
+    assert idle_switches(look(), space_of()) == frozenset(), "what was not looked at may win"
+
+
+def test_a_switch_that_can_not_be_as_today_is_not_idle() -> None:
+    seen = look(in_order=100.0, worker_threads=100.0, fused=100.0)
+    assert idle_switches(seen, space_of(in_order=False, worker_threads=[1, 2])) == {"fused"}
+
+
+def test_the_threads_of_workers_are_not_judged_by_a_loader_that_has_the_cores_to_itself() -> None:
+    space = space_of()
+    on_cpu = replace(space, environment=space.environment.model_copy(update={"device": "cpu", "device_kind": "cpu"}))
+    assert idle_switches(look(worker_threads=100.0), space) == {"worker_threads"}
+    assert idle_switches(look(worker_threads=100.0), on_cpu) == frozenset()
 
 
 def test_what_is_otherwise_than_today_in_an_idle_switch_tells_nothing() -> None:

@@ -64,6 +64,14 @@ _SENTENCES: list[tuple[Note, str]] = [
         "The baseline's numa_binding has no effect here: processes are bound to cores on Linux alone",
     ),
     (
+        note("out_of_order_tried", slow_tail_fraction=0.4),
+        "in_order: false was tried, since 40 % of the time of the items looked at went into items over 8 times the",
+    ),
+    (
+        note("out_of_order_tried", slow_tail_fraction=None),
+        "in_order: false was tried. It changes the order of the batches",
+    ),
+    (
         note("ddp_settings_without_ddp", settings=["ddp.bucket_cap_mb", "ddp.static_graph"]),
         "ddp.bucket_cap_mb, ddp.static_graph had no effect",
     ),
