@@ -3,8 +3,8 @@
 Of each case pairs of trials are run in turns, today's settings and the same with the one setting changed; then a
 default search of the job, of which nothing is given but its baseline. Cases that need what this machine lacks are
 searched on a simulated machine, and marked as on paper: their factors are made up. Recorded: the ratios of the pairs,
-in how many trials the setting was tried, what was recommended, and whether both are as the case expects: pairs beyond 5 %
-on the side that it names, or within; a setting that wins is recommended in every search, any other in none.
+in how many trials the setting was tried, what was recommended, and whether both are as the case expects: pairs beyond
+5 % on the side that it names, or within; a setting that wins is recommended in every search, any other in none.
 
     settings.py                            all cases
     settings.py --part in_order_wins_here  this one alone
