@@ -23,7 +23,8 @@ _BATCH_FACTORS = (0.5, 2.0, 4.0)
 def list_variations(space: ResolvedSpace) -> list[TrainingConfig]:
     """Configurations whose loader or device is worth measuring alone.
 
-    Workers persist from epoch to epoch wherever there are any. torch.compile is left out: it takes too long here.
+    Workers persist from epoch to epoch wherever there are any. torch.compile is left out: it takes too long here;
+    cudnn_benchmark too, which only a process of its own shows.
     """
     own, machine = space.baseline, (space.facts, space.environment)
     changed = [{**own.model_dump(), **changes} for changes in (*_loader_changes(space), *_device_changes(space))]
@@ -54,5 +55,4 @@ def _device_changes(space: ResolvedSpace) -> Iterator[Mapping[str, object]]:
         yield from ({"intra_op_threads": count} for count in (1, environment.cores))
     if space.facts.has_4d_input:
         yield {"channels_last": True}
-    for name in ("fused", "cudnn_benchmark"):
-        yield from ({name: value} for value in space.domains[name])
+    yield from ({"fused": value} for value in space.domains["fused"])

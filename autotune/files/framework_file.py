@@ -18,7 +18,7 @@ from autotune.note import Note, note
 from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
 from autotune.settings.exports.reading import Reading
 from autotune.settings.exports.registry import READERS, read_settings
-from autotune.settings.plan import Plan
+from autotune.settings.plan import Plan, ReadOver
 
 __all__ = ["Today", "begin_with", "notes_of", "read_today"]
 
@@ -63,26 +63,34 @@ def read_today(kind: str, path: Path) -> Today:
     return Today(kind=kind, path=path, reading=reading, places=places)
 
 
-def begin_with(document: Document, today: Today) -> None:
-    """Fill what a plan's document leaves open below `baseline`: what stands there was said, and wins."""
+def begin_with(document: Document, today: Today) -> dict[str, ReadOver]:
+    """Fill what a plan's document leaves open below `baseline`: what stands there was said, and wins.
+
+    Returns:
+        What was filled with something that stands in the file, but for DistributedDataParallel's arguments.
+    """
+    read_over: dict[str, ReadOver] = {}
     if document.data.get("baseline") is None:
         document.data["baseline"] = {}
     own = document.data["baseline"]
     if not isinstance(own, dict):
-        return  # wrong itself, which the plan's parser tells
+        return read_over  # wrong itself, which the plan's parser tells
     idle = _without_meaning(document, own)
     for setting, value in today.reading.baseline.items():
         if not (setting in own or setting.startswith(_DDP) or setting in idle):
             own[setting] = value
             _locate(document, ("baseline", setting), today.places[setting])
+            if setting in today.reading.origins:
+                read_over[setting] = ReadOver(today.reading.origins[setting], today.reading.optimizer)
     if own.get("strategy") != "ddp" or not isinstance(own.get("ddp", {}), dict):
-        return  # DistributedDataParallel's arguments have no meaning; notes_of tells it
+        return read_over  # DistributedDataParallel's arguments have no meaning; notes_of tells it
     for setting, value in today.reading.baseline.items():
         if setting.startswith(_DDP):
             inner = own.setdefault("ddp", {})
             if (name := setting.removeprefix(_DDP)) not in inner:
                 inner[name] = value
                 _locate(document, ("baseline", "ddp", name), today.places[setting])
+    return read_over
 
 
 def _without_meaning(document: Document, own: Mapping[str, Any]) -> set[str]:

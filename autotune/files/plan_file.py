@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from os.path import exists, isfile
 from pathlib import Path
@@ -41,6 +41,7 @@ _SHORT.maxstring = _MAX_TYPED
 _NOT_WRITTEN = {
     "name": "unknown key; a plan is named by its file",
     "notes": "unknown key; what can't be taken over is told by autotune",
+    "read_over": "unknown key; what is read from a framework's own file is told by autotune",
 }
 """Fields of a Plan that no file and no call gives."""
 _IDLE_BESIDE_A_COMMAND = frozenset(field.name for field in fields(Workload)) - {"command"}
@@ -110,8 +111,7 @@ def _plan_of(
             apply_override(document, override)
         except ConfigError as error:
             malformed.extend(error.problems)
-    if today is not None:
-        begin_with(document, today)
+    read_over = {} if today is None else begin_with(document, today)
     plan, broken = _validate(document.data, name, {READ_PART: partial(_reference, folders=folders)})
     absent = None if plan is None or plan.workload.command is None else _absent(plan.workload.command)
     if absent is not None:
@@ -121,7 +121,7 @@ def _plan_of(
     problems = sorted([*document.problems, *document.placed(broken)], key=_reading_order)
     if plan is None or problems or malformed:
         raise ConfigError(*map(str, problems), *malformed)
-    return plan
+    return replace(plan, read_over=read_over)
 
 
 def _validate(sections: Mapping[str, Any], name: str, context: dict[str, Any]) -> tuple[Plan | None, list[Problem]]:

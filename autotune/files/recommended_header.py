@@ -27,7 +27,7 @@ _HEADER = """\
 #         with accumulator:
 #             accumulator.backward(...)  # the loss of config.to_device(batch)
 #
-{ranks}{binding}{malloc}# `settings` is what is read back; everything below it is the evidence, rounded.
+{ranks}{binding}{taken_off}{malloc}# `settings` is what is read back; everything below it is the evidence, rounded.
 
 """
 _TRAINER_HEADER = """\
@@ -39,7 +39,7 @@ _TRAINER_HEADER = """\
 #
 # Or in a shell: autotune export <this file, or its folder> --to {target}
 {beside}#
-{malloc}# `settings` is what is read back; everything below it is the evidence, rounded.
+{taken_off}{malloc}# `settings` is what is read back; everything below it is the evidence, rounded.
 
 """
 _TRAINERS = {
@@ -125,6 +125,12 @@ _BINDING = """\
 # way: start training without another binding (torchrun --numa-binding, numactl), and call it before workers start.
 #
 """
+_TAKEN_OFF = """\
+# Take out of your own code what it has and this has not: {names}.
+#
+"""
+_SWITCHES = {"fused": "fused=True of the optimizer", "cudnn_benchmark": "torch.backends.cudnn.benchmark = True"}
+"""What stands in the user's own code for settings that nothing here switches off there."""
 _MALLOC = """\
 # It was measured in processes that keep the memory that they free. To have the same in training, put this before the
 # command that starts it:
@@ -148,6 +154,7 @@ def header_of(summary: RunSummary, recommendation: Recommendation) -> str:
         loader=_loader(summary.facts, recommendation.config),
         ranks=_ranks(recommendation.config),
         binding=_binding(recommendation.config),
+        taken_off=_taken_off(summary.baseline, recommendation.config),
         malloc=_malloc(summary.environment),
     )
 
@@ -183,6 +190,7 @@ def _trainer_header(summary: RunSummary, config: TrainingConfig, framework: str)
         optimizer=f', optimizer="{_printable(summary.facts.optimizer.name)}"' if config.fused else "",
         use=_USES[target],
         beside=f"# The search had beside your loader, which must be made with it: {beside}.\n" if beside else "",
+        taken_off=_taken_off(summary.baseline, config),
         malloc=_malloc(summary.environment),
     )
 
@@ -229,6 +237,12 @@ def _ranks(config: TrainingConfig) -> str:
 
 def _binding(config: TrainingConfig) -> str:
     return "" if config.numa_binding is None else _BINDING.format(binding=config.numa_binding)
+
+
+def _taken_off(before: TrainingConfig, config: TrainingConfig) -> str:
+    """Switches of the user's own code that are not recommended; "" where there are none."""
+    names = [name for setting, name in _SWITCHES.items() if getattr(before, setting) and not getattr(config, setting)]
+    return _TAKEN_OFF.format(names=", ".join(names)) if names else ""
 
 
 def _malloc(environment: Environment) -> str:

@@ -5,8 +5,9 @@ Comes in: a file's sections or a call's arguments, by the same names. Goes out: 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationInfo
 from pydantic.dataclasses import dataclass
@@ -20,7 +21,7 @@ from autotune.settings.search_space import SearchSpace
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 
-__all__ = ["Plan"]
+__all__ = ["Plan", "ReadOver"]
 
 _COUNTED_DEVICES = frozenset({"cuda", "xpu", "hpu", "mlu", "mtia", "musa", "npu", "privateuseone"})
 """Kinds of device of which a machine may have several: torch's own (torch.device) and those of its plug-ins."""
@@ -46,6 +47,15 @@ def _check_run_dir(value: object) -> object:
         raise ValueError(f"'~' must stand for a known home folder, but got {value!r}; write the path out") from None
 
 
+class ReadOver(NamedTuple):
+    """Where a setting comes from that was read over from a framework's own file."""
+
+    name: str
+    """The file's own name for it."""
+    optimizer: str | None = None
+    """The class of the optimizer that `fused` is of there; None: not known."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid", use_attribute_docstrings=True))
 class Plan:
     """Everything that a search is asked for."""
@@ -67,5 +77,8 @@ class Plan:
     """None: a new folder below ./runs."""
     notes: Annotated[tuple[Note, ...], Field(exclude=True)] = ()  # no key of the YAML file
     """What could not be taken over from a caller's own objects."""
+    read_over: Annotated[Mapping[str, ReadOver], Field(exclude=True)] = Field(default_factory=dict)
+    """Settings of the baseline that a framework's own file says, and its user may never have chosen; no key of the
+    YAML file."""
     seed: Annotated[int, Field(strict=True, ge=0, lt=_SEEDS)] = 0
     """Of the search's proposals, and of every trial."""

@@ -102,7 +102,7 @@ class TrainingConfig(FrozenModel):
     cudnn_benchmark: _Flag = False
     """Time cuDNN's algorithms for each new shape, and take the fastest (torch.backends.cudnn.benchmark)."""
     fused: _Flag = False
-    """The optimizer's fused implementation, all of a step in one kernel; False: as the optimizer has it by itself."""
+    """The optimizer's fused implementation, all of a step in one kernel; False: not fused."""
     intra_op_threads: _Count | None = None
     """Threads of one operation on the CPU (torch.set_num_threads); None: torch's own."""
     world_size: _Count = 1
@@ -201,7 +201,8 @@ class TrainingConfig(FrozenModel):
         The model is moved to the device and into its layout, in place. Handed on is what to call: under strategy ddp
         the model in DistributedDataParallel, under dp in DataParallel, compiled if asked. Make the optimizer
         afterwards. The current device, the threads of an operation, cuDNN's benchmark and, with tf32, the precision of
-        float32 products are set for the whole process, and stay: prepare one configuration a process. Trials call
+        float32 products are set for the whole process, and stay: prepare one configuration a process. Where
+        `cudnn_benchmark` is False, the switch stays as your own code has it; trials had it off. Trials call
         `model.train()`; here the model keeps its mode. What remains with you is each rank's DistributedSampler, and
         starting training with the malloc that trials had (the head of recommended.yaml says how).
 

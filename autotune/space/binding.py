@@ -12,7 +12,7 @@ from math import ceil
 from autotune.settings.environment import DeviceKind, Environment
 from autotune.settings.training_config import NumaBinding
 
-__all__ = ["bindings_tried", "can_bind", "cores_left", "effective_binding", "refused_binding"]
+__all__ = ["bindings_tried", "can_bind", "cores_left", "effective_binding", "has_binding", "refused_binding"]
 
 _KINDS: frozenset[DeviceKind] = frozenset({"cpu", "cuda", "rocm"})
 """Devices of which torch tells where they are."""
@@ -59,6 +59,12 @@ def refused_binding(binding: NumaBinding | None, ranks: int, environment: Enviro
         f"numa_binding 'exclusive' needs a physical core for each rank of a NUMA node, but {taken} ranks would share "
         f"{cores}; set numa_binding: node, or fewer ranks"
     )
+
+
+def has_binding(binding: NumaBinding | None, ranks: int, environment: Environment) -> bool:
+    """Whether a binding can be had for so many ranks on a host, and changes something."""
+    is_possible = refused_binding(binding, ranks, environment) is None
+    return is_possible and effective_binding(binding, ranks, environment) is not None
 
 
 def bindings_tried(rank_counts: Iterable[int], environment: Environment) -> list[NumaBinding]:

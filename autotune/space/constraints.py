@@ -136,12 +136,7 @@ def without_effect(config: TrainingConfig, facts: WorkloadFacts, environment: En
         ("channels_last", "no_4d_input", config.channels_last and not facts.has_4d_input),
         ("compile_mode", "no_cuda_graphs", _lacks_graphs(config.compile_mode, environment)),
         ("cudnn_benchmark", "no_cudnn", config.cudnn_benchmark and not _has_cudnn(environment)),
-        (
-            "cudnn_benchmark",
-            "no_convolutions",
-            config.cudnn_benchmark and _has_cudnn(environment) and not facts.has_convolutions,
-        ),
-        ("fused", "no_fused_optimizer", config.fused and not facts.optimizer.can_fuse),
+        ("fused", "no_fused_optimizer", config.fused and _lacks_fused(facts)),
         ("numa_binding", "no_affinity", is_bound and not can_bind(environment)),
         ("numa_binding", "one_numa_node", is_bound and can_bind(environment) and binding is None),
         ("ddp.find_unused_parameters", "static_graph", ddp.find_unused_parameters and ddp.static_graph),
@@ -163,9 +158,9 @@ def normalised(settings: dict[str, object], facts: WorkloadFacts, environment: E
         result.update(persistent_workers=False, worker_threads=None)
     if not result.get("compile") or _lacks_graphs(result.get("compile_mode"), environment):
         result["compile_mode"] = "default"
-    if not (_has_cudnn(environment) and facts.has_convolutions):
+    if not _has_cudnn(environment):  # a model without modules that convolve may convolve all the same
         result["cudnn_benchmark"] = False
-    if not facts.optimizer.can_fuse:
+    if _lacks_fused(facts):
         result["fused"] = False
     if environment.has_only_ram:
         result["pin_memory"] = False
@@ -201,13 +196,17 @@ def _beyond_the_data(config: TrainingConfig, facts: WorkloadFacts, *, drop_last:
 
 
 def _beyond_the_optimizer(config: TrainingConfig, facts: WorkloadFacts) -> str | None:
-    """A script makes its optimizer itself, fused or not."""
-    if not config.fused or facts.optimizer.can_fuse or facts.script is not None:
+    if not (config.fused and _lacks_fused(facts)):
         return None
     return (
         "fused needs an optimizer of torch's that has a fused implementation (SGD, Adam, AdamW, Adagrad), and dense "
         f"gradients of real numbers, but got {facts.optimizer.name}, which can't have it here; leave fused out"
     )
+
+
+def _lacks_fused(facts: WorkloadFacts) -> bool:
+    """Whether torch does not have the optimizer fused; a script makes its own, fused or not."""
+    return facts.script is None and not facts.optimizer.can_fuse
 
 
 def _has_cudnn(environment: Environment) -> bool:

@@ -110,7 +110,7 @@ def _device_ranges(basis: Basis) -> dict[str, Domain]:
         "channels_last": _choices(False, basis.facts.has_4d_input),
         "compile": _choices(False, baseline.compile),
         "compile_mode": _choices("default", *_graph_modes(basis), baseline.compile_mode),
-        "cudnn_benchmark": _choices(False, _may_benchmark(basis), baseline.cudnn_benchmark),
+        "cudnn_benchmark": _benchmark_range(basis),
         "fused": _choices(False, basis.facts.optimizer.can_fuse, baseline.fused),
         "intra_op_threads": _choices(None, *threads, baseline.intra_op_threads),
     }
@@ -122,18 +122,22 @@ def _graph_modes(basis: Basis) -> list[SettingValue]:
     max-autotune compiles for minutes: it is tried where it is listed.
     """
     compiles = True in basis.given.get("compile", (basis.baseline.compile,))
-    is_worthwhile = basis.environment.device_kind == "cuda" and bool(basis.facts.has_fixed_shapes)
+    is_worthwhile = basis.environment.device_kind in rules.GRAPH_KINDS and bool(basis.facts.has_fixed_shapes)
     return ["reduce-overhead"] if compiles and is_worthwhile else []
 
 
-def _may_benchmark(basis: Basis) -> bool:
-    """Whether cuDNN's timing of its algorithms can pay: each shape is timed anew, and the choice may differ each time.
+def _benchmark_range(basis: Basis) -> Domain:
+    """With cuDNN's timing of its algorithms where it can pay: each shape is timed anew, and choices may differ.
 
-    Source: pytorch.org, "Performance Tuning Guide", "Enable cuDNN auto-tuner", and "Reproducibility".
+    Today's value alone where no module convolves: whether the model does otherwise, nobody knows. Source: pytorch.org,
+    "Performance Tuning Guide", "Enable cuDNN auto-tuner", and "Reproducibility".
     """
-    facts = basis.facts
-    is_reached = basis.environment.device_kind in rules.GRAPH_KINDS and facts.has_convolutions
-    return is_reached and bool(facts.has_fixed_shapes) and not facts.is_deterministic
+    facts, own = basis.facts, basis.baseline.cudnn_benchmark
+    if basis.environment.device_kind not in rules.GRAPH_KINDS:
+        return _choices(False, own)
+    if not facts.has_convolutions:
+        return _choices(own)
+    return _choices(False, bool(facts.has_fixed_shapes) and not facts.is_deterministic, own)
 
 
 def _rank_ranges(basis: Basis) -> dict[str, Domain]:

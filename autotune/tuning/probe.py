@@ -6,7 +6,7 @@ Comes in: a Plan and a runner. Goes out: a runner that knows the limits, and the
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from math import inf
 
@@ -20,10 +20,12 @@ from autotune.protocol.quiet import muted_environment
 from autotune.protocol.reports import RankReport
 from autotune.records.conditions import note_on_others
 from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
+from autotune.settings.environment import Environment
 from autotune.settings.plan import Plan
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import ScriptFacts, WorkloadFacts
-from autotune.space.constraints import obstacle
+from autotune.space.binding import has_binding
+from autotune.space.constraints import obstacle, ranks_on_host
 from autotune.space.default_ranges import Basis
 from autotune.space.reach import within_reach
 from autotune.space.resolved_space import ResolvedSpace, compose, resolve
@@ -61,6 +63,9 @@ def probe_workload(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, Resolv
     listed = budget_obstacle(given, report.facts)
     if listed is not None:
         raise ConfigError(listed)
+    unfit = tuple(_unfit(plan, baseline, report.facts, environment))
+    if unfit:
+        baseline = _baseline(plan, report.facts, without=frozenset(str(one.figures["setting"]) for one in unfit))
     baseline = with_mean_batch(baseline, report.facts)
     drop_last = plan.workload.drop_last if report.facts.objects.drop_last is None else report.facts.objects.drop_last
     reason = obstacle(baseline, report.facts, environment, drop_last=drop_last)
@@ -84,6 +89,7 @@ def probe_workload(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, Resolv
     )
     told = (
         *plan.notes,
+        *unfit,
         *_object_notes(plan, report.facts),
         *_script_notes(plan, script),
         _optimizer_note(plan, report.facts),
@@ -95,15 +101,36 @@ def probe_workload(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, Resolv
     return ready, replace(space, notes=tuple(item for item in told if item is not None))
 
 
-def _baseline(plan: Plan, facts: WorkloadFacts) -> TrainingConfig:
+def _unfit(plan: Plan, baseline: TrainingConfig, facts: WorkloadFacts, environment: Environment) -> Iterator[Note]:
+    """Settings of a framework's own file that this optimizer or machine can't have, each with a code of the reason.
+
+    Frameworks write defaults into their files that nobody has chosen, for optimizers and machines of their own.
+    """
+    fused, binding = plan.read_over.get("fused"), plan.read_over.get("numa_binding")
+    if fused is not None and baseline.fused:
+        own, trained = fused.optimizer, facts.optimizer.name
+        reason = "other_optimizer" if own not in {None, trained} else "no_fused_optimizer"
+        if reason == "other_optimizer" or not facts.optimizer.can_fuse:
+            yield note("not_read_over", setting="fused", name=fused.name, reason=reason, own=own, trained=trained)
+    here = baseline.world_size if baseline.process_count == 1 else ranks_on_host(baseline.process_count, environment)
+    if binding is not None and not has_binding(baseline.numa_binding, here, environment):
+        yield note("not_read_over", setting="numa_binding", name=binding.name, reason="no_binding")
+
+
+def _baseline(plan: Plan, facts: WorkloadFacts, *, without: Collection[str] = ()) -> TrainingConfig:
     """What the user runs today: what a script was seen to do, else what they say, and what their objects are set to.
+
+    Args:
+        plan: What they say.
+        facts: What was seen.
+        without: Settings of which what they say does not count.
 
     Raises:
         ConfigError: what they say contradicts the objects.
     """
     if facts.script is not None:
         return facts.script.observed
-    said, objects = plan.baseline.model_dump(include=plan.baseline.model_fields_set), facts.objects
+    said, objects = plan.baseline.model_dump(include=plan.baseline.model_fields_set - {*without}), facts.objects
     found = objects.observed.model_dump(include={*objects.names})
     if said.get("num_workers") == 0:  # then what belongs to the loader's workers is not theirs
         found = {name: value for name, value in found.items() if name not in NEUTRAL_WITHOUT_WORKERS}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from autotune.errors import ConfigError
 from autotune.files.framework_file import notes_of, read_today
 from autotune.files.plan_file import read_plan
-from autotune.settings.plan import Plan
+from autotune.settings.plan import Plan, ReadOver
 
 CONFIG = "workload: {model: 'torch.nn:Identity', dataset: 'train:data'}\n"
 HF = {
@@ -72,7 +72,11 @@ def test_a_fused_optimizer_of_the_file_waits_for_an_optimizer_of_the_workload() 
     assert plan.baseline.fused is False
     assert "optim" in {one.get("name") for one in told}
     config = "workload: {model: 'torch.nn:Identity', dataset: 'train:data', optimizer: 'train:optimizer'}\n"
-    assert plan_of("hf", file, config)[0].baseline.fused is True
+    plan, _ = plan_of("hf", file, config)
+    assert plan.baseline.fused is True
+    assert plan.read_over["fused"] == ReadOver("optim", "AdamW")
+    said, _ = plan_of("hf", file, config, "baseline.fused=true")
+    assert "fused" not in said.read_over, "its user has said it"
     assert plan_of("hf", file, config, "baseline.fused=false")[0].baseline.fused is False
 
 

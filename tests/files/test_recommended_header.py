@@ -67,6 +67,14 @@ def test_a_binding_is_prepares_and_is_not_to_be_made_twice(binding: Any) -> None
     assert "numa_binding" not in head(summary(GROUP), {})
 
 
+def test_switches_of_ones_own_code_that_are_not_recommended_are_to_be_taken_out() -> None:
+    own = {"baseline": TrainingConfig(fused=True, cudnn_benchmark=True)}
+    text = head(summary(TrainingConfig(cudnn_benchmark=True)).model_copy(update=own), {})
+    assert "Take out of your own code what it has and this has not: fused=True of the optimizer.\n" in text
+    assert "Take out" not in head(summary(TrainingConfig(fused=True, cudnn_benchmark=True)).model_copy(update=own), {})
+    assert "Take out" not in head(summary(TrainingConfig()), {})
+
+
 def test_ranks_are_told_that_a_copied_loader_keeps_its_sampler() -> None:
     assert "DistributedSampler" in head(summary(GROUP), {"has_loader": True})
     assert "DistributedSampler" not in head(summary(TrainingConfig()), {"has_loader": True})

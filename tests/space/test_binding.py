@@ -12,7 +12,7 @@ from autotune.note import note as make_note
 from autotune.settings.environment import Environment
 from autotune.settings.training_config import TrainingConfig
 from autotune.space import constraints as rules
-from autotune.space.binding import bindings_tried, cores_left, effective_binding, refused_binding
+from autotune.space.binding import bindings_tried, cores_left, effective_binding, has_binding, refused_binding
 from autotune.space.resolved_space import compose
 from tests.factories import CPU, FOUR_DEVICES, make_environment, make_facts, make_space
 
@@ -45,6 +45,13 @@ def test_a_binding_is_what_it_changes_here(
     assert effective_binding(None, ranks, environment) is None
     assert effective_binding("node", ranks, environment) == node
     assert effective_binding("exclusive", ranks, environment) == exclusive
+
+
+def test_a_binding_is_had_where_it_is_possible_and_changes_something() -> None:
+    assert has_binding("node", 2, SERVER)
+    assert not has_binding("node", 2, FOUR_DEVICES), "one node"
+    assert not has_binding("node", 2, SERVER.model_copy(update={"device_nodes": (-1,) * 4})), "nodes that are not told"
+    assert not has_binding(None, 2, SERVER)
 
 
 def test_ranks_are_counted_from_the_device_that_was_named() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.environment import Environment
 from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import OptimizerFacts
+from autotune.settings.workload import OptimizerFacts, ScriptFacts
 from autotune.space import constraints as rules
 from tests.factories import CPU, FOUR_DEVICES, make_environment, make_facts
 
@@ -161,15 +161,13 @@ def test_what_has_no_effect_is_named_with_its_reason() -> None:
 
 def test_what_the_step_has_no_use_for_is_named_with_its_reason() -> None:
     config = TrainingConfig(cudnn_benchmark=True, fused=True, compile=True, compile_mode="reduce-overhead")
-    convolving, fusable = {"has_convolutions": True}, OptimizerFacts(name="SGD", can_fuse=True)
-    assert rules.without_effect(config, make_facts(**convolving), CPU) == {
+    fusable = OptimizerFacts(name="SGD", can_fuse=True)
+    assert rules.without_effect(config, make_facts(has_convolutions=True), CPU) == {
         "cudnn_benchmark": "no_cudnn",
         "fused": "no_fused_optimizer",
         "compile_mode": "no_cuda_graphs",
     }
-    on_cuda = rules.without_effect(config, make_facts(optimizer=fusable), make_environment())
-    assert on_cuda == {"cudnn_benchmark": "no_convolutions"}
-    assert rules.without_effect(config, make_facts(optimizer=fusable, **convolving), make_environment()) == {}
+    assert rules.without_effect(config, make_facts(optimizer=fusable), make_environment()) == {}
     without_graphs = config.model_copy(update={"compile_mode": "max-autotune"})
     assert "compile_mode" not in rules.without_effect(without_graphs, make_facts(), CPU)
 
@@ -178,6 +176,22 @@ def test_a_fused_optimizer_that_torch_does_not_have_is_told(obstacle: Callable[.
     assert "got RMSprop" in str(obstacle({"fused": True}, optimizer=OptimizerFacts(name="RMSprop")))
     assert obstacle({"fused": True}, optimizer=OptimizerFacts(name="Adam", can_fuse=True)) is None
     assert obstacle({"fused": False}, optimizer=OptimizerFacts(name="RMSprop")) is None
+
+
+def test_cudnns_timing_of_a_model_without_modules_that_convolve_is_left_alone() -> None:
+    """It may call torch's functions that do."""
+    settings: dict[str, object] = {"cudnn_benchmark": True, "strategy": "single"}
+    assert rules.normalised(settings, make_facts(), make_environment())["cudnn_benchmark"] is True
+    assert rules.normalised(settings, make_facts(), CPU)["cudnn_benchmark"] is False
+
+
+def test_a_scripts_optimizer_is_fused_as_the_script_makes_it() -> None:
+    script = ScriptFacts(observed=TrainingConfig(fused=True), framework="plain loop")
+    facts = make_facts(script=script)
+    assert rules.normalised({"fused": True}, facts, CPU)["fused"] is True
+    assert rules.normalised({"fused": True}, make_facts(), CPU)["fused"] is False
+    assert "fused" not in rules.without_effect(TrainingConfig(fused=True), facts, CPU)
+    assert rules.obstacle(TrainingConfig(fused=True), facts, CPU, drop_last=False) is None
 
 
 @given(

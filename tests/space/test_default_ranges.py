@@ -207,6 +207,11 @@ def test_cudnns_benchmark_is_tried_where_fixed_shapes_are_convolved(
     assert values(space, "cudnn_benchmark") == tried
 
 
+def test_todays_benchmark_alone_is_tried_where_no_module_convolves() -> None:
+    space = make_space(baseline=TrainingConfig(cudnn_benchmark=True), environment=GPU, has_fixed_shapes=True)
+    assert values(space, "cudnn_benchmark") == [True]
+
+
 def test_a_fused_optimizer_is_tried_where_torch_has_it() -> None:
     for can_fuse, tried in ((True, [False, True]), (False, [False])):
         for environment in (CPU, GPU):
@@ -232,9 +237,13 @@ def test_cuda_graphs_are_tried_where_the_model_may_be_compiled(
     assert values(make_space(given_space, baseline=baseline, has_fixed_shapes=True), "compile_mode") == tried
 
 
-def test_cuda_graphs_need_cuda_and_shapes_that_are_known_to_stay() -> None:
+def test_cuda_graphs_need_a_gpu_that_records_them_and_shapes_that_are_known_to_stay() -> None:
     compiled = TrainingConfig(compile=True)
-    for environment, is_fixed in ((CPU, True), (GPU, False), (GPU, None), (ROCM, True)):
+    assert values(make_space(baseline=compiled, environment=ROCM, has_fixed_shapes=True), "compile_mode") == [
+        "default",
+        "reduce-overhead",
+    ]
+    for environment, is_fixed in ((CPU, True), (GPU, False), (GPU, None), (ROCM, False)):
         space = make_space(baseline=compiled, environment=environment, has_fixed_shapes=is_fixed)
         assert values(space, "compile_mode") == ["default"]
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from autotune.api.setup import runner_for, temporary_folder
+from autotune.errors import ConfigError
 from autotune.note import Note, note
 from autotune.records.conditions import DeviceConditions
-from autotune.settings.plan import Plan
+from autotune.settings.plan import Plan, ReadOver
 from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import Workload
+from autotune.settings.workload import OptimizerFacts, Workload
 from autotune.testing import FakeLauncher
+from autotune.testing.fake_figures import fake_environment, fake_facts
 from autotune.tuning.probe import probe_workload
 
 NOTE = note("others_on_device", held_bytes=20 * 2**30, busy_fraction=0.9)
@@ -36,3 +40,43 @@ def test_others_on_the_device_are_noted_before_the_first_trial(
     with temporary_folder() as folder:
         _, space = probe_workload(plan, runner_for(plan, folder, FakeLauncher(conditions=conditions)))
     assert space.notes == notes
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "reason"),
+    [
+        (OptimizerFacts(name="AdamW", can_fuse=True), None),
+        (OptimizerFacts(name="AdamW"), "no_fused_optimizer"),
+        (OptimizerFacts(name="NAdam"), "other_optimizer"),
+        (OptimizerFacts(name="SGD", can_fuse=True), "other_optimizer"),
+    ],
+)
+def test_a_fused_optimizer_that_a_frameworks_file_has_by_default_is_no_error_where_there_is_none(
+    optimizer: OptimizerFacts, reason: str | None
+) -> None:
+    baseline, files = TrainingConfig(micro_batch_size=64, fused=True), {"fused": ReadOver("optim", "AdamW")}
+    launcher = FakeLauncher(facts=fake_facts().model_copy(update={"optimizer": optimizer}))
+    plan = Plan(name="case", workload=Workload(model=object, dataset=list), baseline=baseline, read_over=files)
+    with temporary_folder() as folder:
+        _, space = probe_workload(plan, runner_for(plan, folder, launcher))
+        assert space.baseline.fused is (reason is None)
+        told = [one.figures["reason"] for one in space.notes if one.code == "not_read_over"]
+        assert told == ([] if reason is None else [reason])
+        if not optimizer.can_fuse:
+            said = replace(plan, read_over={})
+            with pytest.raises(ConfigError, match="fused needs an optimizer of torch's"):
+                probe_workload(said, runner_for(said, folder, launcher))
+
+
+@pytest.mark.parametrize("nodes", [(-1, -1), (0, 1)])
+def test_a_binding_that_a_frameworks_file_asks_for_is_no_error_where_there_is_none(nodes: tuple[int, ...]) -> None:
+    sockets = {"numa_nodes": 2, "node_cores": (2, 2), "device_nodes": nodes}
+    launcher = FakeLauncher(environment=fake_environment(device_count=2).model_copy(update=sockets))
+    baseline = TrainingConfig(micro_batch_size=64, numa_binding="node")
+    files = {"numa_binding": ReadOver("enable_cpu_affinity")}
+    plan = Plan(name="case", workload=Workload(model=object, dataset=list), baseline=baseline, read_over=files)
+    with temporary_folder() as folder:
+        _, space = probe_workload(plan, runner_for(plan, folder, launcher))
+    is_possible = -1 not in nodes
+    assert space.baseline.numa_binding == ("node" if is_possible else None)
+    assert ("not_read_over" in {one.code for one in space.notes}) is not is_possible

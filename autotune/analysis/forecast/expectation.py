@@ -38,12 +38,14 @@ __all__ = [
 ]
 
 DEVICE_SETTINGS = frozenset(
-    {
-        *("micro_batch_size", "max_tokens", "amp_dtype", "channels_last", "intra_op_threads"),
-        *("fused", "cudnn_benchmark"),
-    }
+    {"micro_batch_size", "max_tokens", "amp_dtype", "channels_last", "intra_op_threads", "fused"}
 )
-"""Settings that a device's curve varies."""
+"""Settings that a device's curve varies.
+
+Not cudnn_benchmark: a process keeps the algorithms that it has found for a shape, by whichever way it came to them, so
+that a second value would be measured with the first one's. Source: torch, ATen/native/cudnn/Conv_v8.cpp, where the key
+of benchmark_cache does not hold the switch.
+"""
 PINNING_KINDS: frozenset[DeviceKind] = frozenset({"cuda", "rocm", "xpu"})
 """Devices whose copies are faster from page-locked memory."""
 _MOST_SAVED_FRACTION = 0.95

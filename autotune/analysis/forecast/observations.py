@@ -113,11 +113,12 @@ def device_variations(space: ResolvedSpace) -> Iterator[TrainingConfig]:
     """The baseline with another value of one of the step's settings.
 
     Time may run out before the last one. So what costs no more than the baseline's own batch comes first, then larger
-    batches and last smaller ones. torch.compile is left out: only a trial has the time for it.
+    batches and last smaller ones. torch.compile is left out: only a trial has the time for it. So is cudnn_benchmark:
+    only a process of its own shows it (see DEVICE_SETTINGS).
     """
     domains, setting = space.domains, space.batch_setting
     own = getattr(space.baseline, setting)
-    for name in ("amp_dtype", "channels_last", "fused", "cudnn_benchmark", "intra_op_threads"):
+    for name in ("amp_dtype", "channels_last", "fused", "intra_op_threads"):
         for value in domains[name]:
             yield changed(space, {name: value})
     batches = spread(whole_numbers(domains[setting]), _MOST_VALUES)

@@ -59,7 +59,8 @@ class _Settings(Protocol):
 def prepared(config: _Settings, model: nn.Module, device: str | torch.device | None) -> nn.Module:
     """See TrainingConfig.prepare."""
     check_group(config.process_count)
-    set_cudnn_benchmark(config.cudnn_benchmark)
+    if config.cudnn_benchmark:  # off leaves the user's own: a configuration that nobody has searched is off by default
+        set_cudnn_benchmark(is_on=True)
     place = own_device(is_rank=config.process_count > 1) if device is None else torch.device(device)
     set_current(place)
     if config.numa_binding is None:

@@ -17,8 +17,11 @@ __all__ = ["Reading", "Unread", "file_value", "is_off", "reading", "with_fused"]
 _WORDS = {"yes": True, "on": True, "true": True, "no": False, "off": False, "false": False}
 """What YAML 1.1, which the frameworks read, takes for a flag, and YAML 1.2 for a text."""
 
-_FUSED_OPTIMIZERS = frozenset({"adamw_torch_fused"})
-"""What transformers calls torch's AdamW with fused=True. Source: transformers/training_args.py, OptimizerNames."""
+_FUSED_OPTIMIZERS = {"adamw_torch_fused": "AdamW"}
+"""What transformers calls torch's AdamW with fused=True, and its class.
+
+Source: transformers/training_args.py, OptimizerNames.
+"""
 
 
 class Unread(NamedTuple):
@@ -39,6 +42,8 @@ class Reading:
     unread: tuple[Unread, ...]
     others: tuple[str, ...]
     """Further names that the file sets and that mean nothing here."""
+    optimizer: str | None = None
+    """The class of the optimizer that the file's `fused` is of; None: not known."""
 
     @property
     def assumed(self) -> Mapping[str, Any]:
@@ -79,7 +84,8 @@ def with_fused(found: Reading, name: str, value: object) -> Reading:
     """
     if str(value) not in _FUSED_OPTIMIZERS:
         return found
-    return replace(found, baseline={**found.baseline, "fused": True}, origins={**found.origins, "fused": name})
+    baseline, origins = {**found.baseline, "fused": True}, {**found.origins, "fused": name}
+    return replace(found, baseline=baseline, origins=origins, optimizer=_FUSED_OPTIMIZERS[str(value)])
 
 
 def file_value(value: Any, kind: str) -> Any:

@@ -27,7 +27,6 @@ from autotune.records.ceilings import Ceiling
 from autotune.records.diagnosis import CurvePoint, Curves, Roofline
 from autotune.records.run_summary import changed_settings, is_single
 from autotune.settings.applied.float32_precision import tf32_products
-from autotune.settings.applied.process import set_cudnn_benchmark
 from autotune.settings.training_config import LOADER_SETTINGS, TrainingConfig
 from autotune.worker.after_window.roofline import trace_roofline
 from autotune.worker.failure.causes import cause_of
@@ -227,16 +226,9 @@ def _batches_of(scene: _Scene, config: TrainingConfig) -> Sequence[Held | Delive
 
 @contextmanager
 def _as_configured(config: TrainingConfig) -> Iterator[None]:
-    """Threads and TF32 of this process as the configuration has them, and as before afterwards.
-
-    So is cuDNN's benchmark, which a workload's trainer sets where it is made; a script's is its own.
-    """
-    benchmark = torch.backends.cudnn.benchmark
+    """Threads and TF32 of this process as the configuration has them, and as before afterwards."""
     with torch_threads(config.intra_op_threads), tf32_products() if config.amp_dtype == "tf32" else nullcontext():
-        try:
-            yield
-        finally:
-            set_cudnn_benchmark(benchmark)
+        yield
 
 
 def _roofline(scene: _Scene) -> tuple[Roofline | None, tuple[Note, ...]]:

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.modules.conv import _ConvNd
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import worker as torch_worker
 
@@ -29,6 +28,7 @@ from autotune.worker.jobs.first_items import FirstItems, look_at_items
 from autotune.worker.measure.batch import leaves_of, tensors_of
 from autotune.worker.measure.feed import BatchFeed, Delivery, Feed
 from autotune.worker.measure.step import Trainer, infer_step, make_trainer
+from autotune.worker.setup.algorithms import has_convolutions, is_deterministic
 from autotune.worker.setup.build import (
     build_dataset,
     build_model,
@@ -44,7 +44,7 @@ from autotune.worker.setup.loader import build_loader
 from autotune.worker.setup.machine import bytes_from_disk
 from autotune.worker.setup.own_batches import is_factory, made_batches, mean_samples, takes_batch_size, takes_budget
 
-__all__ = ["is_deterministic", "is_sharded", "probe", "warm_page_cache"]
+__all__ = ["is_sharded", "probe", "warm_page_cache"]
 
 _IMAGE_DIMS = 4  # batch, channels, height, width: what torch.channels_last is defined for
 _WARMING_MAX_S = 5.0  # our own convention: a data set that is not in RAM by then is read from the disk in trials too
@@ -101,7 +101,7 @@ def probe(workload: Workload, config: TrainingConfig, device: Device, scratch: P
         gradient_bytes=sum(parameter.nbytes for parameter in trained),
         has_buffers=any(True for _ in model.buffers()),
         has_unused_parameters=has_unused,
-        has_convolutions=any(isinstance(module, _ConvNd) for module in model.modules()),
+        has_convolutions=has_convolutions([model]),
         has_fixed_shapes=len({*shapes}) == 1 if len(shapes) >= _LEAST_BATCHES else None,
         is_deterministic=is_deterministic(),
         slow_tail_fraction=None if items is None else items.slow_tail_fraction,
@@ -115,7 +115,7 @@ def probe(workload: Workload, config: TrainingConfig, device: Device, scratch: P
 def _switched_on(optimizer: torch.optim.Optimizer, device: Device) -> dict[str, bool]:
     """What the user's own code has switched on by now, under the names of settings."""
     found = {
-        "fused": is_fused(optimizer),
+        "fused": is_fused(optimizer) and can_fuse(optimizer),  # else trials leave it as it is
         "cudnn_benchmark": device.kind in GRAPH_KINDS and torch.backends.cudnn.benchmark,
     }
     return {name: True for name, is_on in found.items() if is_on}
@@ -139,11 +139,6 @@ def _look(feed: Feed, first: Delivery, fewest: int) -> tuple[FirstItems | None, 
     if len(shapes) < fewest:
         shapes += warm_page_cache(feed, first, fewest=fewest, longest_s=0.0)
     return items, shapes
-
-
-def is_deterministic() -> bool:
-    """Whether this process is to compute alike in each run, as far as the user's code has asked torch for it."""
-    return torch.are_deterministic_algorithms_enabled() or torch.backends.cudnn.deterministic
 
 
 def _objects(workload: Workload, data: Any, config: TrainingConfig) -> ObjectFacts:

@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from autotune.settings.applied.loader import inner_loader
 from autotune.settings.applied.optimizer import (
     ForeignParametersError,
+    can_fuse,
     is_fused,
     optimizer_like,
     set_fused,
@@ -122,13 +123,13 @@ def build_optimizer(
         model: Its parameters that require a gradient are trained.
         lr: The learning rate.
         fused: As a configuration has it: by torch's fused implementation, or not, whatever the user's own code chooses.
-            None: as that chooses.
+            None: as that chooses, which an optimizer keeps too that is fused in a way of its own (see can_fuse).
 
     Raises:
         WorkloadFault: there is nothing to train, or what the user has given makes no optimizer of it.
     """
     optimizer = _own_optimizer(workload, model, lr)
-    if fused is not None and fused != is_fused(optimizer):
+    if fused is not None and fused != is_fused(optimizer) and (fused or can_fuse(optimizer)):
         set_fused(optimizer, is_on=fused)
     return optimizer
 

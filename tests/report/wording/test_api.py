@@ -41,6 +41,18 @@ _SENTENCES: list[tuple[Note, str]] = [
         "args.json: left out, so taken from the defaults of transformers: lr=5e-05",
     ),
     (
+        note("not_read_over", setting="fused", name="optim", reason="other_optimizer", own="AdamW", trained="SGD"),
+        "optim of the framework's file is left out of the baseline: there it is of AdamW, and trials train with SGD.",
+    ),
+    (
+        note("not_read_over", setting="fused", name="optim", reason="no_fused_optimizer", own="AdamW", trained="Lion"),
+        "optim of the framework's file is left out of the baseline: torch can't fuse Lion for these parameters",
+    ),
+    (
+        note("not_read_over", setting="numa_binding", name="enable_cpu_affinity", reason="no_binding"),
+        "enable_cpu_affinity of the framework's file is left out of the baseline: processes can't be bound to a NUMA",
+    ),
+    (
         note("ddp_without_ranks", path="args.json", names=["ddp_static_graph"]),
         "args.json: not read: ddp_static_graph: needs baseline.strategy: ddp and baseline.world_size, which this file",
     ),

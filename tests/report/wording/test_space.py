@@ -31,10 +31,6 @@ _SENTENCES: list[tuple[Note, str]] = [
         "The baseline's cudnn_benchmark has no effect here: cuDNN computes on GPUs, and the device is cpu.",
     ),
     (
-        note("baseline_without_effect", setting="cudnn_benchmark", reason="no_convolutions", device="cuda:0"),
-        "has no effect here: the model has no modules that convolve.",
-    ),
-    (
         note(
             "value_without_effect",
             setting="compile_mode",

@@ -364,11 +364,11 @@ def test_ranks_share_the_cores_of_their_host(given: str, expected: int, monkeypa
     assert set_to == [expected]
 
 
-def test_cudnns_benchmark_is_as_the_configuration_has_it_whatever_the_users_code_has_set() -> None:
-    for is_on in (True, False):
-        torch.backends.cudnn.benchmark = not is_on
+def test_cudnns_benchmark_is_switched_on_where_the_configuration_has_it_and_else_left_to_the_users_code() -> None:
+    for is_on, before in ((True, False), (False, True), (False, False)):
+        torch.backends.cudnn.benchmark = before
         TrainingConfig(cudnn_benchmark=is_on).prepare(network(), "cpu")
-        assert torch.backends.cudnn.benchmark is is_on
+        assert torch.backends.cudnn.benchmark is (is_on or before)
 
 
 class _OfAGraph(torch.autograd.Function):

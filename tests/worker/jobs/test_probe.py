@@ -249,6 +249,13 @@ def test_an_optimizer_can_be_fused_where_torch_has_it_and_gradients_are_dense() 
     assert not can_fuse(Embedding(is_sparse=True), words)
 
 
+class OwnFused(torch.optim.AdamW):
+    """Fused by a constructor of its own, which set_fused could not do again."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, lr, fused=True)
+
+
 def test_what_the_users_code_has_fused_is_what_is_run_today() -> None:
     def observed(optimizer: Any, model: nn.Module) -> tuple[bool, bool]:
         dataset = TensorDataset(torch.randn(64, 4), torch.randint(0, 2, (64,)))
@@ -260,6 +267,7 @@ def test_what_the_users_code_has_fused_is_what_is_run_today() -> None:
     assert observed(lambda parameters, lr: torch.optim.Adam(parameters, lr, fused=True), model) == (True, True)
     assert observed(torch.optim.Adam(model.parameters()), model) == (False, False)
     assert observed(None, model) == (False, False)
+    assert observed(OwnFused, model) == (False, False)
 
 
 def test_cudnns_benchmark_of_the_users_code_is_what_is_run_today_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,3 +197,12 @@ def test_an_optimizer_is_fused_as_the_configuration_has_it_and_else_as_the_users
         chosen = {fused: build_optimizer(workload, model, 0.1, fused=fused) for fused in (None, True, False)}
         assert {fused: is_fused(one) for fused, one in chosen.items()} == {None: is_own, True: True, False: False}
     assert is_fused(own)
+
+
+def test_an_optimizer_that_is_fused_in_a_way_of_its_own_stays_so() -> None:
+    class OwnFused(torch.optim.AdamW):
+        def __init__(self, parameters: Any, lr: float) -> None:
+            super().__init__(parameters, lr, fused=True)
+
+    workload = Workload(model=None, dataset=None, optimizer=OwnFused)
+    assert is_fused(build_optimizer(workload, nn.Linear(2, 2), 0.1, fused=False))

@@ -6,6 +6,7 @@ Source: axolotl/utils/schemas/{config,training}.py and core/builders/base.py, 0.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from autotune.settings.exports.export import ADAM_AS_ITS_OWN, CLIPS, Differing, Export, Wanted
@@ -108,7 +109,7 @@ def from_axolotl(given: Mapping[str, Any]) -> Reading:
         for name in ("bf16",)
         if "amp_dtype" not in found.baseline and given.get("bf16") is None
     ]
-    return Reading(baseline=found.baseline, origins=found.origins, unread=tuple(unread), others=found.others)
+    return replace(found, unread=tuple(unread))
 
 
 def _defaults(found: Wanted) -> Iterator[Differing]:

@@ -83,7 +83,7 @@ def to_deepspeed(found: Wanted) -> Export:
         taken.append("lr")
     if found["fused"] and found.optimizer in _TORCH_FUSED:
         flat[_FUSED] = True
-    if found.optimizer in _TORCH_FUSED | _OWN_FUSED:
+    if found["fused"] and found.optimizer in _TORCH_FUSED | _OWN_FUSED:
         taken.append("fused")
     if found.is_ddp and found["ddp.bucket_cap_mb"] is not None:
         flat[_BUCKET] = max(1, round(found["ddp.bucket_cap_mb"] * _MIB / _element_bytes(flat)))
@@ -127,7 +127,9 @@ def from_deepspeed(given: Mapping[str, Any]) -> Reading:
     unread += _batches(baseline, origins, total)
     others = tuple(name for name in found.others if not name.startswith(("optimizer.", "scheduler.")))
     hidden = tuple(name for name in found.others if name not in others)
-    return Reading(baseline=baseline, origins=origins, unread=tuple(unread), others=(*others, *hidden))
+    others, kind = (*others, *hidden), given.get("optimizer.type")
+    optimizer = None if kind is None else str(kind)
+    return Reading(baseline=baseline, origins=origins, unread=tuple(unread), others=others, optimizer=optimizer)
 
 
 def _batches(baseline: dict[str, Any], origins: dict[str, str], total: object) -> Iterator[Unread]:

@@ -34,8 +34,8 @@ from autotune.worker.attach.loop.step_traits import (
     unreached_step,
 )
 from autotune.worker.attach.seams.cores import Begun, as_begun, can_bind_script
-from autotune.worker.jobs.probe import is_deterministic
 from autotune.worker.measure.batch import leaves_of
+from autotune.worker.setup.algorithms import is_deterministic
 from autotune.worker.setup.build import is_stream, length_of, optimizer_facts
 
 __all__ = ["Made", "Sightings", "is_trained"]

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.conv import _ConvNd
 
 from autotune.worker.measure.batch import tensors_of
+from autotune.worker.setup.algorithms import has_convolutions, is_deterministic
 
 __all__ = [
     "BatchShapes",
@@ -84,12 +84,12 @@ def is_channels_last(module: nn.Module) -> bool:
 
 def step_facts(modules: Iterable[nn.Module], shapes: BatchShapes) -> dict[str, Any]:
     """What of WorkloadFacts says whether these settings can bring anything."""
-    return {"has_convolutions": _has_convolutions(modules), "has_fixed_shapes": shapes.are_fixed}
+    return {"has_convolutions": has_convolutions(modules), "has_fixed_shapes": shapes.are_fixed}
 
 
 def reached_step(device_type: str) -> Iterator[str]:
     """Settings of the step that can be changed from outside."""
-    if device_type == "cuda" and not _is_deterministic():
+    if device_type == "cuda" and not is_deterministic():
         yield "cudnn_benchmark"
 
 
@@ -103,15 +103,6 @@ def unreached_step(
     is_torchs = type(optimizer).__module__.startswith("torch.optim.") and "fused" in optimizer.defaults
     if is_torchs and not observed_step(optimizer)["fused"]:
         reasons["fused"] = "own_optimizer"
-    if device_type == "cuda" and _has_convolutions(modules):
+    if device_type == "cuda" and has_convolutions(modules):
         reasons["cudnn_benchmark"] = "own_algorithms"
     return reasons
-
-
-def _has_convolutions(modules: Iterable[nn.Module]) -> bool:
-    return any(isinstance(part, _ConvNd) for module in modules for part in module.modules())
-
-
-def _is_deterministic() -> bool:
-    """Of torch's algorithms, or of cuDNN's."""
-    return torch.are_deterministic_algorithms_enabled() or torch.backends.cudnn.deterministic

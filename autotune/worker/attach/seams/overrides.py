@@ -66,6 +66,7 @@ class Overrides:
             torch.set_num_threads(config.intra_op_threads)
         if "amp_dtype" in self.changed and config.amp_dtype == "tf32":
             tf32_products().__enter__()  # for the whole life of this process
+        self.before_step()  # the first forward pass comes before it, and what that has chosen for a shape is kept
 
     def _bind(self, binding: str) -> None:
         assert self.facts is not None  # noqa: S101 - else nothing is changed

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 SETTINGS = ("batch_size", "num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "in_order", "timeout")
 data = TensorDataset(torch.randn(512, 3, 8, 8), torch.arange(512) % 2)
-SEEN = {}
+SEEN = {"begun_with": torch.backends.cudnn.benchmark}
 torch.backends.cudnn.benchmark = False
 
 class Net(nn.Module):
@@ -91,6 +91,7 @@ def test_the_baselines_trial_changes_nothing(shared: ScriptRig, probed: Script) 
         "outputs": "torch.float32",
         "parameters": "torch.float32",
         "threads": torch.get_num_threads(),
+        "begun_with": False,
         "benchmark": False,
         "train": {"batch_size": 16, **_PLAIN},
         "train_threads": None,
@@ -138,7 +139,8 @@ def test_cudnns_timing_outlives_what_the_script_sets_on_its_way_to_its_first_ste
     script = probed.script.model_copy(update={"reached": (*probed.script.reached, "cudnn_benchmark")})
     facts = probed.facts.model_copy(update={"script": script})
     reached = replace(probed, report=probed.report.model_copy(update={"facts": facts}))
-    assert seen_with(shared, reached, cudnn_benchmark=True)["benchmark"] is True
+    found = seen_with(shared, reached, cudnn_benchmark=True)
+    assert (found["begun_with"], found["benchmark"]) == (True, True), "a forward pass comes before the first step"
     assert seen_with(shared, reached)["benchmark"] is False
 
 
