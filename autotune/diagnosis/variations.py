@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from autotune.settings.training_config import TrainingConfig
 from autotune.space import constraints as rules
 from autotune.space.default_ranges import most_workers
+from autotune.space.domains import whole_numbers
 from autotune.space.resolved_space import ResolvedSpace
 from autotune.space.token_budget import with_batch
-from autotune.space.worker_ranges import gains_out_of_order, worker_threads_tried
 
 __all__ = ["list_variations"]
 
@@ -39,10 +39,10 @@ def _loader_changes(space: ResolvedSpace) -> Iterator[Mapping[str, object]]:
     yield {"persistent_workers": space.baseline.num_workers > 0}
     counts = (0, *(2**power for power in range(most.bit_length())))
     yield from ({"num_workers": count, "persistent_workers": count > 0} for count in counts)
-    if space.baseline.num_workers > 1 and gains_out_of_order(space.facts):
-        yield {"in_order": False, "persistent_workers": True}
+    if space.baseline.num_workers > 1:
+        yield from ({"in_order": value, "persistent_workers": True} for value in space.domains["in_order"])
     if space.baseline.num_workers > 0:
-        threads = worker_threads_tried(space.facts, space.environment)
+        threads = sorted(whole_numbers(space.domains["worker_threads"]))
         yield from ({"worker_threads": count, "persistent_workers": True} for count in threads[:1])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import optuna
@@ -13,7 +14,7 @@ from autotune.analysis.memory.lines import UNKNOWN_EXCESS_FRACTION
 from autotune.analysis.rates import mean_rate
 from autotune.note import Note
 from autotune.records.trial import OUT_OF_MEMORY, TrialRecord, TrialResult
-from autotune.settings.search_space import Domain, IntRange
+from autotune.settings.search_space import Choices, Domain, IntRange
 from autotune.space.resolved_space import ResolvedSpace
 from autotune.study.proposals import params_of
 
@@ -21,6 +22,7 @@ __all__ = [
     "CONFIG",
     "PROMISING",
     "answer_skipped",
+    "as_begun",
     "carried",
     "distributions_of",
     "is_promising",
@@ -39,6 +41,20 @@ _RECORD = "autotune_record"
 _PLACE = "autotune_place"  # of a record in the order in which trials ended
 _MEMORY = "memory"
 _REPEATS = "autotune_repeats_"  # and the trial's number
+
+
+def as_begun(space: ResolvedSpace, study: optuna.Study) -> ResolvedSpace:
+    """The space with the default choices that the study's trials were drawn from.
+
+    Each start probes anew, and some choices follow from times that the probe took: they may come out otherwise, but
+    Optuna takes no other choices in the same study. Source: optuna.distributions.check_distribution_compatibility.
+    """
+    begun: dict[str, Domain] = {}
+    for trial in study.get_trials(deepcopy=False):
+        for name, known in trial.distributions.items():
+            if isinstance(known, CategoricalDistribution) and name in space.domains and name not in space.given:
+                begun.setdefault(name, Choices(values=known.choices))
+    return replace(space, domains={**space.domains, **begun})
 
 
 def distributions_of(space: ResolvedSpace) -> dict[str, BaseDistribution]:

@@ -108,6 +108,7 @@ class Study:
             if written.lacks_baseline(study):
                 optuna.delete_study(study_name=study.study_name, storage=storage)
                 study = open_optuna(storage, path, identity, seed, way.make_sampler)
+            space = written.as_begun(space, study)
             opened = cls(study, storage, space, seed, way)
             if not study.trials:
                 own = {written.CONFIG: space.baseline.model_dump_json()}

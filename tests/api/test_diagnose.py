@@ -25,7 +25,7 @@ from autotune.records.diagnosis import Bottleneck, Diagnosis
 from autotune.settings.budget import Budget
 from autotune.settings.objective import Objective
 from autotune.settings.plan import Plan
-from autotune.settings.search_space import SearchSpace
+from autotune.settings.search_space import Domain, SearchSpace
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import OptimizerFacts, Workload
 from autotune.space.default_ranges import Basis
@@ -40,10 +40,14 @@ def diagnose(launcher: FakeLauncher | None = None, **arguments: Any) -> autotune
     return autotune.diagnose(object, list, progress=False, launcher=launcher or FakeLauncher(), **arguments)
 
 
-def space_of(config: TrainingConfig, *, kind: str = "cpu", **facts: Any) -> ResolvedSpace:
+def space_of(
+    config: TrainingConfig, *, kind: str = "cpu", given: dict[str, Domain] | None = None, **facts: Any
+) -> ResolvedSpace:
     environment = fake_environment().model_copy(update={"device_kind": kind, "native_amp_dtypes": ("float32",)})
     found = fake_facts().model_copy(update=facts)
-    return resolve(Basis(given={}, baseline=config, objective=Objective(), facts=found, environment=environment))
+    return resolve(
+        Basis(given=given or {}, baseline=config, objective=Objective(), facts=found, environment=environment)
+    )
 
 
 def test_a_loader_that_holds_the_device_is_found_and_workers_are_advised() -> None:
@@ -346,6 +350,17 @@ def test_what_holds_workers_up_is_measured_where_the_probe_saw_it_and_workers_lo
     assert varied(own) == varied(TrainingConfig(), **seen) == set()
     assert varied(TrainingConfig(num_workers=1), **seen) == {"worker_threads"}
     assert varied(own, is_deterministic=True, **seen) == {"worker_threads"}
+
+
+def test_what_holds_workers_up_is_measured_as_the_space_allows() -> None:
+    def varied(**given: Any) -> set[tuple[bool, int | None]]:
+        config, domains = TrainingConfig(num_workers=2), SearchSpace.model_validate(given).given()
+        found = list_variations(space_of(config, given=domains, slow_tail_fraction=0.5, cores_per_item=1.9))
+        return {(one.in_order, one.worker_threads) for one in found} - {(True, None)}
+
+    assert varied() == {(False, None), (True, 1)}
+    assert varied(in_order=True, worker_threads=[None]) == set()
+    assert varied(in_order=True, worker_threads=[None, 4, 2]) == {(True, 2)}
 
 
 @pytest.mark.quiet

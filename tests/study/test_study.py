@@ -14,6 +14,7 @@ from autotune.errors import RunFolderError, StudyMismatchError
 from autotune.note import note
 from autotune.records.trial import Score, TrialResult
 from autotune.settings.ddp_config import DdpConfig
+from autotune.settings.search_space import SettingValue
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.resolved_space import ResolvedSpace
 from autotune.study import combinations, optuna_trials
@@ -21,7 +22,7 @@ from autotune.study.optuna_trials import read_records
 from autotune.study.proposals import params_of
 from autotune.study.study import Study, Trial
 from autotune.testing import fake_environment
-from tests.factories import make_fake_space, make_measurement
+from tests.factories import make_environment, make_fake_space, make_measurement, make_space
 
 IDENTITY = {"model": "Net", "space": "abc"}
 OOM = TrialResult(outcome="oom", reason="no memory", violation=0.3)
@@ -497,6 +498,38 @@ def test_to_ask_whether_anything_is_left_changes_nothing(open_study: Callable[..
         return found
 
     assert asked(tmp_path / "a.db", is_curious=True) == asked(tmp_path / "b.db", is_curious=False)
+
+
+def test_a_study_that_goes_on_keeps_its_choices_where_the_probe_has_seen_something_else(
+    open_study: Callable[..., Study],
+) -> None:
+    def space_seen(slow_tail_fraction: float, cores_per_item: float) -> ResolvedSpace:
+        return make_space(
+            SMALL | {"num_workers": [0, 2]},
+            environment=make_environment(cores=8),
+            slow_tail_fraction=slow_tail_fraction,
+            cores_per_item=cores_per_item,
+        )
+
+    def choices(study: Study) -> dict[str, set[SettingValue]]:
+        return {name: {*study.space.domains[name]} for name in ("in_order", "worker_threads")}
+
+    first = open_study(space_seen(0.21, 2.0))
+    ask_and_tell(first)
+    begun = choices(first)
+    assert begun == {"in_order": {True, False}, "worker_threads": {None, 1, 2}}
+    for seen in ((0.19, 3.1), (0.21, 1.0)):
+        resumed = open_study(space_seen(*seen))
+        assert choices(resumed) == begun
+        ask_and_tell(resumed)
+    assert [record.number for record in resumed.records] == [0, 1, 2]
+
+
+def ask_and_tell(study: Study) -> None:
+    """Measure one more."""
+    trial = study.ask()
+    assert trial is not None
+    study.tell(trial, TIMEOUT, None)
 
 
 def test_a_space_that_can_be_listed_is_said_to_be_measured_whole(open_study: Callable[..., Study]) -> None:

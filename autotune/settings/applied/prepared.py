@@ -1,7 +1,6 @@
 """A model as trials train it, and the process set up as theirs: what TrainingConfig.prepare and arrange do.
 
-Comes in: a configuration, and a built model. Goes out: what the training loop
-calls in its place.
+Comes in: a configuration, and a built model. Goes out: what the training loop calls in its place.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from autotune.settings.ddp_config import DdpConfig
 __all__ = ["arranged", "prepared"]
 
 
+# No import of TrainingConfig, even for types alone: its module imports this one.
 class _Settings(Protocol):
     """What is taken of a TrainingConfig."""
 

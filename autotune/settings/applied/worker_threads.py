@@ -9,11 +9,11 @@ one a core in each.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import current_process
 from typing import Any
 
 import threadpoolctl
@@ -67,16 +67,31 @@ def limit_threads(count: int) -> None:
 
     In a forked worker numbers are only lowered, so that torch keeps its one thread. More of them would wait for ever:
     GNU OpenMP holds the threads that its parent has started for its own, and these were not forked. For the same reason
-    one thread of OpenCV is asked for as none, which is computed in the calling thread as well, but ends no threads.
+    fewer threads of OpenCV than it has are asked for as none: it computes in the calling thread then, and ends no
+    threads. To end forked ones it waits for ever, or crashes.
 
     Source: gcc.gnu.org, bug 58378 (libgomp after fork); OpenCV, modules/core/src/parallel_impl.cpp,
     ThreadPool::setNumOfThreads.
     """
     os.environ.update(dict.fromkeys(VARIABLES, str(count)))
-    is_forked = getattr(current_process(), "_start_method", "fork") == "fork"
+    is_forked = _is_forked()
     torch.set_num_threads(min(count, torch.get_num_threads()) if is_forked else count)
     for pool in threadpoolctl.ThreadpoolController().lib_controllers:
         pool.set_num_threads(min(count, pool.num_threads or count) if is_forked else count)
     opencv: Any = sys.modules.get("cv2")
-    if hasattr(opencv, "setNumThreads"):  # not while it is being imported
-        opencv.setNumThreads(count if count > 1 else 0)
+    if not hasattr(opencv, "setNumThreads"):  # not there, or being imported
+        return
+    if count == 1 or (is_forked and count < opencv.getNumThreads()):
+        opencv.setNumThreads(0)
+    elif not is_forked:
+        opencv.setNumThreads(count)
+
+
+def _is_forked() -> bool:
+    """Whether this process was forked from its parent; a process that multiprocessing has not started counts as such.
+
+    One that was started without a context of its own has the start method that is in effect, which it knows too: it
+    inherits it, or spawning sets it. Source: CPython, multiprocessing/context.py, Process; spawn.py, prepare.
+    """
+    started_by = getattr(multiprocessing.current_process(), "_start_method", "fork")
+    return (started_by or multiprocessing.get_start_method()) == "fork"

@@ -29,6 +29,7 @@ from autotune.settings.applied.processor import usable_cores
 from autotune.settings.training_config import TrainingConfig
 from autotune.worker.failure.causes import cause_of
 from autotune.worker.measure.batch import batch_bytes, pinned, tensors_of
+from autotune.worker.measure.batch_sizes import unwrapped
 from autotune.worker.measure.feed import Feed
 from autotune.worker.measure.side_alone import loader_alone
 from autotune.worker.measure.step import torch_threads
@@ -276,4 +277,5 @@ def _indices(loader: DataLoader[Any]) -> Iterator[Any]:
         return (random.randrange(size) for _ in count())  # noqa: S311 - no secret
     if loader.batch_sampler is None:
         return chain.from_iterable(repeat(loader.sampler))
-    return chain.from_iterable(chain.from_iterable(repeat(loader.batch_sampler)))
+    batches = unwrapped(loader).batch_sampler  # one that counts would take these for the feed's
+    return chain.from_iterable(chain.from_iterable(repeat(batches)))

@@ -1,7 +1,9 @@
 """A first look at a workload's items: is there a slow tail, and how many cores does an item keep busy?
 
 Takes the probe's feed, after a step has worked. Goes out: FirstItems, or None. The reads warm the page cache; where
-nothing came from the disk meanwhile, they need no others. Nothing that is drawn later sees it.
+nothing came from the disk meanwhile, they need no others. The random states of Python, NumPy and torch are as before
+afterwards; what the user's own objects draw is not: a look draws from a sampler or a generator of their own, and begins
+a stream anew.
 """
 
 from __future__ import annotations

@@ -136,8 +136,8 @@ def _look(feed: Feed, first: Delivery, fewest: int) -> tuple[FirstItems | None, 
         warm()
     else:
         items = look_at_items(feed.loader, feed.start_s + feed.first_wait_s, warm)
-    if len(shapes) < fewest:
-        shapes += warm_page_cache(feed, first, fewest=fewest, longest_s=0.0)
+    if not shapes:  # the page cache was warm
+        shapes = warm_page_cache(feed, first, fewest=fewest, longest_s=0.0)
     return items, shapes
 
 
@@ -260,8 +260,8 @@ def warm_page_cache(
     Args:
         feed: Whose batches.
         first: The batch that it began with.
-        fewest: Batches that are taken in any case, the first among them, as far as the epoch goes.
-        longest_s: When to stop, otherwise.
+        fewest: Batches that are taken in any case, the first among them, as far as the epoch and five seconds go.
+        longest_s: When to stop, with so many.
 
     Returns:
         The shapes of each batch of this epoch, the first among them; without its last one, where that is a short one.
@@ -271,7 +271,7 @@ def warm_page_cache(
     while not (delivery := feed.take()).is_restart:
         seen.append((delivery.samples, _shapes_of(delivery)))
         now = perf_counter()
-        if len(seen) >= fewest and now - begun >= longest_s:
+        if now - begun >= (longest_s if len(seen) >= fewest else _WARMING_MAX_S):
             break
         if now - checked >= _WARMING_PAUSE_S:
             read, before, checked = bytes_from_disk(), read, now

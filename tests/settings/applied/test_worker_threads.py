@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -54,7 +56,16 @@ def seen_in_worker(loader: DataLoader[Any]) -> dict[str, Any]:
     return seen
 
 
-def loader_of(start: str, config: TrainingConfig, own: Any = None) -> DataLoader[Any]:
+@pytest.fixture
+def default_start(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A start method that is in effect for what names none."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method(request.param, force=True)
+    yield request.param
+    multiprocessing.set_start_method(before, force=True)
+
+
+def loader_of(start: str | None, config: TrainingConfig, own: Any = None) -> DataLoader[Any]:
     kwargs = config.dataloader_kwargs(worker_init_fn=own) | {"batch_size": 1}
     return DataLoader(Threads(), collate_fn=first, multiprocessing_context=start, timeout=60, **kwargs)
 
@@ -76,6 +87,12 @@ def test_torch_has_more_threads_in_a_worker_only_where_it_was_not_forked() -> No
     assert (forked["torch"], spawned["torch"]) == (1, 2)
     assert forked["variables"] == spawned["variables"] == {"2"}
     assert max(forked["blas"]) <= 2
+
+
+@pytest.mark.parametrize(("default_start", "threads"), [("fork", 1), ("spawn", 2)], indirect=["default_start"])
+def test_a_worker_that_is_started_by_default_knows_whether_it_was_forked(default_start: str, threads: int) -> None:
+    seen = seen_in_worker(loader_of(None, TrainingConfig(num_workers=1, worker_threads=2)))
+    assert (seen["torch"], seen["variables"]) == (threads, {"2"}), default_start
 
 
 def test_without_the_setting_a_worker_is_as_it_is() -> None:
@@ -106,15 +123,20 @@ def test_a_new_number_takes_the_place_of_the_old_one() -> None:
     assert limited(LimitedThreads(2), None) is None
 
 
-@pytest.mark.parametrize(("threads", "asked"), [(1, 0), (3, 3)])
-def test_opencv_is_told_where_it_is_imported_and_one_thread_is_none_of_its_own(
-    threads: int, asked: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("is_forked", "threads", "asked"),
+    [(True, 1, [0]), (True, 3, [0]), (True, 4, []), (True, 6, []), (False, 1, [0]), (False, 3, [3]), (False, 6, [6])],
+)
+def test_opencv_is_told_where_it_is_imported_and_ends_no_forked_threads(
+    is_forked: bool, threads: int, asked: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = list[int]()
-    monkeypatch.setitem(sys.modules, "cv2", SimpleNamespace(setNumThreads=told.append))
+    opencv = SimpleNamespace(setNumThreads=told.append, getNumThreads=lambda: 4)
+    monkeypatch.setitem(sys.modules, "cv2", opencv)
+    monkeypatch.setattr(worker_threads, "_is_forked", lambda: is_forked)
     monkeypatch.setattr(torch, "set_num_threads", lambda _count: None)
     monkeypatch.setattr(threadpoolctl, "ThreadpoolController", lambda: SimpleNamespace(lib_controllers=()))
     for name in VARIABLES:
         monkeypatch.setenv(name, "before")
     worker_threads.limit_threads(threads)
-    assert told == [asked]
+    assert told == asked

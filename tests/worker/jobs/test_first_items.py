@@ -20,6 +20,7 @@ from autotune.settings.workload import Workload, WorkloadFacts
 from autotune.worker.jobs import first_items
 from autotune.worker.jobs.first_items import FirstItems, look_at_items
 from autotune.worker.jobs.probe import probe
+from autotune.worker.measure.feed import Feed
 from autotune.worker.setup.device import open_device
 
 Pair = tuple[Tensor, int]
@@ -126,6 +127,15 @@ def test_what_is_drawn_later_is_the_same_however_long_the_look_took() -> None:
     seed()
     assert look_at_items(DataLoader(Made(draws), 8, shuffle=True), 0.0, never) is not None
     assert drawn() == expected
+
+
+def test_batches_after_a_look_are_counted_as_they_were_drawn() -> None:
+    loader = DataLoader(Made(nothing, length=20), 8)
+    feed = Feed(loader)
+    sizes = [feed.start().samples]
+    assert look_at_items(loader, 0.0, never) is not None
+    sizes += [feed.take().samples, feed.take().samples]
+    assert sizes == [8, 8, 4]
 
 
 def test_user_code_that_raises_at_a_later_item_leaves_the_facts_unknown() -> None:

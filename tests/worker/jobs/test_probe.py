@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,9 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker
 
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload, WorkloadFacts
-from autotune.worker.jobs.probe import _switched_on, probe
+from autotune.worker.jobs import probe as probing
+from autotune.worker.jobs.probe import _switched_on, probe, warm_page_cache
+from autotune.worker.measure.feed import Delivery
 from autotune.worker.setup.device import Device, open_device
 
 
@@ -217,11 +219,46 @@ def convolving() -> nn.Module:
     ids=["fixed", "varied", "short_last", "two_and_a_short_one", "too_few"],
 )
 def test_shapes_are_fixed_where_three_batches_are_alike_but_for_a_short_last_one(
-    dataset: Any, parts: dict[str, Any], are_fixed: bool | None
+    dataset: Any, parts: dict[str, Any], are_fixed: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(probing, "GRAPH_KINDS", ("cpu",))  # else a page cache that is found warm ends it at two batches
     facts = facts_of(dataset, model=convolving(), shuffle=False, **parts)
     assert facts.has_fixed_shapes is are_fixed
     assert facts.has_convolutions
+
+
+class Slow:
+    """A feed whose batches take a minute each, by its clock."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def clock(self) -> float:
+        return 60.0 * self.taken
+
+    def take(self) -> Delivery:
+        self.taken += 1
+        return Delivery((torch.zeros(2, 4),), 2, 0.0, 60.0, is_restart=False, had_to_wait=True)
+
+
+@pytest.mark.parametrize("is_warm", [False, True])
+def test_slow_batches_are_taken_for_five_seconds_at_most(is_warm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    feed: Any = Slow()
+    first = feed.take()
+    monkeypatch.setattr(probing, "perf_counter", feed.clock)
+    longest = {"longest_s": 0.0} if is_warm else {}
+    shapes = warm_page_cache(feed, first, fewest=3, **longest)
+    assert (feed.taken, len(shapes)) == (2, 2)
+
+
+def test_a_batch_counts_once_for_the_shapes_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def look_cold(_loader: Any, _first_s: float, warm: Callable[[], None]) -> None:
+        warm()
+
+    monkeypatch.setattr(probing, "look_at_items", look_cold)
+    monkeypatch.setattr(probing, "GRAPH_KINDS", ("cpu",))
+    facts = facts_of(images(16), model=convolving(), shuffle=False)
+    assert facts.has_fixed_shapes is None, "two batches do not pass for three"
 
 
 class Embedding(nn.Module):
