@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 HOLDS_FROM = 0.85
-"""Share of the lower ceiling from which that side counts as the bottleneck: our convention."""
+"""Share of the lowest ceiling from which that side counts as the bottleneck: our convention."""
 
 
 class Ceiling(FrozenModel):

@@ -1,7 +1,8 @@
 """What binding ranks to cores means on a machine: whether it has an effect, is possible, and which cores it leaves.
 
-Comes in: a binding, the number of ranks that share a host, and the Environment. Goes out: the binding that it comes to,
-a reason against it, or cores. Pure; settings/applied/numa.py does the same to processes.
+Comes in: a binding, the number of ranks that share a host, and the Environment; where one process has several devices,
+also how many. Goes out: the binding that it comes to, a reason against it, or cores. Pure; settings/applied/numa.py
+does the same to processes.
 """
 
 from __future__ import annotations
@@ -37,12 +38,22 @@ def effective_binding(binding: object, ranks: int, environment: Environment) -> 
     return "node" if environment.numa_nodes > 1 else None
 
 
-def refused_binding(binding: NumaBinding | None, ranks: int, environment: Environment) -> str | None:
-    """Why so many ranks on a host can't be bound so, or None."""
+def refused_binding(
+    binding: NumaBinding | None, ranks: int, environment: Environment, devices: int | None = None
+) -> str | None:
+    """Why so many ranks on a host can't be bound so, or None.
+
+    Args:
+        binding: The setting's value.
+        ranks: Processes on the host.
+        environment: The machine.
+        devices: Those of all of these processes; None: one each.
+    """
     found = effective_binding(binding, ranks, environment)
     if found is None:
         return None
-    if any(_node_of(rank, ranks, environment) < 0 for rank in range(ranks)):
+    places = devices or ranks
+    if any(_node_of(place, places, environment) < 0 for place in range(places)):
         return (
             f"numa_binding {binding!r} needs the NUMA node of each device and a core there, but the machine does not "
             f"tell one for every device from {environment.device} on; leave numa_binding out"
@@ -87,12 +98,12 @@ def bindings_tried(rank_counts: Iterable[int], environment: Environment) -> list
     ]
 
 
-def cores_left(binding: NumaBinding | None, ranks: int, environment: Environment) -> int:
-    """Cores of a host that all of its ranks together may run on."""
+def cores_left(binding: NumaBinding | None, ranks: int, environment: Environment, devices: int | None = None) -> int:
+    """Cores of a host that all of its ranks together may run on; `devices` as in refused_binding."""
     if effective_binding(binding, ranks, environment) is None:
         return environment.cores
     by_node = _node_cores(environment)
-    used = zip(by_node, _ranks_by_node(ranks, environment), strict=True)
+    used = zip(by_node, _ranks_by_node(devices or ranks, environment), strict=True)
     share = sum(cores for cores, taken in used if taken) / sum(by_node)
     return min(environment.cores, max(1, ceil(share * max(environment.cores, sum(by_node)))))
 

@@ -11,7 +11,7 @@ from math import ceil, inf
 from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
 from autotune.settings.ddp_config import TORCH_BUCKET_CAP_MB, TORCH_FIRST_BUCKET_MB, DdpConfig
 from autotune.settings.environment import DeviceKind, Environment
-from autotune.settings.training_config import NumaBinding, TrainingConfig
+from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import WorkloadFacts
 from autotune.space.binding import can_bind, cores_left, effective_binding, refused_binding
 
@@ -51,7 +51,7 @@ def obstacle(config: TrainingConfig, facts: WorkloadFacts, environment: Environm
         or _beyond_the_optimizer(config, facts)
         or _beyond_the_machine(config, environment)
         or _beyond_the_group(config, facts, environment)
-        or refused_binding(config.numa_binding, _devices_on_host(config, environment), environment)
+        or refused_binding(config.numa_binding, *_bound(config, environment))
     )
 
 
@@ -80,11 +80,18 @@ def hosts_of(config: TrainingConfig, environment: Environment) -> int:
 
 def cores_within(config: TrainingConfig, environment: Environment) -> int:
     """Cores of a host that the processes of a trial may run on: all, unless they are bound."""
-    return cores_left(config.numa_binding, _devices_on_host(config, environment), environment)
+    return cores_left(config.numa_binding, *_bound(config, environment))
 
 
-def _devices_on_host(config: TrainingConfig, environment: Environment) -> int:
-    return ranks_on_host(config.world_size, environment) if config.strategy == "ddp" else config.world_size
+def _bound(config: TrainingConfig, environment: Environment) -> tuple[int, Environment, int]:
+    """What is bound on a host, and where: the processes, the machine, all of their devices."""
+    here = _processes_on_host(config.strategy, config.world_size, environment)
+    return here, environment, config.world_size if config.strategy == "dp" else here
+
+
+def _processes_on_host(strategy: object, world_size: object, environment: Environment) -> int:
+    """Processes of a trial that share a host, each of which is bound: under "dp" one, whatever devices it has."""
+    return ranks_on_host(int(str(world_size)) if strategy == "ddp" else 1, environment)
 
 
 def _hosts_taken(ranks: int, environment: Environment) -> int:
@@ -126,8 +133,8 @@ def coarse_exchange(config: TrainingConfig, baseline: TrainingConfig) -> str | N
 def without_effect(config: TrainingConfig, facts: WorkloadFacts, environment: Environment) -> dict[str, str]:
     """Settings that are given but do nothing here, each with the reason's code."""
     ddp = config.ddp or DdpConfig()
-    is_bound, here = config.numa_binding is not None, ranks_on_host(config.process_count, environment)
-    binding = effective_binding(config.numa_binding, here, environment)
+    is_bound = config.numa_binding is not None
+    binding = effective_binding(config.numa_binding, *_bound(config, environment)[:2])
     rules = (
         ("pin_memory", "no_copy_to_accelerator", config.pin_memory and environment.has_only_ram),
         ("amp_dtype", "no_nvidia_gpu", config.amp_dtype == "tf32" and environment.device_kind != "cuda"),
@@ -151,7 +158,8 @@ def normalised(settings: dict[str, object], facts: WorkloadFacts, environment: E
     `ddp` may be a DdpConfig or its mapping; the result is a mapping, or None where it equals torch's defaults.
     """
     result = {**settings, **_normalised_ranks(settings, facts)}
-    result["numa_binding"] = _normalised_binding(result, environment)
+    here = _processes_on_host(result.get("strategy"), result.get("world_size", 1), environment)
+    result["numa_binding"] = effective_binding(result.get("numa_binding"), here, environment)
     if result.get("num_workers") == 0:
         result.update(NEUTRAL_WITHOUT_WORKERS)
     if facts.is_tf_data:
@@ -268,12 +276,6 @@ def _normalised_ranks(settings: dict[str, object], facts: WorkloadFacts) -> dict
     if strategy == "single" or settings.get("world_size", 1) == 1:
         return {"strategy": "single", "world_size": 1, "ddp": None}
     return {"ddp": _normalised_ddp(settings.get("ddp"), facts) if strategy == "ddp" else None}
-
-
-def _normalised_binding(settings: dict[str, object], environment: Environment) -> NumaBinding | None:
-    ranks = settings.get("world_size", 1) if settings.get("strategy") == "ddp" else 1
-    here = ranks_on_host(int(str(ranks)), environment)
-    return effective_binding(settings.get("numa_binding"), here, environment)
 
 
 def _normalised_ddp(ddp: object, facts: WorkloadFacts) -> dict[str, object] | None:

@@ -26,7 +26,7 @@ from autotune.protocol.payload import read_payload
 from autotune.protocol.reports import RankReport
 from autotune.records.diagnosis import Curves
 from autotune.records.trial import TrialResult
-from autotune.settings.applied.numa import CoresError, addresses_of_ranks, bind_rank
+from autotune.settings.applied.numa import CoresError, addresses_of_ranks, bind_rank, can_bind
 from autotune.settings.applied.process import set_threads
 from autotune.worker.attach.start import run_command
 from autotune.worker.failure.hang_dump import HangDump
@@ -133,7 +133,7 @@ def _ranks_of(job: jobs.Job) -> int:
 def _set_threads(job: jobs.WorkloadJob, local_rank: int, device: Device) -> None:
     """Cores and threads as configured; without a setting, ranks share the cores of their host, or their own.
 
-    A probe describes the machine as it is: it stays unbound.
+    A probe describes the machine as it is: it stays unbound. So does a rank where a binding has no effect, as is noted.
 
     Raises:
         DeviceError: the rank can't be bound, and must not be measured as if it were.
@@ -141,7 +141,7 @@ def _set_threads(job: jobs.WorkloadJob, local_rank: int, device: Device) -> None
     ranks, part = _ranks_of(job), job.part if isinstance(job, jobs.TrialJob) else None
     here = 1 if ranks == 1 else ranks if part is None else part.ranks
     config = job.config
-    if config.numa_binding is None or isinstance(job, jobs.ProbeJob):
+    if config.numa_binding is None or isinstance(job, jobs.ProbeJob) or not can_bind(device.torch_device):
         set_threads(config.intra_op_threads, here if ranks > 1 else None)
         return
     try:

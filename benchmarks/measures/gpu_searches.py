@@ -88,7 +88,7 @@ def search_starved(task: Task) -> Figures:
 
 
 def search_jpeg(task: Task) -> Figures:
-    """A CNN on JPEGs to 95 % of the lower ceiling; then the plain loop."""
+    """A CNN on JPEGs to 95 % of the lowest ceiling; then the plain loop."""
     try:
         case = case_of("jpeg", task.scale)
     except ImportError as error:

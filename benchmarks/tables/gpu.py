@@ -69,8 +69,8 @@ def _print_searches(results: Results) -> None:
             ]
         )
     if rows:
-        head = ["search", "today/s", "found/s", "speed-up", "of lower", "trials", "s"]
-        print_table("Searches; of lower: the recommended trial over the lower ceiling.", head, rows)
+        head = ["search", "today/s", "found/s", "speed-up", "of lowest", "trials", "s"]
+        print_table("Searches; of lowest: the recommended trial over the lowest ceiling.", head, rows)
 
 
 def _print_sides(name: str, sides: Mapping[str, Any]) -> None:

@@ -7,12 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
+from autotune.protocol.jobs import TrialJob
 from autotune.records.trial import TrialResult
 from autotune.settings.applied.numa import allowed_cores, allowed_nodes, cores_of_rank
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Ref
+from autotune.worker.rank import _set_threads
+from autotune.worker.setup.device import Device
+from tests.factories import make_process
 from tests.launch.conftest import TWO_RANKS, Rig, rig_over
 
 pytestmark = pytest.mark.skipif(len(allowed_cores()) < 2, reason="needs Linux and two cores")
@@ -62,6 +67,13 @@ def test_a_rank_that_can_not_be_bound_is_invalid_and_not_measured(
     result = run(rig, **TWO_RANKS, numa_binding="exclusive")
     assert (result.outcome, result.measurement) == ("invalid", None)
     assert "OMP_PROC_BIND=close; unset it, or leave numa_binding out" in result.reason
+
+
+def test_a_rank_runs_unbound_where_a_binding_has_no_effect(tmp_path: Path) -> None:
+    config = TrainingConfig(numa_binding="exclusive", intra_op_threads=torch.get_num_threads())
+    for kind in ("mps", "xpu"):
+        device = Device(torch.device(kind, 0), "mps" if kind == "mps" else "xpu")
+        _set_threads(TrialJob(process=make_process(tmp_path), payload=tmp_path, config=config), 0, device)
 
 
 def test_a_probe_describes_the_machine_unbound(rig: Rig) -> None:

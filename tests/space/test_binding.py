@@ -82,6 +82,19 @@ def test_a_rank_without_a_core_or_without_a_place_is_refused_in_the_rules_words(
     assert rules.obstacle(beside, make_facts(), lost, drop_last=True) == refused_binding("node", 2, lost)
 
 
+def test_one_process_with_several_devices_is_bound_once() -> None:
+    few = SERVER.model_copy(update={"node_cores": (2, 2), "cores": 4})
+    dp = TrainingConfig(strategy="dp", world_size=3, numa_binding="exclusive")
+    assert rules.obstacle(dp, make_facts(), few, drop_last=True) is None, "it needs no core for each device"
+    assert rules.without_effect(dp, make_facts(), few) == {}
+    assert rules.normalised(dp.model_dump(), make_facts(), few)["numa_binding"] == "node"
+    assert rules.cores_within(dp, few) == 2, "those beside its devices"
+    assert rules.cores_within(dp.model_copy(update={"world_size": 4}), few) == 4
+    one_node = few.model_copy(update={"numa_nodes": 1, "node_cores": (2,), "device_nodes": ()})
+    assert rules.obstacle(dp, make_facts(), one_node, drop_last=True) is None
+    assert rules.without_effect(dp, make_facts(), one_node) == {"numa_binding": "one_numa_node"}
+
+
 def test_what_has_no_effect_is_put_to_what_it_comes_to() -> None:
     def normalised(environment: Environment, **settings: Any) -> object:
         return rules.normalised({**settings}, make_facts(), environment)["numa_binding"]

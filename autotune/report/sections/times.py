@@ -78,7 +78,7 @@ def ceiling_section(measured: Mapping[str, Figures]) -> Section:
             "device alone": show(known.device_ceiling, "plain_rate"),
             _COPYING: show(known.copy_ceiling, "plain_rate"),
             "share of the device's": show(known.headroom and known.headroom.share_of_device, "share"),
-            "share of the lower": show(known.headroom and known.headroom.share_of_lower, "share"),
+            "share of the lowest": show(known.headroom and known.headroom.share_of_lower, "share"),
         }
         for title, known in measured.items()
         if any(rate is not None for rate in (known.loader_ceiling, known.device_ceiling, known.copy_ceiling))

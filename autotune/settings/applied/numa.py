@@ -31,6 +31,7 @@ __all__ = [
     "allowed_nodes",
     "bind_rank",
     "bind_to",
+    "can_bind",
     "cores_of_rank",
     "is_bound_by_launcher",
     "node_of_pci",
@@ -50,6 +51,8 @@ _THREADS = Path("/proc/self/task")
 _PLACES_THREADS = ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 """Variables by which OpenMP gives each thread a core itself, whatever its process is bound to. Source: OpenMP 5.2,
 21.1.7; libgomp's manual; LLVM's OpenMP documentation."""
+_KINDS = frozenset({"cpu", "cuda"})
+"""Devices of which torch tells where they are, by torch's names: "cuda" is ROCm's too."""
 _OFF = frozenset({"", "false", "none", "disabled"})
 
 
@@ -63,6 +66,14 @@ def allowed_cores() -> frozenset[int]:
     Empty where processes can't be bound to cores (macOS, Windows).
     """
     return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else frozenset()
+
+
+def can_bind(device: torch.device) -> bool:
+    """Whether processes can be bound to the cores beside a device; where not, numa_binding has no effect.
+
+    space/binding.py asks the same of a machine that was described.
+    """
+    return device.type in _KINDS and bool(allowed_cores())
 
 
 def allowed_nodes(allowed: frozenset[int], root: Path = SYS) -> Nodes:
@@ -174,7 +185,7 @@ def bind_to(cores: frozenset[int]) -> None:
     Threads that were placed elsewhere stay there, as in torch/numa/binding.py.
 
     Raises:
-        CoresError: the kernel does not let it.
+        CoresError: the kernel does not let it, and the thread runs where it ran before.
     """
     before, reason = allowed_cores(), "it leaves others"
     try:
@@ -182,6 +193,8 @@ def bind_to(cores: frozenset[int]) -> None:
     except OSError as error:
         reason = str(error.strerror)
     if allowed_cores() != cores:
+        with suppress(OSError):  # a cpuset may have let it in part
+            os.sched_setaffinity(0, before)
         raise CoresError(
             f"numa_binding binds a process to its cores, but the kernel did not let it ({reason}); leave "
             "numa_binding out"

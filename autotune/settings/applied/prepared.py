@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from autotune.settings.applied.float32_precision import tf32_products
-from autotune.settings.applied.numa import addresses_of_ranks, allowed_cores, bind_rank, is_bound_by_launcher
+from autotune.settings.applied.numa import addresses_of_ranks, bind_rank, can_bind, is_bound_by_launcher
 from autotune.settings.applied.parallel import check_group, distributed, replicated
 from autotune.settings.applied.process import (
     local_rank,
@@ -63,10 +63,18 @@ def prepared(config: _Settings, model: nn.Module, device: str | torch.device | N
         set_cudnn_benchmark(is_on=True)
     place = own_device(is_rank=config.process_count > 1) if device is None else torch.device(device)
     set_current(place)
-    if config.numa_binding is None:
+    binding = config.numa_binding
+    if binding is not None and not can_bind(place):
+        warnings.warn(
+            "numa_binding has no effect: processes are bound to cores on Linux alone, beside CUDA and ROCm devices or "
+            "on the CPU",
+            stacklevel=3,
+        )
+        binding = None
+    if binding is None:
         set_threads(config.intra_op_threads, local_ranks(config.process_count) if config.process_count > 1 else None)
     else:
-        _bind(config, config.numa_binding, place)
+        _bind(config, binding, place)
     if config.amp_dtype == "tf32":
         tf32_products().__enter__()
     return arranged(config, model, place)
@@ -80,10 +88,7 @@ def _bind(config: _Settings, binding: str, device: torch.device) -> None:
     """
     ranks = local_ranks(config.process_count) if config.process_count > 1 else 1
     threads = usable_cores()
-    if not allowed_cores():
-        warnings.warn("numa_binding has no effect: Linux alone binds processes to cores", stacklevel=4)
-        threads //= ranks
-    elif binding != "exclusive" or ranks == 1 or not is_bound_by_launcher():
+    if binding != "exclusive" or ranks == 1 or not is_bound_by_launcher():
         rank, count = local_rank() if ranks > 1 else 0, config.world_size if config.strategy == "dp" else 1
         threads = bind_rank(
             binding,

@@ -29,7 +29,8 @@ _IN_YOUR_CODE = {
     "cudnn_benchmark": "in your script: torch.backends.cudnn.benchmark = True",
     "fused": "your optimizer takes it: fused=True",
     "worker_threads": "your DataLoader takes it: worker_init_fn=config.dataloader_kwargs()['worker_init_fn']",
-    "numa_binding": "config.prepare binds in your own loop; beside NVIDIA's GPUs: torchrun --numa-binding {value}",
+    "numa_binding": "config.prepare binds in your own loop; beside NVIDIA's and AMD's GPUs: torchrun --numa-binding "
+    "{value}",
     "intra_op_threads": "in your script: torch.set_num_threads({value}), or OMP_NUM_THREADS={value} before the command",
     "world_size": "start {value} processes: torchrun --nproc-per-node {value}",
     "strategy": "it has no DataParallel; search again with strategy ddp",

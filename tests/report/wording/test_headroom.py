@@ -43,7 +43,7 @@ def test_both_ceilings_say_what_holds_and_what_is_left() -> None:
     summary = make_case(ceilings(1050.0, 2300.0), ceilings(9000.0, 4160.0))
     assert say_headroom(summary) == (
         "You run at 43 % of what this device can do; the loader is the bottleneck. The best found reaches 96 % of the "
-        "lower ceiling, the device's; as long as that stays, tuning can't gain more than 4.0 %."
+        "lowest ceiling, the device's; as long as that stays, tuning can't gain more than 4.0 %."
     )
 
 
@@ -56,7 +56,7 @@ def test_both_ceilings_say_what_holds_and_what_is_left() -> None:
             "You run at 99 % of what this device can do; the device itself is the bottleneck.",
         ),
         (ceilings(2000.0, 2000.0), 0, "You run at 50 % of what this device can do; without workers, loading and "),
-        (ceilings(2000.0, 2000.0), 2, "neither side alone limits it: it reaches 50 % of the lower ceiling."),
+        (ceilings(2000.0, 2000.0), 2, "no side alone limits it: it reaches 50 % of the lowest ceiling."),
         (ceilings(None, 2000.0), 0, "You run at 50 % of what this device can do; the loader alone was not measured."),
         (ceilings(2000.0), 0, "You run at 50 % of what your loader delivers alone; the device alone was not measured."),
         (
@@ -69,6 +69,11 @@ def test_both_ceilings_say_what_holds_and_what_is_left() -> None:
             0,
             "You run at 200 % of the device's ceiling as measured: that ceiling is too low",
         ),
+        (
+            {"copy_ceiling": 500.0} | ceilings(5000.0, 2000.0),
+            0,
+            "You run at 200 % of the copies' ceiling as measured: that ceiling is too low",
+        ),
     ],
 )
 def test_each_case_of_the_baseline_is_said(own: Known, workers: int, said: str) -> None:
@@ -80,7 +85,7 @@ def test_copies_that_hold_the_rate_are_named() -> None:
     own, best = {"copy_ceiling": 1100.0}, {"copy_ceiling": 4100.0}
     said = say_headroom(make_case(ceilings(9000.0, 2300.0) | own, ceilings(9000.0, 5000.0) | best))
     assert "You run at 43 % of what this device can do; copying batches to it is the bottleneck." in said
-    assert "reaches 98 % of the lower ceiling, the copy's" in said
+    assert "reaches 98 % of the lowest ceiling, the copies'" in said
 
 
 def test_a_lone_ceiling_far_below_the_rate_says_nothing() -> None:
@@ -92,15 +97,15 @@ def test_a_lone_ceiling_far_below_the_rate_says_nothing() -> None:
     [
         (
             ceilings(9000.0, 4000.0),
-            "reaches 100 % of the lower ceiling, the device's; as long as that stays, tuning can't gain more.",
+            "reaches 100 % of the lowest ceiling, the device's; as long as that stays, tuning can't gain more.",
         ),
         (
             ceilings(9000.0, 3900.0),
-            "reaches 100 % of the lower ceiling, the device's; as long as that stays, tuning can't gain more.",
+            "reaches 100 % of the lowest ceiling, the device's; as long as that stays, tuning can't gain more.",
         ),
         (
             ceilings(8000.0, 9000.0),
-            "reaches 50 % of the lower ceiling, the loader's, which leaves room for 100 % more.",
+            "reaches 50 % of the lowest ceiling, the loader's, which leaves room for 100 % more.",
         ),
         (
             ceilings(900.0, 9000.0),
@@ -134,7 +139,7 @@ def test_a_baseline_that_is_the_best_is_spoken_of_as_yours() -> None:
         "lr_advice": NO_ADVICE,
     }
     said = say_headroom(make_case(ceilings(5000.0, 1020.0), {}, **own))
-    assert ". Your configuration reaches 98 % of the lower ceiling, the device's;" in said
+    assert ". Your configuration reaches 98 % of the lowest ceiling, the device's;" in said
 
 
 def test_a_ceiling_comes_from_a_run_that_shares_what_it_depends_on() -> None:
@@ -145,7 +150,7 @@ def test_a_ceiling_comes_from_a_run_that_shares_what_it_depends_on() -> None:
     summary = make_case({}, ceilings(4100.0))
     assert say_headroom(summary) == ""
     summary = summary.model_copy(update={"trials": (*summary.trials, make_trial(2, other, measurement=donor))})
-    assert say_headroom(summary).startswith("The best found reaches 98 % of the lower ceiling, the loader's")
+    assert say_headroom(summary).startswith("The best found reaches 98 % of the lowest ceiling, the loader's")
 
 
 rates = st.one_of(st.floats(min_value=1e-3, max_value=1e9), st.floats(min_value=500.0, max_value=10_000.0))

@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.errors import ConfigError
+from autotune.settings.applied import prepared
 from autotune.settings.applied.numa import (
     Addresses,
     CoresError,
@@ -28,6 +29,7 @@ from autotune.settings.applied.numa import (
     allowed_nodes,
     bind_rank,
     bind_to,
+    can_bind,
     cores_of_rank,
     is_bound_by_launcher,
     node_of_pci,
@@ -278,11 +280,34 @@ def test_a_process_that_the_kernel_or_openmp_keeps_from_it_stays_as_it_is(monkey
     assert in_child(lambda: bind_rank("node", 0, [()])) >= 1
 
 
+def test_a_thread_that_the_kernel_narrows_only_in_part_is_put_back() -> None:
+    before = allowed_cores()
+
+    def work() -> frozenset[int]:
+        with pytest.raises(CoresError, match="it leaves others"):
+            bind_to(frozenset({min(before), max(before) + 999}))
+        return allowed_cores()
+
+    assert in_child(work) == before
+
+
+def test_a_binding_without_effect_is_only_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert can_bind(torch.device("cpu"))
+    assert can_bind(torch.device("cuda:0"))
+    assert not [kind for kind in ("mps", "xpu") if can_bind(torch.device(kind))]
+    config, before = TrainingConfig(numa_binding="node"), allowed_cores()
+    monkeypatch.setattr(prepared, "can_bind", lambda _: False)
+    with pytest.warns(UserWarning, match="numa_binding has no effect"):
+        config.prepare(torch.nn.Linear(1, 1), "cpu")
+    assert allowed_cores() == before
+
+
 def test_where_nothing_binds_processes_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_setaffinity")
     assert allowed_cores() == frozenset()
     with pytest.raises(ConfigError, match="which Linux alone can"):
         bind_rank("node", 0, [()])
+    assert not can_bind(torch.device("cpu"))
     with pytest.warns(UserWarning, match="Linux alone"):
         TrainingConfig(numa_binding="node").prepare(torch.nn.Linear(1, 1), "cpu")
 

@@ -417,6 +417,12 @@ def test_a_snippet_imports_what_it_calls(target: str) -> None:
     assert lines[:2] == ["import autotune", "import torch"]
 
 
+def test_the_lines_for_accelerate_import_what_they_call() -> None:
+    lines = EVERYTHING.to("accelerate").text.splitlines()
+    assert lines.index("# import autotune") < next(place for place, line in enumerate(lines) if "accelerator =" in line)
+    assert "import autotune" not in TrainingConfig().to("accelerate").text
+
+
 @pytest.mark.parametrize("target", ["hf", "timm", "axolotl"])
 def test_a_target_whose_workers_begin_by_a_function_of_its_own_says_so(target: str) -> None:
     assert "worker_init_fn of its own" in dropped(EVERYTHING.to(target))["worker_threads"]
@@ -444,6 +450,7 @@ def test_torchrun_binds_beside_gpus_and_says_what_that_needs(device: str | None)
     assert export.text == "torchrun --standalone --nnodes 1 --nproc-per-node 2 --numa-binding exclusive\n"
     assert "numa_binding" not in dropped(export)
     assert "numactl" in defaults(export)["--numa-binding"]
+    assert "no config.prepare beside it" in defaults(export)["--numa-binding"]
     assert "all of its GPUs" in defaults(export)["--numa-binding"]
     assert "all of its GPUs" not in defaults(bound("node").to("torchrun", device=device))["--numa-binding"]
 
@@ -454,6 +461,11 @@ def test_torchrun_can_not_bind_elsewhere(device: str) -> None:
     assert "numa" not in export.text
     assert "config.prepare binds" in dropped(export)["numa_binding"]
     assert "--numa-binding" not in defaults(export)
+
+
+def test_wherever_it_binds_torchrun_is_said_to_bind_beside_the_same_gpus() -> None:
+    said = [dropped(bound("node").to(target, device="cpu"))["numa_binding"] for target in ("torchrun", "hf")]
+    assert all("beside NVIDIA's and AMD's GPUs" in one for one in said)
 
 
 def test_torchrun_knows_the_flag_and_its_values() -> None:
@@ -468,6 +480,8 @@ def test_torchrun_knows_the_flag_and_its_values() -> None:
 def test_accelerate_binds_to_the_node_of_a_gpu_alone() -> None:
     assert bound("node").to("accelerate").settings["enable_cpu_affinity"] is True
     assert "numa_binding" not in dropped(bound("node").to("accelerate", device="cuda"))
+    assert defaults(bound("node").to("accelerate"))["enable_cpu_affinity"] == "needs nvidia-ml-py, and NVIDIA GPUs"
+    assert "enable_cpu_affinity" not in defaults(bound("node").to("accelerate", device="cpu"))
     for export in (bound("node").to("accelerate", device="cpu"), bound("exclusive").to("accelerate")):
         assert "enable_cpu_affinity" not in export.settings
         assert "config.prepare binds" in dropped(export)["numa_binding"]

@@ -131,6 +131,9 @@ def ddp_handler(found: Wanted) -> dict[str, Any]:
 
 
 def _lines(found: Wanted) -> Iterator[str]:
+    if found["worker_threads"] is not None:
+        yield "import autotune"
+        yield ""
     arguments: dict[str, Any] = {}
     if found["grad_accum_steps"] > 1:
         arguments["gradient_accumulation_steps"] = found["grad_accum_steps"]
@@ -155,6 +158,8 @@ def _lines(found: Wanted) -> Iterator[str]:
 
 
 def _defaults(found: Wanted) -> Iterator[Differing]:
+    if _binds(found):
+        yield Differing("enable_cpu_affinity", "needs nvidia-ml-py, and NVIDIA GPUs")
     if found["pin_memory"]:
         yield Differing(
             "DataLoaderConfiguration.non_blocking", "false: copies from pinned memory block; in trials they did not"

@@ -46,6 +46,8 @@ def _defaults(found: Wanted) -> Iterator[Differing]:
     if _binds(found):
         shares = ", and divides a node's cores among all of its GPUs, used or not; in trials among its ranks"
         differs = shares if found["numa_binding"] == "exclusive" else ""
-        yield Differing("--numa-binding", f"needs the program numactl{differs}")
+        yield Differing(
+            "--numa-binding", f"needs the program numactl, and no config.prepare beside it, which binds too{differs}"
+        )
     if found.processes > 1 and found["intra_op_threads"] is None:
         yield Differing("OMP_NUM_THREADS", "1 where it is not set; in trials the ranks shared all cores of a machine")

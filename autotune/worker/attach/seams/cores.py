@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from autotune.settings.applied.numa import Addresses, allowed_cores, bind_rank
+from autotune.settings.applied.numa import Addresses, allowed_cores, bind_rank, is_bound_by_launcher
 from autotune.worker.measure.nvml import visible_gpu
 
 __all__ = ["Begun", "as_begun", "bind_script", "can_bind_script"]
@@ -36,15 +36,20 @@ def as_begun() -> Begun:
 
 
 def can_bind_script(begun: Begun, ranks: int, device: torch.device) -> bool:
-    """Whether a script's process can be bound from outside: it has neither bound itself nor numbered its ranks."""
+    """Whether a script's process can be bound from outside.
+
+    It must not have bound itself, nor been bound by whoever started it, and a launcher must have numbered its ranks.
+    """
     is_known = device.type == "cpu" or (device.type == "cuda" and torch.version.hip is None)
-    return bool(begun.cores) and begun.cores == allowed_cores() and is_known and (ranks == 1 or begun.is_numbered)
+    is_free = bool(begun.cores) and begun.cores == allowed_cores() and not is_bound_by_launcher()
+    return is_free and is_known and (ranks == 1 or begun.is_numbered)
 
 
 def bind_script(binding: str, ranks: int, device: torch.device) -> None:
     """Bind this process, and let an operation have no more threads than that leaves it.
 
-    A launcher, which trains nothing itself, is left alone: its ranks would inherit its cores.
+    A launcher, which trains nothing itself, is left alone: its ranks would inherit its cores. So is a process that a
+    launcher has bound: its share must not be shared out anew.
 
     Args:
         binding: "node" or "exclusive".
@@ -57,7 +62,7 @@ def bind_script(binding: str, ranks: int, device: torch.device) -> None:
     here, rank = (
         int(os.environ.get(name, number)) for name, number in (("LOCAL_WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
     )
-    if ranks > 1 and "LOCAL_RANK" not in os.environ:
+    if (ranks > 1 and "LOCAL_RANK" not in os.environ) or is_bound_by_launcher():
         return
     first = 0 if ranks > 1 else device.index or 0
     places: list[Addresses] = [

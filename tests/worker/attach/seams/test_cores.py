@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -66,6 +68,24 @@ def test_a_launcher_is_not_bound_for_its_ranks(monkeypatch: pytest.MonkeyPatch) 
     before = allowed_cores()
     bind_script("exclusive", 2, CPU)
     assert allowed_cores() == before
+
+
+def test_what_a_launcher_has_bound_is_not_bound_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+
+    def work(pipe: Any) -> None:
+        os.sched_setaffinity(0, {min(allowed_cores())})
+        can = can_bind_script(as_begun(), 2, CPU)
+        bind_script("exclusive", 2, CPU)  # of its one core there is no second part
+        pipe.send((can, len(allowed_cores())))
+
+    reading, writing = get_context("fork").Pipe(duplex=False)
+    child = get_context("fork").Process(target=work, args=(writing,))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    assert reading.recv() == (False, 1)
 
 
 def test_a_gpus_place_is_what_nvidias_driver_tells_of_its_uuid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
