@@ -61,7 +61,7 @@ _QUICK = _Scale(
     window=WindowRules(max_s=0.5),
     rounds=1,
     pairs=1,
-    followed_s=1.0,
+    followed_s=2.0,  # of less, a busy machine does not time the batches of all lengths before they are given up
 )
 
 

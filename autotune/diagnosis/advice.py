@@ -115,7 +115,7 @@ def _pin_memory(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[Adv
         return
     present, settings = evidence.measurement.samples_per_s, {"pin_memory": True}
     known = expectation.copy_ceilings(evidence)
-    if len(known) == len({False, True}):
+    if known.keys() == {False, True}:
         if known[True] <= known[False]:
             return
         pinned = CurvePoint(changes={"pin_memory": True}, ceiling=None)

@@ -25,8 +25,8 @@ _LEAST_LEFT = 0.05
 def prefetch_to_device(evidence: Evidence, share: float) -> Iterator[Advice]:
     """Copies of the next batch on a stream of their own, from memory that is pinned already: at best none is exposed.
 
-    The interval is by how much the profiled steps differ in their exposed copies. Nothing is promised where the loader
-    has to become faster first.
+    How much of them computing hides then is not known: the interval begins at nothing. Its upper end is by how much the
+    profiled steps differ in their exposed copies. Nothing is promised where the loader has to become faster first.
 
     Source: apex's data_prefetcher (examples/imagenet/main_amp.py); pytorch.org, "CUDA semantics", "Use pinned memory
     buffers".
@@ -38,11 +38,10 @@ def prefetch_to_device(evidence: Evidence, share: float) -> Iterator[Advice]:
     if present >= NEAR_CEILING * expectation.loader_ceiling(evidence):
         return
     expected = expectation.rate_without(evidence, share)
-    least, most = run.breakdown.copy_fraction_ci or (share, share)
-    low, high = (expectation.rate_without(evidence, max(0.0, part)) / present - 1 for part in (least, most))
-    if low > 0:
-        figures = {"share": share, "is_spread_known": run.breakdown.copy_fraction_ci is not None}
-        yield advise("prefetch_to_device", present, expected, {}, **figures, gain_low=low, gain_high=high)
+    _, most = run.breakdown.copy_fraction_ci or (share, share)
+    high = expectation.rate_without(evidence, most) / present - 1
+    figures = {"share": share, "is_spread_known": run.breakdown.copy_fraction_ci is not None}
+    yield advise("prefetch_to_device", present, expected, {}, **figures, gain_low=0.0, gain_high=high)
 
 
 def train_in_float8(evidence: Evidence) -> Iterator[Advice]:

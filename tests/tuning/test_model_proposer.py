@@ -228,6 +228,18 @@ def test_where_copies_take_a_five_hundredth_of_a_step_no_trial_is_spent_on_pinni
     assert not found.config.pin_memory
 
 
+@pytest.mark.parametrize(("share", "skipped"), [(0.002, {True}), (1 / 3, {False})], ids=["short", "long"])
+def test_a_sample_that_pins_memory_is_skipped_where_copies_can_not_matter(
+    tmp_path: Path, share: float, skipped: set[bool]
+) -> None:
+    search = guided(tmp_path, copying(share), n_trials=2, **PINNING)
+    assert isinstance(search.proposer, ModelProposer)
+    assert search.proposer.outlook(search.best) is not None
+    tried = {device_key(one.config) for one in search.study.ended}
+    samples = [one for one in _composed(search) if one.pin_memory and device_key(one) not in tried]
+    assert {search.proposer.skip(one) is not None for one in samples} == skipped
+
+
 def test_memory_that_the_space_has_pinned_is_pinned_however_short_copies_are(tmp_path: Path) -> None:
     search = guided(tmp_path, copying(0.002), **{**PINNING, "pin_memory": True})
     assert len(search.study.records) > 2

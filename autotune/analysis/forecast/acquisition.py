@@ -121,7 +121,8 @@ def _pins_in_vain(
 ) -> NDArray[np.bool_]:
     """Which have a value of `pin_memory` that was not tried, and copies that can't limit them with either.
 
-    The same with a value that was tried tells as much. Where copies were not measured, or no such value is left, none.
+    The same with a value that was tried tells as much, or has told it. Where copies were not measured, or all that is
+    left has other values and was not tried otherwise, none.
     """
     (_, _, slow_copy), (fast_loader, fast_device, _) = _sides(forecast)
     known, has_run = {config.pin_memory for config in tried}, set(tried)
@@ -130,8 +131,12 @@ def _pins_in_vain(
     )
     is_short = np.minimum(fast_loader, fast_device) <= _SHORT_COPY * np.minimum(slow_copy, slowest)
     are_left = any(config.pin_memory in known and config not in has_run for config in configs)
-    is_other = np.array([config.pin_memory not in known for config in configs], dtype=np.bool_)
-    return np.asarray(np.isfinite(forecast.copy) & is_short & is_other & are_left, dtype=np.bool_)
+    is_other = [
+        config.pin_memory not in known
+        and (are_left or config.model_copy(update={"pin_memory": not config.pin_memory}) in has_run)
+        for config in configs
+    ]
+    return np.asarray(np.isfinite(forecast.copy) & is_short & np.array(is_other, dtype=np.bool_), dtype=np.bool_)
 
 
 def _sides(forecast: Forecast) -> tuple[Floats, Floats]:

@@ -22,6 +22,7 @@ __all__ = [
     "format_fraction",
     "format_gain",
     "format_interval",
+    "format_mean_count",
     "format_rate",
     "format_short_time",
     "format_times",
@@ -135,13 +136,29 @@ def format_count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def format_mean_count(number: float) -> str:
+    """A mean of counts with two digits, from 10 on as a whole number: "1", "2.9", "128"."""
+    return f"{number:.2g}" if number < 9.95 else f"{number:,.0f}"
+
+
 def _format_settings(settings: Mapping[str, object]) -> str:
     """Settings as a user writes them: "num_workers=4, persistent_workers=True"."""
     return ", ".join(f"{name}={value}" for name, value in settings.items())
 
 
 Unit = Literal[
-    "bytes", "mib", "duration", "energy", "gain", "plain_rate", "rate", "seconds", "settings", "share", "times"
+    "bytes",
+    "mib",
+    "duration",
+    "energy",
+    "gain",
+    "mean_count",
+    "plain_rate",
+    "rate",
+    "seconds",
+    "settings",
+    "share",
+    "times",
 ]
 UNITS: dict[Unit, Callable[[Any], str]] = {
     "bytes": format_bytes,
@@ -149,6 +166,7 @@ UNITS: dict[Unit, Callable[[Any], str]] = {
     "duration": format_duration,
     "energy": format_energy,
     "gain": format_gain,
+    "mean_count": format_mean_count,
     "plain_rate": format_rate,
     "rate": lambda samples_per_s: f"{format_rate(samples_per_s)} samples/s",
     "seconds": format_short_time,

@@ -164,7 +164,8 @@ class ModelProposer:
         if self._model is None:
             return None
         tried = tried_in(self.study)
-        configs = list(dict.fromkeys([config, *tried]))
+        otherwise = config.model_copy(update={"pin_memory": not config.pin_memory})  # may tell as much
+        configs = list(dict.fromkeys([config, otherwise, *tried]))
         is_redundant = redundant_among(configs, self._model[1].forecast(configs), tried)[0]
         return note("would_tell_nothing") if is_redundant else None
 

@@ -89,7 +89,8 @@ class Watch:
     own_cpu_s: float = 0.0
     """Those of watching itself."""
     _kept_bytes: int = 0
-    _open: list[tuple[FrameType, Call, float, float, float]] = field(default_factory=list)
+    _open: list[tuple[FrameType, Call, float, float, float, float]] = field(default_factory=list)
+    """Calls under way, when each began, on either clock, and what watching itself had taken by then."""
     _sources: dict[int, Hashable] = field(default_factory=dict)
     """Files of the ParquetFiles that were opened, by their id."""
 
@@ -103,12 +104,12 @@ class Watch:
             self.own_s += now - begun
             self.own_cpu_s += now_cpu_s - begun_cpu_s
             if len(self._open) > open_before:  # its time begins where looking at it has ended
-                self._open[-1] = (frame, self._open[-1][1], now, self.own_s, now_cpu_s)
+                self._open[-1] = (frame, self._open[-1][1], now, self.own_s, now_cpu_s, self.own_cpu_s)
         elif event == "return" and self._open and self._open[-1][0] is frame:
             ended, ended_cpu_s = perf_counter(), thread_time()
-            _, call, begun, own_s, begun_cpu_s = self._open.pop()
+            _, call, begun, own_s, begun_cpu_s, own_cpu_s = self._open.pop()
             call.seconds = ended - begun - (self.own_s - own_s)
-            call.cpu_s = ended_cpu_s - begun_cpu_s
+            call.cpu_s = ended_cpu_s - begun_cpu_s - (self.own_cpu_s - own_cpu_s)
             self.calls.append(call)
             with suppress(Exception):  # as above
                 self._end(call, frame, value)
@@ -128,7 +129,7 @@ class Watch:
             return  # it was decoded before
         with suppress(Exception):  # what is not known of it stays so
             self._look(call, frame.f_code.co_name, arguments)
-        self._open.append((frame, call, perf_counter(), self.own_s, thread_time()))
+        self._open.append((frame, call, perf_counter(), self.own_s, thread_time(), self.own_cpu_s))
 
     def _look(self, call: Call, name: str, arguments: dict[str, Any]) -> None:
         """Note what a call is given."""

@@ -24,7 +24,7 @@ from autotune.records.diagnosis import Float8Products, Roofline
 from autotune.settings.applied.float32_precision import tf32_products
 from autotune.settings.training_config import TrainingConfig
 from autotune.worker.after_window.float8_products import ProductsMode, has_float8, time_products
-from autotune.worker.measure.step import StepTrainer
+from autotune.worker.measure.step import StepTrainer, Trainer
 from autotune.worker.setup.device import Device
 
 __all__ = ["BytesMode", "trace_roofline"]
@@ -100,12 +100,14 @@ def _float8_products(
     trainer: StepTrainer, batch: Any, device: Device, peak_bytes_per_s: float
 ) -> Float8Products | None:
     """The linear layers' products of a batch, timed; None where they can't be: nothing else depends on it."""
-    with ProductsMode() as products:
-        trainer.train(batch)
     try:
+        with ProductsMode() as products:
+            trainer.train(batch)
         return time_products(products.shapes, device, partial(_repeats_per_s, least_s=_SHAPE_S), peak_bytes_per_s)
     except Exception:  # noqa: BLE001 - of a build or a device without them; out of memory too
         _LOG.debug("products in float8 could not be timed", exc_info=True)
+        if isinstance(trainer, Trainer):
+            trainer.accumulator.reset()  # a batch may have been broken off
         return None
 
 

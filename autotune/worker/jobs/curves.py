@@ -160,7 +160,8 @@ def _copy_figures(scene: _Scene, config: TrainingConfig) -> PointFigures:
     lie = pinned if config.pin_memory else copied
     is_own = config.pin_memory == scene.job.config.pin_memory
     host = [kept if is_own else Held(lie(kept.batch), kept.samples) for kept in scene.host]
-    return scene.figures(copy_alone, scene.bench.trainer(config), host)
+    with _as_configured(config):  # a trainer sets TF32 for good
+        return scene.figures(copy_alone, scene.bench.trainer(config), host)
 
 
 def combined_config(own: TrainingConfig, points: Sequence[CurvePoint]) -> TrainingConfig | None:

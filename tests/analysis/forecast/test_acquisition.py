@@ -216,6 +216,8 @@ def test_memory_that_was_not_tried_is_left_out_where_short_copies_leave_the_same
     assert not any(are_redundant(configs, PINS[:1], **sides)), "what copies take is not known"
     without = [configs[0], other[1]]
     assert not are_redundant(without, PINS[:1], loader=[SLOW] * 2, device=[SLOW] * 2, copy=[1_000 * SLOW] * 2)[1]
+    tried = {"loader": [SLOW] * 2, "device": [SLOW] * 2, "copy": [1_000 * SLOW] * 2}
+    assert are_redundant(PINS, PINS[:1], **tried)[1], "the same was tried without it"
 
 
 def test_copies_hold_the_gain_to_their_own_rate() -> None:

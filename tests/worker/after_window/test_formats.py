@@ -305,6 +305,30 @@ def test_the_share_of_decoding_is_of_an_items_time_on_a_core(
     assert found.item_fraction_ci == pytest.approx((0.75, 0.75))
 
 
+def test_looking_at_what_a_call_makes_in_turn_is_none_of_its_time_on_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu_s = [0.0]
+
+    def look(*_: object) -> None:
+        cpu_s[0] += 5.0
+
+    def inner() -> None:
+        cpu_s[0] += 1.0
+
+    def outer() -> None:
+        cpu_s[0] += 2.0
+        inner()
+
+    monkeypatch.setattr(format_watch, "thread_time", lambda: cpu_s[0])
+    monkeypatch.setattr(Watch, "_look", look)
+    watch = Watch({outer.__code__: "tensor_decode", inner.__code__: "text"})
+    sys.setprofile(watch)
+    try:
+        outer()
+    finally:
+        sys.setprofile(None)
+    assert {call.reader: call.cpu_s for call in watch.calls} == {"text": 1.0, "tensor_decode": 3.0}
+
+
 def test_somebody_elses_profile_is_not_replaced() -> None:
     def own(*_: object) -> None: ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import TensorDataset
 
 from autotune.note import Note, note
@@ -28,7 +30,7 @@ from autotune.worker.after_window.roofline import BytesMode, trace_roofline
 from autotune.worker.jobs import curves as curves_job
 from autotune.worker.jobs.bench import WorkloadBench
 from autotune.worker.jobs.curves import combined_config, trace_curves
-from autotune.worker.measure.step import infer_step, make_trainer
+from autotune.worker.measure.step import Trainer, infer_step, make_trainer
 from autotune.worker.setup.build import build_model
 from autotune.worker.setup.device import Device, open_device
 from tests.factories import make_process
@@ -118,6 +120,24 @@ def test_copies_are_measured_from_both_kinds_of_memory_where_pinning_helps(
     assert all(point.ceiling is not None and point.ceiling.samples_per_s > 0 for point in curves.copy)
     assert pinned, "the loader's batches lie in pageable memory"
     assert trace(nn.Linear(8, 2), cpu, tmp_path).copy == ()
+
+
+def test_copies_of_a_job_in_tf32_leave_the_precision_of_float32_as_it_was(
+    cpu: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Precise(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(torch.backends.cuda.matmul.fp32_precision)
+            return super().forward(x)
+
+    seen: list[str] = []
+    before = torch.backends.cuda.matmul.fp32_precision
+    monkeypatch.setattr(curves_job, "pinned", lambda batch: batch)
+    machine, own = replace(cpu, kind="xpu"), {"amp_dtype": "tf32"}
+    curves = trace(Precise(8, 2), machine, tmp_path, {"amp_dtype": "float32"}, own=own, roofline=False)
+    assert settings(curves.device)[:2] == [{}, {"amp_dtype": "float32"}]
+    assert [*dict.fromkeys(seen)] == ["tf32", before]
+    assert torch.backends.cuda.matmul.fp32_precision == before
 
 
 def test_memory_that_can_not_be_pinned_leaves_the_other_points(
@@ -405,12 +425,21 @@ def test_an_expanded_tensor_is_as_large_as_its_memory() -> None:
     assert mode.moved_bytes <= 12  # zeros, and one number read and one written
 
 
-def traced_roofline(cpu: Device, layer: nn.Linear | None = None, *, samples: int = 4, **settings: Any) -> Any:
+def traced_roofline(
+    cpu: Device,
+    layer: nn.Linear | None = None,
+    *,
+    samples: int = 4,
+    seen: Callable[[Trainer], object] = id,
+    **settings: Any,
+) -> Any:
     config, layer = TrainingConfig(micro_batch_size=samples, **settings), layer or nn.Linear(8, 2)
     model = build_model(Workload(model=layer, dataset=None), config, cpu)
     batch = (torch.zeros(samples, layer.in_features), torch.zeros(samples, dtype=torch.long))
     step = infer_step(Workload(model=model, dataset=None), batch)
-    return trace_roofline(make_trainer(model, torch.optim.SGD(model.parameters()), step, config, cpu), batch, cpu)
+    trainer = make_trainer(model, torch.optim.SGD(model.parameters()), step, config, cpu)
+    seen(trainer)
+    return trace_roofline(trainer, batch, cpu)
 
 
 def test_a_roofline_counts_the_products_of_forward_and_backward(cpu: Device) -> None:
@@ -440,6 +469,23 @@ def test_products_in_float8_that_fail_cost_no_roofline(cpu: Device, monkeypatch:
     found = traced_roofline(cpu)
     assert found.float8 is None
     assert found.flops > 0
+
+
+def test_a_batch_whose_products_can_not_be_watched_costs_no_roofline(
+    cpu: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(TorchDispatchMode):
+        def __torch_dispatch__(self, *_: Any, **__: Any) -> Any:
+            raise torch.OutOfMemoryError("no memory is left for this batch")
+
+    monkeypatch.setattr(roofline, "has_float8", lambda _: True)
+    monkeypatch.setattr(roofline, "ProductsMode", Failing)
+    trainers: list[Trainer] = []
+    found = traced_roofline(cpu, grad_accum_steps=4, seen=trainers.append)
+    assert found.float8 is None
+    assert found.flops > 0
+    assert trainers[0].accumulated == 0
+    assert all(weight.grad is None for weight in trainers[0].model.parameters())
 
 
 def test_a_batch_bears_its_share_of_the_optimizers_step(cpu: Device) -> None:
