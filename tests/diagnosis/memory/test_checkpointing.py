@@ -36,7 +36,6 @@ def activations(**changes: Any) -> Activations:
         "blocks": 10,
         "whole": saved(32, 20.0),
         "half": saved(16, 10.0),
-        "step_s": 0.032,
         "forward": PairedRatio(value=0.2, sd=0.002),
         "half_step": PairedRatio(value=0.75, sd=0.002),
     }
