@@ -5,8 +5,6 @@ Data alone: the worker measures it after a trial's window (worker/after_window/a
 
 from __future__ import annotations
 
-from pydantic import Field
-
 from autotune.frozen import FrozenModel
 
 __all__ = ["Activations", "ModelState", "PairedRatio", "SavedBytes"]
@@ -64,10 +62,9 @@ class Activations(FrozenModel):
     """Of a batch as the loader delivers it."""
     half: SavedBytes | None = None
     """Of one of half its samples; None where that could not be made."""
-    step_s: float = Field(gt=0)
-    """Seconds of a micro batch on the device alone, with its share of the optimizer's step."""
     forward: PairedRatio | None = None
-    """Of that, the blocks' forward pass: what computing them once more takes; None without such blocks."""
+    """The blocks' forward pass over a step on the device alone: what computing them once more takes; None without such
+    blocks."""
     half_step: PairedRatio | None = None
     """A step on half of the batch, over one on the whole; None where that could not be made."""
 

@@ -24,10 +24,10 @@ class FollowedCase:
     today: Case | None = None
     """None on paper."""
     followed: Case | None = None
-    """The same job, with the advice followed; its settings may differ."""
-    figure: Literal["rate", "peak_bytes"] = "rate"
+    """The same job, with the advice followed; its settings may differ. Of a batch that is promised it takes that."""
+    figure: Literal["rate", "peak_bytes"] | None = "rate"
     """What is promised: times today's rate, by gain_low and gain_high, or bytes less at the peak, by least_saved_bytes
-    and most_saved_bytes."""
+    and most_saved_bytes. None, on paper alone: neither."""
     where: Literal["here", "paper"] = "here"
     """On this machine, or on paper: where it can't be followed."""
     samples_per_item: float = 1.0

@@ -6,7 +6,8 @@ trials of both, run in turns, in pairs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -41,6 +42,7 @@ def kept(case: FollowedCase, found: dict[str, Any]) -> dict[str, Any]:
     A gain in the rate, less 1, of today's samples, or bytes that the peak is lower by.
     """
     reached = [_reached(case, pair["today"], pair["followed"]) for pair in found["pairs"]]
+    assert case.figure is not None, "on paper alone nothing is reached"
     promised, (low, high) = found["promised"], _PROMISED[case.figure]
     interval = None if promised is None else [promised["figures"].get(low), promised["figures"].get(high)]
     if interval is None or None in interval:
@@ -61,12 +63,13 @@ def follow(  # noqa: PLR0913 - two jobs, and how they are measured
 ) -> tuple[DiagnosisResult, dict[str, Any]]:
     """The diagnosis of a job, and what was promised by a kind of advice and reached in pairs of trials.
 
-    Each job runs in its own settings; `memory_limit` is the diagnosis' own.
+    Each job runs in its own settings, but for a batch that is promised; `memory_limit` is the diagnosis' own.
     """
     measuring = MeasuringTime(window_s=window_s, stretch_s=min(1.0, window_s / 2))
     found = diagnose_plan(plan_for(today, "cpu", memory_limit=memory_limit), progress=False, measuring=measuring)
     advice = next((piece for piece in found.advice if piece.kind == kind), None)
     say(f"{name}: {found.headline} {'nothing is said' if advice is None else advice.text}")
+    followed = _with_promised_batch(followed, None if advice is None else advice.figures)
     rules = WindowRules(max_s=window_s)
     with (
         open_trials(today, device="cpu", window=rules, extras=NO_EXTRAS) as before,
@@ -82,6 +85,12 @@ def follow(  # noqa: PLR0913 - two jobs, and how they are measured
         "reached_times": median(_ratio(pair) for pair in runs),
         "pairs": [{"times": _ratio(pair), "today": pair[0], "followed": pair[1]} for pair in runs],
     }
+
+
+def _with_promised_batch(followed: Case, figures: Mapping[str, Any] | None) -> Case:
+    """The job in the batch that the advice names, where it names one."""
+    batch = None if figures is None else figures.get("micro_batch_size")
+    return followed if batch is None else replace(followed, settings={**followed.settings, "micro_batch_size": batch})
 
 
 def _pair(sides: Sequence[tuple[Case, RunTrial]], *, is_turned: bool) -> tuple[dict[str, Any], ...]:

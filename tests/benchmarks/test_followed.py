@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from torch import nn
 
 from autotune.report.wording.catalogue import load_codes
 from benchmarks.advice import FOLLOWED_CASES
 from benchmarks.cases.advice_data import DATA_CASES
+from benchmarks.cases.cpu import Case
 from benchmarks.cases.followed_cases import FollowedCase
-from benchmarks.measures.followed import follow_case, kept
+from benchmarks.measures.followed import follow, follow_case, kept
 
 RATE = FollowedCase(name="a", kind="pack_sequences", samples_per_item=4.0, why="rows of four")
 BYTES = FollowedCase(name="b", kind="checkpoint_activations", figure="peak_bytes", why="blocks")
@@ -29,6 +34,7 @@ def found(figures: dict[str, float] | None, *pairs: tuple[float, float]) -> dict
 def test_each_case_follows_advice_that_is_given_here_or_says_what_it_would_take(case: FollowedCase) -> None:
     assert case.kind in load_codes("advice") | load_codes("scaling")
     assert (case.where == "here") == (case.today is not None) == (case.followed is not None)
+    assert case.figure is not None or case.where == "paper"
     assert case.why
 
 
@@ -69,6 +75,29 @@ def test_what_stands_on_paper_is_told_and_not_run() -> None:
         "where": "paper",
         "why": paper.why,
     }
+
+
+@pytest.mark.parametrize(("promised", "batch"), [({"micro_batch_size": 16}, 16), ({"gain_low": 0.5}, 32), (None, 32)])
+def test_the_followed_job_takes_the_batch_that_is_promised(
+    monkeypatch: pytest.MonkeyPatch, promised: dict[str, float] | None, batch: int
+) -> None:
+    today, opened = Case(model=nn.Identity, dataset=[], settings={"micro_batch_size": 8, "lr": 0.1}), list[Case]()
+
+    def trials(case: Case, **_: Any) -> nullcontext[None]:
+        opened.append(case)
+        return nullcontext()
+
+    advice = None if promised is None else Mock(kind="a", figures=promised)
+    found = Mock(headline="", advice=[] if advice is None else [advice])
+    monkeypatch.setattr("benchmarks.measures.followed.diagnose_plan", lambda *_, **__: found)
+    monkeypatch.setattr("benchmarks.measures.followed.open_trials", trials)
+    rates = {"samples_per_s": 1.0}
+    monkeypatch.setattr("benchmarks.measures.followed._pair", lambda *_, **__: (rates, rates))
+    follow("name", "a", today, replace(today, settings={"micro_batch_size": 32, "lr": 0.1}), 1.0, 1)
+    assert [dict(case.settings) for case in opened] == [
+        {"micro_batch_size": 8, "lr": 0.1},
+        {"micro_batch_size": batch, "lr": 0.1},
+    ]
 
 
 def test_packed_rows_hold_the_same_tokens_in_the_same_sequences() -> None:

@@ -366,8 +366,20 @@ KEPT = {
             "checkpoint_activations",
             {**KEPT, "micro_batch_size": 32, "left_bytes": 2**33, "limit_bytes": 2**34, "forward_fraction": None},
             (
-                "Checkpoint the 12 blocks of class Layer (torch.utils.checkpoint): today's batch then takes at most "
-                "8.00 GiB; the limit is 16.0 GiB"
+                "Checkpoint the 12 blocks of class Layer (torch.utils.checkpoint): today's batch then takes about "
+                "8.00 GiB, if its peak falls between these blocks' passes; the limit is 16.0 GiB"
+            ),
+            (
+                "a batch of 32 samples keeps 20.0 GiB for its backward pass, 18.0 GiB of it inside these blocks; with "
+                "32 samples 58.0 GiB to 65.0 GiB of it are saved"
+            ),
+        ),
+        (
+            "checkpoint_activations",
+            {**KEPT, "micro_batch_size": 32, "forward_fraction": None},
+            (
+                "Checkpoint the 12 blocks of class Layer (torch.utils.checkpoint): today's batch, which has no room "
+                "now, then keeps 58.0 GiB to 65.0 GiB less for its backward pass"
             ),
             (
                 "a batch of 32 samples keeps 20.0 GiB for its backward pass, 18.0 GiB of it inside these blocks; with "

@@ -19,10 +19,17 @@ __all__ = ["expandable_segments", "share_gpu"]
 _UNUSED = 0.2
 """Of the reserved memory that no tensor takes at its peak, from which on it is fragments: our own convention, far above
 the up to 2 MiB by which a block may be rounded (c10/cuda/CUDACachingAllocator.cpp, kRoundLarge)."""
+_LEAST_UNUSED = 0.05
+"""The same where the allocator found no room: our own convention. Where tensors take all that is reserved, growing
+segments win nothing."""
 _NEAR_LIMIT = 0.8
 """Of the limit, from which on fragments stand in the way: our own convention; half as much again may not fit."""
 _EMPTY = 0.5
 """Of the device's memory, and of its multiprocessors, below which another such job has room beside: two of them."""
+_ROOM = 0.9
+"""Of a part's memory, or of the device's, that jobs may fill: our own convention, as the memory limit's default. A MIG
+instance has some 4 % less than its share (4.75 of an A100's 39.5 GiB for one in eight), and a peak is one window's.
+Source: docs.nvidia.com, "MIG User Guide", the listing of GPU instance profiles."""
 _MOST_JOBS = 48
 """Clients of one MPS server on a device. Source: docs.nvidia.com, "Multi-Process Service", Volta MPS."""
 _HEALTHY = frozenset({"compute", "launch"})
@@ -51,9 +58,9 @@ Source: docs.nvidia.com, "MIG User Guide", "Supported GPUs" and "Supported MIG P
 def expandable_segments(evidence: Evidence) -> Iterator[Advice]:
     """Segments that grow leave fewer fragments where sizes change from batch to batch; the bytes that are at stake.
 
-    Advised on CUDA near the memory limit, unless shapes are fixed or it is set already. Retries in the window, or much
-    more reserved than allocated, show that there are fragments: at most what is reserved beyond the tensors' peak is
-    won, and less where the two peaks fell at different times.
+    Advised on CUDA near the memory limit, unless shapes are fixed or it is set already. Much more reserved than
+    allocated, or some more with retries in the window, shows that there are fragments: at most what is reserved beyond
+    the tensors' peak is won, and less where the two peaks fell at different times.
     Source: pytorch.org, "CUDA semantics", "Optimizing memory usage with PYTORCH_ALLOC_CONF".
     """
     environment, memory = evidence.environment, evidence.measurement.memory
@@ -62,8 +69,8 @@ def expandable_segments(evidence: Evidence) -> Iterator[Advice]:
     unused = _unused_bytes(memory)
     if unused is None or memory.peak_bytes < _NEAR_LIMIT * evidence.limit_bytes:
         return
-    is_broken = memory.reserved_bytes is not None and unused >= _UNUSED * memory.reserved_bytes
-    if not memory.alloc_retries and not is_broken:
+    least = _LEAST_UNUSED if memory.alloc_retries else _UNUSED
+    if not unused or unused < least * (memory.reserved_bytes or 0):
         return
     figures: dict[str, JsonValue] = {
         "unused_bytes": unused,
@@ -94,9 +101,10 @@ def share_gpu(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[Advic
     if "MIG" in words:  # it is a part already
         return
     profiles = next((_MIG[word] for word in words if word in _MIG), ())
-    fitting = (one for one in profiles if one.sm_share >= sm_fraction and one.memory_share >= memory_share)
+    fitting = (one for one in profiles if one.sm_share >= sm_fraction and _ROOM * one.memory_share >= memory_share)
     profile = next(fitting, None)
-    by_mps = min(int(1 / sm_fraction), int(evidence.limit_bytes / max(1, run.peak_memory_bytes)), _MOST_JOBS)
+    room_bytes = min(evidence.limit_bytes, _ROOM * environment.device_memory_bytes)
+    by_mps = min(int(1 / sm_fraction), int(room_bytes / max(1, run.peak_memory_bytes)), _MOST_JOBS)
     jobs = by_mps if profile is None else profile.instances
     if jobs < 2:  # the limit is below half of the device's memory
         return

@@ -43,8 +43,9 @@ class _Forecast:
 def checkpoint_activations(evidence: Evidence) -> Iterator[Advice]:
     """Blocks that are computed once more in the backward pass make room, at the price of their forward pass.
 
-    Advised where a batch that does not fit today, and would then, is faster even so; and where today's own batch does
-    not fit. Of a batch by token budget nothing is known per sample.
+    Advised where a batch that does not fit today, and would then, is faster even so; where today's own batch does not
+    fit, and would then; and where it has no room, with what it would keep less: its peak is that of what it was
+    allowed. Of a batch by token budget nothing is known per sample.
 
     Source: pytorch.org, torch.utils.checkpoint; Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost".
     """
@@ -53,9 +54,12 @@ def checkpoint_activations(evidence: Evidence) -> Iterator[Advice]:
         return
     if run.peak_memory_bytes > evidence.limit_bytes or run.memory.is_thrashing:
         batch = evidence.config.micro_batch_size
-        left_bytes = run.peak_memory_bytes - round(found.least_saved_bytes(batch))
-        figures = _figures(evidence, found, batch) | {"left_bytes": left_bytes, "limit_bytes": evidence.limit_bytes}
-        yield advise("checkpoint_activations", run.samples_per_s, None, {}, **figures)
+        figures = _figures(evidence, found, batch)
+        if not run.memory.is_thrashing:
+            left_bytes = run.peak_memory_bytes - round(found.least_saved_bytes(batch))
+            figures |= {"left_bytes": left_bytes, "limit_bytes": evidence.limit_bytes}
+        if run.memory.is_thrashing or _fits_then(evidence, found, evidence.config):
+            yield advise("checkpoint_activations", run.samples_per_s, None, {}, **figures)
         return
     best = _best(evidence, found)
     if best is not None:

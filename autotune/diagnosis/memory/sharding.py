@@ -56,7 +56,10 @@ class StateBytes(NamedTuple):
 
 
 def state_bytes(run: Measurement, facts: WorkloadFacts) -> StateBytes:
-    """As measured, else by the numbers of parameters and the optimizer's name.
+    """As measured, else by the parameters' bytes and the optimizer's name.
+
+    Frozen parameters may be narrower than the gradients, as those of a quantised or a half-precision base are: where
+    their bytes are not known, they count at the most alone.
 
     Source: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 3.1.
     """
@@ -67,8 +70,9 @@ def state_bytes(run: Measurement, facts: WorkloadFacts) -> StateBytes:
     trained = facts.trainable_parameter_count or facts.parameter_count
     width = facts.gradient_bytes / trained if facts.gradient_bytes and trained else _FLOAT32_BYTES
     few, many = _STATES.get(facts.optimizer.name, _STATES_OF_OTHERS)
-    fixed = width * (facts.parameter_count + trained)
-    return StateBytes(fixed + few * width * trained, fixed + many * width * trained, 0.0, is_measured=False)
+    least, most = (facts.parameter_bytes or width * count for count in (trained, facts.parameter_count))
+    least, most = (own + (1 + states) * width * trained for own, states in ((least, few), (most, many)))
+    return StateBytes(least, most, 0.0, is_measured=False)
 
 
 def shard_parameters(evidence: Evidence) -> Iterator[Advice]:

@@ -49,6 +49,8 @@ def test_retries_tell_of_fragments_even_where_little_is_unused() -> None:
     advice = advised(fragmented(allocated=55.0, retries=1), "expandable_segments")
     assert advice is not None
     assert advice.figures["alloc_retries"] == 1
+    full = advised(fragmented(allocated=59.0, retries=9), "expandable_segments")
+    assert full is None, "tensors take nearly all: it is room that is missing, and segments that grow make none"
 
 
 @pytest.mark.parametrize(
@@ -91,6 +93,7 @@ def empty(sm: float | None = 0.1, gib: float = 8.0, name: str = "NVIDIA H100 80G
     [
         ("NVIDIA H100 80GB HBM3", 0.1, 8.0, 1, 7),
         ("NVIDIA A100-SXM4-80GB", 0.1, 12.0, 2, 3),  # more than an eighth of its memory
+        ("NVIDIA H100 80GB HBM3", 0.1, 9.6, 2, 3),  # of an eighth, 12 %: an instance has less, and a peak may grow
         ("NVIDIA H200", 0.4, 8.0, 3, 2),
         ("NVIDIA A30", 0.2, 8.0, 1, 4),
         ("NVIDIA H100 80GB HBM3", 0.45, 8.0, None, 2),  # more than the largest half has
@@ -134,6 +137,13 @@ def test_as_many_jobs_share_a_gpu_as_its_parts_have_room_for(
 )
 def test_a_gpu_is_not_shared_where_it_is_used_or_waits(changes: dict[str, Any]) -> None:
     assert advised(empty(**changes), "share_gpu") is None
+
+
+def test_by_mps_a_tenth_of_the_device_stays_free_whatever_the_limit_is() -> None:
+    found = empty(0.1, 8.0, "NVIDIA L40S").model_copy(update={"limit_bytes": 80 * GIB})
+    advice = advised(found, "share_gpu")
+    assert advice is not None
+    assert advice.figures["jobs"] == 9
 
 
 def test_it_is_shared_where_it_computes_in_few_of_its_multiprocessors() -> None:

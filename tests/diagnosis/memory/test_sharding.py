@@ -75,8 +75,17 @@ def test_the_state_is_by_the_optimizers_name_where_it_was_not_measured(optimizer
 
 
 def test_frozen_parameters_have_neither_gradients_nor_state() -> None:
-    found = state_bytes(make_measurement(), facts(1.0, trainable_parameter_count=GIB // 4, gradient_bytes=GIB))
-    assert found.least == 4 * GIB + 3 * GIB
+    known: dict[str, Any] = {"trainable_parameter_count": GIB // 4, "gradient_bytes": GIB}
+    found = state_bytes(make_measurement(), facts(1.0, **known, parameter_bytes=4 * GIB))
+    assert (found.least, found.most) == (7 * GIB, 8 * GIB)
+    found = state_bytes(make_measurement(), facts(1.0, **known))
+    assert (found.least, found.most) == (4 * GIB, 8 * GIB), "of what width the frozen ones are is not known"
+
+
+def test_a_narrow_frozen_base_is_not_taken_for_as_wide_as_its_adapters() -> None:
+    adapters = GIB // 100
+    known = facts(7.0, trainable_parameter_count=adapters, gradient_bytes=4 * adapters, parameter_bytes=14 * GIB)
+    assert state_bytes(make_measurement(), known).least == 14 * GIB + 3 * 4 * adapters
 
 
 def test_parameters_of_two_bytes_take_half() -> None:

@@ -72,16 +72,14 @@ def measure_activations(trainer: Trainer, held: Sequence[Held], *, seconds: floa
         blocks=0 if chosen is None else whole.calls[chosen],
         whole=whole.saved(chosen, largest.samples),
         half=None if half is None or half_watch is None else half_watch.saved(chosen, half.samples),
-        step_s=times.step_s,
         half_step=times.half,
         forward=times.forward,
     )
 
 
 class _Times(NamedTuple):
-    """Seconds of a micro batch with its share of the optimizer's step; half a batch and the blocks' forward over it."""
+    """Half a batch, and the blocks' forward pass, over an optimizer step on the whole one."""
 
-    step_s: float
     half: PairedRatio | None
     forward: PairedRatio | None
 
@@ -149,14 +147,13 @@ def _timed(
 
     Until the first of two times; at least three turns unless they take longer than to the second.
     """
-    per_step = trainer.config.grad_accum_steps
-    steps, halves, forwards = list[float](), list[float](), list[float]()
-    while not steps or (perf_counter() < (until if len(steps) >= _FEWEST_TURNS else given_up)):
+    turns, halves, forwards = 0, list[float](), list[float]()
+    while not turns or (perf_counter() < (until if turns >= _FEWEST_TURNS else given_up)):
         whole_s, *half_s = (_train_step(trainer, batch) for batch in batches)
-        steps.append(whole_s / per_step)
+        turns += 1
         halves += [one / whole_s for one in half_s]
         forwards += [_forward_s(trainer, batches[0], blocks) / whole_s] if blocks else []
-    return _Times(median(steps), _ratio(halves), _ratio(forwards))
+    return _Times(_ratio(halves), _ratio(forwards))
 
 
 def _ratio(turns: Sequence[float]) -> PairedRatio | None:

@@ -67,13 +67,17 @@ class Watch:
             self.inside[kind].pop()
 
     def keep(self, tensor: Tensor) -> Tensor:
-        """A tensor is kept; it stays as it is."""
+        """A tensor is kept; its values stay as they are.
+
+        Handed on is never the tensor itself: an operation that keeps its own output would hold itself through it until
+        a backward pass comes (torch, torch.autograd.graph.saved_tensors_hooks).
+        """
         if not self.is_over:
             address, size = self._storage(tensor)
             if size:
                 place = tuple(calls[0] if calls else None for calls in self.inside)
                 self.kept.setdefault(address, _Kept(size)).places.add(place)
-        return tensor
+        return tensor.detach()
 
     def end(self) -> None:
         """The forward pass is over: the backward pass may free what it has used."""

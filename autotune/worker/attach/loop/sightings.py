@@ -195,6 +195,7 @@ class Sightings:
         trained = [part for own in self.optimizers.values() for group in own.param_groups for part in group["params"]]
         trained = list({id(part): part for part in trained if part.requires_grad}.values())
         everything = {id(part): part for module in self.outermost for part in module.parameters()}
+        parts = [*everything.values()] or trained
         return WorkloadFacts(
             dataset_length=None if dataset is None else length_of(dataset),
             is_iterable=dataset is not None and is_stream(dataset),
@@ -202,8 +203,9 @@ class Sightings:
             fixed_batch_size=None if "micro_batch_size" in script.reached else observed.micro_batch_size,
             has_4d_input=self.has_images,
             **step_facts(self.outermost, self.shapes),
-            parameter_count=sum(part.numel() for part in everything.values()) or sum(part.numel() for part in trained),
+            parameter_count=sum(part.numel() for part in parts),
             trainable_parameter_count=sum(part.numel() for part in trained),
+            parameter_bytes=sum(part.nbytes for part in parts),
             gradient_bytes=sum(part.nbytes for part in trained),
             has_buffers=any(True for module in self.outermost for _ in module.buffers()),
             has_unused_parameters=self.ddp is not None and self.ddp.find_unused_parameters,
