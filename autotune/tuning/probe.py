@@ -114,7 +114,8 @@ def _unfit(plan: Plan, baseline: TrainingConfig, facts: WorkloadFacts, environme
             yield note("not_read_over", setting="fused", name=fused.name, reason=reason, own=own, trained=trained)
     here = baseline.world_size if baseline.process_count == 1 else ranks_on_host(baseline.process_count, environment)
     if binding is not None and not has_binding(baseline.numa_binding, here, environment):
-        yield note("not_read_over", setting="numa_binding", name=binding.name, reason="no_binding")
+        names = {"own": None, "trained": facts.optimizer.name}
+        yield note("not_read_over", setting="numa_binding", name=binding.name, reason="no_binding", **names)
 
 
 def _baseline(plan: Plan, facts: WorkloadFacts, *, without: Collection[str] = ()) -> TrainingConfig:

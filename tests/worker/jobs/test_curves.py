@@ -471,15 +471,18 @@ def test_products_in_float8_that_fail_cost_no_roofline(cpu: Device, monkeypatch:
     assert found.flops > 0
 
 
+class Exhausted(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch
+    """Whatever runs inside it finds no memory."""
+
+    def __torch_dispatch__(self, *_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("no memory is left for this batch")
+
+
 def test_a_batch_whose_products_can_not_be_watched_costs_no_roofline(
     cpu: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Failing(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch
-        def __torch_dispatch__(self, *_: Any, **__: Any) -> Any:
-            raise torch.OutOfMemoryError("no memory is left for this batch")
-
     monkeypatch.setattr(roofline, "has_float8", lambda _: True)
-    monkeypatch.setattr(roofline, "ProductsMode", Failing)
+    monkeypatch.setattr(roofline, "ProductsMode", Exhausted)
     trainers: list[Trainer] = []
     found = traced_roofline(cpu, grad_accum_steps=4, seen=trainers.append)
     assert found.float8 is None
