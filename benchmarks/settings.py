@@ -84,6 +84,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--rounds", type=int, default=3, metavar="N", help="pairs of searches for the cost (%(default)s)"
     )
+    parser.add_argument("--pairs", type=int, default=5, metavar="N", help="pairs of trials of a case (%(default)s)")
     parser.add_argument("--fresh", action="store_true", help="forget what the file holds of an earlier run")
     arguments = parser.parse_args()
     if arguments.part == "cost" and arguments.before is None:
@@ -94,7 +95,7 @@ def _parse() -> argparse.Namespace:
 def _here(case: SettingCase, arguments: argparse.Namespace) -> dict[str, Any]:
     """Pairs of trials, and a default search, of a job on this machine."""
     assert case.case is not None
-    window, pairs = (WindowRules(max_s=0.5), 1) if arguments.quick else (WindowRules(max_s=4.0), 5)
+    window, pairs = (WindowRules(max_s=0.5), 1) if arguments.quick else (WindowRules(max_s=4.0), arguments.pairs)
     changed = {**case.case.settings, case.setting: case.value}
     runs: list[dict[str, Any]] = []
     with open_trials(case.case, device="cpu", window=window, extras=NO_EXTRAS) as run:
