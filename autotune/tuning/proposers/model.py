@@ -56,7 +56,7 @@ _FASTEST = 3
 _FEWEST_TRIALS = 3
 """Trials before the search may end by itself, the baseline and two that checked the model: our own convention."""
 _NEAR_CEILING = 0.97
-"""Share of the lower ceiling from which nothing is left to win: our own convention; runs differ by 1 to 3 %."""
+"""Share of the lowest ceiling from which nothing is left to win: our own convention; runs differ by 1 to 3 %."""
 _SAME_BATCH_TRIALS = 2
 """Trials at the baseline's global batch that the model asks for, a guess and its correction: our own convention."""
 
