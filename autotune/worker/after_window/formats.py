@@ -145,20 +145,21 @@ def _images(watch: Watch, _: Path) -> list[FormatCost]:
     if not pairs:
         return []
     now, drafted, copied = (list[float]() for _ in range(3))
-    is_copied, until = _has_one_size(shrunk, watch.item), perf_counter() + _KIND_S
+    can_draft, is_copied, until = _can_draft(*pairs[0]), _has_one_size(shrunk, watch.item), perf_counter() + _KIND_S
     for decoded, resized in pairs:
         encoded, size, resample = decoded.encoded or b"", resized.to_size or (1, 1), resized.resample
         if now and perf_counter() > until:
             break
         now.append(_usual_s(partial(_decoded, encoded, size, resample)))
-        drafted.append(_usual_s(partial(_decoded, encoded, size, resample, is_draft=True)))
+        if can_draft:
+            drafted.append(_usual_s(partial(_decoded, encoded, size, resample, is_draft=True)))
         if is_copied:
             copied.append(_usual_s(partial(_decoded, _small_copy(encoded, size, resample))))
     found = list[FormatCost]()
     spent = [both.seconds + (0.0 if one.is_inside else one.seconds) for one, both in shrunk if one.item < watch.item]
     (width, height), (to_width, to_height) = pairs[0][0].size, pairs[0][1].to_size or (1, 1)
     figures = {"width": width, "height": height, "to_width": to_width, "to_height": to_height}
-    if min(now) > max(drafted):
+    if drafted and min(now) > max(drafted):
         found.append(_cost("image_draft", watch, spent, fmean(now), fmean(drafted), **figures))
     if copied and min(now) > max(copied):
         found.append(_cost("image_copy", watch, spent, fmean(now), fmean(copied), **figures))
@@ -201,6 +202,19 @@ def _is_whole(pair: tuple[Call, Call]) -> bool:
         return bool(image.size == decoded.size)
 
 
+def _can_draft(decoded: Call, resized: Call) -> bool:
+    """Whether an image's decoder makes it smaller for the size that is wanted."""
+    from PIL import Image
+
+    with Image.open(BytesIO(decoded.encoded or b"")) as image:
+        image.draft(None, _draft_size(resized.to_size or (1, 1)))
+        return bool(image.size != decoded.size)
+
+
+def _draft_size(size: Size) -> Size:
+    return int(size[0] * _REDUCING_GAP), int(size[1] * _REDUCING_GAP)
+
+
 def _decoded(encoded: bytes, size: Size | None = None, resample: Any = None, *, is_draft: bool = False) -> Any:
     from PIL import Image
 
@@ -209,7 +223,7 @@ def _decoded(encoded: bytes, size: Size | None = None, resample: Any = None, *, 
             image.load()
             return image
         if is_draft:
-            image.draft(None, (int(size[0] * _REDUCING_GAP), int(size[1] * _REDUCING_GAP)))
+            image.draft(None, _draft_size(size))
         return image.resize(size, resample)
 
 

@@ -6,7 +6,7 @@ import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, thread_time
 from types import ModuleType
 from typing import Any
 
@@ -41,6 +41,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:The given NumPy array is not wri
 def found(dataset: Dataset[Any], scratch: Path, **settings: Any) -> dict[str, FormatCost]:
     costs = measure_formats(DataLoader(dataset, **settings), 0.01, scratch, perf_counter() + 60).costs
     return {cost.kind: cost for cost in costs}
+
+
+@pytest.fixture(autouse=True)
+def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time what this thread computes, so that no neighbor on the machine decides what is found."""
+    monkeypatch.setattr(formats, "perf_counter", thread_time)
 
 
 @pytest.fixture
