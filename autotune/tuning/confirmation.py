@@ -20,7 +20,7 @@ from autotune.analysis.decisions.confirmation_plan import (
 )
 from autotune.analysis.decisions.elimination import worth_going_on
 from autotune.analysis.decisions.run_spread import variance_of_a_second
-from autotune.analysis.decisions.selection_rules import ONE_SIDED_ERROR
+from autotune.analysis.decisions.selection_rules import ONE_SIDED_ERROR, simplest_of_the_best
 from autotune.analysis.memory.lines import largest_batch_note
 from autotune.analysis.scoring import evaluate
 from autotune.launch.runner import TrialRunner
@@ -111,12 +111,16 @@ class Finals:
         )
 
     def _finalists(self) -> list[TrialRecord]:
-        """The best challenger, the best that keeps the baseline's global batch, then others that may be as good."""
+        """The best challenger, the best that keeps the baseline's global batch, the simplest as good as the best.
+
+        Then others that may be as good.
+        """
         better = challengers(self.found)
         own = self.found.space.baseline
         same_batch = [record for record in better if record.config.global_batch_ratio(own) == 1]
         near = [record for record in better if _is_near(record, better[0], self.found)]
-        wished = [*better[:1], *same_batch[:1], *near[1:]]
+        simplest = [simplest_of_the_best(near, self.found.believed_score)] if near else []
+        wished = [*better[:1], *same_batch[:1], *simplest, *near[1:]]
         return list({record.number: record for record in wished}.values())[:_FINALISTS]
 
     def _measure_in_turns(self, finalists: Sequence[TrialRecord]) -> None:

@@ -12,6 +12,7 @@ from functools import partial
 
 from autotune.analysis.decisions.early_stopping import behind_threshold
 from autotune.analysis.decisions.repeats import unsure_at_the_end, unsure_before_a_switch
+from autotune.analysis.decisions.selection_rules import simplest_of_the_best
 from autotune.analysis.scoring import evaluate, memory_fault
 from autotune.analysis.time_estimate import shortest_trial_s
 from autotune.launch.launcher import SideBySide
@@ -108,7 +109,12 @@ class Search:
     @property
     def best(self) -> TrialRecord | None:
         """The feasible trial with the best score so far, at the rate that is believed of it."""
-        return best_of(self.study.records, partial(believed_score, believed=self.proposer.believed()))
+        return best_of(self.study.records, self._score)
+
+    @property
+    def _score(self) -> Callable[[TrialRecord], float]:
+        """The score of a feasible trial, at the rate that is believed of it."""
+        return partial(believed_score, believed=self.proposer.believed())
 
     def run(self) -> SearchOutcome:
         """Run trials until the budget, the space or the hope of a gain is used up.
@@ -280,14 +286,16 @@ class Search:
             self.study.propose(proposal.params, is_promising=proposal.is_promising)
 
     def _propose_closing(self) -> None:
-        """Enqueue the best at the baseline's global batch, at the largest that fits, and without idle switches.
+        """Enqueue the best at the baseline's global batch, and at the largest that fits, and a plainer one.
 
-        Each unless it was tried.
+        That is the one that would be recommended, without idle switches. Each unless it was tried.
         """
         if (best := self.best) is not None:
             largest = largest_batch_variant(best, self.space, self.study.ended)
             same = self.proposer.at_same_batch(best), same_batch_variant(best, self.space)
-            self._enqueue((*same, largest, self.proposer.plainer(best.config)))
+            feasible = [record for record in self.study.records if record.is_feasible]
+            would_win = simplest_of_the_best(feasible, self._score)
+            self._enqueue((*same, largest, self.proposer.plainer(would_win.config)))
 
     def _enqueue(self, proposals: Iterable[Params | None]) -> None:
         for params in proposals:
@@ -329,7 +337,7 @@ class Search:
         tries, patience = self.study.promising if is_led else records, self._patience
         if len(tries) < patience or len(records) < patience + _PATIENT_AFTER:
             return None
-        score = partial(believed_score, believed=self.proposer.believed())
+        score = self._score
         before, now = best_of(records[: records.index(tries[-patience])], score), self.best
         is_won = now is not None and (before is None or score(now) >= (1 + LEAST_GAIN) * score(before))
         return None if is_won else note("no_recent_gain", trials=patience, is_promising=is_led)

@@ -143,6 +143,30 @@ def test_an_interruption_of_a_further_round_keeps_what_the_last_look_saw(tmp_pat
     assert chosen.verdict == "unconfirmed", "three rounds do not prove this gain"
 
 
+def test_the_plainest_of_those_that_count_as_equal_is_a_finalist_however_many_seem_faster(tmp_path: Path) -> None:
+    def cost(config: TrainingConfig) -> FakeTrial:
+        luck = 0.2 * config.pin_memory + 0.3 * config.compile + 0.1 * (config.pin_memory and config.compile)
+        return FakeTrial(
+            samples_per_s=(100.0 if config.micro_batch_size == 32 else 200.0) + luck, peak_memory_bytes=GIB
+        )
+
+    switches: dict[str, Any] = {"pin_memory": [False, True], "compile": [False, True]}
+    space: dict[str, Any] = {"amp_dtype": "float32", "num_workers": 0, "grad_accum_steps": 1}
+    search = make_search(
+        tmp_path,
+        FakeLauncher(cost, noise=1e-4),
+        method="grid",
+        n_trials=None,
+        micro_batch_size=[32, 64],
+        **space,
+        **switches,
+    )
+    search.run()
+    _, chosen = searches.confirmed(search)
+    assert chosen.config.micro_batch_size == 64
+    assert (chosen.config.pin_memory, chosen.config.compile) == (False, False)
+
+
 def test_slow_starts_leave_finalists_out_and_that_is_said(tmp_path: Path) -> None:
     launcher, search = searched(tmp_path, startup_s=12.0)
     launcher.script = {batch: repeat(100.0) for batch in _BATCHES}

@@ -8,7 +8,7 @@ out: ratios of rates with intervals, claims over the baseline, and the one to re
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log1p
 
@@ -17,6 +17,7 @@ from autotune.analysis.decisions.rounds import Difference, RoundsFit, fit_rounds
 from autotune.analysis.statistics import t_quantile
 from autotune.records.recommendation import Confirmation, Ratio
 from autotune.records.run_spread import RunSpread
+from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import AMP_DTYPES, TrainingConfig
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "choose",
     "claim_of",
     "ratio_of",
+    "simplest_of_the_best",
     "simplicity",
 ]
 
@@ -133,6 +135,15 @@ def choose(
     best = max(scores.values())
     near = [entrant for entrant in candidates if scores.get(entrant.number, -1e9) >= best + log1p(-WORTHWHILE)]
     return min(near, key=lambda entrant: (entrant.number != 0, simplicity(entrant.config), entrant.number))
+
+
+def simplest_of_the_best(records: Sequence[TrialRecord], score: Callable[[TrialRecord], float]) -> TrialRecord:
+    """Of feasible trials, at least one: the one that would be recommended were their scores the truth."""
+    least = (1 - WORTHWHILE) * max(map(score, records))
+    return min(
+        (record for record in records if score(record) >= least),
+        key=lambda record: (record.number != 0, simplicity(record.config), record.number),
+    )
 
 
 def _interval(difference: Difference, one_sided_error: float) -> Ratio:

@@ -10,12 +10,19 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from autotune.analysis.decisions.rounds import fit_rounds
-from autotune.analysis.decisions.selection_rules import believed_gains, choose, claim_of, ratio_of, simplicity
+from autotune.analysis.decisions.selection_rules import (
+    believed_gains,
+    choose,
+    claim_of,
+    ratio_of,
+    simplest_of_the_best,
+    simplicity,
+)
 from autotune.records.recommendation import Confirmation
 from autotune.records.run_spread import RunSpread
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.training_config import TrainingConfig
-from tests.factories import make_confirmation
+from tests.factories import make_confirmation, make_record
 
 STEADY = RunSpread(sd=0.005, degrees_of_freedom=30.0, source="workload")
 LOUD = RunSpread(sd=0.1, degrees_of_freedom=30.0, source="workload")
@@ -130,6 +137,15 @@ def test_without_a_common_round_nothing_is_claimed() -> None:
 
 def test_the_faster_one_is_chosen_where_the_gain_is_clear() -> None:
     assert chosen(make_confirmation(0, 100, 101, 99), make_confirmation(4, 150, 151, 149, num_workers=8)) == 4
+
+
+def test_the_simplest_of_the_best_is_within_two_percent_and_of_equals_the_baseline() -> None:
+    scores = {0: 50.0, 1: 100.0, 2: 98.5, 3: 97.5}
+    settings = {0: {}, 1: {"fused": True, "pin_memory": True}, 2: {"fused": True}, 3: {}}
+    records = [make_record(number, config=TrainingConfig(**settings[number])) for number in scores]
+    assert simplest_of_the_best(records, lambda record: scores[record.number]).number == 2
+    scores[0] = 98.1
+    assert simplest_of_the_best(records, lambda record: scores[record.number]).number == 0
 
 
 def test_the_baseline_stays_where_nothing_is_believed_to_win_two_percent() -> None:
