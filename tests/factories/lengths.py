@@ -1,17 +1,34 @@
-"""Sequences of many lengths, and batch samplers that put alike ones together: by a batch size, or by a token budget."""
+"""Sequences of many lengths, batch samplers that put alike ones together, and what was timed of batches by length."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-__all__ = ["ByBudget", "ByLength", "Sequences", "Tagger", "padded_rows", "rows_with_mask", "tagging_step"]
+from autotune.records.lengths import LengthStep
+
+__all__ = [
+    "LENGTHS",
+    "WIDTHS",
+    "ByBudget",
+    "ByLength",
+    "Sequences",
+    "Tagger",
+    "longest_of_batches",
+    "padded_rows",
+    "rows_with_mask",
+    "tagging_step",
+    "timed_widths",
+]
 
 VOCABULARY = 50
+LENGTHS = [random.Random(number).choice([8, 16, 32, 64]) for number in range(600)]
+WIDTHS = (8, 16, 24, 32, 48, 64)
+"""To which batches of such items are padded, when they are timed."""
 
 
 class Sequences(Dataset[Tensor]):
@@ -88,3 +105,18 @@ class ByBudget:
 
     def __len__(self) -> int:
         return len(self.batches)
+
+
+def timed_widths(
+    seconds: Callable[[float], float], widths: Sequence[int] = WIDTHS, relative_sd: float = 0.0
+) -> list[LengthStep]:
+    """Batches of each width, with the seconds that a function gives them."""
+    return [
+        LengthStep(longest=width, padded=width, seconds=seconds(width), relative_sd=relative_sd) for width in widths
+    ]
+
+
+def longest_of_batches(lengths: Sequence[int], size: int = 32, batches: int = 400) -> list[int]:
+    """The longest item of each of some batches that are drawn at random."""
+    chance = random.Random(0)
+    return [max(chance.choices(lengths, k=size)) for _ in range(batches)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -11,26 +10,11 @@ from hypothesis import strategies as st
 
 from autotune.analysis.forecast.pack_forecast import forecast_packing
 from autotune.records.lengths import LengthStep, PackForecast
-
-LENGTHS = [random.Random(number).choice([8, 16, 32, 64]) for number in range(600)]
-WIDTHS = (8, 16, 24, 32, 48, 64)
-
-
-def timed(
-    seconds: Callable[[float], float], widths: Sequence[int] = WIDTHS, relative_sd: float = 0.0
-) -> list[LengthStep]:
-    return [
-        LengthStep(longest=width, padded=width, seconds=seconds(width), relative_sd=relative_sd) for width in widths
-    ]
-
-
-def today(lengths: Sequence[int], size: int = 32, batches: int = 400) -> list[int]:
-    chance = random.Random(0)
-    return [max(chance.choices(lengths, k=size)) for _ in range(batches)]
+from tests.factories.lengths import LENGTHS, longest_of_batches, timed_widths
 
 
 def packed(seconds: Callable[[float], float], lengths: Sequence[int] = LENGTHS, sd: float = 0.0) -> PackForecast:
-    found = forecast_packing(lengths, today(lengths), timed(seconds, relative_sd=sd))
+    found = forecast_packing(lengths, longest_of_batches(lengths), timed_widths(seconds, relative_sd=sd))
     assert found is not None
     return found
 
@@ -65,13 +49,14 @@ def test_attention_over_whole_rows_is_not_expected_to_be_free() -> None:
 
 def test_of_rows_that_are_long_beside_todays_batches_attention_costs_more_than_padding() -> None:
     lengths = [8] * 597 + [64] * 3
-    found = forecast_packing(lengths, [8] * 390 + [64] * 10, timed(lambda width: width**2))
+    found = forecast_packing(lengths, [8] * 390 + [64] * 10, timed_widths(lambda width: width**2))
     assert found is not None
     assert found.device_time > 1
 
 
 @pytest.mark.parametrize(
-    ("padded", "steps"), [([], timed(lambda width: width)), ([64], []), ([64], timed(lambda width: width, (64,)))]
+    ("padded", "steps"),
+    [([], timed_widths(lambda width: width)), ([64], []), ([64], timed_widths(lambda width: width, (64,)))],
 )
 def test_nothing_is_told_without_the_time_of_two_lengths(padded: list[int], steps: list[LengthStep]) -> None:
     assert forecast_packing(LENGTHS, padded, steps) is None
@@ -80,7 +65,9 @@ def test_nothing_is_told_without_the_time_of_two_lengths(padded: list[int], step
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 64), min_size=64, max_size=200), st.floats(0.0, 0.2))
 def test_the_expected_time_lies_within_its_interval(lengths: list[int], sd: float) -> None:
-    found = forecast_packing(lengths, today(lengths, 8, 30), timed(lambda width: 1 + width, relative_sd=sd))
+    found = forecast_packing(
+        lengths, longest_of_batches(lengths, 8, 30), timed_widths(lambda width: 1 + width, relative_sd=sd)
+    )
     assert found is not None
     assert found.device_time_ci[0] <= found.device_time <= found.device_time_ci[1] + 1e-9
     assert 0 <= found.padding < 1
