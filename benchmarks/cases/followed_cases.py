@@ -6,7 +6,8 @@ another machine stands here on paper, with the evidence that it would take. Noth
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from benchmarks.cases.cpu import Case
@@ -34,5 +35,7 @@ class FollowedCase:
     """Today's samples that an item of the followed job holds: several to a packed row."""
     memory_limit: str | None = None
     """That the diagnosis is given; None: the default."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the processes that are measured."""
     why: str
     """Why the advice is given to such a job; on paper, what evidence it would take."""

@@ -6,7 +6,9 @@ trials of both, run in turns, in pairs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -32,8 +34,21 @@ def follow_case(case: FollowedCase, window_s: float, pairs: int) -> dict[str, An
         say(f"{case.name}: on paper. {case.why}")
         return known
     limit = case.memory_limit
-    _, found = follow(case.name, case.kind, case.today, case.followed, window_s, pairs, memory_limit=limit)
+    with _variables(case.environment):
+        _, found = follow(case.name, case.kind, case.today, case.followed, window_s, pairs, memory_limit=limit)
     return known | found | kept(case, found)
+
+
+@contextmanager
+def _variables(values: Mapping[str, str]) -> Iterator[None]:
+    """Environment variables of the processes that are started inside."""
+    before = dict(os.environ)
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def kept(case: FollowedCase, found: dict[str, Any]) -> dict[str, Any]:
@@ -65,7 +80,7 @@ def follow(  # noqa: PLR0913 - two jobs, and how they are measured
 
     Each job runs in its own settings, but for a batch that is promised; `memory_limit` is the diagnosis' own.
     """
-    measuring = MeasuringTime(window_s=window_s, stretch_s=min(1.0, window_s / 2))
+    measuring = MeasuringTime(window_s=window_s, stretch_s=min(2.0, window_s / 2))
     found = diagnose_plan(plan_for(today, "cpu", memory_limit=memory_limit), progress=False, measuring=measuring)
     advice = next((piece for piece in found.advice if piece.kind == kind), None)
     say(f"{name}: {found.headline} {'nothing is said' if advice is None else advice.text}")
