@@ -8,6 +8,7 @@ CeilingBook.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Literal
 
 from autotune.frozen import FrozenModel
@@ -27,6 +28,9 @@ __all__ = [
 
 HOLDS_FROM = 0.85
 """Share of the lowest ceiling from which that side counts as the bottleneck: our convention."""
+
+
+_STEP_SETTINGS = attrgetter(*(name for name in TrainingConfig.model_fields if name not in {"lr", *LOADER_SETTINGS}))
 
 
 class Ceiling(FrozenModel):
@@ -61,7 +65,8 @@ def loader_key(config: TrainingConfig) -> tuple[object, ...]:
 
 def device_key(config: TrainingConfig) -> tuple[object, ...]:
     """The settings that a step's time depends on: all but the loader's, and the learning rate."""
-    return tuple(value for name, value in config if name not in {"lr", *LOADER_SETTINGS})
+    settings: tuple[object, ...] = _STEP_SETTINGS(config)
+    return settings
 
 
 def copy_key(config: TrainingConfig) -> tuple[object, ...]:

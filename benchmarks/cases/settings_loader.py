@@ -32,6 +32,8 @@ _USUAL_S = 0.001
 _EVEN_S = _USUAL_S + _RARE_S / _RARE_EVERY
 _SIDE = 384
 """Of the matrices that an item multiplies: large enough for BLAS to start its threads."""
+_FETCH_S = 0.01
+"""That such an item waits for its data: workers pay, so that their threads matter."""
 _LENGTH = 200_000
 """Numbers that an item sorts, which NumPy does in one thread."""
 
@@ -55,6 +57,7 @@ def _waits(index: int, *, rare_s: float, usual_s: float) -> None:
 
 
 def _multiplies(_index: int, *, values: Any) -> Any:
+    time.sleep(_FETCH_S)
     return values @ values
 
 
@@ -102,7 +105,7 @@ def in_order_nothing() -> SettingCase:
 
 
 def worker_threads_wins() -> SettingCase:
-    """Items multiply matrices in all of BLAS's threads, in as many workers as two cores are enough for."""
+    """Items wait for their data and then multiply matrices in all of BLAS's threads, in two workers."""
     values = np.ones((_SIDE, _SIDE), dtype=np.float32)
     return SettingCase(
         case=_case(partial(_multiplies, values=values), workers=2, batch=8),

@@ -27,6 +27,7 @@ from typing import Literal, NamedTuple
 from zlib import crc32
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autotune.analysis.decisions.run_spread import assumed_spread
 from autotune.analysis.forecast.laplace import Posterior, Problem, factor_of, most_likely
@@ -381,7 +382,7 @@ class RateModel:
         busy = np.array(
             [busy_of.get(count, min(count or unmeasured, unmeasured)) for count in threads], dtype=np.float64
         )
-        own_cores = np.array([cores_within(config, environment) for config in configs], dtype=np.float64)
+        own_cores = _own_cores(configs, environment)
         usual_batch = exp(fmean(log(seen.config.micro_batch_size) for seen in self._seen))
         return Circumstances(
             workers=np.array([config.num_workers for config in configs], dtype=np.float64),
@@ -389,7 +390,7 @@ class RateModel:
             relative_batch=np.array([config.micro_batch_size / usual_batch for config in configs], dtype=np.float64),
             micro_batches=np.array([config.grad_accum_steps for config in configs], dtype=np.float64),
             is_overlapped=np.array([overlaps(config, environment.device_kind) for config in configs], dtype=np.bool_),
-            is_crowded=np.array([_is_crowded(config, environment) for config in configs], dtype=np.bool_),
+            is_crowded=_are_crowded(configs, own_cores, environment),
             is_copied=np.full(len(configs), self._knows_copies),
             busy=np.minimum(busy, own_cores) * [config.process_count for config in configs],
             cores=own_cores * [hosts_of(config, environment) for config in configs],
@@ -397,10 +398,20 @@ class RateModel:
         )
 
 
-def _is_crowded(config: TrainingConfig, environment: Environment) -> bool:
-    cores = cores_within(config, environment)
-    threads = config.intra_op_threads or cores
-    return environment.device_kind == "cpu" and (threads + config.num_workers) * config.process_count > cores
+def _own_cores(configs: Sequence[TrainingConfig], environment: Environment) -> Floats:
+    """Cores of a host that each may run on: found once for all that lie on it alike."""
+    layouts = [(config.numa_binding, config.strategy, config.world_size) for config in configs]
+    one_of = dict(zip(layouts, configs, strict=True))
+    found = {layout: cores_within(config, environment) for layout, config in one_of.items()}
+    return np.array([found[layout] for layout in layouts], dtype=np.float64)
+
+
+def _are_crowded(configs: Sequence[TrainingConfig], cores: Floats, environment: Environment) -> NDArray[np.bool_]:
+    """Which have more threads than cores."""
+    threads = [config.intra_op_threads or own for config, own in zip(configs, cores, strict=True)]
+    workers, processes = np.array([(config.num_workers, config.process_count) for config in configs]).T
+    is_cpu = environment.device_kind == "cpu"
+    return np.asarray((threads + workers) * processes > cores if is_cpu else np.zeros(len(configs), dtype=np.bool_))
 
 
 def _with_crowding(state: Floats) -> Floats:
