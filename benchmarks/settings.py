@@ -11,7 +11,7 @@ in how many trials the setting was tried, what was recommended, and whether both
     settings.py --part cost --before DIR   how long default searches take with the settings, and without: by the same
                                            search in the checkout DIR of a revision before them, in turns
 
-Fifteen minutes on the CPU, and twenty for the cost.
+Forty minutes on the CPU, and half an hour for each round of the cost.
 """
 
 from __future__ import annotations
@@ -83,6 +83,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--before", type=Path, metavar="DIR", help="a checkout of a revision without the settings")
     parser.add_argument(
         "--rounds", type=int, default=3, metavar="N", help="pairs of searches for the cost (%(default)s)"
+    )
+    parser.add_argument(
+        "--workload", choices=_COST_WORKLOADS, action="append", help="for the cost, this one; may be given again (all)"
     )
     parser.add_argument("--pairs", type=int, default=5, metavar="N", help="pairs of trials of a case (%(default)s)")
     parser.add_argument("--fresh", action="store_true", help="forget what the file holds of an earlier run")
@@ -162,7 +165,7 @@ def _cost(arguments: argparse.Namespace) -> dict[str, Any]:
     """Seconds of default searches in this checkout and in one before the settings, in turns."""
     found: dict[str, list[dict[str, float]]] = {}
     for number in range(1 if arguments.quick else arguments.rounds):
-        for name in _COST_WORKLOADS:
+        for name in arguments.workload or _COST_WORKLOADS:
             places = [("before", arguments.before.resolve()), ("now", ROOT)]
             pair = dict(
                 _search_in(place, name, quick=arguments.quick) for place in (reversed(places) if number % 2 else places)
