@@ -32,7 +32,7 @@ _USUAL_S = 0.001
 _EVEN_S = _USUAL_S + _RARE_S / _RARE_EVERY
 _SIDE = 384
 """Of the matrices that an item multiplies: large enough for BLAS to start its threads."""
-_FETCH_S = 0.01
+_FETCH_S = 0.003
 """That such an item waits for its data: workers pay, so that their threads matter."""
 _LENGTH = 200_000
 """Numbers that an item sorts, which NumPy does in one thread."""

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
+from autotune.settings.applied.processor import usable_cores
 from autotune.worker.after_window.item_costs import TimedItems, draws_of, slow_tail, time_items
 from autotune.worker.measure.step import torch_threads
 from autotune.worker.setup.build import is_stream
@@ -33,6 +34,9 @@ _ANEW_S = 2.0
 """Of the first batch, beyond which a stream, or a sampler of the user's, is not begun once more: our own convention."""
 _LEAST_WARM_S = 0.1
 """Of reading, without a byte from the disk, after which the page cache is taken to be warm: our own convention."""
+
+_OTHERS_FRACTION = 0.05
+"""Of an item's time, below which what other threads take does not matter: our own convention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +68,18 @@ def look_at_items(loader: DataLoader[Any], first_batch_s: float, warm: Callable[
         timed = timed and _timed(loader)
     if timed is None or len(timed.seconds) < _FEWEST_ITEMS or sum(timed.seconds) <= 0:
         return None
-    cores = timed.cpu_s / sum(timed.seconds)
-    return FirstItems(slow_tail_fraction=slow_tail(timed.seconds), cores_per_item=cores)
+    return FirstItems(slow_tail_fraction=slow_tail(timed.seconds), cores_per_item=_cores(timed))
+
+
+def _cores(timed: TimedItems) -> float:
+    """Cores that are busy while an item is computed: waiting for a file hides no threads.
+
+    Where other threads work for less than a twentieth of an item's time they do not matter, and waiting counts.
+    """
+    others_s, seconds = timed.cpu_s - timed.own_cpu_s, sum(timed.seconds)
+    if others_s < _OTHERS_FRACTION * seconds:
+        return timed.cpu_s / seconds
+    return timed.cpu_s / max(timed.own_cpu_s, others_s / usable_cores())  # its own thread may only wait for them
 
 
 def _is_begun_anew(loader: DataLoader[Any]) -> bool:

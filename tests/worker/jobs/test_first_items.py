@@ -102,6 +102,28 @@ def test_cores_are_those_of_all_threads_of_an_item(monkeypatch: pytest.MonkeyPat
     assert 1.2 < looked.cores_per_item <= 2.0
 
 
+def test_waiting_for_data_hides_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu_s, own_s = iter(count(0.0, 0.0005)), iter(count(0.0, 0.00025))  # half a millisecond in two threads, of five
+    monkeypatch.setattr("autotune.worker.after_window.item_costs.process_time", lambda: next(cpu_s))
+    monkeypatch.setattr("autotune.worker.after_window.item_costs.thread_time", lambda: next(own_s))
+    monkeypatch.setattr("autotune.worker.jobs.first_items.usable_cores", lambda: 8)
+    looked = look_at_items(DataLoader(Made(lambda _: time.sleep(0.004)), 8, shuffle=True), 0.0, never)
+    assert looked is not None
+    assert looked.cores_per_item == pytest.approx(2.0)
+
+
+def test_an_item_whose_own_thread_waits_for_others_keeps_no_more_cores_busy_than_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cpu_s = iter(count(0.0, 0.002))
+    monkeypatch.setattr("autotune.worker.after_window.item_costs.process_time", lambda: next(cpu_s))
+    monkeypatch.setattr("autotune.worker.after_window.item_costs.thread_time", lambda: 0.0)
+    monkeypatch.setattr("autotune.worker.jobs.first_items.usable_cores", lambda: 4)
+    looked = look_at_items(DataLoader(Made(lambda _: time.sleep(0.002)), 8, shuffle=True), 0.0, never)
+    assert looked is not None
+    assert looked.cores_per_item == pytest.approx(4.0)
+
+
 def test_the_look_runs_as_a_worker_does_with_one_thread_of_torch() -> None:
     seen, before = set[int](), torch.get_num_threads()
     look_at_items(DataLoader(Made(lambda _: seen.add(torch.get_num_threads())), 8), 0.0, never)
