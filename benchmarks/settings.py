@@ -4,7 +4,8 @@ Of each case pairs of trials are run in turns, today's settings and the same wit
 default search of the job, of which nothing is given but its baseline. Cases that need what this machine lacks are
 searched on a simulated machine, and marked as on paper: their factors are made up. Recorded: the ratios of the pairs,
 in how many trials the setting was tried, what was recommended, and whether both are as the case expects: pairs beyond
-5 % on the side that it names, or within; a setting that wins is recommended in every search, any other in none.
+5 % and their own noise on the side that it names, or on none; a setting that wins is recommended in every search, any
+other in none.
 
     settings.py                            all cases
     settings.py --part in_order_wins_here  this one alone
@@ -21,13 +22,15 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import exp, log, sqrt
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median, stdev
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import autotune
+from autotune.analysis.statistics import t_95
 from autotune.protocol.jobs import NO_EXTRAS, WindowRules
 from benchmarks import ROOT
 from benchmarks.cases.settings import SettingCase
@@ -143,10 +146,17 @@ def _judged(case: SettingCase, figures: Mapping[str, Any]) -> dict[str, Any]:
     found = [one["is_recommended"] for one in searches]
     judged: dict[str, Any] = {"search_as_expected": all(found) if case.expects == "wins" else not any(found)}
     if "times" in figures:
-        gain = median(figures["times"]) - 1
-        effect = "wins" if gain > _BEYOND else "loses" if gain < -_BEYOND else "nothing"
+        gain, (low, high) = median(figures["times"]) - 1, _interval(figures["times"])
+        effect = "wins" if gain > _BEYOND and low > 1 else "loses" if gain < -_BEYOND and high < 1 else "nothing"
         judged |= {"effect": effect, "pairs_as_expected": effect == case.expects}
     return judged
+
+
+def _interval(times: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of the pairs' geometric mean; of one pair, itself."""
+    logs = [log(one) for one in times]
+    half = t_95(len(logs) - 1) * stdev(logs) / sqrt(len(logs)) if len(logs) > 1 else 0.0
+    return exp(fmean(logs) - half), exp(fmean(logs) + half)
 
 
 def _found(case: SettingCase, result: autotune.SearchResult) -> dict[str, Any]:

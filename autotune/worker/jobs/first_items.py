@@ -79,7 +79,8 @@ def _cores(timed: TimedItems) -> float:
     others_s, seconds = timed.cpu_s - timed.own_cpu_s, sum(timed.seconds)
     if others_s < _OTHERS_FRACTION * seconds:
         return timed.cpu_s / seconds
-    return timed.cpu_s / max(timed.own_cpu_s, others_s / usable_cores())  # its own thread may only wait for them
+    # its own thread may only wait for them
+    return min(usable_cores(), timed.cpu_s / timed.own_cpu_s) if timed.own_cpu_s > 0 else usable_cores()
 
 
 def _is_begun_anew(loader: DataLoader[Any]) -> bool:
