@@ -250,6 +250,56 @@ def _ranks(results: Results) -> list[Figures]:
     ]
 
 
+def _settings_here(results: Results) -> list[Figures]:
+    """A row for each case of a setting on the machine itself."""
+    return [
+        {
+            "setting": case["setting"],
+            "expects": case["expects"],
+            "times": median(case["times"]),
+            "low": min(case["times"]),
+            "high": max(case["times"]),
+            "tried": case["tried_in"],
+            "trials": case["trials"],
+            "recommended": "yes" if case["is_recommended"] else "no",
+        }
+        for case in results.values()
+        if case.get("where") == "here"
+    ]
+
+
+def _settings_on_paper(results: Results) -> list[Figures]:
+    """A row for each case of a setting on a simulated machine."""
+    return [
+        {
+            "setting": case["setting"],
+            "expects": case["expects"],
+            "tried": sum(search["tried_in"] for search in case["searches"]),
+            "trials": sum(search["trials"] for search in case["searches"]),
+            "recommended": sum(search["is_recommended"] for search in case["searches"]),
+            "searches": len(case["searches"]),
+        }
+        for case in results.values()
+        if case.get("where") == "paper"
+    ]
+
+
+def _followed(results: Results) -> list[Figures]:
+    """A row for each job that has followed advice which sets nothing."""
+    return [
+        {
+            "kind": job["kind"],
+            "reached": median(job["reached"]),
+            "low": job["interval"][0],
+            "high": job["interval"][1],
+            "within": job["pairs_within"],
+            "pairs": len(job["reached"]),
+        }
+        for job in results["followed"].values()
+        if job.get("interval") is not None
+    ]
+
+
 _MODELS = {"mlp": "MLP", "convnet": "CNN"}
 
 CALCULATIONS: Mapping[str, Callable[[Results], Figures | list[Figures]]] = {
@@ -267,6 +317,9 @@ CALCULATIONS: Mapping[str, Callable[[Results], Figures | list[Figures]]] = {
     "decisions": _decisions,
     "decisions_here_rows": _decisions_here,
     "ranks_rows": _ranks,
+    "settings_here_rows": _settings_here,
+    "settings_on_paper_rows": _settings_on_paper,
+    "advice_followed_rows": _followed,
     "attach_rows": attach_rows,
     "attach_counts": attach_counts,
 }
