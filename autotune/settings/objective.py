@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, ByteSize, Field, TypeAdapter, ValidationEr
 
 from autotune.frozen import FrozenModel
 
-__all__ = ["LrRule", "MemoryLimit", "Objective"]
+__all__ = ["LrRule", "MemoryLimit", "MemoryReserve", "Objective"]
 
 LrRule = Literal["auto", "linear", "sqrt", "none"]
 """How the learning rate follows the global batch; auto: by the optimizer."""
@@ -25,6 +25,16 @@ def _parse_memory_limit(value: object) -> int | float:
     if 1 < number < inf and number == int(number):
         return int(number)
     rule = 'memory_limit must be bytes, a size such as "20GiB", or a fraction of the device in (0, 1]'
+    raise ValueError(f"{rule}, but got {value!r}")
+
+
+def _parse_reserve(value: object) -> int | float:
+    number = _number_of(value)
+    if 0 < number < 1:
+        return number
+    if 0 <= number < inf and number == int(number) != 1:
+        return int(number)
+    rule = 'reserve must be 0, bytes, a size such as "4GiB", or a fraction of the device in (0, 1)'
     raise ValueError(f"{rule}, but got {value!r}")
 
 
@@ -48,11 +58,22 @@ MemoryLimit = Annotated[
 """A fraction of the device's memory where at most 1, bytes otherwise."""
 
 
+MemoryReserve = Annotated[
+    int | float,
+    BeforeValidator(_parse_reserve),
+    WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string"}]}),
+]
+"""A fraction of the device's memory where below 1, bytes otherwise."""
+
+
 class Objective(FrozenModel):
     """What counts as better, and under which limits."""
 
     memory_limit: MemoryLimit = 0.9
     """Bytes, a size such as "20GiB", or a fraction of the device's memory."""
+    reserve: MemoryReserve = 0
+    """Of it, what trials leave free for what training does beside steps, such as validation and checkpoints: bytes, a
+    size such as "4GiB", or a fraction of the device's memory."""
     busy_weight: Annotated[float, Field(ge=0, le=1)] = 0.02
     """How much an idle device lowers the score: enough to choose between equals."""
     global_batch: Literal["scale", "keep"] = "scale"
@@ -63,7 +84,13 @@ class Objective(FrozenModel):
     """How the learning rate follows the global batch."""
 
     def limit_bytes(self, device_memory_bytes: int) -> int:
-        """The memory limit on a device with so many bytes."""
-        if isinstance(self.memory_limit, float):
-            return int(self.memory_limit * device_memory_bytes)
-        return self.memory_limit
+        """What a trial may take on a device with so many bytes, the limit less the reserve; not above 0: nothing."""
+        return _bytes_of(self.memory_limit, device_memory_bytes) - self.reserve_bytes(device_memory_bytes)
+
+    def reserve_bytes(self, device_memory_bytes: int) -> int:
+        """What trials leave free below the memory limit."""
+        return _bytes_of(self.reserve, device_memory_bytes)
+
+
+def _bytes_of(size: float, device_memory_bytes: int) -> int:
+    return int(size * device_memory_bytes) if isinstance(size, float) else size

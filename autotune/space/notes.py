@@ -29,6 +29,7 @@ def space_notes(basis: Basis, domains: Mapping[str, Domain]) -> tuple[Note, ...]
     return (
         *basis.environment.remarks,
         *_malloc(basis),
+        *_reserve(basis),
         *_without_effect(basis),
         *_binding(basis, domains),
         *_emulated(basis),
@@ -45,6 +46,14 @@ def _malloc(basis: Basis) -> Iterator[Note]:
     environment = basis.environment
     if environment.malloc:
         yield note("malloc", switches=environment.malloc, is_ours=environment.keeps_memory)
+
+
+def _reserve(basis: Basis) -> Iterator[Note]:
+    """What trials leave free below the memory limit."""
+    objective, device_bytes = basis.objective, basis.environment.device_memory_bytes
+    reserve_bytes = objective.reserve_bytes(device_bytes)
+    if reserve_bytes:
+        yield note("reserve", reserve_bytes=reserve_bytes, trial_bytes=objective.limit_bytes(device_bytes))
 
 
 def _without_effect(basis: Basis) -> Iterator[Note]:

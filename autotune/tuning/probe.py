@@ -82,6 +82,7 @@ def probe_workload(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, Resolv
         )
     )
     _refuse_empty(space)
+    _refuse_too_large_reserve(space)
     ready = runner.limited(
         limit_bytes=space.limit_bytes,
         ram_bytes=environment.ram_bytes,
@@ -193,6 +194,16 @@ def _refuse_empty(space: ResolvedSpace) -> None:
     first = next(configs)
     if isinstance(first, str) and all(isinstance(config, str) for config in configs):
         raise ConfigError(f"space: at least one configuration must be possible, but none is: {first}")
+
+
+def _refuse_too_large_reserve(space: ResolvedSpace) -> None:
+    """Trials need something of the memory limit."""
+    if space.limit_bytes <= 0:
+        objective, device_bytes = space.objective, space.environment.device_memory_bytes
+        raise ConfigError(
+            f"objective: reserve must be less than memory_limit, but got {objective.reserve_bytes(device_bytes):,} of "
+            f"{space.limit_bytes + objective.reserve_bytes(device_bytes):,} bytes; lower reserve"
+        )
 
 
 def _probe_failure(report: RankReport) -> WorkloadError:

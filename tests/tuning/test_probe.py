@@ -10,6 +10,7 @@ from autotune.api.setup import runner_for, temporary_folder
 from autotune.errors import ConfigError
 from autotune.note import Note, note
 from autotune.records.conditions import DeviceConditions
+from autotune.settings.objective import Objective
 from autotune.settings.plan import Plan, ReadOver
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import OptimizerFacts, Workload
@@ -80,3 +81,27 @@ def test_a_binding_that_a_frameworks_file_asks_for_is_no_error_where_there_is_no
     is_possible = -1 not in nodes
     assert space.baseline.numa_binding == ("node" if is_possible else None)
     assert ("not_read_over" in {one.code for one in space.notes}) is not is_possible
+
+
+@pytest.mark.parametrize(
+    ("limit", "reserve", "gibs"), [(0.5, "2GiB", (8, 2)), ("3GiB", 0.25, (3, 4)), ("4GiB", "4GiB", (4, 4))]
+)
+def test_trials_leave_a_reserve_below_the_limit_which_must_be_larger(
+    limit: float | str, reserve: float | str, gibs: tuple[int, int]
+) -> None:
+    objective = Objective.model_validate({"memory_limit": limit, "reserve": reserve})
+    baseline = TrainingConfig(micro_batch_size=64)
+    plan = Plan(name="case", workload=Workload(model=object, dataset=list), baseline=baseline, objective=objective)
+    whole, kept = (2**30 * gib for gib in gibs)
+    with temporary_folder() as folder:
+        runner = runner_for(plan, folder, FakeLauncher())
+        if kept >= whole:
+            with pytest.raises(
+                ConfigError, match=f"reserve must be less than memory_limit, but got {kept:,} of {whole:,}"
+            ):
+                probe_workload(plan, runner)
+            return
+        ready, space = probe_workload(plan, runner)
+    assert ready.limits is not None
+    assert ready.limits.limit_bytes == space.limit_bytes == whole - kept
+    assert space.notes == (note("reserve", reserve_bytes=kept, trial_bytes=whole - kept),)

@@ -13,6 +13,10 @@ _SENTENCES: list[tuple[Note, str]] = [
         note("malloc", switches=["A=1", "B=2"], is_ours=True),
         "most of all on a CPU, start it so: env A=1 B=2 python train.py",
     ),
+    (
+        note("reserve", reserve_bytes=4 * 2**30, trial_bytes=12 * 2**30),
+        "Trials leave 4.00 GiB of the memory limit free, as objective.reserve asks for, and may take 12.0 GiB.",
+    ),
     (note("malloc", switches=["A=1", "B=2"], is_ours=False), "Trials run with what you have set for malloc: A=1, B=2."),
     (
         note("baseline_without_effect", setting="pin_memory", reason="no_copy_to_accelerator", device="cpu"),
