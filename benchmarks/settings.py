@@ -4,11 +4,12 @@ Of each case pairs of trials are run in turns, today's settings and the same wit
 default search of the job, of which nothing is given but its baseline. Cases that need what this machine lacks are
 searched on a simulated machine, and marked as on paper: their factors are made up. Recorded: the ratios of the pairs,
 in how many trials the setting was tried, what was recommended, and whether both are as the case expects: pairs beyond
-5 % and their own noise on the side that it names, or on none; a setting that wins is recommended in every search, any
-other in none.
+5 % and their own noise on the side that it names, or within 5 %; a setting that wins is recommended in every search,
+any other in none. All that the file holds is judged anew in each run.
 
     settings.py                            all cases
     settings.py --part in_order_wins_here  this one alone
+    settings.py --judge                    none: what the file holds is judged
     settings.py --part cost --before DIR   how long default searches take with the settings, and without: by the same
                                            search in the checkout DIR of a revision before them, in turns
 
@@ -40,6 +41,7 @@ from benchmarks.cases.settings_paper import simulated
 from benchmarks.cases.settings_step import STEP_SETTING_CASES
 from benchmarks.measures.recording import (
     describe_machine,
+    git_revision,
     make_parser,
     print_table,
     read_results,
@@ -63,7 +65,7 @@ def main() -> int:
     arguments = _parse()
     recording = start_recording("settings", arguments, describe_machine("cpu"))
     recording.results.update(read_results(recording.path, fresh=arguments.fresh))
-    parts = [arguments.part] if arguments.part else [*_CASES]
+    parts = [] if arguments.judge else [arguments.part] if arguments.part else [*_CASES]
     for name in parts:
         if name == "cost":
             continue
@@ -71,9 +73,11 @@ def main() -> int:
         case = _CASES[name]
         figures = _on_paper(case, arguments) if case.case is None else _here(case, arguments)
         about = {"setting": case.setting, "value": case.value, "expects": case.expects, "why": case.why}
-        recording.add(name, {**about, "where": case.where, **figures, **_judged(case, figures)})
+        recording.add(name, {**about, "where": case.where, "git_revision": git_revision(), **figures})
     if arguments.before is not None:
-        recording.add("cost", _cost(arguments))
+        recording.add("cost", _cost(arguments, recording.results.get("cost", {})))
+    for name in [name for name in _CASES if name in recording.results]:
+        recording.add(name, recording.results[name] | _judged(_CASES[name], recording.results[name]))
     _print_cases({name: found for name, found in recording.results.items() if name != "cost"})
     _print_cost(recording.results.get("cost", {}))
     print(f"\n{recording.path}")
@@ -83,6 +87,7 @@ def main() -> int:
 def _parse() -> argparse.Namespace:
     parser = make_parser(__doc__ or "", "short windows, one pair, searches of 20 s")
     parser.add_argument("--part", choices=[*_CASES, "cost"], help="this one alone")
+    parser.add_argument("--judge", action="store_true", help="measure nothing, and judge what was measured")
     parser.add_argument("--before", type=Path, metavar="DIR", help="a checkout of a revision without the settings")
     parser.add_argument(
         "--rounds", type=int, default=3, metavar="N", help="pairs of searches for the cost (%(default)s)"
@@ -146,10 +151,20 @@ def _judged(case: SettingCase, figures: Mapping[str, Any]) -> dict[str, Any]:
     found = [one["is_recommended"] for one in searches]
     judged: dict[str, Any] = {"search_as_expected": all(found) if case.expects == "wins" else not any(found)}
     if "times" in figures:
-        gain, (low, high) = median(figures["times"]) - 1, _interval(figures["times"])
-        effect = "wins" if gain > _BEYOND and low > 1 else "loses" if gain < -_BEYOND and high < 1 else "nothing"
-        judged |= {"effect": effect, "pairs_as_expected": effect == case.expects}
+        effect = _effect(figures["times"])
+        is_expected = None if effect == "not told" else effect == case.expects
+        judged |= {"effect": effect, "interval": _interval(figures["times"]), "pairs_as_expected": is_expected}
     return judged
+
+
+def _effect(times: Sequence[float]) -> str:
+    """What pairs tell of a setting: it does nothing where the interval of their mean lies within 5 %."""
+    gain, (low, high) = median(times) - 1, _interval(times)
+    if low > 1 and gain > _BEYOND:
+        return "wins"
+    if high < 1 and gain < -_BEYOND:
+        return "loses"
+    return "nothing" if low > 1 - _BEYOND and high < 1 + _BEYOND else "not told"
 
 
 def _interval(times: Sequence[float]) -> tuple[float, float]:
@@ -171,8 +186,8 @@ def _found(case: SettingCase, result: autotune.SearchResult) -> dict[str, Any]:
     }
 
 
-def _cost(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Seconds of default searches in this checkout and in one before the settings, in turns."""
+def _cost(arguments: argparse.Namespace, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Seconds of default searches in this checkout and in one before the settings, in turns; others' stay as known."""
     found: dict[str, list[dict[str, float]]] = {}
     for number in range(1 if arguments.quick else arguments.rounds):
         for name in arguments.workload or _COST_WORKLOADS:
@@ -182,6 +197,7 @@ def _cost(arguments: argparse.Namespace) -> dict[str, Any]:
             )
             found.setdefault(name, []).append(pair)
             say(f"{name}: {pair['before']:.0f} s before, {pair['now']:.0f} s now")
+    found = {**known.get("workloads", {}), **found}
     ratios = [median(pair["now"] / pair["before"] for pair in pairs) for pairs in found.values()]
     return {"workloads": found, "before": _revision_of(arguments.before), "median_ratio": median(ratios)}
 
@@ -214,7 +230,7 @@ def _print_cases(results: Mapping[str, Any]) -> None:
                 "" if times is None else f"{min(times):.2f} to {max(times):.2f}",
                 f"{sum(one['tried_in'] for one in searches)} of {sum(one['trials'] for one in searches)}",
                 f"{sum(one['is_recommended'] for one in searches)} of {len(searches)}",
-                "yes" if found["search_as_expected"] and found.get("pairs_as_expected", True) else "no",
+                "no" if not found["search_as_expected"] or found.get("pairs_as_expected") is False else "yes",
             ]
         )
     print_table(

@@ -28,9 +28,8 @@ __all__ = [
 
 HOLDS_FROM = 0.85
 """Share of the lowest ceiling from which that side counts as the bottleneck: our convention."""
-
-
 _STEP_SETTINGS = attrgetter(*(name for name in TrainingConfig.model_fields if name not in {"lr", *LOADER_SETTINGS}))
+"""All but the loader's, and the learning rate."""
 
 
 class Ceiling(FrozenModel):

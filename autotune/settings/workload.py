@@ -260,7 +260,7 @@ class WorkloadFacts(FrozenModel):
     slow_tail_fraction: float | None = None
     """Share of the time of the items that were looked at in items of over 8 times the median; None: not known."""
     cores_per_item: float | None = None
-    """Cores that are busy while an item is computed, of threads that are not torch's; None: not known."""
+    """Cores that an item keeps busy while it is computed, by threads that are not torch's; None: not known."""
     optimizer: OptimizerFacts
     step_source: str
     """How the loss is computed, in words: what the user gave, or what was inferred."""

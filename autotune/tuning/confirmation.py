@@ -113,7 +113,7 @@ class Finals:
     def _finalists(self) -> list[TrialRecord]:
         """The best challenger, the best that keeps the baseline's global batch, the simplest as good as the best.
 
-        Then others that may be as good.
+        Then others that may be as good, the second best first: it has no place where those three are three trials.
         """
         better = challengers(self.found)
         own = self.found.space.baseline

@@ -288,13 +288,14 @@ class Search:
     def _propose_closing(self) -> None:
         """Enqueue the best at the baseline's global batch, and at the largest that fits, and a plainer one.
 
-        That is the one that would be recommended, without idle switches. Each unless it was tried.
+        That is the one that would be recommended in the baseline's place, without idle switches. Each unless it was
+        tried.
         """
         if (best := self.best) is not None:
             largest = largest_batch_variant(best, self.space, self.study.ended)
             same = self.proposer.at_same_batch(best), same_batch_variant(best, self.space)
-            feasible = [record for record in self.study.records if record.is_feasible]
-            would_win = simplest_of_the_best(feasible, self._score)
+            others = [record for record in self.study.records if record.is_feasible and record.number != 0]
+            would_win = simplest_of_the_best(others or [best], self._score)
             self._enqueue((*same, largest, self.proposer.plainer(would_win.config)))
 
     def _enqueue(self, proposals: Iterable[Params | None]) -> None:

@@ -7,11 +7,11 @@ trials of both, run in turns, in pairs.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 from autotune.api.diagnose import DiagnosisResult, MeasuringTime, diagnose_plan
 from autotune.protocol.jobs import NO_EXTRAS, WindowRules
@@ -34,21 +34,9 @@ def follow_case(case: FollowedCase, window_s: float, pairs: int) -> dict[str, An
         say(f"{case.name}: on paper. {case.why}")
         return known
     limit = case.memory_limit
-    with _variables(case.environment):
+    with patch.dict(os.environ, case.environment):
         _, found = follow(case.name, case.kind, case.today, case.followed, window_s, pairs, memory_limit=limit)
     return known | found | kept(case, found)
-
-
-@contextmanager
-def _variables(values: Mapping[str, str]) -> Iterator[None]:
-    """Environment variables of the processes that are started inside."""
-    before = dict(os.environ)
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def kept(case: FollowedCase, found: dict[str, Any]) -> dict[str, Any]:

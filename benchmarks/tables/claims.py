@@ -259,6 +259,7 @@ def _settings_here(results: Results) -> list[Figures]:
             "times": median(case["times"]),
             "low": min(case["times"]),
             "high": max(case["times"]),
+            "effect": case["effect"],
             "tried": case["tried_in"],
             "trials": case["trials"],
             "recommended": "yes" if case["is_recommended"] else "no",

@@ -326,3 +326,31 @@ def test_failures_without_a_true_place_have_no_cause_in_common(tmp_path: Path) -
         record = TrialRecord(number=number, config=config, result=result)
         assert search.failures.learn(record, search.study) == []
     assert not search.failures.failures
+
+
+def test_before_the_end_what_would_be_recommended_is_asked_for_plainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of those that count as equal that is the simplest, not the best: and never the baseline, which is plain."""
+
+    def cost(config: TrainingConfig) -> FakeTrial:
+        rates = {(16, False): 199.0, (64, False): 200.0, (64, True): 200.5}  # the first is the baseline's
+        rate = rates.get((config.micro_batch_size, config.pin_memory), 150.0)
+        return FakeTrial(samples_per_s=rate, peak_memory_bytes=GIB)
+
+    space: dict[str, Any] = {"micro_batch_size": [16, 32, 64], "pin_memory": [False, True], "grad_accum_steps": 1}
+    search = make_search(
+        tmp_path,
+        FakeLauncher(cost, noise=1e-6),
+        method="grid",
+        n_trials=6,
+        baseline=TrainingConfig(micro_batch_size=16),
+        amp_dtype="float32",
+        num_workers=0,
+        **space,
+    )
+    asked = list[TrainingConfig]()
+    monkeypatch.setattr(type(search.proposer), "plainer", lambda _, config: asked.append(config))
+    search.run()
+    assert len(search.study.records) == 6
+    assert (asked[-1].micro_batch_size, asked[-1].pin_memory) == (64, False)

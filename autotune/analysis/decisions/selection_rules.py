@@ -138,7 +138,7 @@ def choose(
 
 
 def simplest_of_the_best(records: Sequence[TrialRecord], score: Callable[[TrialRecord], float]) -> TrialRecord:
-    """Of feasible trials, at least one: the one that would be recommended were their scores the truth."""
+    """Of feasible trials, at least one: the one that would be recommended of them were their scores the truth."""
     least = (1 - WORTHWHILE) * max(map(score, records))
     return min(
         (record for record in records if score(record) >= least),

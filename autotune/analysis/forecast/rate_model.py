@@ -407,11 +407,14 @@ def _own_cores(configs: Sequence[TrainingConfig], environment: Environment) -> F
 
 
 def _are_crowded(configs: Sequence[TrainingConfig], cores: Floats, environment: Environment) -> NDArray[np.bool_]:
-    """Which have more threads than cores."""
-    threads = [config.intra_op_threads or own for config, own in zip(configs, cores, strict=True)]
-    workers, processes = np.array([(config.num_workers, config.process_count) for config in configs]).T
-    is_cpu = environment.device_kind == "cpu"
-    return np.asarray((threads + workers) * processes > cores if is_cpu else np.zeros(len(configs), dtype=np.bool_))
+    """Which have more threads than cores; on an accelerator none, whose threads wait for it."""
+    if environment.device_kind != "cpu":
+        return np.zeros(len(configs), dtype=np.bool_)
+    taken = [
+        ((config.intra_op_threads or own) + config.num_workers) * config.process_count
+        for config, own in zip(configs, cores, strict=True)
+    ]
+    return np.array(taken) > cores
 
 
 def _with_crowding(state: Floats) -> Floats:

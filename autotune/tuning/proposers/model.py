@@ -143,11 +143,11 @@ class ModelProposer:
         self._same_batch_trials += 1
         return outlook.same_batch
 
-    def plainer(self, best: TrainingConfig) -> Params | None:
-        """The best without the switches that are not believed to win anything, unless it was tried."""
+    def plainer(self, config: TrainingConfig) -> Params | None:
+        """A configuration without the switches that are not believed to win anything, unless that was tried."""
         space = self.study.space
-        idle = without_idle_switches(best, space, self._rates()) if self.is_informed else {}
-        params = params_of(best.model_copy(update=idle), space)
+        idle = without_idle_switches(config, space, self._rates()) if self.is_informed else {}
+        params = params_of(config.model_copy(update=idle), space)
         return params if idle and self.study.may_propose(params) else None
 
     def skip(self, config: TrainingConfig) -> Note | None:

@@ -58,8 +58,8 @@ class Proposer(Protocol):
         """What to try at the baseline's global batch before the search ends; None where nothing is left to try."""
         ...
 
-    def plainer(self, best: TrainingConfig, /) -> Params | None:
-        """What to try beside the best before the search ends: the same without what is not believed to win."""
+    def plainer(self, config: TrainingConfig, /) -> Params | None:
+        """What to try before the search ends: what would be recommended, without what is not believed to win."""
         ...
 
     def skip(self, config: TrainingConfig, /) -> Note | None:

@@ -145,7 +145,8 @@ def _images(watch: Watch, _: Path) -> list[FormatCost]:
     if not pairs:
         return []
     now, drafted, copied = (list[float]() for _ in range(3))
-    can_draft, is_copied, until = _can_draft(*pairs[0]), _has_one_size(shrunk, watch.item), perf_counter() + _KIND_S
+    can_draft, is_copied = all(_can_draft(*pair) for pair in pairs), _has_one_size(shrunk, watch.item)
+    until = perf_counter() + _KIND_S
     for decoded, resized in pairs:
         encoded, size, resample = decoded.encoded or b"", resized.to_size or (1, 1), resized.resample
         if now and perf_counter() > until:
@@ -155,15 +156,14 @@ def _images(watch: Watch, _: Path) -> list[FormatCost]:
             drafted.append(_usual_s(partial(_decoded, encoded, size, resample, is_draft=True)))
         if is_copied:
             copied.append(_usual_s(partial(_decoded, _small_copy(encoded, size, resample))))
-    found = list[FormatCost]()
     spent = [both.seconds + (0.0 if one.is_inside else one.seconds) for one, both in shrunk if one.item < watch.item]
     (width, height), (to_width, to_height) = pairs[0][0].size, pairs[0][1].to_size or (1, 1)
     figures = {"width": width, "height": height, "to_width": to_width, "to_height": to_height}
-    if drafted and min(now) > max(drafted):
-        found.append(_cost("image_draft", watch, spent, fmean(now), fmean(drafted), **figures))
-    if copied and min(now) > max(copied):
-        found.append(_cost("image_copy", watch, spent, fmean(now), fmean(copied), **figures))
-    return found
+    return [
+        _cost(kind, watch, spent, fmean(now), fmean(better), **figures)
+        for kind, better in (("image_draft", drafted), ("image_copy", copied))
+        if better and min(now) > max(better)
+    ]
 
 
 def _shrunk(watch: Watch) -> Iterator[tuple[Call, Call]]:

@@ -147,6 +147,8 @@ class TimedItems:
     """Of them all, in all threads and child processes."""
     own_cpu_s: float
     """Of them all, in the thread that has asked for them."""
+    others_cpu_s: float
+    """Of them all, in this process's other threads."""
     disk_bytes: int
     """Of them all."""
 
@@ -156,17 +158,25 @@ def time_items(draws: Iterator[Callable[[], list[Any]]], most_kept: int, ends_at
     kept, seconds, cpu_s, own_cpu_s = next(draws)(), list[float](), 0.0, 0.0
     began_children_s, began_disk, begun = _children_cpu_s(), bytes_from_disk(), perf_counter()
     for draw in draws:
-        asked_cpu_s, asked_own_s, asked = process_time(), thread_time(), perf_counter()
+        asked_own_s, asked_cpu_s, asked = thread_time(), process_time(), perf_counter()
         came = draw()
-        now, now_own_s, now_cpu_s = perf_counter(), thread_time(), process_time()
+        now, now_cpu_s, now_own_s = perf_counter(), process_time(), thread_time()
         cpu_s, own_cpu_s = cpu_s + now_cpu_s - asked_cpu_s, own_cpu_s + now_own_s - asked_own_s
         seconds += [(now - asked) / len(came)] * len(came)
         kept += came[: max(0, most_kept - len(kept))]
         if _is_enough(len(seconds), now - begun) or now > ends_at:
             break
+    others_cpu_s = max(0.0, cpu_s - own_cpu_s)
     cpu_s += _children_cpu_s() - began_children_s
     disk_bytes = bytes_from_disk() - began_disk
-    return TimedItems(kept=kept, seconds=seconds, cpu_s=cpu_s, own_cpu_s=own_cpu_s, disk_bytes=disk_bytes)
+    return TimedItems(
+        kept=kept,
+        seconds=seconds,
+        cpu_s=cpu_s,
+        own_cpu_s=own_cpu_s,
+        others_cpu_s=others_cpu_s,
+        disk_bytes=disk_bytes,
+    )
 
 
 def _is_enough(done: int, spent_s: float) -> bool:

@@ -72,15 +72,16 @@ def look_at_items(loader: DataLoader[Any], first_batch_s: float, warm: Callable[
 
 
 def _cores(timed: TimedItems) -> float:
-    """Cores that are busy while an item is computed: waiting for a file hides no threads.
+    """Cores that an item keeps busy, while it is computed: waiting for a file hides no threads.
 
-    Where other threads work for less than a twentieth of an item's time they do not matter, and waiting counts.
+    Where its own thread does less than a share of the work nothing tells how many others there are, and where these do
+    hardly anything they do not matter: then it is the cores that are busy over all of its time.
     """
-    others_s, seconds = timed.cpu_s - timed.own_cpu_s, sum(timed.seconds)
-    if others_s < _OTHERS_FRACTION * seconds:
+    seconds, own_s = sum(timed.seconds), timed.own_cpu_s
+    computed_s = own_s + timed.others_cpu_s
+    if timed.others_cpu_s < _OTHERS_FRACTION * seconds or computed_s > usable_cores() * own_s:
         return timed.cpu_s / seconds
-    # its own thread may only wait for them
-    return min(usable_cores(), timed.cpu_s / timed.own_cpu_s) if timed.own_cpu_s > 0 else usable_cores()
+    return computed_s / own_s
 
 
 def _is_begun_anew(loader: DataLoader[Any]) -> bool:

@@ -46,7 +46,8 @@ def found(dataset: Dataset[Any], scratch: Path, **settings: Any) -> dict[str, Fo
 @pytest.fixture(autouse=True)
 def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time what this thread computes, so that no neighbor on the machine decides what is found."""
-    monkeypatch.setattr(formats, "perf_counter", thread_time)
+    for clock in (formats, format_watch):
+        monkeypatch.setattr(clock, "perf_counter", thread_time)
 
 
 @pytest.fixture

@@ -94,34 +94,42 @@ def test_threads_of_numpys_products_are_seen() -> None:
     assert facts.cores_per_item > 1.2
 
 
-def test_cores_are_those_of_all_threads_of_an_item(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu_s = iter(count(0.0, 0.004))  # as if an item of 2 ms kept two cores busy
-    monkeypatch.setattr("autotune.worker.after_window.item_costs.process_time", lambda: next(cpu_s))
-    looked = look_at_items(DataLoader(Made(lambda _: time.sleep(0.002)), 8, shuffle=True), 0.0, never)
+def looked_at(
+    monkeypatch: pytest.MonkeyPatch, *, own_s: float, others_s: float, wall_s: float, cores: int = 8
+) -> FirstItems:
+    """What a look sees of items of so many seconds, of CPU time in their own thread and in others."""
+    process, thread = iter(count(0.0, own_s + others_s)), iter(count(0.0, own_s))
+    monkeypatch.setattr("autotune.worker.after_window.item_costs.process_time", lambda: next(process))
+    monkeypatch.setattr("autotune.worker.after_window.item_costs.thread_time", lambda: next(thread))
+    monkeypatch.setattr("autotune.worker.jobs.first_items.usable_cores", lambda: cores)
+    looked = look_at_items(DataLoader(Made(lambda _: time.sleep(wall_s)), 8, shuffle=True), 0.0, never)
     assert looked is not None
-    assert 1.2 < looked.cores_per_item <= 2.0
+    return looked
+
+
+def test_cores_are_those_of_all_threads_of_an_item(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert looked_at(monkeypatch, own_s=0.5, others_s=0.5, wall_s=0.002).cores_per_item == pytest.approx(2.0)
 
 
 def test_waiting_for_data_hides_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu_s, own_s = iter(count(0.0, 0.0005)), iter(count(0.0, 0.00025))  # half a millisecond in two threads, of five
-    monkeypatch.setattr("autotune.worker.after_window.item_costs.process_time", lambda: next(cpu_s))
-    monkeypatch.setattr("autotune.worker.after_window.item_costs.thread_time", lambda: next(own_s))
-    monkeypatch.setattr("autotune.worker.jobs.first_items.usable_cores", lambda: 8)
-    looked = look_at_items(DataLoader(Made(lambda _: time.sleep(0.004)), 8, shuffle=True), 0.0, never)
-    assert looked is not None
-    assert looked.cores_per_item == pytest.approx(2.0)
+    """A fifth of its time in two threads; were the machine busy, less."""
+    assert looked_at(monkeypatch, own_s=0.004, others_s=0.004, wall_s=0.02).cores_per_item == pytest.approx(2.0)
 
 
-def test_an_item_whose_own_thread_waits_for_others_keeps_no_more_cores_busy_than_there_are(
+def test_other_threads_that_hardly_work_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert looked_at(monkeypatch, own_s=0.0001, others_s=0.0001, wall_s=0.01).cores_per_item < 0.1
+
+
+def test_of_an_own_thread_that_only_waits_nobody_knows_how_many_others_there_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cpu_s = iter(count(0.0, 0.002))
-    monkeypatch.setattr("autotune.worker.after_window.item_costs.process_time", lambda: next(cpu_s))
-    monkeypatch.setattr("autotune.worker.after_window.item_costs.thread_time", lambda: 0.0)
-    monkeypatch.setattr("autotune.worker.jobs.first_items.usable_cores", lambda: 4)
-    looked = look_at_items(DataLoader(Made(lambda _: time.sleep(0.002)), 8, shuffle=True), 0.0, never)
-    assert looked is not None
-    assert looked.cores_per_item == pytest.approx(4.0)
+    assert looked_at(monkeypatch, own_s=0.0001, others_s=0.005, wall_s=0.005, cores=4).cores_per_item < 1.2
+
+
+def test_items_of_a_few_microseconds_keep_one_core_busy() -> None:
+    facts = probed(Made(lambda _: None))
+    assert facts.cores_per_item is not None
+    assert facts.cores_per_item < 1.2
 
 
 def test_the_look_runs_as_a_worker_does_with_one_thread_of_torch() -> None:
