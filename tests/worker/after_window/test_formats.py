@@ -73,6 +73,7 @@ def test_text_that_is_parsed_costs_more_than_an_array_that_is_mapped(folder: Pat
     assert 0 < cost.item_fraction <= 1
 
 
+@pytest.mark.quiet
 @pytest.mark.parametrize("kind", [Photos, PhotosInMemory])
 def test_photographs_that_are_made_small_are_decoded_faster_small(
     kind: type[Files], folder: Path, scratch: Path
