@@ -126,6 +126,7 @@ def test_of_an_own_thread_that_only_waits_nobody_knows_how_many_others_there_are
     assert looked_at(monkeypatch, own_s=0.0001, others_s=0.005, wall_s=0.005, cores=4).cores_per_item < 1.2
 
 
+@pytest.mark.quiet
 def test_items_of_a_few_microseconds_keep_one_core_busy() -> None:
     facts = probed(Made(lambda _: None))
     assert facts.cores_per_item is not None
