@@ -74,14 +74,15 @@ def look_at_items(loader: DataLoader[Any], first_batch_s: float, warm: Callable[
 def _cores(timed: TimedItems) -> float:
     """Cores that an item keeps busy, while it is computed: waiting for a file hides no threads.
 
-    Where its own thread does less than a share of the work nothing tells how many others there are, and where these do
-    hardly anything they do not matter: then it is the cores that are busy over all of its time.
+    Where its own thread does less than a share of the work nothing tells how many others there are: then it is the
+    cores that are busy over all of its time. Where nothing else works it is one at the most, whatever reading the clocks
+    takes beside an item of some microseconds.
     """
-    seconds, own_s = sum(timed.seconds), timed.own_cpu_s
-    computed_s = own_s + timed.others_cpu_s
-    if timed.others_cpu_s < _OTHERS_FRACTION * seconds or computed_s > usable_cores() * own_s:
-        return timed.cpu_s / seconds
-    return computed_s / own_s
+    seconds, own_s, least_s = sum(timed.seconds), timed.own_cpu_s, _OTHERS_FRACTION * sum(timed.seconds)
+    computed_s, usual = own_s + timed.others_cpu_s, timed.cpu_s / seconds
+    if timed.cpu_s - own_s < least_s:
+        return min(1.0, usual)
+    return usual if timed.others_cpu_s < least_s or computed_s > usable_cores() * own_s else computed_s / own_s
 
 
 def _is_begun_anew(loader: DataLoader[Any]) -> bool:
