@@ -75,7 +75,7 @@ def _cores(timed: TimedItems) -> float:
     """Cores that an item keeps busy, while it is computed: waiting for a file hides no threads.
 
     Where its own thread does less than a share of the work nothing tells how many others there are: then it is the
-    cores that are busy over all of its time. Where nothing else works it is one at the most, whatever reading the clocks
+    cores that are busy over all of its time. Where nothing else works it is one at the most, whatever reading clocks
     takes beside an item of some microseconds.
     """
     seconds, own_s, least_s = sum(timed.seconds), timed.own_cpu_s, _OTHERS_FRACTION * sum(timed.seconds)
