@@ -50,18 +50,17 @@ def _number_of(value: object) -> float:
     return nan
 
 
+_SIZE_SCHEMA = WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string"}]})
 MemoryLimit = Annotated[
     int | float,
     BeforeValidator(_parse_memory_limit),
-    WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string"}]}),
+    _SIZE_SCHEMA,
 ]
 """A fraction of the device's memory where at most 1, bytes otherwise."""
-
-
 MemoryReserve = Annotated[
     int | float,
     BeforeValidator(_parse_reserve),
-    WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string"}]}),
+    _SIZE_SCHEMA,
 ]
 """A fraction of the device's memory where below 1, bytes otherwise."""
 

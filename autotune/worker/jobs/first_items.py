@@ -34,7 +34,6 @@ _ANEW_S = 2.0
 """Of the first batch, beyond which a stream, or a sampler of the user's, is not begun once more: our own convention."""
 _LEAST_WARM_S = 0.1
 """Of reading, without a byte from the disk, after which the page cache is taken to be warm: our own convention."""
-
 _OTHERS_FRACTION = 0.05
 """Of an item's time, below which what other threads take does not matter: our own convention."""
 

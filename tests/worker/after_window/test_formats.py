@@ -88,6 +88,10 @@ def test_a_decoder_that_cannot_draft_is_not_told_to(folder: Path, scratch: Path)
     assert set(found(Photos(write_photos(folder, "png")), scratch)) == {"image_copy"}
 
 
+def test_where_one_decoder_of_several_cannot_draft_none_is_told_to(folder: Path, scratch: Path) -> None:
+    assert "image_draft" not in found(Photos([*write_photos(folder)[:1], *write_photos(folder, "png")[1:]]), scratch)
+
+
 @pytest.mark.parametrize("kind", [PhotosOfAnySize, PhotosOfAnotherSize])
 def test_no_copies_are_advised_where_sizes_are_drawn_at_random(kind: type[Files], folder: Path, scratch: Path) -> None:
     assert set(found(kind(write_photos(folder)), scratch)) == {"image_draft"}
