@@ -97,7 +97,7 @@ def test_a_trainer_of_transformers_is_searched_with(tmp_path: Path) -> None:
     assert result.summary.name == "GPT2LMHeadModel"
     (beside,) = (told for told in result.summary.notes if told.code == "beside_training")
     assert "checkpoints" in str(beside.figures["names"])
-    assert '.to("hf", device="cpu")' in head_of(tmp_path / "run")
+    assert '.to("hf", device="cpu", optimizer="AdamW")' in head_of(tmp_path / "run")
     assert vars(trainer) == attributes
     assert all(torch.equal(value, weights[name]) for name, value in trainer.model.state_dict().items())
     assert not list((tmp_path / "out").rglob("*"))
