@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from time import monotonic
 
 import psutil
 
@@ -22,6 +21,7 @@ from autotune.files.spread_cache import known_spread
 from autotune.launch.launcher import Launcher
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note, note
+from autotune.protocol.clock import monotonic
 from autotune.protocol.jobs import Extras, WindowRules
 from autotune.protocol.payload import write_payload
 from autotune.records.ceilings import Headroom

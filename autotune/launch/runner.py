@@ -21,6 +21,7 @@ from autotune.launch.block_stream import BlockStream, ShouldEnd
 from autotune.launch.launcher import Launch, Launcher
 from autotune.note import Note
 from autotune.protocol import jobs
+from autotune.protocol.clock import deadline_within
 from autotune.protocol.disk import TrialFolder, write_model
 from autotune.protocol.reports import RankReport
 from autotune.records.trial import TrialResult
@@ -124,7 +125,7 @@ class TrialRunner:
         return jobs.ProcessSetup(
             device=self.device,
             seed=self.seed,
-            deadline_s=deadline_s,
+            deadline_s=deadline_within(deadline_s),
             limit_bytes=self.limits.limit_bytes,
             sys_path=tuple(entry for entry in sys.path if isinstance(entry, str)),
             working_directory=Path.cwd(),

@@ -10,12 +10,12 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
 from threading import Condition
-from time import monotonic
 
 import ray
 
 from autotune.errors import LauncherError
 from autotune.note import Note
+from autotune.protocol.clock import monotonic
 from autotune.protocol.jobs import GroupPart
 from autotune.ray.nodes import (
     SEARCH_IS_OVER,

@@ -13,7 +13,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import ray
@@ -21,6 +20,7 @@ import ray
 from autotune.errors import LauncherError
 from autotune.launch.launcher import EndedFor, Exit, Launch
 from autotune.note import Note
+from autotune.protocol.clock import monotonic
 from autotune.protocol.disk import write_atomic, write_model
 from autotune.protocol.jobs import DescribeJob, GroupPart, Job, TrialJob, read_job
 from autotune.protocol.reports import RankReport

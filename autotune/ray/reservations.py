@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from threading import Condition, Timer
-from time import monotonic
 
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
+from autotune.protocol.clock import monotonic
 from autotune.ray.nodes import OneHost
 
 __all__ = ["Reservations"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from time import monotonic
 
 from autotune.analysis.time_estimate import (
     SHORTEST_WINDOW_S,
@@ -21,6 +20,7 @@ from autotune.analysis.time_estimate import (
     typical_s,
 )
 from autotune.note import Note, note
+from autotune.protocol.clock import monotonic
 from autotune.protocol.jobs import WindowRules
 from autotune.records.trial import TrialRecord, best_of, reference_of
 from autotune.settings.budget import Budget

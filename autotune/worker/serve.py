@@ -27,12 +27,13 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
-from time import monotonic, perf_counter, sleep
+from time import perf_counter, sleep
 
 import psutil
 import torch._dynamo  # noqa: F401 - the first optimizer would import it, a second in every fork
 
 from autotune.launch.local.process_tree import exit_code_of, free_shared_memory
+from autotune.protocol.clock import monotonic
 from autotune.protocol.disk import TrialFolder
 from autotune.worker.preload import preload
 from autotune.worker.rank import bad_fork_devices_of_children, run_rank

@@ -12,6 +12,7 @@ import pytest
 
 from autotune.launch.launcher import Exit, Launch
 from autotune.launch.runner import TrialRunner
+from autotune.protocol.clock import LONGEST_DEADLINE
 from autotune.protocol.jobs import NO_EXTRAS, CurvesJob, Extras, TrialJob, WindowRules
 from autotune.records.measurement import Block
 from autotune.records.trial import Failure
@@ -131,3 +132,12 @@ def test_a_fake_trial_is_stopped_as_a_real_one_is(runner: TrialRunner, launcher:
     assert (result.outcome, result.reason, len(result.blocks)) == ("pruned", "too slow", 4)
     rate = sum(one.samples for one in result.blocks) / sum(one.seconds for one in result.blocks)
     assert rate == pytest.approx(launcher.cost(GROUP).samples_per_s, rel=0.05), "of both ranks"
+
+
+def test_a_test_may_shorten_every_deadline(
+    runner: TrialRunner, launcher: KeepingLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LONGEST_DEADLINE, "5")
+    runner.run(ALONE, name="trial", deadline_s=60.0, window=WindowRules())
+    runner.guard(ALONE, name="guard", deadline_s=4.0)
+    assert [launch.deadline_s for launch in launcher.launches] == [5.0, 4.0]

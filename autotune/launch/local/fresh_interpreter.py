@@ -8,11 +8,12 @@ import uuid
 from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
-from time import monotonic, sleep
+from time import sleep
 
 from autotune.launch.launcher import Exit, Launch
 from autotune.launch.local.process_tree import exit_code, start_worker
 from autotune.launch.local.watch import Started, watch
+from autotune.protocol.clock import monotonic
 
 __all__ = ["FreshInterpreterLauncher"]
 

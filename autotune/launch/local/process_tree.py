@@ -22,13 +22,14 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from time import monotonic, sleep
+from time import sleep
 
 import psutil
 
 from autotune.errors import LauncherError
 from autotune.launch.launcher import TOKEN_VARIABLE
 from autotune.launch.local.kept_memory import with_kept_memory
+from autotune.protocol.clock import monotonic
 
 __all__ = [
     "bytes_above",

@@ -17,13 +17,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 from autotune.errors import LauncherError
 from autotune.launch.launcher import Launch
 from autotune.launch.local.process_tree import start_worker
 from autotune.launch.local.watch import Started
+from autotune.protocol.clock import deadline_within, monotonic
 
 __all__ = ["OF_IMPORTS", "Preload", "PreloadFault", "Server"]
 
@@ -119,7 +119,7 @@ class Server:
         """Wait until it has imported what it was to; None where it can be used."""
         if self._preloads is None:
             return None
-        message = self._receive(max(0.0, self._waited_from + _PRELOADED_WITHIN_S - monotonic()))
+        message = self._receive(max(0.0, self._waited_from + deadline_within(_PRELOADED_WITHIN_S) - monotonic()))
         self._preloads.seek(0)
         package = self._preloads.read().decode()
         self._preloads.close()

@@ -13,13 +13,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from time import monotonic
 from typing import BinaryIO
 
 import psutil
 
 from autotune.launch.launcher import EndedFor, Exit, Launch
 from autotune.launch.local.process_tree import bytes_above, free_segments, kill_all, oom_kills, segments
+from autotune.protocol.clock import monotonic
 from autotune.protocol.disk import disk_error
 
 __all__ = ["LogFile", "Started", "watch"]

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import ceil, isfinite
-from time import monotonic
 from typing import IO, Literal, TextIO, cast
 
 from rich.cells import cell_len
@@ -18,6 +17,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from autotune.protocol.clock import monotonic
 from autotune.records.run_summary import Progress
 from autotune.records.trial import TrialRecord
 from autotune.report.text import one_line, shorten
