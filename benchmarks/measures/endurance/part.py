@@ -1,0 +1,29 @@
+"""A part of the endurance benchmark: named cases, each tried in a process of its own, and what they tell together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.measures.part_guard import Figures
+
+__all__ = ["Part"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One promise, and the cases that it is held against."""
+
+    proves: str
+    """In one line, for people."""
+    cases: Callable[[bool], Sequence[str]]
+    """Their names, in order; few of them where True is given, for a quick run. The same names in every call."""
+    run: Callable[[str, Path], Figures]
+    """Try a case; the folder is empty, its own, and removed afterwards. What it finds, JSON; "fault": a sentence, where
+    the promise was broken. An exception is written down as an error of the case."""
+    judge: Callable[[Mapping[str, Figures]], Figures]
+    """Of all cases tried so far, errors apart: figures for people; "promises": each True, False, or None where it could
+    not be judged."""
+    limit_s: float
+    """A case that takes longer is ended, with all that it has started, and is an error."""
