@@ -15,15 +15,20 @@ TENSORFLOW := .venv-tensorflow
 OLDEST := .venv-oldest
 TF_TESTS := tests/integrations/test_tf_data.py tests/integrations/test_tf_data_measured.py
 NEWER := python3.12 python3.13 python3.14
+# Most of what is installed is never imported: to compile all of it takes longer than to install it.
+INSTALL := -m pip install --quiet --no-compile
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+
+# Seconds of the demo.
+DEMO_S ?= 150
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The tests start dozens of interpreters; what is compiled is kept.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu integrations integrations-frameworks integrations-tensorflow lint docs notebooks dist oldest pythons clean
+.PHONY: help setup setup-integrations demo test test-gpu integrations integrations-frameworks integrations-tensorflow lint docs notebooks dist oldest pythons clean
 
 help:
 	@echo "make demo        tune configs/quickstart.yaml on this machine, from the start"
@@ -33,7 +38,7 @@ help:
 	@echo "make lint        ruff check, ruff format --check, lint-imports, mypy --strict"
 	@echo "make docs        build the site into build/docs; a broken link fails"
 	@echo "make notebooks   execute every notebook; an error in a cell fails"
-	@echo "make dist        build wheel and sdist into dist/, and try both in environments of their own"
+	@echo "make dist        build wheel and sdist into dist/, and try both in an environment of their own"
 	@echo "make oldest      run the tests with the oldest versions that pyproject.toml allows (gigabytes to fetch)"
 	@echo "make pythons     run the tests with each newer Python that is installed (gigabytes each)"
 	@echo "make setup       only set up $(VENV)"
@@ -43,7 +48,7 @@ help:
 setup: $(READY)
 
 demo: $(READY)
-	$(BIN)/autotune run configs/quickstart.yaml --fresh --set budget.timeout_s=150
+	$(BIN)/autotune run configs/quickstart.yaml --fresh --set budget.timeout_s=$(DEMO_S)
 
 test: $(READY)
 	$(call run-tests,$(BIN))
@@ -59,8 +64,10 @@ test-gpu: $(READY)
 
 integrations: integrations-frameworks integrations-tensorflow
 
+setup-integrations: $(INTEGRATIONS)/.ready build/sources/.ready
+
 # Each once more where it fails: launchers of several processes are at odds with a busy machine now and then.
-integrations-frameworks: $(INTEGRATIONS)/.ready build/sources/.ready
+integrations-frameworks: setup-integrations
 	$(INTEGRATIONS)/bin/python -m pytest -n 2 --dist loadfile --reruns 1 -m integrations $(TF_TESTS:%=--ignore=%) \
 		--durations 10 tests/integrations
 
@@ -94,8 +101,8 @@ oldest: $(READY)
 		--extra examples --extra ray --extra report --output-file build/oldest.txt pyproject.toml
 	rm -rf $(OLDEST)
 	$(PYTHON) -m venv $(OLDEST)
-	$(OLDEST)/bin/python -m pip install --quiet --requirement build/oldest.txt
-	$(OLDEST)/bin/python -m pip install --quiet --constraint build/oldest.txt --editable '.[examples,ray,test]'
+	$(OLDEST)/bin/python $(INSTALL) --requirement build/oldest.txt
+	$(OLDEST)/bin/python $(INSTALL) --constraint build/oldest.txt --editable '.[examples,ray,test]'
 	$(call run-tests,$(OLDEST)/bin)
 
 pythons:
@@ -111,12 +118,12 @@ clean:
 # TensorFlow has a venv of its own: what it allows of protobuf and NumPy is to hold up none of the others.
 $(TENSORFLOW)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(TENSORFLOW)
-	$(TENSORFLOW)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[tensorflow,test]'
+	$(TENSORFLOW)/bin/python $(INSTALL) --constraint constraints.txt --editable '.[tensorflow,test]'
 	@touch $@
 
 $(INTEGRATIONS)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(INTEGRATIONS)
-	$(INTEGRATIONS)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[integrations,test]'
+	$(INTEGRATIONS)/bin/python $(INSTALL) --constraint constraints.txt --editable '.[integrations,test]'
 	@touch $@
 
 build/sources/.ready: $(INTEGRATIONS)/.ready
@@ -128,5 +135,5 @@ $(READY): pyproject.toml constraints.txt
 		echo "autotune needs Python 3.11 or newer, but $(PYTHON) is $$($(PYTHON) --version 2>&1);" \
 			"name another one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[examples,ray,dev]'
+	$(BIN)/python $(INSTALL) --constraint constraints.txt --editable '.[examples,ray,dev]'
 	@touch $@

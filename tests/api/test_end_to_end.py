@@ -163,15 +163,14 @@ states = random.getstate(), torch.get_rng_state(), numpy.random.get_state()[1].t
 result = autotune.search(
     net, data, loss=lambda outputs, targets: torch.nn.functional.cross_entropy(outputs, targets),
     optimizer=lambda params, lr: torch.optim.AdamW(params, lr=lr),
-    n_trials=2, timeout_s=8, run_dir="run", progress=False,
+    n_trials=1, timeout_s=6, run_dir="run", progress=False,
 )
 assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
 assert not net.training and all(parameter.grad is None for parameter in net.parameters())
 assert torch.equal(table, data.table) and not hasattr(data, "touched")
 assert random.getstate() == states[0] and torch.equal(torch.get_rng_state(), states[1])
 assert numpy.random.get_state()[1].tolist() == states[2]
-assert [trial.outcome for trial in result.trials] == ["ok"] * len(result.trials), [t.reason for t in result.trials]
-assert len(result.trials) >= 1
+assert [trial.outcome for trial in result.trials] == ["ok"], [t.reason for t in result.trials]
 print("as before")
 """
     (folder / "script.py").write_text(script)
@@ -201,6 +200,7 @@ def test_ctrl_c_saves_the_best_so_far_and_the_same_command_goes_on(folder: Path)
     assert json.loads(lines[0])["number"] == 0
 
 
+@pytest.mark.usefixtures("_here")
 def test_a_killed_search_leaves_nothing_goes_on_and_writes_no_secret(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,10 +214,9 @@ def test_a_killed_search_leaves_nothing_goes_on_and_writes_no_secret(
     while _ours(folder) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert _ours(folder) == []
-    process = start(folder, "run", "tune.yaml", "--json")
-    output, errors = process.communicate(timeout=110)
-    assert process.returncode == 0, errors
-    assert json.loads(output)["format"] == 1
+    done = call("run", "tune.yaml", "--json")
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout)["format"] == 1
     assert (folder / "run" / "trials.jsonl").read_text().splitlines()[0] == first
     for path in (folder / "run").rglob("*"):
         assert path.is_dir() or b"s3cr3t-value" not in path.read_bytes(), path

@@ -10,7 +10,9 @@ import pytest
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from autotune.api import diagnose as diagnosing
 from autotune.api.diagnose import DiagnosisResult, MeasuringTime, diagnose_plan
+from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.settings.plan import Plan
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
@@ -61,11 +63,22 @@ def mean_output(model: nn.Module, batch: Tensor) -> Tensor:
     return loss
 
 
-def diagnosis(model: Callable[[], nn.Module], dataset: Dataset[Any]) -> DiagnosisResult:
-    workload = Workload(model=model, dataset=dataset, step=mean_output)
-    baseline = TrainingConfig(micro_batch_size=16, intra_op_threads=1)
-    plan = Plan(name="formats", workload=workload, baseline=baseline, device="cpu")
-    return diagnose_plan(plan, progress=False, measuring=MeasuringTime(window_s=0.5, stretch_s=0.1))
+Diagnose = Callable[[Callable[[], nn.Module], Dataset[Any]], DiagnosisResult]
+
+
+@pytest.fixture
+def diagnosis(fork_server: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch) -> Diagnose:
+    """A short diagnosis, in which no other settings are measured."""
+    monkeypatch.setattr(diagnosing, "list_variations", lambda _: [])
+
+    def run(model: Callable[[], nn.Module], dataset: Dataset[Any]) -> DiagnosisResult:
+        workload = Workload(model=model, dataset=dataset, step=mean_output)
+        baseline = TrainingConfig(micro_batch_size=16, intra_op_threads=1)
+        plan = Plan(name="formats", workload=workload, baseline=baseline, device="cpu")
+        brief = MeasuringTime(window_s=0.5, stretch_s=0.1)
+        return diagnose_plan(plan, progress=False, launcher=fork_server, measuring=brief)
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -81,6 +94,7 @@ def test_following_the_advice_brings_what_it_has_promised(
     followed: type[Files],
     write: Callable[[Path], tuple[list[Path], list[Path]]],
     tmp_path: Path,
+    diagnosis: Diagnose,
 ) -> None:
     files, better = write(tmp_path)
     before = diagnosis(Small, today(files))
@@ -93,7 +107,7 @@ def test_following_the_advice_brings_what_it_has_promised(
     assert "instead of" in advice.text
 
 
-def test_where_the_device_is_the_limit_no_format_is_advised(tmp_path: Path) -> None:
+def test_where_the_device_is_the_limit_no_format_is_advised(tmp_path: Path, diagnosis: Diagnose) -> None:
     found = diagnosis(Large, Texts(write_texts(tmp_path)[0]))
     costs = found.diagnosis.evidence.measurement.loader_costs
     assert costs is not None

@@ -10,8 +10,15 @@ import pytest
 from torch import Tensor, nn
 
 import autotune
+from autotune.api import diagnose as diagnosing
+from autotune.api.diagnose import MeasuringTime, diagnose_plan
 from autotune.errors import ConfigError, WorkloadError
+from autotune.launch.local.fork_server import ForkServerLauncher
+from autotune.settings.plan import Plan
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import Workload
 from tests.factories.lengths import ByBudget, ByLength, Sequences, Tagger, rows_with_mask, tagging_step
+from tests.hurried import Hurried
 
 LENGTHS = [(4, 8, 16, 32, 64)[number % 5] for number in range(2000)]
 ONE_SETTING = {"num_workers": 0, "amp_dtype": "float32", "intra_op_threads": 1, "grad_accum_steps": 1}
@@ -29,7 +36,7 @@ def search(folder: Path, **arguments: Any) -> autotune.SearchResult:
         "step": dear_batches,
         "collate_fn": rows_with_mask,
         "loader": {"batch_sampler": ByBudget},
-        "baseline": {"max_tokens": 128},
+        "baseline": {"max_tokens": 128, "intra_op_threads": 1},
         "space": ONE_SETTING,
         "device": "cpu",
         "run_dir": folder / "run",
@@ -39,19 +46,31 @@ def search(folder: Path, **arguments: Any) -> autotune.SearchResult:
 
 
 @pytest.mark.quiet
-def test_a_larger_token_budget_is_recommended_where_it_is_faster(tmp_path: Path) -> None:
-    result = search(tmp_path, n_trials=3, timeout_s=40)
+def test_a_larger_token_budget_is_recommended_where_it_is_faster(
+    tmp_path: Path, fork_server: ForkServerLauncher
+) -> None:
+    result = search(tmp_path, n_trials=3, timeout_s=24, launcher=fork_server)
     best, baseline = result.best, result.baseline
     assert (best.max_tokens or 0) > (baseline.max_tokens or 0) == 128
     assert best.micro_batch_size > baseline.micro_batch_size < 32
     assert best.lr == pytest.approx(baseline.lr * (best.max_tokens or 0) / 128), "SGD's rate follows the tokens"
     assert autotune.load(tmp_path / "run" / "recommended.yaml") == best
-    resumed = search(tmp_path, n_trials=3, timeout_s=40)
+    resumed = search(tmp_path, n_trials=3, timeout_s=6, launcher=fork_server)
     assert [trial.config for trial in resumed.trials] == [trial.config for trial in result.trials]
 
 
-def test_listed_budgets_are_searched(tmp_path: Path) -> None:
-    result = search(tmp_path, space=ONE_SETTING | {"max_tokens": [128, 512]}, n_trials=2)
+@pytest.fixture
+def brief(fork_server: ForkServerLauncher) -> dict[str, Any]:
+    """Two trials in short windows, without a look at both sides alone before the second.
+
+    The baseline is the faster one: nobody challenges it, so that nothing is confirmed.
+    """
+    return {"launcher": Hurried(fork_server), "method": "random", "n_trials": 2}
+
+
+def test_listed_budgets_are_searched(tmp_path: Path, brief: dict[str, Any]) -> None:
+    baseline = {"max_tokens": 512, "intra_op_threads": 1}
+    result = search(tmp_path, space=ONE_SETTING | {"max_tokens": [128, 512]}, baseline=baseline, **brief)
     assert {trial.config.max_tokens for trial in result.trials} == {128, 512}
 
 
@@ -69,10 +88,10 @@ def test_listed_budgets_are_searched(tmp_path: Path) -> None:
     ],
 )
 def test_a_budget_without_its_sampler_is_refused_before_any_trial(
-    arguments: dict[str, Any], error: type[Exception], sentence: str, tmp_path: Path
+    arguments: dict[str, Any], error: type[Exception], sentence: str, tmp_path: Path, fork_server: ForkServerLauncher
 ) -> None:
     with pytest.raises(error, match=sentence):
-        search(tmp_path, n_trials=2, **arguments)
+        search(tmp_path, n_trials=2, launcher=fork_server, **arguments)
 
 
 class Layers(nn.Module):
@@ -87,15 +106,22 @@ class Layers(nn.Module):
         return outputs
 
 
-def diagnose(lengths: list[int], **loader: Any) -> autotune.DiagnosisResult:
-    baseline = {"micro_batch_size": 16, "intra_op_threads": 1, "num_workers": 0}
-    parts: dict[str, Any] = {"step": tagging_step, "collate_fn": rows_with_mask, "loader": loader}
-    return autotune.diagnose(Layers(), Sequences(lengths), baseline=baseline, device="cpu", progress=False, **parts)
+def diagnose(lengths: list[int], **how: Any) -> autotune.DiagnosisResult:
+    plan = Plan(
+        name="lengths",
+        workload=Workload(model=Layers(), dataset=Sequences(lengths), step=tagging_step, collate_fn=rows_with_mask),
+        baseline=TrainingConfig(micro_batch_size=16, intra_op_threads=1, num_workers=0),
+        device="cpu",
+    )
+    return diagnose_plan(plan, progress=False, **how)
 
 
 @pytest.mark.quiet
-def test_a_diagnosis_tells_rates_in_tokens_and_what_like_lengths_would_win() -> None:
-    found = diagnose([(16, 16, 16, 16, 16, 16, 16, 400)[number % 8] for number in range(2000)])
+def test_a_diagnosis_tells_rates_in_tokens_and_what_like_lengths_would_win(
+    fork_server: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diagnosing, "list_variations", lambda _: [])
+    found = diagnose([(16, 16, 16, 16, 16, 16, 16, 400)[number % 8] for number in range(2000)], launcher=fork_server)
     run = found.diagnosis.evidence.measurement
     assert run.tokens is not None
     assert run.lengths is not None
@@ -113,8 +139,10 @@ def test_a_diagnosis_tells_rates_in_tokens_and_what_like_lengths_would_win() -> 
     assert "Put sequences of like length into one batch" in report
 
 
-def test_of_equal_lengths_nothing_is_said() -> None:
-    found = diagnose([32] * 1000)
+def test_of_equal_lengths_nothing_is_said(fork_server: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnosing, "list_variations", lambda _: [])
+    brief = MeasuringTime(window_s=0.4, stretch_s=0.1)
+    found = diagnose([32] * 1000, launcher=fork_server, measuring=brief)
     run = found.diagnosis.evidence.measurement
     assert run.tokens is not None, "they have a name"
     assert run.tokens.padding == 0
@@ -122,13 +150,13 @@ def test_of_equal_lengths_nothing_is_said() -> None:
     assert all(piece.kind != "batch_like_lengths" for piece in found.advice)
 
 
-def test_buckets_of_lengths_are_searched_by_their_batch_size(tmp_path: Path) -> None:
+def test_buckets_of_lengths_are_searched_by_their_batch_size(tmp_path: Path, brief: dict[str, Any]) -> None:
     result = search(
         tmp_path,
         loader={"batch_sampler": ByLength},
-        baseline={"micro_batch_size": 8},
+        baseline={"micro_batch_size": 32, "intra_op_threads": 1},
         space=ONE_SETTING | {"micro_batch_size": [8, 32]},
-        n_trials=2,
+        **brief,
     )
     sizes = {
         trial.config.micro_batch_size: {block.samples / block.batches for block in trial.measurement.blocks}

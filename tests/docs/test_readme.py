@@ -30,7 +30,7 @@ for folder in sys.argv[1:]:
 
 def test_the_first_example_runs_and_prints_a_report(tmp_path: Path) -> None:
     assert "n_trials=6, timeout_s=30" in BLOCKS[0]
-    (tmp_path / "example.py").write_text(BLOCKS[0].replace("n_trials=6, timeout_s=30", "n_trials=2, timeout_s=8"))
+    (tmp_path / "example.py").write_text(BLOCKS[0].replace("n_trials=6, timeout_s=30", "n_trials=1, timeout_s=6"))
     done = subprocess.run(
         [sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False
     )
@@ -42,7 +42,7 @@ def test_the_first_example_runs_and_prints_a_report(tmp_path: Path) -> None:
 
 def test_the_users_own_loop_runs_with_what_was_recommended(tmp_path: Path) -> None:
     searched, space = tmp_path / "searched", {"amp_dtype": "bfloat16", "num_workers": [0, 2], "pin_memory": False}
-    autotune.search(object, list, space=space, launcher=FakeLauncher(), n_trials=4, run_dir=searched, progress=False)
+    autotune.search(object, list, space=space, launcher=FakeLauncher(), n_trials=2, run_dir=searched, progress=False)
     recommended = (searched / "recommended.yaml").read_text()
     assert "amp_dtype: bfloat16" in recommended
     folders = [tmp_path / amp_dtype for amp_dtype in ("float32", "bfloat16", "float16")]

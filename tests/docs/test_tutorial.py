@@ -32,7 +32,7 @@ def test_its_script_trains_with_what_was_recommended(tmp_path: Path) -> None:
     (workloads / "photos.py").write_text(photos.replace("COUNT = 512\n", "COUNT = 16\n"))
     space = {"amp_dtype": "bfloat16", "num_workers": [0, 2], "pin_memory": False, "micro_batch_size": 32}
     run_dir = tmp_path / "runs" / "quickstart"
-    autotune.search(object, list, space=space, launcher=FakeLauncher(), n_trials=4, run_dir=run_dir, progress=False)
+    autotune.search(object, list, space=space, launcher=FakeLauncher(), n_trials=2, run_dir=run_dir, progress=False)
     (tmp_path / "train.py").write_text(script)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(

@@ -573,21 +573,30 @@ if __name__ == "__main__":
 '''
 
 
-@pytest.mark.parametrize("tool", ["patch", "git"])
-@pytest.mark.parametrize(
-    "config",
-    [
+RUN_ALL = """
+import runpy, sys
+scripts = sys.argv[1:]
+for sys.argv[1:] in [[]] * len(scripts):
+    runpy.run_path(scripts.pop(0), run_name="__main__")
+"""
+"""Runs scripts one after the other, so that torch is imported but once."""
+
+
+def test_the_script_runs_with_exactly_the_settings_of_its_diff() -> None:
+    configs = [
         TrainingConfig(micro_batch_size=32, num_workers=1, prefetch_factor=5, in_order=False),
         TrainingConfig(micro_batch_size=64, num_workers=0),
-    ],
-)
-def test_the_script_runs_with_exactly_the_settings_of_its_diff(tool: Tool, config: TrainingConfig) -> None:
-    _, patch = patched(SCRIPT, config, at="train = DataLoader(", tool=tool)
-    assert (patch.settings, patch.left) == (ALL, {})
-    done = subprocess.run([sys.executable, "train.py"], check=True, capture_output=True, timeout=100, text=True)
-    train, valid = json.loads(done.stdout)
-    assert train == config.dataloader_kwargs()
-    assert (valid["batch_size"], valid["num_workers"]) == (8, 0)
+    ]
+    tools: tuple[Tool, Tool] = ("patch", "git")
+    cases = {f"{tool}-{number}.py": (tool, config) for tool in tools for number, config in enumerate(configs)}
+    for name, (tool, config) in cases.items():
+        _, patch = patched(SCRIPT, config, at="train = DataLoader(", name=name, tool=tool)
+        assert (patch.settings, patch.left) == (ALL, {})
+    command = [sys.executable, "-c", RUN_ALL, *cases]
+    done = subprocess.run(command, check=True, capture_output=True, timeout=100, text=True)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [train for train, _ in lines] == [config.dataloader_kwargs() for _, config in cases.values()]
+    assert {(valid["batch_size"], valid["num_workers"]) for _, valid in lines} == {(8, 0)}
 
 
 def loader_arguments(workers: int) -> st.SearchStrategy[dict[str, object]]:
@@ -688,7 +697,7 @@ def run(path: Path) -> tuple[int, Mapping[str, object]]:
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 @given(scripts(), configs(), st.sets(st.sampled_from(ALL)) | st.just(set(ALL)), st.sampled_from(["patch", "git"]))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 def test_any_literal_call_is_given_what_is_wanted_and_keeps_the_rest(
     script: str, config: TrainingConfig, wanted: set[str], tool: Tool
 ) -> None:

@@ -1,29 +1,15 @@
-"""A short search of what the objects say, and of little more."""
+"""What a short search is, and what every one of them must have come to; conftest.py makes it."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import autotune
 
-__all__ = ["assert_runs", "search"]
+__all__ = ["Search", "assert_runs"]
 
-
-def search(model: Any, data: Any, folder: Path, *, n_trials: int = 1, **options: Any) -> autotune.SearchResult:
-    """Trials with what the objects say, and with another number of workers."""
-    space = {"num_workers": [1, 2], "amp_dtype": "float32", "intra_op_threads": None, "grad_accum_steps": 1}
-    rest = {"prefetch_factor": [None], "persistent_workers": True, "pin_memory": False}
-    return autotune.search(
-        model,
-        data,
-        space={**space, **rest, **options.pop("space", {})},
-        n_trials=n_trials,
-        timeout_s=25,
-        run_dir=folder,
-        progress=False,
-        **options,
-    )
+Search = Callable[..., autotune.SearchResult]
+"""Of a model, data and a run folder; the rest is autotune.search's own."""
 
 
 def assert_runs(result: autotune.SearchResult) -> None:

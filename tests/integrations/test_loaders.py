@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from autotune.errors import ConfigError
-from tests.integrations.searches import assert_runs, search
+from tests.integrations.searches import Search, assert_runs
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -33,7 +33,7 @@ class Pairs(Dataset[tuple[torch.Tensor, int]]):
         return torch.randn(8), index % 3
 
 
-def test_a_stateful_loader_is_searched_with_as_it_is(tmp_path: Path) -> None:
+def test_a_stateful_loader_is_searched_with_as_it_is(tmp_path: Path, search: Search) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from torchdata.stateful_dataloader import StatefulDataLoader
@@ -59,7 +59,7 @@ class GraphNet(nn.Module):
         return self.line(summed)  # type: ignore[no-any-return] # a Linear's
 
 
-def test_graphs_are_counted_as_graphs(tmp_path: Path) -> None:
+def test_graphs_are_counted_as_graphs(tmp_path: Path, search: Search) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from torch_geometric.data import Data
@@ -81,7 +81,9 @@ def test_graphs_are_counted_as_graphs(tmp_path: Path) -> None:
     assert all(block.samples == 8 * block.batches for block in measurement.blocks)
 
 
-def test_a_webloader_is_searched_with_and_its_ready_made_batches_keep_their_size(tmp_path: Path) -> None:
+def test_a_webloader_is_searched_with_and_its_ready_made_batches_keep_their_size(
+    tmp_path: Path, search: Search
+) -> None:
     import tarfile
     from io import BytesIO
 
@@ -107,7 +109,7 @@ def test_a_webloader_is_searched_with_and_its_ready_made_batches_keep_their_size
         search(nn.Linear(8, 3), loader.unbatched().batched(8), tmp_path / "run")
 
 
-def test_a_loader_over_datasets_of_hugging_face_is_searched_with(tmp_path: Path) -> None:
+def test_a_loader_over_datasets_of_hugging_face_is_searched_with(tmp_path: Path, search: Search) -> None:
     from datasets import Dataset as Table
 
     table = Table.from_dict({"x": [[float(number)] * 8 for number in range(LENGTH)], "y": [0, 1, 2] * (LENGTH // 3)})

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 import autotune
 from autotune.errors import ConfigError
 from autotune.protocol.payload import write_payload
-from tests.integrations.searches import assert_runs, search
+from tests.integrations.searches import Search, assert_runs
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -78,7 +78,7 @@ def made_trainer(folder: Path, **arguments: Any) -> Any:
     return trainer
 
 
-def test_a_trainer_of_transformers_is_searched_with(tmp_path: Path) -> None:
+def test_a_trainer_of_transformers_is_searched_with(tmp_path: Path, search: Search) -> None:
     trainer = made_trainer(tmp_path)
     weights, attributes = copy.deepcopy(trainer.model.state_dict()), dict(vars(trainer))
     result = search(trainer, None, tmp_path / "run", space={"micro_batch_size": 12, "grad_accum_steps": 2})
@@ -237,7 +237,7 @@ def made_data() -> Any:
     return Data()
 
 
-def test_a_lightning_module_with_its_data_is_searched_with(tmp_path: Path) -> None:
+def test_a_lightning_module_with_its_data_is_searched_with(tmp_path: Path, search: Search) -> None:
     from lightning import pytorch as lightning
 
     module, data = made_module(), made_data()
@@ -265,7 +265,7 @@ def test_a_lightning_module_that_optimizes_by_hand_is_refused() -> None:
         autotune.search(module, made_data())
 
 
-def test_what_accelerate_has_prepared_is_searched_with(tmp_path: Path) -> None:
+def test_what_accelerate_has_prepared_is_searched_with(tmp_path: Path, search: Search) -> None:
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, GradientState
 
@@ -295,7 +295,7 @@ def test_what_accelerate_has_prepared_is_searched_with(tmp_path: Path) -> None:
     assert len(optimizer.state) == 2
 
 
-def test_the_code_of_the_page_on_own_objects_runs(tmp_path: Path) -> None:
+def test_the_code_of_the_page_on_own_objects_runs(tmp_path: Path, search: Search) -> None:
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, GradientState
 

@@ -38,16 +38,25 @@ def cores_of_two(binding: str) -> list[list[int]]:
     return [sorted(cores_of_rank(binding, rank, places, nodes)) for rank in (0, 1)]
 
 
-@pytest.mark.parametrize("binding", ["exclusive", "node"])
-def test_ranks_and_their_workers_stay_on_their_cores(any_rig: Rig, binding: str) -> None:
-    result = run(any_rig, **TWO_RANKS, num_workers=1, numa_binding=binding)
+def assert_stay_on_their_cores(rig: Rig, binding: str) -> None:
+    """Two ranks and a loader worker of each."""
+    result = run(rig, **TWO_RANKS, num_workers=1, numa_binding=binding)
     assert (result.outcome, result.reason) == ("ok", "")
     for rank, cores in enumerate(cores_of_two(binding)):
         for who in ("rank", "worker"):
-            assert json.loads(any_rig.note(f"{who}-{rank}"))["cores"] == cores, who
-    any_rig.assert_next_trial_works()
-    assert run(any_rig).outcome == "ok"
-    assert json.loads(any_rig.note("rank-0"))["cores"] == sorted(allowed_cores()), "the next trial is not bound"
+            assert json.loads(rig.note(f"{who}-{rank}"))["cores"] == cores, who
+
+
+def test_ranks_and_their_workers_stay_on_their_cores_however_they_were_started(any_rig: Rig) -> None:
+    assert_stay_on_their_cores(any_rig, "exclusive")
+
+
+@pytest.mark.parametrize("binding", ["exclusive", "node"])
+def test_what_a_bound_rank_was_forked_from_is_not_bound(rig: Rig, binding: str) -> None:
+    assert_stay_on_their_cores(rig, binding)
+    rig.assert_next_trial_works()
+    assert run(rig).outcome == "ok"
+    assert json.loads(rig.note("rank-0"))["cores"] == sorted(allowed_cores()), "the next trial is not bound"
 
 
 def test_a_bound_ranks_threads_are_as_many_as_its_cores_unless_they_are_set(rig: Rig) -> None:
@@ -64,7 +73,7 @@ def test_a_rank_that_can_not_be_bound_is_invalid_and_not_measured(
     monkeypatch.setenv("OMP_PROC_BIND", "close")
     monkeypatch.chdir(tmp_path)
     rig = rig_over(FreshInterpreterLauncher(), tmp_path)
-    result = run(rig, **TWO_RANKS, numa_binding="exclusive")
+    result = run(rig, numa_binding="exclusive")
     assert (result.outcome, result.measurement) == ("invalid", None)
     assert "OMP_PROC_BIND=close; unset it, or leave numa_binding out" in result.reason
 

@@ -74,8 +74,9 @@ def test_a_group_is_one_measurement_with_each_ranks_own_figures(any_rig: Rig) ->
     assert_over(any_rig)
 
 
+@pytest.mark.usefixtures("_ends_stragglers_soon")
 def test_a_rank_that_is_killed_ends_its_group_whatever_started_it(any_rig: Rig) -> None:
-    result = any_rig.run_group("killing_itself_in_1")
+    result = any_rig.run_group("killing_itself_in_build_of_1")
     assert result.outcome == "crashed"
     assert result.reason.startswith("rank 1: ")
     assert "SIGKILL" in result.reason

@@ -102,8 +102,9 @@ def raising_base_exception() -> nn.Module:
     return Faulty(act)
 
 
-def exiting_hard() -> nn.Module:
-    return Faulty(lambda: os._exit(3))
+def exiting_hard() -> NoReturn:
+    """When it is built: an optimizer, which follows, imports for seconds in an interpreter of its own."""
+    os._exit(3)
 
 
 def exiting_hard_with_zero() -> nn.Module:
@@ -137,14 +138,12 @@ def allocating_too_much() -> nn.Module:
     return Faulty(lambda: torch.empty(2**50))
 
 
-def growing() -> nn.Module:
-    def act() -> None:
-        held = []
-        while True:
-            held.append(bytearray(b"x") * 2**26)
-            time.sleep(0.01)
-
-    return Faulty(act)
+def growing() -> NoReturn:
+    """When it is built, as above."""
+    held = []
+    while True:
+        held.append(bytearray(b"x") * 2**26)
+        time.sleep(0.01)
 
 
 def growing_and_printing() -> nn.Module:
@@ -178,13 +177,11 @@ def hanging() -> nn.Module:
     return Faulty(hang)
 
 
-def hanging_deaf() -> nn.Module:
-    def act() -> None:
-        for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM):
-            signal.signal(one, signal.SIG_IGN)
-        hang()
-
-    return Faulty(act)
+def hanging_deaf() -> NoReturn:
+    """When it is built, as above."""
+    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM):
+        signal.signal(one, signal.SIG_IGN)
+    hang()
 
 
 def hanging_item() -> Dataset[Any]:

@@ -188,6 +188,12 @@ def exiting_hard_in_1() -> nn.Module:
     return Acting({1: lambda: os._exit(3)})
 
 
+def killing_itself_in_build_of_1() -> nn.Module:
+    if distributed.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return Acting({})
+
+
 def killing_itself_in_1() -> nn.Module:
     return Acting({1: lambda: os.kill(os.getpid(), signal.SIGKILL)})
 

@@ -190,21 +190,19 @@ def test_a_server_that_is_started_anew_preloads_again(site: Site, preloaded: Pre
     assert seen["pid"] == preloaded.rig.server_pid != pid
 
 
-def test_a_later_call_takes_the_place_of_the_former(site: Site, preloaded: Preloaded) -> None:
-    ask(preloaded.rig, "harmless_too")
+def test_a_later_call_takes_the_place_of_the_former_though_no_server_can_be_started_by_then(
+    site: Site, preloaded: Preloaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next launch starts it, or tells why not."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise LauncherError("no process")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server, "start_worker", refuse)
+        ask(preloaded.rig, "harmless_too")
+    assert preloaded.rig.server_pid is None
     assert seen_by_trial(site, preloaded.rig)["modules"] == ["harmless_too"]
-
-
-def test_what_starts_a_thread_is_left_out_with_all_that_imports_it(site: Site) -> None:
-    rig = site.begin()
-    ask(rig, "importer", "importer.lazily", "threading_away", "harmless", "harmless.inner")
-    assert seen_by_trial(site, rig)["modules"] == ["harmless", "harmless.inner", "importer"]
-    expected = note(
-        "not_preloaded", packages=["importer", "threading_away"], culprit="threading_away", reason="threads"
-    )
-    assert notes_of(rig.launcher) == (expected,)
-    told = "Each trial imports importer, threading_away anew, which takes it longer to begin: threading_away starts thr"
-    assert say(expected).startswith(told)
 
 
 def test_what_keeps_forks_from_a_device_is_found_and_left_out(site: Site) -> None:
@@ -214,18 +212,35 @@ def test_what_keeps_forks_from_a_device_is_found_and_left_out(site: Site) -> Non
     assert notes_of(rig.launcher) == (note("not_preloaded", packages=["opening"], culprit="opening", reason="device"),)
 
 
+@pytest.fixture(scope="module")
+def other(site: Site) -> Rig:
+    """A server for what can't be preloaded; it goes through several, each of which takes seconds to start."""
+    return site.begin()
+
+
 @pytest.mark.parametrize(("name", "reason"), [("hanging", "hang"), ("ending", "end")])
 def test_an_import_that_hangs_or_ends_the_server_is_told_and_nothing_is_preloaded(
-    name: str, reason: str, site: Site, monkeypatch: pytest.MonkeyPatch
+    name: str, reason: str, site: Site, other: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rig = site.begin()
-    rig.assert_next_trial_works()  # it is ready: the deadline begins with the preload
+    ask(other)
+    other.assert_next_trial_works()  # it is ready: the deadline begins with the preload
     if reason == "hang":
         monkeypatch.setattr(server, "_PRELOADED_WITHIN_S", 1.0)
-    ask(rig, "harmless", name)
-    assert seen_by_trial(site, rig)["modules"] == []
+    ask(other, "harmless", name)
+    assert seen_by_trial(site, other)["modules"] == []
     expected = note("not_preloaded", packages=sorted(["harmless", name]), culprit=name, reason=reason)
-    assert notes_of(rig.launcher) == (expected,)
+    assert notes_of(other.launcher)[-1] == expected
+
+
+def test_what_starts_a_thread_is_left_out_with_all_that_imports_it(site: Site, other: Rig) -> None:
+    ask(other, "importer", "importer.lazily", "threading_away", "harmless", "harmless.inner")
+    assert seen_by_trial(site, other)["modules"] == ["harmless", "harmless.inner", "importer"]
+    expected = note(
+        "not_preloaded", packages=["importer", "threading_away"], culprit="threading_away", reason="threads"
+    )
+    assert notes_of(other.launcher)[-1] == expected
+    told = "Each trial imports importer, threading_away anew, which takes it longer to begin: threading_away starts thr"
+    assert say(expected).startswith(told)
 
 
 def test_names_are_given_up_step_by_step() -> None:
@@ -242,21 +257,6 @@ def test_a_launcher_that_can_not_preload_is_left_alone() -> None:
     launcher = FreshInterpreterLauncher()
     assert not isinstance(launcher, Preloads)
     preload_in(launcher, ["harmless"], {})
-
-
-def test_a_server_that_can_not_be_started_is_told_by_the_next_launch(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rig = site.begin()
-    rig.launcher.close()
-
-    def refuse(*_: object, **__: object) -> None:
-        raise LauncherError("no process")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(server, "start_worker", refuse)
-        ask(rig, "harmless")
-    assert seen_by_trial(site, rig)["modules"] == ["harmless"]
 
 
 @pytest.fixture

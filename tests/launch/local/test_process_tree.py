@@ -51,5 +51,6 @@ def test_what_an_ended_rank_has_left_in_its_session_is_ended(any_rig: Rig, monke
     assert (result.outcome, "SIGKILL" in result.reason) == ("crashed", True)
     assert seen == [psutil.STATUS_ZOMBIE] * 2
     monkeypatch.undo()
-    any_rig.assert_next_trial_works()
+    if any_rig.server_pid is not None:
+        any_rig.assert_next_trial_works()
     assert not any(psutil.pid_exists(rank) for rank in ranks), "the server reaps before it forks again"

@@ -93,7 +93,7 @@ def fresh(request: pytest.FixtureRequest) -> Torch:
     return one
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(sets=_SETS, contexts=_CONTEXTS)
 def test_all_is_as_before_whichever_interface_has_set_it(
     fresh: Torch, sets: list[tuple[str, Any]], contexts: list[str]
@@ -101,7 +101,7 @@ def test_all_is_as_before_whichever_interface_has_set_it(
     assert fresh.ask(sets, *contexts)["after"] == fresh.ask(sets)["after"]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(sets=_SETS, contexts=_CONTEXTS)
 def test_both_interfaces_tell_what_is_computed_in(
     fresh: Torch, sets: list[tuple[str, Any]], contexts: list[str]
@@ -114,7 +114,7 @@ def test_both_interfaces_tell_what_is_computed_in(
     assert inside["cudnn.allow_tf32"] is True
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(sets=_SETS)
 def test_exact_matmuls_are_exact_and_leave_convolutions_alone(fresh: Torch, sets: list[tuple[str, Any]]) -> None:
     before, inside = fresh.ask(sets)["inside"], fresh.ask(sets, "exact")["inside"]

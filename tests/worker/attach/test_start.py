@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from autotune.launch.local.fork_server import ForkServerLauncher
+from autotune.records.measurement import Measurement
 from autotune.records.trial import TrialResult
+from autotune.settings.applied.numa import allowed_cores, allowed_nodes, cores_of_rank
 from tests.processes import marked
-from tests.worker.attach.scripts import HEAD, LOOP, STEP, ScriptRig
+from tests.worker.attach.scripts import HEAD, LOOP, STEP, Script, ScriptRig
 
 _LOADER = "loader = DataLoader(data, batch_size=16, shuffle=True)\n"
 _ONE_EPOCH = HEAD + _LOADER + "for x, y in loader:\n    step(x, y)\n"
+
+
+PREPARING = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+total = sum(x.sum() for (x,) in DataLoader(TensorDataset(torch.randn(512, 8)), batch_size=32))
+"""
+"""Reads its data with a loader, and trains nothing."""
 
 
 def assert_nothing_is_left(rig: ScriptRig) -> None:
@@ -57,22 +70,25 @@ print("SEEN", json.dumps([__name__, Path(__file__).name, sys.argv[1:], given(), 
     assert rig.printed(name="probe") == expected
 
 
-def test_a_shell_script_that_ends_in_python_is_attached_to(rig: ScriptRig) -> None:
+def test_a_shell_script_that_prepares_something_and_ends_in_python_is_attached_to(rig: ScriptRig) -> None:
+    rig.write(PREPARING, "prepare.py")
     rig.write("import json, sys\nprint('SEEN', json.dumps([sys.executable, *sys.argv[1:]]))\n" + LOOP)
-    rig.write('set -e\ncd .\npython train.py --lr "$1"\n', "run.sh")
+    preparing = 'if [ "$1" = 0.5 ]; then python prepare.py; fi\n'  # once: an interpreter takes seconds
+    rig.write(f'set -e\ncd .\n{preparing}python train.py --lr "$1"\n', "run.sh")
     command = ("bash", "run.sh", "{lr}")
     found = rig.probe(command, lr=0.5)
     assert (found.observed.micro_batch_size, found.script.is_in_process) == (16, False)
     interpreter, *arguments = rig.printed(name="probe")
     assert Path(interpreter).resolve() == Path(sys.executable).resolve()
     assert arguments == ["--lr", "0.5"]
-    measured = rig.measured(command, found, micro_batch_size=64)
+    measured = rig.measured(command, found, micro_batch_size=64, lr=0.25)
     assert all(block.samples == 64 * block.batches for block in measured.blocks)
     assert_nothing_is_left(rig)
 
 
 _RANKS = (
     """
+import json, os
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 """
@@ -81,31 +97,76 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
 dist.init_process_group("gloo")
 model = DistributedDataParallel(model, find_unused_parameters=True)
-loader = DataLoader(data, batch_size=16, sampler=DistributedSampler(data))
-import json
-print("SEEN", json.dumps([model.gradient_as_bucket_view, model.find_unused_parameters, loader.num_workers]), flush=True)
+
+def tell(mark, *told):
+    os.write(1, f"{mark} {json.dumps(told)}\\n".encode())  # at once, or what two ranks write would be mixed
+
+def place(who):
+    tell("PLACE", f"{who} {os.environ['RANK']}", sorted(os.sched_getaffinity(0)))
+
+class Noting(torch.utils.data.Dataset):
+    def __len__(self):
+        return len(data)
+    def __getitem__(self, index):
+        if index == 0:
+            place("worker")
+        return data[index]
+
+place("rank")
+loader = DataLoader(Noting(), batch_size=16, sampler=DistributedSampler(data, shuffle=False))
+tell("SEEN", model.gradient_as_bucket_view, model.find_unused_parameters, loader.num_workers)
 """
     + STEP
 )
+_CAN_BIND = len(allowed_cores()) > 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfTorchrun:
+    """A script below torchrun: what was seen of it, and a trial of two ranks with settings other than its own."""
+
+    found: Script
+    measured: Measurement
+    log: str
+
+
+@pytest.fixture(scope="module")
+def of_torchrun(fork_server: ForkServerLauncher, tmp_path_factory: pytest.TempPathFactory) -> OfTorchrun:
+    """One for all rules: it starts six interpreters."""
+    rig = ScriptRig(launcher=fork_server, folder=tmp_path_factory.mktemp("torchrun"))
+    rig.write(_RANKS)
+    command = ("torchrun", "--standalone", "--nproc-per-node", "2", str(rig.folder / "train.py"))
+    found = rig.probe(command)
+    ddp = {"gradient_as_bucket_view": True, "find_unused_parameters": False}
+    bound = {"numa_binding": "exclusive"} if _CAN_BIND else {}
+    measured = rig.measured(command, found, num_workers=1, prefetch_factor=2, ddp=ddp, **bound)
+    assert_nothing_is_left(rig)
+    return OfTorchrun(found=found, measured=measured, log=rig.log())
 
 
 @pytest.mark.timeout(180)
-def test_torchrun_is_attached_to_and_its_ranks_are_given_the_settings(rig: ScriptRig) -> None:
-    rig.write(_RANKS)
-    command = ("torchrun", "--standalone", "--nproc-per-node", "2", "train.py")
-    found = rig.probe(command)
-    observed = found.observed
+def test_torchrun_is_attached_to_and_its_ranks_are_given_the_settings(of_torchrun: OfTorchrun) -> None:
+    observed, measured = of_torchrun.found.observed, of_torchrun.measured
     assert (observed.world_size, observed.strategy, observed.micro_batch_size) == (2, "ddp", 16)
     assert observed.ddp is not None
     assert observed.ddp.find_unused_parameters
-    assert {"ddp.gradient_as_bucket_view", "num_workers"} <= set(found.script.reached)
-    ddp = {"gradient_as_bucket_view": True, "find_unused_parameters": False}
-    measured = rig.measured(command, found, num_workers=1, prefetch_factor=2, ddp=ddp)
-    # torchrun starts its ranks with -u, where a print is several writes: what two ranks write may be mixed.
-    assert (rig.log().count("SEEN"), rig.log().count("[true, false, 1]")) == (2, 2)
+    assert {"ddp.gradient_as_bucket_view", "num_workers"} <= set(of_torchrun.found.script.reached)
+    assert of_torchrun.log.count("SEEN [true, false, 1]") == of_torchrun.log.count("SEEN") == 2
     assert all(block.samples == 2 * 16 * block.batches for block in measured.blocks)
     assert [told.code for told in measured.remarks] == ["seen_on_rank_0"]
-    assert_nothing_is_left(rig)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.skipif(not _CAN_BIND, reason="needs Linux and two cores")
+def test_the_ranks_of_torchrun_and_their_workers_stay_on_their_cores(of_torchrun: OfTorchrun) -> None:
+    assert "numa_binding" in of_torchrun.found.script.reached
+    lines = [line for line in of_torchrun.log.splitlines() if line.startswith("PLACE ")]
+    told = dict(json.loads(line.removeprefix("PLACE ")) for line in lines)
+    nodes = allowed_nodes(allowed_cores())
+    places = [frozenset({[*nodes][rank * len(nodes) // 2]}) for rank in (0, 1)]
+    for rank in (0, 1):
+        assert told[f"rank {rank}"] == sorted(cores_of_rank("exclusive", rank, places, nodes))
+    assert told["worker 0"] == told["rank 0"], "the first item is the first rank's"
 
 
 HOSTILE = {
@@ -122,7 +183,7 @@ HOSTILE = {
     "runs a thread": "import threading\nthread = threading.Thread(target=threading.Event().wait)\nthread.start()\n"
     + LOOP,
     "prints much": HEAD + _LOADER + STEP.rstrip() + "\n        print('x' * 20000)\n",
-    "prints a gigabyte": "import sys\nfor _ in range(1024):\n    sys.stdout.write('x' * 2**20)\n" + LOOP,
+    "prints megabytes": "import sys\nfor _ in range(64):\n    sys.stdout.write('x' * 2**20)\n" + LOOP,
     "starts processes": "import subprocess, sys\n"
     "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n" + LOOP,
     "trains in a function of another thread": "import threading\n"
@@ -277,18 +338,12 @@ if __name__ == "__main__":
 
 def test_spawned_loader_workers_that_import_the_script_again_end_nothing(rig: ScriptRig) -> None:
     spawning = "spawning = DataLoader(data, batch_size=64, num_workers=1, multiprocessing_context='spawn')\n"
-    measured = rig.measured(rig.write(HEAD + _LOADER + spawning + _SPAWNING))
+    head = HEAD.replace(
+        "lr=0.05)", "lr=0.05) if __name__ == '__main__' else None"
+    )  # what optimizers import takes seconds
+    measured = rig.measured(rig.write(head + _LOADER + spawning + _SPAWNING))
     assert measured.window.epoch_samples == 512
     assert_nothing_is_left(rig)
-
-
-def test_a_process_that_only_prepares_something_ends_nothing(rig: ScriptRig) -> None:
-    preparing = HEAD + _LOADER + "total = sum(x.sum() for x, y in loader)\n"
-    rig.write(preparing, "prepare.py")
-    rig.write(LOOP)
-    rig.write("python prepare.py\npython train.py\n", "run.sh")
-    found = rig.probe(("bash", "run.sh"))
-    assert found.observed.micro_batch_size == 16
 
 
 def test_what_a_script_below_a_shell_raises_is_told_with_its_own_traceback(rig: ScriptRig) -> None:

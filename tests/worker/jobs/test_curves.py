@@ -115,7 +115,7 @@ def test_copies_are_measured_from_both_kinds_of_memory_where_pinning_helps(
 
     pinned: list[Any] = []
     monkeypatch.setattr(curves_job, "pinned", pin)
-    curves = trace(nn.Linear(8, 2), replace(cpu, kind="xpu"), tmp_path)
+    curves = trace(nn.Linear(8, 2), replace(cpu, kind="xpu"), tmp_path, roofline=False)
     assert settings(curves.copy) == [{}, {"pin_memory": True}]
     assert all(point.ceiling is not None and point.ceiling.samples_per_s > 0 for point in curves.copy)
     assert pinned, "the loader's batches lie in pageable memory"
@@ -147,7 +147,7 @@ def test_memory_that_can_not_be_pinned_leaves_the_other_points(
         raise RuntimeError("no memory to pin")
 
     monkeypatch.setattr(curves_job, "pinned", pin)
-    curves = trace(nn.Linear(8, 2), replace(cpu, kind="xpu"), tmp_path)
+    curves = trace(nn.Linear(8, 2), replace(cpu, kind="xpu"), tmp_path, roofline=False)
     own, failed = curves.copy
     assert own.ceiling is not None
     assert (failed.ceiling, failed.reason) == (None, "RuntimeError: no memory to pin")

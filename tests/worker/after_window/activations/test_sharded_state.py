@@ -65,7 +65,8 @@ def train_sharded(rank: int, meeting: str, found: Any) -> None:
 
 
 def test_two_ranks_save_what_is_promised(tmp_path: Path) -> None:
-    state, context = whole_state(), get_context("spawn")
+    state, context = whole_state(), get_context("forkserver")
+    context.set_forkserver_preload(["torch._dynamo", "torch.distributed.fsdp"])  # imported once, not by each rank
     found, meeting = context.Queue(), f"file://{tmp_path / 'meeting'}"
     ranks = [context.Process(target=train_sharded, args=(rank, meeting, found)) for rank in range(RANKS)]
     for process in ranks:

@@ -1,8 +1,7 @@
-"""A script's process is bound before its first line, as are its ranks; a launcher's own is not."""
+"""A script's process is bound before its first line; a launcher's own is not. Of torchrun's ranks: test_start.py."""
 
 from __future__ import annotations
 
-import json
 import os
 from multiprocessing import get_context
 from pathlib import Path
@@ -20,34 +19,6 @@ from tests.worker.attach.scripts import HEAD, LOOP, SHORT, STEP, Script, ScriptR
 
 pytestmark = pytest.mark.skipif(len(allowed_cores()) < 2, reason="needs Linux and two cores")
 CPU = torch.device("cpu")
-_RANKS = (
-    HEAD
-    + """
-import json, os
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data.distributed import DistributedSampler
-dist.init_process_group("gloo")
-model = DistributedDataParallel(model)
-
-def tell(who):
-    place = {"who": f"{who} {os.environ['RANK']}", "cores": sorted(os.sched_getaffinity(0))}
-    os.write(1, f"PLACE {json.dumps(place)}\\n".encode())  # at once, or what two ranks write would be mixed
-
-class Noting(torch.utils.data.Dataset):
-    def __len__(self):
-        return len(data)
-    def __getitem__(self, index):
-        if index == 0:
-            tell("worker")
-        return data[index]
-
-tell("rank")
-items = Noting()
-loader = DataLoader(items, batch_size=16, num_workers=1, sampler=DistributedSampler(items, shuffle=False))
-"""
-    + STEP
-)
 
 
 def test_ranks_that_no_launcher_has_numbered_and_processes_that_bind_themselves_are_left_alone(
@@ -98,26 +69,6 @@ def test_a_gpus_place_is_what_nvidias_driver_tells_of_its_uuid(tmp_path: Path, m
     monkeypatch.setattr(cores, "visible_gpu", known.get)
     found = [cores._address_of(index, tmp_path) for index in range(4)]
     assert found == ["0000:af:00.0", "0000:3b:00.0", None, None]
-
-
-@pytest.mark.timeout(240)
-def test_the_ranks_of_torchrun_and_their_workers_stay_on_their_cores(
-    fork_server: ForkServerLauncher, tmp_path: Path
-) -> None:
-    rig = ScriptRig(launcher=fork_server, folder=tmp_path)
-    rig.write(_RANKS)
-    command = ("torchrun", "--standalone", "--nproc-per-node", "2", str(tmp_path / "train.py"))
-    found = rig.probe(command)
-    assert "numa_binding" in found.script.reached
-    rig.measured(command, found, numa_binding="exclusive")
-    nodes = allowed_nodes(allowed_cores())
-    places = [frozenset({[*nodes][rank * len(nodes) // 2]}) for rank in (0, 1)]
-    lines = [line for line in rig.log().splitlines() if line.startswith("PLACE ")]
-    told = {one["who"]: one["cores"] for one in (json.loads(line.removeprefix("PLACE ")) for line in lines)}
-    for rank in (0, 1):
-        own = sorted(cores_of_rank("exclusive", rank, places, nodes))
-        assert told[f"rank {rank}"] == own
-    assert told["worker 0"] == told["rank 0"], "the first item is the first rank's"
 
 
 def test_a_script_is_bound_to_its_node_and_says_where_it_can_not_be(rig: ScriptRig, probed: Script) -> None:
