@@ -64,7 +64,7 @@ _SECRET_TEXT = re.compile(
     r"|(?<=[?&])((?:access_|auth_)?token|sig|signature|api_?key|password|X-Amz-Signature)=[^&#\s]+",
     re.IGNORECASE,
 )
-"""What stands before the host of a URL, tokens by their makers' prefixes, and the signature of a URL. Our convention."""
+"""What stands before a URL's host, tokens by their makers' prefixes, and a URL's signature. Our convention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import optuna
 from optuna.samplers import BaseSampler
-from sqlalchemy import event
+from sqlalchemy import URL, event
 from sqlalchemy.exc import SQLAlchemyError
 
 from autotune.errors import RunFolderError, StudyMismatchError
@@ -98,7 +98,8 @@ def _address(path: Path) -> str:
     SQLAlchemy takes what follows a "?" for options, and Optuna fills in what stands in braces.
     Source: sqlite.org/uri.html; SQLAlchemy's documentation of SQLite, "URI Connections".
     """
-    return f"sqlite:///file:{quote(os.fsencode(path))}?uri=true"
+    url = URL.create("sqlite", database=f"file:{quote(os.fsencode(path))}", query={"uri": "true"})
+    return url.render_as_string()  # from SQLAlchemy 2.1 on a URL's database is quoted once more
 
 
 def _copied(path: Path) -> optuna.storages.RDBStorage:
