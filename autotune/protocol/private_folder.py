@@ -14,7 +14,7 @@ from pathlib import Path
 
 from autotune.errors import RunFolderError
 
-__all__ = ["make_private", "may_be_swapped", "refuse_links", "refuse_unfit"]
+__all__ = ["make_private", "may_be_swapped", "private_file", "refuse_links", "refuse_unfit"]
 
 _PRIVATE = 0o700
 _ABOVE = 0o755
@@ -31,6 +31,11 @@ def make_private(path: Path) -> None:
     for folder in reversed(missing):
         folder.mkdir(mode=_ABOVE, exist_ok=True)
     path.mkdir(mode=_PRIVATE, exist_ok=True)
+
+
+def private_file(path: str, flags: int) -> int:
+    """An opener for `open`, which makes a file that its owner alone may read."""
+    return os.open(path, flags, 0o600)
 
 
 def may_be_swapped(path: Path) -> bool:
