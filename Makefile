@@ -28,7 +28,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-integrations demo test test-gpu integrations integrations-frameworks integrations-tensorflow lint docs notebooks dist oldest pythons clean
+.PHONY: help setup setup-integrations demo test test-gpu integrations integrations-frameworks integrations-tensorflow lint docs notebooks dist audit oldest pythons clean
 
 help:
 	@echo "make demo        tune configs/quickstart.yaml on this machine, from the start"
@@ -39,6 +39,7 @@ help:
 	@echo "make docs        build the site into build/docs; a broken link fails"
 	@echo "make notebooks   execute every notebook; an error in a cell fails"
 	@echo "make dist        build wheel and sdist into dist/, and try both in an environment of their own"
+	@echo "make audit       list licences, and ask for known weaknesses of the pinned packages (needs pypi.org)"
 	@echo "make oldest      run the tests with the oldest versions that pyproject.toml allows (gigabytes to fetch)"
 	@echo "make pythons     run the tests with each newer Python that is installed (gigabytes each)"
 	@echo "make setup       only set up $(VENV)"
@@ -94,6 +95,11 @@ dist: $(READY)
 	$(BIN)/python -m build
 	$(BIN)/twine check --strict dist/*
 	$(BIN)/python .ci/try_package.py dist
+
+audit: $(READY)
+	$(BIN)/python .ci/licences.py
+	@$(BIN)/uvx pip-audit --strict --no-deps --disable-pip --requirement constraints.txt || { \
+		echo "a pinned package has a known weakness, or pypi.org could not be asked: see above" >&2; exit 1; }
 
 oldest: $(READY)
 	mkdir -p build

@@ -281,4 +281,7 @@ def _show(draw: Callable[[Console], None]) -> None:
 
 
 def _say(text: str) -> None:
-    click.echo(text, err=True)
+    """Text on stderr; what a file or the user's code has put into it can't steer the terminal."""
+    from autotune.report.text import without_controls
+
+    click.echo(without_controls(text), err=True)

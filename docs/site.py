@@ -34,6 +34,7 @@ TAKEN_IN = {
     "benchmarks/README.md": "benchmarks.md",
     "CHANGELOG.md": "changes.md",
     "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "reporting.md",
 }
 """Pages outside docs/, each with its name in the site."""
 _CODE_OR_LINK = re.compile(r"^```.*?^```|\]\((?P<place>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)", re.MULTILINE | re.DOTALL)

@@ -24,6 +24,7 @@ from autotune.files.run_folder import RunFolder, new_run_dir, open_run_folder, r
 from autotune.files.script_patch import patch_script
 from autotune.files.spread_cache import known_spread, remember_spread
 from autotune.launch.launcher import Launcher, notes_of, slots_of
+from autotune.launch.local.neighbours import Neighbours
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note, note
 from autotune.protocol.attach import changed_settings
@@ -31,6 +32,7 @@ from autotune.protocol.disk import write_atomic, write_model
 from autotune.protocol.payload import write_payload
 from autotune.records.run_summary import Progress, RunSummary
 from autotune.records.study_identity import identify, workload_key
+from autotune.records.trial import TrialRecord
 from autotune.report.model import build_report
 from autotune.report.render.html import render_page
 from autotune.report.render.markdown import render_markdown
@@ -38,6 +40,7 @@ from autotune.report.render.progress import ProgressMode, make_progress
 from autotune.report.text import one_line
 from autotune.report.wording import say
 from autotune.report.wording.summary import say_nothing_feasible
+from autotune.settings.command import without_secrets
 from autotune.settings.plan import Plan
 from autotune.settings.training_config import LOADER_SETTINGS
 from autotune.study.study import Study
@@ -75,7 +78,9 @@ def run_plan(
         runner, space = probe_workload(plan, runner_for(plan, folder, starts))
         plan = replace(plan, baseline=space.baseline)  # a script's is what was seen of it
         probe_s = clock.elapsed_s - begun
-        warnings = warnings_in(space.notes)
+        beside = Neighbours() if launcher is None and plan.executor.kind == "local" else None
+        others = () if beside is None else beside.new()
+        warnings = (*warnings_in(space.notes), *others)
         show(Progress(phase="probe", elapsed_s=clock.elapsed_s, remaining_s=clock.left_s, warnings=warnings))
         study = Study.open(
             folder.study, space, identity=identify(plan, space), seed=plan.seed, method=plan.search.method
@@ -88,6 +93,9 @@ def run_plan(
             study.prior_spread = known_spread(machine, workload, space.environment.device_kind)
         search = _search_of(plan, time, runner, folder, hints)
         search.show = show
+        search.notes += others
+        if beside is not None:
+            search.on_record = partial(_keep, search, folder, beside)
         try:
             summary = _finished(time, folder) or _tune(search, plan, folder)
             if launcher is None and summary.run_spread.source == "workload":
@@ -118,6 +126,12 @@ def _search_of(plan: Plan, time: TimeBudget, runner: TrialRunner, folder: RunFol
         search.first = seed_params(hints, space)
         search.notes.append(note_of_hints(hints, space))
     return search
+
+
+def _keep(search: Search, folder: RunFolder, beside: Neighbours, record: TrialRecord) -> None:
+    """Keep a trial's record, and say of searches that have begun beside it."""
+    folder.append_trial(record)
+    search.notes += beside.new()
 
 
 def rebuild_report(run_dir: Path) -> tuple[RunSummary, str]:
@@ -221,7 +235,7 @@ def _summarise(search: Search, plan: Plan, sure: ConfirmationOutcome, interrupte
         seed=plan.seed,
         environment=space.environment,
         facts=space.facts,
-        command=plan.workload.command or (),
+        command=without_secrets(plan.workload.command or ()),
         limit_bytes=space.limit_bytes,
         memory_source="not measured" if measured is None else measured.memory.source,
         trials=found.records,

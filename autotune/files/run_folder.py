@@ -10,15 +10,17 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
 
-from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
-from autotune.errors import ConfigError, RunFolderError
+from autotune.errors import ConfigError
 from autotune.protocol.disk import disk_error, write_atomic
+from autotune.protocol.private_folder import make_private, may_be_swapped, refuse_links, refuse_unfit
+from autotune.protocol.run_lock import held_lock
 from autotune.records.diagnosis import Curves
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import TrialRecord
@@ -57,6 +59,12 @@ class RunFolder:
         """Trials' own folders; gone when the search is over."""
         self.lock = path / ".lock"
         """Held by the one search that works here."""
+        self.holder = path / ".holder"
+        """By which process, while it is held."""
+
+    def keep_temporary_in(self, folder: Path) -> None:
+        """Let what only trials need lie in another folder."""
+        self.payload, self.scratch = folder / "payload", folder / "scratch"
 
     def read_curves(self) -> Curves | None:
         """What an earlier call measured of loader and device alone; None where it did not."""
@@ -78,6 +86,11 @@ class RunFolder:
         write_atomic(self.trials, "".join(f"{record.model_dump_json()}\n" for record in summary.trials).encode())
         write_atomic(self.environment, summary.environment.model_dump_json(indent=2).encode())
         write_atomic(self.summary, summary.model_dump_json(indent=2, exclude={"trials"}).encode())
+
+    def names(self) -> list[Path]:
+        """All that autotune writes here, and the folder."""
+        logs_of_sqlite = [self.study.with_name(f"{self.study.name}-{end}") for end in ("wal", "shm", "journal")]
+        return [*vars(self).values(), *logs_of_sqlite]
 
     def clear(self) -> None:
         """Remove a former run: the files named here, and no other."""
@@ -104,26 +117,37 @@ def new_run_dir() -> Path:
 def open_run_folder(path: Path, *, fresh: bool) -> Iterator[RunFolder]:
     """Make or open a run folder and hold its lock; `fresh` removes a former run.
 
+    What trials read and run lies in a temporary folder where anybody could put a folder of his own in its place.
+
     Raises:
-        RunFolderError: it can't be written, or another search works there.
+        RunFolderError: it can't be written, holds links, or another search works there.
     """
     folder = RunFolder(path.absolute())
+    refuse_unfit(folder.path)
     try:
-        folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = FileLock(folder.lock, timeout=0, mode=0o600)
-        lock.acquire()
-    except Timeout:
-        raise RunFolderError(
-            f"one search at a time may use a run folder, but another works in {path}; name another run_dir"
-        ) from None
+        make_private(folder.path)
+        is_open = may_be_swapped(folder.path.resolve())
     except OSError as error:
         raise disk_error(path, error) from error
-    try:
+    with ExitStack() as held:
+        held.enter_context(held_lock(folder.lock, folder.holder))
+        refuse_links(own for own in folder.names() if own != folder.path)
+        if is_open:
+            folder.remove_temporary()  # of a search before others could write here
+            folder.keep_temporary_in(Path(held.enter_context(_temporary())))
+        held.callback(folder.remove_temporary)
         _prepare(folder, fresh=fresh)
         yield folder
-    finally:
-        folder.remove_temporary()
-        lock.release()
+
+
+@contextmanager
+def _temporary() -> Iterator[str]:
+    try:
+        folder = TemporaryDirectory(prefix="autotune-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise disk_error(Path(gettempdir()), error) from error
+    with folder as path:
+        yield path
 
 
 def read_summary(path: Path) -> RunSummary:

@@ -19,6 +19,7 @@ from autotune.analysis.decisions.run_spread import assumed_spread
 from autotune.errors import RunFolderError
 from autotune.frozen import FrozenModel
 from autotune.protocol.disk import write_model
+from autotune.protocol.private_folder import make_private
 from autotune.records.run_spread import RunSpread
 from autotune.settings.environment import DeviceKind
 
@@ -41,7 +42,8 @@ class _Known(FrozenModel):
 
 def known_spread(fingerprint: str, workload: str, device_kind: DeviceKind) -> RunSpread:
     """The spread to begin with: this workload's on this machine, else that of others here, else what is assumed."""
-    known = _read(_file_of(fingerprint)).workloads
+    file = _file_of(fingerprint)
+    known = {} if file is None else _read(file).workloads
     if (own := known.get(workload)) is not None:
         return own.model_copy(update={"degrees_of_freedom": min(own.degrees_of_freedom, _MOST_CARRIED)})
     if not known:
@@ -51,19 +53,26 @@ def known_spread(fingerprint: str, workload: str, device_kind: DeviceKind) -> Ru
 
 
 def remember_spread(fingerprint: str, workload: str, spread: RunSpread) -> None:
-    """Keep what a search has learned; where the folder can't be written, the next one begins as this one did."""
+    """Keep what a search has learned; where no folder can be written, the next one begins as this one did."""
     file = _file_of(fingerprint)
+    if file is None:
+        return
     others = {key: known for key, known in _read(file).workloads.items() if key != workload}
     kept = dict([*others.items(), (workload, spread)][-_MOST_WORKLOADS:])
     try:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(file.parent)
         write_model(file, _Known(workloads=kept))
     except (OSError, RunFolderError) as error:
         _LOG.info("the spread between runs could not be kept in %s: %s", file, error)
 
 
-def _file_of(fingerprint: str) -> Path:
-    return user_cache_path("autotune") / "spread" / f"{fingerprint}.json"
+def _file_of(fingerprint: str) -> Path | None:
+    """None for a user who has no home: older platformdirs would then name a folder "~" where the search runs."""
+    try:
+        file = user_cache_path("autotune") / "spread" / f"{fingerprint}.json"
+    except RuntimeError:
+        return None
+    return file if file.is_absolute() else None
 
 
 def _read(file: Path) -> _Known:

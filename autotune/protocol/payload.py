@@ -27,6 +27,7 @@ import cloudpickle
 
 from autotune.errors import WorkloadError
 from autotune.protocol.disk import disk_error, write_atomic
+from autotune.protocol.private_folder import private_file
 from autotune.settings.workload import PARTS, Ref, Workload
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def write_payload(value: object, folder: Path) -> None:
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with (folder / "stream").open("wb") as stream, (folder / "bytes").open("wb") as raw:
+        with _made(folder / "stream") as stream, _made(folder / "bytes") as raw:
             pickler = _Pickler(stream, raw)
             with _unreachable_by_value(value):
                 _dump(pickler, value)
@@ -64,6 +65,10 @@ def write_payload(value: object, folder: Path) -> None:
         if isinstance(error, OSError):
             raise disk_error(folder, error) from error
         raise
+
+
+def _made(path: Path) -> BinaryIO:
+    return open(path, "wb", opener=private_file)
 
 
 def _dump(pickler: _Pickler, value: object) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path, PurePath
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
-from autotune.settings.command import python_start
+from autotune.settings.command import python_start, without_secrets
 from autotune.settings.environment import COMPARED
 from autotune.settings.plan import Plan
 from autotune.settings.workload import INSTALLED, PARTS, Ref, Workload
@@ -109,7 +109,7 @@ def _describe_command(command: Sequence[str]) -> str:
     words = [word for word in command if word.endswith(_CODE)]
     words += _module_files(start.target) if start is not None and start.kind == "module" else []
     digests = [digest for word in words for digest in _digest_of_file(word)]
-    return "#".join([shlex.join(command), *digests])
+    return "#".join([shlex.join(without_secrets(command)), *digests])
 
 
 def _describe_ref(ref: Ref) -> str:

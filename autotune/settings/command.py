@@ -28,6 +28,7 @@ __all__ = [
     "is_python",
     "placeholders_in",
     "python_start",
+    "without_secrets",
 ]
 
 PLACEHOLDERS = ("micro_batch_size", "grad_accum_steps", "lr", "amp_dtype", "num_workers", "prefetch_factor")
@@ -50,6 +51,20 @@ _HARMLESS = frozenset("uB")
 """Options of Python that change nothing in a process that runs already."""
 _SHUTTING_OUT = ("I", "E", "S")
 """Options under which Python imports no sitecustomize: nobody can attach. Source: python --help, and of module site."""
+_HIDDEN = "***"
+_SECRET_NAME = re.compile(
+    r"(^|[-_.])(passw(or)?d|passphrase|secret|credentials?|api_?key|((api|access|secret|private)[-_.]key))([-_.]|$)"
+    r"|(^-{0,2}|(hf|hub|auth|access|api|bearer|wandb|git|github|gitlab|refresh|session|neptune|comet)[-_.])token$",
+    re.IGNORECASE,
+)
+"""Names of options and variables that hold a secret; --max-tokens, --pad_token and --key are none. Our convention."""
+_SECRET_TEXT = re.compile(
+    r"(?<=://)[^/@\s]+(?=@)"
+    r"|(?<![A-Za-z0-9])(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|AKIA|xox[abp]-)[A-Za-z0-9_-]{16,}"
+    r"|(?<=[?&])((?:access_|auth_)?token|sig|signature|api_?key|password|X-Amz-Signature)=[^&#\s]+",
+    re.IGNORECASE,
+)
+"""What stands before a URL's host, tokens by their makers' prefixes, and a URL's signature. Our convention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,3 +249,23 @@ def _cluster(letters: str) -> tuple[str, str, str]:
         if letter in _TAKING_A_WORD:
             return letters[:place], letter, letters[place + 1 :]
     return letters, "", ""
+
+
+def without_secrets(command: Sequence[str]) -> tuple[str, ...]:
+    """A command as it may be written down: the values of passwords and tokens are `***`, as far as they can be told."""
+    shown: list[str] = []
+    is_value = False
+    for word in command:
+        name, is_assigned, _ = word.partition("=")
+        if is_value and not word.startswith("-"):
+            shown.append(_HIDDEN)
+        elif is_assigned and _SECRET_NAME.search(name):
+            shown.append(f"{name}={_HIDDEN}")
+        else:
+            shown.append(_SECRET_TEXT.sub(_hidden, word))
+        is_value = word.startswith("-") and not is_assigned and _SECRET_NAME.search(word) is not None
+    return tuple(shown)
+
+
+def _hidden(found: re.Match[str]) -> str:
+    return _HIDDEN if found[1] is None else f"{found[1]}={_HIDDEN}"

@@ -12,10 +12,11 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from urllib.parse import quote
 
 import optuna
 from optuna.samplers import BaseSampler
-from sqlalchemy import event
+from sqlalchemy import URL, event
 from sqlalchemy.exc import SQLAlchemyError
 
 from autotune.errors import RunFolderError, StudyMismatchError
@@ -79,7 +80,7 @@ def _sqlite(path: Path) -> optuna.storages.RDBStorage:
     """
     with closing(sqlite3.connect(path)) as connection:  # what is no database fails here, and its connection is closed
         connection.execute("PRAGMA schema_version")
-    storage = optuna.storages.RDBStorage(f"sqlite:///{path}")
+    storage = optuna.storages.RDBStorage(_address(path))
 
     def configure(connection: Any, _: object) -> None:
         connection.execute("PRAGMA journal_mode=WAL")
@@ -89,6 +90,16 @@ def _sqlite(path: Path) -> optuna.storages.RDBStorage:
     storage.engine.dispose()  # connections from before the listener
     weakref.finalize(storage, storage.engine.dispose)  # else Python 3.13 warns of connections that nobody has closed
     return storage
+
+
+def _address(path: Path) -> str:
+    """A file's URL for SQLAlchemy, whatever its name holds: "?", "#", "%", braces, bytes that are no UTF-8.
+
+    SQLAlchemy takes what follows a "?" for options, and Optuna fills in what stands in braces.
+    Source: sqlite.org/uri.html; SQLAlchemy's documentation of SQLite, "URI Connections".
+    """
+    url = URL.create("sqlite", database=f"file:{quote(os.fsencode(path))}", query={"uri": "true"})
+    return url.render_as_string()  # from SQLAlchemy 2.1 on a URL's database is quoted once more
 
 
 def _copied(path: Path) -> optuna.storages.RDBStorage:

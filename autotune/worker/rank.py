@@ -39,6 +39,7 @@ from autotune.worker.jobs.probe import probe
 from autotune.worker.jobs.stress import train_on_largest
 from autotune.worker.measure.conditions import BEFORE_S, Others, conditions_before, others_before
 from autotune.worker.setup.build import resolved, seed_all
+from autotune.worker.setup.compile_cache import keep_compiled_code_private
 from autotune.worker.setup.device import Device, DeviceError, open_device
 from autotune.worker.setup.environment import describe
 from autotune.worker.setup.process_group import open_group
@@ -100,6 +101,8 @@ def _do(job: jobs.Job, place: Place, dump: HangDump, started: float) -> RankRepo
 
 def _do_with_workload(job: jobs.WorkloadJob, device: Device, place: Place, dump: HangDump, start: Start) -> RankReport:
     workload, scratch = resolved(read_payload(job.payload)), place.folder.path
+    if job.config.compile:
+        keep_compiled_code_private(scratch)
     match job:
         case jobs.TrialJob():
             return run_trial(job, workload, device, place, dump, start)

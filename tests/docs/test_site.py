@@ -23,7 +23,7 @@ from autotune.testing import FakeLauncher
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-ELSEWHERE = {"index.md", "benchmarks.md", "changes.md", "contributing.md"}
+ELSEWHERE = {"index.md", "benchmarks.md", "changes.md", "contributing.md", "reporting.md"}
 NAMED_BY_THEIR_SETTING = {"SearchSpace", "DdpSpace"}
 """Schemas whose keys mean what they mean in TrainingConfig and DdpConfig."""
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import stat
 import tempfile
 from collections.abc import Callable
@@ -94,3 +95,61 @@ def test_where_temporary_files_do_not_fit_their_folder_is_named(
     monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
     with pytest.raises(RunFolderError, match=r"No space left.*TMPDIR"):
         autotune.diagnose(bytes(10_000_000), list, launcher=FakeLauncher(), progress=False)
+
+
+def simulated(run_dir: Path) -> autotune.SearchResult:
+    return autotune.search(
+        object, list, launcher=FakeLauncher(), n_trials=2, method="random", run_dir=run_dir, progress=False
+    )
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o077])
+def test_no_umask_opens_a_run_folder_to_others(tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        run = simulated(tmp_path / "runs" / "one")
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) & 0o077 for path in [run.run_dir, *run.run_dir.rglob("*")]}
+    assert set(modes.values()) == {0}, modes
+
+
+@pytest.mark.parametrize("name", ["study.db", "study.db-wal", "trials.jsonl", "logs", "scratch", "payload", ".holder"])
+def test_a_link_among_the_names_leads_no_write_out_of_the_folder(tmp_path: Path, name: str) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / name).symlink_to(outside)
+    if name != ".holder":
+        with pytest.raises(RunFolderError, match=rf"{name} is a link"):
+            simulated(run)
+    else:
+        simulated(run)  # it is replaced, not followed
+    assert list(outside.iterdir()) == []
+
+
+def test_a_run_folder_may_itself_be_reached_by_a_link(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "run").symlink_to(tmp_path / "disk")
+    assert simulated(tmp_path / "run").trials
+    assert (tmp_path / "disk" / "recommended.yaml").is_file()
+
+
+def test_where_anybody_may_write_what_trials_unpickle_lies_elsewhere(tmp_path: Path) -> None:
+    shared = tmp_path / "run"
+    shared.mkdir()
+    shared.chmod(0o777)
+    with open_run_folder(shared, fresh=False) as folder:
+        places = {folder.payload.parent, folder.scratch.parent}
+        assert shared not in places
+        assert {stat.S_IMODE(place.stat().st_mode) for place in places} == {0o700}
+    assert not any(place.exists() for place in places)
+
+
+@pytest.mark.parametrize("name", ["a?b=c", "{SCHEMA_VERSION}", "{a}", "100%20", "a#b", "a b;c&d", "größe\n"])
+def test_whatever_a_run_folder_is_called_all_of_it_lies_there(tmp_path: Path, name: str) -> None:
+    run = simulated(tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name / "study.db").is_file()
+    assert len(run.study.trials) == 2

@@ -20,6 +20,7 @@ from autotune.settings.command import (
     filled,
     placeholders_in,
     python_start,
+    without_secrets,
 )
 from autotune.settings.training_config import TrainingConfig
 
@@ -291,3 +292,24 @@ def test_words_reach_a_process_as_they_are() -> None:
     """What `filled` returns is what a process sees, with no shell between."""
     words = filled(command_words("printf %s|%s '{lr}' \"a  b\""), CONFIG)
     assert subprocess.run(words, capture_output=True, check=True, text=True).stdout == "0.0003|a  b"
+
+
+@pytest.mark.parametrize(
+    ("given", "written"),
+    [
+        (["--hf-token", "abc", "--lr", "3"], ("--hf-token", "***", "--lr", "3")),
+        (
+            ["--api_key=abc", "wandb.api_key=abc", "DB_PASSWORD=abc"],
+            ("--api_key=***", "wandb.api_key=***", "DB_PASSWORD=***"),
+        ),
+        (["https://me:abc@host/x", "s3://x?sig=abc&u=1"], ("https://***@host/x", "s3://x?sig=***&u=1")),
+        (["hf_0123456789abcdefABCD"], ("***",)),
+        (["--token", "--epochs", "3"], ("--token", "--epochs", "3")),
+        (
+            ["--max-tokens", "512", "--tokenizer", "bert", "--pad_token=x", "--key", "k", "me@host:x"],
+            ("--max-tokens", "512", "--tokenizer", "bert", "--pad_token=x", "--key", "k", "me@host:x"),
+        ),
+    ],
+)
+def test_passwords_and_tokens_of_a_command_are_not_written_down(given: list[str], written: tuple[str, ...]) -> None:
+    assert without_secrets(given) == written

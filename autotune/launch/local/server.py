@@ -24,6 +24,7 @@ from autotune.launch.launcher import Launch
 from autotune.launch.local.process_tree import start_worker
 from autotune.launch.local.watch import Started
 from autotune.protocol.clock import deadline_within, monotonic
+from autotune.protocol.private_folder import private_file
 
 __all__ = ["OF_IMPORTS", "Preload", "PreloadFault", "Server"]
 
@@ -78,7 +79,7 @@ class Server:
         self._waited_from = 0.0
         """When it could begin to import, as far as is known."""
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, log.open("wb") as output:
+        with theirs, open(log, "wb", opener=private_file) as output:
             try:
                 self.process = start_worker(
                     *("serve", str(theirs.fileno())),

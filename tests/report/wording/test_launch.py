@@ -33,3 +33,8 @@ def test_slower_starts_are_explained_with_the_remedy() -> None:
 def test_what_each_trial_imports_anew_is_named_with_the_reason(culprit: str | None, reason: str, end: str) -> None:
     sentence = say(note("not_preloaded", packages=["deep", "wide"], culprit=culprit, reason=reason))
     assert sentence.startswith(f"Each trial imports deep, wide anew, which takes it longer to begin: {end}")
+
+
+def test_another_search_is_told_with_whose_it_is() -> None:
+    sentence = say(note("another_search", pid=7, user="ann", command="autotune run a.yaml"))
+    assert sentence.startswith("Another search runs on this machine: process 7 of ann (autotune run a.yaml). ")

@@ -1,0 +1,76 @@
+"""Who may reach what a search writes, under any umask."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from autotune.errors import RunFolderError
+from autotune.protocol.disk import write_atomic
+from autotune.protocol.private_folder import make_private, may_be_swapped, refuse_links, refuse_unfit
+
+
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o022, 0o077])
+def test_a_folder_is_its_owners_alone_and_those_above_it_are_not_for_others_to_write(tmp_path: Path, mask: int) -> None:
+    with umask(mask):
+        make_private(tmp_path / "a" / "b" / "c")
+        write_atomic(tmp_path / "a" / "b" / "c" / "file", b"")
+    assert mode_of(tmp_path / "a" / "b" / "c") == 0o700
+    assert mode_of(tmp_path / "a" / "b" / "c" / "file") == 0o600
+    assert {mode_of(tmp_path / "a"), mode_of(tmp_path / "a" / "b")} == {0o755 & ~mask}
+
+
+def test_a_umask_that_locks_the_owner_out_is_refused(tmp_path: Path) -> None:
+    with umask(0o777), pytest.raises(RunFolderError, match=r"umask must leave you your own files, but it is 0777"):
+        refuse_unfit(tmp_path)
+    with umask(0o022):
+        refuse_unfit(tmp_path)
+        assert os.umask(0o022) == 0o022
+
+
+def test_a_name_that_is_no_utf_8_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match=r"must be UTF-8.*xff"):
+        refuse_unfit(tmp_path / "a\udcff")
+
+
+def test_a_folder_may_be_swapped_where_anybody_may_write_above_it(tmp_path: Path) -> None:
+    inner = tmp_path / "shared" / "run"
+    make_private(inner)
+    assert not may_be_swapped(inner)
+    (tmp_path / "shared").chmod(0o777)
+    assert may_be_swapped(inner)
+    (tmp_path / "shared").chmod(0o1777)
+    assert not may_be_swapped(inner)
+
+
+def test_a_link_in_the_place_of_a_name_is_refused_whether_it_leads_anywhere_or_not(tmp_path: Path) -> None:
+    (tmp_path / "study.db").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(RunFolderError, match=r"study\.db is a link that leads elsewhere; remove it"):
+        refuse_links([tmp_path / "trials.jsonl", tmp_path / "study.db"])
+
+
+def test_what_is_written_follows_no_link_that_stands_in_the_place_of_the_new_file(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (tmp_path / f".report.md.{os.getpid()}").symlink_to(victim)
+    write_atomic(tmp_path / "report.md", b"ours")
+    assert (victim.read_text(), (tmp_path / "report.md").read_text()) == ("mine", "ours")
+    assert not (tmp_path / "report.md").is_symlink()

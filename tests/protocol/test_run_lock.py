@@ -1,0 +1,67 @@
+"""One search at a time: who holds a run folder is said, and a file system without locks is."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from autotune.errors import RunFolderError
+from autotune.protocol.run_lock import held_lock
+
+
+@pytest.fixture
+def names(tmp_path: Path) -> tuple[Path, Path]:
+    return tmp_path / ".lock", tmp_path / ".holder"
+
+
+def test_a_second_search_is_refused_in_one_sentence_with_whose_the_first_is(names: tuple[Path, Path]) -> None:
+    with held_lock(*names), pytest.raises(RunFolderError) as caught, held_lock(*names):
+        pass
+    assert f"(process {os.getpid()} on {socket.gethostname()}); wait for its end, or name another" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_holder_is_gone_with_the_search(names: tuple[Path, Path]) -> None:
+    with held_lock(*names):
+        assert names[1].exists()
+    assert not names[1].exists()
+    with held_lock(*names):
+        pass
+
+
+@pytest.mark.parametrize("kind", ["other text", "a link", "a pipe", "nothing"])
+def test_a_holder_that_can_not_be_read_costs_its_name_alone(
+    names: tuple[Path, Path], tmp_path: Path, kind: str
+) -> None:
+    with held_lock(*names):
+        names[1].unlink()
+        if kind == "other text":
+            names[1].write_text("x" * 10_000)
+        elif kind == "a link":
+            (tmp_path / "elsewhere").write_text(json.dumps({"pid": 1, "host": "elsewhere"}))
+            names[1].symlink_to(tmp_path / "elsewhere")
+        elif kind == "a pipe":
+            os.mkfifo(names[1])
+        with pytest.raises(RunFolderError, match=r"another works in [^()]*; wait"), held_lock(*names):
+            pass
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_said(
+    names: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with (
+        pytest.raises(RunFolderError, match=r"without locks \(.+\); name a run_dir on a local disk"),
+        held_lock(*names),
+    ):
+        pass
