@@ -80,6 +80,7 @@ def run_plan(
         study = Study.open(
             folder.study, space, identity=identify(plan, space), seed=plan.seed, method=plan.search.method
         )
+        folder.write_trials(study.records)  # a kill may have come between the two
         time = TimeBudget(
             study=study, budget=plan.budget, clock=clock, slots=partial(slots_of, starts), probe_s=probe_s
         )

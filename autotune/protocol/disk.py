@@ -8,11 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import psutil
 from pydantic import BaseModel
 
 from autotune.errors import RunFolderError
 
-__all__ = ["TrialFolder", "disk_error", "read_model", "write_atomic", "write_model"]
+__all__ = [
+    "TrialFolder",
+    "disk_error",
+    "read_model",
+    "remove_unfinished",
+    "sync_file",
+    "sync_folder",
+    "write_atomic",
+    "write_model",
+]
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -69,7 +79,7 @@ class TrialFolder:
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all, readable by its owner alone.
+    """Write a file whole or not at all, readable by its owner alone; once this returns, a power cut leaves it.
 
     Raises:
         RunFolderError: the folder can't be written or its disk is full.
@@ -81,10 +91,46 @@ def write_atomic(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)
+        sync_folder(path.parent)
     except OSError as error:
         with suppress(OSError):
             beside.unlink(missing_ok=True)
         raise disk_error(path, error) from error
+
+
+def sync_file(path: Path) -> None:
+    """Wait until all that was written to a file is on the disk.
+
+    Raises:
+        OSError: it is not there, or the disk fails.
+    """
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until the names of a folder's files are on the disk, where the system can be asked for that.
+
+    Source: fsync(2): that of a file does not cover the entry in its folder.
+    """
+    with suppress(OSError):  # some network file systems refuse it for a folder; Windows does not open one
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove files that `write_atomic` was writing in a folder when its process was killed."""
+    for beside in folder.glob(".?*.*"):
+        number = beside.suffix[1:]
+        if number.isdecimal() and not psutil.pid_exists(int(number)):
+            with suppress(OSError):  # another call has removed it
+                beside.unlink()
 
 
 def write_model(path: Path, model: BaseModel) -> None:
