@@ -569,9 +569,10 @@ def test_a_trial_whose_record_is_kept_is_not_run_again_after_a_kill_before_it_wa
         study.tell(trial, TIMEOUT, None)
     killed = study.ask()
     assert killed is not None
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched:
         patched.setattr(optuna_trials, "tell_record", interrupt)
-        study.tell(killed, TIMEOUT, None)
+        with pytest.raises(KeyboardInterrupt):
+            study.tell(killed, TIMEOUT, None)
     for _ in range(2):
         again = open_study()
         assert [record.number for record in again.records] == [0, 1, 2]
@@ -588,9 +589,10 @@ def test_a_trial_that_was_killed_while_it_was_handed_out_is_tried_with_all_its_v
     study.tell(first, TIMEOUT, None)
     wanted = params_of(TrainingConfig(num_workers=2, micro_batch_size=64), study.space)
     assert study.propose(wanted)
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched:
         patched.setattr(optuna.Trial, "_suggest", interrupt)
-        study.ask()
+        with pytest.raises(KeyboardInterrupt):
+            study.ask()
     trial = open_study().ask()
     assert trial is not None
     assert params_of(trial.config, study.space) == wanted
@@ -599,9 +601,10 @@ def test_a_trial_that_was_killed_while_it_was_handed_out_is_tried_with_all_its_v
 def test_a_study_that_was_killed_before_it_knew_its_search_is_begun_anew(
     open_study: Callable[..., Study], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched:
         patched.setattr(optuna.Study, "set_user_attr", interrupt)
-        open_study()
+        with pytest.raises(KeyboardInterrupt):
+            open_study()
     trial = open_study().ask()
     assert trial is not None
     assert trial.number == 0
