@@ -18,7 +18,6 @@ __all__ = [
     "disk_error",
     "read_model",
     "remove_unfinished",
-    "sync_file",
     "sync_folder",
     "write_atomic",
     "write_model",
@@ -96,19 +95,6 @@ def write_atomic(path: Path, data: bytes) -> None:
         with suppress(OSError):
             beside.unlink(missing_ok=True)
         raise disk_error(path, error) from error
-
-
-def sync_file(path: Path) -> None:
-    """Wait until all that was written to a file is on the disk.
-
-    Raises:
-        OSError: it is not there, or the disk fails.
-    """
-    descriptor = os.open(path, os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def sync_folder(path: Path) -> None:

@@ -8,7 +8,7 @@ import sqlite3
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,7 +19,6 @@ from sqlalchemy import event
 from sqlalchemy.exc import SQLAlchemyError
 
 from autotune.errors import RunFolderError, StudyMismatchError
-from autotune.protocol.disk import sync_file, sync_folder
 
 __all__ = ["guarded", "keep_on_disk", "open_finished", "open_optuna", "open_storage"]
 
@@ -102,9 +101,13 @@ def keep_on_disk(storage: optuna.storages.BaseStorage) -> None:
     """
     if isinstance(storage, optuna.storages.RDBStorage):
         log = Path(f"{storage.engine.url.database}-wal")
-        with suppress(FileNotFoundError):
-            sync_file(log)
-            sync_folder(log.parent)
+        if log.exists():
+            for path in (log, log.parent):  # the folder holds its name
+                descriptor = os.open(path, os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
 
 
 def _copied(path: Path) -> optuna.storages.RDBStorage:

@@ -108,7 +108,7 @@ def _essence(trial: TrialRecord) -> str:
     return trial.model_dump_json(exclude={"repeats"})
 
 
-def _cases(is_quick: bool) -> Sequence[str]:  # noqa: FBT001 - as Part has it
+def _cases(is_quick: bool) -> Sequence[str]:
     return [f"power_{number:03d}" for number in range(1 if is_quick else _CASES)]
 
 
