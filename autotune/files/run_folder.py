@@ -87,6 +87,13 @@ class RunFolder:
         write_atomic(self.environment, summary.environment.model_dump_json(indent=2).encode())
         write_atomic(self.summary, summary.model_dump_json(indent=2, exclude={"trials"}).encode())
 
+    def has_reports(self) -> bool:
+        """Whether both reports were written after the summary."""
+        with suppress(FileNotFoundError):
+            written = self.summary.stat().st_mtime_ns
+            return all(path.stat().st_mtime_ns >= written for path in (self.report, self.page))
+        return False
+
     def clear(self) -> None:
         """Remove a former run: the files named here, and no other."""
         self.remove_temporary()

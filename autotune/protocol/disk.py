@@ -83,6 +83,11 @@ def write_atomic(path: Path, data: bytes) -> None:
     Raises:
         RunFolderError: the folder can't be written or its disk is full.
     """
+    _replace(path, data)
+    sync_folder(path.parent)
+
+
+def _replace(path: Path, data: bytes) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:  # noqa: PTH123 - a descriptor
@@ -90,7 +95,6 @@ def write_atomic(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)
-        sync_folder(path.parent)
     except OSError as error:
         with suppress(OSError):
             beside.unlink(missing_ok=True)
@@ -120,8 +124,8 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def write_model(path: Path, model: BaseModel) -> None:
-    """Write a model as JSON, atomically."""
-    write_atomic(path, model.model_dump_json().encode())
+    """Write a model as JSON, whole or not at all; the folder is not waited for, since a trial's goes with it."""
+    _replace(path, model.model_dump_json().encode())
 
 
 def read_model(path: Path, model_type: type[Model]) -> Model:
