@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -91,11 +92,12 @@ def tell_kept(study: optuna.Study) -> None:
     """End the trials whose records are kept, and which a kill kept from being told: they are not run again."""
     for known in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         if _RECORD in known.user_attrs:
-            measured = (record.measurement for record in read_records(study) if record.measurement is not None)
-            first = None if known.intermediate_values else next(measured, None)  # a rate is reported once
+            measured = (one.measurement.samples_per_s for one in read_records(study) if one.measurement is not None)
             record = TrialRecord.model_validate_json(known.user_attrs[_RECORD])
             trial = optuna.Trial(study, known._trial_id)  # noqa: SLF001 - the storage's own key
-            tell_record(study, trial, record, None if first is None else first.samples_per_s)
+            with warnings.catch_warnings():  # that what was told before the kill is kept
+                warnings.simplefilter("ignore", UserWarning)
+                tell_record(study, trial, record, next(measured, None))
 
 
 def begun_params(trial: FrozenTrial) -> dict[str, Any]:

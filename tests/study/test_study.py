@@ -570,9 +570,9 @@ def test_a_trial_whose_record_is_kept_is_not_run_again_after_a_kill_before_it_wa
     killed = study.ask()
     assert killed is not None
     with monkeypatch.context() as patched:
-        patched.setattr(optuna_trials, "tell_record", interrupt)
+        patched.setattr(optuna.Study, "tell", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            study.tell(killed, TIMEOUT, None)
+            study.tell(killed, OOM, None)
     for _ in range(2):
         again = open_study()
         assert [record.number for record in again.records] == [0, 1, 2]
