@@ -24,8 +24,10 @@ from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any
 
+from benchmarks.measures.endurance.kills import KILLS
 from benchmarks.measures.endurance.part import Part
 from benchmarks.measures.endurance.power_loss import POWER_LOSS
+from benchmarks.measures.endurance.stops import STOPS
 from benchmarks.measures.part_guard import Figures, Keep, run_guarded
 from benchmarks.measures.recording import (
     Recording,
@@ -43,7 +45,9 @@ __all__ = ["PARTS", "go_on", "judged"]
 _BUDGET_S = 3600.0
 
 PARTS: Mapping[str, Part] = {
+    "kills": KILLS,
     "power_loss": POWER_LOSS,
+    "stops": STOPS,
 }
 """In the order in which they run."""
 

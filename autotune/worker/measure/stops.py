@@ -22,8 +22,8 @@ class StopProbe:
     """Watches from `start` to `stop`, in the main thread alone: elsewhere, and not on Linux, nothing is seen."""
 
     def __init__(self) -> None:
-        self._was_stopped, self._before = False, None
-        self._is_watching = False
+        self._was_stopped, self._is_watching = False, False
+        self._before: Any = None
 
     def start(self) -> None:
         """Watch from now on; what was before does not count."""
