@@ -34,7 +34,7 @@ def search(tmp_path: Path, launcher: FakeLauncher) -> autotune.SearchResult:
     )
 
 
-@pytest.mark.parametrize("name", ["recommended.yaml", "environment.json", "summary.json", "report.md", "report.html"])
+@pytest.mark.parametrize("name", ["recommended.yaml", "summary.json", "report.html"])
 def test_a_search_that_was_killed_while_it_wrote_its_result_writes_all_of_it_with_the_next_call(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,7 +38,7 @@ def test_a_trial_that_was_disturbed_is_measured_anew_and_says_so(
 ) -> None:
     runner = rig.runner(model=_named("linear"), dataset=_named(what))
     config = TrainingConfig(micro_batch_size=10, num_workers=workers)
-    result = runner.run(config, name="trial", deadline_s=120.0, window=WindowRules(max_s=2.0, precision=0.0))
+    result = runner.run(config, name="trial", deadline_s=120.0, window=WindowRules(max_s=1.0, precision=0.0))
     assert result.outcome == "ok", result.reason
     assert result.measurement is not None
     assert result.measurement.remarks == (remark,)
