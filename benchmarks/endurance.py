@@ -24,8 +24,11 @@ from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any
 
+from benchmarks.measures.endurance.kills import KILLS
 from benchmarks.measures.endurance.neighbours import NEIGHBOURS
 from benchmarks.measures.endurance.part import Part
+from benchmarks.measures.endurance.power_loss import POWER_LOSS
+from benchmarks.measures.endurance.stops import STOPS
 from benchmarks.measures.part_guard import Figures, Keep, run_guarded
 from benchmarks.measures.recording import (
     Recording,
@@ -44,6 +47,9 @@ _BUDGET_S = 3600.0
 
 PARTS: Mapping[str, Part] = {
     "neighbours": NEIGHBOURS,
+    "kills": KILLS,
+    "power_loss": POWER_LOSS,
+    "stops": STOPS,
 }
 """In the order in which they run."""
 

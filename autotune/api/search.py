@@ -85,6 +85,7 @@ def run_plan(
         study = Study.open(
             folder.study, space, identity=identify(plan, space), seed=plan.seed, method=plan.search.method
         )
+        folder.write_trials(study.records)  # a kill may have come between the two
         time = TimeBudget(
             study=study, budget=plan.budget, clock=clock, slots=partial(slots_of, starts), probe_s=probe_s
         )
@@ -97,7 +98,7 @@ def run_plan(
         if beside is not None:
             search.on_record = partial(_keep, search, folder, beside)
         try:
-            summary = _finished(time, folder) or _tune(search, plan, folder)
+            summary = _known(time, folder) or _tune(search, plan, folder)
             if launcher is None and summary.run_spread.source == "workload":
                 remember_spread(machine, workload, summary.run_spread)
         except BaseException:
@@ -178,13 +179,22 @@ def _finished(time: TimeBudget, folder: RunFolder) -> RunSummary | None:
     return summary if written == known and summary.is_complete and is_settled else None
 
 
+def _known(time: TimeBudget, folder: RunFolder) -> RunSummary | None:
+    """As `_finished`; reports that a kill has kept from being written are written."""
+    summary = _finished(time, folder)
+    if summary is not None and not folder.has_reports():
+        _write_reports(summary, folder)
+    return summary
+
+
 def _write(summary: RunSummary, folder: RunFolder) -> None:
-    folder.write_summary(summary)
+    """Write all files; a search is finished once its summary is there, so what people use is written before it."""
     if summary.recommendation is not None:
         write_atomic(folder.recommended, recommended_yaml(summary, say=say).encode())
     else:
         folder.recommended.unlink(missing_ok=True)  # of an earlier run of the same search
     _write_patch(summary, folder)
+    folder.write_summary(summary)
     remark = _write_reports(summary, folder)
     if remark:
         _LOG.warning("%s", remark)

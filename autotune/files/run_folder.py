@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory, gettempdir
 from pydantic import ValidationError
 
 from autotune.errors import ConfigError
-from autotune.protocol.disk import disk_error, write_atomic
+from autotune.protocol.disk import disk_error, remove_unfinished, sync_folder, write_atomic
 from autotune.protocol.private_folder import make_private, may_be_swapped, refuse_links, refuse_unfit
 from autotune.protocol.run_lock import held_lock
 from autotune.records.diagnosis import Curves
@@ -74,16 +74,24 @@ class RunFolder:
             return None
 
     def append_trial(self, record: TrialRecord) -> None:
-        """Add a trial's record as a line; the study holds it as well, and `write_summary` writes all anew."""
+        """Add a trial's record as a line, which outlasts a power cut; the study holds the record as well."""
         try:
             with open(os.open(self.trials, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as file:  # noqa: PTH123 - a descriptor
                 file.write(f"{record.model_dump_json()}\n".encode())
+                file.flush()
+                os.fsync(file.fileno())
         except OSError as error:
             raise disk_error(self.path, error) from error
 
+    def write_trials(self, records: Sequence[TrialRecord]) -> None:
+        """Have trials.jsonl hold these records and no other, in this order: those of the study, which decides."""
+        lines = "".join(f"{record.model_dump_json()}\n" for record in records).encode()
+        if (self.trials.read_bytes() if self.trials.exists() else b"") != lines:
+            write_atomic(self.trials, lines)
+
     def write_summary(self, summary: RunSummary) -> None:
         """Write what reports are made from."""
-        write_atomic(self.trials, "".join(f"{record.model_dump_json()}\n" for record in summary.trials).encode())
+        self.write_trials(summary.trials)
         write_atomic(self.environment, summary.environment.model_dump_json(indent=2).encode())
         write_atomic(self.summary, summary.model_dump_json(indent=2, exclude={"trials"}).encode())
 
@@ -91,6 +99,13 @@ class RunFolder:
         """All that autotune writes here, and the folder."""
         logs_of_sqlite = [self.study.with_name(f"{self.study.name}-{end}") for end in ("wal", "shm", "journal")]
         return [*vars(self).values(), *logs_of_sqlite]
+
+    def has_reports(self) -> bool:
+        """Whether both reports were written after the summary."""
+        with suppress(FileNotFoundError):
+            written = self.summary.stat().st_mtime_ns
+            return all(path.stat().st_mtime_ns >= written for path in (self.report, self.page))
+        return False
 
     def clear(self) -> None:
         """Remove a former run: the files named here, and no other."""
@@ -101,7 +116,8 @@ class RunFolder:
             file.unlink(missing_ok=True)
 
     def remove_temporary(self) -> None:
-        """Remove what only trials need; a search that was killed has left it."""
+        """Remove what only trials need, and files half written: a search that was killed has left them."""
+        remove_unfinished(self.path)
         for folder in (self.payload, self.scratch):
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -197,5 +213,6 @@ def _prepare(folder: RunFolder, *, fresh: bool) -> None:
         for kept in (folder.logs, folder.scratch):
             kept.mkdir(mode=0o700, exist_ok=True)
         os.close(os.open(folder.study, os.O_WRONLY | os.O_CREAT, 0o600))  # SQLite would make it readable by others
+        sync_folder(folder.path)
     except OSError as error:
         raise disk_error(folder.path, error) from error

@@ -1,7 +1,7 @@
 """TrialRunner: runs one job of each kind through a launcher, and hands on its report.
 
-Only trials run as groups; every other job runs in one process. A job is run again to find the place of a failure, or to
-go on where a process has ended: its report is that of all runs together, which share the job's deadline.
+Only trials run as groups; every other job runs in one process. A job is run again to find the place of a failure, to
+go on where a process has ended, or where somebody else has disturbed it; all runs share the job's deadline.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 
 from autotune.launch.answers import NO_LIMITS, MemoryLimits, read_answer
 from autotune.launch.block_stream import BlockStream, ShouldEnd
-from autotune.launch.launcher import Launch, Launcher
+from autotune.launch.disturbance import disturbance_of, with_remark
+from autotune.launch.launcher import Exit, Launch, Launcher
 from autotune.note import Note
 from autotune.protocol import jobs
 from autotune.protocol.clock import deadline_within
@@ -133,8 +134,19 @@ class TrialRunner:
         )
 
     def _run(self, name: str, should_end: ShouldEnd | None, job: jobs.Job, suffix: str = "") -> RankReport:
-        folder = TrialFolder(Path(tempfile.mkdtemp(prefix=f"{name}{suffix}-", dir=self.scratch.absolute())))
-        log, ranks, stream = self.logs / f"{name}{suffix}.log", 1, None
+        """A job's report; that of a second run where somebody else has killed or stopped the first one's processes."""
+        report, exit_ = self._run_once(f"{name}{suffix}", should_end, job)
+        disturbance = disturbance_of(report, exit_)
+        left_s = job.process.deadline_s - exit_.wall_s
+        if disturbance is None or left_s < exit_.wall_s:
+            return report
+        rest = job.model_copy(update={"process": _with_deadline(job, left_s)})
+        again, _ = self._run_once(f"{name}{suffix}-anew", should_end, rest)
+        return with_remark(again, disturbance)
+
+    def _run_once(self, name: str, should_end: ShouldEnd | None, job: jobs.Job) -> tuple[RankReport, Exit]:
+        folder = TrialFolder(Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.scratch.absolute())))
+        log, ranks, stream = self.logs / f"{name}.log", 1, None
         if isinstance(job, jobs.TrialJob):
             is_one = job.command is not None
             ranks = 1 if is_one else job.config.process_count
@@ -158,7 +170,7 @@ class TrialRunner:
                 report = report.model_copy(update={"result": stream.stopped(self.say)})
         finally:
             shutil.rmtree(folder.path, ignore_errors=True)
-        return report.with_result(wall_s=exit_.wall_s, log=f"{self.logs.name}/{log.name}")
+        return report.with_result(wall_s=exit_.wall_s, log=f"{self.logs.name}/{log.name}"), exit_
 
 
 def _alone(config: TrainingConfig) -> TrainingConfig:
@@ -223,7 +235,7 @@ def go_on(job: jobs.CurvesJob, run: Callable[[jobs.CurvesJob, str], RankReport])
     return report.with_result(wall_s=took_s)
 
 
-def _with_deadline(job: jobs.WorkloadJob, deadline_s: float, *, blocks_launches: bool = False) -> jobs.ProcessSetup:
+def _with_deadline(job: jobs.Job, deadline_s: float, *, blocks_launches: bool = False) -> jobs.ProcessSetup:
     return job.process.model_copy(update={"deadline_s": deadline_s, "blocks_launches": blocks_launches})
 
 

@@ -8,11 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import psutil
 from pydantic import BaseModel
 
 from autotune.errors import RunFolderError
 
-__all__ = ["TrialFolder", "disk_error", "read_model", "write_atomic", "write_model"]
+__all__ = [
+    "TrialFolder",
+    "disk_error",
+    "read_model",
+    "remove_unfinished",
+    "sync_folder",
+    "write_atomic",
+    "write_model",
+]
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -69,11 +78,16 @@ class TrialFolder:
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all, readable by its owner alone.
+    """Write a file whole or not at all, readable by its owner alone; once this returns, a power cut leaves it.
 
     Raises:
         RunFolderError: the folder can't be written or its disk is full.
     """
+    _replace(path, data)
+    sync_folder(path.parent)
+
+
+def _replace(path: Path, data: bytes) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         beside.unlink(missing_ok=True)  # of a process that was killed; or a link that leads elsewhere
@@ -88,9 +102,31 @@ def write_atomic(path: Path, data: bytes) -> None:
         raise disk_error(path, error) from error
 
 
+def sync_folder(path: Path) -> None:
+    """Wait until the names of a folder's files are on the disk, where the system can be asked for that.
+
+    Source: fsync(2): that of a file does not cover the entry in its folder.
+    """
+    with suppress(OSError):  # some network file systems refuse it for a folder; Windows does not open one
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove files that `write_atomic` was writing in a folder when its process was killed."""
+    for beside in folder.glob(".?*.*"):
+        number = beside.suffix[1:]
+        if number.isdecimal() and not psutil.pid_exists(int(number)):
+            with suppress(OSError):  # another call has removed it
+                beside.unlink()
+
+
 def write_model(path: Path, model: BaseModel) -> None:
-    """Write a model as JSON, atomically."""
-    write_atomic(path, model.model_dump_json().encode())
+    """Write a model as JSON, whole or not at all; the folder is not waited for, since a trial's goes with it."""
+    _replace(path, model.model_dump_json().encode())
 
 
 def read_model(path: Path, model_type: type[Model]) -> Model:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from autotune.analysis.memory.lines import UNKNOWN_EXCESS_FRACTION
 from autotune.analysis.rates import mean_rate
@@ -23,11 +24,13 @@ __all__ = [
     "PROMISING",
     "answer_skipped",
     "as_begun",
+    "begun_params",
     "carried",
     "distributions_of",
     "is_promising",
     "lacks_baseline",
     "read_records",
+    "tell_kept",
     "tell_record",
     "write_record",
     "write_repeats",
@@ -85,6 +88,23 @@ def read_records(study: optuna.Study) -> list[TrialRecord]:
     return [record.model_copy(update={"repeats": _read_repeats(study, record.number)}) for record in records]
 
 
+def tell_kept(study: optuna.Study) -> None:
+    """End the trials whose records are kept, and which a kill kept from being told: they are not run again."""
+    for known in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        if _RECORD in known.user_attrs:
+            measured = (one.measurement.samples_per_s for one in read_records(study) if one.measurement is not None)
+            record = TrialRecord.model_validate_json(known.user_attrs[_RECORD])
+            trial = optuna.Trial(study, known._trial_id)  # noqa: SLF001 - the storage's own key
+            with warnings.catch_warnings():  # that what was told before the kill is kept
+                warnings.simplefilter("ignore", UserWarning)
+                tell_record(study, trial, record, next(measured, None))
+
+
+def begun_params(trial: FrozenTrial) -> dict[str, Any]:
+    """The values of an interrupted trial: those that it was handed out with, and those it was to have."""
+    return {**trial.system_attrs.get("fixed_params", {}), **trial.params}
+
+
 def lacks_baseline(study: optuna.Study) -> bool:
     """Whether the first trial, the baseline, was interrupted or failed: then nothing in the study can be used."""
     baseline = next((record for record in read_records(study) if record.number == 0), None)
@@ -102,10 +122,13 @@ def is_promising(attributes: Mapping[str, Any]) -> bool:
 
 
 def write_record(trial: optuna.Trial, record: TrialRecord, place: int) -> None:
-    """Keep a record with its trial; `place` is its place in the order in which trials ended."""
-    trial.set_user_attr(_RECORD, record.model_dump_json())
+    """Keep a record with its trial; `place` is its place in the order in which trials ended.
+
+    The record comes last: where it is, all is.
+    """
     trial.set_user_attr(_PLACE, place)
     trial.set_user_attr("outcome", record.outcome)
+    trial.set_user_attr(_RECORD, record.model_dump_json())
 
 
 def write_repeats(study: optuna.Study, record: TrialRecord) -> None:

@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote_to_bytes
 
 import optuna
 from optuna.samplers import BaseSampler
@@ -21,7 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from autotune.errors import RunFolderError, StudyMismatchError
 
-__all__ = ["guarded", "open_finished", "open_optuna", "open_storage"]
+__all__ = ["guarded", "keep_on_disk", "open_finished", "open_optuna", "open_storage"]
 
 _IDENTITY = "autotune_identity"
 
@@ -46,7 +46,9 @@ def open_optuna(
     name, sampler = f"autotune-{identity.get('space', 'study')}", make_sampler(seed)
     for known in storage.get_all_studies():
         study_id = known._study_id  # noqa: SLF001 - the storage's own key
-        _refuse_other(path, storage.get_study_user_attrs(study_id).get(_IDENTITY, {}), identity)
+        there = storage.get_study_user_attrs(study_id).get(_IDENTITY)
+        if there is not None or storage.get_n_trials(study_id) > 0:  # else a kill came right after it was made
+            _refuse_other(path, there or {}, identity)
         name, sampler = known.study_name, make_sampler(seed + storage.get_n_trials(study_id))
     study = optuna.create_study(
         storage=storage, study_name=name, sampler=sampler, direction="maximize", load_if_exists=True
@@ -76,7 +78,7 @@ def _sqlite(path: Path) -> optuna.storages.RDBStorage:
     """Optuna's storage with a write-ahead log: a trial costs a dozen commits, and each would wait for the disk.
 
     Source: sqlite.org/wal.html and pragma.html#pragma_synchronous: NORMAL with a WAL can't corrupt the file; a power
-    cut may cost the last commits.
+    cut may cost the commits since the last `keep_on_disk`.
     """
     with closing(sqlite3.connect(path)) as connection:  # what is no database fails here, and its connection is closed
         connection.execute("PRAGMA schema_version")
@@ -100,6 +102,28 @@ def _address(path: Path) -> str:
     """
     url = URL.create("sqlite", database=f"file:{quote(os.fsencode(path))}", query={"uri": "true"})
     return url.render_as_string()  # from SQLAlchemy 2.1 on a URL's database is quoted once more
+
+
+def _file_of(storage: optuna.storages.RDBStorage) -> Path:
+    """The file behind an address."""
+    return Path(os.fsdecode(unquote_to_bytes((storage.engine.url.database or "").removeprefix("file:"))))
+
+
+def keep_on_disk(storage: optuna.storages.BaseStorage) -> None:
+    """Wait until all commits so far would outlast a power cut.
+
+    They are in the log: without one (a file system that can't have it), each commit has waited already. No lock is on
+    the log's file, so that closing it here lets go of none. Source: sqlite.org/walformat.html (2.3, locks).
+    """
+    if isinstance(storage, optuna.storages.RDBStorage):
+        log = _file_of(storage).with_name(f"{_file_of(storage).name}-wal")
+        if log.exists():
+            for path in (log, log.parent):  # the folder holds its name
+                descriptor = os.open(path, os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
 
 
 def _copied(path: Path) -> optuna.storages.RDBStorage:

@@ -30,7 +30,7 @@ from autotune.study.combinations import MOST_LISTED, OpenCombinations, Skip
 from autotune.study.importance import setting_importances
 from autotune.study.proposals import compose_allowed, params_of
 from autotune.study.samplers import METHODS, SearchMethod
-from autotune.study.storage import guarded, open_optuna, open_storage
+from autotune.study.storage import guarded, keep_on_disk, open_optuna, open_storage
 
 __all__ = ["Study", "Trial"]
 
@@ -105,6 +105,7 @@ class Study:
         with guarded(path):
             storage = open_storage(path)
             study = open_optuna(storage, path, identity, seed, way.make_sampler)
+            written.tell_kept(study)
             if written.lacks_baseline(study):
                 optuna.delete_study(study_name=study.study_name, storage=storage)
                 study = open_optuna(storage, path, identity, seed, way.make_sampler)
@@ -114,7 +115,7 @@ class Study:
                 own = {written.CONFIG: space.baseline.model_dump_json()}
                 study.enqueue_trial(params_of(space.baseline, space), user_attrs=own)
             for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-                study.enqueue_trial(trial.params, user_attrs=written.carried(trial.user_attrs))
+                study.enqueue_trial(written.begun_params(trial), user_attrs=written.carried(trial.user_attrs))
                 study.tell(trial.number, state=TrialState.FAIL)
             opened._note_waiting()
         return opened
@@ -229,13 +230,14 @@ class Study:
             return setting_importances(self.optuna_study, feasible)
 
     def tell(self, trial: Trial, result: TrialResult, score: Score | None) -> TrialRecord:
-        """Record how a trial ended, here and in Optuna's study."""
+        """Record how a trial ended, here and in Optuna's study; once this returns, no power cut loses it."""
         record = TrialRecord(number=trial.number, config=trial.config, result=result, score=score)
         key = self._key(trial.config)
         with guarded():
             _, asked = self._running[key]
             written.write_record(asked, record, len(self._records))
             self._tell(asked, record)
+            keep_on_disk(self._storage)
         self._records[key] = record
         del self._running[key]
         return record
@@ -246,6 +248,7 @@ class Study:
         record = record.model_copy(update={"repeats": (*record.repeats, result)})
         with guarded():
             written.write_repeats(self.optuna_study, record)
+            keep_on_disk(self._storage)
         self._records[key] = record
         return record
 

@@ -34,7 +34,7 @@ from autotune.records.trial import TrialRecord
 from autotune.space.domains import whole_numbers
 from autotune.tuning.entrant import Entrant, overheads_s_of, taken_s_of
 from autotune.tuning.extra_measurements import everything, with_ceilings
-from autotune.tuning.outcomes import ConfirmationOutcome, SearchOutcome
+from autotune.tuning.outcomes import ConfirmationOutcome, SearchOutcome, disturbances
 from autotune.tuning.selection import Contenders, challengers, feasible_baseline
 from autotune.tuning.stress_check import MOST_STRESSED, check_under_stress, reserve_s
 from autotune.tuning.time_budget import Clock, repeat_deadline_s
@@ -195,6 +195,7 @@ class Finals:
             window=window,
             extras=extras,
         )
+        self.notes.extend(disturbances(record.number, result))
         result = with_ceilings(result, record.config, self._ceilings, asked=extras)
         measured, space = result.measurement, self.found.space
         score = None if measured is None else evaluate(measured, measured, space.objective, space.limit_bytes)

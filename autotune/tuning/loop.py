@@ -29,7 +29,7 @@ from autotune.study.proposals import Params, first_guesses, largest_batch_varian
 from autotune.study.study import Study, Trial
 from autotune.tuning.extra_measurements import extras_of, with_ceilings
 from autotune.tuning.failure_attribution import FailureAttribution
-from autotune.tuning.outcomes import LEAST_GAIN, SearchOutcome
+from autotune.tuning.outcomes import LEAST_GAIN, SearchOutcome, disturbances
 from autotune.tuning.precision_check import PrecisionGuard
 from autotune.tuning.proposers.proposer import Proposer
 from autotune.tuning.time_budget import TimeBudget
@@ -261,6 +261,7 @@ class Search:
 
     def _tell(self, ended: _Ended, score: Score | None) -> None:
         result = with_ceilings(ended.result, ended.trial.config, self.ceilings, asked=ended.extras)
+        self.notes.extend(disturbances(ended.trial.number, result))
         if ended.is_repeat:
             self._repeating.discard(ended.trial.number)
             self._show(self.study.add_run(ended.trial.number, result))

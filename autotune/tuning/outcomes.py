@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from autotune.analysis.decisions.selection_rules import ONE_SIDED_ERROR
-from autotune.note import Note
+from autotune.note import Note, note
 from autotune.records.ceilings import CeilingBook
 from autotune.records.recommendation import Confirmation
 from autotune.records.run_spread import RunSpread
 from autotune.records.stress_check import StressFigures
-from autotune.records.trial import TrialRecord, believed_score, best_of
+from autotune.records.trial import TrialRecord, TrialResult, believed_score, best_of
 from autotune.space.resolved_space import ResolvedSpace
 
-__all__ = ["LEAST_GAIN", "ConfirmationOutcome", "SearchOutcome"]
+__all__ = ["LEAST_GAIN", "ConfirmationOutcome", "SearchOutcome", "disturbances"]
 
 LEAST_GAIN = 0.01
 """A smaller gain, as a share of the rate, is worth neither another trial nor another round: our own convention, since
@@ -72,3 +72,10 @@ class ConfirmationOutcome:
     """By which an entrant's interval, at its last look, may lie above or below the truth."""
     is_complete: bool = False
     """The confirmation, its stress runs included, came to its end: nothing interrupted it."""
+
+
+def disturbances(number: int, result: TrialResult) -> Iterator[Note]:
+    """For the report: that somebody has killed or stopped a process of a trial, and what came of it."""
+    for remark in () if result.measurement is None else result.measurement.remarks:
+        if remark.code in {"measured_anew", "window_stopped"}:
+            yield note("trial_disturbed", number=number, remark=remark)

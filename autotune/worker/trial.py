@@ -38,6 +38,7 @@ from autotune.worker.measure.host_load import HostLoadProbe
 from autotune.worker.measure.loop import Run, measure_window, warm_up
 from autotune.worker.measure.nvml import Gpu, gpus_of
 from autotune.worker.measure.step import Trainer, open_trainer
+from autotune.worker.measure.stops import StopProbe
 from autotune.worker.measure.utilization import BusyProbe
 from autotune.worker.setup.build import WorkloadFault, build_dataset, build_model, is_stream
 from autotune.worker.setup.device import Device
@@ -174,7 +175,7 @@ def measure(
     run.scale = run.trainer.scaler.get_scale()
     gpus = gpus_used(device)  # NVML first: its start lets the queue fill
     busy, conditions = BusyProbe(gpus), ConditionsProbe(gpus, start.before, has_cuda=device.kind == "cuda")
-    host = HostLoadProbe()
+    host, stops = HostLoadProbe(), StopProbe()
     run.tokens = token_count(first.batch, first.samples)
     warmed = warm_up(run, rules, first)
     retries = device.alloc_retries()  # of the window alone: retries while the allocator settles are no fault
@@ -182,11 +183,13 @@ def measure(
     def at_edge() -> None:
         if run.tokens is not None:
             run.tokens.begin_window()
+        stops.start()
         host.start()
         conditions.start()
         busy.start()  # last, as it ends first: the other calls to NVML lie outside its span
 
     window = measure_window(run, rules, warmed, at_edge, on_block)
+    stopped = tuple(stops.stop())
     blocks, ddp = window.blocks, run.trainer.config.ddp
     wait_fraction = min(1.0, sum(block.data_wait_s for block in blocks) / sum(block.seconds for block in blocks))
     busyness, found = busy.stop(wait_fraction), conditions.stop()
@@ -210,7 +213,7 @@ def measure(
         loss=float(run.loss),
         skipped_steps=run.skipped_steps,
         tokens=None if run.tokens is None else run.tokens.figures(),
-        remarks=(*ineffective, *(() if found is None else remarks_on(found))),
+        remarks=(*ineffective, *stopped, *(() if found is None else remarks_on(found))),
     )
 
 

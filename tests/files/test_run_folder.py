@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -47,6 +48,18 @@ def test_leftovers_of_a_killed_search_are_removed(tmp_path: Path) -> None:
         assert not folder.payload.exists()
         assert folder.scratch.is_dir()
     assert not RunFolder(tmp_path).scratch.exists()
+
+
+def test_files_that_a_killed_search_has_half_written_are_removed_and_no_others(tmp_path: Path) -> None:
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    half = tmp_path / f".report.md.{dead.pid}"
+    kept = [tmp_path / name for name in (f".report.md.{os.getpid()}", ".notes.md", f"notes.{dead.pid}", ".lock")]
+    for path in (half, *kept):
+        path.write_text("half")
+    with open_run_folder(tmp_path, fresh=False):
+        assert not half.exists()
+        assert all(path.exists() for path in kept)
 
 
 def test_new_run_folders_never_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic, sleep
@@ -104,3 +105,15 @@ def await_that(condition: Callable[[], bool]) -> None:
     while not condition():
         assert monotonic() - begun < PATIENCE_S, "it did not come to pass"
         sleep(0.02)
+
+
+def test_a_parent_that_is_killed_while_its_server_starts_takes_it_along(tmp_path: Path) -> None:
+    script = "import os, signal, sys; from pathlib import Path; from autotune.launch.local.server import Server\n"
+    script += "server = Server(Path('log'), os.environ, sys.argv[1]); print(server.process.pid, flush=True)\n"
+    script += "os.kill(os.getpid(), signal.SIGKILL)"
+    command = [sys.executable, "-c", script, token := uuid.uuid4().hex]
+    paths = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run(command, cwd=tmp_path, env=paths, capture_output=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    await_that(lambda: not marked(token))
+    assert (tmp_path / "log").read_text() == "", "it was ended, and did not come to find its socket closed"

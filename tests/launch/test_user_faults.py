@@ -111,6 +111,15 @@ def test_loader_workers_of_a_killed_rank_are_gone_with_the_trial(rig: Rig) -> No
     assert_gone(rig)
 
 
+def test_no_folder_of_sockets_of_a_killed_rank_is_left(rig: Rig) -> None:
+    result = rig.run(model="killing_itself_with_pid", dataset="noting_sockets", settings={"num_workers": 2})
+    assert result.outcome == "crashed"
+    assert_gone(rig)
+    folders = [Path(line) for line in Path("sockets").read_text().splitlines()]
+    assert len(folders) >= 2, "each worker has noted it"
+    assert not any(folder.exists() for folder in folders)
+
+
 def test_no_shared_memory_of_a_killed_trial_is_left(rig: Rig) -> None:
     result = rig.run(
         model="wide_linear_killing_itself",

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -199,6 +200,13 @@ def note_pid(_: int = 0) -> None:
         file.write(f"{os.getpid()}\n")
 
 
+def note_sockets() -> None:
+    """Write down where this worker's sockets lie, and who it is."""
+    note_pid()
+    with Path("sockets").open("a") as notes:
+        notes.write(f"{get_temp_dir()}\n")
+
+
 def killing_itself_with_pid() -> nn.Module:
     def act() -> None:
         note_pid()
@@ -209,6 +217,10 @@ def killing_itself_with_pid() -> nn.Module:
 
 def noting_items() -> Dataset[Any]:
     return Items(note_pid)
+
+
+def noting_sockets() -> Dataset[Any]:
+    return Items(lambda _: note_sockets())
 
 
 def large_noting_items() -> Dataset[Any]:

@@ -557,3 +557,58 @@ def test_a_skipped_sample_is_kept_with_its_code_and_figures(open_study: Callable
     kept = [one.user_attrs for one in study.optuna_study.trials if one.user_attrs["outcome"] == UNFIT.code]
     assert kept
     assert all(one["figures"] == UNFIT.figures for one in kept)
+
+
+def test_a_trial_whose_record_is_kept_is_not_run_again_after_a_kill_before_it_was_told(
+    open_study: Callable[..., Study], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = open_study()
+    for _ in range(2):
+        trial = study.ask()
+        assert trial is not None
+        study.tell(trial, TIMEOUT, None)
+    killed = study.ask()
+    assert killed is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(optuna.Study, "tell", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            study.tell(killed, OOM, None)
+    for _ in range(2):
+        again = open_study()
+        assert [record.number for record in again.records] == [0, 1, 2]
+        assert again.ended[-1].config == killed.config
+        assert not again.has_waiting
+
+
+def test_a_trial_that_was_killed_while_it_was_handed_out_is_tried_with_all_its_values(
+    open_study: Callable[..., Study], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = open_study()
+    first = study.ask()
+    assert first is not None
+    study.tell(first, TIMEOUT, None)
+    wanted = params_of(TrainingConfig(num_workers=2, micro_batch_size=64), study.space)
+    assert study.propose(wanted)
+    with monkeypatch.context() as patched:
+        patched.setattr(optuna.Trial, "_suggest", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            study.ask()
+    trial = open_study().ask()
+    assert trial is not None
+    assert params_of(trial.config, study.space) == wanted
+
+
+def test_a_study_that_was_killed_before_it_knew_its_search_is_begun_anew(
+    open_study: Callable[..., Study], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(optuna.Study, "set_user_attr", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            open_study()
+    trial = open_study().ask()
+    assert trial is not None
+    assert trial.number == 0
+
+
+def interrupt(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt

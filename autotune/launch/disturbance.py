@@ -1,0 +1,41 @@
+"""Whether somebody else has killed or stopped a trial's processes, by how they ended and what they report.
+
+What was disturbed says nothing of the configuration: the runner tries it anew, once, in what is left of the deadline.
+"""
+
+from __future__ import annotations
+
+import signal
+
+from autotune.launch.launcher import Exit
+from autotune.note import Note, note
+from autotune.protocol.reports import RankReport
+
+__all__ = ["disturbance_of", "with_remark"]
+
+_LOST_WORKER = "is killed by signal: Killed"
+"""Source: torch/csrc/DataLoader.cpp (_error_if_any_worker_fails)."""
+
+
+def disturbance_of(report: RankReport, exit_: Exit) -> Note | None:
+    """What has disturbed a trial; None where nothing has, as far as can be seen.
+
+    A SIGKILL that neither autotune (a rank that it ends has no code) nor the kernel's out-of-memory killer has sent is
+    somebody else's, or the code's own: that shows when it happens again.
+    """
+    result = report.result
+    codes = exit_.codes or (exit_.code,)
+    is_killed = result.outcome == "crashed" and -signal.SIGKILL in codes
+    has_lost_worker = result.outcome == "host_oom" and _LOST_WORKER in (result.reason or "")
+    if (is_killed or has_lost_worker) and not exit_.was_oom_killed:
+        return note("measured_anew", why="killed")
+    remarks = () if result.measurement is None else result.measurement.remarks
+    return note("measured_anew", why="stopped") if any(one.code == "window_stopped" for one in remarks) else None
+
+
+def with_remark(report: RankReport, remark: Note) -> RankReport:
+    """The report with a further remark on its measurement; as it is where there is none."""
+    measured = report.result.measurement
+    if measured is None:
+        return report
+    return report.with_result(measurement=measured.model_copy(update={"remarks": (*measured.remarks, remark)}))

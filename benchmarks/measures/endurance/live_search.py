@@ -1,0 +1,206 @@
+"""A small real search by the command line in a folder of its own, and what of it can be seen from outside.
+
+Comes in: a folder. Goes out: its processes by their roles, how far it is, and what is wrong with what it has left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Literal
+
+import psutil
+
+from benchmarks import ROOT
+
+__all__ = [
+    "ROLES",
+    "STAGES",
+    "LiveSearch",
+    "Role",
+    "Stage",
+    "ended_trials",
+    "fault_of_folder",
+    "left_of",
+    "start_search",
+]
+
+Role = Literal["parent", "server", "rank", "worker", "all"]
+ROLES: tuple[Role, ...] = ("parent", "server", "rank", "worker", "all")
+Stage = Literal["start", "probe", "baseline", "trials", "confirmation", "end"]
+STAGES: tuple[Stage, ...] = ("start", "probe", "baseline", "trials", "confirmation", "end")
+
+_WORKLOAD = """
+import time
+import torch
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 2000
+    def __getitem__(self, index):
+        time.sleep(0.0005)
+        return torch.full((8,), float(index)), index % 2
+
+def model():
+    return torch.nn.Linear(8, 2)
+
+def loss(outputs, targets):
+    return torch.nn.functional.cross_entropy(outputs / 1e6, targets)
+
+def dataset():
+    return Data()
+"""
+_CONFIG = """
+workload: {model: "work.py:model", dataset: "work.py:dataset", loss: "work.py:loss"}
+baseline: {num_workers: 1}
+space: {num_workers: [1, 4], micro_batch_size: 32, grad_accum_steps: 1, amp_dtype: float32, prefetch_factor: [2, 4],
+        persistent_workers: true, intra_op_threads: null, pin_memory: false, in_order: true}
+search: {method: random}
+budget: {n_trials: 3, timeout_s: 40}
+device: cpu
+run_dir: run
+"""
+_TICK_S = 0.005
+_TORCHS_OWN = "torchinductor_"  # a cache of the user's, which torch makes when it is imported
+_ENDS_WITHIN_S = 240.0
+_GONE_WITHIN_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveSearch:
+    """A search that runs; its temporary files lie in `temporary`."""
+
+    folder: Path
+    process: subprocess.Popen[bytes]
+
+    @property
+    def run(self) -> Path:
+        """Its run folder."""
+        return self.folder / "run"
+
+    @property
+    def temporary(self) -> Path:
+        """What TMPDIR is to it."""
+        return self.folder / "temporary"
+
+    def processes(self, role: Role) -> list[psutil.Process]:
+        """Its living processes in a role; the parent's launcher forks ranks from the server."""
+        with suppress(psutil.Error):
+            parent = psutil.Process(self.process.pid)
+            below = parent.children()
+            servers = [one for one in below if "autotune.worker" in one.cmdline()]
+            ranks = [one for server in servers for one in server.children()]
+            workers = [one for rank in ranks for one in rank.children()]
+            everything = [parent, *parent.children(recursive=True)]
+            found = {"parent": [parent], "server": servers, "rank": ranks, "worker": workers, "all": everything}
+            return found[role]
+        return []
+
+    def wait_for(self, condition: Callable[[], bool]) -> bool:
+        """Wait until something holds; False where the search ended before."""
+        begun = monotonic()
+        while not condition():
+            if self.process.poll() is not None:
+                return False
+            if monotonic() - begun > _ENDS_WITHIN_S:
+                raise TimeoutError("the search did not come so far")
+            sleep(_TICK_S)
+        return True
+
+    def is_at(self, stage: Stage) -> bool:
+        """Whether it has come to a stage."""
+        first = {"probe": "probe", "baseline": "trial-000", "trials": "trial-001", "confirmation": "confirmation"}
+        if stage == "start":
+            return True
+        if stage == "end":
+            return (self.run / "summary.json").exists()
+        return any((self.run / "logs").glob(f"{first[stage]}*.log"))
+
+    def end(self) -> int:
+        """Wait for its end; its exit code."""
+        return self.process.wait(_ENDS_WITHIN_S)
+
+
+def start_search(folder: Path, environment: Mapping[str, str] | None = None, script: str = "") -> LiveSearch:
+    """Start the search in a folder, or go on with it; `script` is run in its process before."""
+    (folder / "work.py").write_text(_WORKLOAD)
+    (folder / "tune.yaml").write_text(_CONFIG)
+    (folder / "temporary").mkdir(exist_ok=True)
+    code = f"{script}\nfrom autotune.cli import main\nmain()"
+    command = ["-c", code] if script else ["-m", "autotune"]
+    with (folder / "output").open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, *command, "run", "tune.yaml", "--quiet"],
+            cwd=folder,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "TMPDIR": str(folder / "temporary"),
+                "XDG_CACHE_HOME": str(folder / "cache"),
+                **(environment or {}),
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    return LiveSearch(folder=folder, process=process)
+
+
+def ended_trials(run: Path) -> dict[int, str]:
+    """The lines of trials.jsonl that are whole, by their numbers, without further runs, which come later."""
+    found = {}
+    with suppress(FileNotFoundError):
+        for line in (run / "trials.jsonl").read_bytes().split(b"\n")[:-1]:
+            trial = json.loads(line)
+            del trial["repeats"]
+            found[int(trial["number"])] = json.dumps(trial, sort_keys=True)
+    return found
+
+
+def left_of(folder: Path, pids: Collection[int]) -> str | None:
+    """What of a search in a folder is left 5 s after its parent's end; None where it is gone."""
+    begun = monotonic()
+    while (running := _running_in(folder)) and monotonic() - begun < _GONE_WITHIN_S:
+        sleep(0.05)
+    if running:
+        return f"processes are left: {running}"
+    segments = [path.name for pid in pids for path in Path("/dev/shm").glob(f"torch_{pid}_*")]
+    return f"shared memory is left: {segments}" if segments else None
+
+
+def fault_of_folder(search: LiveSearch) -> str | None:
+    """What is wrong with the files of a search that has ended; None where nothing is."""
+    with closing(sqlite3.connect(search.run / "study.db")) as connection:
+        integrity = connection.execute("pragma integrity_check").fetchone()[0]
+    if integrity != "ok":
+        return f"study.db: {integrity}"
+    lines = (search.run / "trials.jsonl").read_text().splitlines()
+    numbers = [json.loads(line)["number"] for line in lines]
+    if len(set(numbers)) != len(numbers):
+        return f"trials.jsonl holds a number twice: {numbers}"
+    for name in ("summary.json", "environment.json"):
+        json.loads((search.run / name).read_text())
+    half = [path.name for path in search.run.iterdir() if path.suffix[1:].isdecimal()]
+    unwanted = [name for name in ("scratch", "payload") if (search.run / name).exists()]
+    temporary = [path.name for path in search.temporary.iterdir() if not path.name.startswith(_TORCHS_OWN)]
+    left = [*half, *unwanted, *temporary]
+    return f"files are left: {left}" if left else None
+
+
+def _running_in(folder: Path) -> list[str]:
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            is_living = process.status() != psutil.STATUS_ZOMBIE
+            if is_living and Path(process.cwd()) == folder and process.pid != os.getpid():
+                found.append(" ".join(process.cmdline()))
+    return found

@@ -1,0 +1,174 @@
+"""Whether a search outlasts a power cut at any moment: what it wrote is replayed up to there, and the search goes on.
+
+A case records one search with made-up trials, call by call, and tries some of its moments, drawn by the case's number
+and the calls' weight: half of them right after a sync or a rename. Each moment is tried with each Loss.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+import autotune
+from autotune.errors import AutotuneError
+from autotune.files.run_folder import read_summary
+from autotune.launch.launcher import Exit, Launch
+from autotune.records.trial import TrialRecord
+from autotune.testing import FakeLauncher
+from benchmarks import ROOT
+from benchmarks.measures.endurance.disk_log import LOSSES, Loss, Step, left_by_power_cut, record_steps
+from benchmarks.measures.endurance.part import Part
+from benchmarks.measures.part_guard import Figures
+
+__all__ = ["POWER_LOSS", "TellingLauncher", "fault_after_cut", "search_in"]
+
+_CASES, _MOMENTS = 40, 10
+_TRIALS = 5
+_SPACE = {"num_workers": [0, 2, 4], "micro_batch_size": [32, 64, 128], "amp_dtype": "float32", "pin_memory": False}
+_BOUNDARIES = {"sync", "sync names", "rename", "told"}
+
+
+@dataclass(slots=True)
+class TellingLauncher(FakeLauncher):
+    """Tells on standard output how many trials have ended before each one, and notes which it launches."""
+
+    names: list[str] = field(default_factory=list)
+    tells: bool = False
+
+    def launch(self, launch: Launch) -> Exit:
+        """Launch a made-up trial."""
+        self.names.append(launch.log.stem)
+        if self.tells and launch.log.stem.removeprefix("trial-").isdecimal():
+            os.write(1, f"{int(launch.log.stem.removeprefix('trial-'))}\n".encode())
+        return FakeLauncher.launch(self, launch)
+
+
+def search_in(folder: Path, launcher: FakeLauncher, seed: int) -> autotune.SearchResult:
+    """A small search with made-up trials."""
+    return autotune.search(
+        object,
+        list,
+        space=_SPACE,
+        n_trials=_TRIALS,
+        timeout_s=600.0,
+        method="random",
+        seed=seed,
+        launcher=launcher,
+        run_dir=folder,
+        progress=False,
+    )
+
+
+def fault_after_cut(folder: Path, told: Mapping[int, str], seed: int) -> str | None:
+    """What is lost in a folder that a cut has left, or goes wrong with it; None where all goes on as it should."""
+    try:
+        read_summary(folder)
+    except AutotuneError as error:
+        if len(str(error).splitlines()) > 1:
+            return f"a report refuses the folder in more than a line: {error}"
+    launcher = TellingLauncher()
+    try:
+        result = search_in(folder, launcher, seed)
+    except AutotuneError as error:
+        return f"the search does not go on: {error}"
+    found = {trial.number: _essence(trial) for trial in result.trials}
+    lost = sorted(number for number, essence in told.items() if found.get(number) != essence)
+    again = sorted({int(name[6:9]) for name in launcher.names if name[6:].isdecimal()} & {*told})
+    if lost or again:
+        return f"trials that had ended: lost {lost}, run again {again}"
+    return _fault_of_files(folder)
+
+
+def _fault_of_files(folder: Path) -> str | None:
+    """What is wrong with the files of a search that has ended."""
+    with closing(sqlite3.connect(folder / "study.db")) as connection:
+        integrity = connection.execute("pragma integrity_check").fetchone()[0]
+    if integrity != "ok":
+        return f"study.db: {integrity}"
+    numbers = [json.loads(line)["number"] for line in (folder / "trials.jsonl").read_text().splitlines()]
+    if len(set(numbers)) != len(numbers):
+        return f"trials.jsonl holds a number twice: {numbers}"
+    left = [path.name for path in folder.iterdir() if path.suffix[1:].isdecimal()]
+    if left:
+        return f"half-written files are left: {left}"
+    autotune.load(folder / "recommended.yaml")
+    return None
+
+
+def _essence(trial: TrialRecord) -> str:
+    """A trial without the further runs of it, which come later."""
+    return trial.model_dump_json(exclude={"repeats"})
+
+
+def _cases(is_quick: bool) -> Sequence[str]:
+    return [f"power_{number:03d}" for number in range(1 if is_quick else _CASES)]
+
+
+def _run(case: str, folder: Path) -> Figures:
+    if shutil.which("strace") is None:
+        return {"skipped": "strace is not there"}
+    seed = int(case[-3:])
+    command = [sys.executable, "-m", __name__, str(folder / "run"), str(seed)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    steps = record_steps(command, folder / "run", folder / "calls", environment)
+    whole = {record.number: _essence(record) for record in read_summary(folder / "run").trials}
+    tried, faults = 0, list[str]()
+    for end in _moments(steps, Random(seed)):
+        for loss in LOSSES:
+            fault = _try(steps[:end], folder / f"cut-{tried}", loss, whole, seed)
+            tried += 1
+            if fault is not None:
+                faults.append(f"{loss} lost after step {end} ({_say(steps[end - 1])}): {fault}")
+    found: Figures = {"steps": len(steps), "tried": tried, "faults": faults}
+    return found if not faults else {**found, "fault": faults[0]}
+
+
+def _try(steps: Sequence[Step], folder: Path, loss: Loss, whole: Mapping[int, str], seed: int) -> str | None:
+    left_by_power_cut(steps, folder, loss, Random(len(steps)))
+    ended = max((int(step.name) for step in steps if step.kind == "told"), default=0)
+    told = {number: whole[number] for number in range(ended)}
+    try:
+        return fault_after_cut(folder, told, seed)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is this moment's fault
+        return f"{type(error).__name__}: {error}"
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _moments(steps: Sequence[Step], random: Random) -> list[int]:
+    """Numbers of steps after which the power is cut."""
+    boundaries = [end for end in range(1, len(steps) + 1) if steps[end - 1].kind in _BOUNDARIES]
+    half = _MOMENTS // 2
+    return sorted({*random.sample(boundaries, half), *random.sample(range(1, len(steps) + 1), _MOMENTS - half)})
+
+
+def _say(step: Step) -> str:
+    return f"{step.kind} {step.name} {step.to}".strip()
+
+
+def _judge(cases: Mapping[str, Figures]) -> Figures:
+    tried = sum(case.get("tried", 0) for case in cases.values())
+    faults = sum(len(case.get("faults", [])) for case in cases.values())
+    kept = None if tried == 0 else faults == 0
+    return {"cuts": tried, "cuts_with_faults": faults, "promises": {"no finished trial is lost to a power cut": kept}}
+
+
+POWER_LOSS = Part(
+    proves="after a power cut at any moment, the same search goes on, and no trial that had ended is lost or run again",
+    cases=_cases,
+    run=_run,
+    judge=_judge,
+    limit_s=900.0,
+)
+"""What was not synced is dropped, whole or in part."""
+
+if __name__ == "__main__":
+    search_in(Path(sys.argv[1]), TellingLauncher(tells=True), int(sys.argv[2]))

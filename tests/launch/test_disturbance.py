@@ -1,0 +1,71 @@
+"""What somebody else does to a trial's processes is not taken for what its configuration does: it is run anew."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from autotune.launch.disturbance import disturbance_of
+from autotune.launch.launcher import Exit
+from autotune.note import note
+from autotune.protocol.jobs import WindowRules
+from autotune.protocol.reports import RankReport
+from autotune.records.trial import Outcome, TrialResult
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import Ref
+from tests.launch.conftest import Rig
+
+CODE = Path(__file__).with_name("user_disturbances.py")
+KILLED, STOPPED = note("measured_anew", why="killed"), note("measured_anew", why="stopped")
+LOST_WORKER = "a loader worker was killed: DataLoader worker (pid 7) is killed by signal: Killed. "
+
+
+@pytest.mark.parametrize(
+    ("what", "workers", "remark"),
+    [
+        ("killed_rank", 0, KILLED),
+        ("killed_rank", 1, KILLED),
+        ("killed_server", 0, KILLED),
+        ("stopped_rank", 0, STOPPED),
+        ("stopped_rank", 1, STOPPED),
+    ],
+    ids=["rank killed", "worker killed", "server killed", "rank stopped", "worker stopped"],
+)
+def test_a_trial_that_was_disturbed_is_measured_anew_and_says_so(
+    rig: Rig, what: str, workers: int, remark: object
+) -> None:
+    runner = rig.runner(model=_named("linear"), dataset=_named(what))
+    config = TrainingConfig(micro_batch_size=10, num_workers=workers)
+    result = runner.run(config, name="trial", deadline_s=120.0, window=WindowRules(max_s=1.0, precision=0.0))
+    assert result.outcome == "ok", result.reason
+    assert result.measurement is not None
+    assert result.measurement.remarks == (remark,)
+    assert Path("happened").exists()
+    assert (rig.folder / "trial-anew.log").exists()
+    assert not rig.left_over()
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code", "was_oom_killed", "expected"),
+    [
+        ("crashed", -signal.SIGKILL, False, KILLED),
+        ("crashed", -signal.SIGKILL, True, None),
+        ("crashed", -signal.SIGSEGV, False, None),
+        ("crashed", None, False, None),
+        ("host_oom", 0, False, KILLED),
+        ("host_oom", 0, True, None),
+        ("ok", -signal.SIGKILL, False, None),
+    ],
+)
+def test_only_a_kill_that_nobody_here_has_sent_is_somebody_elses(
+    outcome: Outcome, code: int | None, was_oom_killed: bool, expected: object
+) -> None:
+    report = RankReport(result=TrialResult(outcome=outcome, reason=LOST_WORKER))
+    exit_ = Exit(code=code, codes=(code,), was_oom_killed=was_oom_killed, wall_s=1.0)
+    assert disturbance_of(report, exit_) == expected
+
+
+def _named(name: str) -> Ref:
+    return Ref(target=f"{CODE}:{name}")

@@ -1,0 +1,51 @@
+"""A search whose trials somebody stops: the report says which, and what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import autotune
+from autotune.launch.launcher import Exit, Launch
+from autotune.note import note
+from autotune.protocol.disk import read_model, write_model
+from autotune.protocol.reports import RankReport
+from autotune.report.wording import say
+from autotune.testing import FakeLauncher
+from tests.factories.searches import NARROW
+
+STOPPED = note("window_stopped")
+
+
+@dataclass(slots=True)
+class StoppingLauncher(FakeLauncher):
+    """Its windows are stopped in some trials."""
+
+    stopped: set[str] = field(default_factory=set)
+    names: list[str] = field(default_factory=list)
+
+    def launch(self, launch: Launch) -> Exit:
+        self.names.append(launch.log.stem)
+        exit_ = FakeLauncher.launch(self, launch)
+        report = read_model(launch.folder.report, RankReport)
+        if launch.log.stem in self.stopped and report.result.measurement is not None:
+            measurement = report.result.measurement.model_copy(update={"remarks": (STOPPED,)})
+            write_model(launch.folder.report, report.with_result(measurement=measurement))
+        return exit_
+
+
+def test_a_stopped_window_is_measured_anew_and_one_that_is_stopped_again_is_told(tmp_path: Path) -> None:
+    launcher = StoppingLauncher(stopped={"trial-000", "trial-002", "trial-002-anew"})
+    result = autotune.search(
+        object, list, space=NARROW, n_trials=4, launcher=launcher, run_dir=tmp_path / "run", progress=False
+    )
+    assert [name for name in launcher.names if name.endswith("-anew")] == ["trial-000-anew", "trial-002-anew"]
+    told = [known.figures for known in result.summary.notes if known.code == "trial_disturbed"]
+    anew = note("measured_anew", why="stopped")
+    assert [(figures["number"], figures["remark"]["code"]) for figures in told] == [  # type: ignore[index,call-overload]
+        (0, anew.code),
+        (2, STOPPED.code),
+        (2, anew.code),
+    ]
+    assert "Trial 2: A process of the trial was stopped" in " ".join(map(say, result.summary.notes))
+    assert "the rate is too low by as much" in result.report().replace("\n", " ")

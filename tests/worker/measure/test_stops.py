@@ -1,0 +1,71 @@
+"""A stop of this process or of a child is seen, whenever it came within the watch, and only then."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from autotune.note import note
+from autotune.worker.measure.stops import StopProbe
+
+STOPPED = [note("window_stopped")]
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(["sleep", "60"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_what_goes_on_undisturbed_leaves_no_remark(child: subprocess.Popen[bytes]) -> None:
+    probe = StopProbe()
+    probe.start()
+    assert child.poll() is None
+    assert list(probe.stop()) == []
+
+
+def test_a_child_that_was_stopped_is_told_and_still_reaped_by_its_owner(child: subprocess.Popen[bytes]) -> None:
+    probe = StopProbe()
+    probe.start()
+    stop_and_go_on(child.pid)
+    assert list(probe.stop()) == STOPPED
+    child.kill()
+    assert child.wait() == -signal.SIGKILL
+
+
+def test_what_was_before_the_watch_does_not_count(child: subprocess.Popen[bytes]) -> None:
+    stop_and_go_on(child.pid)
+    probe = StopProbe()
+    probe.start()
+    assert list(probe.stop()) == []
+
+
+def test_a_stop_of_this_process_is_told_and_the_users_own_handler_is_called_and_kept() -> None:
+    calls = list[int]()
+
+    def own(number: int, _: object) -> None:
+        calls.append(number)
+
+    before = signal.signal(signal.SIGCONT, own)
+    try:
+        probe = StopProbe()
+        probe.start()
+        subprocess.run(["sh", "-c", f"kill -STOP {os.getpid()}; sleep 0.1; kill -CONT {os.getpid()}"], check=True)
+        assert list(probe.stop()) == STOPPED
+        assert calls == [signal.SIGCONT]
+        assert signal.getsignal(signal.SIGCONT) is own
+    finally:
+        signal.signal(signal.SIGCONT, before)
+
+
+def stop_and_go_on(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+    os.kill(pid, signal.SIGCONT)
+    os.waitid(os.P_PID, pid, os.WCONTINUED | os.WNOWAIT)
