@@ -9,6 +9,8 @@
 PYTHON ?= python3
 VENV := .venv
 INTEGRATIONS := .venv-integrations
+# Files with tests that run while no other does; to import all others takes half a minute.
+ALONE = $(shell grep -rlE 'mark\.(quiet|gpu)\b' --include='test_*.py' tests)
 # Frameworks that can't stand beside our torch: exports are held against the sources in their wheels.
 SOURCES := axolotl==0.19.0 mosaicml==0.32.1 ultralytics==8.4.190
 TENSORFLOW := .venv-tensorflow
@@ -57,7 +59,7 @@ test: $(READY)
 define run-tests
 	$(1)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m 'not quiet and not gpu and not integrations' \
 		--durations 15
-	$(1)/python -m pytest -m 'quiet or gpu' --durations 15
+	$(1)/python -m pytest -m 'quiet or gpu' --durations 15 $(ALONE)
 endef
 
 test-gpu: $(READY)

@@ -71,7 +71,7 @@ def search(command: list[str], fork_server: ForkServerLauncher) -> Search:
     """A short search, whose trials come from the server that all tests share."""
 
     def run(**changes: Any) -> SearchResult:
-        own: dict[str, Any] = {"n_trials": 2, "timeout_s": 40.0, "space": _SPACE}
+        own: dict[str, Any] = {"n_trials": 2, "timeout_s": 120.0, "space": _SPACE}
         own |= {"baseline": {"lr": 0.05, "num_workers": 3}, "run_dir": "run"}
         return autotune.search(
             command=command, device="cpu", progress=False, launcher=Hurried(fork_server), **(own | changes)

@@ -15,16 +15,16 @@ from tests.integrations.searches import Search
 
 @pytest.fixture
 def search(fork_server: ForkServerLauncher) -> Search:
-    """Trials in short windows, with what the objects say, and with another number of workers."""
+    """One trial in a short window, of what the objects say; another number of workers would be tried after it."""
 
-    def run(model: Any, data: Any, folder: Path, *, n_trials: int = 1, **options: Any) -> autotune.SearchResult:
+    def run(model: Any, data: Any, folder: Path, **options: Any) -> autotune.SearchResult:
         space = {"num_workers": [1, 2], "amp_dtype": "float32", "intra_op_threads": None, "grad_accum_steps": 1}
         rest = {"prefetch_factor": [None], "persistent_workers": True, "pin_memory": False}
         return autotune.search(
             model,
             data,
             space={**space, **rest, **options.pop("space", {})},
-            n_trials=n_trials,
+            n_trials=1,
             timeout_s=25,
             run_dir=folder,
             progress=False,

@@ -39,7 +39,7 @@ def test_a_stateful_loader_is_searched_with_as_it_is(tmp_path: Path, search: Sea
         from torchdata.stateful_dataloader import StatefulDataLoader
 
         loader = StatefulDataLoader(Pairs(), 12, shuffle=True, num_workers=1, persistent_workers=True)
-    result = search(nn.Linear(8, 3), loader, tmp_path, n_trials=2, space={"micro_batch_size": [12, 24]})
+    result = search(nn.Linear(8, 3), loader, tmp_path, space={"micro_batch_size": [12, 24]})
     assert (result.baseline.micro_batch_size, result.baseline.num_workers) == (12, 1)
     assert_runs(result)
     made = result.best.loader(loader)
