@@ -24,7 +24,7 @@ __all__ = ["NEIGHBOURS"]
 
 _TOGETHER = ("two on one folder", "two on one device", "readers while it runs")
 _QUICK = (*_TOGETHER, "folder: a question mark", "read-only checkout", "a user without a name", "umask 777")
-_ENDS_WITHIN_S = 240.0
+_ENDS_WITHIN_S = 500.0
 _BEGINS_WITHIN_S = 120.0
 _LONG = ("--set", "budget.n_trials=8", "--set", "space.num_workers=[0,1,2]")
 
@@ -177,5 +177,5 @@ NEIGHBOURS = Part(
     cases=lambda is_quick: _QUICK if is_quick else (*_TOGETHER, *PLACES),
     run=_run,
     judge=_judge,
-    limit_s=600.0,
+    limit_s=1200.0,
 )
