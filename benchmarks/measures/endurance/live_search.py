@@ -93,16 +93,14 @@ class LiveSearch:
 
     def processes(self, role: Role) -> list[psutil.Process]:
         """Its living processes in a role; the parent's launcher forks ranks from the server."""
-        with suppress(psutil.Error):
-            parent = psutil.Process(self.process.pid)
-            below = parent.children()
-            servers = [one for one in below if "autotune.worker" in one.cmdline()]
-            ranks = [one for server in servers for one in server.children()]
-            workers = [one for rank in ranks for one in rank.children()]
-            everything = [parent, *parent.children(recursive=True)]
-            found = {"parent": [parent], "server": servers, "rank": ranks, "worker": workers, "all": everything}
-            return found[role]
-        return []
+        if not psutil.pid_exists(self.process.pid):
+            return []
+        parent = psutil.Process(self.process.pid)
+        servers = [one for one in _children(parent) if _is_worker(one)]
+        ranks = [one for server in servers for one in _children(server)]
+        workers = [one for rank in ranks for one in _children(rank)]
+        everything = [parent, *_children(parent, recursive=True)]
+        return {"parent": [parent], "server": servers, "rank": ranks, "worker": workers, "all": everything}[role]
 
     def wait_for(self, condition: Callable[[], bool]) -> bool:
         """Wait until something holds; False where the search ended before."""
@@ -194,6 +192,18 @@ def fault_of_folder(search: LiveSearch) -> str | None:
     temporary = [path.name for path in search.temporary.iterdir() if not path.name.startswith(_TORCHS_OWN)]
     left = [*half, *unwanted, *temporary]
     return f"files are left: {left}" if left else None
+
+
+def _children(process: psutil.Process, *, recursive: bool = False) -> list[psutil.Process]:
+    with suppress(psutil.Error):  # it has ended
+        return process.children(recursive=recursive)
+    return []
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return "autotune.worker" in process.cmdline()
+    return False
 
 
 def _running_in(folder: Path) -> list[str]:
