@@ -25,6 +25,7 @@ from time import monotonic
 from typing import Any
 
 from benchmarks.measures.endurance.part import Part
+from benchmarks.measures.endurance.soak import SOAK
 from benchmarks.measures.part_guard import Figures, Keep, run_guarded
 from benchmarks.measures.recording import (
     Recording,
@@ -41,7 +42,9 @@ __all__ = ["PARTS", "go_on", "judged"]
 
 _BUDGET_S = 3600.0
 
-PARTS: Mapping[str, Part] = {}
+PARTS: Mapping[str, Part] = {
+    "soak": SOAK,
+}
 """In the order in which they run."""
 
 
