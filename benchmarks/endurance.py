@@ -28,6 +28,7 @@ from benchmarks.measures.endurance.kills import KILLS
 from benchmarks.measures.endurance.neighbours import NEIGHBOURS
 from benchmarks.measures.endurance.part import Part
 from benchmarks.measures.endurance.power_loss import POWER_LOSS
+from benchmarks.measures.endurance.soak import SOAK
 from benchmarks.measures.endurance.stops import STOPS
 from benchmarks.measures.part_guard import Figures, Keep, run_guarded
 from benchmarks.measures.recording import (
@@ -50,6 +51,7 @@ PARTS: Mapping[str, Part] = {
     "kills": KILLS,
     "power_loss": POWER_LOSS,
     "stops": STOPS,
+    "soak": SOAK,
 }
 """In the order in which they run."""
 

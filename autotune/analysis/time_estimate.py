@@ -40,6 +40,9 @@ _QUEUES_OF_A_TRIAL = 1 + QUEUES_OF_A_WINDOW
 """The warm-up drains one queue, and the window is at least two long (CONTRIBUTING, Rules of measuring)."""
 _MOST_RUNS, _FEWEST_RUNS = 4 * FEWEST_ROUNDS, 2 * FEWEST_ROUNDS
 """Runs of a confirmation: the baseline with three finalists, or with one."""
+_LATEST = 200
+"""Trials that tell what a trial takes: our own convention; asked for several times a trial, which must not take longer
+the more there were."""
 _EXPECTED_TRIALS = 12
 """Of a search that may stop by itself. Source: benchmarks/regret.py."""
 _EXPECTED_UNGUIDED_TRIALS = 20
@@ -71,12 +74,13 @@ class Pace:
 
 def typical_s(records: Sequence[TrialRecord]) -> float:
     """Seconds of a trial, from at least one record."""
-    return median(_taken_s(record) for record in records)
+    return median(_taken_s(record) for record in records[-_LATEST:])
 
 
 def typical_overhead_s(records: Sequence[TrialRecord]) -> float:
     """Seconds of a trial outside its window: build, loader's start, warm-up."""
-    beyond = [_taken_s(record) - _window_s(record) for record in records if record.measurement is not None]
+    latest = records[-_LATEST:]
+    beyond = [_taken_s(record) - _window_s(record) for record in latest if record.measurement is not None]
     return max(0.0, median(beyond)) if beyond else _FIRST_OVERHEAD_S
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from threading import Thread
 
 from autotune.analysis.decisions.run_spread import evidence_of_rounds, learn_spread, run_of
+from autotune.analysis.memory.growth import Room, creep_notes_of
 from autotune.api.caller import kept_interrupts, kept_random_state, without_interrupts
 from autotune.api.result import SearchResult, result_of
 from autotune.api.setup import opened_launcher, runner_for, warnings_in
@@ -236,7 +237,14 @@ def _summarise(search: Search, plan: Plan, sure: ConfirmationOutcome, interrupte
     space, ended = found.space, interrupted or found.ended_because
     assert ended is not None, "a search ends for a reason"  # noqa: S101 - our own bug
     measured = next((record.measurement for record in found.records if record.measurement is not None), None)
-    notes = (*found.notes, *sure.notes, *notes_of(search.runner.launcher))  # hosts come and go
+    chosen = select(found, sure)
+    room = Room(
+        limit_bytes=space.limit_bytes,
+        ram_bytes=space.environment.ram_bytes,
+        limit_is_ram=space.environment.has_only_ram,
+    )
+    creeps = creep_notes_of(found.records, chosen, room)
+    notes = (*found.notes, *sure.notes, *creeps, *notes_of(search.runner.launcher))  # hosts come and go
     return RunSummary(
         name=plan.name,
         objective=plan.objective,
@@ -250,7 +258,7 @@ def _summarise(search: Search, plan: Plan, sure: ConfirmationOutcome, interrupte
         memory_source="not measured" if measured is None else measured.memory.source,
         trials=found.records,
         run_spread=spread,
-        recommendation=select(found, sure),
+        recommendation=chosen,
         importances=search.study.importances(),
         notes=tuple(dict.fromkeys(notes)),
         stopped_because=ended,

@@ -11,6 +11,7 @@ from typing import cast
 from pydantic import JsonValue
 
 from autotune.analysis.forecast.expectation import copy_ceilings, device_ceiling, loader_ceiling
+from autotune.analysis.memory.growth import Room, creep_notes
 from autotune.analysis.scoring import memory_fault
 from autotune.diagnosis.advice import rank_advice
 from autotune.diagnosis.bottlenecks import find_bottlenecks
@@ -93,6 +94,12 @@ def _remarks(evidence: Evidence) -> Iterator[Note]:
     load = note_on_load(evidence.measurement.host_load)
     if load is not None:
         yield load
+    room = Room(
+        limit_bytes=evidence.limit_bytes,
+        ram_bytes=evidence.environment.ram_bytes,
+        limit_is_ram=evidence.environment.has_only_ram,
+    )
+    yield from creep_notes([evidence.measurement], room, "baseline")
     yield from evidence.measurement.remarks
     yield from evidence.curves.remarks
     curves = evidence.curves

@@ -5,9 +5,39 @@ Data alone: the worker measures it after a trial's window (worker/after_window/a
 
 from __future__ import annotations
 
+from typing import Literal
+
 from autotune.frozen import FrozenModel
 
-__all__ = ["Activations", "ModelState", "PairedRatio", "SavedBytes"]
+__all__ = ["Activations", "MemoryGrowth", "ModelState", "PairedRatio", "SavedBytes"]
+
+
+class MemoryGrowth(FrozenModel):
+    """How memory has grown in a window, from one stretch of it to the next; what came in its first third left out."""
+
+    kind: Literal["host", "device"]
+    """host: what the trial's process and its loader workers have resident beside files and shared memory; device: what
+    tensors take of the allocator's memory, of several devices together."""
+    bytes_per_batch: float
+    """Mean growth."""
+    half_width: float
+    """Half of its 95 % interval."""
+    batches: int
+    """Over which it was looked at."""
+    seconds: float
+    """That these took."""
+    last_bytes: int
+    """What was held at the end."""
+
+    @property
+    def low(self) -> float:
+        """The interval's lower end, in bytes a batch."""
+        return self.bytes_per_batch - self.half_width
+
+    @property
+    def high(self) -> float:
+        """The interval's upper end."""
+        return self.bytes_per_batch + self.half_width
 
 
 class SavedBytes(FrozenModel):

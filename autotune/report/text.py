@@ -12,6 +12,8 @@ __all__ = ["cut_middle", "one_line", "shorten", "without_controls"]
 
 def without_controls(text: str) -> str:
     """Foreign text without terminal escapes and other characters that don't print; line ends stay."""
+    if text.isprintable():  # as nearly all of a table's thousands of cells
+        return text
     lines = text.replace("\r\n", "\n").replace("\r", "\n")  # rich drops what stands before a carriage return
     plain = Text.from_ansi(lines.expandtabs(4)).plain
     return "".join(char for char in plain if char == "\n" or char.isprintable())

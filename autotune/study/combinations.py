@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations, product
 
+from autotune.frozen import compacted
 from autotune.note import Note, note
 from autotune.settings.search_space import IntRange, SettingValue
 from autotune.settings.training_config import TrainingConfig
@@ -45,7 +46,7 @@ class Candidates:
     _common: dict[TrainingConfig, Params] = field(init=False)
     """Candidates however the search goes."""
     _around: dict[tuple[TrainingConfig, int], dict[TrainingConfig, Params]] = field(default_factory=dict)
-    """Neighbours of what was among the best, by how many settings are varied."""
+    """Neighbours of what is among the best now, by how many settings are varied: each time it is thousands."""
     _spreads: dict[str, list[int]] = field(default_factory=dict)
     """Of each long range, by its name."""
 
@@ -64,8 +65,10 @@ class Candidates:
         """
         found = dict(self._common)
         if self.space.size > _ALL_UP_TO:
-            for place, config in enumerate(best):
-                for neighbour, params in self._neighbours(config, 2 if place == 0 else 1).items():
+            wanted = [(config, 2 if place == 0 else 1) for place, config in enumerate(best)]
+            self._around = {key: around for key, around in self._around.items() if key in wanted}
+            for config, most in wanted:
+                for neighbour, params in self._neighbours(config, most).items():
                     found.setdefault(neighbour, params)
         return [(params, config) for config, params in found.items()]
 
@@ -98,7 +101,7 @@ class Candidates:
         found: dict[TrainingConfig, Params] = {}
         for params in candidates:
             if (config := compose_allowed(params, self.space)) is not None:
-                found.setdefault(config, params)
+                found.setdefault(compacted(config), params)
         return found
 
 

@@ -13,6 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from autotune.analysis.memory.lines import UNKNOWN_EXCESS_FRACTION
 from autotune.analysis.rates import mean_rate
+from autotune.frozen import compacted
 from autotune.note import Note
 from autotune.records.trial import OUT_OF_MEMORY, TrialRecord, TrialResult
 from autotune.settings.search_space import Choices, Domain, IntRange
@@ -84,8 +85,9 @@ def read_records(study: optuna.Study) -> list[TrialRecord]:
         trial for trial in study.get_trials(deepcopy=False) if _RECORD in trial.user_attrs and trial.state.is_finished()
     ]
     trials.sort(key=lambda trial: trial.user_attrs.get(_PLACE, -1))
-    records = [TrialRecord.model_validate_json(trial.user_attrs[_RECORD]) for trial in trials]
-    return [record.model_copy(update={"repeats": _read_repeats(study, record.number)}) for record in records]
+    records = [compacted(TrialRecord.model_validate_json(trial.user_attrs[_RECORD])) for trial in trials]
+    attributes = study.user_attrs  # each look is a query
+    return [_with_repeats(record, attributes) for record in records]
 
 
 def tell_kept(study: optuna.Study) -> None:
@@ -107,8 +109,10 @@ def begun_params(trial: FrozenTrial) -> dict[str, Any]:
 
 def lacks_baseline(study: optuna.Study) -> bool:
     """Whether the first trial, the baseline, was interrupted or failed: then nothing in the study can be used."""
-    baseline = next((record for record in read_records(study) if record.number == 0), None)
-    return bool(study.trials) and (baseline is None or baseline.outcome in {"crashed", "invalid"})
+    trials = study.get_trials(deepcopy=False)
+    ended = (trial.user_attrs.get(_RECORD) for trial in trials[:1] if trial.state.is_finished())
+    baseline = next((TrialRecord.model_validate_json(record) for record in ended if record is not None), None)
+    return bool(trials) and (baseline is None or baseline.outcome in {"crashed", "invalid"})
 
 
 def carried(attributes: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,9 +140,10 @@ def write_repeats(study: optuna.Study, record: TrialRecord) -> None:
     study.set_user_attr(f"{_REPEATS}{record.number}", [run.model_dump_json() for run in record.repeats])
 
 
-def _read_repeats(study: optuna.Study, number: int) -> tuple[TrialResult, ...]:
-    written = study.user_attrs.get(f"{_REPEATS}{number}", [])
-    return tuple(map(TrialResult.model_validate_json, written))
+def _with_repeats(record: TrialRecord, attributes: Mapping[str, Any]) -> TrialRecord:
+    written = attributes.get(f"{_REPEATS}{record.number}", [])
+    repeats = tuple(compacted(TrialResult.model_validate_json(run)) for run in written)
+    return record.model_copy(update={"repeats": repeats}) if repeats else record
 
 
 def tell_record(study: optuna.Study, trial: optuna.Trial, record: TrialRecord, reference_rate: float | None) -> None:

@@ -17,6 +17,7 @@ from optuna.trial import TrialState
 
 from autotune.analysis.decisions.run_spread import assumed_spread, spread_of_repeats
 from autotune.errors import ConfigError
+from autotune.frozen import compacted
 from autotune.note import Note
 from autotune.records.run_spread import RunSpread
 from autotune.records.trial import Score, TrialRecord, TrialResult
@@ -231,7 +232,7 @@ class Study:
 
     def tell(self, trial: Trial, result: TrialResult, score: Score | None) -> TrialRecord:
         """Record how a trial ended, here and in Optuna's study; once this returns, no power cut loses it."""
-        record = TrialRecord(number=trial.number, config=trial.config, result=result, score=score)
+        record = compacted(TrialRecord(number=trial.number, config=trial.config, result=result, score=score))
         key = self._key(trial.config)
         with guarded():
             _, asked = self._running[key]
@@ -245,7 +246,7 @@ class Study:
     def add_run(self, number: int, result: TrialResult) -> TrialRecord:
         """Record a further run of a finished trial's settings."""
         key, record = next((key, record) for key, record in self._records.items() if record.number == number)
-        record = record.model_copy(update={"repeats": (*record.repeats, result)})
+        record = record.model_copy(update={"repeats": (*record.repeats, compacted(result))})
         with guarded():
             written.write_repeats(self.optuna_study, record)
             keep_on_disk(self._storage)

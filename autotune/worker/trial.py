@@ -36,6 +36,7 @@ from autotune.worker.measure.conditions import ConditionsProbe, Others
 from autotune.worker.measure.feed import Delivery, Feed
 from autotune.worker.measure.host_load import HostLoadProbe
 from autotune.worker.measure.loop import Run, measure_window, warm_up
+from autotune.worker.measure.memory_watch import MemoryWatch
 from autotune.worker.measure.nvml import Gpu, gpus_of
 from autotune.worker.measure.step import Trainer, open_trainer
 from autotune.worker.measure.stops import StopProbe
@@ -175,7 +176,7 @@ def measure(
     run.scale = run.trainer.scaler.get_scale()
     gpus = gpus_used(device)  # NVML first: its start lets the queue fill
     busy, conditions = BusyProbe(gpus), ConditionsProbe(gpus, start.before, has_cuda=device.kind == "cuda")
-    host, stops = HostLoadProbe(), StopProbe()
+    host, stops, memory_watch = HostLoadProbe(), StopProbe(), MemoryWatch(device)
     run.tokens = token_count(first.batch, first.samples)
     warmed = warm_up(run, rules, first)
     retries = device.alloc_retries()  # of the window alone: retries while the allocator settles are no fault
@@ -184,11 +185,16 @@ def measure(
         if run.tokens is not None:
             run.tokens.begin_window()
         stops.start()
+        memory_watch.start()
         host.start()
         conditions.start()
         busy.start()  # last, as it ends first: the other calls to NVML lie outside its span
 
-    window = measure_window(run, rules, warmed, at_edge, on_block)
+    def after_block(block: Block) -> None:
+        memory_watch.after(block)
+        on_block(block)
+
+    window = measure_window(run, rules, warmed, at_edge, after_block)
     stopped = tuple(stops.stop())
     blocks, ddp = window.blocks, run.trainer.config.ddp
     wait_fraction = min(1.0, sum(block.data_wait_s for block in blocks) / sum(block.seconds for block in blocks))
@@ -213,6 +219,7 @@ def measure(
         loss=float(run.loss),
         skipped_steps=run.skipped_steps,
         tokens=None if run.tokens is None else run.tokens.figures(),
+        growth=memory_watch.growth(),
         remarks=(*ineffective, *stopped, *(() if found is None else remarks_on(found))),
     )
 

@@ -154,3 +154,11 @@ def test_a_combination_is_composed_once(monkeypatch: pytest.MonkeyPatch) -> None
     for _ in range(3):
         candidates.near([BEST])
     assert len(seen) == len(set(seen)) == 3 * 3 * 2 * 2
+
+
+def test_neighbours_of_what_is_not_among_the_best_any_more_are_not_kept() -> None:
+    candidates = Candidates(LARGE, 0)
+    leaders = [BEST.model_copy(update={"micro_batch_size": size}) for size in (16, 32, 64, 128)]
+    for leader in leaders:
+        candidates.near([leader])
+    assert [config for config, _ in candidates._around] == leaders[-1:]

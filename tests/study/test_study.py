@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import gc
 import sqlite3
 import stat
+import tracemalloc
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -612,3 +614,23 @@ def test_a_study_that_was_killed_before_it_knew_its_search_is_begun_anew(
 
 def interrupt(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
+
+
+def test_a_trial_adds_at_most_30_kib_to_the_memory_of_the_parent() -> None:
+    space = make_fake_space(micro_batch_size=list(range(1, 65)), num_workers=[0, 1, 2, 4])
+    study = Study.open(None, space, identity=IDENTITY, seed=0, method="random")
+    written = TrialResult(outcome="ok", measurement=make_measurement()).model_dump_json()
+    count = 40
+
+    def held_bytes_after_trials() -> int:
+        for _ in range(count):
+            trial = study.ask()
+            assert trial is not None
+            study.tell(trial, TrialResult.model_validate_json(written), Score(value=1.0, feasible=True))
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    before, after = held_bytes_after_trials(), held_bytes_after_trials()  # the first hold what is held once
+    tracemalloc.stop()
+    assert (after - before) / count < 30 * 2**10

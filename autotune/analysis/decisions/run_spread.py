@@ -119,7 +119,7 @@ def learn_spread(prior: RunSpread, evidence: Iterable[SpreadEvidence | None]) ->
 
 def spread_of_repeats(prior: RunSpread, groups: Iterable[Sequence[Measurement]]) -> RunSpread:
     """What is known once groups of runs, each of the same settings, were measured."""
-    return learn_spread(prior, (evidence_of(list(map(run_of, group))) for group in groups))
+    return learn_spread(prior, (evidence_of(list(map(run_of, group))) for group in groups if len(group) > 1))
 
 
 def rate_of_runs(runs: Sequence[Measurement], spread: RunSpread) -> Rate:

@@ -57,6 +57,9 @@ _FEW_WORKERS = 4
 """As many as these are measured with, where the cores suffice: our own convention."""
 _FASTEST_PRECISION = 8.0
 """Times float32's rate, where there are tensor cores: our own convention."""
+_MOST_TRIALS = 160
+"""Trials that a model of rates is made from: our own convention, four times what a search makes by itself. A fit takes
+time by the cube of their number, and each forecast memory in proportion."""
 Side = Literal["loader", "device", "copy"]
 
 
@@ -140,8 +143,9 @@ def rate_observations(
     """Every trial that measured something, and every side that was measured alone.
 
     A trial may have measured its own sides too, as the baseline does. That was another process than the curves', so
-    that the two show how far processes differ.
+    that the two show how far processes differ. Of more trials than a fit can take, those that tell most.
     """
+    records = _most_telling(records)
     for record in records:
         yield from _runs_of(record)
     sides: list[tuple[Side, TrainingConfig, Ceiling | None, float | None]]
@@ -156,6 +160,18 @@ def rate_observations(
             yield replace(seen, cpu_s_per_sample=cpu_s)
 
 
+def _most_telling(records: Sequence[TrialRecord]) -> Sequence[TrialRecord]:
+    """All, or of many the first, the fastest and the latest, in their order: what is sought is near the fastest."""
+    if len(records) <= _MOST_TRIALS:
+        return records
+    rates = {place: rate for place, record in enumerate(records) if (rate := observed_rate(record)) is not None}
+    fastest = sorted(rates, key=rates.__getitem__, reverse=True)[: _MOST_TRIALS // 2]
+    kept = {0, *fastest}
+    latest = [place for place in reversed(range(len(records))) if place not in kept]
+    kept.update(latest[: _MOST_TRIALS - len(kept)])
+    return [records[place] for place in sorted(kept)]
+
+
 def side_observation(
     side: Side, config: TrainingConfig, samples_per_s: float, device_kind: str, own_sd: float = 0.0
 ) -> Observation:
@@ -166,8 +182,9 @@ def side_observation(
 
 def observed_rate(record: TrialRecord) -> float | None:
     """The rate that a trial measured, stopped early or not, in samples per second; None without one."""
-    first = next(_runs_of(record), None)
-    return None if first is None else first.samples_per_s
+    if record.measurement is not None:
+        return record.measurement.samples_per_s
+    return mean_rate(record.result.blocks)[0] if record.result.blocks else None
 
 
 def mean_log_rates(records: Sequence[TrialRecord]) -> dict[int, float]:

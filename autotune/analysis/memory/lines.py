@@ -35,6 +35,10 @@ UNKNOWN_EXCESS_FRACTION = 0.25
 """By how much a trial is taken to have passed the limit that ran out of memory without saying how much was missing: our
 own convention."""
 
+_MOST_PEAKS = 240
+"""Peaks that a model of memory is made from: our own convention, those of more trials than a search makes by itself.
+Each configuration that is asked about is compared with all of them."""
+
 
 def memory_of_trials(
     looks: Sequence[ConfiguredPoint], records: Sequence[TrialRecord], limit_bytes: int, *, limit_is_ram: bool
@@ -56,7 +60,17 @@ def memory_of_trials(
         elif record.measurement is not None or is_out:
             excess = UNKNOWN_EXCESS_FRACTION if record.measurement is not None or violation is None else violation
             peaks.append(Peak(record.config, int(limit_bytes * (1 + excess)), "least"))
-    return MemoryModel(observed=peaks, has_workers_in_ram=limit_is_ram)
+    return MemoryModel(observed=_most_telling(peaks), has_workers_in_ram=limit_is_ram)
+
+
+def _most_telling(peaks: list[Peak]) -> list[Peak]:
+    """All peaks, or of many the highest, which are nearest to the limit, and the latest, in their order."""
+    if len(peaks) <= _MOST_PEAKS:
+        return peaks
+    by_height = sorted(range(len(peaks)), key=lambda place: peaks[place].peak_bytes, reverse=True)
+    kept = set(by_height[: _MOST_PEAKS // 2])
+    kept.update([place for place in reversed(range(len(peaks))) if place not in kept][: _MOST_PEAKS - len(kept)])
+    return [peaks[place] for place in sorted(kept)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

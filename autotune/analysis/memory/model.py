@@ -41,6 +41,9 @@ convention."""
 _ROUNDS = 6
 """Of fitting and learning the spread in turns: on the surfaces nothing changes by 1 % any more."""
 
+_AT_ONCE = 512
+"""Configurations that are compared with all peaks at once: our own convention, which bounds what that takes."""
+
 
 class Peak(NamedTuple):
     """Peak memory of a configuration."""
@@ -169,6 +172,10 @@ class MemoryModel:
         Otherwise a batch that fits narrowly would stay uncertain after it was measured. A batch of k times the samples
         takes k times the memory at the most.
         """
+        parts = (configs[begin : begin + _AT_ONCE] for begin in range(0, len(configs), _AT_ONCE))
+        return np.concatenate([np.empty(0), *(self._chances(part, limit_bytes) for part in parts)])
+
+    def _chances(self, configs: Sequence[TrainingConfig], limit_bytes: int) -> Floats:
         from scipy.special import ndtr
 
         expected, sd = self.expect(configs)
@@ -177,7 +184,8 @@ class MemoryModel:
         growth = np.maximum(1.0, asked[:, None, _BATCH] / seen[:, _BATCH])
         fits = np.all(asked[:, None, 1:] <= seen[:, 1:], axis=2) & (growth * peaks <= limit_bytes)
         fails = np.all(asked[:, None] >= seen, axis=2) & (peaks > limit_bytes)
-        return np.where(fits.any(axis=1) & ~fails.any(axis=1), 1.0, ndtr((limit_bytes - expected) / sd))
+        chances = np.where(fits.any(axis=1) & ~fails.any(axis=1), 1.0, ndtr((limit_bytes - expected) / sd))
+        return np.asarray(chances, dtype=np.float64)
 
     @cached_property
     def _units(self) -> tuple[float, int]:
@@ -242,7 +250,7 @@ def _rising_mean(precision: Floats, pull: Floats) -> Floats:
         kept = kept[kept != lowest]
 
 
-@lru_cache(maxsize=16_384)
+@lru_cache(maxsize=8192)
 def _values(config: TrainingConfig) -> tuple[float, ...]:
     """The columns of one configuration; cached, since a proposal asks for thousands of the same ones."""
     return tuple(column(config) for column in _COLUMNS)

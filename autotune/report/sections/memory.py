@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from autotune.analysis.memory.growth import Room, kinds_not_excluded, runs_of
 from autotune.analysis.memory.lines import MemoryLine, memory_kind, memory_lines
 from autotune.records.run_summary import RunSummary
 from autotune.records.stress_check import Load, load_of
 from autotune.report.blocks import Bullets, Section, Table, tabulate
+from autotune.report.wording.catalogue import fill
 from autotune.report.wording.names import name_group
 from autotune.report.wording.say import say
 from autotune.report.wording.units import NO_VALUE, format_bytes_beside, format_count, show
@@ -59,8 +61,18 @@ def describe_group(own: Sequence[MemoryLine], lines: Sequence[MemoryLine]) -> st
 def memory_table(summary: RunSummary, lines: Sequence[MemoryLine]) -> tuple[Table, Bullets]:
     """Each line in a row, and what is to know of them."""
     remarks = (_REMARK, *_workers(lines)) if lines else ()
+    remarks += tuple(_say_not_excluded(summary))
     table = tabulate(_row(line, lines, summary.limit_bytes) for line in lines)
     return table, Bullets(sentences=remarks, is_remark=True)
+
+
+def _say_not_excluded(summary: RunSummary) -> Iterator[str]:
+    """Whose windows were too short to tell that memory does not grow to the limit within a day."""
+    environment, chosen = summary.environment, summary.recommendation
+    room = Room(limit_bytes=summary.limit_bytes, ram_bytes=environment.ram_bytes, limit_is_ram=environment.has_only_ram)
+    runs = runs_of(0 if chosen is None else chosen.number, summary.trials, chosen)
+    if kinds := kinds_not_excluded(runs, room):
+        yield fill("growth_not_excluded", {"kinds": list(kinds)})
 
 
 def stress_section(summary: RunSummary) -> Section:

@@ -16,7 +16,7 @@ from autotune.records.precision_check import PrecisionFigures, objection, shortf
 from autotune.records.recommendation import Confirmation
 from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import RunSummary
-from autotune.records.trial import Outcome, TrialRecord
+from autotune.records.trial import Outcome, TrialRecord, score_value
 from autotune.report.blocks import Bullets, Section, Table, Trace, tabulate
 from autotune.report.figures import role_of
 from autotune.report.text import cut_middle, one_line, shorten, without_controls
@@ -30,6 +30,9 @@ __all__ = ["confirmation_section", "failure_section", "precision_section", "tria
 _LONGEST_REASON = 160  # cells of a table, our convention; "Failures" has the whole
 _LONGEST_MESSAGE = 2000  # characters, our convention: an exception's message may hold a whole tensor
 _LONGEST_TRACEBACK = 20_000  # characters: some 250 lines, more than a traceback without recursion has
+_MOST_SHOWN = (
+    200  # rows of the table of trials, our convention: some four pages; five times what a search runs by itself
+)
 _NUMBERS_SHOWN = 3  # trials of a failure that are named: our convention
 _OWN_REASON_EACH: frozenset[Outcome] = frozenset({"crashed", "invalid"})
 """Outcomes whose reasons name different faults; elsewhere reasons differ in their figures alone."""
@@ -43,16 +46,35 @@ _PRECISION_REMARK = (
 
 
 def trial_section(summary: RunSummary, table: Table) -> Section:
-    """Every trial, and where the column "busy" comes from."""
-    sources = _busy_sources((trial.number, trial.measurement) for trial in summary.trials)
-    return Section(title="Trials, each as the search measured it", blocks=(table, sources))
+    """The trials of the table, how many it leaves out, and where the column "busy" comes from."""
+    sources = _busy_sources((trial.number, trial.measurement) for trial in _shown(summary))
+    counts = {"shown": len(table.rows), "trials": len(summary.trials)}
+    left_out = (fill("trials_left_out", counts),) if len(table.rows) < len(summary.trials) else ()
+    blocks = (table, Bullets(sentences=left_out, is_remark=True), sources)
+    return Section(title="Trials, each as the search measured it", blocks=blocks)
 
 
 def trial_table(summary: RunSummary) -> Table:
-    """Every trial in a row."""
-    kinds = [role_of(trial.number, summary) or ("" if trial.is_feasible else "failed") for trial in summary.trials]
-    rows = (_trial(trial, summary) for trial in summary.trials)
+    """Every trial in a row; of many those that tell most."""
+    trials = _shown(summary)
+    kinds = [role_of(trial.number, summary) or ("" if trial.is_feasible else "failed") for trial in trials]
+    rows = (_trial(trial, summary) for trial in trials)
     return _with_interval_named(tabulate(rows, _HEADS, kinds=kinds, optional=_ENERGY), summary)
+
+
+def _shown(summary: RunSummary) -> list[TrialRecord]:
+    """All trials, or of many those with a role, those that were confirmed, the best, and the first that failed."""
+    trials, found = summary.trials, summary.recommendation
+    if len(trials) <= _MOST_SHOWN:
+        return list(trials)
+    entrants = () if found is None else found.confirmations
+    named = {0, *(entrant.number for entrant in entrants)} | ({found.number} if found is not None else set())
+    best = sorted((trial for trial in trials if trial.is_feasible), key=score_value, reverse=True)
+    failed = [trial for trial in trials if not trial.is_feasible]
+    first, fewest_best = [trial for trial in trials if trial.number in named], _MOST_SHOWN - _MOST_SHOWN // 4
+    telling = [*first, *best[:fewest_best], *failed, *best[fewest_best:]]
+    numbers = set([*dict.fromkeys(trial.number for trial in telling)][:_MOST_SHOWN])
+    return [trial for trial in trials if trial.number in numbers]
 
 
 def confirmation_section(summary: RunSummary) -> Section:

@@ -83,13 +83,15 @@ class Proposer(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SamplerProposer:
     """Leaves every proposal to the study's sampler; it measures, skips, prunes and ends nothing."""
 
     study: Study
     has_model: bool = field(default=False, init=False)
     is_informed: bool = field(default=False, init=False)
+    _believed: tuple[int, Mapping[int, float]] = field(default=(-1, {}), init=False)
+    """The latest, and the number of runs that it was made from: it is asked for several times a trial."""
 
     def prepare(self, _runner: TrialRunner, _deadline_s: float, _ceilings: CeilingBook) -> None:
         """Nothing to measure."""
@@ -117,7 +119,10 @@ class SamplerProposer:
 
     def believed(self) -> Mapping[int, float]:
         """The mean of a trial's runs."""
-        return mean_log_rates(self.study.ended)
+        runs = sum(1 + len(record.repeats) for record in self.study.ended)
+        if self._believed[0] != runs:
+            self._believed = runs, mean_log_rates(self.study.ended)
+        return self._believed[1]
 
     def can_win(self, _best: TrialRecord | None) -> None:
         """Not known."""

@@ -139,6 +139,16 @@ class Device:
             return sample
         return sample.model_copy(update={"alloc_retries": retries - retries_before})
 
+    def allocated_bytes(self) -> int | None:
+        """What tensors take now of the allocators' memory, of all devices; None without own memory, or where unknown.
+
+        Waits for nothing.
+        """
+        if not self.has_own_memory:
+            return None
+        held: list[Any] = [self._ask("memory_allocated", device) for device in self.devices]
+        return None if None in held else sum(held)
+
     def _peak_of(self, device: torch.device) -> MemorySample:
         reserved, outside = int(self.module.max_memory_reserved(device)), self._outside_bytes(device)
         return MemorySample(

@@ -187,3 +187,16 @@ def test_cudnns_timing_which_one_process_can_not_compare_is_left_to_trials() -> 
     space = make_space(has_convolutions=True, has_fixed_shapes=True)
     assert True in space.domains["cudnn_benchmark"]
     assert not any(one.cudnn_benchmark for one in device_variations(space))
+
+
+def test_of_thousands_of_trials_the_first_the_fastest_and_the_latest_are_observed() -> None:
+    def rate(number: int) -> float:
+        return 9000.0 - number if 100 <= number < 150 else 100.0 + number / 1000
+
+    records = [
+        make_record(number, result=TrialResult(outcome="ok", measurement=make_measurement(rate(number))))
+        for number in range(600)
+    ]
+    seen = [one.samples_per_s for one in runs_of(*records)]
+    assert {rate(0), *map(rate, range(100, 150)), *map(rate, range(550, 600))} <= {*seen}
+    assert len(seen) == 160

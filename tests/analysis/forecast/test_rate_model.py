@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from collections.abc import Sequence
 from itertools import product
 from math import exp, hypot
@@ -468,3 +469,19 @@ def test_without_a_look_at_copies_nothing_is_known_of_them() -> None:
     assert np.isinf(known.copy).all()
     assert (known.copy_sd == 0).all()
     assert rates(known)[0] == pytest.approx(rates(known)[1], rel=0.02)
+
+
+def test_what_a_forecast_holds_at_once_does_not_grow_with_the_configurations() -> None:
+    seen = [run(1000.0 + workers, config(workers, batch)) for workers in range(8) for batch in (8, 16, 32, 64)]
+    asked = [config(workers, batch) for workers in range(16) for batch in range(1, 257)]
+    model = RateModel(seen, MANY_CORES, STEADY)
+    model.forecast(asked)  # the fit, and what is cached of each
+
+    def peak_bytes(count: int) -> int:
+        tracemalloc.start()
+        model.forecast(asked[:count])
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return peak
+
+    assert peak_bytes(len(asked)) < 2 * peak_bytes(len(asked) // 8)

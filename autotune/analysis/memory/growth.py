@@ -1,0 +1,154 @@
+"""Whether memory creeps: how it grows from stretch to stretch of a window, and when it would reach the limit. Pure.
+
+Comes in: what was held after so many batches, and the runs of a configuration. Goes out: a MemoryGrowth, and notes.
+
+A heap that fills in the first seconds is no creep, and allocators grow in steps. So a window's first third does not
+count, and the growths of its stretches are taken for independent: a single step leaves zero inside the interval of
+their mean, a leak, which adds as much in each, does not. Nor does a dataset that is being cached, which ends with the
+first epoch: a window that lies in it says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from math import sqrt
+from statistics import fmean, stdev
+from typing import Literal
+
+from autotune.analysis.statistics import t_95
+from autotune.note import Note, note
+from autotune.records.measurement import Measurement
+from autotune.records.memory import MemoryGrowth
+from autotune.records.recommendation import Recommendation
+from autotune.records.trial import TrialRecord
+
+__all__ = ["Room", "creep_notes", "creep_notes_of", "growth_of", "kinds_not_excluded", "runs_of"]
+
+_LEFT_OUT_SHARE = 1 / 3
+_MOST_STRETCHES, _FEWEST_STRETCHES = 10, 4
+"""Of a window: ten as for its rate (analysis/statistics); with fewer than four the interval says nothing."""
+_TOLD_WITHIN_S = 7 * 24 * 3600.0
+"""A growth that reaches the limit no sooner is not told: our own convention, longer than most runs between restarts."""
+_EXCLUDED_FOR_S = 24 * 3600.0
+"""Training that a window must show to be safe from growth, else that is said: our own convention, a day."""
+Kind = Literal["host", "device"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """Memory that a configuration may still take."""
+
+    limit_bytes: int
+    """Of the device as a whole, or of RAM where that is what the limit is on."""
+    ram_bytes: int
+    limit_is_ram: bool
+
+    def left_bytes(self, run: Measurement, growth: MemoryGrowth) -> float:
+        """Bytes that are left of a kind, after the run's peak."""
+        if growth.kind == "device" or self.limit_is_ram:
+            return max(0.0, self.limit_bytes - run.peak_memory_bytes)
+        return max(0.0, self.ram_bytes - growth.last_bytes)
+
+
+def growth_of(kind: Kind, points: Sequence[tuple[int, int]], seconds: float) -> MemoryGrowth | None:
+    """How memory grows; None where there are too few points to tell.
+
+    Args:
+        kind: Whose memory it is.
+        points: batches so far, and bytes held then, in the order in which they were read.
+        seconds: from the first point to the last.
+    """
+    kept = points[int(len(points) * _LEFT_OUT_SHARE) :]
+    stretches = min(_MOST_STRETCHES, len(kept) - 1)
+    if stretches < _FEWEST_STRETCHES:
+        return None
+    edges = [kept[round(place * (len(kept) - 1) / stretches)] for place in range(stretches + 1)]
+    rates = [(later[1] - earlier[1]) / max(1, later[0] - earlier[0]) for earlier, later in pairwise(edges)]
+    batches, all_batches = edges[-1][0] - edges[0][0], points[-1][0] - points[0][0]
+    return MemoryGrowth(
+        kind=kind,
+        bytes_per_batch=fmean(rates),
+        half_width=t_95(stretches - 1) * stdev(rates) / sqrt(stretches),
+        batches=batches,
+        seconds=seconds * batches / max(1, all_batches),
+        last_bytes=edges[-1][1],
+    )
+
+
+def runs_of(number: int, trials: Sequence[TrialRecord], chosen: Recommendation | None) -> list[Measurement]:
+    """All runs of a trial's settings, those of the confirmation among them."""
+    runs = [run for trial in trials if trial.number == number for run in trial.runs]
+    entrants = () if chosen is None else chosen.confirmations
+    return runs + [run for entrant in entrants if entrant.number == number for run in entrant.runs]
+
+
+def creep_notes_of(trials: Sequence[TrialRecord], chosen: Recommendation | None, room: Room) -> tuple[Note, ...]:
+    """What is told of the recommended settings, and of the baseline where that is another trial."""
+    numbers = {0: "baseline", **({} if chosen is None else {chosen.number: "recommended"})}
+    found = (creep_notes(runs_of(number, trials, chosen), room, whose) for number, whose in numbers.items())
+    return tuple(chain.from_iterable(found))
+
+
+def creep_notes(runs: Sequence[Measurement], room: Room, whose: str) -> tuple[Note, ...]:
+    """A note for each kind of memory that grows in most runs of a configuration, and would reach its limit in a week.
+
+    `whose`: "baseline" or "recommended".
+    """
+    return tuple(_note(run, growth, room, whose) for run, growth in _typical(runs) if _creeps(runs, room, growth.kind))
+
+
+def kinds_not_excluded(runs: Sequence[Measurement], room: Room) -> tuple[Kind, ...]:
+    """Kinds of memory that don't show a creep, but may grow to the limit within a day for all that the windows tell."""
+    return tuple(
+        growth.kind
+        for run, growth in _typical(runs)
+        if not _creeps(runs, room, growth.kind)
+        and growth.high * _EXCLUDED_FOR_S * _batches_per_s(growth) > room.left_bytes(run, growth)
+    )
+
+
+def _typical(runs: Sequence[Measurement]) -> Iterator[tuple[Measurement, MemoryGrowth]]:
+    """Of each kind the run with the median growth."""
+    kinds: tuple[Kind, ...] = ("host", "device")
+    for kind in kinds:
+        known = sorted(_of_kind(runs, kind), key=lambda one: one[1].bytes_per_batch)
+        if known:
+            yield known[len(known) // 2]
+
+
+def _of_kind(runs: Sequence[Measurement], kind: Kind) -> list[tuple[Measurement, MemoryGrowth]]:
+    return [(run, growth) for run in runs for growth in run.growth if growth.kind == kind]
+
+
+def _creeps(runs: Sequence[Measurement], room: Room, kind: Kind) -> bool:
+    """Whether most runs show a growth that would reach the limit soon enough to be told."""
+    known = _of_kind(runs, kind)
+    showing = [
+        growth
+        for run, growth in known
+        if growth.low > 0 and growth.low * _TOLD_WITHIN_S * _batches_per_s(growth) > room.left_bytes(run, growth)
+    ]
+    return 2 * len(showing) > len(known)
+
+
+def _note(run: Measurement, growth: MemoryGrowth, room: Room, whose: str) -> Note:
+    batches = room.left_bytes(run, growth) / growth.bytes_per_batch
+    seen, epoch = run.window.warm_up_batches + sum(block.batches for block in run.blocks), run.window.epoch_samples
+    samples = seen * sum(block.samples for block in run.blocks) / sum(block.batches for block in run.blocks)
+    return note(
+        "memory_creeps",
+        whose=whose,
+        kind=growth.kind,
+        bytes_per_batch=round(growth.bytes_per_batch),
+        half_width_bytes=round(growth.half_width),
+        seconds=round(growth.seconds, 1),
+        batches_to_limit=round(batches),
+        limit_within_s=round(batches / _batches_per_s(growth)),
+        is_first_epoch=epoch is None or samples < epoch,
+    )
+
+
+def _batches_per_s(growth: MemoryGrowth) -> float:
+    return growth.batches / max(growth.seconds, 1e-9)

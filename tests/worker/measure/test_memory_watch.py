@@ -1,0 +1,59 @@
+"""A training that keeps something of every batch shows by how much it grows; one that keeps nothing does not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from autotune.records.measurement import Block
+from autotune.records.memory import MemoryGrowth
+from autotune.worker.measure.memory_watch import MemoryWatch
+from autotune.worker.setup.device import open_device
+
+LEAK_BYTES = 32 * 1024
+BATCHES = 40
+BLOCKS = 24
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="host memory is read from /proc")
+
+
+def block(seconds: float = 0.2) -> Block:
+    return Block(samples=4 * BATCHES, batches=BATCHES, seconds=seconds, data_wait_s=0.0)
+
+
+def growth_of_training(kept: list[torch.Tensor] | None) -> dict[str, MemoryGrowth]:
+    """Of a loop whose steps make a tensor, and keep it where there is a list for it."""
+    watch = MemoryWatch(open_device("cpu"))
+    watch.start()
+    for _ in range(BLOCKS):
+        for _ in range(BATCHES):
+            made = torch.ones(LEAK_BYTES // 4)  # as the loss whose graph a list of losses keeps
+            if kept is not None:
+                kept.append(made)
+        watch.after(block())
+    return {found.kind: found for found in watch.growth()}
+
+
+def test_a_list_that_keeps_tensors_is_a_growth_of_their_size_a_batch() -> None:
+    found = growth_of_training([])
+    assert {*found} == {"host"}  # the CPU has no memory of its own
+    assert found["host"].low > 0
+    assert 0.7 * LEAK_BYTES < found["host"].bytes_per_batch < 1.5 * LEAK_BYTES
+
+
+def test_training_that_keeps_nothing_shows_no_such_growth() -> None:
+    assert growth_of_training(None)["host"].bytes_per_batch < LEAK_BYTES / 8
+
+
+def test_where_a_worker_has_ended_no_growth_is_made_up_of_the_rest() -> None:
+    worker = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    watch = MemoryWatch(open_device("cpu"))
+    watch.start()
+    watch.after(block())
+    worker.communicate(b"\n")
+    for _ in range(BLOCKS):
+        watch.after(block())
+    assert watch.growth() == ()
