@@ -44,7 +44,7 @@ def test_a_baseline_over_memory_is_said_and_gives_no_speedup(tmp_path: Path) -> 
     def cost(config: TrainingConfig) -> FakeTrial:
         return FakeTrial(samples_per_s=100.0 * config.micro_batch_size, peak_memory_bytes=config.micro_batch_size * GIB)
 
-    result = search(tmp_path, cost, memory_limit=16 * GIB, n_trials=8)
+    result = search(tmp_path, cost, memory_limit=16 * GIB, n_trials=20)
     assert result.best.micro_batch_size == 16
     assert result.speedup is None
     assert result.speedup_ci is None
@@ -95,9 +95,9 @@ def test_a_value_that_alone_fails_is_left_out_and_said(tmp_path: Path) -> None:
     def cost(config: TrainingConfig) -> FakeTrial:
         return analytic_cost(config) if config.amp_dtype == "float32" else failing("not in half precision")
 
-    result = search(tmp_path, cost, space=TWO_PRECISIONS)
+    result = search(tmp_path, cost, space=TWO_PRECISIONS, n_trials=20, method="tpe")
     assert sum(trial.outcome == "crashed" for trial in result.trials) == 3
-    assert len(result.trials) == 12
+    assert len(result.trials) == 20
     assert figures_of(result.summary.notes, "setting_left_out")[0]["values"] == ["bfloat16"]
 
 
@@ -107,8 +107,8 @@ def test_a_value_that_is_always_refused_is_left_out_too_but_refusals_alone_stop_
             return FakeTrial(outcome="invalid", reason="no half precision with this data")
         return analytic_cost(config) if config.num_workers < 3 else FakeTrial(outcome="invalid", reason="no such data")
 
-    result = search(tmp_path, cost, space=TWO_PRECISIONS, n_trials=16)
-    assert len(result.trials) == 16
+    result = search(tmp_path, cost, space=TWO_PRECISIONS, n_trials=20, method="tpe")
+    assert len(result.trials) == 20
     assert sum(trial.reason == "no half precision with this data" for trial in result.trials) == 3
     assert sum(trial.reason == "no such data" for trial in result.trials) > 3
     assert figures_of(result.summary.notes, "setting_left_out")[0]["values"] == ["bfloat16"]

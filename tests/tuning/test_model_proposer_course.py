@@ -25,7 +25,7 @@ from autotune.study.proposals import first_guesses
 from autotune.study.study import Trial
 from autotune.testing import CostModel, FakeLauncher, FakeTrial, analytic_cost
 from autotune.tuning.proposers import ModelProposer
-from tests.factories.searches import GIB, NARROW, FailingLauncher, make_search
+from tests.factories.searches import GIB, FailingLauncher, make_search
 from tests.tuning.guided import (
     LIMIT,
     SMALL,
@@ -180,7 +180,7 @@ def test_what_fails_is_not_tried_again_with_a_setting_that_has_nothing_to_do_wit
         failure = Failure(signature=f"ValueError at net.py:{config.micro_batch_size}", traceback="ValueError")
         return FakeTrial(outcome="crashed", reason="ValueError", failure=failure) if is_bad else trial
 
-    search = guided(tmp_path, cost, n_trials=8, **NARROW)
+    search = guided(tmp_path, cost, n_trials=8)
     failed = [one.config for one in search.study.records if one.outcome == "crashed"]
     assert len(failed) >= 1
     assert len({(one.micro_batch_size, one.num_workers) for one in failed}) >= len(failed) - 1
