@@ -31,11 +31,11 @@ from autotune.tuning.loop import Search
 from tests.factories.searches import NARROW
 
 PLAN = Plan(name="case", workload=Workload(model=object, dataset=list), executor=Executor(kind="ray"))
-PAIR = {"strategy": ["single", "ddp"], "world_size": [1, 2]}
+PAIR = {**NARROW, "strategy": ["single", "ddp"], "world_size": [1, 2]}
 
 
 def search(folder: Path, launcher: Launcher | None, **arguments: Any) -> autotune.SearchResult:
-    arguments = {"n_trials": 8, "progress": False, "space": NARROW, **arguments}
+    arguments = {"n_trials": 3, "progress": False, "space": NARROW, **arguments}
     return autotune.search(object, list, run_dir=folder / "run", launcher=launcher, **arguments)
 
 
@@ -229,8 +229,8 @@ def test_what_other_jobs_leave_free_is_not_asked_of_this_machine(on_ray: Callabl
 
 
 def test_a_study_goes_on_with_other_hosts_where_its_ranks_were_listed(tmp_path: Path) -> None:
-    search(tmp_path, FakeLauncher(slots=4), space=PAIR, n_trials=4)
-    assert len(search(tmp_path, FakeLauncher(slots=2), space=PAIR, n_trials=6).trials) == 6
+    search(tmp_path, FakeLauncher(slots=4), space=PAIR, n_trials=2)
+    assert len(search(tmp_path, FakeLauncher(slots=2), space=PAIR).trials) == 3
 
 
 @pytest.mark.parametrize(
@@ -244,9 +244,9 @@ def test_a_study_whose_ranks_follow_from_the_hosts_is_not_mixed_with_others(
     tmp_path: Path, space: dict[str, Any], ranks: str, there: str
 ) -> None:
     executor = {"kind": "ray", "ranks": ranks}
-    search(tmp_path, FakeLauncher(slots=4), space=space, n_trials=4, executor=executor)
+    search(tmp_path, FakeLauncher(slots=4), space=space, n_trials=2, executor=executor)
     with pytest.raises(StudyMismatchError, match=there):
-        search(tmp_path, FakeLauncher(slots=3), space=space, n_trials=6, executor=executor)
+        search(tmp_path, FakeLauncher(slots=3), space=space, executor=executor)
 
 
 class Gone(FakeLauncher):

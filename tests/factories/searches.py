@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import autotune
 from autotune.launch.answers import MemoryLimits
 from autotune.launch.launcher import Exit, Launch
 from autotune.launch.runner import TrialRunner
@@ -24,7 +25,7 @@ from autotune.settings.training_config import TrainingConfig
 from autotune.space.default_ranges import Basis
 from autotune.space.resolved_space import resolve
 from autotune.study.study import Study
-from autotune.testing import FakeLauncher
+from autotune.testing import CostModel, FakeLauncher, analytic_cost
 from autotune.tuning.confirmation import Finals
 from autotune.tuning.loop import Search
 from autotune.tuning.outcomes import ConfirmationOutcome
@@ -57,6 +58,13 @@ class FailingLauncher(FakeLauncher):
         self.jobs.append(job)
         write_model(launch.folder.report, RankReport(result=self.failures[job.kind]))
         return Exit(code=0, wall_s=0.1)
+
+
+def fake_search(tmp_path: Path, cost: CostModel = analytic_cost, **arguments: Any) -> autotune.SearchResult:
+    """A whole search by `autotune.search`, whose folder is `run` in `tmp_path`."""
+    launcher = FakeLauncher(cost)
+    given = {"launcher": launcher, "space": NARROW, "n_trials": 12, "run_dir": tmp_path / "run", **arguments}
+    return autotune.search(object, list, progress=False, **given)
 
 
 def make_search(

@@ -21,6 +21,7 @@ from autotune.tuning.outcomes import ConfirmationOutcome
 from autotune.tuning.selection import select
 from tests.factories.searches import (
     GIB,
+    NARROW,
     FailingLauncher,
     codes_of,
     confirmed,
@@ -29,6 +30,9 @@ from tests.factories.searches import (
     finished,
     make_search,
 )
+
+FEW: dict[str, Any] = {**NARROW, "n_trials": 6}
+"""A short search, where what it finds is not what is asked about."""
 
 
 def stressed(launcher: FakeLauncher) -> list[TrainingConfig]:
@@ -52,7 +56,7 @@ def overflowing(where: Callable[[TrainingConfig], bool]) -> Callable[[TrainingCo
 
 def test_the_winner_is_run_on_the_largest_samples(tmp_path: Path) -> None:
     launcher = FakeLauncher()
-    _, chosen = finished(tmp_path, launcher)
+    _, chosen = finished(tmp_path, launcher, **FEW)
     assert stressed(launcher) == [chosen.config.model_copy(update={"lr": TrainingConfig().lr})]
     assert chosen.stress is not None
     assert chosen.stress.items_seen == 100
@@ -179,16 +183,16 @@ def test_what_passes_there_wins_over_a_faster_one_that_could_not_be_run(tmp_path
 @pytest.mark.parametrize("outcome", ["oom", "host_oom"])
 def test_running_out_of_memory_there_refutes(tmp_path: Path, outcome: Outcome) -> None:
     launcher = FailingLauncher(failures={"stress": TrialResult(outcome=outcome, reason="no room was left")})
-    sure, chosen = finished(tmp_path, launcher)
+    sure, chosen = finished(tmp_path, launcher, **FEW)
     assert len(sure.overloaded) == len(stressed(launcher)) >= 1
     assert chosen.number == 0
     assert figures_of(sure.notes, "stress_out_of_memory")[0]["reason"] == "no room was left"
 
 
-@pytest.mark.parametrize("outcome", ["timeout", "invalid", "crashed", "diverged"])
+@pytest.mark.parametrize("outcome", ["timeout", "crashed"])
 def test_a_run_that_says_nothing_of_the_memory_refutes_nobody(tmp_path: Path, outcome: Outcome) -> None:
     launcher = FailingLauncher(failures={"stress": TrialResult(outcome=outcome, reason="it took too long")})
-    sure, chosen = finished(tmp_path, launcher)
+    sure, chosen = finished(tmp_path, launcher, **FEW)
     assert not sure.overloaded
     assert chosen.verdict == "faster"
     assert chosen.stress is None
@@ -220,7 +224,7 @@ def test_a_baseline_outrun_by_what_may_not_be_used_is_not_said_to_beat_it(tmp_pa
 
 
 def test_nothing_is_outrun_where_nothing_faster_was_left_out(tmp_path: Path) -> None:
-    _, chosen = finished(tmp_path, FakeLauncher())
+    _, chosen = finished(tmp_path, FakeLauncher(), **FEW)
     assert not chosen.is_outrun
     assert not any(isinstance(item, Note) and item.figures.get("is_outrun") for item in chosen.reasons)
 
@@ -244,7 +248,7 @@ def test_a_baseline_that_stays_the_best_is_not_run_again(tmp_path: Path) -> None
 def test_without_time_the_run_is_left_out_and_said(tmp_path: Path) -> None:
     moment = [0.0]
     launcher = FakeLauncher()
-    search = make_search(tmp_path, launcher, timeout_s=100.0, now=lambda: moment[0])
+    search = make_search(tmp_path, launcher, timeout_s=100.0, now=lambda: moment[0], **FEW)
     search.run()
     moment[0] = 99.0
     sure, _ = confirmed(search)
@@ -254,7 +258,7 @@ def test_without_time_the_run_is_left_out_and_said(tmp_path: Path) -> None:
 
 def test_a_time_out_leaves_the_run_its_part(tmp_path: Path) -> None:
     launcher = Ticking()
-    search = make_search(tmp_path, launcher, timeout_s=60.0, now=lambda: launcher.now_s)
+    search = make_search(tmp_path, launcher, timeout_s=60.0, now=lambda: launcher.now_s, **FEW)
     search.run()
     began_s = launcher.now_s
     confirmed(search)
@@ -264,10 +268,10 @@ def test_a_time_out_leaves_the_run_its_part(tmp_path: Path) -> None:
     assert launcher.now_s <= 60
 
 
-@pytest.mark.parametrize("beside_s", [2.0, 3.0, 5.0])
+@pytest.mark.parametrize("beside_s", [2.0, 5.0])
 def test_runs_that_take_longer_than_planned_leave_the_stress_run_its_part(tmp_path: Path, beside_s: float) -> None:
     launcher = Ticking()
-    search = make_search(tmp_path, launcher, timeout_s=60.0, now=lambda: launcher.now_s)
+    search = make_search(tmp_path, launcher, timeout_s=60.0, now=lambda: launcher.now_s, **FEW)
     search.run()
     left_s, launcher.beside_s, before = 60 - launcher.now_s, beside_s, len(launcher.jobs)
     confirmed(search)
@@ -281,7 +285,7 @@ def test_runs_that_take_longer_than_planned_leave_the_stress_run_its_part(tmp_pa
 
 
 def test_the_first_round_of_every_entrant_shows_where_the_time_goes(tmp_path: Path) -> None:
-    _, chosen = finished(tmp_path, FakeLauncher())
+    _, chosen = finished(tmp_path, FakeLauncher(), **FEW)
     assert len(chosen.confirmations) > 1
     for one in chosen.confirmations:
         first, *later = one.rounds
@@ -294,7 +298,7 @@ def test_the_first_round_of_every_entrant_shows_where_the_time_goes(tmp_path: Pa
 
 
 def test_an_interrupted_search_still_recommends_without_what_was_refuted(tmp_path: Path) -> None:
-    search = make_search(tmp_path, FakeLauncher())
+    search = make_search(tmp_path, FakeLauncher(), **FEW)
     search.run()
     sure, chosen = confirmed(search)
     refuted = (one.model_copy(update={"is_feasible": one.number != chosen.number}) for one in sure.confirmations)
@@ -312,7 +316,7 @@ def test_an_interruption_of_the_stress_run_keeps_the_confirmation(tmp_path: Path
                 raise KeyboardInterrupt
             return FakeLauncher.launch(self, launch)
 
-    search = make_search(tmp_path, Interrupting())
+    search = make_search(tmp_path, Interrupting(), **FEW)
     search.run()
     finals = finals_of(search)
     with pytest.raises(KeyboardInterrupt):
@@ -329,7 +333,7 @@ def test_an_interruption_of_the_stress_run_keeps_the_confirmation(tmp_path: Path
 def test_without_a_single_round_nothing_is_confirmed(tmp_path: Path) -> None:
     """The time-out leaves nothing; what trials seem to say is not proven, for the baseline neither."""
     moment, launcher = [0.0], FakeLauncher()
-    search = make_search(tmp_path, launcher, timeout_s=100.0, now=lambda: moment[0])
+    search = make_search(tmp_path, launcher, timeout_s=100.0, now=lambda: moment[0], **FEW)
     found = search.run()
     moment[0] = 100.0
     sure, chosen = confirmed(search)
@@ -351,7 +355,7 @@ def test_where_nobody_challenges_the_baseline_nothing_is_missing(tmp_path: Path)
 
 
 def test_what_is_recommended_follows_from_the_outcomes_alone(tmp_path: Path) -> None:
-    search = make_search(tmp_path, FakeLauncher())
+    search = make_search(tmp_path, FakeLauncher(), **FEW)
     found = search.run()
     sure, chosen = confirmed(search)
     search.study.close()

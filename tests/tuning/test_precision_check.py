@@ -34,7 +34,8 @@ def guards(launcher: FakeLauncher) -> list[TrainingConfig]:
 
 
 def searched(folder: Path, launcher: FakeLauncher, **arguments: Any) -> Search:
-    search = make_search(folder, launcher, **{**NARROW, **arguments})
+    """A search by random draws, which compares precisions as any other does, and thinks for no time."""
+    search = make_search(folder, launcher, **{**NARROW, "method": "random", **arguments})
     search.run()
     return search
 
@@ -61,7 +62,7 @@ def test_a_refused_precision_is_not_tried_again_and_said_so_once(tmp_path: Path)
 
 
 def test_a_refused_precision_never_wins(tmp_path: Path) -> None:
-    search = searched(tmp_path, FakeLauncher(breaking("bfloat16", "float16")), n_trials=16)
+    search = searched(tmp_path, FakeLauncher(breaking("bfloat16", "float16")), n_trials=10, method="model")
     _, chosen = confirmed(search)
     assert {one.config.amp_dtype for one in chosen.confirmations} <= {"float32", "tf32"}
     assert chosen.config.amp_dtype in {"float32", "tf32"}
@@ -85,7 +86,7 @@ def test_the_figures_stay_with_the_first_trial_of_a_precision(tmp_path: Path) ->
     assert held == [one for one in firsts.values() if needs_guard(one.config, TrainingConfig())]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_whoever_is_confirmed_was_compared_before(tmp_path: Path, seed: int) -> None:
     launcher = FakeLauncher(breaking("float16"), seed=seed, noise=0.2)
     search = searched(tmp_path, launcher, n_trials=14)
@@ -132,15 +133,16 @@ def test_answers_survive_a_resume(tmp_path: Path) -> None:
     assert [one["amp_dtype"] for one in figures_of(search.notes, "precision_left_out")] == ["bfloat16"]
 
 
-@pytest.mark.parametrize("outcome", ["timeout", "crashed", "oom"])
+@pytest.mark.parametrize("outcome", ["timeout", "oom"])
 def test_a_comparison_that_could_not_run_is_made_up_for_after_a_resume(tmp_path: Path, outcome: Outcome) -> None:
     failing = FailingLauncher(failures={"guard": TrialResult(outcome=outcome, reason="it went wrong")})
-    first = searched(tmp_path, failing, n_trials=8, is_kept=True, amp_dtype=["float32", "bfloat16"])
+    how: dict[str, Any] = {"is_kept": True, "amp_dtype": ["float32", "bfloat16"], "method": "model"}
+    first = searched(tmp_path, failing, n_trials=8, **how)
     refused = {one.number for one in first.study.records if one.is_refused}
     assert refused
     first.study.close()
     launcher = FakeLauncher()
-    search = searched(tmp_path, launcher, n_trials=16, is_kept=True, amp_dtype=["float32", "bfloat16"])
+    search = searched(tmp_path, launcher, n_trials=12, **how)
     assert [config.amp_dtype for config in guards(launcher)] == ["bfloat16"]
     assert any(one.is_feasible and one.config.amp_dtype == "bfloat16" for one in search.study.records)
     assert {one.number for one in search.study.records if one.is_refused} == refused

@@ -15,10 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from autotune.analysis.forecast.least_squares import penalised_minimum
 from autotune.analysis.statistics import Floats
 
-__all__ = ["Posterior", "Problem", "factor_of", "most_likely"]
+__all__ = ["Factor", "Posterior", "Problem", "factor_of", "most_likely"]
 
 _TOLERANCE = 1e-4
 """Relative gain of the objective, and relative step, below which the fit ends. Our own convention: with a hundredth of
@@ -26,6 +28,33 @@ it no forecast on the surfaces of benchmarks/regret.py differs by more than 0.3 
 _LEAST_EIGENVALUE = 1e-6
 """Share of the largest one below which a direction is left out: its standard deviation is a thousandth, less than any
 measurement resolves. Our own convention."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factor:
+    """A matrix F with few columns so that F F' has the covariances of processes as diagonal blocks.
+
+    Its columns are orthogonal to each other; each has entries for one process alone.
+    """
+
+    columns: Floats
+    """Of each column the entries that are not 0, (places, coordinates)."""
+    process: NDArray[np.intp]
+    """Of each column, the number of its process, rising: every one has a column."""
+
+    def of_states(self, coordinates: Floats) -> Floats:
+        """F times what independent coordinates are, (processes, places)."""
+        starts = np.searchsorted(self.process, np.arange(self.process[-1] + 1))
+        return np.asarray(np.add.reduceat(self.columns * coordinates, starts, axis=1).T, dtype=np.float64)
+
+    def weighted(self, slopes: Floats) -> Floats:
+        """Derivatives by the states, (processes, places), as those by the coordinates, (places, coordinates)."""
+        return np.asarray(slopes[self.process].T * self.columns, dtype=np.float64)
+
+    @property
+    def squares(self) -> Floats:
+        """Of each column's length."""
+        return np.asarray(np.square(self.columns).sum(axis=0), dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +66,11 @@ class Problem:
     """Of the observations' noise."""
     prior_mean: Floats
     """Of the processes at the observations' places, (processes, observations)."""
-    factor: Floats
+    factor: Factor
     """Of the processes' covariances there, see `factor_of`."""
-    expect: Callable[[Floats], Floats]
-    """From a state, (processes, observations), to the expected observations, (observations,)."""
-    jacobian: Callable[[Floats], Floats]
-    """From a state to the derivatives of the expected observations by it, (processes, observations)."""
+    expect: Callable[[Floats], tuple[Floats, Callable[[], Floats]]]
+    """From a state, (processes, observations), to the expected observations, (observations,), and to a call for their
+    derivatives by the state, (processes, observations)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,17 +90,12 @@ class Posterior:
     """Logarithm of the observations' probability, but for a constant: compares one noise with another."""
 
 
-def factor_of(covariances: Floats) -> Floats:
-    """A matrix F with few columns so that F F' has the covariances, (processes, places, places), as diagonal blocks.
-
-    Its columns are orthogonal to each other, (processes * places, coordinates).
-    """
-    from scipy.linalg import block_diag
-
+def factor_of(covariances: Floats) -> Factor:
+    """The factor of some processes' covariances, (processes, places, places)."""
     values, vectors = np.linalg.eigh(covariances)
-    kept = values > _LEAST_EIGENVALUE * values[:, -1:]
+    process, kept = np.nonzero(values > _LEAST_EIGENVALUE * values[:, -1:])
     scaled = vectors * np.sqrt(np.maximum(values, 0.0))[:, None]
-    return np.asarray(block_diag(*(part[:, keep] for part, keep in zip(scaled, kept, strict=True))), dtype=np.float64)
+    return Factor(columns=np.ascontiguousarray(scaled[process, :, kept].T), process=process)
 
 
 def most_likely(problem: Problem, start: Posterior | None = None, *, begin: Floats | None = None) -> Posterior:
@@ -84,33 +107,35 @@ def most_likely(problem: Problem, start: Posterior | None = None, *, begin: Floa
         begin: a state, (processes, observations), near which the best one may lie as well; the prior mean where neither
             is given.
     """
-    from scipy.optimize import least_squares  # takes longer to import than a fit does, and no trial needs it
-
-    factor, sd, shape = problem.factor, np.sqrt(problem.variances), problem.prior_mean.shape
-    away = np.zeros(shape) if begin is None else begin - problem.prior_mean
-    begun = factor.T @ away.ravel() / np.square(factor).sum(axis=0)
+    factor, sd = problem.factor, np.sqrt(problem.variances)
 
     def state(whitened: Floats) -> Floats:
-        return problem.prior_mean + (factor @ whitened).reshape(shape)
+        return problem.prior_mean + factor.of_states(whitened)
 
-    def slopes(whitened: Floats) -> Floats:
-        scaled = problem.jacobian(state(whitened)).reshape(-1, 1) * factor
-        return np.asarray(scaled.reshape(*shape, -1).sum(axis=0), dtype=np.float64)
+    def residuals(whitened: Floats) -> tuple[Floats, Callable[[], Floats]]:
+        expected, slopes = problem.expect(state(whitened))
+        return (expected - problem.observed) / sd, lambda: factor.weighted(slopes()) / sd[:, None]
 
-    fit = least_squares(
-        lambda whitened: np.concatenate([(problem.expect(state(whitened)) - problem.observed) / sd, whitened]),
-        begun if start is None else start.whitened,
-        lambda whitened: np.vstack([slopes(whitened) / sd[:, None], np.eye(whitened.size)]),
-        method="lm",
-        ftol=_TOLERANCE,
-        xtol=_TOLERANCE,
-    )
-    around = slopes(fit.x)
+    begun = _coordinates(problem, begin) if start is None else start.whitened
+    whitened = penalised_minimum(residuals, begun, tolerance=_TOLERANCE)
+    expected, slopes = problem.expect(state(whitened))
+    jacobian = slopes()
+    around = factor.weighted(jacobian)
     cholesky = np.asarray(np.linalg.cholesky(around @ around.T + np.diag(problem.variances)), dtype=np.float64)
+    misfit = np.square((expected - problem.observed) / sd).sum() + np.square(whitened).sum()
     return Posterior(
-        whitened=fit.x,
-        weights=(factor / np.square(factor).sum(axis=0) @ fit.x).reshape(shape),
-        jacobian=problem.jacobian(state(fit.x)),
+        whitened=whitened,
+        weights=factor.of_states(whitened / factor.squares),
+        jacobian=jacobian,
         cholesky=cholesky,
-        log_evidence=-float(fit.cost) - float(np.log(np.diag(cholesky)).sum()),
+        log_evidence=-0.5 * float(misfit) - float(np.log(np.diag(cholesky)).sum()),
     )
+
+
+def _coordinates(problem: Problem, begin: Floats | None) -> Floats:
+    """Of a state; of the prior mean where there is none."""
+    factor = problem.factor
+    if begin is None:
+        return np.zeros(len(factor.process))
+    along = factor.weighted(begin - problem.prior_mean).sum(axis=0)
+    return np.asarray(along / factor.squares, dtype=np.float64)

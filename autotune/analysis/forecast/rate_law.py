@@ -17,7 +17,9 @@ Source: docs.pytorch.org, "A guide on good usage of non_blocking and pin_memory(
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 from typing import NamedTuple
 
@@ -26,7 +28,7 @@ from numpy.typing import NDArray
 
 from autotune.analysis.statistics import Floats
 
-__all__ = ["COSTS", "USUAL_SOFTNESS", "Circumstances", "Rates", "joint_rate", "joint_s", "rates_of", "slopes_of"]
+__all__ = ["COSTS", "USUAL_SOFTNESS", "Circumstances", "Rates", "joint_rate", "joint_s", "law", "rates_of", "slopes_of"]
 
 COSTS = (
     "items",
@@ -82,7 +84,7 @@ class Rates(NamedTuple):
     """Infinite where nothing is copied."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Circumstances:
     """What the law depends on beside the costs, element by element of some configurations."""
 
@@ -106,31 +108,63 @@ class Circumstances:
     loader_cpu_s: Floats | float
     """CPU seconds of the loader for a sample."""
 
+    @cached_property
+    def has_groups(self) -> bool:
+        """Whether one has several ranks."""
+        return bool((self.ranks > 1).any())
+
+    @cached_property
+    def log_ranks(self) -> Floats:
+        """Logarithm of the ranks, as those below."""
+        return np.asarray(np.log(self.ranks), dtype=np.float64)
+
+    @cached_property
+    def log_batch(self) -> Floats:
+        """Of the relative batch."""
+        return np.asarray(np.log(self.relative_batch), dtype=np.float64)
+
+    @cached_property
+    def log_micro_batches(self) -> Floats:
+        """Of an optimizer step's micro batches."""
+        return np.asarray(np.log(self.micro_batches), dtype=np.float64)
+
+    @cached_property
+    def log_processes(self) -> Floats:
+        """Of the processes of each rank that load."""
+        return np.asarray(np.log(np.maximum(self.workers, 1.0)), dtype=np.float64)
+
+
+def law(state: Floats, here: Circumstances) -> tuple[Rates, Callable[[], Rates]]:
+    """The logarithms of all rates in a state, (costs, configs), and a call for their derivatives by it."""
+    (device, of_device), loader, copy = _device(state, here), _loader(state, here), _copy(state, here)
+    training, of_training = _training(state, here, device, of_device, copy)
+    bounds, crowding = _bounds(loader, device, training, here), here.is_crowded * np.exp(state[_CROWDING])
+    joint, weights = _joint(bounds, state[_SOFTNESS], here.is_overlapped)
+
+    def slopes() -> Rates:
+        of_loader = np.zeros_like(state)
+        of_loader[_ITEMS] = 1.0
+        of_loader[_PER_BATCH] = np.where(here.workers > 0, -_share(state[_PER_BATCH] - here.log_batch), 0.0)
+        of_loader[_MOST_WORKERS] = _share(_WORKERS_SOFTNESS * (here.log_processes - state[_MOST_WORKERS]))
+        of_cores = here.busy * np.exp(-device) / _cpu_s(device, here) * of_device
+        of_run = sum(weight * slope for weight, slope in zip(weights, (of_loader, of_training, of_cores), strict=True))
+        of_run[_SOFTNESS] = np.where(here.is_overlapped, (weights * bounds).sum(axis=0) - joint, 0.0)
+        of_run[_SHORTFALL], of_run[_CROWDING] = 1.0, -crowding
+        of_copy = np.zeros_like(state)
+        of_copy[_COPIES] = here.is_copied
+        return Rates(of_loader, of_device, of_run, of_copy)
+
+    return Rates(loader, device, joint + state[_SHORTFALL] - crowding, copy), slopes
+
 
 def rates_of(state: Floats, here: Circumstances) -> Rates:
     """The logarithms of all rates in a state, (costs, configs)."""
-    loader, device, training = _loader(state, here), _device(state, here)[0], _training(state, here)[0]
-    run, _ = _joint(_bounds(loader, device, training, here), state[_SOFTNESS], here.is_overlapped)
-    run = run + state[_SHORTFALL] - here.is_crowded * np.exp(state[_CROWDING])
-    return Rates(loader, device, run, _copy(state, here))
+    return law(state, here)[0]
 
 
 def slopes_of(state: Floats, here: Circumstances) -> Rates:
     """The derivatives of the logarithms of all rates by the state."""
-    of_loader = np.zeros_like(state)
-    of_loader[_ITEMS] = 1.0
-    of_loader[_PER_BATCH] = np.where(here.workers > 0, -_share(state[_PER_BATCH] - np.log(here.relative_batch)), 0.0)
-    of_loader[_MOST_WORKERS] = _share(_WORKERS_SOFTNESS * (_log_processes(here) - state[_MOST_WORKERS]))
-    (device, of_device), (training, of_training) = _device(state, here), _training(state, here)
-    bounds = _bounds(_loader(state, here), device, training, here)
-    run, weights = _joint(bounds, state[_SOFTNESS], here.is_overlapped)
-    of_cores = here.busy * np.exp(-device) / _cpu_s(device, here) * of_device
-    of_run = sum(weight * slope for weight, slope in zip(weights, (of_loader, of_training, of_cores), strict=True))
-    of_run[_SOFTNESS] = np.where(here.is_overlapped, (weights * bounds).sum(axis=0) - run, 0.0)
-    of_run[_SHORTFALL], of_run[_CROWDING] = 1.0, -(here.is_crowded * np.exp(state[_CROWDING]))
-    of_copy = np.zeros_like(state)
-    of_copy[_COPIES] = here.is_copied
-    return Rates(of_loader, of_device, of_run, of_copy)
+    return law(state, here)[1]()
 
 
 def joint_rate(loader: float, device: float, *, is_overlapped: bool) -> float:
@@ -147,36 +181,34 @@ def joint_s(loader_s: float, training_s: float, *, is_overlapped: bool) -> float
 
 def _loader(state: Floats, here: Circumstances) -> Floats:
     """Items side by side, and what handing a batch over costs."""
-    useful = np.stack([_log_processes(here), state[_MOST_WORKERS]])
-    processes = -np.logaddexp.reduce(-_WORKERS_SOFTNESS * useful, axis=0) / _WORKERS_SOFTNESS
-    cost = np.where(here.workers > 0, np.logaddexp(0.0, state[_PER_BATCH] - np.log(here.relative_batch)), 0.0)
-    return np.asarray(state[_ITEMS] + np.log(here.ranks) + processes - cost, dtype=np.float64)
-
-
-def _log_processes(here: Circumstances) -> Floats:
-    """Of the processes of each rank that load."""
-    return np.asarray(np.log(np.maximum(here.workers, 1.0)), dtype=np.float64)
+    useful = -_WORKERS_SOFTNESS * here.log_processes, -_WORKERS_SOFTNESS * state[_MOST_WORKERS]
+    processes = -np.logaddexp(*useful) / _WORKERS_SOFTNESS
+    cost = np.where(here.workers > 0, np.logaddexp(0.0, state[_PER_BATCH] - here.log_batch), 0.0)
+    return np.asarray(state[_ITEMS] + here.log_ranks + processes - cost, dtype=np.float64)
 
 
 def _device(state: Floats, here: Circumstances, *more: int) -> tuple[Floats, Floats]:
     """Of the device on batches that it holds, and its derivatives; `more`: other costs of a step that count."""
     of_step = (_PER_STEP, *more)
-    shares = [state[_PER_MICRO_BATCH], *(state[row] - np.log(here.micro_batches) for row in of_step)]
-    terms = np.stack([np.zeros_like(here.ranks), *(share - np.log(here.relative_batch) for share in shares)])
+    shares = [state[_PER_MICRO_BATCH], *(state[row] - here.log_micro_batches for row in of_step)]
+    terms = np.stack([np.zeros_like(here.ranks), *(share - here.log_batch for share in shares)])
     cost = np.logaddexp.reduce(terms, axis=0)
     slopes = np.zeros_like(state)
     slopes[_SAMPLES] = 1.0
     slopes[[_PER_MICRO_BATCH, *of_step]] = -np.exp(terms[1:] - cost)
-    return state[_SAMPLES] + np.log(here.ranks) - cost, slopes
+    return state[_SAMPLES] + here.log_ranks - cost, slopes
 
 
-def _training(state: Floats, here: Circumstances) -> tuple[Floats, Floats]:
+def _training(
+    state: Floats, here: Circumstances, device: Floats, of_device: Floats, copy: Floats
+) -> tuple[Floats, Floats]:
     """The same in a run, where a group exchanges gradients, and the copies that nothing hides add to the time."""
-    pairs = zip(_device(state, here), _device(state, here, _EXCHANGE), strict=True)
-    device, of_device = (np.where(here.ranks > 1, exchanging, alone) for alone, exchanging in pairs)
+    if here.has_groups:
+        exchanging = zip((device, of_device), _device(state, here, _EXCHANGE), strict=True)
+        device, of_device = (np.where(here.ranks > 1, seen, alone) for alone, seen in exchanging)
     exposed = -np.logaddexp(0.0, state[_HIDDEN])  # the logarithm of a share
-    rate = -np.logaddexp(-device, exposed - _copy(state, here))
-    copying = np.exp(exposed - _copy(state, here) + rate)  # its share of the time
+    rate = -np.logaddexp(-device, exposed - copy)
+    copying = np.exp(exposed - copy + rate)  # its share of the time
     slopes = (1.0 - copying) * of_device
     slopes[_COPIES], slopes[_HIDDEN] = copying, copying * _share(state[_HIDDEN])
     return rate, slopes
@@ -184,7 +216,7 @@ def _training(state: Floats, here: Circumstances) -> tuple[Floats, Floats]:
 
 def _copy(state: Floats, here: Circumstances) -> Floats:
     """Of copies alone, each rank's to its own device."""
-    return np.where(here.is_copied, state[_COPIES] + np.log(here.ranks), inf)
+    return np.where(here.is_copied, state[_COPIES] + here.log_ranks, inf)
 
 
 def _bounds(loader: Floats, device: Floats, training: Floats, here: Circumstances) -> Floats:

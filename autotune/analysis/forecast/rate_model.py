@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from autotune.analysis.decisions.run_spread import assumed_spread
 from autotune.analysis.forecast.laplace import Posterior, Problem, factor_of, most_likely
-from autotune.analysis.forecast.rate_law import COSTS, USUAL_SOFTNESS, Circumstances, rates_of, slopes_of
+from autotune.analysis.forecast.rate_law import COSTS, USUAL_SOFTNESS, Circumstances, law, rates_of
 from autotune.analysis.statistics import Floats
 from autotune.records.ceilings import overlaps
 from autotune.records.run_spread import RunSpread
@@ -270,9 +270,9 @@ class RateModel:
         cross_covariance = self._cross_covariance(configs)
         here, moved = self._circumstances(configs), np.einsum("pij,pj->pi", cross_covariance, posterior.weights)
         state = self._prior_means(configs) + moved
-        rates, slopes = rates_of(state, here), slopes_of(state, here)
+        rates, slopes = law(state, here)
         informed = cross_covariance * posterior.jacobian[:, None, :]
-        loader_sd, device_sd, sd, copy_sd = (_sd(slope, informed, posterior.cholesky) for slope in slopes)
+        loader_sd, device_sd, sd, copy_sd = (_sd(slope, informed, posterior.cholesky) for slope in slopes())
         return Forecast(
             log_rate=rates.run,
             sd=sd,
@@ -304,14 +304,11 @@ class RateModel:
         """
         configs = [observation.config for observation in self._seen]
         here = self._circumstances(configs)
-        is_of_kind = np.array([[seen.kind == kind for seen in self._seen] for kind in _KINDS])
+        kinds, places = np.array([_KINDS.index(seen.kind) for seen in self._seen]), np.arange(len(configs))
 
-        def expect(state: Floats) -> Floats:
-            expected = np.where(is_of_kind, np.stack(rates_of(state, here)), 0.0)  # a copy's may be infinite
-            return np.asarray(expected.sum(axis=0), dtype=np.float64)
-
-        def jacobian(state: Floats) -> Floats:
-            return np.asarray((is_of_kind[:, None] * np.stack(slopes_of(state, here))).sum(axis=0), dtype=np.float64)
+        def expect(state: Floats) -> tuple[Floats, Callable[[], Floats]]:
+            rates, slopes = law(state, here)
+            return np.stack(rates)[kinds, places], lambda: np.stack(slopes())[kinds, :, places].T
 
         problem = Problem(
             observed=np.array([log(observation.samples_per_s) for observation in self._seen]),
@@ -319,13 +316,12 @@ class RateModel:
             prior_mean=self._prior_means(configs),
             factor=factor_of(self._cross_covariance(configs)),
             expect=expect,
-            jacobian=jacobian,
         )
         fits = list[tuple[float, Posterior]]()
         for scatter_sd in [factor * self._spread.sd for factor in _SCATTERS]:
             scattered = replace(problem, variances=problem.variances + scatter_sd**2)
             starts = [most_likely(scattered, start=fits[-1][1] if fits else None)]
-            if not fits and (is_of_kind[2] * here.is_crowded).any():
+            if not fits and (here.is_crowded & (kinds == _KINDS.index("run"))).any():
                 starts.append(most_likely(scattered, begin=_with_crowding(problem.prior_mean)))
             fits.append((scatter_sd, max(starts, key=lambda fit: fit.log_evidence)))
         return max(fits, key=lambda fit: fit[1].log_evidence + self._log_prior(fit[0] / self._spread.sd))

@@ -179,13 +179,17 @@ class MemoryModel:
         from scipy.special import ndtr
 
         expected, sd = self.expect(configs)
-        (_, asked), (_, seen) = self._table(configs), self._table([peak.config for peak in self.observed])
+        (_, asked), (_, seen) = self._table(configs), self._seen
         peaks = np.array([inf if peak.source == "least" else peak.peak_bytes for peak in self.observed])
         growth = np.maximum(1.0, asked[:, None, _BATCH] / seen[:, _BATCH])
         fits = np.all(asked[:, None, 1:] <= seen[:, 1:], axis=2) & (growth * peaks <= limit_bytes)
         fails = np.all(asked[:, None] >= seen, axis=2) & (peaks > limit_bytes)
         chances = np.where(fits.any(axis=1) & ~fails.any(axis=1), 1.0, ndtr((limit_bytes - expected) / sd))
         return np.asarray(chances, dtype=np.float64)
+
+    @cached_property
+    def _seen(self) -> tuple[Floats, Floats]:
+        return self._table([peak.config for peak in self.observed])
 
     @cached_property
     def _units(self) -> tuple[float, int]:
@@ -201,7 +205,7 @@ class MemoryModel:
         """
         (scale, unit), peaks = self._units, np.array([peak.peak_bytes for peak in self.observed], dtype=np.float64)
         is_least, is_alone = (np.array([peak.source == name for peak in self.observed]) for name in ("least", "alone"))
-        rows, demands = self._table([peak.config for peak in self.observed])
+        rows, demands = self._seen
         rows = np.column_stack([rows, is_alone, is_alone * demands[:, _BATCH] / unit])
         prior_mean, prior_precision = _prior(scale)
         counts, variance, extra = ~is_least, (_SPREAD * scale) ** 2, is_alone * (_ALONE_SPREAD * scale) ** 2

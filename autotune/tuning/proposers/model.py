@@ -77,6 +77,8 @@ class ModelProposer:
     """What loader and device reach alone; None until that was measured."""
     _model: tuple[int, RateModel] | None = None
     """The latest, and the number of runs that it was made from."""
+    _peaks: tuple[tuple[int, int], MemoryModel] | None = None
+    """The latest model of memory, and the numbers of runs and of looks that it was made from."""
     _believed: tuple[int, Mapping[int, float]] | None = None
     _candidates: Candidates | None = None
     _outlook: tuple[tuple[int, int], Outlook] | None = None
@@ -268,9 +270,12 @@ class ModelProposer:
         return config.world_size > 1 and (config.strategy, config.world_size) not in kinds
 
     def _memory(self) -> MemoryModel:
-        space = self.study.space
-        only_ram = space.environment.has_only_ram
-        return memory_of_trials(self.sides or [], self.study.ended, space.limit_bytes, limit_is_ram=only_ram)
+        looks, space, seen = self.sides or [], self.study.space, self._runs_so_far
+        if self._peaks is None or self._peaks[0] != (seen, len(looks)):
+            only_ram = space.environment.has_only_ram
+            model = memory_of_trials(looks, self.study.ended, space.limit_bytes, limit_is_ram=only_ram)
+            self._peaks = (seen, len(looks)), model
+        return self._peaks[1]
 
     def _near(self, best: TrainingConfig) -> list[tuple[Params, TrainingConfig]]:
         space = self.study.space

@@ -19,14 +19,13 @@ Floats = NDArray[np.float64]
 def posed(
     observed: list[float], sds: list[float], covariances: Floats, function: tuple[Callable[[Floats], Floats], ...]
 ) -> Problem:
-    expect, jacobian = function
+    expect, slopes = function
     return Problem(
         observed=np.array(observed),
         variances=np.array(sds) ** 2,
         prior_mean=np.zeros(covariances.shape[:2]),
         factor=factor_of(covariances),
-        expect=expect,
-        jacobian=jacobian,
+        expect=lambda now: (expect(now), lambda: slopes(now)),
     )
 
 
@@ -58,9 +57,10 @@ def test_factors_multiply_to_the_covariance_and_repeated_places_need_no_column_m
 ) -> None:
     covariances = np.stack([smooth(places * 2), scale * smooth(places * 2)])
     factor = factor_of(covariances)
-    assert factor @ factor.T == pytest.approx(block_diag(*covariances), abs=1e-4)
-    for block in np.split(factor, len(covariances)):
-        assert np.count_nonzero(block.any(axis=0)) <= len(places)
+    matrix = np.array([factor.of_states(row).ravel() for row in np.eye(len(factor.process))]).T
+    assert matrix @ matrix.T == pytest.approx(block_diag(*covariances), abs=1e-4)
+    assert np.square(matrix).sum(axis=0) == pytest.approx(factor.squares)
+    assert max(np.bincount(factor.process)) <= len(places)
 
 
 @settings(deadline=None)

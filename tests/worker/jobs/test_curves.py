@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import TensorDataset
 
 from autotune.note import Note, note
 from autotune.protocol.jobs import CurvesJob
-from autotune.records.ceilings import Ceiling
 from autotune.records.diagnosis import CurvePoint, Curves
 from autotune.records.measurement import MemorySample
 from autotune.settings.applied.optimizer import is_fused
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.after_window import roofline
-from autotune.worker.after_window.roofline import BytesMode, trace_roofline
 from autotune.worker.jobs import curves as curves_job
 from autotune.worker.jobs.bench import WorkloadBench
-from autotune.worker.jobs.curves import combined_config, trace_curves
-from autotune.worker.measure.step import Trainer, infer_step, make_trainer
-from autotune.worker.setup.build import build_model
+from autotune.worker.jobs.curves import trace_curves
 from autotune.worker.setup.device import Device, open_device
 from tests.factories import make_process
-from tests.factories.lengths import ByBudget, Sequences, Tagger, padded_rows, tagging_step
 
 SOME = torch.tensor([3, 5])
 
@@ -320,223 +312,6 @@ def test_settings_that_help_are_measured_together_too(cpu: Device, tmp_path: Pat
     assert settings(curves.device)[-1] == {"micro_batch_size": 40, "intra_op_threads": before + 1}
 
 
-def test_another_token_budget_is_measured_with_so_many_times_the_samples_of_each_batch(
-    cpu: Device, tmp_path: Path
-) -> None:
-    seen: list[tuple[int, ...]] = []
-
-    def step(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        seen.append(tuple(batch["input_ids"].shape))
-        return tagging_step(model, batch)
-
-    task = CurvesJob(
-        process=make_process(tmp_path),
-        payload=tmp_path,
-        config=TrainingConfig(micro_batch_size=3, max_tokens=16),
-        stretch_s=0.005,
-        variations=(TrainingConfig(micro_batch_size=6, max_tokens=32),),
-    )
-    parts: dict[str, Any] = {
-        "dataset": Sequences([4] * 8 + [16] * 2),
-        "collate_fn": padded_rows,
-        "batch_sampler": ByBudget,
-    }
-    workload = Workload(model=Tagger(), step=step, **parts)
-    bench = WorkloadBench(workload, task, cpu, tmp_path)
-    curves = trace_curves(bench, task, cpu, perf_counter() + 60, keep=lambda known: None)
-    assert settings(curves.device) == [{}, {"micro_batch_size": 6, "max_tokens": 32}]
-    assert {(4, 4), (1, 16)} <= set(seen), "the baseline's own batches"
-    assert set(seen) - {(4, 4), (1, 16)} == {(8, 4), (2, 16)}
-
-
-def point(rate: float | None, **changes: object) -> CurvePoint:
-    ceiling = None if rate is None else Ceiling(samples_per_s=rate, samples=10, seconds=10 / rate, batches=2)
-    return CurvePoint(changes=changes, ceiling=ceiling)
-
-
-def test_the_best_value_of_each_setting_that_helps_is_combined() -> None:
-    points = (
-        point(100.0),
-        point(120.0, micro_batch_size=8),
-        point(150.0, micro_batch_size=16),
-        point(90.0, micro_batch_size=32),
-        point(110.0, intra_op_threads=1),
-    )
-    together = combined_config(TrainingConfig(micro_batch_size=4), points)
-    assert together == TrainingConfig(micro_batch_size=16, intra_op_threads=1)
-
-
-def test_a_token_budget_and_its_samples_are_combined_as_one_setting() -> None:
-    own = TrainingConfig(micro_batch_size=4, max_tokens=16)
-    larger = point(150.0, micro_batch_size=8, max_tokens=32)
-    assert combined_config(own, (point(100.0), larger)) is None
-    together = combined_config(own, (point(100.0), larger, point(110.0, intra_op_threads=1)))
-    assert together == TrainingConfig(micro_batch_size=8, max_tokens=32, intra_op_threads=1)
-
-
-@pytest.mark.parametrize(
-    "points",
-    [
-        pytest.param((point(None), point(150.0, micro_batch_size=8), point(150.0, intra_op_threads=1)), id="no level"),
-        pytest.param(
-            (point(100.0), point(150.0, micro_batch_size=8), point(102.0, intra_op_threads=1)), id="one helps"
-        ),
-        pytest.param(
-            (point(100.0), point(None, micro_batch_size=8), point(150.0, intra_op_threads=1)), id="one failed"
-        ),
-    ],
-)
-def test_fewer_than_two_settings_that_help_are_not_combined(points: tuple[CurvePoint, ...]) -> None:
-    assert combined_config(TrainingConfig(micro_batch_size=4), points) is None
-
-
-def test_bytes_are_those_that_are_read_and_written_and_views_move_none() -> None:
-    x = torch.zeros(1000)
-    with BytesMode() as mode:
-        y = x.view(10, 100).t() + 1.0  # reads 4,000, writes 4,000
-        y.mul_(2.0)  # reads 4,000, writes 4,000
-    assert (mode.operators, mode.moved_bytes) == (2, 16_000)
-
-
-@pytest.mark.parametrize(
-    ("work", "moved_bytes"),
-    [
-        (lambda x: x.zero_(), 4000),
-        (lambda x: x.fill_(1.0), 4000),
-        (lambda x: x.copy_(torch.zeros(1).expand(1000)), 4000 + 4 + 4),
-        (lambda x: torch.add(x[:10], x[10:20], out=x[20:30]), 3 * 40),
-        (lambda x: x.index_select(0, SOME), 2 * 8 + 2 * 8),
-        (lambda x: x[SOME], 2 * 8 + 2 * 8),
-        (lambda x: x.gather(0, SOME), 2 * 8 + 2 * 8),
-        (lambda x: functional.embedding(SOME, x.view(100, 10)), 2 * 80 + 2 * 8),
-    ],
-    ids=["zero_", "fill_", "copy_", "out=", "index_select", "index", "gather", "embedding"],
-)
-def test_what_is_overwritten_or_passed_over_is_not_read(work: Any, moved_bytes: int) -> None:
-    x = torch.zeros(1000)
-    with BytesMode() as mode:
-        work(x)
-    assert mode.moved_bytes == moved_bytes
-
-
-def test_an_expanded_tensor_is_as_large_as_its_memory() -> None:
-    with BytesMode() as mode:
-        torch.zeros(1).expand(1000).sum()
-    assert mode.moved_bytes <= 12  # zeros, and one number read and one written
-
-
-def traced_roofline(
-    cpu: Device,
-    layer: nn.Linear | None = None,
-    *,
-    samples: int = 4,
-    seen: Callable[[Trainer], object] = id,
-    **settings: Any,
-) -> Any:
-    config, layer = TrainingConfig(micro_batch_size=samples, **settings), layer or nn.Linear(8, 2)
-    model = build_model(Workload(model=layer, dataset=None), config, cpu)
-    batch = (torch.zeros(samples, layer.in_features), torch.zeros(samples, dtype=torch.long))
-    step = infer_step(Workload(model=model, dataset=None), batch)
-    trainer = make_trainer(model, torch.optim.SGD(model.parameters()), step, config, cpu)
-    seen(trainer)
-    return trace_roofline(trainer, batch, cpu)
-
-
-def test_a_roofline_counts_the_products_of_forward_and_backward(cpu: Device) -> None:
-    found = traced_roofline(cpu)
-    assert found.flops == 2 * (2 * 4 * 8 * 2)  # the outputs, and the weights' gradient; none for the inputs
-    assert found.operators > 5
-    assert min(found.peak_flops_per_s, found.peak_bytes_per_s) > 0
-
-
-def test_products_in_float8_are_timed_where_the_device_has_them(cpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roofline, "_SHAPE_S", 0.001)
-    assert traced_roofline(cpu).float8 is None
-    monkeypatch.setattr(roofline, "has_float8", lambda _: True)
-    assert traced_roofline(cpu).float8 is None, "a dimension of 2"
-    found = traced_roofline(cpu, nn.Linear(32, 16), samples=16).float8
-    assert found is not None
-    assert found.flops == 2 * (2 * 16 * 32 * 16)
-    assert min(found.bfloat16_s, found.float8_s, found.cast_s, found.moved_cast_s) > 0
-
-
-def test_products_in_float8_that_fail_cost_no_roofline(cpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(*_: Any) -> Any:
-        raise RuntimeError("torch._scaled_mm is only supported on ...")
-
-    monkeypatch.setattr(roofline, "has_float8", lambda _: True)
-    monkeypatch.setattr(roofline, "time_products", failing)
-    found = traced_roofline(cpu)
-    assert found.float8 is None
-    assert found.flops > 0
-
-
-class Exhausted(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch
-    """Whatever runs inside it finds no memory."""
-
-    def __torch_dispatch__(self, *_: Any, **__: Any) -> Any:
-        raise torch.OutOfMemoryError("no memory is left for this batch")
-
-
-def test_a_batch_whose_products_can_not_be_watched_costs_no_roofline(
-    cpu: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(roofline, "has_float8", lambda _: True)
-    monkeypatch.setattr(roofline, "ProductsMode", Exhausted)
-    trainers: list[Trainer] = []
-    found = traced_roofline(cpu, grad_accum_steps=4, seen=trainers.append)
-    assert found.float8 is None
-    assert found.flops > 0
-    assert trainers[0].accumulated == 0
-    assert all(weight.grad is None for weight in trainers[0].model.parameters())
-
-
-def test_a_batch_bears_its_share_of_the_optimizers_step(cpu: Device) -> None:
-    once, shared = traced_roofline(cpu), traced_roofline(cpu, grad_accum_steps=64)
-    assert shared.flops == once.flops
-    weights = 18 * 4
-    assert once.moved_bytes - 3 * weights < shared.moved_bytes < once.moved_bytes + 3 * weights
-
-
-@pytest.mark.parametrize(
-    ("amp_dtype", "kind", "precision", "flops", "runs"),
-    [
-        ("float32", "cuda", "tf32", {"aten.convolution": 6, "aten.mm": 5}, True),
-        ("float32", "cuda", "tf32", {"aten.convolution_backward": 3, "aten.mm": 5}, False),
-        ("float32", "cuda", "ieee", {"aten.convolution": 6}, False),
-        ("float32", "cpu", "tf32", {"aten.convolution": 6}, False),
-        ("bfloat16", "cuda", "tf32", {"aten.convolution": 6}, False),
-        ("float32", "cuda", "tf32", {}, False),
-    ],
-)
-def test_float32_runs_in_tf32_where_convolutions_do_most(
-    amp_dtype: Any, kind: str, precision: str, flops: dict[str, int], runs: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = SimpleNamespace(conv=SimpleNamespace(fp32_precision=precision))
-    monkeypatch.setattr(torch.backends, "cudnn", settings)
-    assert roofline._runs_in_tf32(TrainingConfig(amp_dtype=amp_dtype), kind, flops) is runs
-
-
-def test_the_peak_is_measured_in_tf32_where_that_is_what_runs_and_all_is_as_before(
-    cpu: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def precisions() -> tuple[str, str]:
-        backends: Any = torch.backends
-        return backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision
-
-    def peak(*_: object) -> float:
-        seen.append(precisions())
-        return 1.0
-
-    seen: list[tuple[str, str]] = []
-    before = precisions()
-    monkeypatch.setattr(roofline, "_runs_in_tf32", lambda *_: True)
-    monkeypatch.setattr(roofline, "_peak_flops_per_s", peak)
-    traced_roofline(cpu)
-    assert seen == [("tf32", "tf32")]
-    assert precisions() == before
-
-
 def test_weights_are_put_back_after_a_point_that_diverged(cpu: Device, tmp_path: Path) -> None:
     """Products of zeros switch fewer transistors: what follows would read high."""
     seen: list[tuple[int, float]] = []
@@ -588,32 +363,6 @@ def test_the_weights_kept_aside_are_none_of_a_points_memory(
     monkeypatch.setattr(Device, "peak_memory", lambda _: MemorySample(peak_bytes=2**30, source="a known peak"))
     (own,) = trace(nn.Linear(8, 2), cpu, tmp_path, roofline=False).device
     assert own.peak_memory_bytes == 2**30 - 4 * (8 * 2 + 2)
-
-
-def test_a_peak_is_of_values_that_cost_the_power_of_training(cpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    def repeats(work: Any, _: Device) -> float:
-        work()
-        held.append([cell.cell_contents for cell in work.__closure__ if isinstance(cell.cell_contents, Tensor)])
-        return 1.0
-
-    held: list[list[Tensor]] = []
-    monkeypatch.setattr(roofline, "_repeats_per_s", repeats)
-    found = traced_roofline(cpu)
-    product, copy = held
-    for values in product:
-        assert values.shape == (64, 64)
-        assert len(set(values.flatten().tolist())) > 4000
-    assert [len(set(values.tolist())) for values in copy] == [256, 256]
-    assert torch.equal(*copy)
-    assert (found.peak_flops_per_s, found.peak_bytes_per_s) == (2 * 64**3, 2 * 2**16)
-
-
-def test_the_bytes_that_are_drawn_are_repeated_up_to_what_is_copied(
-    cpu: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(roofline, "_DRAWN_BYTES", 1000)
-    monkeypatch.setattr(roofline, "_repeats_per_s", lambda *_: 1.0)
-    assert roofline._peak_bytes_per_s(cpu) == 2 * (2**16 // 1000) * 1000
 
 
 def test_a_fused_optimizer_holds_for_its_point_alone_and_cudnns_timing_is_no_point(cpu: Device, tmp_path: Path) -> None:

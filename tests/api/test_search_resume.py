@@ -1,0 +1,264 @@
+"""What a search leaves in its folder, and how the next call goes on from there, after an interrupt too."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+from functools import partial
+from math import isnan, nan
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import autotune
+from autotune.api import search as searching
+from autotune.errors import (
+    RunFolderError,
+    StudyMismatchError,
+)
+from autotune.files.run_folder import read_summary
+from autotune.note import note
+from autotune.protocol.jobs import read_job
+from autotune.settings.training_config import TrainingConfig
+from autotune.testing import FakeLauncher, FakeTrial, analytic_cost
+from tests.factories.searches import GIB, NARROW
+from tests.factories.searches import fake_search as search
+
+FEW = 5
+"""Trials of the search that tests read, or go on from."""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> autotune.SearchResult:
+    return search(tmp_path_factory.mktemp("finished"), n_trials=FEW)
+
+
+@pytest.fixture
+def gone_on(finished: autotune.SearchResult, tmp_path: Path) -> Path:
+    """The folder of a copy of the finished search's run."""
+    shutil.copytree(finished.run_dir, tmp_path / "run", symlinks=True)
+    return tmp_path
+
+
+def test_the_baseline_is_trial_0_and_counts(finished: autotune.SearchResult) -> None:
+    assert len(finished.trials) == FEW
+    assert finished.trials[0].number == 0
+    assert finished.trials[0].config == finished.baseline == TrainingConfig()
+
+
+def test_a_run_folder_holds_what_design_says(finished: autotune.SearchResult) -> None:
+    names = {path.name for path in finished.run_dir.iterdir()}
+    assert {"recommended.yaml", "study.db", "trials.jsonl", "report.md", "environment.json", "logs"} <= names
+    assert not names & {"payload", "scratch"}
+    assert autotune.load(finished.run_dir / "recommended.yaml") == finished.best
+
+
+def test_a_run_is_read_back_from_its_folder_alone(finished: autotune.SearchResult) -> None:
+    assert read_summary(finished.run_dir) == finished.summary
+
+
+def test_the_study_is_given_back(finished: autotune.SearchResult) -> None:
+    assert finished.study.best_trial.number in {trial.number for trial in finished.trials}
+
+
+def test_the_same_call_again_runs_and_proposes_nothing_more(finished: autotune.SearchResult, gone_on: Path) -> None:
+    def waiting(result: autotune.SearchResult) -> int:
+        return sum(trial.state.name == "WAITING" for trial in result.study.get_trials(deepcopy=False))
+
+    again = search(gone_on, launcher=(launcher := FakeLauncher()), n_trials=FEW)
+    assert launcher.launched == []
+    assert again.summary == finished.summary
+    assert len(again.study.trials) == len(finished.study.trials)
+    assert waiting(again) == waiting(finished)
+
+
+def test_more_trials_go_on_from_those_that_are_there(finished: autotune.SearchResult, gone_on: Path) -> None:
+    second = search(gone_on, n_trials=FEW + 3, launcher=FakeLauncher(seed=1))
+    assert [trial.result for trial in second.trials[:FEW]] == [trial.result for trial in finished.trials]
+    assert all(
+        later.repeats[: len(earlier.repeats)] == earlier.repeats
+        for earlier, later in zip(finished.trials, second.trials, strict=False)
+    )
+    assert len(second.trials) == FEW + 3
+
+
+def test_fresh_begins_anew(gone_on: Path) -> None:
+    search(gone_on, launcher=(launcher := FakeLauncher()), n_trials=2, fresh=True)
+    assert launcher.launched[0] == TrainingConfig()
+
+
+@pytest.mark.parametrize(
+    "changed", [{"space": {"num_workers": [0, 1]}}, {"baseline": {"lr": 0.5}}, {"objective": {"busy_weight": 0.5}}]
+)
+def test_another_searchs_folder_is_refused(gone_on: Path, changed: dict[str, Any]) -> None:
+    with pytest.raises(StudyMismatchError, match=next(iter(changed))):
+        search(gone_on, n_trials=FEW, **changed)
+
+
+def test_an_interrupted_baseline_is_measured_first(tmp_path: Path) -> None:
+    class Interrupting(FakeLauncher):
+        def launch(self, launch: Any) -> Any:
+            if self.is_armed:
+                raise KeyboardInterrupt
+            self.is_armed = True  # the probe passes
+            return super().launch(launch)
+
+        is_armed = False
+
+    with pytest.raises(KeyboardInterrupt):
+        search(tmp_path, launcher=Interrupting())
+    result = search(tmp_path, n_trials=3)
+    assert [trial.number for trial in result.trials] == [0, 1, 2]
+    assert result.trials[0].config == TrainingConfig()
+
+
+def test_an_interrupted_search_claims_nothing_and_is_confirmed_by_the_next_call(tmp_path: Path) -> None:
+    class Interrupting(FakeLauncher):
+        def launch(self, launch: Any) -> Any:
+            if len(self.launched) == 4:
+                raise KeyboardInterrupt  # at the first run of the confirmation
+            return super().launch(launch)
+
+    with pytest.raises(KeyboardInterrupt):
+        search(tmp_path, n_trials=4, launcher=Interrupting())
+    interrupted = read_summary(tmp_path / "run").recommendation
+    assert interrupted is not None
+    assert (interrupted.verdict, interrupted.speedup) == ("unconfirmed", None)
+    launcher = FakeLauncher()
+    result = search(tmp_path, n_trials=4, launcher=launcher)
+    assert launcher.launched, "the confirmation is made up for"
+    assert result.speedup is not None
+
+
+def test_of_a_time_out_some_is_kept_to_write_the_reports(tmp_path: Path) -> None:
+    launcher = FakeLauncher()
+    search(tmp_path, n_trials=4, timeout_s=20, launcher=launcher)
+    (last,) = (job for job in launcher.jobs if job.kind == "stress")
+    assert last.process.deadline_s < 19
+
+
+def test_an_interrupted_stress_run_keeps_the_confirmation_and_is_made_up_for_by_the_next_call(tmp_path: Path) -> None:
+    class Interrupting(FakeLauncher):
+        def launch(self, launch: Any) -> Any:
+            if read_job(launch.folder.job).kind == "stress":
+                raise KeyboardInterrupt
+            return super().launch(launch)
+
+    with pytest.raises(KeyboardInterrupt):
+        search(tmp_path, launcher=Interrupting(), n_trials=5)
+    interrupted = read_summary(tmp_path / "run")
+    assert interrupted.recommendation is not None
+    assert interrupted.recommendation.verdict == "faster"
+    assert not interrupted.is_complete
+    again = search(tmp_path, n_trials=5).summary
+    assert again.is_complete
+    assert again.recommendation is not None
+    assert again.recommendation.stress is not None
+
+
+def test_a_finished_search_is_known_again_though_a_guard_has_seen_what_is_no_number(tmp_path: Path) -> None:
+    def cost(config: TrainingConfig) -> FakeTrial:
+        if config.amp_dtype == "float32":
+            return analytic_cost(config)
+        return FakeTrial(samples_per_s=1e6, peak_memory_bytes=GIB, passes_guard=False, broken_loss=nan)
+
+    first, launcher = search(tmp_path, cost, n_trials=6), FakeLauncher(cost)
+    losses = [loss for trial in first.trials if trial.result.guard is not None for loss in trial.result.guard.losses]
+    assert any(isnan(loss) for loss in losses)
+    search(tmp_path, launcher=launcher, n_trials=6)
+    assert launcher.jobs == []
+
+
+def test_an_exhausted_search_that_is_called_again_runs_nothing_more(tmp_path: Path) -> None:
+    space = {"num_workers": [0, 4], "micro_batch_size": 32, "grad_accum_steps": 1, "amp_dtype": "float32"}
+    fixed = {"prefetch_factor": 2, "persistent_workers": False, "pin_memory": False}
+    first, launcher = search(tmp_path, space={**space, **fixed}, n_trials=30), FakeLauncher()
+    assert search(tmp_path, space={**space, **fixed}, n_trials=30, launcher=launcher).summary == first.summary
+    assert launcher.launched == []
+
+
+@pytest.mark.parametrize("moment", ["select", "_summarise", "_write"])
+def test_an_interrupt_once_the_search_is_done_costs_it_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    work, heard = getattr(searching, moment), signal.getsignal(signal.SIGINT)
+
+    def interrupted(*arguments: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return work(*arguments)
+
+    monkeypatch.setattr(searching, moment, interrupted)
+    result = search(tmp_path, n_trials=4)
+    assert read_summary(tmp_path / "run").recommendation == result.summary.recommendation
+    assert result.summary.is_complete
+    assert signal.getsignal(signal.SIGINT) is heard
+
+
+def test_an_interrupted_search_keeps_the_best_so_far_and_goes_on(tmp_path: Path) -> None:
+    class Interrupting(FakeLauncher):
+        def launch(self, launch: Any) -> Any:
+            if len(self.launched) == 6:
+                raise KeyboardInterrupt
+            return super().launch(launch)
+
+    with pytest.raises(KeyboardInterrupt):
+        search(tmp_path, launcher=Interrupting())
+    best = autotune.load(tmp_path / "run" / "recommended.yaml")
+    assert best.num_workers > 0
+    launcher = FakeLauncher()
+    result = search(tmp_path, launcher=launcher, n_trials=10)
+    assert len(result.trials) == 10
+    assert TrainingConfig() not in launcher.launched[:4]
+
+
+def test_a_study_of_a_dataset_whose_code_has_changed_is_refused_by_name(tmp_path: Path) -> None:
+    def dataset(body: str) -> Any:
+        scope: dict[str, Any] = {"__name__": "program"}
+        exec(f"class Photos:\n    def __getitem__(self, index):\n        return {body}", scope)
+        return scope["Photos"]()
+
+    def run(body: str, **arguments: Any) -> FakeLauncher:
+        launcher = FakeLauncher()
+        options = {"space": NARROW, "n_trials": 3, "progress": False, "run_dir": tmp_path / "run", **arguments}
+        autotune.search(partial(dict, path=tmp_path), dataset(body), launcher=launcher, **options)
+        return launcher
+
+    assert run("slowly(index)").launched
+    assert run("slowly(index)").jobs == [], "equal code goes on, also where a partial holds an object"
+    with pytest.raises(StudyMismatchError, match=r"differs in dataset: Photos#\w+ there, Photos#\w+ here.*--fresh"):
+        run("fast(index)")
+    assert run("fast(index)", fresh=True).launched
+
+
+def test_a_search_that_goes_on_says_so_and_what_it_does_not_compare(tmp_path: Path) -> None:
+    options: Any = {"launcher": FakeLauncher(), "progress": False, "run_dir": tmp_path / "run"}
+    first = autotune.search(object, list, n_trials=2, **options).summary.notes
+    again = autotune.search(object, list, n_trials=3, **options).summary.notes
+    told = note("goes_on", has_command=False)
+    assert [[each for each in notes if each == told] for notes in (first, again)] == [[], [told]]
+
+
+def test_one_search_at_a_time_holds_a_run_folder(tmp_path: Path) -> None:
+    class Nested(FakeLauncher):
+        def launch(self, launch: Any) -> Any:
+            with pytest.raises(RunFolderError, match="one search at a time"):
+                search(tmp_path)
+            return super().launch(launch)
+
+    assert search(tmp_path, launcher=Nested(), n_trials=1).trials
+
+
+def test_an_unwritable_run_folder_is_told_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunFolderError, match="run_dir"):
+        search(tmp_path, run_dir=tmp_path / "file" / "run")
+
+
+def test_the_callers_random_state_is_as_before(tmp_path: Path) -> None:
+    random.seed(1)
+    before = random.getstate()
+    search(tmp_path, n_trials=4)
+    assert random.getstate() == before
