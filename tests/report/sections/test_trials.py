@@ -1,0 +1,46 @@
+"""A report of thousands of trials shows those that tell most, and says how many it leaves out."""
+
+from __future__ import annotations
+
+from autotune.records.run_summary import RunSummary
+from autotune.records.trial import Score, TrialResult
+from autotune.report.blocks import Bullets
+from autotune.report.sections.trials import trial_section, trial_table
+from tests.factories import make_record, make_summary
+
+
+def summary_of(count: int) -> RunSummary:
+    """Trials whose scores fall, after a first one; each tenth one has crashed."""
+    trials = [
+        make_record(number, result=TrialResult(outcome="crashed", reason="boom"), score=None)
+        if number % 10 == 9
+        else make_record(number, score=Score(value=1.0 - number / 10_000, feasible=True))
+        for number in range(count)
+    ]
+    return make_summary(trials=trials)
+
+
+def numbers_shown(summary: RunSummary) -> list[int]:
+    return [int(row[0]) for row in trial_table(summary).rows]
+
+
+def left_out(summary: RunSummary) -> str:
+    blocks = trial_section(summary, trial_table(summary)).blocks
+    return " ".join(text for block in blocks if isinstance(block, Bullets) for text in block.sentences)
+
+
+def test_of_many_trials_the_named_the_best_and_failures_are_shown_in_their_order() -> None:
+    summary = summary_of(600)
+    shown = numbers_shown(summary)
+    assert len(shown) == 200
+    assert shown == sorted(shown)
+    assert summary.recommendation is not None
+    assert {0, summary.recommendation.number, *range(1, 9)} <= {*shown}
+    assert 9 in shown  # the first that failed
+    assert "200 of 600 trials are shown" in left_out(summary)
+
+
+def test_of_few_trials_each_is_shown_and_nothing_is_said_of_it() -> None:
+    summary = summary_of(30)
+    assert numbers_shown(summary) == [*range(30)]
+    assert "are shown" not in left_out(summary)
