@@ -55,10 +55,10 @@ def _run(case: str, folder: Path) -> Figures:
     found["exit"] = code
     if not is_over and code != 0:
         fault = fault or f"the search ended with {code} though only its {role} was killed: {_output(folder)}"
-    return {**found, "fault": fault} if fault else {**found, **_go_on(search, folder)}
+    return {**found, "fault": fault} if fault else {**found, **_go_on(search, folder, role)}
 
 
-def _go_on(before: LiveSearch, folder: Path) -> Figures:
+def _go_on(before: LiveSearch, folder: Path, killed: Role) -> Figures:
     """The same command again, to its end."""
     known, logs = ended_trials(before.run), _logs(before.run)
     search = start_search(folder)
@@ -72,7 +72,7 @@ def _go_on(before: LiveSearch, folder: Path) -> Figures:
         f"trials are lost: {lost}" if lost else None,
         f"trials were run again: {again}" if again else None,
         left_of(folder, ()),
-        None if code else fault_of_folder(search),
+        None if code else fault_of_folder(search, may_leave_sockets=killed in {"server", "all"}),
     ]
     fault = next(filter(None, faults), None)
     return {"known": len(known), "trials": len(after), **({"fault": fault} if fault else {})}

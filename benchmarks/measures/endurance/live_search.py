@@ -69,6 +69,7 @@ device: cpu
 run_dir: run
 """
 _TICK_S = 0.005
+_SOCKETS = "pymp-"
 _TORCHS_OWN = "torchinductor_"  # a cache of the user's, which torch makes when it is imported
 _ENDS_WITHIN_S = 240.0
 _GONE_WITHIN_S = 5.0
@@ -175,8 +176,13 @@ def left_of(folder: Path, pids: Collection[int]) -> str | None:
     return f"shared memory is left: {segments}" if segments else None
 
 
-def fault_of_folder(search: LiveSearch) -> str | None:
-    """What is wrong with the files of a search that has ended; None where nothing is."""
+def fault_of_folder(search: LiveSearch, *, may_leave_sockets: bool = False) -> str | None:
+    """What is wrong with the files of a search that has ended; None where nothing is.
+
+    Args:
+        search: It has ended.
+        may_leave_sockets: Its server was killed, which alone knows the folder of its loader workers' sockets.
+    """
     with closing(sqlite3.connect(search.run / "study.db")) as connection:
         integrity = connection.execute("pragma integrity_check").fetchone()[0]
     if integrity != "ok":
@@ -189,7 +195,8 @@ def fault_of_folder(search: LiveSearch) -> str | None:
         json.loads((search.run / name).read_text())
     half = [path.name for path in search.run.iterdir() if path.suffix[1:].isdecimal()]
     unwanted = [name for name in ("scratch", "payload") if (search.run / name).exists()]
-    temporary = [path.name for path in search.temporary.iterdir() if not path.name.startswith(_TORCHS_OWN)]
+    spared = (_TORCHS_OWN, *([_SOCKETS] if may_leave_sockets else []))
+    temporary = [path.name for path in search.temporary.iterdir() if not path.name.startswith(spared)]
     left = [*half, *unwanted, *temporary]
     return f"files are left: {left}" if left else None
 
