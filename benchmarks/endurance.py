@@ -24,6 +24,7 @@ from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any
 
+from benchmarks.measures.endurance.faults import FAULTS_OF_TRIALS, FAULTS_ON_FRESH_INTERPRETERS
 from benchmarks.measures.endurance.part import Part
 from benchmarks.measures.part_guard import Figures, Keep, run_guarded
 from benchmarks.measures.recording import (
@@ -41,7 +42,10 @@ __all__ = ["PARTS", "go_on", "judged"]
 
 _BUDGET_S = 3600.0
 
-PARTS: Mapping[str, Part] = {}
+PARTS: Mapping[str, Part] = {
+    "faults": FAULTS_OF_TRIALS,
+    "faults_fresh": FAULTS_ON_FRESH_INTERPRETERS,
+}
 """In the order in which they run."""
 
 
