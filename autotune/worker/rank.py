@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
+from multiprocessing import current_process
 from time import perf_counter
 from typing import assert_never
 
@@ -62,6 +63,7 @@ def run_rank(folder: TrialFolder, started: float, local_rank: int = 0) -> int:
     """
     job = jobs.read_job(folder.job)
     _enter_callers_world(job.process)
+    _share_sockets(folder)
     faulthandler.enable()
     part = job.part if isinstance(job, jobs.TrialJob) else None
     first, host = (0, 0) if part is None else (part.first_rank, part.host)
@@ -173,6 +175,15 @@ def _enter_callers_world(process: jobs.ProcessSetup) -> None:
         os.environ["PYTHONPATH"] = process.python_path
     sys.path[:] = process.sys_path
     os.chdir(process.working_directory)
+
+
+def _share_sockets(folder: TrialFolder) -> None:
+    """Have this process and its loader workers put sockets where they are removed, whatever ends the workers.
+
+    Source: multiprocessing/util.py (get_temp_dir); each process hands its configuration on to those that it starts.
+    """
+    with suppress(OSError):  # there is none: each process makes one of its own
+        current_process()._config["tempdir"] = str(folder.sockets.readlink())  # type: ignore[attr-defined] # noqa: SLF001
 
 
 def _bad_fork_devices() -> tuple[str, ...]:

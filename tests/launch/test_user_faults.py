@@ -5,6 +5,7 @@ Over the fork server alone: none of this depends on how the process was started.
 
 from __future__ import annotations
 
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,17 @@ def test_no_shared_memory_of_a_killed_trial_is_left(rig: Rig) -> None:
     assert "SIGKILL" in result.reason
     pids = assert_gone(rig)
     assert not [one for one in Path("/dev/shm").iterdir() if any(f"_{pid}_" in one.name for pid in pids)]
+
+
+@pytest.mark.parametrize("model", ["linear", "killing_itself", "exiting_hard"])
+def test_no_socket_of_a_loader_worker_is_left(rig: Rig, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = rig.folder / "tmp"
+    places.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(places))
+    result = rig.run(model=model, dataset="noting_sockets", settings={"num_workers": 2})
+    assert result.outcome == ("ok" if model == "linear" else "crashed")
+    assert Path(rig.note("sockets").splitlines()[0]).parent == places, "not where only a clean end would remove it"
+    assert not [*places.iterdir()]
 
 
 def test_a_daemon_that_bears_nothing_of_its_trial_does_not_outlive_it(rig: Rig) -> None:
