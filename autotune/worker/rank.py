@@ -21,10 +21,11 @@ from typing import assert_never
 import scipy.special  # noqa: F401 - a window ends by Student's t; 0.1 to 0.16 s of CPU time, which no window may lose
 import torch
 
+from autotune.errors import RunFolderError
 from autotune.protocol import jobs
 from autotune.protocol.disk import TrialFolder
 from autotune.protocol.payload import read_payload
-from autotune.protocol.reports import RankReport
+from autotune.protocol.reports import REPORT_UNWRITTEN, RankReport
 from autotune.records.diagnosis import Curves
 from autotune.records.trial import TrialResult
 from autotune.settings.applied.numa import CoresError, addresses_of_ranks, bind_rank, can_bind
@@ -54,7 +55,7 @@ _done = partial(RankReport, result=TrialResult(outcome="ok"))
 
 
 def run_rank(folder: TrialFolder, started: float, local_rank: int = 0) -> int:
-    """Do the job in a trial's folder and write the report; the exit code is 0 where a report was written.
+    """Do the job in a trial's folder and write the report; the exit code: 0, or REPORT_UNWRITTEN.
 
     Args:
         folder: The trial's.
@@ -71,12 +72,30 @@ def run_rank(folder: TrialFolder, started: float, local_rank: int = 0) -> int:
     stack = folder.stack_of(place.rank).open("w") if _ranks_of(job) > 1 else sys.stderr
     dump = HangDump(file=stack, ends_at=started + job.process.deadline_s)
     dump.before_deadline()
+    spare = os.open(os.devnull, os.O_RDONLY)
     report = outcome_of(lambda: _do(job, place, dump, started))
-    place.write(report)
+    if not _is_written(place, report, spare):
+        return REPORT_UNWRITTEN
     if report.result.outcome == "ok":
         with suppress(RuntimeError):  # another rank has failed meanwhile, and reports it itself
             place.group.wait()  # a rank that ends first would end its group
     return 0
+
+
+def _is_written(place: Place, report: RankReport, spare: int) -> bool:
+    """Write the report; where that fails, with a descriptor more, since the user's code may have used up all others."""
+    with suppress(RunFolderError):
+        place.write(report)
+        return True
+    with suppress(OSError):  # the user's code has closed it
+        os.close(spare)
+    try:
+        place.write(report)
+    except RunFolderError as error:
+        with suppress(OSError, ValueError):  # the user's code may have closed it
+            print(f"autotune: {error}", file=sys.stderr, flush=True)  # noqa: T201 - into the trial's log
+        return False
+    return True
 
 
 def _do(job: jobs.Job, place: Place, dump: HangDump, started: float) -> RankReport:

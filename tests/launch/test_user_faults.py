@@ -178,6 +178,19 @@ def test_what_user_code_does_to_its_own_process_stays_there(rig: Rig, model: str
     rig.assert_next_trial_works()
 
 
+def test_an_exception_is_told_also_where_no_file_can_be_opened_any_more(rig: Rig) -> None:
+    result = rig.run(model="using_up_descriptors")
+    assert (result.outcome, result.reason) == ("crashed", "ValueError: the model is broken")
+    rig.assert_next_trial_works()
+
+
+def test_a_report_that_can_not_be_written_is_told_as_that(rig: Rig) -> None:
+    result = rig.run(model="taking_its_folder_away")
+    assert result.outcome == "crashed"
+    assert "report could not be written" in result.reason
+    assert b"ValueError: the model is broken" in rig.log
+
+
 def test_output_that_is_no_text_goes_to_the_log_as_it_is(rig: Rig) -> None:
     assert rig.run(model="printing_bytes").outcome == "ok"
     assert b"\xff\xfe\x00 not text \x80" in rig.log

@@ -6,11 +6,14 @@ import ctypes
 import gc
 import json
 import os
+import resource
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any, NoReturn
@@ -425,6 +428,31 @@ def blocking_report() -> nn.Module:
         (trial_folder() / "report.json").mkdir()
 
     return Faulty(once(act))
+
+
+def using_up_descriptors() -> nn.Module:
+    """No file can be opened any more, and what the step does fails."""
+
+    def act() -> NoReturn:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+        with suppress(OSError):
+            while True:
+                os.dup(0)
+        _raise()
+
+    return Faulty(act)
+
+
+def taking_its_folder_away() -> nn.Module:
+    """Nothing can be written where the report belongs: a file stands there in place of the folder."""
+
+    def act() -> NoReturn:
+        folder = trial_folder()
+        shutil.rmtree(folder)
+        folder.touch()
+        _raise()
+
+    return Faulty(act)
 
 
 def with_blocks_on_a_small_disk() -> nn.Module:
