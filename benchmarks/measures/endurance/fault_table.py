@@ -20,7 +20,7 @@ Needs = Literal["mounts", "cgroup", ""]
 
 PHASES = ("probe", "baseline", "trial", "guard", "look", "confirmation", "stress", "diagnose", "others")
 """Of a search, then of a diagnosis: its baseline, and other settings each alone."""
-_WITHOUT_WORKERS = {"guard"}
+_WITHOUT_WORKERS = {"guard", "probe"}
 """Phases that load without workers."""
 
 
@@ -51,7 +51,7 @@ FAULTS: Mapping[str, Fault] = {
     "killed": Fault(says="SIGKILL"),
     "keyboard_interrupt": Fault(says="KeyboardInterrupt", frame="_keyboard_interrupt"),
     "killed_worker": Fault(hook="worker", outcome="host_oom", says="loader worker was killed"),
-    "segfault_worker": Fault(hook="worker", says=r"[Ww]orker.*Segmentation fault"),
+    "segfault_worker": Fault(hook="worker", says=r"[Ww]orker.*(Segmentation fault|exited unexpectedly)"),
     "exit_worker": Fault(hook="worker", says=r"[Ww]orker.*exited unexpectedly"),
     "recursion": Fault(says="RecursionError", frame="_recursion"),
     "own_warning": Fault(says="DeprecationWarning: old", frame="_own_warning"),
@@ -74,7 +74,7 @@ FAULTS: Mapping[str, Fault] = {
     "huge_tensor": Fault(outcome="host_oom", says="machine ran out of memory"),
     "device_full": Fault(outcome="oom", says="device ran out of memory"),
     "full_shm": Fault(hook="dataset", outcome="host_oom", says="/dev/shm", needs="mounts"),
-    "full_disk": Fault(says="No space left", needs="mounts"),
+    "full_disk": Fault(says="No space left|disk is full", needs="mounts"),
     "used_descriptors": Fault(outcome="host_oom", says="open files"),
     "daemon": Fault(outcome="ok"),
     "fork_bomb": Fault(outcome="ok"),
@@ -94,6 +94,8 @@ FAULTS: Mapping[str, Fault] = {
 def is_reached(fault: Fault, phase: str) -> bool:
     """Whether a phase runs the user's code in which the fault strikes, and can show it."""
     if fault.knows_limit and phase == "probe":
+        return False
+    if fault.hook == "loss" and phase == "guard":  # what is no number in float32 either is no objection
         return False
     needs_workers = fault.hook == "worker" or fault is FAULTS["full_shm"] or fault is FAULTS["deadlocked_worker"]
     return not (needs_workers and phase in _WITHOUT_WORKERS)

@@ -20,6 +20,8 @@ __all__ = ["Seen", "faults_in", "told_of"]
 _WORKLOAD_ERROR, _NOTHING_FEASIBLE = (1, 2), 3
 _FAILURE_NOTES = {"sides_not_measured", "stress_failed", "stress_out_of_memory", "others_failed"}
 _OURS = re.compile(r"/autotune/(worker|launch|api|tuning)/|this is a bug in autotune")
+_AT_A_POINT = "process_ended_at_point"
+"""What is known of a point at which a process ended; the next process goes on behind it."""
 _LATE_S = 8.0
 """By which a trial's end may come after its deadline: its processes are ended, and its log is closed."""
 
@@ -46,7 +48,7 @@ def faults_in(fault: Fault, phases: tuple[str, ...], seen: Seen) -> Iterator[str
     for phase in phases:
         if phase not in seen.struck and is_reached(fault, phase):
             yield f"the fault never struck in {phase}"
-    if fault.outcome == "ok" or not seen.struck & {*phases}:
+    if fault.outcome == "ok" or not (seen.struck & {*phases} and is_reached(fault, phases[0])):
         yield from _disturbed(seen)
         return
     yield from _PHASES[phases[0]](fault, seen)
@@ -156,7 +158,7 @@ def _is_noted(fault: Fault, seen: Seen) -> Iterator[str]:
         if one.outcome != "ok"
     )
     told = json.dumps([note.model_dump(mode="json") for note in seen.summary.notes], ensure_ascii=False)
-    if not re.search(fault.says, told):
+    if not re.search(f"{fault.says}|{_AT_A_POINT}", told):
         yield f"a note must say {fault.says!r}, but there are {[*_notes(seen)]}"
 
 
@@ -164,7 +166,7 @@ def _is_remarked(fault: Fault, seen: Seen) -> Iterator[str]:
     """The diagnosis is given, and says what could not be measured, and why."""
     if seen.exit_code != 0:
         yield f"the diagnosis must be given, but it ended with {seen.exit_code}: {seen.errors.strip()[-400:]}"
-    elif not re.search(fault.says, seen.diagnosis):
+    elif not re.search(f"{fault.says}|{_AT_A_POINT}", seen.diagnosis):
         yield f"the diagnosis must say {fault.says!r}, but says {[*_notes(seen)]}"
 
 

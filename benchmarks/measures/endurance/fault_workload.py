@@ -94,7 +94,7 @@ class _Items(Dataset[tuple[Tensor, int]]):
 def _phase() -> str:
     """What the trial that runs is for, by the name of its folder."""
     if not (searched := [path.name for path in (_HERE / "disk").glob("run/scratch/*")]):
-        diagnosed = [path.name for path in (_HERE / "tmp").glob("autotune-*/scratch/*")]
+        diagnosed = [path.name for path in (_HERE / "disk" / "tmp").glob("autotune-*/scratch/*")]
         return {"baseline": "diagnose", "curves": "others"}.get(diagnosed[0].split("-")[0], "") if diagnosed else ""
     name = searched[0]
     return (

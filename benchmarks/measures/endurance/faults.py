@@ -46,7 +46,7 @@ workload: {model: "work.py:model", dataset: "work.py:dataset", loss: "work.py:lo
 baseline: {num_workers: 1, micro_batch_size: 8}
 space: {num_workers: 4, amp_dtype: bfloat16, micro_batch_size: 8, grad_accum_steps: 1, prefetch_factor: 2,
         persistent_workers: true, intra_op_threads: null}
-budget: {n_trials: 2, timeout_s: 240}
+budget: {n_trials: 2, timeout_s: 120}
 objective: {memory_limit: 1GiB}
 device: cpu
 run_dir: disk/run
@@ -125,8 +125,8 @@ def _set_up(folder: Path) -> None:
     """A user's folder, and what his shell would set; the process is the case's own."""
     (folder / "work.py").write_bytes(_WORKLOAD.read_bytes())
     (folder / "tune.yaml").write_text(_CONFIG)
-    (folder / "tmp").mkdir()
-    os.environ["TMPDIR"], tempfile.tempdir = str(folder / "tmp"), None
+    (folder / "disk" / "tmp").mkdir()
+    os.environ["TMPDIR"], tempfile.tempdir = str(folder / "disk" / "tmp"), None
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     os.chdir(folder)
 
@@ -164,7 +164,7 @@ def _left(folder: Path, around: Surroundings, before: Collection[str], *, spare:
 
 
 def _temporary(folder: Path) -> Iterator[str]:
-    yield from (path.name for path in (folder / "tmp").iterdir() if not path.name.startswith(_OF_TORCH))
+    yield from (path.name for path in (folder / "disk" / "tmp").iterdir() if not path.name.startswith(_OF_TORCH))
     yield from (name for name in ("scratch", "payload") if (folder / "disk" / "run" / name).exists())
 
 
@@ -197,8 +197,6 @@ def _unbounded(folder: Path, seen: Seen) -> Iterator[str]:
             yield f"{where} has a raw control character {raw[0]!r} after {text[: raw.start()][-40:]!r}"
         if len(text) > _LOG_BYTES:
             yield f"{where} is {len(text):,} characters long"
-    if "<script>alert" in texts["report.md"]:
-        yield "report.md holds markup of the user's"
     sizes = {path.name: path.stat().st_size for path in (folder / "disk").rglob("*") if path.is_file()}
     large = {name: size for name, size in sizes.items() if name.endswith(".log") and size > _LOG_BYTES}
     if large or sum(sizes.values()) > _RUN_BYTES:
