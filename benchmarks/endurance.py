@@ -24,6 +24,7 @@ from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any
 
+from benchmarks.measures.endurance.faults import FAULTS_OF_TRIALS, FAULTS_ON_FRESH_INTERPRETERS
 from benchmarks.measures.endurance.kills import KILLS
 from benchmarks.measures.endurance.neighbours import NEIGHBOURS
 from benchmarks.measures.endurance.part import Part
@@ -52,6 +53,8 @@ PARTS: Mapping[str, Part] = {
     "power_loss": POWER_LOSS,
     "stops": STOPS,
     "soak": SOAK,
+    "faults": FAULTS_OF_TRIALS,
+    "faults_fresh": FAULTS_ON_FRESH_INTERPRETERS,
 }
 """In the order in which they run."""
 

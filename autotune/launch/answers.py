@@ -7,6 +7,7 @@ trial is judged by, and the ceiling of RAM at which it is ended. Of a single pro
     a report was written                             what it says, however the process ended afterwards
     ended at its deadline, for its RAM, cancelled    timeout, host_oom, pruned
     ended by SIGKILL while the kernel's killer ran   host_oom
+    could not write its report                       crashed, for its folder
     any other end                                    crashed
 """
 
@@ -24,7 +25,7 @@ from autotune.analysis.group import merged_measurement
 from autotune.launch.launcher import Exit, Launch
 from autotune.launch.local.hang_report import Frame, Whereabouts, read_stack, users_part, whereabouts
 from autotune.protocol.disk import read_model
-from autotune.protocol.reports import RankReport
+from autotune.protocol.reports import REPORT_UNWRITTEN, RankReport
 from autotune.records.measurement import Measurement
 from autotune.records.trial import OUT_OF_MEMORY, Failure, TrialResult
 
@@ -33,6 +34,10 @@ __all__ = ["NO_LIMITS", "MemoryLimits", "one_report", "read_answer"]
 _FAR_ABOVE = 1.2  # our convention: a peak that is a little too high is measured and judged, not ended
 _RAM_SHARE = 0.95  # our convention: ended before the kernel's out-of-memory killer chooses a process
 _LEAST_VIOLATION = 0.01  # our convention: a trial that was ended for its memory counts as over the limit
+_UNWRITTEN = (
+    "the trial's report could not be written into its folder, most likely since the disk is full or the trial has used "
+    "up all that its processes may open; its log says what failed"
+)
 _SIGNALS = {"SIGSEGV": "a segmentation fault", "SIGABRT": "an abort", "SIGBUS": "a bus error"}
 _SUSPICION: dict[Whereabouts, int] = {"elsewhere": 0, "unknown": 1, "ours": 2, "calling": 3, "waiting": 4}
 
@@ -97,6 +102,8 @@ def _end_of(code: int, exit_: Exit) -> TrialResult:
     """The outcome of a process that ended by itself, or by a signal (negative) that was not autotune's."""
     if code == -signal.SIGKILL and exit_.was_oom_killed:
         return TrialResult(outcome="host_oom", reason="the kernel's out-of-memory killer ended the trial")
+    if code == REPORT_UNWRITTEN:
+        return TrialResult(outcome="crashed", reason=_UNWRITTEN)
     reason = f"the trial's process ended itself with exit code {code} before it had measured anything"
     if code < 0:
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
@@ -111,6 +118,8 @@ def _answer(report: Path, code: int | None) -> RankReport | None:
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as error:
+        if code == REPORT_UNWRITTEN:
+            return None
         reason = f"the trial's report can't be read ({type(error).__name__}); its process ended with {code}"
         return RankReport(result=TrialResult(outcome="crashed", reason=reason))
 

@@ -53,6 +53,11 @@ class TrialFolder:
         return self.path / "rendezvous"
 
     @property
+    def sockets(self) -> Path:
+        """A link to where the trial's processes put multiprocessing's sockets; their paths must be short."""
+        return self.path / "sockets"
+
+    @property
     def overlay(self) -> Path:
         """Where a script's writes to files that existed before go."""
         return self.path / "overlay"

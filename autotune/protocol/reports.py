@@ -21,7 +21,10 @@ from autotune.records.trial import TrialResult
 from autotune.settings.environment import Environment
 from autotune.settings.workload import WorkloadFacts
 
-__all__ = ["RankReport"]
+__all__ = ["REPORT_UNWRITTEN", "RankReport"]
+
+REPORT_UNWRITTEN = 74
+"""Exit code of a rank whose report could not be written. Source: sysexits.h (EX_IOERR)."""
 
 
 class RankReport(FrozenModel):

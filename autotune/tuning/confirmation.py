@@ -197,6 +197,9 @@ class Finals:
         )
         self.notes.extend(disturbances(record.number, result))
         result = with_ceilings(result, record.config, self._ceilings, asked=extras)
+        if result.measurement is None:
+            failed = {"outcome": result.outcome, "reason": result.reason, "log": result.log}
+            self.notes.append(note("finalist_failed", trial=record.number, **failed))
         measured, space = result.measurement, self.found.space
         score = None if measured is None else evaluate(measured, measured, space.objective, space.limit_bytes)
         return TrialRecord(number=record.number, config=record.config, result=result, score=score)

@@ -279,9 +279,11 @@ class Search:
         """Enqueue what the proposer wants, unless something waits; where it wants nothing, the sampler draws."""
         if self.study.has_waiting or not self.study.records:
             return
+        had_model = self.proposer.has_model
         failed = self.proposer.prepare(self.runner, self.time.sides_s, self.ceilings)
         if failed is not None:
             self.notes.append(failed)
+        if had_model and not self.proposer.has_model:
             self._enqueue(first_guesses(self.space))  # the model would only guess as well
         elif (proposal := self.proposer.propose(self.best)) is not None:
             self.study.propose(proposal.params, is_promising=proposal.is_promising)

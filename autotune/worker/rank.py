@@ -14,16 +14,18 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
+from multiprocessing import current_process
 from time import perf_counter
 from typing import assert_never
 
 import scipy.special  # noqa: F401 - a window ends by Student's t; 0.1 to 0.16 s of CPU time, which no window may lose
 import torch
 
+from autotune.errors import RunFolderError
 from autotune.protocol import jobs
 from autotune.protocol.disk import TrialFolder
 from autotune.protocol.payload import read_payload
-from autotune.protocol.reports import RankReport
+from autotune.protocol.reports import REPORT_UNWRITTEN, RankReport
 from autotune.records.diagnosis import Curves
 from autotune.records.trial import TrialResult
 from autotune.settings.applied.numa import CoresError, addresses_of_ranks, bind_rank, can_bind
@@ -54,7 +56,7 @@ _done = partial(RankReport, result=TrialResult(outcome="ok"))
 
 
 def run_rank(folder: TrialFolder, started: float, local_rank: int = 0) -> int:
-    """Do the job in a trial's folder and write the report; the exit code is 0 where a report was written.
+    """Do the job in a trial's folder and write the report; the exit code: 0, or REPORT_UNWRITTEN.
 
     Args:
         folder: The trial's.
@@ -63,6 +65,7 @@ def run_rank(folder: TrialFolder, started: float, local_rank: int = 0) -> int:
     """
     job = jobs.read_job(folder.job)
     _enter_callers_world(job.process)
+    _share_sockets(folder)
     faulthandler.enable()
     part = job.part if isinstance(job, jobs.TrialJob) else None
     first, host = (0, 0) if part is None else (part.first_rank, part.host)
@@ -70,12 +73,30 @@ def run_rank(folder: TrialFolder, started: float, local_rank: int = 0) -> int:
     stack = folder.stack_of(place.rank).open("w") if _ranks_of(job) > 1 else sys.stderr
     dump = HangDump(file=stack, ends_at=started + job.process.deadline_s)
     dump.before_deadline()
+    spare = os.open(os.devnull, os.O_RDONLY)
     report = outcome_of(lambda: _do(job, place, dump, started))
-    place.write(report)
+    if not _is_written(place, report, spare):
+        return REPORT_UNWRITTEN
     if report.result.outcome == "ok":
         with suppress(RuntimeError):  # another rank has failed meanwhile, and reports it itself
             place.group.wait()  # a rank that ends first would end its group
     return 0
+
+
+def _is_written(place: Place, report: RankReport, spare: int) -> bool:
+    """Write the report; where that fails, with a descriptor more, since the user's code may have used up all others."""
+    with suppress(RunFolderError):
+        place.write(report)
+        return True
+    with suppress(OSError):  # the user's code has closed it
+        os.close(spare)
+    try:
+        place.write(report)
+    except RunFolderError as error:
+        with suppress(OSError, ValueError):  # the user's code may have closed it
+            print(f"autotune: {error}", file=sys.stderr, flush=True)  # noqa: T201 - into the trial's log
+        return False
+    return True
 
 
 def _do(job: jobs.Job, place: Place, dump: HangDump, started: float) -> RankReport:
@@ -176,6 +197,15 @@ def _enter_callers_world(process: jobs.ProcessSetup) -> None:
         os.environ["PYTHONPATH"] = process.python_path
     sys.path[:] = process.sys_path
     os.chdir(process.working_directory)
+
+
+def _share_sockets(folder: TrialFolder) -> None:
+    """Have this process and its loader workers put sockets where they are removed, whatever ends the workers.
+
+    Source: multiprocessing/util.py (get_temp_dir); each process hands its configuration on to those that it starts.
+    """
+    with suppress(OSError):  # there is none: each process makes one of its own
+        current_process()._config["tempdir"] = str(folder.sockets.readlink())  # type: ignore[attr-defined] # noqa: SLF001
 
 
 def _bad_fork_devices() -> tuple[str, ...]:

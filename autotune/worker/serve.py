@@ -17,14 +17,12 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
-import multiprocessing
 import os
 import select
 import shutil
 import signal
 import socket
 import sys
-import tempfile
 import traceback
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
@@ -98,13 +96,12 @@ def _preload(connection: socket.socket, descriptor: int, *, is_close: bool) -> N
 
 
 def _serve_one(connection: socket.socket, folder: TrialFolder, ranks: int, output: int) -> None:
-    server_pid, pids, sockets = os.getpid(), [], _socket_folder()
+    server_pid, pids = os.getpid(), []
+    sockets = os.path.realpath(folder.sockets)  # now: later a trial could have put another link there
     for rank in range(ranks):
         pid = os.fork()
         if pid == 0:
             connection.close()
-            if sockets is not None:
-                multiprocessing.current_process()._config["tempdir"] = sockets  # type: ignore[attr-defined] # noqa: SLF001
             _become_rank(folder, rank, output, server_pid)
         pids.append(pid)
     os.close(output)
@@ -113,21 +110,9 @@ def _serve_one(connection: socket.socket, folder: TrialFolder, ranks: int, outpu
         free_shared_memory(pids[rank])
         if ended == ranks:
             _sweep(pids)
-            if sockets is not None:
-                shutil.rmtree(sockets, ignore_errors=True)
+            shutil.rmtree(sockets, ignore_errors=True)  # here as well: the parent may have been killed
         with suppress(BrokenPipeError):
             connection.send(json.dumps({"rank": rank, "exit": code}).encode())
-
-
-def _socket_folder() -> str | None:
-    """Where the ranks' loader workers have their sockets, which hand on tensors; None: each makes one of its own.
-
-    It would stay in /tmp for good where a worker is killed. Its name is one that multiprocessing would give: a trial's
-    own folder may have a name that is too long for a socket. Source: multiprocessing/util.py (get_temp_dir).
-    """
-    with suppress(OSError):
-        return tempfile.mkdtemp(prefix="pymp-")
-    return None
 
 
 def _exits(pids: Sequence[int], connection: socket.socket) -> Iterator[tuple[int, int | None]]:

@@ -25,14 +25,15 @@ from typing import Any
 
 import psutil
 
-__all__ = ["Figures", "Keep", "run_guarded"]
+__all__ = ["MARK", "Figures", "Keep", "run_guarded"]
 
 Figures = dict[str, Any]
 """What JSON can hold."""
 Keep = Callable[[Figures], None]
 """Takes what is known so far."""
 
-_MARK = "AUTOTUNE_BENCHMARK_PART"
+MARK = "AUTOTUNE_BENCHMARK_PART"
+"""Environment variable of whatever a part starts; its value is the part's own."""
 _ENDS_WITHIN_S = 5.0  # after an interrupt, before it is killed
 _GONE_WITHIN_S = 5.0
 _STACK_BYTES = 4000
@@ -69,7 +70,7 @@ def run_guarded(work: Callable[[Keep], Mapping[str, Any]], *, limit_s: float, ke
 
 def _work(work: Callable[[Keep], Mapping[str, Any]], folder: Path, kept: Path, limit_s: float, token: str) -> None:
     """The forked process: figures go to a file, whole each time; where it stands shortly before its end to another."""
-    os.environ[_MARK] = token  # of whatever it starts
+    os.environ[MARK] = token  # of whatever it starts
     stack = (folder / "stack").open("w")
     faulthandler.disable()  # `enable` alone leaves a handler that a library has put over an earlier one's, as Ray does
     faulthandler.enable(stack)
@@ -105,7 +106,7 @@ def _end(process: Any, token: str) -> None:
 
 def _bears(process: psutil.Process, token: str) -> bool:
     with suppress(psutil.Error, OSError):
-        return process.environ().get(_MARK) == token and process.status() != psutil.STATUS_ZOMBIE
+        return process.environ().get(MARK) == token and process.status() != psutil.STATUS_ZOMBIE
     return False
 
 

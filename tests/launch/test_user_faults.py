@@ -5,6 +5,7 @@ Over the fork server alone: none of this depends on how the process was started.
 
 from __future__ import annotations
 
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -111,15 +112,6 @@ def test_loader_workers_of_a_killed_rank_are_gone_with_the_trial(rig: Rig) -> No
     assert_gone(rig)
 
 
-def test_no_folder_of_sockets_of_a_killed_rank_is_left(rig: Rig) -> None:
-    result = rig.run(model="killing_itself_with_pid", dataset="noting_sockets", settings={"num_workers": 2})
-    assert result.outcome == "crashed"
-    assert_gone(rig)
-    folders = [Path(line) for line in Path("sockets").read_text().splitlines()]
-    assert len(folders) >= 2, "each worker has noted it"
-    assert not any(folder.exists() for folder in folders)
-
-
 def test_no_shared_memory_of_a_killed_trial_is_left(rig: Rig) -> None:
     result = rig.run(
         model="wide_linear_killing_itself",
@@ -129,6 +121,17 @@ def test_no_shared_memory_of_a_killed_trial_is_left(rig: Rig) -> None:
     assert "SIGKILL" in result.reason
     pids = assert_gone(rig)
     assert not [one for one in Path("/dev/shm").iterdir() if any(f"_{pid}_" in one.name for pid in pids)]
+
+
+@pytest.mark.parametrize("model", ["linear", "killing_itself", "exiting_hard"])
+def test_no_socket_of_a_loader_worker_is_left(rig: Rig, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = rig.folder / "tmp"
+    places.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(places))
+    result = rig.run(model=model, dataset="noting_sockets", settings={"num_workers": 2})
+    assert result.outcome == ("ok" if model == "linear" else "crashed")
+    assert Path(rig.note("sockets").splitlines()[0]).parent == places, "not where only a clean end would remove it"
+    assert not [*places.iterdir()]
 
 
 def test_a_daemon_that_bears_nothing_of_its_trial_does_not_outlive_it(rig: Rig) -> None:
@@ -173,6 +176,19 @@ def test_what_user_code_does_to_its_own_process_stays_there(rig: Rig, model: str
     result = rig.run(model=model)
     assert result.outcome == "ok", result.reason
     rig.assert_next_trial_works()
+
+
+def test_an_exception_is_told_also_where_no_file_can_be_opened_any_more(rig: Rig) -> None:
+    result = rig.run(model="using_up_descriptors")
+    assert (result.outcome, result.reason) == ("crashed", "ValueError: the model is broken")
+    rig.assert_next_trial_works()
+
+
+def test_a_report_that_can_not_be_written_is_told_as_that(rig: Rig) -> None:
+    result = rig.run(model="taking_its_folder_away")
+    assert result.outcome == "crashed"
+    assert "report could not be written" in result.reason
+    assert b"ValueError: the model is broken" in rig.log
 
 
 def test_output_that_is_no_text_goes_to_the_log_as_it_is(rig: Rig) -> None:

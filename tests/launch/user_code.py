@@ -6,11 +6,14 @@ import ctypes
 import gc
 import json
 import os
+import resource
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any, NoReturn
@@ -200,13 +203,6 @@ def note_pid(_: int = 0) -> None:
         file.write(f"{os.getpid()}\n")
 
 
-def note_sockets() -> None:
-    """Write down where this worker's sockets lie, and who it is."""
-    note_pid()
-    with Path("sockets").open("a") as notes:
-        notes.write(f"{get_temp_dir()}\n")
-
-
 def killing_itself_with_pid() -> nn.Module:
     def act() -> None:
         note_pid()
@@ -220,7 +216,16 @@ def noting_items() -> Dataset[Any]:
 
 
 def noting_sockets() -> Dataset[Any]:
-    return Items(lambda _: note_sockets())
+    """Each worker has a place for its sockets, as one that hands on tensors has, and writes it down."""
+
+    def act(_: int) -> None:
+        if get_worker_info() is not None:
+            place = get_temp_dir()
+            Path(place, "listener").touch()
+            with Path("sockets").open("a") as file:
+                file.write(f"{place}\n")
+
+    return Items(act)
 
 
 def large_noting_items() -> Dataset[Any]:
@@ -420,6 +425,31 @@ def blocking_report() -> nn.Module:
         (trial_folder() / "report.json").mkdir()
 
     return Faulty(once(act))
+
+
+def using_up_descriptors() -> nn.Module:
+    """No file can be opened any more, and what the step does fails."""
+
+    def act() -> NoReturn:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+        with suppress(OSError):
+            while True:
+                os.dup(0)
+        _raise()
+
+    return Faulty(act)
+
+
+def taking_its_folder_away() -> nn.Module:
+    """Nothing can be written where the report belongs: a file stands there in place of the folder."""
+
+    def act() -> NoReturn:
+        folder = trial_folder()
+        shutil.rmtree(folder)
+        folder.touch()
+        _raise()
+
+    return Faulty(act)
 
 
 def with_blocks_on_a_small_disk() -> nn.Module:

@@ -15,13 +15,15 @@ from autotune.analysis.decisions.confirmation_plan import UNHURRIED_CONFIRMATION
 from autotune.analysis.time_estimate import overhead_s
 from autotune.launch.launcher import Exit, Launch
 from autotune.records.recommendation import Recommendation
+from autotune.records.trial import TrialResult
+from autotune.report.wording import say
 from autotune.settings.training_config import TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial
 from autotune.tuning.loop import Search
 from autotune.tuning.outcomes import ConfirmationOutcome
 from autotune.tuning.selection import select
 from tests.factories import searches
-from tests.factories.searches import GIB, figures_of, finals_of, make_search
+from tests.factories.searches import GIB, FailingLauncher, figures_of, finals_of, make_search
 
 _BATCHES = (32, 64, 128)
 
@@ -176,6 +178,24 @@ def test_slow_starts_leave_finalists_out_and_that_is_said(tmp_path: Path) -> Non
     (left_out,) = (one for one in search.study.records if one.config.micro_batch_size not in ran)
     assert left_out.number not in {0, _fastest(search)}
     assert figures_of(sure.notes, "finalist_left_out") == [{"trial": left_out.number}]
+
+
+def test_a_finalist_that_fails_when_it_is_measured_again_is_noted_with_the_reason(tmp_path: Path) -> None:
+    space: dict[str, Any] = {"micro_batch_size": [32, 64], "amp_dtype": "float32", "num_workers": 0}
+    launcher = FailingLauncher(
+        lambda config: FakeTrial(samples_per_s=float(config.micro_batch_size), peak_memory_bytes=GIB)
+    )
+    search = make_search(tmp_path, launcher, method="grid", n_trials=None, grad_accum_steps=1, **space)
+    search.run()
+    best = search.best
+    assert best is not None
+    launcher.failures = {"trial": TrialResult(outcome="crashed", reason="RuntimeError: later", log="ignored")}
+    sure = finals_of(search).run()
+    told = figures_of(sure.notes, "finalist_failed")
+    assert {0, best.number} <= {one["trial"] for one in told}
+    assert {(one["outcome"], one["reason"]) for one in told} == {("crashed", "RuntimeError: later")}
+    (own,) = (say(one) for one in sure.notes if one.code == "finalist_failed" and one.figures["trial"] == 0)
+    assert own.startswith("Your configuration did not end well when it was measured again: RuntimeError: later (log: ")
 
 
 @pytest.mark.parametrize("startup_s", [0.1, 3.0, 12.0, 60.0])

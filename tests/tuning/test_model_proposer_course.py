@@ -95,6 +95,18 @@ def test_a_look_that_shows_nothing_is_noted_with_what_kept_it(tmp_path: Path) ->
     assert search.best.config.num_workers == 8
 
 
+def test_a_side_that_was_measured_in_no_setting_is_noted_and_the_model_goes_on(tmp_path: Path) -> None:
+    def cost(config: TrainingConfig) -> FakeTrial:
+        return replace(analytic_cost(config), device_ceiling=None, busy_fraction=1.0)
+
+    search = make_search(tmp_path, FakeLauncher(cost), n_trials=4, **SMALL)
+    search.run()
+    reason = "the cost model does not say"
+    assert search.notes == [note("one_side_not_measured", side="device", reason=reason)]
+    assert search.proposer.has_model
+    assert len(search.study.records) == 4
+
+
 def test_a_look_takes_no_more_than_its_share_of_the_time(tmp_path: Path) -> None:
     timed = make_search(tmp_path / "timed", FakeLauncher(), timeout_s=100.0, n_trials=2, **SMALL)
     free = make_search(tmp_path / "free", FakeLauncher(), n_trials=2, **SMALL)

@@ -17,6 +17,7 @@ from autotune.analysis.forecast.acquisition import AMPLE
 from autotune.analysis.forecast.rate_model import Observation
 from autotune.analysis.rates import mean_rate
 from autotune.analysis.statistics import NORMAL_95
+from autotune.note import Note, note
 from autotune.records.ceilings import Ceiling, CeilingBook, device_key, loader_key
 from autotune.records.diagnosis import CurvePoint, Curves
 from autotune.records.trial import TrialRecord
@@ -32,6 +33,7 @@ __all__ = [
     "changed",
     "configured_points",
     "device_variations",
+    "failed_side",
     "loader_variations",
     "mean_log_rates",
     "observed_rate",
@@ -212,3 +214,17 @@ def _is_loader_out_of_reach(space: ResolvedSpace, book: CeilingBook) -> bool:
         return False
     growth = max(1.0, max(batches) / own.micro_batch_size) * _FASTEST_PRECISION
     return loader.samples_per_s > AMPLE * growth * device.samples_per_s
+
+
+def failed_side(curves: Curves, ended: str) -> Note | None:
+    """That one side was measured in no setting, though it was tried in some; else None.
+
+    Args:
+        curves: What was measured.
+        ended: Why the last process that measured them did not end well; "" where it did.
+    """
+    for side, points in (("loader", curves.loader), ("device", curves.device)):
+        if points and all(point.ceiling is None for point in points):
+            reasons: tuple[Note | str, ...] = (ended, *(point.reason for point in points))
+            return note("one_side_not_measured", side=side, reason=next(filter(None, reasons), "no figures came"))
+    return None

@@ -8,11 +8,12 @@ the processes print, or the beginning and the end where that is too much.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import BinaryIO
 
 import psutil
@@ -20,7 +21,7 @@ import psutil
 from autotune.launch.launcher import EndedFor, Exit, Launch
 from autotune.launch.local.process_tree import bytes_above, free_segments, kill_all, oom_kills, segments
 from autotune.protocol.clock import monotonic
-from autotune.protocol.disk import disk_error
+from autotune.protocol.disk import TrialFolder, disk_error
 
 __all__ = ["LogFile", "Started", "watch"]
 
@@ -59,6 +60,21 @@ def watch(launch: Launch, token: str, start: Callable[[int], Started]) -> Exit:
         token: Marks its processes.
         start: Starts its ranks, which print to a descriptor.
     """
+    with _sockets_in(launch.folder):
+        return _watch(launch, token, start)
+
+
+@contextmanager
+def _sockets_in(folder: TrialFolder) -> Iterator[None]:
+    """A folder for sockets that is gone with the trial; where none can be made, processes find a place themselves."""
+    with ExitStack() as held:
+        with suppress(OSError):
+            made = TemporaryDirectory(prefix="autotune-", ignore_cleanup_errors=True)
+            folder.sockets.symlink_to(held.enter_context(made))
+        yield
+
+
+def _watch(launch: Launch, token: str, start: Callable[[int], Started]) -> Exit:
     log = LogFile(launch.log)
     try:
         started = start(log.output)

@@ -19,6 +19,7 @@ from autotune.analysis.forecast.observations import (
     ConfiguredPoint,
     configured_points,
     device_variations,
+    failed_side,
     loader_variations,
     mean_log_rates,
     observed_rate,
@@ -93,7 +94,7 @@ class ModelProposer:
         return self.has_model and bool(self.sides)
 
     def prepare(self, runner: TrialRunner, deadline_s: float, ceilings: CeilingBook) -> Note | None:
-        """Measure loader and device alone, in one process, once, after the baseline; why that failed, or None.
+        """Measure loader and device alone, in one process, once, after the baseline; what of it failed, or None.
 
         Nothing else runs meanwhile, on a cluster either: every proposal rests on this, and a trial beside it would
         share its host and change what it measures. Where it failed, the sampler alone goes on.
@@ -107,7 +108,7 @@ class ModelProposer:
         points = (*curves.loader, *curves.device)
         if any(point.ceiling is not None for point in points):
             self.keep(curves)
-            return None
+            return failed_side(curves, report.result.reason)
         self.has_model = False
         reasons = (report.result.reason, *(point.reason for point in points))
         return note("sides_not_measured", reason=next(filter(None, reasons), report.result.outcome))

@@ -43,7 +43,7 @@ class Proposer(Protocol):
         ...
 
     def prepare(self, runner: TrialRunner, deadline_s: float, ceilings: CeilingBook, /) -> Note | None:
-        """Measure what proposals rest on, once, after the baseline; why that failed, or None. Keeps ceilings."""
+        """Measure what proposals rest on, once, after the baseline; what of it failed, or None. Keeps ceilings."""
         ...
 
     def recall(self, curves: Curves, ceilings: CeilingBook, /) -> None:

@@ -13,9 +13,12 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["ErrorText", "cause_of", "errors_in"]
+__all__ = ["ErrorText", "cause_of", "errors_in", "printable"]
 
 _LONGEST = 300  # characters of one line in a report: our own convention
+_LONGEST_LINE = 2000  # of what is quoted whole; the longest of torch's allocator has some 800: our own convention
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _QUOTE = re.compile(r"Caught \w+ .*\nOriginal Traceback")
 _TRACEBACK = "Traceback (most recent call last):\n"
 _QUOTED = re.compile(
@@ -37,8 +40,8 @@ class ErrorText:
 
     @property
     def first_line(self) -> str:
-        """The first line of the message; its type where there is none."""
-        return (self.message.strip() or self.kinds[0]).splitlines()[0]
+        """The first line of the message, as it can be printed; its type where there is none."""
+        return printable((self.message.strip() or self.kinds[0]).splitlines()[0][:_LONGEST_LINE])
 
 
 def errors_in(error: BaseException | None) -> Iterator[ErrorText]:
@@ -58,7 +61,16 @@ def cause_of(error: BaseException) -> str:
     kind = type(error).__name__
     lines = (str(error).strip() or "no message").splitlines()
     line = lines[-1].removeprefix(f"{kind}: ") if lines[0].startswith("Caught ") else lines[0]
-    return f"{kind}: {line}"[:_LONGEST]
+    return printable(f"{kind}: {line[:_LONGEST]}")[:_LONGEST]
+
+
+def printable(text: str) -> str:
+    r"""Foreign text without colours; what else steers a terminal, or is no character, stands as an escape such as \x1b.
+
+    Half of a surrogate pair, as in file names that are no UTF-8, can't be written to any file of ours either.
+    """
+    plain = _COLOURS.sub("", text.replace("\r\n", "\n"))
+    return _UNPRINTABLE.sub(lambda found: repr(found[0])[1:-1], plain)
 
 
 def _errors_of(error: BaseException) -> Iterator[ErrorText]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from autotune.protocol.reports import RankReport
 from autotune.records.trial import Failure, Outcome, TrialResult
-from autotune.worker.failure.causes import cause_of
+from autotune.worker.failure.causes import cause_of, printable
 from autotune.worker.failure.kernel_failures import is_kernel_failure, launches_block
 from autotune.worker.failure.out_of_memory import shortage_of
 from autotune.worker.measure.loop import Diverged
@@ -23,6 +23,8 @@ from autotune.worker.setup.process_group import is_collateral
 __all__ = ["outcome_of"]
 
 _OUR_PACKAGE = str(Path(__file__).resolve().parents[2]) + os.sep
+_LONGEST_TRACEBACK = 32 * 1024
+"""Characters, some hundred frames: our own convention. A record is read often; a message may hold a whole tensor."""
 _PLACE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
@@ -31,15 +33,16 @@ def outcome_of(work: Callable[[], RankReport]) -> RankReport:
     try:
         return work()
     except (WorkloadFault, DeviceError) as fault:
-        return RankReport(result=TrialResult(outcome="invalid", reason=str(fault)), is_workload_fault=True)
+        return RankReport(result=TrialResult(outcome="invalid", reason=printable(str(fault))), is_workload_fault=True)
     except Diverged as divergence:
-        return RankReport(result=TrialResult(outcome="diverged", reason=str(divergence)))
+        return RankReport(result=TrialResult(outcome="diverged", reason=printable(str(divergence))))
     except BaseException as error:  # noqa: BLE001 - user code may raise anything, SystemExit among it
         return _crash(error)
 
 
 def _crash(error: BaseException) -> RankReport:
-    text = _users_traceback(error)
+    whole = _users_traceback(error)
+    text = _bounded(printable(whole))
     with suppress(OSError, ValueError):  # the user's code may have closed it
         print(text, file=sys.stderr, flush=True)  # noqa: T201 - into the trial's log
     shortage = shortage_of(error)
@@ -47,7 +50,7 @@ def _crash(error: BaseException) -> RankReport:
         outcome: Outcome = "oom" if shortage.memory == "device" else "host_oom"
         return RankReport(result=TrialResult(outcome=outcome, reason=shortage.reason))
     failure = Failure(
-        signature=f"{type(error).__name__} at {_place(text)}",
+        signature=f"{type(error).__name__} at {_place(whole)}",
         traceback=text,
         is_asynchronous=is_kernel_failure(error) and not launches_block(),
     )
@@ -64,6 +67,14 @@ def _users_traceback(error: BaseException) -> str:
         current.stack = traceback.StackSummary.from_list(own or list(current.stack))
         current = current.__cause__ or current.__context__
     return "".join(formatted.format()).rstrip()
+
+
+def _bounded(text: str) -> str:
+    """A text's beginning and end, where it is too long."""
+    if len(text) <= _LONGEST_TRACEBACK:
+        return text
+    half = _LONGEST_TRACEBACK // 2
+    return f"{text[:half]}\n... {len(text) - 2 * half:,} characters left out ...\n{text[-half:]}"
 
 
 def _place(text: str) -> str:

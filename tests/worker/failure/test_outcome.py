@@ -107,3 +107,35 @@ def test_a_crash_is_told_by_the_users_place_and_without_our_frames() -> None:
 def test_a_fault_of_the_workload_is_marked_as_one() -> None:
     assert ended_by(WorkloadFault("no loss")).is_workload_fault
     assert not ended_by(ValueError("no loss")).is_workload_fault
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ("\x1b[31mred\x1b[0m", "red"),
+        ("\x1b]0;owned\x07 \x9b1m", r"\x1b]0;owned\x07 \x9b1m"),
+        ("a file \udcff", r"a file \udcff"),
+        ("abc \u202edcb", r"abc \u202edcb"),
+    ],
+)
+def test_what_steers_a_terminal_or_is_no_character_is_told_as_an_escape(message: str, told: str) -> None:
+    for error, kind in (
+        (ValueError(message), "ValueError: "),
+        (RuntimeError(f"CUDA error: out of memory {message}"), ""),
+    ):
+        report = ended_by(error)
+        assert report.result.reason.endswith(told)
+        assert report.result.reason.startswith(kind)
+        assert RankReport.model_validate_json(report.model_dump_json()) == report
+        assert report.result.failure is None or told in report.result.failure.traceback
+
+
+def test_a_message_of_megabytes_does_not_make_the_record_large() -> None:
+    for error in (ValueError("x" * 2**22), RuntimeError("not enough memory: " + "x" * 2**22)):
+        report = ended_by(error)
+        assert len(report.model_dump_json()) < 2**17
+    failure = ended_by(ValueError("x" * 2**22)).result.failure
+    assert failure is not None
+    assert failure.traceback.startswith("Traceback")
+    assert "characters left out" in failure.traceback
+    assert failure.signature.startswith("ValueError at test_outcome.py:")
