@@ -24,6 +24,8 @@ from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any
 
+from benchmarks.measures.endurance.damage import DAMAGE
+from benchmarks.measures.endurance.fuzz import FUZZ_CALLS, FUZZ_CLI, FUZZ_CONFIGS
 from benchmarks.measures.endurance.part import Part
 from benchmarks.measures.part_guard import Figures, Keep, run_guarded
 from benchmarks.measures.recording import (
@@ -41,7 +43,12 @@ __all__ = ["PARTS", "go_on", "judged"]
 
 _BUDGET_S = 3600.0
 
-PARTS: Mapping[str, Part] = {}
+PARTS: Mapping[str, Part] = {
+    "fuzz_configs": FUZZ_CONFIGS,
+    "fuzz_calls": FUZZ_CALLS,
+    "fuzz_cli": FUZZ_CLI,
+    "damage": DAMAGE,
+}
 """In the order in which they run."""
 
 
