@@ -34,12 +34,18 @@ def commands(folder: Path) -> st.SearchStrategy[list[str]]:
     )
     configs = documents().map(lambda raw: _written(folder, raw))
     options = st.lists(st.sampled_from(_OPTIONS), max_size=2)
-    settings = overrides().map(lambda text: ["--set", text.replace("\0", "")]) | st.just([])
+    settings: st.SearchStrategy[list[str]] = (
+        overrides().map(lambda text: ["--set", text.replace("\0", "")]) | _nothing()
+    )
     of_plan = st.tuples(st.sampled_from(["run", "check", "diagnose"]), configs | paths, settings, options)
     others = st.tuples(
         st.sampled_from(["report", "export", "init", "apply", "env", "nonsense"]), paths, st.just([]), options
     )
     return (of_plan | others).map(lambda all_: [all_[0], all_[1], *map(_as_word, all_[2]), *all_[3]])
+
+
+def _nothing() -> st.SearchStrategy[list[str]]:
+    return st.just(list[str]())
 
 
 def try_command(folder: Path, words: list[str]) -> str:
