@@ -24,7 +24,9 @@ from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any
 
+from benchmarks.measures.endurance.damage import DAMAGE
 from benchmarks.measures.endurance.faults import FAULTS_OF_TRIALS, FAULTS_ON_FRESH_INTERPRETERS
+from benchmarks.measures.endurance.fuzz import FUZZ_CALLS, FUZZ_CLI, FUZZ_CONFIGS
 from benchmarks.measures.endurance.kills import KILLS
 from benchmarks.measures.endurance.neighbours import NEIGHBOURS
 from benchmarks.measures.endurance.part import Part
@@ -55,6 +57,10 @@ PARTS: Mapping[str, Part] = {
     "soak": SOAK,
     "faults": FAULTS_OF_TRIALS,
     "faults_fresh": FAULTS_ON_FRESH_INTERPRETERS,
+    "fuzz_configs": FUZZ_CONFIGS,
+    "fuzz_calls": FUZZ_CALLS,
+    "fuzz_cli": FUZZ_CLI,
+    "damage": DAMAGE,
 }
 """In the order in which they run."""
 

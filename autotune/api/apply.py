@@ -10,13 +10,12 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from os.path import isdir
 from pathlib import Path
 
 from autotune.api.load import load
 from autotune.errors import ConfigError
 from autotune.files.recommended_file import read_script
-from autotune.files.run_folder import RunFolder
+from autotune.files.run_folder import recommended_of
 from autotune.note import note
 from autotune.protocol.attach import attached_environment, framework_environment, with_own_python
 from autotune.report.wording import say
@@ -38,7 +37,7 @@ def applied(path: Path, command: Sequence[str]) -> tuple[tuple[str, ...], dict[s
     fault = command_fault(command)
     if fault is not None:
         raise ConfigError(fault)
-    file = RunFolder(path).recommended if isdir(path) else path  # noqa: PTH112 - no error for any name
+    file = recommended_of(path)
     config, found = load(file), read_script(file)
     missing = [f"{{{name}}}" for name in found.script.placeholders if name not in placeholders_in(command)]
     if missing:

@@ -7,14 +7,14 @@ that the settings were found on, as a JSON document too.
 from __future__ import annotations
 
 import json
-from contextlib import suppress
-from os.path import isdir
+import warnings
+from os.path import lexists
 from pathlib import Path
 
 from autotune.api.load import load
 from autotune.errors import ConfigError
 from autotune.files.recommended_machine import read_machine
-from autotune.files.run_folder import RunFolder, read_summary
+from autotune.files.run_folder import RunFolder, read_summary, recommended_of
 from autotune.note import Note, note
 from autotune.report.wording import say
 from autotune.settings.exports.export import Export
@@ -34,15 +34,22 @@ def export_run(path: Path, target: str) -> Export:
     Raises:
         ConfigError: the file can't be read, or there is no such target.
     """
-    is_folder = isdir(path)  # noqa: PTH112 - no error for any name
-    file = RunFolder(path).recommended if is_folder else path
+    file = recommended_of(path)
     config = load(file)
     device = read_machine(file).get("device")
-    optimizer = None
-    if is_folder:
-        with suppress(ConfigError):  # a search that was interrupted has no summary
-            optimizer = read_summary(path).facts.optimizer.name
+    optimizer = None if file == path else _optimizer_of(path)
     return config.to(target, device=str(device) if device else None, optimizer=optimizer)
+
+
+def _optimizer_of(run_dir: Path) -> str | None:
+    """The class of the optimizer that trials had, with a warning where the run folder can't tell it."""
+    if not lexists(RunFolder(run_dir).summary):  # a recommended.yaml was put into a folder by itself
+        return None
+    try:
+        return read_summary(run_dir).facts.optimizer.name
+    except ConfigError as error:
+        warnings.warn(say(note("optimizer_not_told", reason=str(error))), stacklevel=3)
+        return None
 
 
 def export_remarks(export: Export) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.errors import NothingFeasibleError
-from autotune.files.run_folder import RunFolder, read_summary
+from autotune.files.run_folder import RunFolder, read_summary, refuse_unusual_study
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import TrialRecord
 from autotune.report.model import build_report
@@ -70,6 +70,7 @@ def open_run(path: str | Path) -> SearchResult:
     summary = read_summary(folder.path)
     if summary.recommendation is None:
         raise NothingFeasibleError(say_nothing_feasible(summary))
+    refuse_unusual_study(folder)
     return result_of(summary, open_finished(folder.study), folder.path)
 
 

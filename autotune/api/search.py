@@ -19,7 +19,7 @@ from autotune.analysis.memory.growth import Room, creep_notes_of
 from autotune.api.caller import kept_interrupts, kept_random_state, without_interrupts
 from autotune.api.result import SearchResult, result_of
 from autotune.api.setup import opened_launcher, runner_for, warnings_in
-from autotune.errors import NothingFeasibleError, RunFolderError, WorkloadError
+from autotune.errors import ConfigError, NothingFeasibleError, RunFolderError, WorkloadError
 from autotune.files.recommended_file import recommended_yaml
 from autotune.files.run_folder import RunFolder, new_run_dir, open_run_folder, read_summary
 from autotune.files.script_patch import patch_script
@@ -86,7 +86,6 @@ def run_plan(
         study = Study.open(
             folder.study, space, identity=identify(plan, space), seed=plan.seed, method=plan.search.method
         )
-        folder.write_trials(study.records)  # a kill may have come between the two
         time = TimeBudget(
             study=study, budget=plan.budget, clock=clock, slots=partial(slots_of, starts), probe_s=probe_s
         )
@@ -99,7 +98,13 @@ def run_plan(
         if beside is not None:
             search.on_record = partial(_keep, search, folder, beside)
         try:
-            summary = _known(time, folder) or _tune(search, plan, folder)
+            mended = folder.restore_trials(study.records)
+            search.notes += mended
+            summary = _known(search, folder)
+            if summary is None:
+                summary = _tune(search, plan, folder)
+            elif mended:
+                summary = summary.model_copy(update={"notes": (*summary.notes, *mended)})
             if launcher is None and summary.run_spread.source == "workload":
                 remember_spread(machine, workload, summary.run_spread)
         except BaseException:
@@ -122,7 +127,10 @@ def _search_of(plan: Plan, time: TimeBudget, runner: TrialRunner, folder: RunFol
             *([note("goes_on", has_command=plan.workload.command is not None)] if study.records else []),
         ],
     )
-    if study.records and (curves := folder.read_curves()) is not None:
+    curves = folder.read_curves() if study.records else None
+    if isinstance(curves, Note):
+        search.notes.append(curves)
+    elif curves is not None:
         search.proposer.recall(curves, search.ceilings)
     if hints is not None:
         search.first = seed_params(hints, space)
@@ -164,12 +172,19 @@ def _tune(search: Search, plan: Plan, folder: RunFolder) -> RunSummary:
     return summary
 
 
-def _finished(time: TimeBudget, folder: RunFolder) -> RunSummary | None:
-    """The summary of a search that was confirmed and has no trial left to run; None where there is more to do."""
-    study, budget = time.study, time.budget
+def _finished(search: Search, folder: RunFolder) -> RunSummary | None:
+    """The summary of a search that was confirmed and has no trial left to run; None where there is more to do.
+
+    One that can't be read is noted, and confirmed anew.
+    """
+    time, study, budget = search.time, search.time.study, search.time.budget
     if not study.records or not folder.summary.exists():
         return None
-    summary = read_summary(folder.path)
+    try:
+        summary = read_summary(folder.path)
+    except ConfigError as error:
+        search.notes.append(note("file_damaged", name=folder.summary.name, reason=str(error)))
+        return None
     is_over = study.is_exhausted or (not budget.may_stop_early and time.why_over is not None)
     ended_by_itself = budget.may_stop_early and budget.timeout_s is None
     if not (is_over or (ended_by_itself and summary.budget == budget)):
@@ -180,9 +195,9 @@ def _finished(time: TimeBudget, folder: RunFolder) -> RunSummary | None:
     return summary if written == known and summary.is_complete and is_settled else None
 
 
-def _known(time: TimeBudget, folder: RunFolder) -> RunSummary | None:
+def _known(search: Search, folder: RunFolder) -> RunSummary | None:
     """As `_finished`; reports that a kill has kept from being written are written."""
-    summary = _finished(time, folder)
+    summary = _finished(search, folder)
     if summary is not None and not folder.has_reports():
         _write_reports(summary, folder)
     return summary

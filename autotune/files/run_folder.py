@@ -6,26 +6,31 @@ and the summary of a finished one. Only the user may read what lies there (0700,
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
+from os.path import isdir
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 
 from pydantic import ValidationError
 
-from autotune.errors import ConfigError
-from autotune.protocol.disk import disk_error, remove_unfinished, sync_folder, write_atomic
-from autotune.protocol.private_folder import make_private, may_be_swapped, refuse_links, refuse_unfit
+from autotune.errors import ConfigError, RunFolderError
+from autotune.files.run_files.summary_file import first_of, read_summary_files, record_of, whole_lines
+from autotune.note import Note, note
+from autotune.protocol.disk import disk_error, read_ordinary, remove_unfinished, sync_folder, why_unusual, write_atomic
+from autotune.protocol.private_folder import make_private, may_be_swapped, refuse_unfit
 from autotune.protocol.run_lock import held_lock
 from autotune.records.diagnosis import Curves
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import TrialRecord
 
-__all__ = ["RunFolder", "new_run_dir", "open_run_folder", "read_summary"]
+__all__ = ["RunFolder", "new_run_dir", "open_run_folder", "read_summary", "recommended_of", "refuse_unusual_study"]
+
+_OF_SQLITE = ("-wal", "-shm", "-journal")
+"""How the names of the files end that SQLite has beside a database. Source: sqlite.org/tempfiles.html."""
 
 
 class RunFolder:
@@ -66,17 +71,53 @@ class RunFolder:
         """Let what only trials need lie in another folder."""
         self.payload, self.scratch = folder / "payload", folder / "scratch"
 
-    def read_curves(self) -> Curves | None:
-        """What an earlier call measured of loader and device alone; None where it did not."""
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """What a search leaves, but for the logs and the lock."""
+        reports = (self.recommended, self.patch, self.report, self.page)
+        return (self.study, self.trials, *reports, self.environment, self.summary, self.curves)
+
+    def read_curves(self) -> Curves | Note | None:
+        """What an earlier call measured of loader and device alone, or why that can't be read: it is measured again."""
         try:
-            return Curves.model_validate_json(self.curves.read_bytes())
-        except (OSError, ValidationError):  # not there, or of another version: then it is measured again
+            return Curves.model_validate_json(read_ordinary(self.curves))
+        except FileNotFoundError:
             return None
+        except OSError as error:
+            return note("file_damaged", name=self.curves.name, reason=error.strerror)
+        except ValidationError as error:
+            return note("file_damaged", name=self.curves.name, reason=first_of(error))
+
+    def restore_trials(self, records: Sequence[TrialRecord]) -> list[Note]:
+        """Write trials.jsonl anew, as the study has it; notes of what in it was damaged, or is in it alone."""
+        found: list[Note] = []
+        try:
+            lines = whole_lines(read_ordinary(self.trials))
+        except FileNotFoundError:
+            lines = []
+        except OSError as error:
+            raise disk_error(self.trials, error) from error
+        read = [record_of(line) for line in lines]
+        known, told = {one.number for one in records}, {one.number for one in read if one is not None}
+        broken = next((place for place, one in enumerate(read, start=1) if one is None), None)
+        if broken is not None:
+            found.append(note("file_damaged", name=self.trials.name, reason=f"line {broken} is no trial"))
+        elif (lacking := known - told) and lacking != {records[-1].number}:  # which a kill may keep from being added
+            reason = f"it lacked {len(lacking)} of the study's {len(known)} trials"
+            found.append(note("file_damaged", name=self.trials.name, reason=reason))
+        is_begun_anew = (
+            not known and read and (read[0] is None or read[0].outcome != "ok")
+        )  # after a baseline that failed
+        if told - known and not is_begun_anew:
+            found.append(note("trials_lost", count=len(told - known)))
+        self.write_trials(records)
+        return found
 
     def append_trial(self, record: TrialRecord) -> None:
         """Add a trial's record as a line, which outlasts a power cut; the study holds the record as well."""
         try:
-            with open(os.open(self.trials, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as file:  # noqa: PTH123 - a descriptor
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+            with open(os.open(self.trials, flags, 0o600), "ab") as file:  # noqa: PTH123 - a descriptor
                 file.write(f"{record.model_dump_json()}\n".encode())
                 file.flush()
                 os.fsync(file.fileno())
@@ -95,11 +136,6 @@ class RunFolder:
         write_atomic(self.environment, summary.environment.model_dump_json(indent=2).encode())
         write_atomic(self.summary, summary.model_dump_json(indent=2, exclude={"trials"}).encode())
 
-    def names(self) -> list[Path]:
-        """All that autotune writes here, and the folder."""
-        logs_of_sqlite = [self.study.with_name(f"{self.study.name}-{end}") for end in ("wal", "shm", "journal")]
-        return [*vars(self).values(), *logs_of_sqlite]
-
     def has_reports(self) -> bool:
         """Whether both reports were written after the summary."""
         with suppress(FileNotFoundError):
@@ -110,16 +146,23 @@ class RunFolder:
     def clear(self) -> None:
         """Remove a former run: the files named here, and no other."""
         self.remove_temporary()
-        shutil.rmtree(self.logs, ignore_errors=True)
-        reports = (self.recommended, self.patch, self.report, self.page)
-        for file in (self.study, self.trials, *reports, self.environment, self.summary, self.curves):
+        _remove_folder(self.logs)
+        for file in (*self.files, *(self.study.with_name(f"{self.study.name}{end}") for end in _OF_SQLITE)):
             file.unlink(missing_ok=True)
 
     def remove_temporary(self) -> None:
         """Remove what only trials need, and files half written: a search that was killed has left them."""
         remove_unfinished(self.path)
         for folder in (self.payload, self.scratch):
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove_folder(folder)
+
+
+def _remove_folder(path: Path) -> None:
+    """Remove a folder with what is in it; of a link the link alone, and whatever else lies in its place."""
+    if why_unusual(path, is_folder=True) is None:
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def new_run_dir() -> Path:
@@ -136,18 +179,18 @@ def open_run_folder(path: Path, *, fresh: bool) -> Iterator[RunFolder]:
     What trials read and run lies in a temporary folder where anybody could put a folder of his own in its place.
 
     Raises:
-        RunFolderError: it can't be written, holds links, or another search works there.
+        RunFolderError: it can't be written, holds what autotune has not put there, or another search works there.
     """
     folder = RunFolder(path.absolute())
     refuse_unfit(folder.path)
     try:
         make_private(folder.path)
+        _refuse_all_unusual(folder, fresh=fresh)
         is_open = may_be_swapped(folder.path.resolve())
     except OSError as error:
         raise disk_error(path, error) from error
     with ExitStack() as held:
         held.enter_context(held_lock(folder.lock, folder.holder))
-        refuse_links(own for own in folder.names() if own != folder.path)
         if is_open:
             folder.remove_temporary()  # of a search before others could write here
             folder.keep_temporary_in(Path(held.enter_context(_temporary())))
@@ -170,49 +213,70 @@ def read_summary(path: Path) -> RunSummary:
     """Read a finished run back from its folder alone.
 
     Raises:
-        ConfigError: the folder holds no finished run, or one that can't be read.
+        ConfigError: the folder holds no finished run, or one that can't be read; the message names the file.
     """
     folder = RunFolder(path)
-    try:
-        head = folder.summary.read_bytes()
-        lines = _whole_lines(folder.trials.read_bytes())
-    except OSError as error:
-        missing = Path(error.filename or path).name
-        raise ConfigError(
-            f"a run folder must hold {missing}, but {path} does not ({error.strerror}); name that of a finished search"
-        ) from error
-    joined = head.strip().removesuffix(b"}") + b', "trials": [' + b",".join(lines) + b"]}"  # which lie in trials.jsonl
-    try:
-        return RunSummary.model_validate_json(joined)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(
-            f"{path} must be a run folder of this version of autotune, but {place}: {first['msg']}"
-        ) from error
+    return read_summary_files(folder.summary, folder.trials)
 
 
-def _whole_lines(written: bytes) -> list[bytes]:
-    """The lines of a file of JSON but for a last one that a kill has torn."""
-    *lines, last = written.split(b"\n")
-    with suppress(ValueError):
-        json.loads(last)
-        lines.append(last)
-    return lines
+def recommended_of(path: Path) -> Path:
+    """The recommended.yaml of a run folder; the path itself where it is no folder.
+
+    Raises:
+        ConfigError: the folder's is a link, a FIFO or the like.
+    """
+    if not isdir(path):  # noqa: PTH112 - unlike Path.is_dir, no error for a name that no file system takes
+        return path
+    file = RunFolder(path).recommended
+    unusual = why_unusual(file)
+    if unusual is not None:
+        raise ConfigError(f"{file}: must be an ordinary file of the run folder's own, but it {unusual}; give the file")
+    return file
+
+
+def refuse_unusual_study(folder: RunFolder) -> None:
+    """Refuse to open a study that is a link, a FIFO or the like, or has such a thing beside it.
+
+    Raises:
+        RunFolderError: it is; the message names the file.
+    """
+    for end in ("", *_OF_SQLITE):
+        _refuse_unusual(folder.study.with_name(f"{folder.study.name}{end}"))
+
+
+def _refuse_all_unusual(folder: RunFolder, *, fresh: bool) -> None:
+    """Before anything is opened: a link would be written through, a FIFO waited for, a folder found in the way at last.
+
+    What `fresh` removes in any case may be anything but a folder in the place of a file.
+    """
+    _refuse_unusual(folder.lock)
+    if fresh:
+        for path in folder.files:
+            if why_unusual(path) == "is a folder":
+                _refuse_unusual(path)
+        return
+    refuse_unusual_study(folder)
+    for path in (folder.logs, folder.payload, folder.scratch):
+        _refuse_unusual(path, is_folder=True)
+    for path in (*folder.files, *folder.logs.glob("*")):
+        _refuse_unusual(path)
+
+
+def _refuse_unusual(path: Path, *, is_folder: bool = False) -> None:
+    unusual = why_unusual(path, is_folder=is_folder)
+    if unusual is not None:
+        kind = "a folder" if is_folder else "an ordinary file"
+        raise RunFolderError(f"{path} must be {kind} of the run folder's own, but it {unusual}; move it away")
 
 
 def _prepare(folder: RunFolder, *, fresh: bool) -> None:
     try:
         if fresh:
             folder.clear()
-        elif folder.trials.exists():
-            lines = _whole_lines(written := folder.trials.read_bytes())
-            if (whole := b"".join(line + b"\n" for line in lines)) != written:
-                write_atomic(folder.trials, whole)
         folder.remove_temporary()
         for kept in (folder.logs, folder.scratch):
             kept.mkdir(mode=0o700, exist_ok=True)
-        os.close(os.open(folder.study, os.O_WRONLY | os.O_CREAT, 0o600))  # SQLite would make it readable by others
+        os.close(os.open(folder.study, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))  # SQLite would let others read
         sync_folder(folder.path)
     except OSError as error:
         raise disk_error(folder.path, error) from error

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from autotune.errors import ConfigError
+from autotune.protocol.disk import read_some
 
 __all__ = [
     "Document",
@@ -33,6 +34,7 @@ _MAX_BYTES = 256 * 1024
 _MAX_NODES = 10_000  # aliases counted as often as they are used: what "a billion laughs" expands to
 _MAX_DEPTH = 32
 _MAX_INT = 2**63
+_LONGEST_WAIT_S = 5.0  # for a pipe's writer: our convention
 _TAG = "tag:yaml.org,2002:"
 
 
@@ -177,15 +179,15 @@ def read_text(path: Path) -> str:
     """
     place = Place(source=str(path))
     try:
-        with path.open("rb") as file:
-            raw = file.read(_MAX_BYTES + 1)
+        raw = read_some(path, _MAX_BYTES + 1, _LONGEST_WAIT_S)
     except FileNotFoundError:
         raise _refusal("there is no such file; check the path", place) from None
     except IsADirectoryError:
         raise _refusal("is a folder; give a file", place) from None
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise _refusal(f"can't be read ({reason})", place) from None
+        raise _refusal(f"can't be read ({getattr(error, 'strerror', None) or error})", place) from None
+    if raw is None:
+        raise _refusal(f"nothing has come out of it for {_LONGEST_WAIT_S:.0f} s; give a file", place)
     if len(raw) > _MAX_BYTES:
         raise _refusal(f"must be at most {_MAX_BYTES // 1024} KiB, but is larger; is it a configuration?", place)
     try:

@@ -1,11 +1,17 @@
-"""A trial's files by name, files written whole or not at all, and the one message for a place that can't be written."""
+"""A trial's files by name; files written whole or not at all, and read without a trap.
+
+The one message for a place that can't be written stands here as well.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from select import select
 from typing import TypeVar
 
 import psutil
@@ -17,11 +23,17 @@ __all__ = [
     "TrialFolder",
     "disk_error",
     "read_model",
+    "read_ordinary",
+    "read_some",
     "remove_unfinished",
     "sync_folder",
+    "why_unusual",
     "write_atomic",
     "write_model",
 ]
+
+_MOST_BYTES = 2**29
+"""Of a file that is read whole: our own convention, a thousand times what 2,000 trials take."""
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -141,6 +153,55 @@ def read_model(path: Path, model_type: type[Model]) -> Model:
         OSError, pydantic.ValidationError: the file is missing, or not of this kind and version.
     """
     return model_type.model_validate_json(path.read_bytes())
+
+
+def why_unusual(path: Path, *, is_folder: bool = False) -> str | None:
+    """Why a path is not what we have written there: an ordinary file, or a folder; None where it is, or is not there.
+
+    A link may lead to what is somebody else's, and to open a FIFO or a device may never end.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except OSError:  # not there; or the folder above can't be entered, which is told when it is used
+        return None
+    if stat.S_ISLNK(mode):
+        return "is a link"
+    if is_folder:
+        return None if stat.S_ISDIR(mode) else "is no folder"
+    return None if stat.S_ISREG(mode) else "is a folder" if stat.S_ISDIR(mode) else "is no ordinary file"
+
+
+def read_ordinary(path: Path) -> bytes:
+    """The bytes of a file that we have written: no link is followed, and nothing is waited for.
+
+    Raises:
+        OSError: it is missing, can't be read, is no ordinary file, or is far too large.
+    """
+    unusual = why_unusual(path)
+    if unusual is not None:
+        raise OSError(errno.EINVAL, unusual, str(path))
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:  # noqa: PTH123 - a descriptor
+        if os.fstat(file.fileno()).st_size > _MOST_BYTES:
+            raise OSError(errno.EFBIG, f"is larger than {_MOST_BYTES // 2**20} MiB", str(path))
+        return file.read()
+
+
+def read_some(path: Path, most_bytes: int, longest_wait_s: float) -> bytes | None:
+    """The first bytes of what a user names, a file or a pipe such as a shell's <(...); None: nothing came any more.
+
+    Raises:
+        OSError, ValueError: it can't be read, or is no path.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as file:  # noqa: PTH123 - a descriptor
+        taken = b""
+        while len(taken) < most_bytes:
+            if not select([file], [], [], longest_wait_s)[0]:
+                return None
+            chunk = file.read(most_bytes - len(taken))
+            if not chunk:
+                break
+            taken += chunk
+        return taken
 
 
 def disk_error(path: Path, error: OSError) -> RunFolderError:

@@ -1,4 +1,4 @@
-"""Who may reach what a search writes: folders that only their owner can enter, and names that nobody has put there.
+"""Who may reach what a search writes: folders that only their owner can enter, and that nobody can put another in.
 
 Comes in: paths that autotune is about to write to. Goes out: folders made so, or a RunFolderError that says what is in
 the way. A file system without owners or modes (FAT, a drive of Windows) shows the same for all; nothing is refused
@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable
 from pathlib import Path
 
 from autotune.errors import RunFolderError
 
-__all__ = ["make_private", "may_be_swapped", "private_file", "refuse_links", "refuse_unfit"]
+__all__ = ["make_private", "may_be_swapped", "private_file", "refuse_unfit"]
 
 _PRIVATE = 0o700
 _ABOVE = 0o755
@@ -45,20 +44,6 @@ def may_be_swapped(path: Path) -> bool:
     """
     modes = (folder.stat().st_mode for folder in (path, *path.parents))
     return any(mode & stat.S_IWOTH and not mode & stat.S_ISVTX for mode in modes)
-
-
-def refuse_links(names: Iterable[Path]) -> None:
-    """Raise where one of a run folder's names is a link: what is written to it would go elsewhere.
-
-    Raises:
-        RunFolderError: one is; the message names it.
-    """
-    for path in names:
-        if path.is_symlink():
-            raise RunFolderError(
-                f"autotune writes to its run folder alone, but {path} is a link that leads elsewhere; remove it, or "
-                "name another run_dir"
-            )
 
 
 def refuse_unfit(path: Path) -> None:

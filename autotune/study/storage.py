@@ -19,11 +19,13 @@ from optuna.samplers import BaseSampler
 from sqlalchemy import URL, event
 from sqlalchemy.exc import SQLAlchemyError
 
-from autotune.errors import RunFolderError, StudyMismatchError
+from autotune.errors import RunFolderError, StudyMismatchError, first_line
 
 __all__ = ["guarded", "keep_on_disk", "open_finished", "open_optuna", "open_storage"]
 
 _IDENTITY = "autotune_identity"
+_STUMBLES = (ValueError, LookupError, TypeError, AttributeError, AssertionError, RuntimeError)
+"""What Optuna raises over a database with other content than it has written, or of another version of it."""
 
 
 def open_storage(path: Path | None) -> optuna.storages.BaseStorage:
@@ -70,7 +72,9 @@ def open_finished(path: Path) -> optuna.Study:
         storage = open_storage(path) if is_writable else _copied(path)
         known = [study.study_name for study in storage.get_all_studies()]
         if len(known) == 1:
-            return optuna.load_study(study_name=known[0], storage=storage)
+            study = optuna.load_study(study_name=known[0], storage=storage)
+            study.get_trials(deepcopy=False)  # what is damaged is told here, not where a trial is looked at
+            return study
     raise RunFolderError(f"{path} must hold one study, but holds {len(known)}; name the folder of a search")
 
 
@@ -81,7 +85,9 @@ def _sqlite(path: Path) -> optuna.storages.RDBStorage:
     cut may cost the commits since the last `keep_on_disk`.
     """
     with closing(sqlite3.connect(path)) as connection:  # what is no database fails here, and its connection is closed
-        connection.execute("PRAGMA schema_version")
+        (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if found != "ok":
+            raise sqlite3.DatabaseError(" ".join(found.split()))
     storage = optuna.storages.RDBStorage(_address(path))
 
     def configure(connection: Any, _: object) -> None:
@@ -152,15 +158,21 @@ def _refuse_other(path: Path | None, there: Mapping[str, str], here: Mapping[str
 
 @contextmanager
 def guarded(path: Path | None = None) -> Iterator[None]:
-    """Keep Optuna's log lines and notices from the terminal, and say by a RunFolderError what a disk does not allow."""
+    """Keep Optuna's log lines and notices from the terminal, and say by a RunFolderError what a disk does not allow.
+
+    Where a path is given, a file is opened, and what Optuna or we stumble over there is said of the file as well.
+    """
+    damaged = () if path is None else _STUMBLES
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             yield
-    except (SQLAlchemyError, sqlite3.Error, optuna.exceptions.StorageInternalError, OSError) as error:
-        cause = getattr(error, "orig", None) or error.__cause__ or error
+    except (SQLAlchemyError, sqlite3.Error, optuna.exceptions.StorageInternalError, OSError, *damaged) as error:
+        cause: object = getattr(error, "orig", None) or error.__cause__ or error
+        if isinstance(error, damaged):
+            cause = f"what it holds can't be read ({type(error).__name__}: {first_line(error)})"
         where = f" {path}" if path is not None else ""
         raise RunFolderError(
             f"the study{where} must be a SQLite file that can be read and written, but: {cause}. "

@@ -78,7 +78,8 @@ def test_a_line_that_was_torn_by_a_kill_is_passed_over(tmp_path: Path) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole + whole[:40])
     assert autotune.open_run(tmp_path / "run").trials == found.trials
-    with open_run_folder(tmp_path / "run", fresh=False):
+    with open_run_folder(tmp_path / "run", fresh=False) as folder:
+        assert folder.restore_trials(found.trials) == []
         assert path.read_bytes() == whole, "the next line would stand behind the torn one"
     path.write_bytes(whole.rstrip())
     assert autotune.open_run(tmp_path / "run").trials == found.trials

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.errors import ConfigError
+from autotune.files import yaml_document
 from autotune.files.plan_file import command_plan, parse_plan, read_plan
 from autotune.settings.budget import Budget
 from autotune.settings.ddp_config import DdpConfig
@@ -160,6 +162,23 @@ def test_what_is_not_utf8_is_told(tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_bytes(b"seed: \xff\xfe")
     with pytest.raises(ConfigError, match="must be UTF-8 text, but byte 6 is not"):
         read_plan(tmp_path / "x.yaml")
+
+
+def test_a_pipe_is_read_as_a_file_is() -> None:
+    read, write = os.pipe()
+    os.write(write, WORKLOAD.encode())
+    os.close(write)
+    try:
+        assert read_plan(Path(f"/dev/fd/{read}")).workload.model is not None
+    finally:
+        os.close(read)
+
+
+def test_a_pipe_into_which_nobody_writes_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(yaml_document, "_LONGEST_WAIT_S", 0.01)
+    os.mkfifo(tmp_path / "pipe.yaml")
+    with pytest.raises(ConfigError, match=r"pipe\.yaml: nothing has come out of it for 0 s; give a file"):
+        read_plan(tmp_path / "pipe.yaml")
 
 
 def test_what_never_ends_is_not_read_to_its_end() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from autotune.errors import RunFolderError
 from autotune.protocol.disk import write_atomic
-from autotune.protocol.private_folder import make_private, may_be_swapped, refuse_links, refuse_unfit
+from autotune.protocol.private_folder import make_private, may_be_swapped, refuse_unfit
 
 
 @contextmanager
@@ -59,12 +59,6 @@ def test_a_folder_may_be_swapped_where_anybody_may_write_above_it(tmp_path: Path
     assert may_be_swapped(inner)
     (tmp_path / "shared").chmod(0o1777)
     assert not may_be_swapped(inner)
-
-
-def test_a_link_in_the_place_of_a_name_is_refused_whether_it_leads_anywhere_or_not(tmp_path: Path) -> None:
-    (tmp_path / "study.db").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(RunFolderError, match=r"study\.db is a link that leads elsewhere; remove it"):
-        refuse_links([tmp_path / "trials.jsonl", tmp_path / "study.db"])
 
 
 def test_what_is_written_follows_no_link_that_stands_in_the_place_of_the_new_file(tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ class LogFile:
     def __init__(self, path: Path) -> None:
         self._pipe, self.output = os.pipe()
         try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         except OSError as error:
             os.close(self._pipe)
             os.close(self.output)

@@ -26,6 +26,18 @@ _SENTENCES: list[tuple[Note, str]] = [
         "This search goes on from an earlier one in its folder: command, script, settings and machine are equal. What",
     ),
     (
+        note("file_damaged", name="curves.json", reason="no JSON"),
+        "curves.json in the run folder was damaged; what it told is taken from the study, or measured anew: no JSON",
+    ),
+    (
+        note("trials_lost", count=3),
+        "study.db in the run folder does not hold 3 of the trials that trials.jsonl told of",
+    ),
+    (
+        note("optimizer_not_told", reason="no JSON"),
+        "Exported without the name of your optimizer, which the run folder could not tell: no JSON",
+    ),
+    (
         note("applying", command="python train.py --lr 0.1"),
         "autotune: starting python train.py --lr 0.1 with the recommended settings",
     ),
