@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,10 +109,7 @@ def calls(folder: Path) -> st.SearchStrategy[Call]:
             }
         ),
     }
-    made = {
-        name: each.map(lambda own, name=name: Call(name=name, folder=folder, keywords=own))
-        for name, each in keywords.items()
-    }
+    made = {name: each.map(partial(_call, name, folder)) for name, each in keywords.items()}
     return st.one_of(made["search"], made["search"], made["config"], *made.values())
 
 

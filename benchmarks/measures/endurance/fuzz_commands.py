@@ -38,9 +38,8 @@ def commands(folder: Path) -> st.SearchStrategy[list[str]]:
         overrides().map(lambda text: ["--set", text.replace("\0", "")]) | _nothing()
     )
     of_plan = st.tuples(st.sampled_from(["run", "check", "diagnose"]), configs | paths, settings, options)
-    others = st.tuples(
-        st.sampled_from(["report", "export", "init", "apply", "env", "nonsense"]), paths, st.just([]), options
-    )
+    names = st.sampled_from(["report", "export", "init", "apply", "env", "nonsense"])
+    others = st.tuples(names, paths, _nothing(), options)
     return (of_plan | others).map(lambda all_: [all_[0], all_[1], *map(_as_word, all_[2]), *all_[3]])
 
 
