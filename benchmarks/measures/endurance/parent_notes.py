@@ -22,6 +22,7 @@ __all__ = ["Holding", "NotingLauncher", "columns", "holding_now"]
 
 _WINDOW = WindowRules(max_s=0.2, precision=0.5, block_s=0.02)
 _STRESS_S = 0.2
+_TORCHS = "torchinductor_"  # its cache for a user, made once: torch/_inductor/runtime/cache_dir_utils.py
 _OF_A_PROCESS = re.compile(r"_(\d+)_")  # torch_PID_..., as torch names its segments
 
 
@@ -38,7 +39,7 @@ class Holding:
     segments: int
     """In /dev/shm, of processes that are gone."""
     temporary: int
-    """Entries of the folder for temporary files."""
+    """Entries of the folder for temporary files, but for torch's own cache."""
     study_bytes: int
     """The study's file with its log."""
     trials_bytes: int
@@ -59,7 +60,7 @@ def holding_now(run_dir: Path, *, apart_s: float = 0.0, apart_cpu_s: float = 0.0
         threads=_entries("/proc/self/task"),
         children=sum(len(_text(task / "children").split()) for task in Path("/proc/self/task").iterdir()),
         segments=sum(_is_left(path.name) for path in Path("/dev/shm").iterdir()),
-        temporary=_entries(tempfile.gettempdir()),
+        temporary=sum(not path.name.startswith(_TORCHS) for path in Path(tempfile.gettempdir()).iterdir()),
         study_bytes=sum(path.stat().st_size for path in run_dir.glob("study.db*")),
         trials_bytes=sum(path.stat().st_size for path in run_dir.glob("trials.jsonl")),
         apart_s=apart_s,
