@@ -30,6 +30,7 @@ from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.after_window.extra_steps import measure_after_window
 from autotune.worker.failure.hang_dump import HangDump
+from autotune.worker.failure.stops import StopProbe
 from autotune.worker.measure.batch import batch_fingerprint
 from autotune.worker.measure.batch_sizes import token_count
 from autotune.worker.measure.conditions import ConditionsProbe, Others
@@ -39,7 +40,6 @@ from autotune.worker.measure.loop import Run, measure_window, warm_up
 from autotune.worker.measure.memory_watch import MemoryWatch
 from autotune.worker.measure.nvml import Gpu, gpus_of
 from autotune.worker.measure.step import Trainer, open_trainer
-from autotune.worker.measure.stops import StopProbe
 from autotune.worker.measure.utilization import BusyProbe
 from autotune.worker.setup.build import WorkloadFault, build_dataset, build_model, is_stream
 from autotune.worker.setup.device import Device

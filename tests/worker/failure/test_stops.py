@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from autotune.note import note
-from autotune.worker.measure.stops import StopProbe
+from autotune.worker.failure.stops import StopProbe
 
 STOPPED = [note("window_stopped")]
 
