@@ -72,7 +72,7 @@ def _go_on(before: LiveSearch, folder: Path, killed: Role) -> Figures:
         f"trials are lost: {lost}" if lost else None,
         f"trials were run again: {again}" if again else None,
         left_of(folder, ()),
-        None if code else fault_of_folder(search, may_leave_sockets=killed in {"server", "all"}),
+        None if code else fault_of_folder(search, may_leave_sockets=killed == "all"),
     ]
     fault = next(filter(None, faults), None)
     return {"known": len(known), "trials": len(after), **({"fault": fault} if fault else {})}

@@ -69,7 +69,7 @@ device: cpu
 run_dir: run
 """
 _TICK_S = 0.005
-_SOCKETS = "pymp-"
+_SOCKETS = "autotune-"
 _TORCHS_OWN = "torchinductor_"  # a cache of the user's, which torch makes when it is imported
 _ENDS_WITHIN_S = 240.0
 _GONE_WITHIN_S = 5.0
@@ -181,7 +181,7 @@ def fault_of_folder(search: LiveSearch, *, may_leave_sockets: bool = False) -> s
 
     Args:
         search: It has ended.
-        may_leave_sockets: Its server was killed, which alone knows the folder of its loader workers' sockets.
+        may_leave_sockets: Parent and server were killed, which alone know the folder of the loader workers' sockets.
     """
     with closing(sqlite3.connect(search.run / "study.db")) as connection:
         integrity = connection.execute("pragma integrity_check").fetchone()[0]
