@@ -36,7 +36,8 @@ class StopProbe:
     def stop(self) -> Iterator[Note]:
         """Watch no more; the remark on a window in which something was stopped."""
         if self._is_watching:
-            signal.signal(signal.SIGCONT, self._before)
+            not_pythons = self._before is None
+            signal.signal(signal.SIGCONT, signal.SIG_DFL if not_pythons else self._before)
             self._is_watching = False
         if _children_stopped() or self._was_stopped:
             yield note("window_stopped")
