@@ -52,7 +52,7 @@ def test_a_run_that_can_not_be_written_is_opened_with_what_its_log_holds_and_lef
     assert [trial.values for trial in again.study.trials] == [trial.values for trial in found.study.trials]
     again.study.set_user_attr("changed", True)
     assert {path.name: path.read_bytes() for path in run_dir.iterdir() if path.is_file()} == files
-    folder = Path(str(again.study._storage._backend.engine.url.database)).parent  # type: ignore[attr-defined]
+    folder = Path(str(again.study._storage._backend.engine.url.database).removeprefix("file:")).parent  # type: ignore[attr-defined]
     assert folder.is_dir()
     del again
     gc.collect()

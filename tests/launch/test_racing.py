@@ -120,7 +120,7 @@ class Looking:
 
     def launch(self, launch: Launch) -> Exit:
         done = self.launcher.launch(launch)
-        self.names[:] = sorted(one.name for one in launch.folder.path.iterdir())
+        self.names[:] = sorted(one.name for one in launch.folder.path.iterdir() if not one.is_symlink())
         return done
 
     def close(self) -> None:

@@ -66,10 +66,13 @@ def watch(launch: Launch, token: str, start: Callable[[int], Started]) -> Exit:
 
 @contextmanager
 def _sockets_in(folder: TrialFolder) -> Iterator[None]:
-    """A folder for sockets that is gone with the trial; where none can be made, processes find a place themselves."""
+    """A folder for sockets that is gone with the trial; where none can be made, processes find a place themselves.
+
+    Its name is as long as those that multiprocessing gives: a path that is too long can't be bound.
+    """
     with ExitStack() as held:
         with suppress(OSError):
-            made = TemporaryDirectory(prefix="autotune-", ignore_cleanup_errors=True)
+            made = TemporaryDirectory(prefix="pymp-", ignore_cleanup_errors=True)
             folder.sockets.symlink_to(held.enter_context(made))
         yield
 

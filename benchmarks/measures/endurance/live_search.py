@@ -69,7 +69,7 @@ device: cpu
 run_dir: run
 """
 _TICK_S = 0.005
-_SOCKETS = "autotune-"
+_SOCKETS = "pymp-"
 _TORCHS_OWN = "torchinductor_"  # a cache of the user's, which torch makes when it is imported
 _ENDS_WITHIN_S = 240.0
 _GONE_WITHIN_S = 5.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import subprocess
 import sys
 
@@ -24,13 +25,19 @@ def block(seconds: float = 0.2) -> Block:
     return Block(samples=4 * BATCHES, batches=BATCHES, seconds=seconds, data_wait_s=0.0)
 
 
+def of_new_pages() -> torch.Tensor:
+    """A tensor outside the heap, in which much may be free already, and which gives all back at its end."""
+    pages = mmap.mmap(-1, LEAK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=torch.uint8).fill_(1)
+
+
 def growth_of_training(kept: list[torch.Tensor] | None) -> dict[str, MemoryGrowth]:
     """Of a loop whose steps make a tensor, and keep it where there is a list for it."""
     watch = MemoryWatch(open_device("cpu"))
     watch.start()
     for _ in range(BLOCKS):
         for _ in range(BATCHES):
-            made = torch.ones(LEAK_BYTES // 4)  # as the loss whose graph a list of losses keeps
+            made = of_new_pages()  # as the loss whose graph a list of losses keeps
             if kept is not None:
                 kept.append(made)
         watch.after(block())
