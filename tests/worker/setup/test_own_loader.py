@@ -148,8 +148,8 @@ def test_workers_of_a_trial_have_the_threads_asked_for_and_the_users_own_functio
     data: Any = DataLoader(Threads(), 4) if is_loader else Threads()
     workload = Workload(model=None, dataset=data, worker_init_fn=own, multiprocessing_context=start)
     config = TrainingConfig(micro_batch_size=1, num_workers=1, worker_threads=1)
-    _, (threads, called) = next(iter(built(workload, config, tmp_path)))
-    assert (threads.item(), called.item()) == (1, 7)
+    seen = [(threads.item(), called.item()) for _, (threads, called) in built(workload, config, tmp_path)]
+    assert set(seen) == {(1, 7)}  # all batches: a worker that is ended amid its sending aborts now and then
     plain = config.model_copy(update={"worker_threads": None})
     assert built(workload, plain, tmp_path).worker_init_fn is own or start == "spawn"
 
