@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 LONGEST_S = 900
 """Of one command; the longest installs torch."""
-LISTED = """
+LISTED = r"""
 from importlib.metadata import files, requires
 print(*sorted(str(file) for file in files("autotune-torch") if file.parts[0] == "autotune" and file.suffix != ".pyc"),
       *sorted(requires("autotune-torch")), sep="\n")
