@@ -28,11 +28,19 @@ __all__ = [
     "first_line",
 ]
 
+_LONGEST = 1000  # characters of a sentence, our own convention
+
 
 class AutotuneError(Exception):
-    """The root of everything that autotune raises on purpose."""
+    r"""The root of everything that autotune raises on purpose.
+
+    What can't be printed stands in its message as an escape such as \x1b: file names and values may hold anything.
+    """
 
     exit_code = 1
+
+    def __init__(self, message: str) -> None:
+        super().__init__(_printable(message, spared="\n\t"))
 
 
 class InputError(AutotuneError):
@@ -45,12 +53,13 @@ class ConfigError(InputError):
     """A configuration file, a mapping or an argument breaks a rule.
 
     Attributes:
-        problems: one sentence for each rule that is broken, all of them.
+        problems: one sentence for each rule that is broken, all of them, each on one line of at most some 1,000
+            characters.
     """
 
     def __init__(self, *problems: str) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = problems
+        self.problems = tuple(_cut(_printable(problem)) for problem in problems)
+        super().__init__("\n".join(self.problems))
 
 
 class WorkloadError(InputError):
@@ -90,3 +99,16 @@ class LauncherError(AutotuneError):
 def first_line(error: BaseException) -> str:
     """The first line of an exception's message, or the name of its type where the message is empty."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _printable(text: str, spared: str = "") -> str:
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char in spared else repr(char)[1:-1] for char in text)
+
+
+def _cut(sentence: str) -> str:
+    """A sentence without the middle of a value that is endless."""
+    left_out = len(sentence) - _LONGEST
+    half = _LONGEST // 2
+    return sentence if left_out <= 0 else f"{sentence[:half]} ({left_out:,} characters left out) {sentence[-half:]}"

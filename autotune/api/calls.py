@@ -172,9 +172,11 @@ def _plan_of(given: Mapping[str, Any]) -> Plan:
         parts = {name: part for name, part in parts.items() if part is not None}
         given = {**given, **parts, "baseline": {**taken.baseline, **said}}
     model, loader = given["model"], given["loader"] or {}
-    unknown = sorted(set(loader) - _LOADER_KEYS)
+    if not isinstance(loader, Mapping):
+        raise ConfigError(f"loader must be a mapping, but got {type(loader).__name__}")
+    unknown = sorted(set(loader) - _LOADER_KEYS, key=str)
     if unknown:
-        raise ConfigError(f"loader takes {', '.join(sorted(_LOADER_KEYS))}, but got {', '.join(unknown)}")
+        raise ConfigError(f"loader takes {', '.join(sorted(_LOADER_KEYS))}, but got {', '.join(map(str, unknown))}")
     sections = {name: {key: given[key] for key in keys if key in given} for name, keys in _SECTIONS.items()}
     sections["workload"] |= loader
     data, notes = _data_of(given["dataset"], loader)

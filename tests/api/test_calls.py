@@ -65,6 +65,8 @@ def test_the_contracts_signature_begins_with_what_trains(function: Callable[...,
             ["workload.loss: nothing can stand beside", "workload.shuffle: nothing can stand beside"],
         ),
         ({"command": "python x.py", "executor": "ray"}, ["executor: must be local beside workload.command"]),
+        ({"model": object, "dataset": list, "loader": b"bytes"}, ["loader must be a mapping, but got bytes"]),
+        ({"model": object, "dataset": list, "loader": {1: 2}}, ["loader takes "]),
     ],
 )
 def test_a_model_with_a_dataset_or_a_command_must_be_given(

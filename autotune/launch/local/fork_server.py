@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from autotune.launch.launcher import Exit, Launch
 from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
 from autotune.launch.local.process_tree import kill_all
 from autotune.launch.local.server import OF_IMPORTS, Preload, PreloadFault, Server
-from autotune.launch.local.watch import Started, watch
+from autotune.launch.local.watch import Started, sockets_in, watch
 from autotune.note import Note, note
 
 __all__ = ["ForkServerLauncher"]
@@ -84,12 +84,17 @@ class ForkServerLauncher:
             self._server.process.wait()
         self._server = None
 
-    def _fork(self, launch: Launch, output: int) -> Started:
+    def _fork(self, launch: Launch, output: int, held: ExitStack) -> Started:
         try:
-            return self._ready_server().fork(launch, output)
+            return self._fork_once(launch, output, held)
         except LauncherError:  # it has died since the last trial
             self.close()
-            return self._ready_server().fork(launch, output)
+            return self._fork_once(launch, output, held)
+
+    def _fork_once(self, launch: Launch, output: int, held: ExitStack) -> Started:
+        server = self._ready_server()
+        held.enter_context(sockets_in(launch.folder))
+        return server.fork(launch, output)
 
     def _begun_server(self) -> Server:
         """The server, which may not be ready yet, with what it is to import."""

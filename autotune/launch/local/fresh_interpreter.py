@@ -12,7 +12,7 @@ from time import sleep
 
 from autotune.launch.launcher import Exit, Launch
 from autotune.launch.local.process_tree import exit_code, start_worker
-from autotune.launch.local.watch import Started, watch
+from autotune.launch.local.watch import Started, sockets_in, watch
 from autotune.protocol.clock import monotonic
 
 __all__ = ["FreshInterpreterLauncher"]
@@ -37,7 +37,8 @@ class FreshInterpreterLauncher:
         """Start an interpreter for each rank, in a session of its own, and wait for them."""
         with ExitStack() as started:  # reaps the ranks at its end, when all that they have started is gone
 
-            def start(output: int) -> Started:
+            def start(output: int, held: ExitStack) -> Started:
+                held.enter_context(sockets_in(launch.folder))
                 os.write(output, self._log_line.encode())
                 self._log_line = ""
                 ranks = [started.enter_context(self._start(launch, rank, output)) for rank in range(launch.ranks)]

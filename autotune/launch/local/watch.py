@@ -23,7 +23,7 @@ from autotune.launch.local.process_tree import bytes_above, free_segments, kill_
 from autotune.protocol.clock import monotonic
 from autotune.protocol.disk import TrialFolder, disk_error
 
-__all__ = ["LogFile", "Started", "watch"]
+__all__ = ["LogFile", "Started", "sockets_in", "watch"]
 
 # Our conventions:
 _TICK_S = 0.05
@@ -52,23 +52,24 @@ class Started:
     """A server that has the trial's token and lives on."""
 
 
-def watch(launch: Launch, token: str, start: Callable[[int], Started]) -> Exit:
+def watch(launch: Launch, token: str, start: Callable[[int, ExitStack], Started]) -> Exit:
     """Start a trial and wait for its end, or end it; when this returns or raises, nothing of it runs any more.
 
     Args:
         launch: The trial.
         token: Marks its processes.
-        start: Starts its ranks, which print to a descriptor.
+        start: Starts its ranks, which print to a descriptor; it enters `sockets_in` right before.
     """
-    with _sockets_in(launch.folder):
-        return _watch(launch, token, start)
+    with ExitStack() as held:
+        return _watch(launch, token, lambda output: start(output, held))
 
 
 @contextmanager
-def _sockets_in(folder: TrialFolder) -> Iterator[None]:
+def sockets_in(folder: TrialFolder) -> Iterator[None]:
     """A folder for sockets that is gone with the trial; where none can be made, processes find a place themselves.
 
-    Its name is as long as those that multiprocessing gives: a path that is too long can't be bound.
+    Its name is as long as those that multiprocessing gives: a path that is too long can't be bound. Once the fork
+    server knows of it, it is gone even where this process is killed; so nothing is waited for in between.
     """
     with ExitStack() as held:
         with suppress(OSError):

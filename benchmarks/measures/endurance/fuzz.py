@@ -35,7 +35,12 @@ def tried(strategy: st.SearchStrategy[Any], try_one: Callable[[Any], str], *, nu
 
     @seed(number)
     @settings(
-        max_examples=examples, database=None, deadline=None, phases=_PHASES, suppress_health_check=list(HealthCheck)
+        max_examples=examples,
+        database=None,
+        deadline=None,
+        phases=_PHASES,
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
     )
     @given(strategy)
     def run(one: Any) -> None:

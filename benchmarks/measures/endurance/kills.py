@@ -32,8 +32,10 @@ from benchmarks.measures.part_guard import Figures
 __all__ = ["KILLS"]
 
 _CASES, _QUICK = 300, 6
-_LATEST_S = {"start": 4.0, "end": 0.5}
-_LATEST_ELSEWHERE_S = 2.0
+_LATEST_S = {"start": 4.0, "trials": 1.5}
+_LATEST_ELSEWHERE_S = 0.6
+"""After a stage has begun: what it takes, with short windows."""
+_SHORT = "from benchmarks.measures.endurance.short_windows import shorten_all; shorten_all()"
 
 
 def _cases(is_quick: bool) -> Sequence[str]:
@@ -43,7 +45,7 @@ def _cases(is_quick: bool) -> Sequence[str]:
 def _run(case: str, folder: Path) -> Figures:
     number = int(case[-3:])
     random, stage, role = Random(number), STAGES[number % len(STAGES)], ROLES[number // len(STAGES) % len(ROLES)]
-    search = start_search(folder)
+    search = start_search(folder, script=_SHORT)
     search.wait_for(lambda: search.is_at(stage))
     sleep(random.uniform(0, _LATEST_S.get(stage, _LATEST_ELSEWHERE_S)))
     pids = [process.pid for process in search.processes("all")]
@@ -61,7 +63,7 @@ def _run(case: str, folder: Path) -> Figures:
 def _go_on(before: LiveSearch, folder: Path, killed: Role) -> Figures:
     """The same command again, to its end."""
     known, logs = ended_trials(before.run), _logs(before.run)
-    search = start_search(folder)
+    search = start_search(folder, script=_SHORT)
     search.wait_for(lambda: False)
     code = search.end()
     after = ended_trials(search.run)

@@ -64,7 +64,7 @@ baseline: {num_workers: 1}
 space: {num_workers: [1, 4], micro_batch_size: 32, grad_accum_steps: 1, amp_dtype: float32, prefetch_factor: [2, 4],
         persistent_workers: true, intra_op_threads: null, pin_memory: false, in_order: true}
 search: {method: random}
-budget: {n_trials: 3, timeout_s: 40}
+budget: {n_trials: 3, timeout_s: 18}
 device: cpu
 run_dir: run
 """
@@ -133,8 +133,7 @@ def start_search(folder: Path, environment: Mapping[str, str] | None = None, scr
     (folder / "work.py").write_text(_WORKLOAD)
     (folder / "tune.yaml").write_text(_CONFIG)
     (folder / "temporary").mkdir(exist_ok=True)
-    code = f"{script}\nfrom autotune.cli import main\nmain()"
-    command = ["-c", code] if script else ["-m", "autotune"]
+    command = ["-c", f"{script}\nfrom autotune.cli import main\nmain()"] if script else ["-m", "autotune"]
     with (folder / "output").open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, *command, "run", "tune.yaml", "--quiet"],

@@ -15,13 +15,10 @@ from time import monotonic, process_time
 
 from autotune.launch.launcher import Exit, Launch, Launcher, notes_of
 from autotune.note import Note
-from autotune.protocol.disk import write_model
-from autotune.protocol.jobs import NO_EXTRAS, StressJob, TrialJob, WindowRules, read_job
+from benchmarks.measures.endurance.short_windows import shorten
 
 __all__ = ["Holding", "NotingLauncher", "columns", "holding_now"]
 
-_WINDOW = WindowRules(max_s=0.2, precision=0.5, block_s=0.02)
-_STRESS_S = 0.2
 _TORCHS = "torchinductor_"  # its cache for a user, made once: torch/_inductor/runtime/cache_dir_utils.py
 _OF_A_PROCESS = re.compile(r"_(\d+)_")  # torch_PID_..., as torch names its segments
 
@@ -79,15 +76,11 @@ class NotingLauncher:
 
     def launch(self, launch: Launch) -> Exit:
         """Launch what is left of the job; the time of noting counts for nobody."""
-        job = read_job(launch.folder.job)
-        if isinstance(job, TrialJob):
-            now, cpu = monotonic(), process_time()
-            if self._ended is not None and launch.log.stem.startswith("trial-"):
-                since_s, since_cpu_s = now - self._ended[0], cpu - self._ended[1]
-                self.held.append(holding_now(self.run_dir, apart_s=since_s, apart_cpu_s=since_cpu_s))
-            write_model(launch.folder.job, job.model_copy(update={"window": _WINDOW, "extras": NO_EXTRAS}))
-        elif isinstance(job, StressJob):
-            write_model(launch.folder.job, job.model_copy(update={"train_s": _STRESS_S}))
+        now, cpu = monotonic(), process_time()
+        if self._ended is not None and launch.log.stem.startswith("trial-"):
+            since_s, since_cpu_s = now - self._ended[0], cpu - self._ended[1]
+            self.held.append(holding_now(self.run_dir, apart_s=since_s, apart_cpu_s=since_cpu_s))
+        shorten(launch)
         ended = self.inner.launch(launch)
         self._ended = monotonic(), process_time()
         return ended
