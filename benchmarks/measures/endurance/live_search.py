@@ -64,10 +64,18 @@ baseline: {num_workers: 1}
 space: {num_workers: [1, 4], micro_batch_size: 32, grad_accum_steps: 1, amp_dtype: float32, prefetch_factor: [2, 4],
         persistent_workers: true, intra_op_threads: null, pin_memory: false, in_order: true}
 search: {method: random}
-budget: {n_trials: 3, timeout_s: 18}
+budget: {n_trials: 3, timeout_s: 60}
 device: cpu
 run_dir: run
 """
+_FILES: Mapping[Stage, str] = {
+    "probe": "logs/probe*.log",
+    "baseline": "logs/trial-000.log",
+    "trials": "logs/trial-00[1-9].log",
+    "confirmation": "logs/confirmation-*.log",
+    "end": "summary.json",
+}
+"""What a stage writes first."""
 _TICK_S = 0.005
 _SOCKETS = "pymp-"
 _TORCHS_OWN = "torchinductor_"  # a cache of the user's, which torch makes when it is imported
@@ -81,6 +89,8 @@ class LiveSearch:
 
     folder: Path
     process: subprocess.Popen[bytes]
+    begun: float
+    """By the clock that dates files."""
 
     @property
     def run(self) -> Path:
@@ -115,13 +125,17 @@ class LiveSearch:
         return True
 
     def is_at(self, stage: Stage) -> bool:
-        """Whether it has come to a stage."""
-        first = {"probe": "probe", "baseline": "trial-000", "trials": "trial-001", "confirmation": "confirmation"}
+        """Whether this process has come to a stage, or beyond it."""
         if stage == "start":
             return True
-        if stage == "end":
-            return (self.run / "summary.json").exists()
-        return any((self.run / "logs").glob(f"{first[stage]}*.log"))
+        stages = [name for name in STAGES[STAGES.index(stage) :] if name in _FILES]
+        files = (file for name in stages for file in self.run.glob(_FILES[name]))
+        return any(self._has_written(file) for file in files)
+
+    def _has_written(self, file: Path) -> bool:
+        with suppress(FileNotFoundError):
+            return file.stat().st_mtime >= self.begun
+        return False
 
     def end(self) -> int:
         """Wait for its end; its exit code."""
@@ -134,6 +148,7 @@ def start_search(folder: Path, environment: Mapping[str, str] | None = None, scr
     (folder / "tune.yaml").write_text(_CONFIG)
     (folder / "temporary").mkdir(exist_ok=True)
     command = ["-c", f"{script}\nfrom autotune.cli import main\nmain()"] if script else ["-m", "autotune"]
+    begun = (folder / "tune.yaml").stat().st_mtime
     with (folder / "output").open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, *command, "run", "tune.yaml", "--quiet"],
@@ -150,7 +165,7 @@ def start_search(folder: Path, environment: Mapping[str, str] | None = None, scr
             stderr=output,
             start_new_session=True,
         )
-    return LiveSearch(folder=folder, process=process)
+    return LiveSearch(folder=folder, process=process, begun=begun)
 
 
 def ended_trials(run: Path) -> dict[int, str]:

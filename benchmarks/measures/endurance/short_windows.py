@@ -6,11 +6,13 @@ from autotune.launch.launcher import Exit, Launch
 from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.protocol.disk import write_model
 from autotune.protocol.jobs import NO_EXTRAS, StressJob, TrialJob, WindowRules, read_job
+from autotune.tuning import confirmation
 
 __all__ = ["shorten", "shorten_all"]
 
 _WINDOW = WindowRules(max_s=0.2, precision=0.5, block_s=0.02)
 _STRESS_S = 0.2
+_ROUNDS = 3
 
 
 def shorten(launch: Launch) -> None:
@@ -23,7 +25,7 @@ def shorten(launch: Launch) -> None:
 
 
 def shorten_all() -> None:
-    """Shorten whatever this process launches from a fork server."""
+    """Shorten whatever this process launches from a fork server, and confirm in few rounds."""
     whole = ForkServerLauncher.launch
 
     def launch(self: ForkServerLauncher, launch: Launch) -> Exit:
@@ -31,3 +33,4 @@ def shorten_all() -> None:
         return whole(self, launch)
 
     ForkServerLauncher.launch = launch  # type: ignore[method-assign]
+    vars(confirmation)["MOST_ROUNDS"] = _ROUNDS
