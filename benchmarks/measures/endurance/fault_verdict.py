@@ -135,7 +135,8 @@ def _trials_end(fault: Fault, seen: Seen, numbers: set[int]) -> Iterator[str]:
         if not re.search(fault.says, trial.reason):
             yield f"the reason must say {fault.says!r}, but says: {trial.reason[:400]}"
         traceback = trial.result.failure.traceback if trial.result.failure is not None else ""
-        where = traceback + seen.logs.get((trial.result.log or "").rpartition("/")[2], "")
+        logs = [trial.result.log or "", *re.findall(r"logs/\S+?\.log", trial.reason)]
+        where = "".join([traceback, *(seen.logs.get(log.rpartition("/")[2], "") for log in logs)])
         if fault.frame and not re.search(rf"work\.py.*{fault.frame}", where):
             yield f"traceback or log must name {fault.frame} in work.py"
 

@@ -35,6 +35,7 @@ from benchmarks.measures.endurance.fault_surroundings import Surroundings, enter
 from benchmarks.measures.endurance.fault_table import FAULTS, PHASES
 from benchmarks.measures.endurance.fault_verdict import Seen, faults_in, told_of
 from benchmarks.measures.endurance.part import Part
+from benchmarks.measures.endurance.short_windows import shorten_all
 from benchmarks.measures.part_guard import MARK, Figures
 
 __all__ = ["FAULTS_OF_TRIALS", "FAULTS_ON_FRESH_INTERPRETERS"]
@@ -51,7 +52,7 @@ objective: {memory_limit: 1GiB}
 device: cpu
 run_dir: disk/run
 """
-_DEADLINE_S, _FRESH_DEADLINE_S = 20.0, 40.0
+_DEADLINE_S, _FRESH_DEADLINE_S = 12.0, 30.0
 _GONE_WITHIN_S = 5.0
 _LIMIT_S = 1500.0
 _LOG_BYTES, _RUN_BYTES = 600 * 1024, 8 * 2**20
@@ -83,6 +84,7 @@ def _run(launcher: str, cells: Mapping[str, tuple[str, ...]], name: str, folder:
     _set_up(folder)
     is_forked = launcher == "fork server"
     starts = ForkServerLauncher(folder / "server.log", device="cpu") if is_forked else FreshInterpreterLauncher()
+    shorten_all()
     os.environ[LONGEST_DEADLINE] = str(_DEADLINE_S if is_forked else _FRESH_DEADLINE_S)
     with closing(starts):
         for module, call in ((searching, "run_plan"), (diagnosing, "diagnose_plan")):

@@ -2,35 +2,46 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from autotune.launch.launcher import Exit, Launch
 from autotune.launch.local.fork_server import ForkServerLauncher
+from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
 from autotune.protocol.disk import write_model
-from autotune.protocol.jobs import NO_EXTRAS, StressJob, TrialJob, WindowRules, read_job
+from autotune.protocol.jobs import NO_EXTRAS, CurvesJob, StressJob, TrialJob, WindowRules, read_job
 from autotune.tuning import confirmation
 
 __all__ = ["shorten", "shorten_all"]
 
 _WINDOW = WindowRules(max_s=0.2, precision=0.5, block_s=0.02)
 _STRESS_S = 0.2
+_STRETCH_S = 0.05
 _ROUNDS = 3
 
 
 def shorten(launch: Launch) -> None:
-    """Have a trial end its window early and measure nothing behind it, and a stress check train briefly."""
+    """Have a trial end its window early and measure nothing behind it, and have other jobs measure briefly."""
     job = read_job(launch.folder.job)
     if isinstance(job, TrialJob):
         write_model(launch.folder.job, job.model_copy(update={"window": _WINDOW, "extras": NO_EXTRAS}))
     elif isinstance(job, StressJob):
         write_model(launch.folder.job, job.model_copy(update={"train_s": _STRESS_S}))
+    elif isinstance(job, CurvesJob):
+        write_model(launch.folder.job, job.model_copy(update={"stretch_s": _STRETCH_S}))
 
 
 def shorten_all() -> None:
-    """Shorten whatever this process launches from a fork server, and confirm in few rounds."""
-    whole = ForkServerLauncher.launch
+    """Shorten whatever this process launches from now on, and confirm in few rounds."""
+    _shorten_those_of(ForkServerLauncher)
+    _shorten_those_of(FreshInterpreterLauncher)
+    vars(confirmation)["MOST_ROUNDS"] = _ROUNDS
 
-    def launch(self: ForkServerLauncher, launch: Launch) -> Exit:
+
+def _shorten_those_of(kind: type[ForkServerLauncher | FreshInterpreterLauncher]) -> None:
+    whole = kind.launch
+
+    def launch(self: Any, launch: Launch) -> Exit:
         shorten(launch)
         return whole(self, launch)
 
-    ForkServerLauncher.launch = launch  # type: ignore[method-assign]
-    vars(confirmation)["MOST_ROUNDS"] = _ROUNDS
+    kind.launch = launch  # type: ignore[method-assign]
