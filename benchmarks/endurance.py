@@ -25,7 +25,7 @@ from time import monotonic
 from typing import Any
 
 from benchmarks.measures.endurance.damage import DAMAGE
-from benchmarks.measures.endurance.faults import FAULTS_OF_TRIALS, FAULTS_ON_FRESH_INTERPRETERS
+from benchmarks.measures.endurance.faults import FAULTS_OF_TRIALS, FAULTS_ON_FRESH_INTERPRETERS, FAULTS_ON_RAY
 from benchmarks.measures.endurance.fuzz import FUZZ_CALLS, FUZZ_CLI, FUZZ_CONFIGS
 from benchmarks.measures.endurance.kills import KILLS
 from benchmarks.measures.endurance.neighbours import NEIGHBOURS
@@ -57,6 +57,7 @@ PARTS: Mapping[str, Part] = {
     "soak": SOAK,
     "faults": FAULTS_OF_TRIALS,
     "faults_fresh": FAULTS_ON_FRESH_INTERPRETERS,
+    "faults_ray": FAULTS_ON_RAY,
     "fuzz_configs": FUZZ_CONFIGS,
     "fuzz_calls": FUZZ_CALLS,
     "fuzz_cli": FUZZ_CLI,

@@ -14,10 +14,11 @@ import re
 import shutil
 import signal
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import closing, suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import monotonic, sleep
 from typing import Any
 
@@ -28,6 +29,7 @@ from autotune.api import diagnose as diagnosing
 from autotune.api import search as searching
 from autotune.cli import cli
 from autotune.files.run_folder import read_summary
+from autotune.launch.launcher import Launcher
 from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
 from autotune.protocol.clock import LONGEST_DEADLINE
@@ -35,10 +37,10 @@ from benchmarks.measures.endurance.fault_surroundings import Surroundings, enter
 from benchmarks.measures.endurance.fault_table import FAULTS, PHASES
 from benchmarks.measures.endurance.fault_verdict import Seen, faults_in, told_of
 from benchmarks.measures.endurance.part import Part
-from benchmarks.measures.endurance.short_windows import shorten_all
+from benchmarks.measures.endurance.short_windows import shorten_all, shorten_those_of
 from benchmarks.measures.part_guard import MARK, Figures
 
-__all__ = ["FAULTS_OF_TRIALS", "FAULTS_ON_FRESH_INTERPRETERS"]
+__all__ = ["FAULTS_OF_TRIALS", "FAULTS_ON_FRESH_INTERPRETERS", "FAULTS_ON_RAY"]
 
 _WORKLOAD = Path(__file__).with_name("fault_workload.py")
 _DIAGNOSED = ("diagnose", "others")
@@ -57,8 +59,11 @@ _GONE_WITHIN_S = 5.0
 _LIMIT_S = 1500.0
 _LOG_BYTES, _RUN_BYTES = 600 * 1024, 8 * 2**20
 _FLOOD_MIB = 1024
-_SERVER, _OF_TORCH = "autotune.worker serve", "torchinductor_"
-"""What is there between trials; and a cache that torch makes for all processes of a user."""
+_BETWEEN_TRIALS = ("autotune.worker serve", "ray::", "/ray/")
+"""Parts of the command lines of what lives on between trials."""
+_OF_TORCH = "torchinductor_"
+"""A cache that torch makes for all processes of a user."""
+_RAY_STORE_BYTES = 80 * 1024 * 1024
 
 
 def _phases_of(cell: str) -> tuple[str, ...]:
@@ -82,19 +87,53 @@ def _run(launcher: str, cells: Mapping[str, tuple[str, ...]], name: str, folder:
     if (fault.needs == "mounts" and not around.has_mounts) or (fault.needs == "cgroup" and not has_memory_groups()):
         return {"skipped": f"needs {fault.needs}"}
     _set_up(folder)
-    is_forked = launcher == "fork server"
-    starts = ForkServerLauncher(folder / "server.log", device="cpu") if is_forked else FreshInterpreterLauncher()
     shorten_all()
-    os.environ[LONGEST_DEADLINE] = str(_DEADLINE_S if is_forked else _FRESH_DEADLINE_S)
-    with closing(starts):
-        for module, call in ((searching, "run_plan"), (diagnosing, "diagnose_plan")):
-            setattr(module, call, partial(getattr(module, call), launcher=starts))
-        found = {}
+    os.environ[LONGEST_DEADLINE] = str(_FRESH_DEADLINE_S if launcher == "fresh interpreter" else _DEADLINE_S)
+    found = {}
+    with ExitStack() as held:
+        held.enter_context(_ray(folder)) if launcher == "Ray" else _share(held.enter_context(_opened(launcher, folder)))
         for cell in cells[name]:
             with around.memory_group(is_wanted=fault.needs == "cgroup") as group:
                 found[cell] = _try(name, cell, folder, around, group)
     broken = [f"{cell}: {one['fault']}" for cell, one in found.items() if one["fault"]]
-    return {"cells": found, "fault": " || ".join([*broken, *_left(folder, around, set(), spare="")])}
+    return {"cells": found, "fault": " || ".join([*broken, *_left(folder, around, set(), spare=())])}
+
+
+def _opened(launcher: str, folder: Path) -> closing[ForkServerLauncher | FreshInterpreterLauncher]:
+    if launcher == "fork server":
+        return closing(ForkServerLauncher(folder / "server.log", device="cpu"))
+    return closing(FreshInterpreterLauncher())
+
+
+def _share(launcher: Launcher) -> None:
+    """Have all searches and diagnoses of this process start trials by one launcher."""
+    for module, call in ((searching, "run_plan"), (diagnosing, "diagnose_plan")):
+        setattr(module, call, partial(getattr(module, call), launcher=launcher))
+
+
+@contextmanager
+def _ray(folder: Path) -> Iterator[None]:
+    """A cluster of this machine alone, which searches and diagnoses of this process use by executor: ray."""
+    import ray
+
+    from autotune.ray.launcher import RayLauncher
+
+    shorten_those_of(RayLauncher)
+    (folder / "tune.yaml").write_text(f"{_CONFIG}executor: ray\n")
+    with TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as place:  # sockets' paths are short
+        ray.init(
+            num_cpus=2,
+            object_store_memory=_RAY_STORE_BYTES,
+            _plasma_directory=place,
+            _temp_dir=place,
+            include_dashboard=False,
+            log_to_driver=False,
+            namespace="autotune",
+        )
+        try:
+            yield
+        finally:
+            ray.shutdown()
 
 
 def _try(name: str, cell: str, folder: Path, around: Surroundings, group: str) -> Figures:
@@ -110,7 +149,7 @@ def _try(name: str, cell: str, folder: Path, around: Surroundings, group: str) -
     took_s, seen = monotonic() - begun, _seen(folder, done)
     found = [
         *faults_in(fault, phases, seen),
-        *_left(folder, around, temporary, spare=_SERVER),
+        *_left(folder, around, temporary, spare=_BETWEEN_TRIALS),
         *_changed(before, _own_state()),
         *_unbounded(folder, seen),
     ]
@@ -149,12 +188,12 @@ def _seen(folder: Path, done: Any) -> Seen:
     )
 
 
-def _left(folder: Path, around: Surroundings, before: Collection[str], *, spare: str) -> Iterator[str]:
-    """Processes but for one that is spared, shared memory, folders of trials, temporary files that are new."""
+def _left(folder: Path, around: Surroundings, before: Collection[str], *, spare: Sequence[str]) -> Iterator[str]:
+    """Processes but for those that are spared, shared memory, folders of trials, temporary files that are new."""
     pids = folder / "pids"
     noted = {int(line) for line in pids.read_text().split()} if pids.exists() else set[int]()
     begun = monotonic()
-    while running := [one for one in _running(noted) if not spare or spare not in one]:
+    while running := [one for one in _running(noted) if not any(spared in one for spared in spare)]:
         if monotonic() - begun > _GONE_WITHIN_S:
             yield f"processes are left: {running}"
             break
@@ -234,3 +273,4 @@ def _part(launcher: str, cells: Mapping[str, tuple[str, ...]]) -> Part:
 
 FAULTS_OF_TRIALS = _part("fork server", {name: _cells_of(name) for name in FAULTS})
 FAULTS_ON_FRESH_INTERPRETERS = _part("fresh interpreter", _pairs())
+FAULTS_ON_RAY = _part("Ray", _pairs())

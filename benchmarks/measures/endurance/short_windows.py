@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from autotune.launch.launcher import Exit, Launch
@@ -11,7 +12,7 @@ from autotune.protocol.disk import write_model
 from autotune.protocol.jobs import NO_EXTRAS, CurvesJob, StressJob, TrialJob, WindowRules, read_job
 from autotune.tuning import confirmation
 
-__all__ = ["shorten", "shorten_all"]
+__all__ = ["shorten", "shorten_all", "shorten_those_of"]
 
 _WINDOW = WindowRules(max_s=0.2, precision=0.5, block_s=0.02)
 _STRESS_S = 0.2
@@ -32,16 +33,17 @@ def shorten(launch: Launch) -> None:
 
 def shorten_all() -> None:
     """Shorten whatever this process launches from now on, and confirm in few rounds."""
-    _shorten_those_of(ForkServerLauncher)
-    _shorten_those_of(FreshInterpreterLauncher)
+    shorten_those_of(ForkServerLauncher)
+    shorten_those_of(FreshInterpreterLauncher)
     vars(confirmation)["MOST_ROUNDS"] = _ROUNDS
 
 
-def _shorten_those_of(kind: type[ForkServerLauncher | FreshInterpreterLauncher]) -> None:
-    whole = kind.launch
+def shorten_those_of(kind: Any) -> None:
+    """The same for one kind of launcher."""
+    whole: Callable[[Any, Launch], Exit] = kind.launch
 
     def launch(self: Any, launch: Launch) -> Exit:
         shorten(launch)
         return whole(self, launch)
 
-    kind.launch = launch  # type: ignore[method-assign]
+    kind.launch = launch
