@@ -19,12 +19,13 @@ class Hurried:
     """Has each trial end its window as soon as it may, and measure nothing behind it, whatever was asked for."""
 
     launcher: ForkServerLauncher
+    window: WindowRules = _SHORT
 
     def launch(self, launch: Launch) -> Exit:
         """As the launcher does."""
         job = read_job(launch.folder.job)
         if isinstance(job, TrialJob):
-            write_model(launch.folder.job, job.model_copy(update={"window": _SHORT, "extras": NO_EXTRAS}))
+            write_model(launch.folder.job, job.model_copy(update={"window": self.window, "extras": NO_EXTRAS}))
         return self.launcher.launch(launch)
 
     def close(self) -> None:

@@ -28,6 +28,8 @@ from autotune.cli import cli
 from autotune.errors import InputError, WorkloadError
 from autotune.files.plan_file import read_plan
 from autotune.launch.local.fork_server import ForkServerLauncher
+from autotune.protocol.jobs import WindowRules
+from tests.hurried import Hurried
 
 WORKLOAD = """
 import time
@@ -59,7 +61,20 @@ def words():
 
 def broken():
     raise RuntimeError("the weights are not there")
+
+class Keeping(torch.nn.Linear):
+    kept = []
+    def forward(self, inputs):
+        self.kept.append(torch.ones(65536))
+        return super().forward(inputs)
+
+def keeping():
+    return Keeping(8, 2)
+
+def quick():
+    return Data(100_000, 0)
 """
+KEPT_BYTES = 65536 * 4
 
 CONFIG = """
 workload: {model: "work.py:model", dataset: "work.py:dataset", loss: "work.py:scaled_loss"}
@@ -276,3 +291,21 @@ def test_an_unpicklable_model_names_the_attribute_and_the_remedy(folder: Path, f
     data = TensorDataset(torch.randn(64, 2), torch.randn(64, 2))
     with pytest.raises(WorkloadError, match=r"model\.0\.lock can't be carried to a trial.*zero-argument function"):
         autotune.search(net, data, launcher=fork_server, run_dir=folder / "run", progress=False)
+
+
+def test_a_model_that_keeps_something_of_every_batch_is_told_with_its_slope(
+    folder: Path, fork_server: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    changes = ("workload.model=work.py:keeping", "workload.dataset=work.py:quick", "space.num_workers=0")
+    many_blocks = Hurried(fork_server, WindowRules(max_s=1.5, precision=1e-6, block_s=0.01))
+    plan = read_plan(folder / "tune.yaml", [*changes, "baseline.intra_op_threads=1"])
+    result = api.run_plan(plan, progress=False, launcher=many_blocks)
+    (told,) = [note.figures for note in result.summary.notes if note.code == "memory_creeps"]
+    slope, batches = told["bytes_per_batch"], told["batches_to_limit"]
+    assert isinstance(slope, int)
+    assert isinstance(batches, int)
+    assert told["kind"] == "host"
+    assert 0.5 * KEPT_BYTES < slope < 2 * KEPT_BYTES
+    assert 0 < batches < result.summary.environment.ram_bytes / slope
+    assert "Host memory grew" in (folder / "run" / "report.md").read_text()

@@ -100,13 +100,21 @@ def creep_notes(runs: Sequence[Measurement], room: Room, whose: str) -> tuple[No
 
 
 def kinds_not_excluded(runs: Sequence[Measurement], room: Room) -> tuple[Kind, ...]:
-    """Kinds of memory that don't show a creep, but may grow to the limit within a day for all that the windows tell."""
+    """Kinds of memory that don't show a creep, but may grow to the limit within a day for all that the windows tell.
+
+    Where all windows had too few blocks, they tell nothing of a kind.
+    """
+    typical = {growth.kind: (run, growth) for run, growth in _typical(runs)}
+    kinds: tuple[Kind, ...] = ("host",) if room.limit_is_ram else ("host", "device")
     return tuple(
-        growth.kind
-        for run, growth in _typical(runs)
-        if not _creeps(runs, room, growth.kind)
-        and growth.high * _EXCLUDED_FOR_S * _batches_per_s(growth) > room.left_bytes(run, growth)
+        kind
+        for kind in kinds
+        if kind not in typical or (not _creeps(runs, room, kind) and _may_fill(*typical[kind], room))
     )
+
+
+def _may_fill(run: Measurement, growth: MemoryGrowth, room: Room) -> bool:
+    return growth.high * _EXCLUDED_FOR_S * _batches_per_s(growth) > room.left_bytes(run, growth)
 
 
 def _typical(runs: Sequence[Measurement]) -> Iterator[tuple[Measurement, MemoryGrowth]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -75,10 +76,15 @@ def test_what_reaches_the_limit_in_months_is_not_told() -> None:
 
 def test_memory_that_may_grow_for_all_that_is_known_is_not_excluded() -> None:
     unsure, constant = run_with(bytes_per_batch=0.0, half_width=1e5), run_with(bytes_per_batch=0.0, half_width=0.0)
-    assert kinds_not_excluded([unsure], ROOM) == ("device",)
-    assert kinds_not_excluded([constant], ROOM) == ()
-    assert kinds_not_excluded([run_with()], ROOM) == ()  # that is told
-    assert kinds_not_excluded([make_measurement()], ROOM) == ()
+    assert kinds_not_excluded([unsure], ROOM) == ("host", "device")
+    assert kinds_not_excluded([constant], ROOM) == ("host",)
+    assert kinds_not_excluded([run_with()], ROOM) == ("host",)  # the device's is told
+    assert kinds_not_excluded([constant], replace(ROOM, limit_is_ram=True)) == ("host",)
+
+
+def test_windows_of_too_few_blocks_exclude_nothing() -> None:
+    assert kinds_not_excluded([make_measurement()], ROOM) == ("host", "device")
+    assert kinds_not_excluded([make_measurement()], replace(ROOM, limit_is_ram=True)) == ("host",)
 
 
 def test_host_memory_is_held_against_ram_where_the_limit_is_on_a_device() -> None:
