@@ -19,6 +19,7 @@ ENDED = Seen(
     errors="error: the trial's process was ended by a segmentation fault (SIGSEGV)",
     summary=None,
     diagnosis="",
+    curves="",
     struck=frozenset({"probe"}),
     logs={},
     deadline_s=20.0,

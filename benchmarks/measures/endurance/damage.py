@@ -48,7 +48,8 @@ def _run(case: str, folder: Path) -> Figures:
     whole, endings, faults = folder / "whole", dict[str, Any](), list[str]()
     without_drawings()
     make_run("finished", folder / "first")  # what is imported and read once, forks need not do again
-    run_guarded(lambda _: _made(state, whole), limit_s=10 * _LONGEST_S)
+    if error := run_guarded(lambda _: _made(state, whole), limit_s=2 * _LONGEST_S).get("error"):
+        raise RuntimeError(error)
     for damage in OF_A_FOLDER if name in _FOLDERS else DAMAGES:
         for use in _uses_of(name, damage):
             place = folder / "try"

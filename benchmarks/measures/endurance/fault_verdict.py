@@ -37,6 +37,8 @@ class Seen:
     """None where a search left none, and of a diagnosis."""
     diagnosis: str
     """A diagnosis, as JSON; "" where there is none."""
+    curves: str
+    """What a search has kept of loader and device alone, as JSON; "" where it measured neither."""
     struck: frozenset[str]
     """Phases in which the fault struck."""
     logs: Mapping[str, str]
@@ -159,6 +161,7 @@ def _is_noted(fault: Fault, seen: Seen) -> Iterator[str]:
         if one.outcome != "ok"
     )
     told = json.dumps([note.model_dump(mode="json") for note in seen.summary.notes], ensure_ascii=False)
+    told += seen.curves  # a single point that failed is told there alone
     if not re.search(f"{fault.says}|{_AT_A_POINT}", told):
         yield f"a note must say {fault.says!r}, but there are {[*_notes(seen)]}"
 
