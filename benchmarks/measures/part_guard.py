@@ -45,6 +45,7 @@ def run_guarded(work: Callable[[Keep], Mapping[str, Any]], *, limit_s: float, ke
     `kept`: a file that holds the figures so far, also where the caller itself is ended; the caller removes it.
     """
     token = uuid.uuid4().hex
+    faulthandler.cancel_dump_traceback_later()  # of a guard around this one: a fork waits for its thread for ever
     with TemporaryDirectory(prefix="autotune-benchmark-") as path:
         folder = Path(path)
         known = folder / "figures" if kept is None else kept

@@ -35,6 +35,13 @@ def test_figures_of_a_part_come_back_those_kept_on_the_way_included() -> None:
     assert run_guarded(work, limit_s=LONG_S) == {"first": 1, "second": 2}
 
 
+def test_a_part_within_a_part_comes_to_its_end() -> None:
+    def work(keep: Keep) -> Figures:
+        return {"outer": 1, **run_guarded(lambda _: {"inner": 2}, limit_s=LONG_S / 2)}
+
+    assert run_guarded(work, limit_s=LONG_S) == {"outer": 1, "inner": 2}
+
+
 def test_a_part_that_raises_is_written_down_with_its_traceback_and_what_it_kept() -> None:
     def work(keep: Keep) -> Figures:
         keep({"first": 1})
