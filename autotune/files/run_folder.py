@@ -279,4 +279,4 @@ def _prepare(folder: RunFolder, *, fresh: bool) -> None:
         os.close(os.open(folder.study, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))  # SQLite would let others read
         sync_folder(folder.path)
     except OSError as error:
-        raise disk_error(folder.path, error) from error
+        raise disk_error(Path(error.filename or folder.path), error) from error

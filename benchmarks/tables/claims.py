@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.tables.attach import attach_counts, attach_rows
+from benchmarks.tables.endurance import fault_rows, soak_figures, tried_rows
 from benchmarks.tables.fidelity import summarise
 from benchmarks.tables.regret import compare_to_tpe, ends
 
@@ -323,5 +324,8 @@ CALCULATIONS: Mapping[str, Callable[[Results], Figures | list[Figures]]] = {
     "advice_followed_rows": _followed,
     "attach_rows": attach_rows,
     "attach_counts": attach_counts,
+    "endurance_rows": tried_rows,
+    "endurance_fault_rows": fault_rows,
+    "endurance_soak": soak_figures,
 }
 """By name."""

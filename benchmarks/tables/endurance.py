@@ -7,18 +7,20 @@ from typing import Any
 
 __all__ = ["fault_rows", "soak_figures", "tried_rows"]
 
-Figures = dict[str, Any]
+Figures = Mapping[str, Any]
 Results = Mapping[str, Any]
 
 
 def tried_rows(results: Results) -> list[Figures]:
-    """Of each part: how much was tried, and of it what broke a promise or could not be tried to its end."""
+    """Of each part: how much was tried, and how many cases broke a promise or did not come to their end."""
     return [
         {
             "part": name,
             "tried": count(results[name]),
             "broken": len(results[name]["faults"]),
-            "errors": len(results[name]["errors"]),
+            "unended": len(results[name]["errors"]),
+            "cases": results[name]["tried"],
+            "of": results[name]["of"],
         }
         for name, count in _COUNTS.items()
     ]
@@ -26,10 +28,9 @@ def tried_rows(results: Results) -> list[Figures]:
 
 def fault_rows(results: Results) -> list[Figures]:
     """Of each kind of fault: searches and diagnoses of it on each launcher, those as expected, and the slowest."""
-    launchers = ("faults", "faults_fresh", "faults_ray")
-    rows = []
+    rows = list[Figures]()
     for kind in results["faults"]["cases"]:
-        cells = {name: _cells(results[name]["cases"].get(kind, {})) for name in launchers}
+        cells = {name: _cells(results[name]["cases"].get(kind, {})) for name in _LAUNCHERS}
         every = [cell for own in cells.values() for cell in own]
         rows.append(
             {
@@ -57,6 +58,9 @@ def soak_figures(results: Results) -> Figures:
         "page_mb": long["page_bytes"] / 1e6,
         "study_mb": long["last"]["study_bytes"] / 1e6,
     }
+
+
+_LAUNCHERS = ("faults", "faults_fresh", "faults_ray")
 
 
 def _cells(case: Mapping[str, Any]) -> list[Mapping[str, Any]]:

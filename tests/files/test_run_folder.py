@@ -166,3 +166,10 @@ def test_whatever_a_run_folder_is_called_all_of_it_lies_there(tmp_path: Path, na
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (tmp_path / name / "study.db").is_file()
     assert len(run.study.trials) == 2
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write whatever its mode")
+def test_a_study_that_may_not_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "study.db").touch(mode=0o400)
+    with pytest.raises(RunFolderError, match=r"study\.db can't be written"), open_run_folder(tmp_path, fresh=False):
+        pass
