@@ -16,14 +16,12 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import torch
-from torch.utils.data import TensorDataset
-
 import autotune
 from autotune import SearchResult
 from autotune.launch.local.fork_server import ForkServerLauncher
 from benchmarks.measures.endurance.parent_notes import Holding, NotingLauncher, columns, holding_now
 from benchmarks.measures.endurance.part import Part
+from benchmarks.measures.endurance.soak_workload import data, model
 from benchmarks.measures.endurance.trend import trend_of
 from benchmarks.measures.part_guard import Figures
 
@@ -91,8 +89,8 @@ def _many_searches(count: int, folder: Path) -> Figures:
 
 def _search(run_dir: Path, space: Mapping[str, Any], count: int, **options: Any) -> SearchResult:
     return autotune.search(
-        _model,
-        _data,
+        model,
+        data,
         baseline={"micro_batch_size": 16, "intra_op_threads": 1},
         space=space,
         n_trials=count,
@@ -176,14 +174,6 @@ def _judge(cases: Mapping[str, Figures]) -> Figures:
             else None,
         },
     }
-
-
-def _model() -> torch.nn.Module:
-    return torch.nn.Linear(8, 2)
-
-
-def _data() -> TensorDataset:
-    return TensorDataset(torch.zeros(8192, 8), torch.zeros(8192, dtype=torch.long))
 
 
 SOAK = Part(
