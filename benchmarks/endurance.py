@@ -104,10 +104,10 @@ def go_on(name: str, part: Part, recording: Recording, ends_at: float, *, quick:
         begun = monotonic()
         with TemporaryDirectory(prefix="autotune-endurance-") as folder:
             found = run_guarded(partial(_try, part, case, Path(folder)), limit_s=part.limit_s)
-        known[case] = {"wall_s": round(monotonic() - begun, 2), **found}
+        known[case] = {"wall_s": round(monotonic() - begun, 2), "revision": git_revision(), **found}
         if _is_bad(known[case]):
             say(f"{name}: {case}: {found.get('fault') or found['error'].strip().splitlines()[-1]}")
-        recording.add(name, judged(part, known, quick=quick) | {"git_revision": git_revision(), "cases": known})
+        recording.add(name, judged(part, known, quick=quick) | {"cases": known})
 
 
 def judged(part: Part, cases: Mapping[str, Figures], *, quick: bool) -> Figures:

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measures.endurance.damage_kinds import DAMAGES, NOT_SEEN, OF_A_FOLDER, OPENED
-from benchmarks.measures.endurance.damage_uses import READS, make_run, used, without_drawings
+from benchmarks.measures.endurance.damage_uses import READS, make_run, used
 from benchmarks.measures.endurance.part import Part
+from benchmarks.measures.endurance.short_windows import without_drawings
 from benchmarks.measures.part_guard import Figures, Keep, run_guarded
 
 __all__ = ["DAMAGE"]

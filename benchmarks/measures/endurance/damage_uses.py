@@ -18,13 +18,12 @@ from typing import Any
 
 import autotune
 from autotune.errors import AutotuneError
-from autotune.report.render import html
 from autotune.report.wording import say
 from autotune.settings.training_config import TrainingConfig
 from autotune.testing import CostModel, FakeLauncher
 from autotune.testing.cost_model import FakeTrial, analytic_cost
 
-__all__ = ["READS", "USES", "Ending", "make_run", "search", "used", "without_drawings"]
+__all__ = ["READS", "USES", "Ending", "make_run", "search", "used"]
 
 _ARGUMENTS: dict[str, Any] = {
     "space": {
@@ -82,11 +81,6 @@ def make_run(state: str, run_dir: Path) -> None:
         search(run_dir, cost)
     except KeyboardInterrupt:
         return
-
-
-def without_drawings() -> None:
-    """Have reports drawn without plots from here on, in this process: they take most of a use's time."""
-    vars(html)["draw"] = lambda plot: f'<svg role="img" aria-label="{plot.title}"></svg>'
 
 
 def _report(run_dir: Path) -> str:

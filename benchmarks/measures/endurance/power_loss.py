@@ -27,11 +27,12 @@ from autotune.testing import FakeLauncher
 from benchmarks import ROOT
 from benchmarks.measures.endurance.disk_log import LOSSES, Loss, Step, left_by_power_cut, record_steps
 from benchmarks.measures.endurance.part import Part
+from benchmarks.measures.endurance.short_windows import without_drawings
 from benchmarks.measures.part_guard import Figures
 
 __all__ = ["POWER_LOSS", "TellingLauncher", "fault_after_cut", "search_in"]
 
-_CASES, _MOMENTS = 40, 10
+_CASES, _MOMENTS = 25, 10
 _TRIALS = 5
 _SPACE = {"num_workers": [0, 2, 4], "micro_batch_size": [32, 64, 128], "amp_dtype": "float32", "pin_memory": False}
 _BOUNDARIES = {"sync", "sync names", "rename", "told"}
@@ -118,6 +119,7 @@ def _cases(is_quick: bool) -> Sequence[str]:
 def _run(case: str, folder: Path) -> Figures:
     if shutil.which("strace") is None:
         return {"skipped": "strace is not there"}
+    without_drawings()
     seed = int(case[-3:])
     command = [sys.executable, "-m", __name__, str(folder / "run"), str(seed)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

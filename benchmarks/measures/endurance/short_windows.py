@@ -10,9 +10,10 @@ from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
 from autotune.protocol.disk import write_model
 from autotune.protocol.jobs import NO_EXTRAS, CurvesJob, StressJob, TrialJob, WindowRules, read_job
+from autotune.report.render import html
 from autotune.tuning import confirmation
 
-__all__ = ["shorten", "shorten_all", "shorten_those_of"]
+__all__ = ["shorten", "shorten_all", "shorten_those_of", "without_drawings"]
 
 _WINDOW = WindowRules(max_s=0.2, precision=0.5, block_s=0.02)
 _STRESS_S = 0.2
@@ -32,10 +33,16 @@ def shorten(launch: Launch) -> None:
 
 
 def shorten_all() -> None:
-    """Shorten whatever this process launches from now on, and confirm in few rounds."""
+    """Shorten whatever this process launches from now on, confirm in few rounds, and draw nothing."""
+    without_drawings()
     shorten_those_of(ForkServerLauncher)
     shorten_those_of(FreshInterpreterLauncher)
     vars(confirmation)["MOST_ROUNDS"] = _ROUNDS
+
+
+def without_drawings() -> None:
+    """Have reports written without plots by this process: they take most of the time between trials."""
+    vars(html)["draw"] = lambda plot: f'<svg role="img" aria-label="{plot.title}"></svg>'
 
 
 def shorten_those_of(kind: Any) -> None:
