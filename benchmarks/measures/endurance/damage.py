@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measures.endurance.damage_kinds import DAMAGES, NOT_SEEN, OF_A_FOLDER, OPENED
+from benchmarks.measures.endurance.damage_kinds import DAMAGES, NOT_SEEN, OF_A_FOLDER, ONE_OF_A_KIND, OPENED
 from benchmarks.measures.endurance.damage_uses import READS, make_run, used
 from benchmarks.measures.endurance.part import Part
 from benchmarks.measures.endurance.short_windows import without_drawings
@@ -51,7 +51,7 @@ def _run(case: str, folder: Path) -> Figures:
     make_run("finished", folder / "first")  # what is imported and read once, forks need not do again
     if error := run_guarded(lambda _: _made(state, whole), limit_s=2 * _LONGEST_S).get("error"):
         raise RuntimeError(error)
-    for damage in OF_A_FOLDER if name in _FOLDERS else DAMAGES:
+    for damage in OF_A_FOLDER if name in _FOLDERS else DAMAGES if state == "finished" else ONE_OF_A_KIND:
         for use in _uses_of(name, damage):
             place = folder / "try"
             ending, fault = _tried(whole, place, name, damage, use, is_read=(state, name) not in _NOT_READ)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 
-__all__ = ["DAMAGES", "NOT_SEEN", "OF_A_FOLDER", "OPENED", "bits_flipped"]
+__all__ = ["DAMAGES", "NOT_SEEN", "OF_A_FOLDER", "ONE_OF_A_KIND", "OPENED", "bits_flipped"]
 
 OPENED = "unpickled"
 """The file outside that a pickle of ours makes, where somebody reads it."""
@@ -170,5 +170,10 @@ DAMAGES: Mapping[str, Callable[[Path, Path], None]] = {
 """By name: damages a file in place; what it needs outside the run folder lies in the second path."""
 NOT_SEEN = frozenset({"removed", "doubled", *(name for name in DAMAGES if name.startswith(("bits", "cut")))})
 """What may leave a file that is whole in itself: nobody must see it, though nobody may fall over it."""
+ONE_OF_A_KIND = (
+    *("emptied", "cut to 70%", "bits flipped 1", "other text", "pickle", "other version", "folder", "link outside"),
+    *("fifo", "removed", "unreadable"),
+)
+"""What is tried of a search that has not ended, where all are of one that has."""
 OF_A_FOLDER = ("removed", "other text", "dangling link", "link outside", "link to itself", "fifo")
 """What may have happened to a folder."""
