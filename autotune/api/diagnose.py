@@ -19,6 +19,7 @@ from autotune.diagnosis.verdict import judge
 from autotune.errors import NothingFeasibleError, WorkloadError
 from autotune.files.spread_cache import known_spread
 from autotune.launch.launcher import Launcher
+from autotune.launch.local.neighbours import Neighbours
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note, note
 from autotune.protocol.clock import monotonic
@@ -120,12 +121,17 @@ def diagnose_plan(
         show = held.enter_context(make_progress(progress))
         starts = held.enter_context(opened_launcher(launcher, folder, plan))
         write_payload(plan.workload, folder.payload)
-        found = examine(plan, runner_for(plan, folder, starts), show, measuring or MeasuringTime())
+        others = Neighbours().new() if launcher is None and plan.executor.kind == "local" else ()
+        found = examine(plan, runner_for(plan, folder, starts), show, measuring or MeasuringTime(), others)
     return DiagnosisResult(diagnosis=diagnosis_in_words(found))
 
 
-def examine(plan: Plan, runner: TrialRunner, show: ShowProgress, measuring: MeasuringTime) -> Diagnosis:
+def examine(
+    plan: Plan, runner: TrialRunner, show: ShowProgress, measuring: MeasuringTime, others: tuple[Note, ...] = ()
+) -> Diagnosis:
     """Probe the workload, measure the baseline, then other settings, and judge what was measured; still without words.
+
+    `others`: searches that run beside it.
 
     Raises:
         WorkloadError, ConfigError: the workload or the baseline can't be used.
@@ -141,7 +147,7 @@ def examine(plan: Plan, runner: TrialRunner, show: ShowProgress, measuring: Meas
     free_ram_bytes = None if plan.executor.kind == "ray" else int(psutil.virtual_memory().available)
     runner, space = probe_workload(replace(plan, space=SearchSpace(), budget=Budget()), runner)
     plan = replace(plan, baseline=space.baseline)  # a script's is what was seen of it
-    start("measure", warnings_in(space.notes))
+    start("measure", (*warnings_in(space.notes), *others))
     spread = _known_spread(plan, space)
     measurement = with_interval(_measure_baseline(plan, runner, measuring), spread)
     start("curves")
@@ -156,7 +162,7 @@ def examine(plan: Plan, runner: TrialRunner, show: ShowProgress, measuring: Meas
         measurement=measurement,
         curves=_measure_curves(space, runner, measuring, measurement, _MOST_S - (monotonic() - begun)),
     )
-    return judge(plan.name, evidence, (*_ignored(plan), *space.notes), wall_s=monotonic() - begun)
+    return judge(plan.name, evidence, (*_ignored(plan), *space.notes, *others), wall_s=monotonic() - begun)
 
 
 def _known_spread(plan: Plan, space: ResolvedSpace) -> RunSpread:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -205,6 +207,15 @@ def test_the_arguments_that_a_search_alone_takes_are_named() -> None:
     paragraph = next(part for part in page.split("\n\n") if part.startswith("`autotune.diagnose("))
     docstring = autotune.diagnose.__doc__ or ""
     assert [name for name in only if name not in docstring or f"`{name}`" not in paragraph] == []
+
+
+def test_searches_that_run_beside_it_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = note("another_search", pid=7, user="ann", command="autotune run a.yaml")
+    monkeypatch.setattr(diagnosing, "Neighbours", lambda: SimpleNamespace(new=lambda: (other,)))
+    monkeypatch.setattr(diagnosing, "opened_launcher", lambda *_: nullcontext(FakeLauncher()))
+    found = autotune.diagnose(object, list, progress=False)
+    assert other in found.diagnosis.remarks
+    assert "process 7 of ann" in found.report()
 
 
 def test_a_wrong_argument_is_refused_before_anything_starts() -> None:

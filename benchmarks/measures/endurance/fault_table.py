@@ -22,6 +22,8 @@ PHASES = ("probe", "baseline", "trial", "guard", "look", "confirmation", "stress
 """Of a search, then of a diagnosis: its baseline, and other settings each alone."""
 _WITHOUT_WORKERS = {"guard", "probe"}
 """Phases that load without workers."""
+_WITHOUT_OBJECTION = {"probe", "guard", "stress"}
+"""Phases that train for other ends: a single step, against the same in float32, on the same samples again and again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +97,7 @@ def is_reached(fault: Fault, phase: str) -> bool:
     """Whether a phase runs the user's code in which the fault strikes, and can show it."""
     if fault.knows_limit and phase == "probe":
         return False
-    if fault.hook == "loss" and phase == "guard":  # what is no number in float32 either is no objection
+    if fault.hook == "loss" and phase in _WITHOUT_OBJECTION:
         return False
     needs_workers = fault.hook == "worker" or fault is FAULTS["full_shm"] or fault is FAULTS["deadlocked_worker"]
     return not (needs_workers and phase in _WITHOUT_WORKERS)
