@@ -61,6 +61,9 @@ class ConfigError(InputError):
         self.problems = tuple(_cut(_printable(problem)) for problem in problems)
         super().__init__("\n".join(self.problems))
 
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[str, ...]]:
+        return type(self), self.problems
+
 
 class WorkloadError(InputError):
     """The user's own code fails, or can't be carried to a trial.

@@ -86,7 +86,9 @@ def main() -> int:
     _print_parts(recording.results, quick=arguments.quick)
     print(f"\n{recording.path}")
     found = [recording.results.get(name, {}) for name in wanted]
-    is_bad = any(False in part.get("promises", {}).values() or part.get("errors") for part in found)
+    is_bad = any(
+        False in part.get("promises", {}).values() or part.get("errors") or part.get("faults") for part in found
+    )
     return 1 if is_bad else 0
 
 
@@ -113,12 +115,15 @@ def go_on(name: str, part: Part, recording: Recording, ends_at: float, *, quick:
 def judged(part: Part, cases: Mapping[str, Figures], *, quick: bool) -> Figures:
     """How far a part is, and what its cases tell together."""
     whole = {name: found for name, found in cases.items() if "error" not in found}
+    judgement = part.judge(whole)
+    if len(whole) < len(cases):  # whoever does not come to its end has kept nothing
+        judgement["promises"] = {name: kept and None for name, kept in judgement["promises"].items()}
     return {
         "tried": len(cases),
         "of": len(part.cases(quick)),
         "errors": [name for name, found in cases.items() if "error" in found],
         "faults": {name: found["fault"] for name, found in whole.items() if found.get("fault")},
-        **part.judge(whole),
+        **judgement,
     }
 
 

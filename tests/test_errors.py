@@ -30,3 +30,9 @@ def test_what_steers_a_terminal_is_an_escape_and_lines_stay(kind: type[AutotuneE
     error = kind("a\x1b[31m file\n\tbelow \udcff")
     assert str(error) == "a\\x1b[31m file\n\tbelow \\udcff"
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_problems_outlast_pickling() -> None:
+    error = ConfigError("lr: must be positive", "seed: must be whole")
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.problems) == (str(error), error.problems)

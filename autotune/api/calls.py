@@ -171,7 +171,7 @@ def _plan_of(given: Mapping[str, Any]) -> Plan:
         parts = {name: getattr(taken, name) for name in ("model", "dataset", "optimizer", "step")}
         parts = {name: part for name, part in parts.items() if part is not None}
         given = {**given, **parts, "baseline": {**taken.baseline, **said}}
-    model, loader = given["model"], given["loader"] or {}
+    model, loader = given["model"], {} if given["loader"] is None else given["loader"]
     if not isinstance(loader, Mapping):
         raise ConfigError(f"loader must be a mapping, but got {type(loader).__name__}")
     unknown = sorted(set(loader) - _LOADER_KEYS, key=str)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from autotune.errors import NothingFeasibleError
 from autotune.files.run_folder import RunFolder, read_summary, refuse_unusual_study
+from autotune.note import note
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import TrialRecord
 from autotune.report.model import build_report
@@ -59,7 +60,7 @@ def open_run(path: str | Path) -> SearchResult:
 
     Args:
         path: The run folder of a search that has ended or was interrupted. One that went on and was killed shows the
-            recommendation of its last end, beside all trials since.
+            recommendation of its last end, beside all trials since; trials that its study.db has lost are noted.
 
     Raises:
         ConfigError: the folder holds no result, or one of another version of autotune.
@@ -71,7 +72,11 @@ def open_run(path: str | Path) -> SearchResult:
     if summary.recommendation is None:
         raise NothingFeasibleError(say_nothing_feasible(summary))
     refuse_unusual_study(folder)
-    return result_of(summary, open_finished(folder.study), folder.path)
+    study = open_finished(folder.study)
+    lacking = len(summary.trials) - len(study.get_trials(deepcopy=False))
+    if lacking > 0:
+        summary = summary.model_copy(update={"notes": (*summary.notes, note("trials_lost", count=lacking))})
+    return result_of(summary, study, folder.path)
 
 
 def result_of(summary: RunSummary, study: optuna.Study, run_dir: Path) -> SearchResult:

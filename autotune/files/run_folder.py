@@ -122,7 +122,7 @@ class RunFolder:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise disk_error(self.path, error) from error
+            raise disk_error(self.trials, error) from error
 
     def write_trials(self, records: Sequence[TrialRecord]) -> None:
         """Have trials.jsonl hold these records and no other, in this order: those of the study, which decides."""
@@ -278,5 +278,7 @@ def _prepare(folder: RunFolder, *, fresh: bool) -> None:
             kept.mkdir(mode=0o700, exist_ok=True)
         os.close(os.open(folder.study, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))  # SQLite would let others read
         sync_folder(folder.path)
+        with suppress(PermissionError):  # whoever may make a folder in another may not always read that
+            sync_folder(folder.path.parent)
     except OSError as error:
         raise disk_error(Path(error.filename or folder.path), error) from error

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import sqlite3
 import tempfile
+from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import pytest
 import autotune
 from autotune.errors import ConfigError, NothingFeasibleError, RunFolderError
 from autotune.files.run_folder import open_run_folder
+from autotune.note import note
 from autotune.testing import FakeLauncher, FakeTrial
 from tests.factories.searches import NARROW
 
@@ -112,3 +115,16 @@ def test_a_search_that_found_nothing_feasible_says_so_again(tmp_path: Path) -> N
     with pytest.raises(NothingFeasibleError) as again:
         autotune.open_run(tmp_path / "run")
     assert str(again.value) == str(first.value)
+
+
+def test_trials_that_the_study_has_lost_are_noted(tmp_path: Path) -> None:
+    long, short = (search(tmp_path / name, n_trials=count, method="random") for name, count in (("a", 4), ("b", 2)))
+    assert not [one for one in autotune.open_run(long.run_dir).summary.notes if one.code == "trials_lost"]
+    for file in long.run_dir.glob("study.db*"):
+        file.unlink()
+    with closing(sqlite3.connect(short.run_dir / "study.db")) as source:
+        source.execute("VACUUM INTO ?", (str(long.run_dir / "study.db"),))
+    found = autotune.open_run(long.run_dir)
+    assert note("trials_lost", count=len(long.trials) - len(short.trials)) in found.summary.notes
+    assert len(found.trials) == len(long.trials)
+    assert "study.db in the run folder does not hold" in found.report()

@@ -21,6 +21,8 @@ ENDED = Seen(
     diagnosis="",
     curves="",
     struck=frozenset({"probe"}),
+    strikes=1,
+    took_s=5.0,
     logs={},
     deadline_s=20.0,
 )

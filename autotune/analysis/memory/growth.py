@@ -104,6 +104,8 @@ def kinds_not_excluded(runs: Sequence[Measurement], room: Room) -> tuple[Kind, .
 
     Where all windows had too few blocks, they tell nothing of a kind.
     """
+    if not runs:
+        return ()
     typical = {growth.kind: (run, growth) for run, growth in _typical(runs)}
     kinds: tuple[Kind, ...] = ("host",) if room.limit_is_ram else ("host", "device")
     return tuple(

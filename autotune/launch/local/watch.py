@@ -58,7 +58,8 @@ def watch(launch: Launch, token: str, start: Callable[[int, ExitStack], Started]
     Args:
         launch: The trial.
         token: Marks its processes.
-        start: Starts its ranks, which print to a descriptor; it enters `sockets_in` right before.
+        start: Starts its ranks, which print to a descriptor; puts on the stack what is to go with them:
+            `sockets_in`, right before.
     """
     with ExitStack() as held:
         return _watch(launch, token, lambda output: start(output, held))

@@ -7,6 +7,7 @@ it says so. It never falls, hangs, follows a link out of the folder or unpickles
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measures.endurance.damage_kinds import DAMAGES, NOT_SEEN, OF_A_FOLDER, ONE_OF_A_KIND, OPENED
-from benchmarks.measures.endurance.damage_uses import READS, make_run, used
+from benchmarks.measures.endurance.damage_uses import READS, USES, make_run, used
 from benchmarks.measures.endurance.part import Part
 from benchmarks.measures.endurance.short_windows import without_drawings
 from benchmarks.measures.part_guard import Figures, Keep, run_guarded
@@ -32,8 +33,10 @@ _LONGEST_S = 60.0
 """Of a use, many times what it takes: then it hangs."""
 _IN_THE_WAY = ("folder", "link outside", "fifo")
 """Damages that a fresh start, which takes a whole search, has to clear."""
-_NOT_READ = {("finished", "curves.json"), ("finished", "study.db-wal"), ("interrupted", "study.db-wal")}
-"""What a search that is over goes on without: its curves, and a log that is in the database already."""
+_NOT_READ = {("finished", "curves.json")}
+"""What a search that is over goes on without."""
+_UNNAMED = re.compile(r"a run folder must hold|no configuration was feasible|is feasible")
+"""Refusals for what a folder does not hold at all."""
 _NOBODY = 65534
 _OFTEN_USED = ("report", "resume", "open_run")
 _LESS_OFTEN = ("load", "export", "warm_start", "fresh")
@@ -48,7 +51,9 @@ def _run(case: str, folder: Path) -> Figures:
     state, _, name = case.partition(" ")
     whole, endings, faults = folder / "whole", dict[str, Any](), list[str]()
     without_drawings()
-    make_run("finished", folder / "first")  # what is imported and read once, forks need not do again
+    make_run("finished", folder / "first")
+    for use in USES:  # what is imported and read once, forks need not do again, and nobody may not
+        used(use, folder / "first")
     if error := run_guarded(lambda _: _made(state, whole), limit_s=2 * _LONGEST_S).get("error"):
         raise RuntimeError(error)
     for damage in OF_A_FOLDER if name in _FOLDERS else DAMAGES if state == "finished" else ONE_OF_A_KIND:
@@ -71,9 +76,7 @@ def _uses_of(name: str, damage: str) -> Iterator[str]:
     yield from (use for use in _LESS_OFTEN if name in READS[use] or (use == "fresh" and damage in _IN_THE_WAY))
 
 
-def _tried(
-    whole: Path, place: Path, name: str, damage: str, use: str, *, is_read: bool = True
-) -> tuple[Figures, str | None]:
+def _tried(whole: Path, place: Path, name: str, damage: str, use: str, *, is_read: bool) -> tuple[Figures, str | None]:
     """How a use of a damaged copy ended, and what is wrong with that."""
     run_dir, outside = place / "run", place / "outside"
     outside.mkdir(parents=True)
@@ -119,7 +122,7 @@ def _fault(found: Mapping[str, str], name: str, *, is_needed: bool) -> str | Non
     if kind == "fell":
         return text.strip().splitlines()[-1]
     own = Path(name).name.removesuffix("-wal").removesuffix("-shm")
-    if kind == "told" and own not in text and "must hold" not in text and "feasible" not in text:
+    if kind == "told" and own not in text and not _UNNAMED.search(text):
         return f"{own} is not named: {text.splitlines()[0][:200]}"
     if kind == "result" and is_needed and own not in text:
         return f"it went on without a word of {own}"

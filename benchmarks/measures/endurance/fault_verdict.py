@@ -15,13 +15,18 @@ from autotune.records.run_summary import RunSummary
 from autotune.records.trial import OUT_OF_MEMORY
 from benchmarks.measures.endurance.fault_table import Fault, is_reached
 
-__all__ = ["Seen", "faults_in", "told_of"]
+__all__ = ["AND", "Seen", "faults_in", "is_without_strike", "told_of"]
 
 _WORKLOAD_ERROR, _NOTHING_FEASIBLE = (1, 2), 3
 _FAILURE_NOTES = {"sides_not_measured", "stress_failed", "stress_out_of_memory", "others_failed"}
 _OURS = re.compile(r"/autotune/(worker|launch|api|tuning)/|this is a bug in autotune")
 _AT_A_POINT = "process_ended_at_point"
 """What is known of a point at which a process ended; the next process goes on behind it."""
+AND = " | "
+"""Between sentences."""
+_NO_STRIKE = "the fault never struck in"
+_WHOLE_S = 200.0
+"""Of a search or a diagnosis in which nothing hangs, many times what it takes."""
 _LATE_S = 8.0
 """By which a trial's end may come after its deadline: its processes are ended, and its log is closed."""
 
@@ -41,6 +46,9 @@ class Seen:
     """What a search has kept of loader and device alone, as JSON; "" where it measured neither."""
     struck: frozenset[str]
     """Phases in which the fault struck."""
+    strikes: int
+    """Processes that it struck."""
+    took_s: float
     logs: Mapping[str, str]
     deadline_s: float
 
@@ -49,7 +57,10 @@ def faults_in(fault: Fault, phases: tuple[str, ...], seen: Seen) -> Iterator[str
     """What is otherwise than it must be; each a sentence."""
     for phase in phases:
         if phase not in seen.struck and is_reached(fault, phase):
-            yield f"the fault never struck in {phase}"
+            yield f"{_NO_STRIKE} {phase}"
+    longest_s = _WHOLE_S + seen.strikes * (seen.deadline_s + _LATE_S)
+    if seen.took_s > longest_s:
+        yield f"it must end within {longest_s:.0f} s, but took {seen.took_s:.0f} s"
     if fault.outcome == "ok" or not (seen.struck & {*phases} and is_reached(fault, phases[0])):
         yield from _disturbed(seen)
         return
@@ -62,6 +73,11 @@ def faults_in(fault: Fault, phases: tuple[str, ...], seen: Seen) -> Iterator[str
         ]
         if slow:
             yield f"a trial went beyond its deadline of {seen.deadline_s} s: {slow} s"
+
+
+def is_without_strike(told: str) -> bool:
+    """Whether all that was otherwise than it must be is that the fault never struck, in faults_in's sentences."""
+    return bool(told) and all(one.startswith(_NO_STRIKE) for one in told.split(AND))
 
 
 def told_of(seen: Seen) -> str:
@@ -155,14 +171,17 @@ def _is_noted(fault: Fault, seen: Seen) -> Iterator[str]:
     yield from _goes_on(seen)
     if seen.summary is None:
         return
+    chosen = seen.summary.recommendation
+    if "confirmation" in seen.struck and chosen is not None and chosen.number != 0:
+        yield f"what fails in the confirmation must not be recommended, but trial {chosen.number} is"
     yield from (
         f"trial {one.number} must be ok, but is {one.outcome}: {one.reason}"
         for one in seen.summary.trials
         if one.outcome != "ok"
     )
     told = json.dumps([note.model_dump(mode="json") for note in seen.summary.notes], ensure_ascii=False)
-    told += seen.curves  # a single point that failed is told there alone
-    if not re.search(f"{fault.says}|{_AT_A_POINT}", told):
+    says = f"{fault.says}|{_AT_A_POINT}" if "look" in seen.struck else fault.says
+    if not re.search(says, told + seen.curves):  # a single point that failed is told in the curves alone
         yield f"a note must say {fault.says!r}, but there are {[*_notes(seen)]}"
 
 

@@ -14,7 +14,7 @@ import re
 import shutil
 import signal
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,7 @@ from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
 from autotune.protocol.clock import LONGEST_DEADLINE
 from benchmarks.measures.endurance.fault_surroundings import Surroundings, enter, has_memory_groups
 from benchmarks.measures.endurance.fault_table import FAULTS, PHASES, is_reached
-from benchmarks.measures.endurance.fault_verdict import Seen, faults_in, told_of
+from benchmarks.measures.endurance.fault_verdict import AND, Seen, faults_in, is_without_strike, told_of
 from benchmarks.measures.endurance.part import Part
 from benchmarks.measures.endurance.short_windows import shorten_all, shorten_those_of
 from benchmarks.measures.part_guard import MARK, Figures
@@ -61,8 +61,8 @@ _GONE_WITHIN_S = 5.0
 _LIMIT_S = 1500.0
 _LOG_BYTES, _RUN_BYTES = 600 * 1024, 8 * 2**20
 _FLOOD_MIB = 1024
-_BETWEEN_TRIALS = ("autotune.worker serve", "ray::", "/ray/")
-"""Parts of the command lines of what lives on between trials."""
+_SERVER, _OF_RAY = "autotune.worker serve", ("ray::", "/ray/")
+"""Parts of the command lines of what lives on between trials; ranks have that of the server that has forked them."""
 _OF_TORCH = "torchinductor_"
 """A cache that torch makes for all processes of a user."""
 _RAY_STORE_BYTES = 80 * 1024 * 1024
@@ -79,8 +79,9 @@ def _cells_of(fault: str) -> tuple[str, ...]:
 
 def _pairs() -> Mapping[str, tuple[str, ...]]:
     """Each fault in one phase, and each phase several times; what is harmless in all at once."""
-    failing = [name for name in FAULTS if len(_cells_of(name)) == len(PHASES)]
-    turns = {name: (PHASES[number % len(PHASES)],) for number, name in enumerate(failing)}
+    failing = [name for name in FAULTS if FAULTS[name].outcome != "ok"]
+    reached = {name: [phase for phase in PHASES if is_reached(FAULTS[name], phase)] for name in failing}
+    turns = {name: (reached[name][number % len(reached[name])],) for number, name in enumerate(failing)}
     return {name: turns.get(name, _cells_of(name)[:1]) for name in FAULTS}
 
 
@@ -98,10 +99,10 @@ def _run(launcher: str, cells: Mapping[str, tuple[str, ...]], name: str, folder:
             for _ in range(_TRIES):
                 with around.memory_group(is_wanted=fault.needs == "cgroup") as group:
                     found[cell] = _try(name, cell, folder, around, group)
-                if {*found[cell]["struck"]} >= {one for one in _phases_of(cell) if is_reached(fault, one)}:
+                if not is_without_strike(found[cell]["fault"]):
                     break
     broken = [f"{cell}: {one['fault']}" for cell, one in found.items() if one["fault"]]
-    return {"cells": found, "fault": " || ".join([*broken, *_left(folder, around, set(), spare=())])}
+    return {"cells": found, "fault": " || ".join([*broken, *_left(folder, around, set(), spares_servers=False)])}
 
 
 def _opened(launcher: str, folder: Path) -> closing[ForkServerLauncher | FreshInterpreterLauncher]:
@@ -151,10 +152,11 @@ def _try(name: str, cell: str, folder: Path, around: Surroundings, group: str) -
     temporary, before, begun = {*_temporary(folder)}, _own_state(), monotonic()
     command = ["diagnose", "tune.yaml", "--json"] if phases[0] in _DIAGNOSED else ["run", "tune.yaml"]
     done = CliRunner().invoke(cli, command, prog_name="autotune")
-    took_s, seen = monotonic() - begun, _seen(folder, done)
+    took_s = monotonic() - begun
+    seen = _seen(folder, done, took_s)
     found = [
         *faults_in(fault, phases, seen),
-        *_left(folder, around, temporary, spare=_BETWEEN_TRIALS),
+        *_left(folder, around, temporary, spares_servers=True),
         *_changed(before, _own_state()),
         *_unbounded(folder, seen),
     ]
@@ -163,7 +165,7 @@ def _try(name: str, cell: str, folder: Path, around: Surroundings, group: str) -
         "search_s": round(took_s, 1),
         "struck": sorted(seen.struck),
         "told": told_of(seen),
-        "fault": " | ".join(found),
+        "fault": AND.join(found),
     }
 
 
@@ -177,7 +179,7 @@ def _set_up(folder: Path) -> None:
     os.chdir(folder)
 
 
-def _seen(folder: Path, done: Any) -> Seen:
+def _seen(folder: Path, done: Any, took_s: float) -> Seen:
     run_dir, struck = folder / "disk" / "run", folder / "struck"
     has_summary = (run_dir / "summary.json").exists()
     words = struck.read_text().split() if struck.exists() else []
@@ -189,17 +191,19 @@ def _seen(folder: Path, done: Any) -> Seen:
         diagnosis=done.stdout if done.stdout.startswith("{") else "",
         curves=curves.read_text() if (curves := run_dir / "curves.json").exists() else "",
         struck=frozenset(words[::2]),
+        strikes=len(words) // 2,
+        took_s=took_s,
         logs={path.name: path.read_text(errors="replace") for path in run_dir.glob("logs/*.log")},
         deadline_s=float(os.environ[LONGEST_DEADLINE]),
     )
 
 
-def _left(folder: Path, around: Surroundings, before: Collection[str], *, spare: Sequence[str]) -> Iterator[str]:
-    """Processes but for those that are spared, shared memory, folders of trials, temporary files that are new."""
+def _left(folder: Path, around: Surroundings, before: Collection[str], *, spares_servers: bool) -> Iterator[str]:
+    """Processes but for servers that are to live on, shared memory, folders of trials, temporary files that are new."""
     pids = folder / "pids"
     noted = {int(line) for line in pids.read_text().split()} if pids.exists() else set[int]()
     begun = monotonic()
-    while running := [one for one in _running(noted) if not any(spared in one for spared in spare)]:
+    while running := [*_running(noted, spares_servers=spares_servers)]:
         if monotonic() - begun > _GONE_WITHIN_S:
             yield f"processes are left: {running}"
             break
@@ -215,13 +219,22 @@ def _temporary(folder: Path) -> Iterator[str]:
     yield from (name for name in ("scratch", "payload") if (folder / "disk" / "run" / name).exists())
 
 
-def _running(noted: set[int]) -> Iterator[str]:
+def _running(noted: Collection[int], *, spares_servers: bool) -> Iterator[str]:
     """Living processes that bear this case's mark, or that the workload has noted down."""
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
+            is_own = process.pid in noted
             is_marked = process.environ().get(MARK) == os.environ[MARK] and process.pid != os.getpid()
-            if (is_marked or process.pid in noted) and process.status() != psutil.STATUS_ZOMBIE:
+            is_spared = spares_servers and not is_own and _is_server(process)
+            if (is_marked or is_own) and not is_spared and process.status() != psutil.STATUS_ZOMBIE:
                 yield " ".join(process.cmdline())
+
+
+def _is_server(process: psutil.Process) -> bool:
+    """Whether it is the server that forks trials, which is no child of another one, or of Ray."""
+    words, above = " ".join(process.cmdline()), process.parent()
+    is_forked = above is not None and _SERVER in " ".join(above.cmdline())
+    return any(part in words for part in _OF_RAY) or (_SERVER in words and not is_forked)
 
 
 def _own_state() -> Mapping[str, Any]:
@@ -256,7 +269,7 @@ def _judge(cases: Mapping[str, Figures]) -> Figures:
     slowest = max(cells, key=lambda cell: float(cells[cell]["search_s"]), default="")
     return {
         "kinds": len(tried),
-        "cells": sum(len(_phases_of(cell.partition("/")[2])) for cell in cells),
+        "cells": sum(len(found["struck"]) for found in cells.values()),
         "skipped": [name for name in cases if name not in tried],
         "slowest": {slowest: cells[slowest]["search_s"]} if slowest else {},
         "promises": {
@@ -269,7 +282,7 @@ def _judge(cases: Mapping[str, Figures]) -> Figures:
 
 def _part(launcher: str, cells: Mapping[str, tuple[str, ...]]) -> Part:
     return Part(
-        proves=f"No fault of a trial hangs, misnames or ends a search wrongly ({launcher}).",
+        proves=f"a fault of a trial hangs no search, ends none wrongly, and is named ({launcher})",
         cases=lambda quick: [*cells][::6] if quick else [*cells],
         run=partial(_run, launcher, cells),
         judge=_judge,

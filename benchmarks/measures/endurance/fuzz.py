@@ -1,7 +1,7 @@
 """Parts "fuzz_configs", "fuzz_calls" and "fuzz_cli": made-up input, by hypothesis from the schema and its neighbours.
 
 A configuration is a plan or is refused in sentences; a call has a result or raises an error of ours; a command ends
-with an exit code that is documented. Nothing else, and nothing is written on a refusal.
+with an exit code that is documented. Nothing else; a configuration or a command that is refused writes nothing.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -75,12 +74,14 @@ class Call:
         export_run(Path(path), target)
 
     def _config(self, settings: Mapping[str, Any], target: str, device: Any, optimizer: Any) -> None:
-        with suppress(ValidationError):  # as its docstring says
+        try:
             config = TrainingConfig(**settings)
-            config.dataloader_kwargs()
-            config.optimizer_kwargs()
-            config.global_batch_ratio(TrainingConfig())
-            config.to(target, device=device, optimizer=optimizer)
+        except ValidationError:  # as its docstring says
+            return
+        config.dataloader_kwargs()
+        config.optimizer_kwargs()
+        config.global_batch_ratio(TrainingConfig())
+        config.to(target, device=device, optimizer=optimizer)
 
 
 def calls(folder: Path) -> st.SearchStrategy[Call]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,8 @@ def _nothing() -> st.SearchStrategy[list[str]]:
 
 def try_command(folder: Path, words: list[str]) -> str:
     """Run it; its exit code as a text."""
+    for made_before in (folder / "run", folder / "runs"):
+        shutil.rmtree(made_before, ignore_errors=True)
     before, begun = _files(folder), _cpu_s()
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "AUTOTUNE_TEST_LONGEST_DEADLINE_S": "20"}
     try:
@@ -73,7 +76,7 @@ def try_command(folder: Path, words: list[str]) -> str:
     if "this is a bug" in told or ('File "' in told and "autotune/" in told):
         raise BrokenError(f"a traceback of ours: {told[-600:]}")
     if ended.returncode == 2:
-        made = _files(folder) - before
+        made = {name for name, known in _files(folder).items() if before.get(name) != known}
         if made and not any(name.endswith(_RAN) for name in made):
             raise BrokenError(f"written on a refusal: {sorted(made)}")
         if _cpu_s() - begun > _REFUSED_S and "fails" not in told:
@@ -92,10 +95,11 @@ def _written(folder: Path, raw: bytes) -> str:
     return "made.yaml"
 
 
-def _files(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if "__pycache__" not in str(path)} - {
-        "made.yaml"
-    }
+def _files(folder: Path) -> dict[str, tuple[int, int]]:
+    """Sizes and times of the last change, but for what trying itself writes."""
+    paths = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    found = {str(path.relative_to(folder)): path.stat() for path in paths if path.name != "made.yaml"}
+    return {name: (known.st_size, known.st_mtime_ns) for name, known in found.items()}
 
 
 def _cpu_s() -> float:

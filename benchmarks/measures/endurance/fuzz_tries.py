@@ -5,20 +5,17 @@ Comes in: an input. Goes out: nothing where the promise was kept; a BrokenError 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import process_time
-from typing import Any
 
-import autotune
 from autotune.api.check import check_plan
 from autotune.errors import AutotuneError, ConfigError
 from autotune.files.plan_file import read_plan
-from autotune.settings.training_config import TrainingConfig
 from autotune.testing import FakeLauncher
 
-__all__ = ["BrokenError", "try_call", "try_config", "try_search", "user_code"]
+__all__ = ["BrokenError", "try_call", "try_config", "user_code"]
 
 _LONGEST_S = 10.0
 """Of a refusal, in time of the processor: the machine may have others to serve."""
@@ -46,19 +43,13 @@ def try_config(folder: Path, raw: bytes, overrides: tuple[str, ...] = ()) -> str
     return seen[-1] if seen else "refused"
 
 
-def try_search(folder: Path, given: Mapping[str, Any]) -> str:
-    """A whole search over made-up trials: "result" or "refused"."""
-    arguments = {**given, "launcher": FakeLauncher(), "progress": False}
-    return try_call(folder, lambda: autotune.search(object, list, **arguments), writes=True)
-
-
 def try_call(folder: Path, call: Callable[[], object], *, writes: bool = False) -> str:
     """A call of a public function: "result" or "refused"; a TypeError is one for a keyword that there is not."""
     with _told(folder, writes=writes) as seen:
         try:
             call()
         except TypeError as error:
-            if "argument" not in str(error):
+            if "unexpected keyword argument" not in str(error):
                 raise
             return "refused"
         seen.append("result")
@@ -73,9 +64,9 @@ def _told(folder: Path, *, writes: bool = False) -> Iterator[list[str]]:
         yield seen
     except AutotuneError as error:
         text = str(error)
-        problems = error.problems if isinstance(error, ConfigError) else (text.splitlines()[0] if text else "",)
-        if not all(problems) or any("\n" in one for one in problems):
-            raise BrokenError(f"an error is no sentence of one line: {problems!r:.300}") from error
+        problems = error.problems if isinstance(error, ConfigError) else (text.splitlines() or [""])
+        if not all(problems):
+            raise BrokenError(f"an error says nothing: {problems!r:.300}") from error
         if any(not character.isprintable() for one in problems for character in one):
             raise BrokenError(f"an error can't be shown on a terminal: {problems!r:.300}") from error
         if any(len(one) > 1500 for one in problems):
@@ -94,13 +85,3 @@ def _told(folder: Path, *, writes: bool = False) -> Iterator[list[str]]:
 
 def _files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
-
-
-def config_of(given: Mapping[str, Any]) -> TrainingConfig | None:
-    """A TrainingConfig of made-up settings; None where pydantic refuses them, as it says."""
-    from pydantic import ValidationError
-
-    try:
-        return TrainingConfig.model_validate(dict(given))
-    except ValidationError:
-        return None

@@ -6,26 +6,27 @@ whose server, rank or loader worker is killed, in every second stage, is to go o
 
 from __future__ import annotations
 
-import os
 import signal
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from random import Random
 from time import monotonic, sleep
 
-import psutil
-
 from benchmarks.measures.endurance.live_search import (
     ROLES,
     STAGES,
+    HungError,
     LiveSearch,
     Role,
+    Stage,
     ended_trials,
     fault_of_folder,
+    fault_of_result,
     left_of,
+    segments_now,
+    send,
     start_search,
 )
 from benchmarks.measures.endurance.part import Part
@@ -40,6 +41,8 @@ _LATEST_ELSEWHERE_S = 0.6
 _COMES_WITHIN_S = 1.5
 """A process of the role, once the moment is there."""
 _FATAL: frozenset[Role] = frozenset({"parent", "all"})
+_WITH_RANKS: tuple[Stage, ...] = ("probe", "baseline", "trials", "confirmation")
+_WITH_WORKERS: tuple[Stage, ...] = ("baseline", "trials", "confirmation")
 _SHORT = "from benchmarks.measures.endurance.short_windows import shorten_all; shorten_all()"
 
 
@@ -50,42 +53,63 @@ def _cases(is_quick: bool) -> Sequence[str]:
 def _run(case: str, folder: Path) -> Figures:
     number = int(case[-3:])
     random, role = Random(number), ROLES[number % len(ROLES)]
+    found: Figures = {"role": role, "hit": dict[str, int]()}
+    try:
+        faults = [fault for fault in _killed(number, role, random, folder, found["hit"]) if fault]
+    except HungError as hung:
+        faults = [str(hung)]
+    return {**found, **({"fault": faults[0]} if faults else {})}
+
+
+def _killed(number: int, role: Role, random: Random, folder: Path, hit: dict[str, int]) -> Iterator[str | None]:
+    """Kill in one stage after the other, and go on; what is wrong, None where nothing is."""
+    segments, known, logs = segments_now(), dict[int, str](), dict[int, int]()
     search = start_search(folder, script=_SHORT)
-    hit, known, logs, faults = dict[str, int](), dict[int, str](), dict[int, int](), list[str | None]()
-    for stage in STAGES if role in _FATAL else STAGES[number // len(ROLES) % 2 :: 2]:
-        if not search.wait_for(partial(search.is_at, stage)):
+    for stage in _stages(number, role):
+        if not _comes_to(search, stage, role):
             break
         sleep(random.uniform(0, _LATEST_S.get(stage, _LATEST_ELSEWHERE_S)))
-        pids = [process.pid for process in search.processes("all")]
-        killed = _kill(search, role, random)
-        hit[stage] = killed
-        if role not in _FATAL or not killed:
-            continue
-        search.end()
-        faults.append(left_of(folder, pids))
-        ended = ended_trials(search.run)
+        ended, written = ended_trials(search.run), _logs(search.run)  # what had ended before the kill
+        hit[stage] = _kill(search, role, random)
         known = {**ended, **known}  # what was known first must hold to the end
-        logs = {**{one: at for one, at in _logs(search.run).items() if one in ended}, **logs}
-        search = start_search(folder, script=_SHORT)
-    search.wait_for(lambda: False)
-    faults += _faults_at_end(search, role, search.end(), known, logs)
-    fault = next(filter(None, faults), None)
-    found: Figures = {"role": role, "hit": hit, "known": len(known), "trials": len(ended_trials(search.run))}
-    return {**found, **({"fault": fault} if fault else {})}
-
-
-def _faults_at_end(
-    search: LiveSearch, role: Role, code: int, known: Mapping[int, str], logs: Mapping[int, int]
-) -> Iterator[str | None]:
-    """What is wrong with a search that must have ended well; `known` and `logs`: of trials that ended before a kill."""
+        logs = {**{one: at for one, at in written.items() if one in ended}, **logs}
+        if role in _FATAL and hit[stage]:
+            search.end()
+            yield left_of(folder, segments)
+            search = start_search(folder, script=_SHORT)
+    code = search.end()
+    yield left_of(folder, segments)
+    if code:
+        yield f"the command ended with {code}: {search.said}"
+        return
     after, written = ended_trials(search.run), _logs(search.run)
     lost = sorted(number for number in known if after.get(number) != known[number])
     again = sorted(number for number in logs if written.get(number) != logs[number])
-    yield f"the command ended with {code}: {_output(search.folder)}" if code else None
     yield f"trials are lost: {lost}" if lost else None
     yield f"trials were run again: {again}" if again else None
-    yield left_of(search.folder, ())
-    yield None if code else fault_of_folder(search, may_leave_sockets=role == "all")
+    yield fault_of_folder(search, may_leave_sockets=role == "all")
+    yield fault_of_result(search)
+
+
+def _comes_to(search: LiveSearch, stage: Stage, role: Role) -> bool:
+    """Wait for a stage and for a process in the role; False where the search ended before.
+
+    The probe's log is there before its process.
+    """
+    wanted: Role = "rank" if stage == "probe" and role in _FATAL else role
+    is_there = search.wait_for(partial(search.is_at, stage))
+    return is_there and search.wait_for(lambda: bool(search.processes(wanted)))
+
+
+def _stages(number: int, role: Role) -> Sequence[Stage]:
+    """Those in which there is a process of the role; every second one where the search is to go on by itself.
+
+    A second kill of the same trial counts for a failure of it.
+    """
+    if role in _FATAL:
+        return STAGES
+    turn = number // len(ROLES) % 2
+    return {"server": STAGES, "rank": _WITH_RANKS, "worker": _WITH_WORKERS}[role][turn::2]
 
 
 def _kill(search: LiveSearch, role: Role, random: Random) -> int:
@@ -93,26 +117,13 @@ def _kill(search: LiveSearch, role: Role, random: Random) -> int:
     until = monotonic() + _COMES_WITHIN_S
     while not (doomed := search.processes(role)) and monotonic() < until and search.process.poll() is None:
         sleep(0.005)
-    if role != "all":
-        doomed = random.sample(doomed, min(1, len(doomed)))
-    for process in doomed:
-        _send(process)
-    return len(doomed)
-
-
-def _send(process: psutil.Process) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(process.pid, signal.SIGKILL)
+    return len(send(doomed if role == "all" else random.sample(doomed, min(1, len(doomed))), signal.SIGKILL))
 
 
 def _logs(run: Path) -> dict[int, int]:
     """When the logs of trials were written last."""
     found = (path for path in (run / "logs").glob("trial-*.log") if path.stem[6:].isdecimal())
     return {int(path.stem[6:]): path.stat().st_mtime_ns for path in found}
-
-
-def _output(folder: Path) -> str:
-    return (folder / "output").read_text(errors="replace")[-600:]
 
 
 def _judge(cases: Mapping[str, Figures]) -> Figures:

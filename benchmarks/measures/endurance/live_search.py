@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,17 +20,22 @@ from typing import Literal
 
 import psutil
 
+import autotune
 from benchmarks import ROOT
 
 __all__ = [
     "ROLES",
     "STAGES",
+    "HungError",
     "LiveSearch",
     "Role",
     "Stage",
     "ended_trials",
     "fault_of_folder",
+    "fault_of_result",
     "left_of",
+    "segments_now",
+    "send",
     "start_search",
 ]
 
@@ -64,10 +70,11 @@ baseline: {num_workers: 1}
 space: {num_workers: [1, 4], micro_batch_size: 32, grad_accum_steps: 1, amp_dtype: float32, prefetch_factor: [2, 4],
         persistent_workers: true, intra_op_threads: null, pin_memory: false, in_order: true}
 search: {method: random}
-budget: {n_trials: 3, timeout_s: 60}
+budget: {n_trials: 3, timeout_s: 120}
 device: cpu
 run_dir: run
 """
+TRIALS = 3
 _FILES: Mapping[Stage, str] = {
     "probe": "logs/probe*.log",
     "baseline": "logs/trial-000.log",
@@ -76,11 +83,16 @@ _FILES: Mapping[Stage, str] = {
     "end": "summary.json",
 }
 """What a stage writes first."""
+_SEGMENT = re.compile(r"torch_(\d+)_")
 _TICK_S = 0.005
 _SOCKETS = "pymp-"
 _TORCHS_OWN = "torchinductor_"  # a cache of the user's, which torch makes when it is imported
 _ENDS_WITHIN_S = 240.0
 _GONE_WITHIN_S = 5.0
+
+
+class HungError(Exception):
+    """A search does not go on; the message has what it said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +116,7 @@ class LiveSearch:
 
     def processes(self, role: Role) -> list[psutil.Process]:
         """Its living processes in a role; the parent's launcher forks ranks from the server."""
-        if not psutil.pid_exists(self.process.pid):
+        if self.process.poll() is not None:
             return []
         parent = psutil.Process(self.process.pid)
         servers = [one for one in _children(parent) if _is_worker(one)]
@@ -114,13 +126,17 @@ class LiveSearch:
         return {"parent": [parent], "server": servers, "rank": ranks, "worker": workers, "all": everything}[role]
 
     def wait_for(self, condition: Callable[[], bool]) -> bool:
-        """Wait until something holds; False where the search ended before."""
+        """Wait until something holds; False where the search ended before.
+
+        Raises:
+            HungError: neither came in time.
+        """
         begun = monotonic()
         while not condition():
             if self.process.poll() is not None:
                 return False
             if monotonic() - begun > _ENDS_WITHIN_S:
-                raise TimeoutError("the search did not come so far")
+                raise HungError(f"the search hangs: {self.said}")
             sleep(_TICK_S)
         return True
 
@@ -138,11 +154,23 @@ class LiveSearch:
         return False
 
     def end(self) -> int:
-        """Wait for its end; its exit code."""
-        return self.process.wait(_ENDS_WITHIN_S)
+        """Wait for its end; its exit code.
+
+        Raises:
+            HungError: it did not come in time.
+        """
+        self.wait_for(lambda: False)
+        return self.process.wait()
+
+    @property
+    def said(self) -> str:
+        """The end of what it has printed."""
+        return (self.folder / "output").read_text(errors="replace")[-600:]
 
 
-def start_search(folder: Path, environment: Mapping[str, str] | None = None, script: str = "") -> LiveSearch:
+def start_search(
+    folder: Path, environment: Mapping[str, str] | None = None, script: str = "", settings: Sequence[str] = ()
+) -> LiveSearch:
     """Start the search in a folder, or go on with it; `script` is run in its process before."""
     (folder / "work.py").write_text(_WORKLOAD)
     (folder / "tune.yaml").write_text(_CONFIG)
@@ -151,7 +179,7 @@ def start_search(folder: Path, environment: Mapping[str, str] | None = None, scr
     begun = (folder / "tune.yaml").stat().st_mtime
     with (folder / "output").open("ab") as output:
         process = subprocess.Popen(
-            [sys.executable, *command, "run", "tune.yaml", "--quiet"],
+            [sys.executable, *command, "run", "tune.yaml", "--quiet", *settings],
             cwd=folder,
             env={
                 **os.environ,
@@ -168,6 +196,16 @@ def start_search(folder: Path, environment: Mapping[str, str] | None = None, scr
     return LiveSearch(folder=folder, process=process, begun=begun)
 
 
+def send(processes: Iterable[psutil.Process], number: int) -> list[int]:
+    """Send a signal to those that are still there; their pids."""
+    reached = []
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, number)
+            reached.append(process.pid)
+    return reached
+
+
 def ended_trials(run: Path) -> dict[int, str]:
     """The lines of trials.jsonl that are whole, by their numbers, without further runs, which come later."""
     found = {}
@@ -179,15 +217,39 @@ def ended_trials(run: Path) -> dict[int, str]:
     return found
 
 
-def left_of(folder: Path, pids: Collection[int]) -> str | None:
-    """What of a search in a folder is left 5 s after its parent's end; None where it is gone."""
+def fault_of_result(search: LiveSearch) -> str | None:
+    """What is wrong with what a search has come to; None where all its trials are there, and ended well."""
+    trials = [json.loads(line) for line in (search.run / "trials.jsonl").read_text().splitlines()]
+    outcomes = [trial["result"]["outcome"] for trial in trials]
+    if len(outcomes) != TRIALS or not {*outcomes} <= {"ok", "pruned"}:
+        return f"there must be {TRIALS} trials that ended well, but there are {outcomes}"
+    autotune.load(search.run / "recommended.yaml")
+    return None
+
+
+def left_of(folder: Path, segments: Collection[str]) -> str | None:
+    """What of a search in a folder is left 5 s after its parent's end; None where it is gone.
+
+    `segments`: names in /dev/shm before the search.
+    """
     begun = monotonic()
     while (running := _running_in(folder)) and monotonic() - begun < _GONE_WITHIN_S:
         sleep(0.05)
     if running:
         return f"processes are left: {running}"
-    segments = [path.name for pid in pids for path in Path("/dev/shm").glob(f"torch_{pid}_*")]
-    return f"shared memory is left: {segments}" if segments else None
+    left = sorted(name for name in segments_now() - {*segments} if _is_of_the_dead(name))
+    return f"shared memory is left: {left}" if left else None
+
+
+def segments_now() -> set[str]:
+    """Names in /dev/shm."""
+    return {path.name for path in Path("/dev/shm").iterdir()}
+
+
+def _is_of_the_dead(name: str) -> bool:
+    """Whether it is torch's, of a process that is gone; others' searches may run beside."""
+    known = _SEGMENT.match(name)
+    return known is not None and not psutil.pid_exists(int(known[1]))
 
 
 def fault_of_folder(search: LiveSearch, *, may_leave_sockets: bool = False) -> str | None:

@@ -1,23 +1,35 @@
 """Whether a search outlasts being stopped and a clock that jumps: it ends well, and believes no stopped window.
 
-A process is stopped for some seconds, or for good; or the parent's clock jumps an hour ahead or back once a trial has
-ended.
+A process is stopped for some seconds, or for good; or the parent's clock, or the time of day of all processes, jumps an
+hour ahead or back once a trial has ended.
 """
 
 from __future__ import annotations
 
 import json
-import os
+import shutil
 import signal
+import subprocess
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from random import Random
 from time import sleep
+from typing import Any
 
-import autotune
 from autotune.protocol.clock import LONGEST_DEADLINE
-from benchmarks.measures.endurance.live_search import ROLES, LiveSearch, Role, fault_of_folder, left_of, start_search
+from benchmarks.measures.endurance.live_search import (
+    ROLES,
+    HungError,
+    LiveSearch,
+    Role,
+    Stage,
+    fault_of_folder,
+    fault_of_result,
+    left_of,
+    segments_now,
+    send,
+    start_search,
+)
 from benchmarks.measures.endurance.part import Part
 from benchmarks.measures.part_guard import Figures
 
@@ -34,7 +46,22 @@ from autotune.protocol import clock
 
 clock._read = lambda: time.monotonic() + ({jump_s} if Path("run/trials.jsonl").exists() else 0)
 """
-_JUMPS = {"clock_ahead": 3600, "clock_back": -3600}
+_DAY = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <time.h>
+#include <unistd.h>
+int clock_gettime(clockid_t id, struct timespec *at) {
+    int (*whole)(clockid_t, struct timespec *) = dlsym(RTLD_NEXT, "clock_gettime");
+    int done = whole(id, at);
+    if (id == CLOCK_REALTIME && access(FROM, F_OK) == 0) at->tv_sec += JUMP_S;
+    return done;
+}
+"""
+"""The time of day, for all processes of a search."""
+_JUMPS = {"clock_ahead": 3600, "clock_back": -3600, "day_ahead": 3600, "day_back": -3600}
+_WITHOUT_END = ("--set", "budget.timeout_s=null")
+"""A jump ahead uses up a time-out."""
 
 
 def _cases(is_quick: bool) -> Sequence[str]:
@@ -44,47 +71,86 @@ def _cases(is_quick: bool) -> Sequence[str]:
 
 
 def _run(case: str, folder: Path) -> Figures:
-    if case in _JUMPS:
-        return _checked(start_search(folder, script=_JUMP.format(jump_s=_JUMPS[case])))
+    try:
+        return _of_clock(case, folder) if case in _JUMPS else _of_signals(case, folder)
+    except HungError as hung:
+        return {"fault": str(hung)}
+
+
+def _of_clock(case: str, folder: Path) -> Figures:
+    segments, jump_s = segments_now(), _JUMPS[case]
+    if case.startswith("clock"):
+        search = start_search(folder, script=_JUMP.format(jump_s=jump_s), settings=_WITHOUT_END)
+    elif shutil.which("cc") is None:
+        return {"skipped": "needs cc"}
+    else:
+        shim = folder / "shim.so"
+        flags = [f"-DJUMP_S={jump_s}", f'-DFROM="{folder}/run/trials.jsonl"', "-shared", "-fPIC", "-o", str(shim)]
+        subprocess.run(["cc", *flags, "-x", "c", "-", "-ldl"], input=_DAY, text=True, check=True)
+        search = start_search(folder, {"LD_PRELOAD": str(shim)}, settings=_WITHOUT_END)
+    code = search.end()
+    return {"exit": code, **_told(search, code, left_of(folder, segments), all_must_end_well=True)}
+
+
+def _of_signals(case: str, folder: Path) -> Figures:
     name, _, kind = case.partition("_")
-    role = next(known for known in ROLES if known == name)
+    segments, role = segments_now(), next(known for known in ROLES if known == name)
     search = start_search(folder, {LONGEST_DEADLINE: _DEADLINE_S})
-    stage = "trials" if kind == "forever" else Random(case).choice(["baseline", "trials"])
-    search.wait_for(lambda: search.is_at("trials" if stage == "trials" else "baseline"))
-    search.wait_for(lambda: bool(search.processes(role)))
+    stage: Stage = "trials" if kind == "forever" else Random(case).choice(["baseline", "trials"])
+    search.wait_for(lambda: search.is_at(stage))
     sleep(Random(case).uniform(0.0, 2.0))
-    stopped = [process.pid for process in search.processes(role)]
-    _send(stopped, signal.SIGSTOP)
+    search.wait_for(lambda: bool(search.processes(role)))
+    stopped = search.processes(role)
+    count = len(send(stopped, signal.SIGSTOP))
     if kind != "forever":
         sleep(_STOPPED_S)
-        _send(stopped, signal.SIGCONT)
-    return {"role": role, "stage": stage, "stopped": len(stopped), **_checked(search)}
-
-
-def _checked(search: LiveSearch) -> Figures:
-    """The end of a search, which must be a good one."""
-    search.wait_for(lambda: False)
+        send(stopped, signal.SIGCONT)
     code = search.end()
+    found = _told(search, code, left_of(folder, segments), all_must_end_well=kind != "forever")
+    if not count:
+        raise RuntimeError(f"there was no {role} to stop")
+    return {"exit": code, "role": role, "stage": stage, "stopped": count, **found}
+
+
+def _told(search: LiveSearch, code: int, left: str | None, *, all_must_end_well: bool) -> Figures:
+    """How a search ended, which must be well."""
     if code:
-        return {"exit": code, "fault": f"it ended with {code}: {(search.folder / 'output').read_text()[-600:]}"}
-    autotune.load(search.run / "recommended.yaml")
+        return {"fault": f"it ended with {code}: {search.said}"}
     trials = [json.loads(line)["result"] for line in (search.run / "trials.jsonl").read_text().splitlines()]
-    fault = left_of(search.folder, ()) or fault_of_folder(search)
-    remarks = [remark["code"] for trial in trials for remark in (trial["measurement"] or {}).get("remarks", ())]
-    found: Figures = {"exit": code, "outcomes": [trial["outcome"] for trial in trials], "remarks": remarks}
-    return {**found, "fault": fault} if fault else found
+    found: Figures = {
+        "outcomes": [trial["outcome"] for trial in trials],
+        "remarks": [remark["code"] for trial in trials for remark in (trial["measurement"] or {}).get("remarks", ())],
+    }
+    faults = (
+        left,
+        fault_of_folder(search),
+        fault_of_result(search) if all_must_end_well else None,
+        next(filter(None, map(_believed, trials)), None),
+    )
+    fault = next(filter(None, faults), None)
+    return {**found, **({"fault": fault} if fault else {})}
 
 
-def _send(pids: Sequence[int], number: int) -> None:
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
+def _believed(trial: Mapping[str, Any]) -> str | None:
+    """A window that stood still, and is taken for one that did not."""
+    if trial["measurement"] is None:
+        return None
+    longest_s = max(block["seconds"] for block in trial["measurement"]["window"]["blocks"])
+    is_told = {"measured_anew", "window_stopped"} & {remark["code"] for remark in trial["measurement"]["remarks"]}
+    if longest_s < _STOPPED_S / 2 or is_told:
+        return None
+    return f"a block of {longest_s:.1f} s is believed"
 
 
 def _judge(cases: Mapping[str, Figures]) -> Figures:
+    tried = {name: case for name, case in cases.items() if "skipped" not in case}
     told = sum("measured_anew" in case.get("remarks", ()) for case in cases.values())
-    is_kept = all("fault" not in case for case in cases.values()) if cases else None
-    return {"measured_anew": told, "promises": {"a search that was stopped, or whose clock jumps, ends well": is_kept}}
+    is_kept = all("fault" not in case for case in tried.values()) if tried else None
+    return {
+        "measured_anew": told,
+        "skipped": sorted({*cases} - {*tried}),
+        "promises": {"a search that was stopped, or whose clock jumps, ends well": is_kept},
+    }
 
 
 STOPS = Part(
