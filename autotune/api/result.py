@@ -75,7 +75,7 @@ def open_run(path: str | Path) -> SearchResult:
     study = open_finished(folder.study)
     lacking = len(summary.trials) - len(study.get_trials(deepcopy=False))
     if lacking > 0:
-        summary = summary.model_copy(update={"notes": (*summary.notes, note("trials_lost", count=lacking))})
+        summary = summary.model_copy(update={"notes": (*summary.notes, note("trials_lost", count=lacking, kept=None))})
     return result_of(summary, study, folder.path)
 
 

@@ -42,6 +42,8 @@ class RunFolder:
         """An ordinary Optuna SQLite study."""
         self.trials = path / "trials.jsonl"
         """One TrialRecord a line."""
+        self.lost = path / "trials.lost.jsonl"
+        """The same of trials that the study has lost; mostly there is none."""
         self.recommended = path / "recommended.yaml"
         """The configuration to use."""
         self.patch = path / "recommended.patch"
@@ -75,7 +77,7 @@ class RunFolder:
     def files(self) -> tuple[Path, ...]:
         """What a search leaves, but for the logs and the lock."""
         reports = (self.recommended, self.patch, self.report, self.page)
-        return (self.study, self.trials, *reports, self.environment, self.summary, self.curves)
+        return (self.study, self.trials, self.lost, *reports, self.environment, self.summary, self.curves)
 
     def read_curves(self) -> Curves | Note | None:
         """What an earlier call measured of loader and device alone, or why that can't be read: it is measured again."""
@@ -89,7 +91,7 @@ class RunFolder:
             return note("file_damaged", name=self.curves.name, reason=first_of(error))
 
     def restore_trials(self, records: Sequence[TrialRecord]) -> list[Note]:
-        """Write trials.jsonl anew, as the study has it; notes of what in it was damaged, or is in it alone."""
+        """Write trials.jsonl anew, as the study has it; notes of what was damaged in it, or in it alone and is kept."""
         found: list[Note] = []
         try:
             lines = whole_lines(read_ordinary(self.trials))
@@ -108,21 +110,16 @@ class RunFolder:
         is_begun_anew = (
             not known and read and (read[0] is None or read[0].outcome != "ok")
         )  # after a baseline that failed
-        if told - known and not is_begun_anew:
-            found.append(note("trials_lost", count=len(told - known)))
+        lost = [line for line, one in zip(lines, read, strict=True) if one is not None and one.number not in known]
+        if lost and not is_begun_anew:
+            _append(self.lost, lost)
+            found.append(note("trials_lost", count=len(lost), kept=self.lost.name))
         self.write_trials(records)
         return found
 
     def append_trial(self, record: TrialRecord) -> None:
         """Add a trial's record as a line, which outlasts a power cut; the study holds the record as well."""
-        try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-            with open(os.open(self.trials, flags, 0o600), "ab") as file:  # noqa: PTH123 - a descriptor
-                file.write(f"{record.model_dump_json()}\n".encode())
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise disk_error(self.trials, error) from error
+        _append(self.trials, [record.model_dump_json().encode()])
 
     def write_trials(self, records: Sequence[TrialRecord]) -> None:
         """Have trials.jsonl hold these records and no other, in this order: those of the study, which decides."""
@@ -260,6 +257,18 @@ def _refuse_all_unusual(folder: RunFolder, *, fresh: bool) -> None:
         _refuse_unusual(path, is_folder=True)
     for path in (*folder.files, *folder.logs.glob("*")):
         _refuse_unusual(path)
+
+
+def _append(path: Path, lines: Sequence[bytes]) -> None:
+    """Add lines to a file, which outlast a power cut."""
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+        with open(os.open(path, flags, 0o600), "ab") as file:  # noqa: PTH123 - a descriptor
+            file.write(b"".join(line + b"\n" for line in lines))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise disk_error(path, error) from error
 
 
 def _refuse_unusual(path: Path, *, is_folder: bool = False) -> None:

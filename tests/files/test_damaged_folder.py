@@ -170,8 +170,10 @@ def test_a_search_whose_summary_is_damaged_goes_on_and_says_so(damaged: Callable
 def test_trials_that_are_lost_with_the_study_are_told(damaged: Callable[[str, str], Path]) -> None:
     run_dir = damaged("study.db", "emptied")
     (run_dir / "study.db-wal").unlink(missing_ok=True)
+    lost = (run_dir / "trials.jsonl").read_bytes()
     (told,) = notes_of(search(run_dir))
-    assert told.startswith("study.db in the run folder does not hold 3 of the trials that trials.jsonl told of: they")
+    assert told.startswith("study.db in the run folder does not hold 3 of the trials that trials.jsonl tells of: they")
+    assert (run_dir / "trials.lost.jsonl").read_bytes() == lost
 
 
 def test_damaged_curves_are_measured_anew_and_told(damaged: Callable[[str, str], Path]) -> None:

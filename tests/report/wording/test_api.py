@@ -30,8 +30,12 @@ _SENTENCES: list[tuple[Note, str]] = [
         "curves.json in the run folder was damaged; what it told is taken from the study, or measured anew: no JSON",
     ),
     (
-        note("trials_lost", count=3),
-        "study.db in the run folder does not hold 3 of the trials that trials.jsonl told of",
+        note("trials_lost", count=3, kept="trials.lost.jsonl"),
+        "study.db in the run folder does not hold 3 of the trials that trials.jsonl tells of: they are kept in",
+    ),
+    (
+        note("trials_lost", count=3, kept=None),
+        "study.db in the run folder does not hold 3 of the trials that trials.jsonl tells of; a search that goes on",
     ),
     (
         note("optimizer_not_told", reason="no JSON"),
