@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Any
 
 __all__ = ["fault_rows", "soak_figures", "tried_rows"]
@@ -23,43 +24,49 @@ def tried_rows(results: Results) -> list[Figures]:
             "of": results[name]["of"],
         }
         for name, count in _COUNTS.items()
+        if name in results
     ]
 
 
 def fault_rows(results: Results) -> list[Figures]:
     """Of each kind of fault: searches and diagnoses of it on each launcher, those as expected, and the slowest."""
     rows = list[Figures]()
-    for kind in results["faults"]["cases"]:
-        cells = {name: _cells(results[name]["cases"].get(kind, {})) for name in _LAUNCHERS}
+    cases = {name: results.get(name, {}).get("cases", {}) for name in _LAUNCHERS}
+    for kind in dict.fromkeys(chain.from_iterable(cases.values())):
+        cells = {name: _cells(cases[name].get(kind, {})) for name in _LAUNCHERS}
         every = [cell for own in cells.values() for cell in own]
         rows.append(
             {
                 "kind": kind,
                 **{name: len(own) for name, own in cells.items()},
-                "broken": sum(bool(cell["fault"]) for cell in every),
+                "broken": sum(bool(own.get(kind, {}).get("fault")) for own in cases.values()),
                 "slowest_s": max((cell["search_s"] for cell in every), default=0.0),
             }
         )
     return rows
 
 
-def soak_figures(results: Results) -> Figures:
-    """How a long search ends."""
-    cases = results["soak"]["cases"]
-    long = next(found for name, found in cases.items() if name.startswith("one_search"))
-    trend = long["trends"]["rss_kib"]
-    return {
-        "trials": long["trials"],
-        "kib": trend["slope"],
-        "low_kib": trend["low"],
-        "high_kib": trend["high"],
-        "apart_ms": 1000 * long["last"]["apart_cpu_s"],
-        "report_s": long["report_s"],
-        "page_mb": long["page_bytes"] / 1e6,
-        "study_mb": long["last"]["study_bytes"] / 1e6,
-    }
+def soak_figures(results: Results) -> list[Figures]:
+    """How long searches end."""
+    cases = results.get("soak", {}).get("cases", {})
+    return [
+        {
+            "trials": found["trials"],
+            "kib": found["trends"]["rss_kib"]["slope"],
+            "low_kib": found["trends"]["rss_kib"]["low"],
+            "high_kib": found["trends"]["rss_kib"]["high"],
+            "grown": sum(found["trends"][name]["grown"] for name in _HELD),
+            "apart_ms": 1000 * found["last"]["apart_cpu_s"],
+            "report_s": found["report_s"],
+            "page_mb": found["page_bytes"] / 1e6,
+            "study_mb": found["last"]["study_bytes"] / 1e6,
+        }
+        for name, found in cases.items()
+        if name.startswith("one_search") and "error" not in found
+    ]
 
 
+_HELD = ("descriptors", "threads", "children", "segments", "temporary")
 _LAUNCHERS = ("faults", "faults_fresh", "faults_ray")
 
 

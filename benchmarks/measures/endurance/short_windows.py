@@ -13,7 +13,7 @@ from autotune.protocol.jobs import NO_EXTRAS, CurvesJob, StressJob, TrialJob, Wi
 from autotune.report.render import html
 from autotune.tuning import confirmation
 
-__all__ = ["shorten", "shorten_all", "shorten_those_of", "without_drawings"]
+__all__ = ["end_briefly", "shorten", "shorten_all", "shorten_those_of", "without_drawings"]
 
 _WINDOW = WindowRules(max_s=0.2, precision=0.5, block_s=0.02)
 _STRESS_S = 0.2
@@ -34,9 +34,14 @@ def shorten(launch: Launch) -> None:
 
 def shorten_all() -> None:
     """Shorten whatever this process launches from now on, confirm in few rounds, and draw nothing."""
-    without_drawings()
+    end_briefly()
     shorten_those_of(ForkServerLauncher)
     shorten_those_of(FreshInterpreterLauncher)
+
+
+def end_briefly() -> None:
+    """Have searches of this process confirm in few rounds, and draw nothing."""
+    without_drawings()
     vars(confirmation)["MOST_ROUNDS"] = _ROUNDS
 
 

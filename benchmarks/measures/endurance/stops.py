@@ -39,12 +39,14 @@ _REPEATS = 4
 _STOPPED_S = 3.0
 _DEADLINE_S = "25"
 _FOREVER: tuple[Role, ...] = ("server", "rank", "worker")
-_JUMP = """
+_BRIEF = "from benchmarks.measures.endurance.short_windows import end_briefly; end_briefly()"
+_JUMP = f"""
+{_BRIEF}
 import time
 from pathlib import Path
 from autotune.protocol import clock
 
-clock._read = lambda: time.monotonic() + ({jump_s} if Path("run/trials.jsonl").exists() else 0)
+clock._read = lambda: time.monotonic() + ({{jump_s}} if Path("run/trials.jsonl").exists() else 0)
 """
 _DAY = """
 #define _GNU_SOURCE
@@ -87,7 +89,7 @@ def _of_clock(case: str, folder: Path) -> Figures:
         shim = folder / "shim.so"
         flags = [f"-DJUMP_S={jump_s}", f'-DFROM="{folder}/run/trials.jsonl"', "-shared", "-fPIC", "-o", str(shim)]
         subprocess.run(["cc", *flags, "-x", "c", "-", "-ldl"], input=_DAY, text=True, check=True)
-        search = start_search(folder, {"LD_PRELOAD": str(shim)}, settings=_WITHOUT_END)
+        search = start_search(folder, {"LD_PRELOAD": str(shim)}, _BRIEF, _WITHOUT_END)
     code = search.end()
     return {"exit": code, **_told(search, code, left_of(folder, segments), all_must_end_well=True)}
 
@@ -95,7 +97,7 @@ def _of_clock(case: str, folder: Path) -> Figures:
 def _of_signals(case: str, folder: Path) -> Figures:
     name, _, kind = case.partition("_")
     segments, role = segments_now(), next(known for known in ROLES if known == name)
-    search = start_search(folder, {LONGEST_DEADLINE: _DEADLINE_S})
+    search = start_search(folder, {LONGEST_DEADLINE: _DEADLINE_S}, _BRIEF)
     stage: Stage = "trials" if kind == "forever" else Random(case).choice(["baseline", "trials"])
     search.wait_for(lambda: search.is_at(stage))
     sleep(Random(case).uniform(0.0, 2.0))
