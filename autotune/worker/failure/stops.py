@@ -1,8 +1,9 @@
 """Whether this process or one that it has started was stopped (SIGSTOP) while it was measured.
 
 A stop looks like slow training or a slow loader, and no figure tells it from that. The kernel tells: a process that
-goes on gets SIGCONT, and its parent can ask which of its children were stopped or went on. Nothing is done in between.
-Source: man 7 signal; man 2 waitid, WCONTINUED.
+goes on gets SIGCONT, and its parent SIGCHLD, and can ask which of its children were stopped or went on. It has to ask
+at once: of a loader worker that ends with its epoch nothing is known any more. Nothing is done in between.
+Source: man 7 signal; man 2 waitid, WCONTINUED; man 2 sigaction, SA_NOCLDSTOP.
 """
 
 from __future__ import annotations
@@ -22,30 +23,30 @@ class StopProbe:
     """Watches from `start` to `stop`, in the main thread alone: elsewhere, and not on Linux, nothing is seen."""
 
     def __init__(self) -> None:
-        self._was_stopped, self._is_watching = False, False
-        self._before: Any = None
+        self._was_stopped = False
+        self._before = dict[int, Any]()
+        """Handlers that were there, by their signals; those of the user and of torch's loader are called as well."""
 
     def start(self) -> None:
         """Watch from now on; what was before does not count."""
         with suppress(ValueError, AttributeError):  # not the main thread, or no such signal
-            self._before = signal.signal(signal.SIGCONT, self._note)
-            self._is_watching = True
+            for number in (signal.SIGCONT, signal.SIGCHLD):
+                self._before[number] = signal.signal(number, self._note)
         _children_stopped()
         self._was_stopped = False
 
     def stop(self) -> Iterator[Note]:
         """Watch no more; the remark on a window in which something was stopped."""
-        if self._is_watching:
-            not_pythons = self._before is None
-            signal.signal(signal.SIGCONT, signal.SIG_DFL if not_pythons else self._before)
-            self._is_watching = False
+        for number, before in self._before.items():
+            if signal.getsignal(number) == self._note:  # else whoever came later calls it, and no one is lost
+                signal.signal(number, signal.SIG_DFL if before is None else before)
         if _children_stopped() or self._was_stopped:
             yield note("window_stopped")
 
     def _note(self, number: int, frame: Any) -> None:
-        self._was_stopped = True
-        if callable(self._before):  # the user's own
-            self._before(number, frame)
+        self._was_stopped |= number == signal.SIGCONT or _children_stopped()
+        if callable(before := self._before.get(number)):
+            before(number, frame)
 
 
 def _children_stopped() -> bool:

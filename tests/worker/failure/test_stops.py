@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
+from functools import partial
 
+import psutil
 import pytest
 
 from autotune.note import note
@@ -39,6 +42,46 @@ def test_a_child_that_was_stopped_is_told_and_still_reaped_by_its_owner(child: s
     assert child.wait() == -signal.SIGKILL
 
 
+def test_a_child_that_was_stopped_and_has_ended_since_is_told(child: subprocess.Popen[bytes]) -> None:
+    probe = StopProbe()
+    probe.start()
+    stop_and_go_on(child.pid)
+    child.kill()
+    child.wait()
+    assert list(probe.stop()) == STOPPED
+
+
+def test_the_end_of_a_child_is_no_stop_and_who_handles_it_does_so_still() -> None:
+    calls = list[int]()
+    before = signal.signal(signal.SIGCHLD, lambda number, _: calls.append(number))
+    try:
+        own = signal.getsignal(signal.SIGCHLD)
+        probe = StopProbe()
+        probe.start()
+        subprocess.run(["true"], check=True)
+        assert list(probe.stop()) == []
+        assert calls
+        assert signal.getsignal(signal.SIGCHLD) is own
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def test_a_handler_that_came_within_the_watch_stays() -> None:
+    before = signal.getsignal(signal.SIGCHLD)
+    try:
+        probe = StopProbe()
+        probe.start()
+        within = signal.getsignal(signal.SIGCHLD)
+        assert callable(within)
+        later = partial(within)  # as torch chains its own
+        signal.signal(signal.SIGCHLD, later)
+        assert list(probe.stop()) == []
+        assert signal.getsignal(signal.SIGCHLD) is later
+        subprocess.run(["true"], check=True)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
 def test_what_was_before_the_watch_does_not_count(child: subprocess.Popen[bytes]) -> None:
     stop_and_go_on(child.pid)
     probe = StopProbe()
@@ -65,7 +108,8 @@ def test_a_stop_of_this_process_is_told_and_the_users_own_handler_is_called_and_
 
 
 def stop_and_go_on(pid: int) -> None:
-    os.kill(pid, signal.SIGSTOP)
-    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
-    os.kill(pid, signal.SIGCONT)
-    os.waitid(os.P_PID, pid, os.WCONTINUED | os.WNOWAIT)
+    process = psutil.Process(pid)
+    for number, is_stopped in ((signal.SIGSTOP, True), (signal.SIGCONT, False)):
+        os.kill(pid, number)
+        while (process.status() == psutil.STATUS_STOPPED) != is_stopped:
+            time.sleep(0.001)
