@@ -290,4 +290,4 @@ def _prepare(folder: RunFolder, *, fresh: bool) -> None:
         with suppress(PermissionError):  # whoever may make a folder in another may not always read that
             sync_folder(folder.path.parent)
     except OSError as error:
-        raise disk_error(Path(error.filename or folder.path), error) from error
+        raise disk_error(folder.path, error) from error

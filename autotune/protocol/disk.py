@@ -205,7 +205,9 @@ def read_some(path: Path, most_bytes: int, longest_wait_s: float) -> bytes | Non
 
 
 def disk_error(path: Path, error: OSError) -> RunFolderError:
-    """The error for a file or folder that autotune must write but can't."""
+    """The error for a file or folder that autotune must write but can't; the system may name one below it."""
+    if isinstance(error.filename, str) and error.filename2 is None:
+        path = Path(error.filename)
     return RunFolderError(
         f"autotune must be able to write to its run folder, but {path} can't be written ({error.strerror or error}). "
         "Free space there, or name another folder by run_dir (a search) or TMPDIR (anything else)."

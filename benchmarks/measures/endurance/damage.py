@@ -35,8 +35,8 @@ _IN_THE_WAY = ("folder", "link outside", "fifo")
 """Damages that a fresh start, which takes a whole search, has to clear."""
 _NOT_READ = {("finished", "curves.json")}
 """What a search that is over goes on without."""
-_UNNAMED = re.compile(r"a run folder must hold|no configuration was feasible|is feasible")
-"""Refusals for what a folder does not hold at all."""
+_UNNAMED = re.compile(r"a run folder must hold|is feasible|recommended\.yaml: there is no such file")
+"""Refusals for what a folder does not hold at all, as that of a search that was killed."""
 _NOBODY = 65534
 _OFTEN_USED = ("report", "resume", "open_run")
 _LESS_OFTEN = ("load", "export", "warm_start", "fresh")
