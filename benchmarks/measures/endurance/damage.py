@@ -33,8 +33,8 @@ _LONGEST_S = 60.0
 """Of a use, many times what it takes: then it hangs."""
 _IN_THE_WAY = ("folder", "link outside", "fifo")
 """Damages that a fresh start, which takes a whole search, has to clear."""
-_NOT_READ = {("finished", "curves.json")}
-"""What a search that is over goes on without."""
+_NOT_READ = {("finished", "curves.json"), ("interrupted", "study.db-wal")}
+"""A search that is over needs no curves; one that was interrupted has taken its log into the database."""
 _UNNAMED = re.compile(r"a run folder must hold|is feasible|recommended\.yaml: there is no such file")
 """Refusals for what a folder does not hold at all, as that of a search that was killed."""
 _NOBODY = 65534
