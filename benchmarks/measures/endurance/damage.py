@@ -13,7 +13,6 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from benchmarks.measures.endurance.damage_kinds import DAMAGES, NOT_SEEN, OF_A_FOLDER, ONE_OF_A_KIND, OPENED
 from benchmarks.measures.endurance.damage_uses import READS, USES, make_run, used
@@ -49,7 +48,8 @@ def _cases(is_quick: bool) -> Sequence[str]:
 
 def _run(case: str, folder: Path) -> Figures:
     state, _, name = case.partition(" ")
-    whole, endings, faults = folder / "whole", dict[str, Any](), list[str]()
+    whole, endings, faults = folder / "whole", dict[str, str](), list[str]()
+    told = dict[str, str]()
     without_drawings()
     make_run("finished", folder / "first")
     for use in USES:  # what is imported and read once, forks need not do again, and nobody may not
@@ -60,10 +60,12 @@ def _run(case: str, folder: Path) -> Figures:
         for use in _uses_of(name, damage):
             place = folder / "try"
             ending, fault = _tried(whole, place, name, damage, use, is_read=(state, name) not in _NOT_READ)
-            endings[f"{damage}: {use}"] = ending
+            endings[f"{damage}: {use}"] = ending["kind"]
+            told |= {f"{damage}: {use}": ending["text"]} if fault else {}
             faults += [f"{damage}: {use}: {fault}"] if fault else []
             _cleared(place)
-    return {"endings": endings, "tried": len(endings), "faults": faults, **({"fault": faults[0]} if faults else {})}
+    found: Figures = {"endings": endings, "tried": len(endings), "told": told, "faults": faults}
+    return {**found, **({"fault": faults[0]} if faults else {})}
 
 
 def _made(state: str, whole: Path) -> Figures:

@@ -246,6 +246,14 @@ def segments_now() -> set[str]:
     return {path.name for path in Path("/dev/shm").iterdir()}
 
 
+def _is_torchs_try(path: Path) -> bool:
+    """An empty file, by which torch tries whether it may open more, and which its own signal handler makes it forget.
+
+    Source: torch/utils/data/dataloader.py, _try_get_data.
+    """
+    return path.name.startswith("tmp") and path.is_file() and path.stat().st_size == 0
+
+
 def _is_of_the_dead(name: str) -> bool:
     """Whether it is torch's, of a process that is gone; others' searches may run beside."""
     known = _SEGMENT.match(name)
@@ -272,7 +280,11 @@ def fault_of_folder(search: LiveSearch, *, may_leave_sockets: bool = False) -> s
     half = [path.name for path in search.run.iterdir() if path.suffix[1:].isdecimal()]
     unwanted = [name for name in ("scratch", "payload") if (search.run / name).exists()]
     spared = (_TORCHS_OWN, *([_SOCKETS] if may_leave_sockets else []))
-    temporary = [path.name for path in search.temporary.iterdir() if not path.name.startswith(spared)]
+    temporary = [
+        path.name
+        for path in search.temporary.iterdir()
+        if not path.name.startswith(spared) and not _is_torchs_try(path)
+    ]
     left = [*half, *unwanted, *temporary]
     return f"files are left: {left}" if left else None
 
