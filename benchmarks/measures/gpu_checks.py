@@ -88,7 +88,7 @@ def _all_ended(outcomes: Mapping[str, str | None], wanted: str) -> bool | None:
 def _over_precisions(case: Case, precisions: Sequence[str], device: str, launcher: Launcher, seconds: float) -> Figures:
     result = search(
         case,
-        smeasuring=only(case.settings, amp_dtype=list(precisions)),
+        space=only(case.settings, amp_dtype=list(precisions)),
         n_trials=len(precisions),
         timeout_s=max(seconds, _SHORTEST_S),
         device=device,
