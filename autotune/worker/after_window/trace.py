@@ -26,6 +26,9 @@ MARK = "autotune: profiled steps"
 _USER_SCOPE = 7  # RecordScope::USER_SCOPE, ATen/record_function.h: torch.profiler.record_function
 _WORK = ("kernel", "memcpy", "memset")  # of kineto's activity types on a device; gpu_user_annotation is none
 _CALLS = ("_runtime", "_driver")  # ends of those on the host that launch: cuda_runtime, xpu_driver; ActivityType.h
+_CALL = re.compile(r"(cu|cuda|hip)[A-Z]\w*")
+"""Names of such calls, which have a number of their own: cudaLaunchKernel, cuLaunchKernelEx, hipMemcpyAsync. torch 2.11
+does not give the activity types of a trace (seen on an H200)."""
 _WAIT = re.compile(r"(cuda|hip)\w*Synchronize")
 _COMPILED = "## Call CompiledFxGraph"  # a compiled graph's own kernels are no operators, its call is marked so
 _WRAPPERS = ("autograd::engine::", "TorchDynamo", "Torch-Compiled Region", "AOTDispatcher", "Pregraph")
@@ -116,7 +119,7 @@ def marked_part(traces: Sequence[TraceEvent]) -> tuple[list[TraceEvent], float]:
     if mark is None:
         return [], 0.0
     on_host = [trace for trace in traces if not trace.is_on_device]
-    operators = {trace.correlation_id: trace.start_ns for trace in on_host if trace.activity and not _is_call(trace)}
+    operators = {trace.correlation_id: trace.start_ns for trace in on_host if not _is_call(trace)}
     calls = {trace.correlation_id: trace.start_ns for trace in on_host if _is_call(trace)}
     inside = [trace for trace in on_host if _holds(mark, trace.start_ns, trace.end_ns)]
     unknown, launched = [], []
@@ -137,7 +140,7 @@ def _holds(span: TraceEvent, start_ns: int, end_ns: int) -> bool:
 
 def _is_call(event: TraceEvent) -> bool:
     """Whether it is a call of the device's runtime, whose correlation ids are others than the operators'."""
-    return event.activity.endswith(_CALLS)
+    return event.activity.endswith(_CALLS) if event.activity else _CALL.fullmatch(event.name) is not None
 
 
 def _in_host_time(launched: Sequence[tuple[TraceEvent, int]], waited_ns: int) -> list[TraceEvent]:
