@@ -24,7 +24,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
@@ -54,10 +54,10 @@ def serve(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     with socket.socket(fileno=descriptor) as connection:
-        connection.send(json.dumps({"bad_forks": bad_fork_devices_of_children()}).encode())
+        _answer(connection, {"bad_forks": bad_fork_devices_of_children()})
         _share_with_forks()
         while True:
-            message, descriptors, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES, 1)
+            message, descriptors = _received(connection)
             if not message:
                 os._exit(0)
             request = json.loads(message)
@@ -67,6 +67,20 @@ def serve(descriptor: int) -> None:
                 _serve_one(connection, TrialFolder(Path(request["folder"])), request["ranks"], descriptors[0])
             if "preload" in request:
                 _preload(connection, descriptors[0], is_close=request["preload"] == "closely")
+
+
+def _received(connection: socket.socket) -> tuple[bytes, list[int]]:
+    """The next request and its descriptors; empty where the parent is gone."""
+    with suppress(ConnectionError):
+        message, descriptors, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES, 1)
+        return message, descriptors
+    return b"", []
+
+
+def _answer(connection: socket.socket, content: Mapping[str, object]) -> None:
+    """Send to the parent; where it is gone, whoever next waits for it notices."""
+    with suppress(ConnectionError):
+        connection.send(json.dumps(content).encode())
 
 
 def _share_with_forks() -> None:
@@ -92,7 +106,7 @@ def _preload(connection: socket.socket, descriptor: int, *, is_close: bool) -> N
     print(f"imported {result.preloaded} of {len(names)} modules in {result.seconds:.1f} s: {found}", flush=True)  # noqa: T201 - the server's log
     _share_with_forks()
     answer = {name: getattr(result, name) for name in ("preloaded", "reason", "culprit", "chain")}
-    connection.send(json.dumps(answer).encode())
+    _answer(connection, answer)
 
 
 def _serve_one(connection: socket.socket, folder: TrialFolder, ranks: int, output: int) -> None:
@@ -105,14 +119,13 @@ def _serve_one(connection: socket.socket, folder: TrialFolder, ranks: int, outpu
             _become_rank(folder, rank, output, server_pid)
         pids.append(pid)
     os.close(output)
-    connection.send(json.dumps({"pids": pids}).encode())
+    _answer(connection, {"pids": pids})
     for ended, (rank, code) in enumerate(_exits(pids, connection), 1):
         free_shared_memory(pids[rank])
         if ended == ranks:
             _sweep(pids)
             shutil.rmtree(sockets, ignore_errors=True)  # here as well: the parent may have been killed
-        with suppress(BrokenPipeError):
-            connection.send(json.dumps({"rank": rank, "exit": code}).encode())
+        _answer(connection, {"rank": rank, "exit": code})
 
 
 def _exits(pids: Sequence[int], connection: socket.socket) -> Iterator[tuple[int, int | None]]:

@@ -63,7 +63,7 @@ def test_the_steps_are_those_of_minpack(seed: int, observations: int, unknowns: 
     begin = np.full(unknowns, start)
     found = penalised_minimum(watched, begin, tolerance=1e-4)
     expected, points = minpacks(residuals, begin, 1e-4)
-    assert found == pytest.approx(expected, abs=1e-6, rel=1e-6)
+    assert found == pytest.approx(expected, abs=1e-4, rel=1e-4)  # which both are asked for
     assert len(looked_at) == points
 
 
