@@ -7,7 +7,7 @@ that a study read back is complete; trials that were running when a search was i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from autotune.space.resolved_space import ResolvedSpace, setting_of
 from autotune.study import optuna_trials as written
 from autotune.study.combinations import MOST_LISTED, OpenCombinations, Skip
 from autotune.study.importance import setting_importances
+from autotune.study.measured import MeasuredTrials
 from autotune.study.proposals import compose_allowed, params_of
 from autotune.study.samplers import METHODS, SearchMethod
 from autotune.study.storage import guarded, keep_on_disk, open_optuna, open_storage
@@ -68,7 +69,8 @@ class Study:
         self._combinations = OpenCombinations(space, seed, self.is_open)
         self._left_out: list[dict[str, frozenset[SettingValue]]] = []
         self._keys: dict[TrainingConfig, str] = {}
-        self._records = {self._key(record.config): record for record in written.read_records(study)}
+        known = written.read_records(study)
+        self._measured = MeasuredTrials({self._key(record.config): record for record in known})
         self._running: dict[str, tuple[Trial, optuna.Trial]] = {}
         self._waiting: set[str] = set()
         """Keys of what was proposed and not handed out yet."""
@@ -128,19 +130,27 @@ class Study:
             self._storage.engine.dispose()
 
     @property
-    def records(self) -> list[TrialRecord]:
+    def records(self) -> Sequence[TrialRecord]:
         """Every measured trial, in order."""
-        return sorted(self._records.values(), key=lambda record: record.number)
+        return self._measured.in_order
 
     @property
-    def ended(self) -> list[TrialRecord]:
-        """Every measured trial, in the order in which they ended: not that of numbers where several ran at once."""
-        return list(self._records.values())
+    def ended(self) -> Sequence[TrialRecord]:
+        """Every measured trial, in the order in which they ended: not that of numbers where several ran at once.
+
+        The same object until another one ends.
+        """
+        return self._measured.ended
+
+    @property
+    def best(self) -> TrialRecord | None:
+        """The feasible trial with the best score, as it was measured."""
+        return self._measured.best
 
     @property
     def spread(self) -> RunSpread:
         """Between runs of the same settings, as far as this study's repeats have taught it."""
-        return spread_of_repeats(self.prior_spread, (record.runs for record in self.ended))
+        return spread_of_repeats(self.prior_spread, (record.runs for record in self.ended if record.repeats))
 
     @property
     def promising(self) -> list[TrialRecord]:
@@ -236,21 +246,21 @@ class Study:
         key = self._key(trial.config)
         with guarded():
             _, asked = self._running[key]
-            written.write_record(asked, record, len(self._records))
+            written.write_record(asked, record, len(self._measured))
             self._tell(asked, record)
             keep_on_disk(self._storage)
-        self._records[key] = record
+        self._measured.keep(key, record)
         del self._running[key]
         return record
 
     def add_run(self, number: int, result: TrialResult) -> TrialRecord:
         """Record a further run of a finished trial's settings."""
-        key, record = next((key, record) for key, record in self._records.items() if record.number == number)
+        key, record = self._measured.of_number(number)
         record = record.model_copy(update={"repeats": (*record.repeats, compacted(result))})
         with guarded():
             written.write_repeats(self.optuna_study, record)
             keep_on_disk(self._storage)
-        self._records[key] = record
+        self._measured.keep(key, record)
         return record
 
     def _tell(self, asked: optuna.Trial, record: TrialRecord) -> None:
@@ -285,7 +295,7 @@ class Study:
     def _answer(self, asked: optuna.Trial, config: TrainingConfig | None, reason: Note | None) -> None:
         """Answer a repeat from what was measured; of one that is still running nothing is known, so it is no lesson."""
         key = "" if config is None else self._key(config)
-        if (known := self._records.get(key)) is not None:
+        if (known := self._measured.get(key)) is not None:
             asked.set_user_attr("outcome", f"repeat of {known.number}")
             self._tell(asked, known)
         elif (running := self._running.get(key)) is not None:
@@ -303,7 +313,7 @@ class Study:
     def _is_taken(self, config: TrainingConfig) -> bool:
         """Whether one that runs alike was measured or is running."""
         key = self._key(config)
-        return key in self._records or key in self._running
+        return key in self._measured or key in self._running
 
     def _key(self, config: TrainingConfig) -> str:
         if config not in self._keys:  # thousands are asked about before each trial

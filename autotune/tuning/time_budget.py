@@ -22,7 +22,7 @@ from autotune.analysis.time_estimate import (
 from autotune.note import Note, note
 from autotune.protocol.clock import monotonic
 from autotune.protocol.jobs import WindowRules
-from autotune.records.trial import TrialRecord, best_of, reference_of
+from autotune.records.trial import TrialRecord, reference_of
 from autotune.settings.budget import Budget
 from autotune.settings.training_config import TrainingConfig
 from autotune.study.study import Study, Trial
@@ -106,7 +106,7 @@ class TimeBudget:
     def left_for_trials_s(self) -> float:
         """Seconds until the confirmation must begin; it needs less where trials come one by one and none has won."""
         left, total, ended = self.clock.left_for_trials_s, self.clock.left_s, self.study.ended
-        best = best_of(self.study.records)
+        best = self.study.best
         has_winner = best is not None and best.number != 0
         if total is None or not ended or has_winner or self.slots_now > 1:
             return left

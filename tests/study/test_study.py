@@ -254,7 +254,7 @@ def test_a_reopened_study_knows_its_records(open_study: Callable[..., Study]) ->
         assert trial is not None
         study.tell(trial, result, Score(value=1.0, feasible=False, violation=0.1) if result is OOM else None)
     assert open_study().records == study.records
-    assert read_records(study.optuna_study) == study.records
+    assert read_records(study.optuna_study) == [*study.records]
 
 
 def test_a_running_trial_is_retried_and_a_finished_one_never(open_study: Callable[..., Study]) -> None:

@@ -34,7 +34,8 @@ def learned(
     if succeeded is not None:
         (own,) = search.study.records
         config = own.config.model_copy(update=succeeded)
-        search.study._records[search.study._key(config)] = own.model_copy(update={"number": 99, "config": config})
+        other = own.model_copy(update={"number": 99, "config": config})
+        search.study._measured.keep(search.study._key(config), other)
     told: list[Note] = []
     for number, change in enumerate(changes, 1):
         config = TrainingConfig.model_validate(baseline.model_dump() | change)

@@ -14,7 +14,7 @@ from autotune.note import Note, note
 from autotune.protocol.jobs import WindowRules
 from autotune.records.ceilings import CeilingBook, device_key, loader_key
 from autotune.records.diagnosis import CurvePoint
-from autotune.records.trial import Failure, Score, TrialRecord, TrialResult
+from autotune.records.trial import Failure, Score, TrialRecord, TrialResult, best_of
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.resolved_space import ResolvedSpace
 from autotune.study.proposals import largest_batch_variant
@@ -197,6 +197,11 @@ class Proposals:
     def ended(self) -> list[TrialRecord]:
         """They ended in the order in which they are held."""
         return self.records
+
+    @property
+    def best(self) -> TrialRecord | None:
+        """By the scores that they hold."""
+        return best_of(self.records)
 
     def propose(self, params: Mapping[str, Any]) -> bool:
         """Keep it, once."""

@@ -12,7 +12,7 @@ import pytest
 from autotune.note import note
 from autotune.protocol.jobs import WindowRules
 from autotune.records.run_spread import RunSpread
-from autotune.records.trial import Score, TrialRecord, TrialResult
+from autotune.records.trial import Score, TrialRecord, TrialResult, best_of
 from autotune.settings.training_config import TrainingConfig
 from autotune.study.samplers import METHODS, SearchMethod
 from autotune.study.study import Trial
@@ -38,6 +38,11 @@ class Held:
     def ended(self) -> list[TrialRecord]:
         """They ended in the order in which they are held."""
         return self.records
+
+    @property
+    def best(self) -> TrialRecord | None:
+        """By the scores that they hold."""
+        return best_of(self.records)
 
 
 def ran(number: int, score: float = 1.0, *, feasible: bool = True, startup_s: float = 1.0) -> TrialRecord:

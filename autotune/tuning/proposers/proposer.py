@@ -90,8 +90,9 @@ class SamplerProposer:
     study: Study
     has_model: bool = field(default=False, init=False)
     is_informed: bool = field(default=False, init=False)
-    _believed: tuple[int, Mapping[int, float]] = field(default=(-1, {}), init=False)
-    """The latest, and the number of runs that it was made from: it is asked for several times a trial."""
+    _believed: dict[int, float] = field(default_factory=dict, init=False)
+    _known: dict[int, TrialRecord] = field(default_factory=dict, init=False)
+    """What `_believed` was made from, by number: it is asked for several times a trial."""
 
     def prepare(self, _runner: TrialRunner, _deadline_s: float, _ceilings: CeilingBook) -> None:
         """Nothing to measure."""
@@ -119,10 +120,10 @@ class SamplerProposer:
 
     def believed(self) -> Mapping[int, float]:
         """The mean of a trial's runs."""
-        runs = sum(1 + len(record.repeats) for record in self.study.ended)
-        if self._believed[0] != runs:
-            self._believed = runs, mean_log_rates(self.study.ended)
-        return self._believed[1]
+        new = [record for record in self.study.ended if self._known.get(record.number) is not record]
+        self._known.update((record.number, record) for record in new)
+        self._believed |= mean_log_rates(new)
+        return self._believed
 
     def can_win(self, _best: TrialRecord | None) -> None:
         """Not known."""
