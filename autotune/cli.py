@@ -26,6 +26,7 @@ from autotune.version import __version__
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from autotune.report.model import ReportModel
     from autotune.settings.plan import Plan
 
 __all__ = ["cli", "main"]
@@ -85,6 +86,7 @@ def run(plan: Plan, fresh: bool, as_json: bool, quiet: bool) -> None:
     """
     from autotune.api.search import run_plan
     from autotune.files.run_folder import new_run_dir
+    from autotune.report.model import build_report
 
     run_dir = plan.run_dir or new_run_dir()
     go_on = "run the same command" if plan.run_dir else f"run it again with --set run_dir={run_dir}"
@@ -92,7 +94,7 @@ def run(plan: Plan, fresh: bool, as_json: bool, quiet: bool) -> None:
         go_on += " (before any --)"
     click.get_current_context().meta[_INTERRUPT_NOTE] = lambda: _interrupt_note(run_dir, go_on)
     result = run_plan(replace(plan, run_dir=run_dir), fresh=fresh, progress=False if quiet else "auto")
-    _show_summary(result.summary, result.run_dir, as_json)
+    _show_report(build_report(result.summary, result.run_dir), as_json)
 
 
 @cli.command(cls=BeforeCommand)
@@ -208,10 +210,10 @@ def init(path: Path) -> None:
 @_as_json
 def report(run_dir: Path, as_json: bool) -> None:
     """Show the result of the search in RUN_DIR once more, and write its report.md and report.html anew."""
-    from autotune.api.search import rebuild_report
+    from autotune.api.report import rebuild_report
 
-    summary, remark = rebuild_report(run_dir)
-    _show_summary(summary, run_dir, as_json)
+    found, remark = rebuild_report(run_dir)
+    _show_report(found, as_json)
     if remark:
         _say(remark)
 
@@ -243,10 +245,7 @@ def _interrupt_note(run_dir: Path, go_on: str) -> str:
     return f"interrupted before anything could be recommended; {go_on} to go on"
 
 
-def _show_summary(summary: Any, run_dir: Path, as_json: bool) -> None:
-    from autotune.report.model import build_report
-
-    report = build_report(summary, run_dir)
+def _show_report(report: ReportModel, as_json: bool) -> None:
     if as_json:
         from autotune.report.render.json_document import summary_json
 

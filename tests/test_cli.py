@@ -14,7 +14,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 import autotune
-from autotune.api import check, diagnose, search
+from autotune.api import check, diagnose, report, search
 from autotune.cli import cli
 from autotune.errors import ConfigError, LauncherError, NothingFeasibleError, WorkloadError
 from autotune.files import run_folder
@@ -53,7 +53,7 @@ def _working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 _FUNCTIONS = {
     "run_plan": search,
-    "rebuild_report": search,
+    "rebuild_report": report,
     "check_plan": check,
     "environment": check,
     "diagnose_plan": diagnose,
@@ -531,7 +531,7 @@ def test_diagnose_tells_by_its_exit_code_that_something_holds_training_up(
 
 
 def test_report_shows_the_summary_of_a_run_folder(api: Any, shown: None) -> None:
-    api.rebuild_report = lambda run_dir: (f"summary of {run_dir}", "no plots")
+    api.rebuild_report = lambda run_dir: ((f"summary of {run_dir}", str(run_dir)), "no plots")
     assert call("report", "out").stdout == "summary of out in out\n"
     assert json.loads(call("report", "out", "--json").stdout) == ["summary of out", "out"]
     assert call("report", "out").stderr == "no plots\n"

@@ -7,6 +7,7 @@ number of about ten batches, Schmeiser 1982, "Batch size effects in the analysis
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 from math import inf, sqrt
 from statistics import NormalDist
@@ -36,6 +37,7 @@ def t_95(degrees_of_freedom: float) -> float:
     return t_quantile(0.975, degrees_of_freedom) if degrees_of_freedom > 0 else inf
 
 
+@lru_cache(maxsize=1024)  # a report asks for the same few thousands of times
 def t_quantile(probability: float, degrees_of_freedom: float) -> float:
     """The value of Student's t, of more than no degrees of freedom, that this share stays below."""
     from scipy.special import stdtrit  # a trial has it at its start, by worker/rank: its window can't wait for imports

@@ -1,4 +1,4 @@
-"""A search from a plan to its result: what `search` and `autotune run` do, and reports made anew from a run folder.
+"""A search from a plan to its result: what `search` and `autotune run` do.
 
 Comes in: a Plan. Goes out: a SearchResult and the files of the run folder. The stages hand values on: probe, search,
 finals (the confirmation), select.
@@ -17,9 +17,10 @@ from threading import Thread
 from autotune.analysis.decisions.run_spread import evidence_of_rounds, learn_spread, run_of
 from autotune.analysis.memory.growth import Room, creep_notes_of
 from autotune.api.caller import kept_interrupts, kept_random_state, without_interrupts
+from autotune.api.report import write_reports
 from autotune.api.result import SearchResult, result_of
 from autotune.api.setup import opened_launcher, runner_for, warnings_in
-from autotune.errors import ConfigError, NothingFeasibleError, RunFolderError, WorkloadError
+from autotune.errors import ConfigError, NothingFeasibleError, WorkloadError
 from autotune.files.recommended_file import recommended_yaml
 from autotune.files.run_folder import RunFolder, new_run_dir, open_run_folder, read_summary
 from autotune.files.script_patch import patch_script
@@ -34,11 +35,7 @@ from autotune.protocol.payload import write_payload
 from autotune.records.run_summary import Progress, RunSummary
 from autotune.records.study_identity import identify, workload_key
 from autotune.records.trial import TrialRecord
-from autotune.report.model import build_report
-from autotune.report.render.html import render_page
-from autotune.report.render.markdown import render_markdown
 from autotune.report.render.progress import ProgressMode, make_progress
-from autotune.report.text import one_line
 from autotune.report.wording import say
 from autotune.report.wording.summary import say_nothing_feasible
 from autotune.settings.command import without_secrets
@@ -55,7 +52,7 @@ from autotune.tuning.time_budget import Clock, TimeBudget
 from autotune.tuning.warm_start import Hints, hints_of, note_of_hints, seed_params
 from autotune.version import __version__
 
-__all__ = ["rebuild_report", "run_plan"]
+__all__ = ["run_plan"]
 
 _LOG = logging.getLogger(__name__)
 _WRITING_S, _WRITING_SHARE = 2.0, 0.06  # own conventions: the reports' plots take a second or two on a slow machine
@@ -144,12 +141,6 @@ def _keep(search: Search, folder: RunFolder, beside: Neighbours, record: TrialRe
     search.notes += beside.new()
 
 
-def rebuild_report(run_dir: Path) -> tuple[RunSummary, str]:
-    """Write report.md and report.html anew from a run folder alone; the summary, and what went wrong with them."""
-    summary = read_summary(run_dir)
-    return summary, _write_reports(summary, RunFolder(run_dir))
-
-
 def _tune(search: Search, plan: Plan, folder: RunFolder) -> RunSummary:
     """Search, confirm, select, write; whatever ends it, the best so far is in the run folder."""
     finals = None
@@ -199,7 +190,7 @@ def _known(search: Search, folder: RunFolder) -> RunSummary | None:
     """As `_finished`; reports that a kill has kept from being written are written."""
     summary = _finished(search, folder)
     if summary is not None and not folder.has_reports():
-        _write_reports(summary, folder)
+        write_reports(summary, folder)
     return summary
 
 
@@ -211,7 +202,7 @@ def _write(summary: RunSummary, folder: RunFolder) -> None:
         folder.recommended.unlink(missing_ok=True)  # of an earlier run of the same search
     _write_patch(summary, folder)
     folder.write_summary(summary)
-    remark = _write_reports(summary, folder)
+    remark = write_reports(summary, folder)
     if remark:
         _LOG.warning("%s", remark)
 
@@ -228,20 +219,6 @@ def _write_patch(summary: RunSummary, folder: RunFolder) -> None:
     patch = patch_script(Path(site.file), site.line, chosen.config, wanted | (changed & {"micro_batch_size"}))
     if patch.diff:
         write_atomic(folder.patch, patch.content)
-
-
-def _write_reports(summary: RunSummary, folder: RunFolder) -> str:
-    """Write report.md and report.html; what went wrong with them, in a sentence, since neither may cost the result."""
-    try:
-        report = build_report(summary, folder.path, written=(folder.report.name, folder.page.name))
-        write_atomic(folder.report, render_markdown(report).encode())
-        page = render_page(report)
-        write_atomic(folder.page, page.html.encode())
-    except RunFolderError as error:
-        return f"The reports could not be written: {error}"
-    except Exception as error:  # noqa: BLE001 - no report may cost a finished search its result
-        return f"The reports could not be made: {one_line(f'{type(error).__name__}: {error}')}"
-    return page.remark
 
 
 def _summarise(search: Search, plan: Plan, sure: ConfirmationOutcome, interrupted: Note | None = None) -> RunSummary:

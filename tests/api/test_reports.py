@@ -11,9 +11,9 @@ import torch
 from torch.utils.data import TensorDataset
 
 import autotune
-from autotune.api import search as searching
+from autotune.api import report as reporting
+from autotune.api.report import rebuild_report
 from autotune.api.result import SearchResult
-from autotune.api.search import rebuild_report
 from autotune.errors import RunFolderError
 from autotune.files.run_folder import RunFolder
 from autotune.report.render import html as page
@@ -48,8 +48,8 @@ def test_a_report_rebuilt_elsewhere_from_the_folder_alone_is_the_same(result: Se
     copy = shutil.copytree(result.run_dir, tmp_path / "elsewhere")
     for name in REPORTS:
         (copy / name).unlink()
-    summary, remark = rebuild_report(copy)
-    assert (summary, remark) == (result.summary, "")
+    report, remark = rebuild_report(copy)
+    assert (report.summary, remark) == (result.summary, "")
     assert (copy / "report.md").read_bytes() == (result.run_dir / "report.md").read_bytes()
     rebuilt, first = ((folder / "report.html").read_text(encoding="utf-8") for folder in (copy, result.run_dir))
     assert rebuilt == first
@@ -58,9 +58,9 @@ def test_a_report_rebuilt_elsewhere_from_the_folder_alone_is_the_same(result: Se
 def test_a_folder_that_can_not_be_written_is_said_and_the_summary_is_there(
     result: SearchResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(searching, "write_atomic", _refuse)
-    summary, remark = rebuild_report(result.run_dir)
-    assert summary == result.summary
+    monkeypatch.setattr(reporting, "write_atomic", _refuse)
+    report, remark = rebuild_report(result.run_dir)
+    assert report.summary == result.summary
     assert remark == "The reports could not be written: read-only file system"
 
 
@@ -87,7 +87,7 @@ def test_a_search_outlives_reports_that_can_not_be_written(
             _refuse(path, data)
         path.write_bytes(data)
 
-    monkeypatch.setattr(searching, "write_atomic", write)
+    monkeypatch.setattr(reporting, "write_atomic", write)
     with caplog.at_level(logging.WARNING, logger="autotune"):
         result = search(tmp_path / "run")
     assert (result.run_dir / "recommended.yaml").exists()
@@ -97,7 +97,7 @@ def test_a_search_outlives_reports_that_can_not_be_written(
 def test_a_search_outlives_any_fault_in_a_report_and_says_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(searching, "render_markdown", _fail)
+    monkeypatch.setattr(reporting, "render_markdown", _fail)
     with caplog.at_level(logging.WARNING, logger="autotune"):
         result = search(tmp_path / "run")
     assert (result.run_dir / "recommended.yaml").exists()
@@ -110,7 +110,7 @@ def test_a_fault_in_a_report_does_not_take_the_place_of_what_ended_the_search(
     def interrupt(_tuning: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(searching, "render_markdown", _fail)
+    monkeypatch.setattr(reporting, "render_markdown", _fail)
     monkeypatch.setattr(Finals, "run", interrupt)
     with pytest.raises(KeyboardInterrupt):
         search(tmp_path / "run")
