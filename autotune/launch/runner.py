@@ -20,7 +20,7 @@ from autotune.launch.answers import NO_LIMITS, MemoryLimits, read_answer
 from autotune.launch.block_stream import BlockStream, ShouldEnd
 from autotune.launch.disturbance import disturbance_of, with_remark
 from autotune.launch.launcher import Exit, Launch, Launcher
-from autotune.note import Note
+from autotune.note import Note, note
 from autotune.protocol import jobs
 from autotune.protocol.clock import deadline_within
 from autotune.protocol.disk import TrialFolder, write_model
@@ -214,7 +214,7 @@ def go_on(job: jobs.CurvesJob, run: Callable[[jobs.CurvesJob, str], RankReport])
     """The report of curves; where a process ended before it had measured all, another one measures the rest.
 
     The point at which a process ended keeps its reason and is not tried again. A process that has added nothing is the
-    last one.
+    last one. Where the last one was cut, why it ended stands with the curves.
 
     Args:
         job: What to measure.
@@ -232,7 +232,16 @@ def go_on(job: jobs.CurvesJob, run: Callable[[jobs.CurvesJob, str], RankReport])
         if further.curves in (None, known):  # it has measured nothing more, and neither would the next process
             break
         report = further
-    return report.with_result(wall_s=took_s)
+    return _with_cause_of_cut(report.with_result(wall_s=took_s))
+
+
+def _with_cause_of_cut(report: RankReport) -> RankReport:
+    curves, reason = report.curves, report.result.reason
+    if curves is None or not curves.is_cut or not reason:
+        return report
+    others = (remark for remark in curves.remarks if remark.code != "curves_cut")
+    remarks = (*others, note("curves_ended", reason=reason))
+    return report.model_copy(update={"curves": curves.model_copy(update={"remarks": remarks})})
 
 
 def _with_deadline(job: jobs.Job, deadline_s: float, *, blocks_launches: bool = False) -> jobs.ProcessSetup:

@@ -15,6 +15,8 @@ from autotune.records.trial import TrialRecord
 
 __all__ = ["Entrant", "overheads_s_of", "taken_s_of"]
 
+_MOST_TIMEOUTS = 2  # our convention
+
 
 @dataclass(slots=True)
 class Entrant:
@@ -48,8 +50,9 @@ class Entrant:
 
     @property
     def is_feasible(self) -> bool:
-        """Whether it still may win; one that ran into a deadline may."""
-        return all(run.is_feasible or run.outcome == "timeout" for run in self.runs)
+        """Whether it still may win; one that ran into a deadline may, once: that may be the search's own end."""
+        others = [run for run in self.runs if run.outcome != "timeout"]
+        return all(run.is_feasible for run in others) and len(self.runs) - len(others) < _MOST_TIMEOUTS
 
     def confirmation(self) -> Confirmation:
         """Its runs as a value."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from autotune.launch.runner import go_on
 from autotune.note import note
 from autotune.protocol.jobs import CurvesJob
@@ -46,3 +48,18 @@ def test_a_process_that_does_not_come_to_measuring_leaves_what_is_known() -> Non
     assert processes(lambda known: None if known else Curves(is_cut=True)) == ["curves", "curves-2"]
     assert processes(lambda _: None) == ["curves"]
     assert processes(lambda _: Curves()) == ["curves"]
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+@pytest.mark.parametrize("reason", ["it hung", ""])
+def test_why_the_last_process_ended_stands_with_curves_that_are_cut(reason: str, is_cut: bool) -> None:
+    cut, other = note("curves_cut"), note("operators_not_counted_no_time")
+    curves = Curves(is_cut=is_cut, remarks=(cut, other) if is_cut else (other,))
+    report = RankReport(result=TrialResult(outcome="timeout", reason=reason, wall_s=9.0), curves=curves)
+    job = CurvesJob(process=make_process(Path()), payload=Path(), config=TrainingConfig())
+    found = go_on(job, lambda _job, _name: report).curves
+    assert found is not None
+    assert {*found.remarks} == {
+        other,
+        *([note("curves_ended", reason=reason)] if is_cut and reason else [cut] if is_cut else []),
+    }

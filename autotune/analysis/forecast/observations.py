@@ -217,14 +217,14 @@ def _is_loader_out_of_reach(space: ResolvedSpace, book: CeilingBook) -> bool:
 
 
 def failed_side(curves: Curves, ended: str) -> Note | None:
-    """That one side was measured in no setting, though it was tried in some; else None.
+    """That one side was measured in no setting, though it was tried or the process ended before; else None.
 
     Args:
         curves: What was measured.
         ended: Why the last process that measured them did not end well; "" where it did.
     """
     for side, points in (("loader", curves.loader), ("device", curves.device)):
-        if points and all(point.ceiling is None for point in points):
+        if (points or ended) and all(point.ceiling is None for point in points):
             reasons: tuple[Note | str, ...] = (ended, *(point.reason for point in points))
             return note("one_side_not_measured", side=side, reason=next(filter(None, reasons), "no figures came"))
     return None

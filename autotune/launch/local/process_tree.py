@@ -110,6 +110,7 @@ def kill_all(leaders: Collection[int], token: str, *, spare: int | None = None) 
         spare: A server that has the token too and lives on.
     """
     begun, pids = monotonic(), set(leaders)
+    pids.update(process.pid for process in _members(leaders, token, spare))  # the groups' end leaves no trace of them
     for leader in leaders:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(leader, signal.SIGKILL)

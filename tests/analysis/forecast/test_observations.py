@@ -11,11 +11,13 @@ from autotune.analysis.forecast.observations import (
     changed,
     configured_points,
     device_variations,
+    failed_side,
     loader_variations,
     observed_rate,
     rate_observations,
 )
 from autotune.analysis.forecast.rate_model import Observation
+from autotune.note import note
 from autotune.records.ceilings import Ceiling, CeilingBook
 from autotune.records.diagnosis import Curves
 from autotune.records.measurement import Block, Ceilings
@@ -200,3 +202,23 @@ def test_of_thousands_of_trials_the_first_the_fastest_and_the_latest_are_observe
     seen = [one.samples_per_s for one in runs_of(*records)]
     assert {rate(0), *map(rate, range(100, 150)), *map(rate, range(550, 600))} <= {*seen}
     assert len(seen) == 160
+
+
+MEASURED, EMPTY = make_point(500.0), make_point(None)
+
+
+@pytest.mark.parametrize(
+    ("curves", "ended", "side", "reason"),
+    [
+        (Curves(loader=(MEASURED,), device=(MEASURED, EMPTY)), "it hung", None, ""),
+        (Curves(loader=(MEASURED,)), "", None, ""),
+        (Curves(loader=(MEASURED,)), "it hung", "device", "it hung"),
+        (Curves(device=(MEASURED,)), "it hung", "loader", "it hung"),
+        (Curves(loader=(MEASURED,), device=(EMPTY,)), "", "device", "no figures came"),
+    ],
+)
+def test_a_side_that_was_measured_in_no_setting_is_told(
+    curves: Curves, ended: str, side: str | None, reason: str
+) -> None:
+    expected = None if side is None else note("one_side_not_measured", side=side, reason=reason)
+    assert failed_side(curves, ended) == expected

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 from collections.abc import Collection
+from pathlib import Path
 
 import psutil
 import pytest
@@ -34,6 +35,19 @@ def test_a_child_that_runs_has_no_exit_code() -> None:
         assert exit_code(child) is None
         kill_all([child.pid], "no such token")
         assert exit_code(child) == -signal.SIGKILL
+
+
+def test_shared_memory_of_what_the_end_of_a_group_ends_is_freed() -> None:
+    script = ["/bin/sh", "-c", "sleep 600 & echo $!; wait"]
+    with subprocess.Popen(script, stdout=subprocess.PIPE, text=True, start_new_session=True) as leader:
+        assert leader.stdout is not None
+        left = Path(f"/dev/shm/torch_{int(leader.stdout.readline())}_1_0")
+        left.touch()
+        try:
+            kill_all([leader.pid], "no such token")
+            assert not left.exists()
+        finally:
+            left.unlink(missing_ok=True)
 
 
 def test_what_an_ended_rank_has_left_in_its_session_is_ended(any_rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,10 @@ def test_what_each_trial_imports_anew_is_named_with_the_reason(culprit: str | No
     assert sentence.startswith(f"Each trial imports deep, wide anew, which takes it longer to begin: {end}")
 
 
+def test_why_the_look_at_other_settings_ended_is_told() -> None:
+    assert say(note("curves_ended", reason="it hung")) == "The job ended before the rest was measured: it hung."
+
+
 def test_another_search_is_told_with_whose_it_is() -> None:
     sentence = say(note("another_search", pid=7, user="ann", command="autotune run a.yaml"))
     assert sentence.startswith("Another search runs on this machine: process 7 of ann (autotune run a.yaml). ")
