@@ -5,6 +5,7 @@ of such ranks are collateral; here the rank that failed first is found and named
 trial is judged by, and the ceiling of RAM at which it is ended. Of a single process:
 
     a report was written                             what it says, however the process ended afterwards
+    a report of curves that are cut                  as if there were none, but for the curves
     ended at its deadline, for its RAM, cancelled    timeout, host_oom, pruned
     ended by SIGKILL while the kernel's killer ran   host_oom
     could not write its report                       crashed, for its folder
@@ -85,7 +86,12 @@ def read_answer(launch: Launch, exit_: Exit, limits: MemoryLimits) -> RankReport
     if len(answers) > 1:
         stacks = [_text_of(launch.folder.stack_of(rank)) for rank in range(launch.ranks)]
         return one_report(answers, exit_, stacks=stacks, deadline_s=launch.deadline_s, over_memory=over_memory)
-    return answers[0] or RankReport(result=over_memory or _unanswered(exit_, launch.deadline_s))
+    report, is_ended = answers[0], exit_.ended_for is not None or exit_.code != 0
+    if report is None:
+        return RankReport(result=over_memory or _unanswered(exit_, launch.deadline_s))
+    if is_ended and report.curves is not None and report.curves.is_cut:
+        return report.model_copy(update={"result": over_memory or _unanswered(exit_, launch.deadline_s)})
+    return report
 
 
 def _unanswered(exit_: Exit, deadline_s: float) -> TrialResult:
