@@ -51,7 +51,7 @@ def _write(report: ReportModel, folder: RunFolder) -> str:
 
 @contextmanager
 def _without_collecting() -> Iterator[None]:
-    """Of a folder of 2,000 trials nothing can be let go before the end, and to look for it takes a fifth of the time."""
+    """Nothing of 2,000 trials can be let go before the end, and looking for what can takes a fifth of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

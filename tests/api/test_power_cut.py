@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import autotune
+from autotune.api import report as reporting
 from autotune.api import search as searching
 from autotune.files import run_folder
 from autotune.launch.launcher import Exit, Launch
@@ -44,7 +45,7 @@ def test_a_search_that_was_killed_while_it_wrote_its_result_writes_all_of_it_wit
         write_atomic(path, data)
 
     with monkeypatch.context() as patched:
-        for module in (searching, run_folder):
+        for module in (searching, reporting, run_folder):
             patched.setattr(module, "write_atomic", write)
         with pytest.raises(Killed):
             search(tmp_path, FakeLauncher())

@@ -30,6 +30,7 @@ from benchmarks.measures.endurance.live_search import (
     start_search,
 )
 from benchmarks.measures.endurance.part import Part
+from benchmarks.measures.endurance.short_windows import SHORT
 from benchmarks.measures.part_guard import Figures
 
 __all__ = ["KILLS"]
@@ -43,7 +44,6 @@ _COMES_WITHIN_S = 1.5
 _FATAL: frozenset[Role] = frozenset({"parent", "all"})
 _WITH_RANKS: tuple[Stage, ...] = ("probe", "baseline", "trials", "confirmation")
 _WITH_WORKERS: tuple[Stage, ...] = ("baseline", "trials", "confirmation")
-_SHORT = "from benchmarks.measures.endurance.short_windows import shorten_all; shorten_all()"
 
 
 def _cases(is_quick: bool) -> Sequence[str]:
@@ -64,7 +64,7 @@ def _run(case: str, folder: Path) -> Figures:
 def _killed(number: int, role: Role, random: Random, folder: Path, hit: dict[str, int]) -> Iterator[str | None]:
     """Kill in one stage after the other, and go on; what is wrong, None where nothing is."""
     segments, known, logs = segments_now(), dict[int, str](), dict[int, int]()
-    search = start_search(folder, script=_SHORT)
+    search = start_search(folder, script=SHORT)
     for stage in _stages(number, role):
         if not _comes_to(search, stage, role):
             break
@@ -76,7 +76,7 @@ def _killed(number: int, role: Role, random: Random, folder: Path, hit: dict[str
         if role in _FATAL and hit[stage]:
             search.end()
             yield left_of(folder, segments)
-            search = start_search(folder, script=_SHORT)
+            search = start_search(folder, script=SHORT)
     code = search.end()
     yield left_of(folder, segments)
     if code:

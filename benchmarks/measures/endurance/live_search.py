@@ -26,11 +26,13 @@ from benchmarks import ROOT
 __all__ = [
     "ROLES",
     "STAGES",
+    "WORKLOAD",
     "HungError",
     "LiveSearch",
     "Role",
     "Stage",
     "ended_trials",
+    "fault_of_files",
     "fault_of_folder",
     "fault_of_result",
     "left_of",
@@ -44,7 +46,7 @@ ROLES: tuple[Role, ...] = ("parent", "server", "rank", "worker", "all")
 Stage = Literal["start", "probe", "baseline", "trials", "confirmation", "end"]
 STAGES: tuple[Stage, ...] = ("start", "probe", "baseline", "trials", "confirmation", "end")
 
-_WORKLOAD = """
+WORKLOAD = """
 import time
 import torch
 
@@ -172,7 +174,7 @@ def start_search(
     folder: Path, environment: Mapping[str, str] | None = None, script: str = "", settings: Sequence[str] = ()
 ) -> LiveSearch:
     """Start the search in a folder, or go on with it; `script` is run in its process before."""
-    (folder / "work.py").write_text(_WORKLOAD)
+    (folder / "work.py").write_text(WORKLOAD)
     (folder / "tune.yaml").write_text(_CONFIG)
     (folder / "temporary").mkdir(exist_ok=True)
     command = ["-c", f"{script}\nfrom autotune.cli import main\nmain()"] if script else ["-m", "autotune"]
@@ -267,17 +269,8 @@ def fault_of_folder(search: LiveSearch, *, may_leave_sockets: bool = False) -> s
         search: It has ended.
         may_leave_sockets: Parent and server were killed, which alone know the folder of the loader workers' sockets.
     """
-    with closing(sqlite3.connect(search.run / "study.db")) as connection:
-        integrity = connection.execute("pragma integrity_check").fetchone()[0]
-    if integrity != "ok":
-        return f"study.db: {integrity}"
-    lines = (search.run / "trials.jsonl").read_text().splitlines()
-    numbers = [json.loads(line)["number"] for line in lines]
-    if len(set(numbers)) != len(numbers):
-        return f"trials.jsonl holds a number twice: {numbers}"
-    for name in ("summary.json", "environment.json"):
-        json.loads((search.run / name).read_text())
-    half = [path.name for path in search.run.iterdir() if path.suffix[1:].isdecimal()]
+    if fault := fault_of_files(search.run):
+        return fault
     unwanted = [name for name in ("scratch", "payload") if (search.run / name).exists()]
     spared = (_TORCHS_OWN, *([_SOCKETS] if may_leave_sockets else []))
     temporary = [
@@ -285,8 +278,23 @@ def fault_of_folder(search: LiveSearch, *, may_leave_sockets: bool = False) -> s
         for path in search.temporary.iterdir()
         if not path.name.startswith(spared) and not _is_torchs_try(path)
     ]
-    left = [*half, *unwanted, *temporary]
+    left = [*unwanted, *temporary]
     return f"files are left: {left}" if left else None
+
+
+def fault_of_files(run: Path) -> str | None:
+    """What is wrong with the files of a run folder whose search has ended; None where nothing is."""
+    with closing(sqlite3.connect(run / "study.db")) as connection:
+        integrity = connection.execute("pragma integrity_check").fetchone()[0]
+    if integrity != "ok":
+        return f"study.db: {integrity}"
+    numbers = [json.loads(line)["number"] for line in (run / "trials.jsonl").read_text().splitlines()]
+    if len(set(numbers)) != len(numbers):
+        return f"trials.jsonl holds a number twice: {numbers}"
+    for name in ("summary.json", "environment.json"):
+        json.loads((run / name).read_text())
+    half = [path.name for path in run.iterdir() if path.suffix[1:].isdecimal()]
+    return f"half-written files are left: {half}" if half else None
 
 
 def _children(process: psutil.Process, *, recursive: bool = False) -> list[psutil.Process]:

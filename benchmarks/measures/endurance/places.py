@@ -12,28 +12,15 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
-__all__ = ["CONFIG", "PLACES", "WORK", "Place", "command_line", "fill", "lacks"]
+from benchmarks.measures.endurance.live_search import WORKLOAD
+from benchmarks.measures.endurance.short_windows import SHORT
 
-WORK = """
-import time
-import torch
+__all__ = ["PLACES", "Place", "command_line", "fill", "lacks"]
 
-class Data(torch.utils.data.Dataset):
-    def __len__(self):
-        return 2000
-    def __getitem__(self, index):
-        time.sleep(0.0005)
-        return torch.full((8,), float(index)), index % 2
-
-def model():
-    return torch.nn.Linear(8, 2)
-
-def dataset():
-    return Data()
-"""
-CONFIG = """
-workload: {model: "work.py:model", dataset: "work.py:dataset"}
+_CONFIG = """
+workload: {model: "work.py:model", dataset: "work.py:dataset", loss: "work.py:loss"}
 space: {num_workers: [0, 2], micro_batch_size: 32, grad_accum_steps: 1, amp_dtype: float32, prefetch_factor: 2,
         persistent_workers: true, intra_op_threads: null}
 budget: {n_trials: 2, timeout_s: 60}
@@ -41,6 +28,8 @@ device: cpu
 run_dir: run
 """
 _WORKS = ""
+Tool = Literal["setpriv", "unshare", "cc", "prlimit"]
+_COMMAND = f"{SHORT}\nfrom autotune.cli import main\nmain()"
 _NOBODY = 65534
 _STRANGER = 54321
 """A user without a name, a home and a line in /etc/passwd."""
@@ -78,7 +67,13 @@ class Place:
     """What starts it: another user, another mount namespace. Receives the case's folder."""
     environment: Mapping[str, str | None] = field(default_factory=dict)
     """Variables; None: not set. {folder} is the case's."""
-    needs_root: bool = False
+    tool: Tool | None = None
+    """A command that `prefix` needs."""
+
+    @property
+    def needs_root(self) -> bool:
+        """Whether root alone can start it so."""
+        return self.tool in {"setpriv", "unshare"}
 
 
 def _as_user(user: int, *, owns: bool = True) -> Callable[[Path], Sequence[str]]:
@@ -140,13 +135,16 @@ PLACES: Mapping[str, Place] = {
     "config: odd": Place(config="./-a b?#%20 数.yaml"),
     "folder: no UTF-8": Place(below="a\udcffb", answer="must be UTF-8"),
     "read-only checkout, run_dir elsewhere": Place(
-        prefix=_as_user(_NOBODY, owns=False), arguments=["--set", "run_dir={folder}/out/run"], needs_root=True
+        tool="setpriv",
+        prefix=_as_user(_NOBODY, owns=False),
+        arguments=["--set", "run_dir={folder}/out/run"],
     ),
-    "read-only checkout": Place(prefix=_as_user(_NOBODY, owns=False), answer="Permission denied", needs_root=True),
-    "no home variable": Place(prefix=_as_user(_NOBODY), environment={"HOME": None}, needs_root=True),
-    "a home that is not there": Place(prefix=_as_user(_NOBODY), environment={"HOME": "/nonexistent"}, needs_root=True),
-    "a user without a name": Place(prefix=_as_user(_STRANGER), environment={"HOME": None}, needs_root=True),
+    "read-only checkout": Place(tool="setpriv", prefix=_as_user(_NOBODY, owns=False), answer="Permission denied"),
+    "no home variable": Place(tool="setpriv", prefix=_as_user(_NOBODY), environment={"HOME": None}),
+    "a home that is not there": Place(tool="setpriv", prefix=_as_user(_NOBODY), environment={"HOME": "/nonexistent"}),
+    "a user without a name": Place(tool="setpriv", prefix=_as_user(_STRANGER), environment={"HOME": None}),
     "TMPDIR elsewhere, /tmp read-only": Place(
+        tool="unshare",
         prefix=_mounted(
             "mount --bind /tmp /tmp",
             "mount -o remount,bind,ro /tmp",
@@ -154,24 +152,23 @@ PLACES: Mapping[str, Place] = {
             "mount -o remount,bind,rw {folder}",
         ),
         environment={"TMPDIR": "{folder}"},
-        needs_root=True,
     ),
     "no temporary folder at all": Place(
+        tool="unshare",
         prefix=_mounted(
             "mount -t tmpfs -o ro none /var/tmp",
             "mount --bind /tmp /tmp",
             "mount --bind {folder} {folder}",
             "mount -o remount,bind,ro /tmp",
         ),
-        needs_root=True,
     ),
-    "no flock": Place(prefix=_shim(_NO_LOCKS, also_records=False), answer="without locks"),
-    "no locks of records": Place(prefix=_shim(_FLOCK_ALONE, also_records=True), answer="lock"),
-    "64 MB of /dev/shm": Place(prefix=_mounted("mount -t tmpfs -o size=64m none /dev/shm"), needs_root=True),
+    "no flock": Place(tool="cc", prefix=_shim(_NO_LOCKS, also_records=False), answer="without locks"),
+    "no locks of records": Place(tool="cc", prefix=_shim(_FLOCK_ALONE, also_records=True), answer="database is locked"),
+    "64 MB of /dev/shm": Place(tool="unshare", prefix=_mounted("mount -t tmpfs -o size=64m none /dev/shm")),
     "umask 000": Place(prefix=lambda _: ["sh", "-c", 'umask 000; exec "$@"', "sh"]),
     "umask 077": Place(prefix=lambda _: ["sh", "-c", 'umask 077; exec "$@"', "sh"]),
     "umask 777": Place(prefix=lambda _: ["sh", "-c", 'umask 777; exec "$@"', "sh"], answer="umask"),
-    "a limit of memory": Place(prefix=lambda _: ["prlimit", f"--data={3 * 2**30}"]),
+    "a limit of memory": Place(tool="prlimit", prefix=lambda _: ["prlimit", f"--data={3 * 2**30}"]),
 }
 
 
@@ -179,14 +176,14 @@ def fill(place: Place, folder: Path) -> Path:
     """Write workload and configuration; the folder to run in."""
     below = folder / place.below
     below.mkdir(exist_ok=True)
-    (below / "work.py").write_text(WORK)
-    (below / place.config).write_text(CONFIG)
+    (below / "work.py").write_text(WORKLOAD)
+    (below / place.config).write_text(_CONFIG)
     return below
 
 
 def command_line(place: Place, folder: Path) -> tuple[list[str], dict[str, str]]:
     """The words and the environment of the search."""
-    words = [*place.prefix(folder), sys.executable, "-m", "autotune", "run", place.config, *place.arguments]
+    words = [*place.prefix(folder), sys.executable, "-c", _COMMAND, "run", place.config, *place.arguments]
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, filter(None, sys.path)))}
     variables |= {"PYTHONDONTWRITEBYTECODE": "1", "AUTOTUNE_TEST_LONGEST_DEADLINE_S": "60"}
     for name, value in place.environment.items():
@@ -200,5 +197,4 @@ def lacks(place: Place) -> str:
     """What is missing here to try a place; "" where nothing is."""
     if place.needs_root and os.geteuid() != 0:
         return "needs root"
-    missing = [tool for tool in ("setpriv", "unshare", "prlimit", "cc") if shutil.which(tool) is None]
-    return f"needs {', '.join(missing)}" if missing else ""
+    return f"needs {place.tool}" if place.tool is not None and shutil.which(place.tool) is None else ""

@@ -6,14 +6,11 @@ and the calls' weight: half of them right after a sync or a rename. Each moment 
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import sqlite3
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -26,6 +23,7 @@ from autotune.records.trial import TrialRecord
 from autotune.testing import FakeLauncher
 from benchmarks import ROOT
 from benchmarks.measures.endurance.disk_log import LOSSES, Loss, Step, left_by_power_cut, record_steps
+from benchmarks.measures.endurance.live_search import fault_of_files
 from benchmarks.measures.endurance.part import Part
 from benchmarks.measures.endurance.short_windows import without_drawings
 from benchmarks.measures.part_guard import Figures
@@ -87,25 +85,10 @@ def fault_after_cut(folder: Path, told: Mapping[int, str], seed: int) -> str | N
     again = sorted({int(name[6:9]) for name in launcher.names if name[6:].isdecimal()} & {*told})
     if lost or again or len(found) != _TRIALS:
         return f"trials that had ended: lost {lost}, run again {again}; {len(found)} in all"
-    return _fault_of_files(folder)
-
-
-def _fault_of_files(folder: Path) -> str | None:
-    """What is wrong with the files of a search that has ended."""
-    with closing(sqlite3.connect(folder / "study.db")) as connection:
-        integrity = connection.execute("pragma integrity_check").fetchone()[0]
-    if integrity != "ok":
-        return f"study.db: {integrity}"
-    numbers = [json.loads(line)["number"] for line in (folder / "trials.jsonl").read_text().splitlines()]
-    if len(set(numbers)) != len(numbers):
-        return f"trials.jsonl holds a number twice: {numbers}"
-    left = [path.name for path in folder.iterdir() if path.suffix[1:].isdecimal()]
-    if left:
-        return f"half-written files are left: {left}"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that it was found on another machine: a made-up one
         autotune.load(folder / "recommended.yaml")
-    return None
+    return fault_of_files(folder)
 
 
 def _essence(trial: TrialRecord) -> str:

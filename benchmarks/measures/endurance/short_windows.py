@@ -13,8 +13,10 @@ from autotune.protocol.jobs import NO_EXTRAS, CurvesJob, StressJob, TrialJob, Wi
 from autotune.report.render import html
 from autotune.tuning import confirmation
 
-__all__ = ["end_briefly", "shorten", "shorten_all", "shorten_those_of", "without_drawings"]
+__all__ = ["SHORT", "end_briefly", "shorten", "shorten_all", "shorten_those_of", "without_drawings"]
 
+SHORT = f"from {__name__} import shorten_all; shorten_all()"
+"""To run in another interpreter before its search."""
 _WINDOW = WindowRules(max_s=0.2, precision=0.5, block_s=0.02)
 _STRESS_S = 0.2
 _STRETCH_S = 0.05
