@@ -5,6 +5,7 @@ What was disturbed says nothing of the configuration: the runner tries it anew, 
 
 from __future__ import annotations
 
+import re
 import signal
 
 from autotune.launch.launcher import Exit
@@ -15,6 +16,10 @@ __all__ = ["disturbance_of", "with_remark"]
 
 _LOST_WORKER = "is killed by signal: Killed"
 """Source: torch/csrc/DataLoader.cpp (_error_if_any_worker_fails)."""
+_LOST_CONNECTION = re.compile(r"(Connection\w+Error|EOFError|BrokenPipeError|FileNotFoundError) at connection\.py:")
+"""What a batch's descriptors come through, whose sender is gone before the system tells it: a failure's signature.
+
+Source: multiprocessing/connection.py, as torch/multiprocessing/reductions.py uses it."""
 
 
 def disturbance_of(report: RankReport, exit_: Exit) -> Note | None:
@@ -27,7 +32,8 @@ def disturbance_of(report: RankReport, exit_: Exit) -> Note | None:
     codes = exit_.codes or (exit_.code,)
     is_killed = result.outcome == "crashed" and -signal.SIGKILL in codes
     has_lost_worker = result.outcome == "host_oom" and _LOST_WORKER in (result.reason or "")
-    if (is_killed or has_lost_worker) and not exit_.was_oom_killed:
+    has_lost_sender = result.failure is not None and _LOST_CONNECTION.match(result.failure.signature)
+    if (is_killed or has_lost_worker or has_lost_sender) and not exit_.was_oom_killed:
         return note("measured_anew", why="killed")
     remarks = () if result.measurement is None else result.measurement.remarks
     return note("measured_anew", why="stopped") if any(one.code == "window_stopped" for one in remarks) else None

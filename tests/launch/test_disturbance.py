@@ -12,7 +12,7 @@ from autotune.launch.launcher import Exit
 from autotune.note import note
 from autotune.protocol.jobs import WindowRules
 from autotune.protocol.reports import RankReport
-from autotune.records.trial import Outcome, TrialResult
+from autotune.records.trial import Failure, Outcome, TrialResult
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Ref
 from tests.launch.conftest import Rig
@@ -65,6 +65,22 @@ def test_only_a_kill_that_nobody_here_has_sent_is_somebody_elses(
     report = RankReport(result=TrialResult(outcome=outcome, reason=LOST_WORKER))
     exit_ = Exit(code=code, codes=(code,), was_oom_killed=was_oom_killed, wall_s=1.0)
     assert disturbance_of(report, exit_) == expected
+
+
+@pytest.mark.parametrize(
+    ("signature", "expected"),
+    [
+        ("ConnectionResetError at connection.py:395", KILLED),
+        ("EOFError at connection.py:399", KILLED),
+        ("FileNotFoundError at connection.py:630", KILLED),
+        ("FileNotFoundError at data.py:12", None),
+        ("ValueError at connection.py:12", None),
+    ],
+)
+def test_a_worker_that_is_gone_before_the_system_tells_it_was_killed(signature: str, expected: object) -> None:
+    failure = Failure(signature=signature, traceback="as it was")
+    report = RankReport(result=TrialResult(outcome="crashed", reason="as it was", failure=failure))
+    assert disturbance_of(report, Exit(code=0, wall_s=1.0)) == expected
 
 
 def _named(name: str) -> Ref:
