@@ -35,7 +35,7 @@ from benchmarks.measures.part_guard import Figures
 
 __all__ = ["KILLS"]
 
-_CASES, _QUICK = 80, 5
+_CASES, _QUICK = 88, 5
 _LATEST_S = {"start": 4.0, "trials": 1.5}
 _LATEST_ELSEWHERE_S = 0.6
 """After a stage has begun: what it takes, with short windows."""
