@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -75,6 +76,7 @@ def run_rank(folder: TrialFolder, started: float, local_rank: int = 0) -> int:
     dump.before_deadline()
     spare = os.open(os.devnull, os.O_RDONLY)
     report = outcome_of(lambda: _do(job, place, dump, started))
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises: it would take the report's place
     if not _is_written(place, report, spare):
         return REPORT_UNWRITTEN
     if report.result.outcome == "ok":

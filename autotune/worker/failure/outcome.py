@@ -37,7 +37,10 @@ def outcome_of(work: Callable[[], RankReport]) -> RankReport:
     except Diverged as divergence:
         return RankReport(result=TrialResult(outcome="diverged", reason=printable(str(divergence))))
     except BaseException as error:  # noqa: BLE001 - user code may raise anything, SystemExit among it
-        return _crash(error)
+        try:
+            return _crash(error)
+        except Exception as later:  # noqa: BLE001 - torch's handler of SIGCHLD raises wherever a worker's end finds it
+            return _crash(later)
 
 
 def _crash(error: BaseException) -> RankReport:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from typing import NoReturn
 
 import pytest
 import torch
 
 from autotune.protocol.reports import RankReport
+from autotune.worker.failure import outcome as outcomes
 from autotune.worker.failure.outcome import outcome_of
 from autotune.worker.measure.loop import Diverged
 from autotune.worker.setup.build import WorkloadFault
@@ -139,3 +141,22 @@ def test_a_message_of_megabytes_does_not_make_the_record_large() -> None:
     assert failure.traceback.startswith("Traceback")
     assert "characters left out" in failure.traceback
     assert failure.signature.startswith("ValueError at test_outcome.py:")
+
+
+def test_the_end_of_a_loader_worker_while_a_failure_is_told_is_told_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's handler of SIGCHLD raises in the main thread, wherever that is."""
+
+    def raise_killed(_number: int, _frame: object) -> None:
+        raise RuntimeError(KILLED)
+
+    def ends_meanwhile(_error: BaseException) -> bool:
+        signal.raise_signal(signal.SIGUSR1)
+        return False
+
+    monkeypatch.setattr(outcomes, "is_kernel_failure", ends_meanwhile)
+    before = signal.signal(signal.SIGUSR1, raise_killed)
+    try:
+        result = ended_by(ConnectionResetError("reset by peer")).result
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert (result.outcome, KILLED in result.reason) == ("host_oom", True)
