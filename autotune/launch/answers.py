@@ -34,6 +34,7 @@ __all__ = ["NO_LIMITS", "MemoryLimits", "one_report", "read_answer"]
 
 _FAR_ABOVE = 1.2  # our convention: a peak that is a little too high is measured and judged, not ended
 _RAM_SHARE = 0.95  # our convention: ended before the kernel's out-of-memory killer chooses a process
+_NOTHING = " before it had measured anything"
 _LEAST_VIOLATION = 0.01  # our convention: a trial that was ended for its memory counts as over the limit
 _UNWRITTEN = (
     "the trial's report could not be written into its folder, most likely since the disk is full or the trial has used "
@@ -86,11 +87,13 @@ def read_answer(launch: Launch, exit_: Exit, limits: MemoryLimits) -> RankReport
     if len(answers) > 1:
         stacks = [_text_of(launch.folder.stack_of(rank)) for rank in range(launch.ranks)]
         return one_report(answers, exit_, stacks=stacks, deadline_s=launch.deadline_s, over_memory=over_memory)
-    report, is_ended = answers[0], exit_.ended_for is not None or exit_.code != 0
+    report = answers[0]
     if report is None:
         return RankReport(result=over_memory or _unanswered(exit_, launch.deadline_s))
+    is_ended = exit_.ended_for not in {None, "done"} or exit_.code not in {None, 0}
     if is_ended and report.curves is not None and report.curves.is_cut:
-        return report.model_copy(update={"result": over_memory or _unanswered(exit_, launch.deadline_s)})
+        ended = over_memory or _unanswered(exit_, launch.deadline_s)
+        return report.model_copy(update={"result": ended}).with_result(reason=ended.reason.removesuffix(_NOTHING))
     return report
 
 
@@ -110,7 +113,7 @@ def _end_of(code: int, exit_: Exit) -> TrialResult:
         return TrialResult(outcome="host_oom", reason="the kernel's out-of-memory killer ended the trial")
     if code == REPORT_UNWRITTEN:
         return TrialResult(outcome="crashed", reason=_UNWRITTEN)
-    reason = f"the trial's process ended itself with exit code {code} before it had measured anything"
+    reason = f"the trial's process ended itself with exit code {code}{_NOTHING}"
     if code < 0:
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
         reason = f"the trial's process was ended by {_SIGNALS.get(name, 'a signal')} ({name})"

@@ -11,15 +11,16 @@ import signal
 from autotune.launch.launcher import Exit
 from autotune.note import Note, note
 from autotune.protocol.reports import RankReport
+from autotune.records.trial import Failure
 
 __all__ = ["disturbance_of", "with_remark"]
 
 _LOST_WORKER = "is killed by signal: Killed"
 """Source: torch/csrc/DataLoader.cpp (_error_if_any_worker_fails)."""
-_LOST_CONNECTION = re.compile(r"(Connection\w+Error|EOFError|BrokenPipeError|FileNotFoundError) at connection\.py:")
-"""What a batch's descriptors come through, whose sender is gone before the system tells it: a failure's signature.
-
-Source: multiprocessing/connection.py, as torch/multiprocessing/reductions.py uses it."""
+_LOST_CONNECTION = re.compile(r"(Connection\w+Error|EOFError|BrokenPipeError|FileNotFoundError) at ")
+_BATCH_RECEIVED = "torch/multiprocessing/reductions.py"
+"""A batch's descriptors come through a socket, whose sender may be gone before the system tells it: a failure's
+signature, and what its traceback goes through."""
 
 
 def disturbance_of(report: RankReport, exit_: Exit) -> Note | None:
@@ -32,11 +33,16 @@ def disturbance_of(report: RankReport, exit_: Exit) -> Note | None:
     codes = exit_.codes or (exit_.code,)
     is_killed = result.outcome == "crashed" and -signal.SIGKILL in codes
     has_lost_worker = result.outcome == "host_oom" and _LOST_WORKER in (result.reason or "")
-    has_lost_sender = result.failure is not None and _LOST_CONNECTION.match(result.failure.signature)
-    if (is_killed or has_lost_worker or has_lost_sender) and not exit_.was_oom_killed:
+    if (is_killed or has_lost_worker or _has_lost_sender(result.failure)) and not exit_.was_oom_killed:
         return note("measured_anew", why="killed")
     remarks = () if result.measurement is None else result.measurement.remarks
     return note("measured_anew", why="stopped") if any(one.code == "window_stopped" for one in remarks) else None
+
+
+def _has_lost_sender(failure: Failure | None) -> bool:
+    if failure is None or _LOST_CONNECTION.match(failure.signature) is None:
+        return False
+    return _BATCH_RECEIVED in failure.traceback.replace("\\", "/")
 
 
 def with_remark(report: RankReport, remark: Note) -> RankReport:

@@ -134,11 +134,14 @@ class TrialRunner:
         )
 
     def _run(self, name: str, should_end: ShouldEnd | None, job: jobs.Job, suffix: str = "") -> RankReport:
-        """A job's report; that of a second run where somebody else has killed or stopped the first one's processes."""
+        """A job's report; that of a second run where somebody else has killed or stopped the first one's processes.
+
+        Of curves, another process measures the rest anyway: `go_on`.
+        """
         report, exit_ = self._run_once(f"{name}{suffix}", should_end, job)
         disturbance = disturbance_of(report, exit_)
         left_s = job.process.deadline_s - exit_.wall_s
-        if disturbance is None or left_s < exit_.wall_s:
+        if disturbance is None or report.curves is not None or left_s < exit_.wall_s:
             return report
         rest = job.model_copy(update={"process": _with_deadline(job, left_s)})
         again, _ = self._run_once(f"{name}{suffix}-anew", should_end, rest)

@@ -32,7 +32,7 @@ from autotune.records.run_summary import Progress
 from autotune.records.stress_check import StressFigures
 from autotune.records.trial import TrialRecord
 from autotune.space.domains import whole_numbers
-from autotune.tuning.entrant import Entrant, overheads_s_of, taken_s_of
+from autotune.tuning.entrant import Entrant, hung_among, overheads_s_of, taken_s_of
 from autotune.tuning.extra_measurements import everything, with_ceilings
 from autotune.tuning.outcomes import ConfirmationOutcome, SearchOutcome, disturbances
 from autotune.tuning.selection import Contenders, challengers, feasible_baseline
@@ -134,7 +134,8 @@ class Finals:
         self.notes.extend(note("finalist_left_out", trial=entrant.record.number) for entrant in left_out)
         running = entrants
         for number in range(MOST_ROUNDS if plan.rounds else 0):
-            alive = [entrant for entrant in running if entrant.is_feasible]
+            hung = hung_among(entrants)
+            alive = [entrant for entrant in running if entrant.is_feasible and entrant.record.number not in hung]
             if len(alive) < min(2, len(entrants)):
                 break
             overheads_s = overheads_s_of(alive, entrants)
@@ -160,9 +161,12 @@ class Finals:
         challengers = max(1, sum(entrant.record.number != 0 for entrant in entrants))
         before, self._used = self._used, min(used_fraction, 1.0)
         self._error = spent_error(self._used, challengers) - spent_error(before, challengers)
-        self._confirmations = [entrant.confirmation() for entrant in entrants if entrant.runs]
+        hung = hung_among(entrants)
+        self._confirmations = [
+            entrant.confirmation(is_hung=entrant.record.number in hung) for entrant in entrants if entrant.runs
+        ]
         sound = [entrant for entrant in self._confirmations if entrant.is_feasible and entrant.runs]
-        numbers = [entrant.record.number for entrant in alive if entrant.is_feasible]
+        numbers = [entrant.record.number for entrant in alive if entrant.record.number in {one.number for one in sound}]
         return worth_going_on(sound, numbers, self.found.spread, self._error) if sound and numbers else ()
 
     def _measure_round(

@@ -13,7 +13,7 @@ from autotune.analysis.time_estimate import QUEUES_OF_A_WINDOW, overhead_s, queu
 from autotune.records.recommendation import Confirmation
 from autotune.records.trial import TrialRecord
 
-__all__ = ["Entrant", "overheads_s_of", "taken_s_of"]
+__all__ = ["Entrant", "hung_among", "overheads_s_of", "taken_s_of"]
 
 _MOST_TIMEOUTS = 2  # our convention
 
@@ -50,15 +50,31 @@ class Entrant:
 
     @property
     def is_feasible(self) -> bool:
-        """Whether it still may win; one that ran into a deadline may, once: that may be the search's own end."""
-        others = [run for run in self.runs if run.outcome != "timeout"]
-        return all(run.is_feasible for run in others) and len(self.runs) - len(others) < _MOST_TIMEOUTS
+        """Whether it still may win as far as its own runs tell; one that ran into a deadline may."""
+        return all(run.is_feasible or run.outcome == "timeout" for run in self.runs)
 
-    def confirmation(self) -> Confirmation:
-        """Its runs as a value."""
+    @property
+    def timeouts(self) -> int:
+        """Runs that ran into their deadline."""
+        return sum(run.outcome == "timeout" for run in self.runs)
+
+    def confirmation(self, *, is_hung: bool) -> Confirmation:
+        """Its runs as a value; one that has hung can't win."""
         rounds = tuple(run.measurement for run in self.runs)
         number, config = self.record.number, self.record.config
-        return Confirmation(number=number, config=config, rounds=rounds, is_feasible=self.is_feasible)
+        return Confirmation(number=number, config=config, rounds=rounds, is_feasible=self.is_feasible and not is_hung)
+
+
+def hung_among(entrants: Sequence[Entrant]) -> set[int]:
+    """Numbers of those that ran into a deadline twice, while another one's runs ended: these can't win.
+
+    Once may be the search's own end, and where none ends the machine stands still. The baseline is what all others are
+    compared with: it is never among them.
+    """
+    if not any(run.measurement is not None for entrant in entrants for run in entrant.runs):
+        return set()
+    late = (entrant.record.number for entrant in entrants if entrant.timeouts >= _MOST_TIMEOUTS)
+    return {*late} - {0}
 
 
 def overheads_s_of(asked: Sequence[Entrant], entrants: Sequence[Entrant]) -> list[float]:

@@ -185,7 +185,6 @@ def measure(
         if run.tokens is not None:
             run.tokens.begin_window()
         stops.start()
-        memory_watch.start()
         host.start()
         conditions.start()
         busy.start()  # last, as it ends first: the other calls to NVML lie outside its span

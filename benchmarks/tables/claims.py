@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.tables.attach import attach_counts, attach_rows
-from benchmarks.tables.endurance import fault_rows, soak_figures, tried_rows
+from benchmarks.tables.endurance import fault_rows, report_figures, soak_figures, tried_rows
 from benchmarks.tables.fidelity import summarise
 from benchmarks.tables.regret import compare_to_tpe, ends
 
@@ -327,5 +327,6 @@ CALCULATIONS: Mapping[str, Callable[[Results], Figures | list[Figures]]] = {
     "endurance_rows": tried_rows,
     "endurance_fault_rows": fault_rows,
     "endurance_soak": soak_figures,
+    "endurance_report": report_figures,
 }
 """By name."""

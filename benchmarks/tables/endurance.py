@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any
 
-__all__ = ["fault_rows", "soak_figures", "tried_rows"]
+__all__ = ["fault_rows", "report_figures", "soak_figures", "tried_rows"]
 
 Figures = Mapping[str, Any]
 Results = Mapping[str, Any]
@@ -39,7 +39,7 @@ def fault_rows(results: Results) -> list[Figures]:
             {
                 "kind": kind,
                 **{name: len(own) for name, own in cells.items()},
-                "broken": sum(bool(own.get(kind, {}).get("fault")) for own in cases.values()),
+                "broken": sum(_broken(own.get(kind, {})) for own in cases.values()),
                 "slowest_s": max((cell["search_s"] for cell in every), default=0.0),
             }
         )
@@ -47,16 +47,30 @@ def fault_rows(results: Results) -> list[Figures]:
 
 
 def soak_figures(results: Results) -> list[Figures]:
-    """How long searches end."""
+    """Of each long search, and of many in one process: what they have come to hold."""
     cases = results.get("soak", {}).get("cases", {})
     return [
         {
+            "search": _SEARCHES[name.rstrip("0123456789").rstrip("_")] if name[0].isalpha() else _SEARCHES["searches"],
             "trials": found["trials"],
             "kib": found["trends"]["rss_kib"]["slope"],
             "low_kib": found["trends"]["rss_kib"]["low"],
             "high_kib": found["trends"]["rss_kib"]["high"],
-            "grown": sum(found["trends"][name]["grown"] for name in _HELD),
-            "apart_ms": 1000 * found["last"]["apart_cpu_s"],
+            "server_kib": found["trends"]["server_rss_kib"]["slope"],
+            "grown": sum(max(0.0, found["trends"][held]["grown"]) for held in _HELD),
+            "slower_ms": 1000 * found["trends"]["apart_cpu_s"]["grown"],
+        }
+        for name, found in cases.items()
+        if "error" not in found
+    ]
+
+
+def report_figures(results: Results) -> list[Figures]:
+    """Of the longest search: its study and its report."""
+    cases = results.get("soak", {}).get("cases", {})
+    return [
+        {
+            "trials": found["trials"],
             "report_s": found["report_s"],
             "page_mb": found["page_bytes"] / 1e6,
             "study_mb": found["last"]["study_bytes"] / 1e6,
@@ -66,8 +80,18 @@ def soak_figures(results: Results) -> list[Figures]:
     ]
 
 
+_SEARCHES = {
+    "one_search_of": "one, by chance",
+    "model_of": "one, led by the model",
+    "searches": "200 of two trials, in one process",
+}
 _HELD = ("descriptors", "threads", "children", "segments", "temporary")
 _LAUNCHERS = ("faults", "faults_fresh", "faults_ray")
+
+
+def _broken(case: Mapping[str, Any]) -> int:
+    """Searches and diagnoses with a fault; what the case as a whole leaves behind counts for one."""
+    return max(sum(bool(cell["fault"]) for cell in _cells(case)), int(bool(case.get("fault"))))
 
 
 def _cells(case: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import strategies as st
 
 from benchmarks.measures.endurance.fuzz import tried
+from benchmarks.measures.endurance.fuzz_calls import calls
+from benchmarks.measures.endurance.fuzz_commands import commands, try_command
 from benchmarks.measures.endurance.fuzz_texts import documents, overrides
 from benchmarks.measures.endurance.fuzz_tries import BrokenError, try_call, try_config, user_code
 
@@ -36,3 +38,17 @@ def test_made_up_configurations_are_plans_or_are_refused(tmp_path: Path, monkeyp
     found = tried(inputs, lambda one: try_config(tmp_path, *one), number=7, examples=40)
     assert "fault" not in found, found
     assert sum(found["ended"].values()) == 40
+
+
+def test_made_up_calls_have_a_result_or_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = tried(calls(tmp_path), lambda call: try_call(tmp_path, call, writes=True), number=7, examples=40)
+    assert "fault" not in found, found
+    assert sum(found["ended"].values()) == 40
+
+
+def test_made_up_command_lines_end_as_documented(tmp_path: Path) -> None:
+    user_code(tmp_path)
+    found = tried(commands(tmp_path), lambda words: try_command(tmp_path, words), number=7, examples=3)
+    assert "fault" not in found, found
+    assert sum(found["ended"].values()) == 3

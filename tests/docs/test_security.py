@@ -130,10 +130,16 @@ def test_a_pickle_that_lies_in_a_run_folder_is_not_read(run: Path, tmp_path: Pat
 
 def test_reading_a_run_imports_nothing_that_its_files_name(run: Path, tmp_path: Path) -> None:
     (tmp_path / "planted.py").write_text("raise SystemExit('imported')")
-    for path in (run / "summary.json", run / "recommended.yaml", run / "trials.jsonl"):
-        path.write_text(path.read_text().replace("cross_entropy", "planted:run"))
+    for path in (run / "summary.json", run / "trials.jsonl"):
+        before = path.read_text()
+        path.write_text(before.replace("made up", "planted:run"))
+        assert "planted:run" in path.read_text()
+    with (run / "recommended.yaml").open("a") as file:
+        file.write("# planted:run\n")
     program = (
-        f"import autotune, sys; autotune.load({str(run / 'recommended.yaml')!r}); assert 'planted' not in sys.modules"
+        "import sys, autotune; from autotune.cli import cli; "
+        f"autotune.load({str(run / 'recommended.yaml')!r}); autotune.open_run({str(run)!r}); "
+        f"cli(['report', {str(run)!r}], standalone_mode=False); assert 'planted' not in sys.modules"
     )
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
     subprocess.run([sys.executable, "-W", "ignore", "-c", program], env=environment, check=True)

@@ -68,17 +68,19 @@ def test_only_a_kill_that_nobody_here_has_sent_is_somebody_elses(
 
 
 @pytest.mark.parametrize(
-    ("signature", "expected"),
+    ("signature", "through", "expected"),
     [
-        ("ConnectionResetError at connection.py:395", KILLED),
-        ("EOFError at connection.py:399", KILLED),
-        ("FileNotFoundError at connection.py:630", KILLED),
-        ("FileNotFoundError at data.py:12", None),
-        ("ValueError at connection.py:12", None),
+        ("ConnectionResetError at connection.py:395", "torch/multiprocessing/reductions.py", KILLED),
+        ("EOFError at reduction.py:164", "torch/multiprocessing/reductions.py", KILLED),
+        ("FileNotFoundError at connection.py:630", "torch/multiprocessing/reductions.py", KILLED),
+        ("ConnectionResetError at connection.py:395", "my/connection.py", None),
+        ("ValueError at reduction.py:12", "torch/multiprocessing/reductions.py", None),
     ],
 )
-def test_a_worker_that_is_gone_before_the_system_tells_it_was_killed(signature: str, expected: object) -> None:
-    failure = Failure(signature=signature, traceback="as it was")
+def test_a_worker_that_is_gone_before_the_system_tells_it_was_killed(
+    signature: str, through: str, expected: object
+) -> None:
+    failure = Failure(signature=signature, traceback=f'  File "/x/{through}", line 7, in rebuild_storage_fd')
     report = RankReport(result=TrialResult(outcome="crashed", reason="as it was", failure=failure))
     assert disturbance_of(report, Exit(code=0, wall_s=1.0)) == expected
 

@@ -217,7 +217,7 @@ def _is_loader_out_of_reach(space: ResolvedSpace, book: CeilingBook) -> bool:
 
 
 def failed_side(curves: Curves, ended: str) -> Note | None:
-    """That one side was measured in no setting, though it was tried or the process ended before; else None.
+    """That one side was measured in no setting, though it was tried or the process ended before; else why it ended.
 
     Args:
         curves: What was measured.
@@ -227,4 +227,4 @@ def failed_side(curves: Curves, ended: str) -> Note | None:
         if (points or ended) and all(point.ceiling is None for point in points):
             reasons: tuple[Note | str, ...] = (ended, *(point.reason for point in points))
             return note("one_side_not_measured", side=side, reason=next(filter(None, reasons), "no figures came"))
-    return None
+    return next((remark for remark in curves.remarks if remark.code == "curves_ended"), None)

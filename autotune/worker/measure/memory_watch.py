@@ -32,7 +32,7 @@ def _own_processes() -> list[Path]:
 
 @dataclass(slots=True)
 class MemoryWatch:
-    """Reads what is held, block by block, from `start` on.
+    """Reads what is held, block by block.
 
     Made once the loader's workers run, and before the warm-up: to look through all processes of a machine takes
     milliseconds, in which the queue fills.
@@ -45,13 +45,13 @@ class MemoryWatch:
     _on_device: list[tuple[int, int]] = field(default_factory=list)
     _batches: int = 0
     _begun: float = 0.0
-
-    def start(self) -> None:
-        """The window begins."""
-        self._begun = perf_counter()
+    _latest: float = 0.0
+    """When the first and the last block had ended."""
 
     def after(self, block: Block) -> None:
         """Read what is held after a block of the window."""
+        self._latest = perf_counter()
+        self._begun = self._begun or self._latest
         self._batches += block.batches
         if (held := self._private_bytes()) is not None:
             self._host.append((self._batches, held))
@@ -60,7 +60,7 @@ class MemoryWatch:
 
     def growth(self) -> tuple[MemoryGrowth, ...]:
         """What the blocks so far show, of each kind of memory that they tell enough of."""
-        passed_s = perf_counter() - self._begun
+        passed_s = self._latest - self._begun
         found = (growth_of("host", self._host, passed_s), growth_of("device", self._on_device, passed_s))
         return tuple(filter(None, found))
 

@@ -181,7 +181,10 @@ def _is_noted(fault: Fault, seen: Seen) -> Iterator[str]:
     )
     told = json.dumps([note.model_dump(mode="json") for note in seen.summary.notes], ensure_ascii=False)
     says = f"{fault.says}|{_AT_A_POINT}" if "look" in seen.struck else fault.says
-    if not re.search(says, told + seen.curves):  # a single point that failed is told in the curves alone
+    points = json.dumps(
+        [point["reason"] for side in ("loader", "device") for point in json.loads(seen.curves or "{}").get(side, ())]
+    )
+    if not re.search(says, told + points):  # a single point that failed is told in the curves alone
         yield f"a note must say {fault.says!r}, but there are {[*_notes(seen)]}"
 
 

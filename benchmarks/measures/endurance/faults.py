@@ -36,7 +36,7 @@ from autotune.protocol.clock import LONGEST_DEADLINE
 from benchmarks.measures.endurance.fault_surroundings import Surroundings, enter, has_memory_groups
 from benchmarks.measures.endurance.fault_table import FAULTS, PHASES, is_reached
 from benchmarks.measures.endurance.fault_verdict import AND, Seen, faults_in, is_without_strike, told_of
-from benchmarks.measures.endurance.part import Part
+from benchmarks.measures.endurance.part import TORCHS_CACHE, Part
 from benchmarks.measures.endurance.short_windows import shorten_all, shorten_those_of
 from benchmarks.measures.part_guard import MARK, Figures
 
@@ -63,8 +63,6 @@ _LOG_BYTES, _RUN_BYTES = 600 * 1024, 8 * 2**20
 _FLOOD_MIB = 1024
 _SERVER, _OF_RAY = "autotune.worker serve", ("ray::", "/ray/")
 """Parts of the command lines of what lives on between trials; ranks have that of the server that has forked them."""
-_OF_TORCH = "torchinductor_"
-"""A cache that torch makes for all processes of a user."""
 _RAY_STORE_BYTES = 80 * 1024 * 1024
 
 
@@ -215,7 +213,7 @@ def _left(folder: Path, around: Surroundings, before: Collection[str], *, spares
 
 
 def _temporary(folder: Path) -> Iterator[str]:
-    yield from (path.name for path in (folder / "disk" / "tmp").iterdir() if not path.name.startswith(_OF_TORCH))
+    yield from (path.name for path in (folder / "disk" / "tmp").iterdir() if not path.name.startswith(TORCHS_CACHE))
     yield from (name for name in ("scratch", "payload") if (folder / "disk" / "run" / name).exists())
 
 

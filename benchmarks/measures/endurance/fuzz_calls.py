@@ -1,15 +1,17 @@
-"""Calls of the public functions with made-up arguments, over made-up trials."""
+"""Calls of the public functions and models with made-up arguments, over made-up trials; not prepare, which lasts."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -33,6 +35,7 @@ _TARGETS = [
     *("hf", "accelerate", "lightning", "deepspeed", "torchrun", "timm", "axolotl", "ultralytics", "composer"),
     *("HF", "", "../hf"),
 ]
+_MODELS = ("Budget", "DdpConfig", "Objective", "SearchSpace", "Workload")
 _PATHS = [
     *("", ".", "..", "/", "/dev/null", "/dev/zero", "/etc/passwd", "nowhere", "~nobody/x"),
     *("a\0b", "x" * 5000, "\udcff"),
@@ -81,11 +84,18 @@ class Call:
         config.dataloader_kwargs()
         config.optimizer_kwargs()
         config.global_batch_ratio(TrainingConfig())
+        config.autocast("cpu")
+        config.grad_scaler("cpu")
+        config.to_device(torch.zeros(1, 3, 4, 4), "cpu")
         config.to(target, device=device, optimizer=optimizer)
+
+    def _model(self, name: str, settings: Mapping[str, Any]) -> None:
+        with suppress(ValidationError):  # as pydantic's models do
+            getattr(autotune, name)(**settings)
 
 
 def calls(folder: Path) -> st.SearchStrategy[Call]:
-    """Calls of all public functions, most of them of a search and of a configuration."""
+    """Most of them are of a search and of a configuration."""
     words = st.text(max_size=8)
     paths = st.sampled_from(_PATHS) | words
     settings = st.one_of(
@@ -110,12 +120,20 @@ def calls(folder: Path) -> st.SearchStrategy[Call]:
             }
         ),
     }
+    keywords["model"] = st.sampled_from(_MODELS).flatmap(
+        lambda name: st.fixed_dictionaries({"name": st.just(name), "settings": _settings_of(name)})
+    )
     made = {name: each.map(partial(_call, name, folder)) for name, each in keywords.items()}
     return st.one_of(made["search"], made["search"], made["config"], *made.values())
 
 
 def _call(name: str, folder: Path, keywords: Mapping[str, Any]) -> Call:
     return Call(name=name, folder=folder, keywords=keywords)
+
+
+def _settings_of(name: str) -> st.SearchStrategy[dict[str, Any]]:
+    fields = [*getattr(autotune, name).model_fields]
+    return st.dictionaries(st.sampled_from(fields), odd_values() | st.sampled_from([object, len, {1: 2}]), max_size=3)
 
 
 def _argument() -> st.SearchStrategy[Any]:

@@ -36,6 +36,7 @@ from benchmarks.measures.part_guard import Figures
 __all__ = ["KILLS"]
 
 _CASES, _QUICK = 88, 5
+_FEWEST_KILLS = 300
 _LATEST_S = {"start": 4.0, "trials": 1.5}
 _LATEST_ELSEWHERE_S = 0.6
 """After a stage has begun: what it takes, with short windows."""
@@ -135,7 +136,8 @@ def _judge(cases: Mapping[str, Figures]) -> Figures:
         "promises": {
             "after a kill the search goes on, and nothing is lost, run twice or left": (
                 all("fault" not in case for case in cases.values()) if hits else None
-            )
+            ),
+            f"{_FEWEST_KILLS} kills were tried": len(hits) >= _FEWEST_KILLS or None,
         },
     }
 

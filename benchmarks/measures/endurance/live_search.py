@@ -22,6 +22,7 @@ import psutil
 
 import autotune
 from benchmarks import ROOT
+from benchmarks.measures.endurance.part import TORCHS_CACHE
 
 __all__ = [
     "ROLES",
@@ -88,7 +89,6 @@ _FILES: Mapping[Stage, str] = {
 _SEGMENT = re.compile(r"torch_(\d+)_")
 _TICK_S = 0.005
 _SOCKETS = "pymp-"
-_TORCHS_OWN = "torchinductor_"  # a cache of the user's, which torch makes when it is imported
 _ENDS_WITHIN_S = 240.0
 _GONE_WITHIN_S = 5.0
 
@@ -272,7 +272,7 @@ def fault_of_folder(search: LiveSearch, *, may_leave_sockets: bool = False) -> s
     if fault := fault_of_files(search.run):
         return fault
     unwanted = [name for name in ("scratch", "payload") if (search.run / name).exists()]
-    spared = (_TORCHS_OWN, *([_SOCKETS] if may_leave_sockets else []))
+    spared = (TORCHS_CACHE, *([_SOCKETS] if may_leave_sockets else []))
     temporary = [
         path.name
         for path in search.temporary.iterdir()

@@ -16,7 +16,7 @@ from contextlib import closing
 from pathlib import Path
 from time import monotonic, sleep
 
-from benchmarks.measures.endurance.part import Part
+from benchmarks.measures.endurance.part import TORCHS_CACHE, Part
 from benchmarks.measures.endurance.places import PLACES, Place, command_line, fill, lacks
 from benchmarks.measures.part_guard import Figures
 
@@ -26,7 +26,6 @@ _TOGETHER = ("two on one folder", "two on one device", "readers while it runs")
 _QUICK = (*_TOGETHER, "folder: a question mark", "read-only checkout", "a user without a name", "umask 777")
 _ENDS_WITHIN_S = 500.0
 _BEGINS_WITHIN_S = 120.0
-_OF_TORCH = "torchinductor_"
 _LONG = ("--set", "budget.n_trials=8", "--set", "space.num_workers=[0,1,2]")
 
 
@@ -80,7 +79,7 @@ def _beside(folder: Path, before: Collection[Path]) -> str:
     """What a search has written beside its run folder and torch's cache; "" where it is nothing."""
     runs = {path.parent for path in folder.rglob(".lock")}
     new = [path for path in folder.rglob("*") if path not in before and not runs & {path, *path.parents}]
-    left = [path for path in new if not any(path in run.parents for run in runs) and _OF_TORCH not in str(path)]
+    left = [path for path in new if not any(path in run.parents for run in runs) and TORCHS_CACHE not in str(path)]
     return f"written beside the run folder: {[str(path.relative_to(folder)) for path in left]}" if left else ""
 
 
@@ -117,11 +116,15 @@ def _on_one_device(folder: Path) -> str:
 
 
 def _readers(folder: Path) -> str:
+    """Readers of a search from its beginning, and of one that goes on, which has a result to report."""
+    begun = _read_during(_start(folder, "run", _LONG[2:]), folder, {0, 2})
+    return begun or _read_during(_start(folder, "run", _LONG), folder, {0})
+
+
+def _read_during(search: subprocess.Popen[str], folder: Path, codes: Collection[int]) -> str:
     """Both of Optuna's ways to read a study, and our report, again and again while the search writes."""
-    first = _start(folder, "run", _LONG[2:])  # so that there is a result to report
-    first.communicate(timeout=_ENDS_WITHIN_S)
-    search = _start(folder, "run", _LONG)
-    reads, faults = 0, [f"the first search ended with {first.returncode}"] if first.returncode else []
+    _wait_for(folder / "run" / "trials.jsonl", search)
+    reads, faults = 0, list[str]()
     while search.poll() is None:
         with closing(sqlite3.connect(f"file:{folder}/run/study.db?mode=ro", uri=True, timeout=10.0)) as study:
             if study.execute("PRAGMA integrity_check").fetchone() != ("ok",):
@@ -138,7 +141,7 @@ def _readers(folder: Path) -> str:
             text=True,
             check=False,
         )
-        if report.returncode != 0 or report.stderr:
+        if report.returncode not in codes or report.stderr.count("\n") > (report.returncode != 0):
             faults.append(f"report: {report.stderr[-300:]}")
         reads += 1
     search.communicate()

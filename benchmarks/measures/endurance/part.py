@@ -8,7 +8,12 @@ from pathlib import Path
 
 from benchmarks.measures.part_guard import Figures
 
-__all__ = ["Part"]
+__all__ = ["TORCHS_CACHE", "Part"]
+
+TORCHS_CACHE = "torchinductor_"
+"""How the name of a cache begins that torch makes once for all processes of a user, in the folder for temporary files.
+
+Source: torch/_inductor/runtime/cache_dir_utils.py."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ device: cpu
 run_dir: run
 """
 _WORKS = ""
-Tool = Literal["setpriv", "unshare", "cc", "prlimit"]
+_Tool = Literal["setpriv", "unshare", "cc", "prlimit"]
 _COMMAND = f"{SHORT}\nfrom autotune.cli import main\nmain()"
 _NOBODY = 65534
 _STRANGER = 54321
@@ -67,7 +67,7 @@ class Place:
     """What starts it: another user, another mount namespace. Receives the case's folder."""
     environment: Mapping[str, str | None] = field(default_factory=dict)
     """Variables; None: not set. {folder} is the case's."""
-    tool: Tool | None = None
+    tool: _Tool | None = None
     """A command that `prefix` needs."""
 
     @property

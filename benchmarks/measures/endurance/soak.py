@@ -33,13 +33,19 @@ _MOST_KIB = 30.0
 """That a trial may add to the parent's resident memory: its record, once as an object and once as text in Optuna's
 study. Its PSS is kept beside, which grows as well where other processes give up pages that they have shared with it."""
 _MOST_PAGE_BYTES, _MOST_REPORT_S = 5_000_000, 3.0
-_MOST_SLOWER_S = 0.05
-"""CPU seconds between two trials that may come on top over a whole search: our own convention."""
+_MOST_SLOWER_S, _MOST_SLOWER = 0.05, 0.1
+"""CPU seconds between two trials, or their share where a whole search lies between two notes, that may come on top
+over all of them: our own conventions."""
 _SEARCH_S = 36_000.0
 _LONG = 100
 """Notes from which on a trend says something."""
 _FEW = 2
-_COUNTS = ("descriptors", "threads", "children", "segments", "temporary")
+_COUNTS = (
+    *("descriptors", "threads", "children", "segments", "temporary"),
+    *("server_descriptors", "server_threads"),
+)
+_MOST_STUDY_BYTES = 20_000
+"""Of the study, a trial."""
 _QUICK = ("one_search_of_60", "model_of_20", "5_searches")
 _ALL = ("one_search_of_2000", "model_of_300", "200_searches")
 _SPACE: dict[str, Any] = {
@@ -163,14 +169,18 @@ def _of_counts(found: Figures) -> Iterator[str]:
 
 
 def _of_memory(found: Figures) -> Iterator[str]:
-    rss = found["trends"]["rss_kib"]
-    if _is_long(found) and rss["high"] > _MOST_KIB * found["trials"] / found["notes"]:
-        yield f"the parent grows by up to {rss['high']:.0f} KiB from note to note"
+    most_kib = _MOST_KIB * found["trials"] / found["notes"]
+    for who, name in (("parent", "rss_kib"), ("server", "server_rss_kib")):
+        if _is_long(found) and (high := found["trends"][name]["high"]) > most_kib:
+            yield f"the {who} grows by up to {high:.0f} KiB from note to note"
+    if (study := found["last"]["study_bytes"]) > _MOST_STUDY_BYTES * found["trials"]:
+        yield f"the study has {study:,} bytes"
 
 
 def _of_time(found: Figures) -> Iterator[str]:
     apart = found["trends"]["apart_cpu_s"]
-    if _is_long(found) and apart["low"] * found["notes"] > _MOST_SLOWER_S:
+    most_s = max(_MOST_SLOWER_S, _MOST_SLOWER * found["last"]["apart_cpu_s"])
+    if _is_long(found) and apart["high"] * found["notes"] > most_s:
         yield f"the time between trials grows by {apart['slope'] * 1e6:.0f} us a trial"
 
 

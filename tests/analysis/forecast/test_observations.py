@@ -204,7 +204,7 @@ def test_of_thousands_of_trials_the_first_the_fastest_and_the_latest_are_observe
     assert len(seen) == 160
 
 
-MEASURED, EMPTY = make_point(500.0), make_point(None)
+MEASURED, EMPTY, ENDED = make_point(500.0), make_point(None), note("curves_ended", reason="it hung")
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ MEASURED, EMPTY = make_point(500.0), make_point(None)
         (Curves(loader=(MEASURED,)), "", None, ""),
         (Curves(loader=(MEASURED,)), "it hung", "device", "it hung"),
         (Curves(device=(MEASURED,)), "it hung", "loader", "it hung"),
-        (Curves(loader=(MEASURED,), device=(EMPTY,)), "", "device", "no figures came"),
+        (Curves(loader=(MEASURED,), device=(EMPTY,), remarks=(ENDED,)), "", "device", "no figures came"),
     ],
 )
 def test_a_side_that_was_measured_in_no_setting_is_told(
@@ -222,3 +222,8 @@ def test_a_side_that_was_measured_in_no_setting_is_told(
 ) -> None:
     expected = None if side is None else note("one_side_not_measured", side=side, reason=reason)
     assert failed_side(curves, ended) == expected
+
+
+def test_why_a_look_ended_early_is_told_where_both_sides_have_figures() -> None:
+    curves = Curves(loader=(MEASURED,), device=(MEASURED,), remarks=(note("malloc"), ENDED), is_cut=True)
+    assert failed_side(curves, "it hung") == ENDED

@@ -11,6 +11,7 @@ import torch
 
 from autotune.records.measurement import Block
 from autotune.records.memory import MemoryGrowth
+from autotune.worker.measure import memory_watch
 from autotune.worker.measure.memory_watch import MemoryWatch
 from autotune.worker.setup.device import open_device
 
@@ -34,7 +35,6 @@ def of_new_pages() -> torch.Tensor:
 def growth_of_training(kept: list[torch.Tensor] | None) -> dict[str, MemoryGrowth]:
     """Of a loop whose steps make a tensor, and keep it where there is a list for it."""
     watch = MemoryWatch(open_device("cpu"))
-    watch.start()
     for _ in range(BLOCKS):
         for _ in range(BATCHES):
             made = of_new_pages()  # as the loss whose graph a list of losses keeps
@@ -58,9 +58,21 @@ def test_training_that_keeps_nothing_shows_no_such_growth() -> None:
 def test_where_a_worker_has_ended_no_growth_is_made_up_of_the_rest() -> None:
     worker = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     watch = MemoryWatch(open_device("cpu"))
-    watch.start()
     watch.after(block())
     worker.communicate(b"\n")
     for _ in range(BLOCKS):
         watch.after(block())
     assert watch.growth() == ()
+
+
+def test_time_before_the_first_block_has_ended_and_after_the_last_is_none_of_the_growths(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watch, now = MemoryWatch(open_device("cpu")), [50.0]
+    monkeypatch.setattr(memory_watch, "perf_counter", lambda: now[0])
+    for _ in range(BLOCKS):
+        watch.after(block())
+        now[0] += 2.0
+    now[0] += 1000.0
+    (found,) = watch.growth()
+    assert found.seconds / found.batches == pytest.approx(2.0 / BATCHES)
