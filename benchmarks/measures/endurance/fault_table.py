@@ -38,8 +38,9 @@ class Fault:
     frame: str = ""
     """Function of the user's module that the traceback, or the stack in the log of what hangs, must name."""
     needs: Needs = ""
-    passes_probe: bool = False
-    """Whether a step's memory suffices is for the baseline to find out: the probe goes on."""
+    passes: tuple[str, ...] = ()
+    """Phases that go on: whether a step's memory suffices is for the baseline to find out, not for the probe, and the
+    guard tries a smaller batch."""
     knows_limit: bool = False
     """It shows only where the memory limit is known: not in the probe."""
 
@@ -72,11 +73,11 @@ FAULTS: Mapping[str, Fault] = {
     "stopped_worker": Fault(hook="worker", outcome="timeout", says=_LATE),
     "stopped_rank": Fault(outcome="timeout", says=_LATE),
     "deadlocked_worker": Fault(hook="dataset", outcome="timeout", says=_LATE),
-    "ram_by_rlimit": Fault(outcome="host_oom", says="machine ran out of memory", passes_probe=True),
+    "ram_by_rlimit": Fault(outcome="host_oom", says="machine ran out of memory", passes=("probe",)),
     "ram_by_cgroup": Fault(outcome="host_oom", says="out-of-memory killer", needs="cgroup"),
     "ram_growing": Fault(outcome="host_oom", says="must stay within", knows_limit=True),
-    "huge_tensor": Fault(outcome="host_oom", says="machine ran out of memory", passes_probe=True),
-    "device_full": Fault(outcome="oom", says="device ran out of memory", passes_probe=True),
+    "huge_tensor": Fault(outcome="host_oom", says="machine ran out of memory", passes=("probe",)),
+    "device_full": Fault(outcome="oom", says="device ran out of memory", passes=("probe", "guard")),
     "full_shm": Fault(hook="dataset", outcome="host_oom", says="/dev/shm", needs="mounts"),
     "full_disk": Fault(says="No space left|disk is full", needs="mounts"),
     "used_descriptors": Fault(outcome="host_oom", says="open files"),

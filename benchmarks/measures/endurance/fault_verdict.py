@@ -61,7 +61,7 @@ def faults_in(fault: Fault, phases: tuple[str, ...], seen: Seen) -> Iterator[str
     longest_s = _WHOLE_S + seen.strikes * (seen.deadline_s + _LATE_S)
     if seen.took_s > longest_s:
         yield f"it must end within {longest_s:.0f} s, but took {seen.took_s:.0f} s"
-    is_harmless = fault.outcome == "ok" or (fault.passes_probe and phases[0] == "probe")
+    is_harmless = fault.outcome == "ok" or phases[0] in fault.passes
     if is_harmless or not (seen.struck & {*phases} and is_reached(fault, phases[0])):
         yield from _disturbed(seen)
         return

@@ -72,7 +72,9 @@ def _phases_of(cell: str) -> tuple[str, ...]:
 
 
 def _cells_of(fault: str) -> tuple[str, ...]:
-    return ("search", "diagnosis") if FAULTS[fault].outcome == "ok" else PHASES
+    if FAULTS[fault].outcome == "ok":
+        return "search", "diagnosis"
+    return tuple(phase for phase in PHASES if is_reached(FAULTS[fault], phase))
 
 
 def _pairs() -> Mapping[str, tuple[str, ...]]:
