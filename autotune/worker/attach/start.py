@@ -62,19 +62,21 @@ def run_command(job: jobs.WorkloadJob, place: Place, dump: HangDump, started: fl
     environment = {**quiet_environment(overlay), **attached_environment(attached), **own}
     os.environ.update(environment)
     start = python_start(words) if is_own_python(words[0]) else None
+    is_well = True
     if start is None:
-        _run_below(words, place)
+        is_well = _run_below(words, place)
     else:
         _run_here(start, job, place, dump, started)
     if place.report.exists():
-        os._exit(0)
+        os._exit(0 if is_well else 1)
     raise WorkloadFault(
         "a command must start a training that autotune can see, but it ended before an optimizer had stepped; see its "
         "log, and start Python on the script itself where a launcher keeps its environment from it"
     )
 
 
-def _run_below(words: Sequence[str], place: Place) -> None:
+def _run_below(words: Sequence[str], place: Place) -> bool:
+    """Run the command in processes of its own until it ends or was measured; whether it ended well."""
     try:
         process = subprocess.Popen(words, stdin=subprocess.DEVNULL)
     except OSError as error:
@@ -87,10 +89,10 @@ def _run_below(words: Sequence[str], place: Place) -> None:
             os._exit(0)  # whatever of it still runs is ended by the parent
         sleep(_TICK_S)
     code = process.returncode
-    if not code or place.report.exists():
-        return
     if (number := -code if code < 0 else code - _SHELL_ADDS) in _DEADLY:
         os.kill(os.getpid(), number)  # as a rank would have died of it: the parent knows what that means
+    if not code or place.report.exists():
+        return not code
     raise WorkloadFault(
         f"a command must train until it is measured, but it ended with exit code {code} before that; its log says why"
     )
