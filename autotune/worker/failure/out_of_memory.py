@@ -64,10 +64,11 @@ _KILLED = re.compile("DataLoader worker .* is killed by signal: Killed")
 _Memory = Literal["device", "host"]
 _FULL_DEVICE: tuple[_Memory, str] = "device", "the device ran out of memory"
 _FULL_RAM: tuple[_Memory, str] = "host", "the machine ran out of memory"
+_FULL_SHARED_MEMORY: tuple[_Memory, str] = "host", "the shared memory (/dev/shm) is full"
 _USED_UP: dict[re.Pattern[str], tuple[_Memory, str]] = {
     _DEVICE: _FULL_DEVICE,
     _FILES: ("host", "the limit of open files (ulimit -n) was reached"),
-    _SHARED_MEMORY: ("host", "the shared memory (/dev/shm) is full"),
+    _SHARED_MEMORY: _FULL_SHARED_MEMORY,
     _RAM: _FULL_RAM,
     re.compile("Failed to CUDA host alloc"): ("host", "the machine ran out of memory that can be page-locked"),
     _KILLED: ("host", "a loader worker was killed, most likely for its memory"),
@@ -124,6 +125,8 @@ def _used_up(text: ErrorText, is_full: Callable[[], bool]) -> tuple[_Memory, str
         return None
     if _was_pinning(text):
         return "host", "the machine ran out of memory that can be page-locked (pin_memory)"
+    if _was_making_a_semaphore(text):
+        return _FULL_SHARED_MEMORY
     matching = (pattern for pattern in _USED_UP if pattern.search(text.message))
     return next((_USED_UP[pattern] for pattern in matching if pattern is not _PERHAPS or is_full()), None)
 
@@ -134,5 +137,13 @@ def _was_pinning(text: ErrorText) -> bool:
     cudaHostAlloc's error has the words of cudaMalloc's; the device's allocator has words of its own.
     Source: aten/src/ATen/cuda/CachingHostAllocator.cpp (allocate_host_memory_slowpath).
     """
-    innermost = text.stack[text.stack.rfind('  File "') :]
-    return "pin_memory" in innermost and "error: out of memory" in text.message
+    return "pin_memory" in _innermost(text) and "error: out of memory" in text.message
+
+
+def _was_making_a_semaphore(text: ErrorText) -> bool:
+    """Whether it was raised where multiprocessing makes a semaphore; these lie in /dev/shm: man 7 sem_overview."""
+    return "_multiprocessing.SemLock" in _innermost(text) and "No space left on device" in text.message
+
+
+def _innermost(text: ErrorText) -> str:
+    return text.stack[text.stack.rfind('  File "') :]

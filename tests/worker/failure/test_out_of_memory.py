@@ -151,6 +151,13 @@ FULL_HOST: dict[str, list[BaseException]] = {
         ),
         nccl("Error while creating shared memory segment /dev/shm/nccl-UbzKZ9 (size 9637888)", detail=SYSTEM_CALL),
         nccl("Error: failed to extend /dev/shm/nccl-UbzKZ9 to 9637892 bytes", detail=SYSTEM_CALL),
+        # multiprocessing/synchronize.py, where a loader makes its queues
+        OSError(
+            "Caught OSError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
+            '  File "/lib/python3.11/multiprocessing/synchronize.py", line 57, in __init__\n'
+            "    sl = self._semlock = _multiprocessing.SemLock(\n                         ^^^^^^^^^^^^^^^^^^^^^^^^^\n"
+            "OSError: [Errno 28] No space left on device\n"
+        ),
     ],
     "the limit of open files (ulimit -n) was reached": [
         OSError(24, "Too many open files"),
