@@ -39,8 +39,8 @@ class Fault:
     """Function of the user's module that the traceback, or the stack in the log of what hangs, must name."""
     needs: Needs = ""
     passes: tuple[str, ...] = ()
-    """Phases that go on: whether a step's memory suffices is for the baseline to find out, not for the probe, and the
-    guard tries a smaller batch."""
+    """Phases that go on: whether a step's memory suffices is for the baseline to find out, not for the probe; the guard
+    tries a smaller batch, and opens no file once it steps."""
     knows_limit: bool = False
     """It shows only where the memory limit is known: not in the probe."""
 
@@ -80,7 +80,7 @@ FAULTS: Mapping[str, Fault] = {
     "device_full": Fault(outcome="oom", says="device ran out of memory", passes=("probe", "guard")),
     "full_shm": Fault(hook="dataset", outcome="host_oom", says="/dev/shm", needs="mounts"),
     "full_disk": Fault(says="No space left|disk is full", needs="mounts"),
-    "used_descriptors": Fault(outcome="host_oom", says="open files"),
+    "used_descriptors": Fault(outcome="host_oom", says="open files", passes=("guard",)),
     "daemon": Fault(outcome="ok"),
     "fork_bomb": Fault(outcome="ok"),
     "hang_at_exit": Fault(hook="dataset", outcome="ok"),
