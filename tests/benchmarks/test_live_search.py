@@ -21,6 +21,7 @@ from benchmarks.measures.endurance.short_windows import SHORT
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are read from /proc")
 
 
+@pytest.mark.timeout(300)  # two searches of a command line, each with a server of its own
 def test_a_search_that_was_killed_goes_on_by_the_same_command(tmp_path: Path) -> None:
     segments = segments_now()
     search = start_search(tmp_path, script=SHORT)
