@@ -29,7 +29,7 @@ from benchmarks.measures.endurance.faults import FAULTS_OF_TRIALS, FAULTS_ON_FRE
 from benchmarks.measures.endurance.fuzz import FUZZ_CALLS, FUZZ_CLI, FUZZ_CONFIGS
 from benchmarks.measures.endurance.kills import KILLS
 from benchmarks.measures.endurance.neighbours import NEIGHBOURS
-from benchmarks.measures.endurance.part import Part
+from benchmarks.measures.endurance.part import Part, without_places
 from benchmarks.measures.endurance.power_loss import POWER_LOSS
 from benchmarks.measures.endurance.soak import SOAK
 from benchmarks.measures.endurance.stops import STOPS
@@ -105,7 +105,9 @@ def go_on(name: str, part: Part, recording: Recording, ends_at: float, *, quick:
             break
         begun = monotonic()
         with TemporaryDirectory(prefix="autotune-endurance-") as folder:
-            found = run_guarded(partial(_try, part, case, Path(folder)), limit_s=part.limit_s)
+            found = without_places(
+                run_guarded(partial(_try, part, case, Path(folder)), limit_s=part.limit_s), Path(folder)
+            )
         known[case] = {"wall_s": round(monotonic() - begun, 2), "revision": git_revision(), **found}
         if _is_bad(known[case]):
             say(f"{name}: {case}: {found.get('fault') or found['error'].strip().splitlines()[-1]}")

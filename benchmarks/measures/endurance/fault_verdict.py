@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import OUT_OF_MEMORY
 from benchmarks.measures.endurance.fault_table import Fault, is_reached
+from benchmarks.measures.endurance.part import error_in
 
 __all__ = ["AND", "Seen", "faults_in", "is_without_strike", "told_of"]
 
@@ -84,7 +85,7 @@ def is_without_strike(told: str) -> bool:
 def told_of(seen: Seen) -> str:
     """What was told of the fault, for people who read the table."""
     if seen.summary is None:
-        return seen.errors.strip()[-300:]
+        return error_in(seen.errors).strip()[-300:]
     trial = next((trial for trial in seen.summary.trials if trial.outcome != "ok"), None)
     if trial is not None:
         return f"{trial.outcome}: {trial.reason}"[:300]

@@ -16,7 +16,7 @@ from contextlib import closing
 from pathlib import Path
 from time import monotonic, sleep
 
-from benchmarks.measures.endurance.part import TORCHS_CACHE, Part
+from benchmarks.measures.endurance.part import TORCHS_CACHE, Part, error_in
 from benchmarks.measures.endurance.places import PLACES, Place, command_line, fill, lacks
 from benchmarks.measures.part_guard import Figures
 
@@ -55,7 +55,7 @@ def _run(case: str, folder: Path) -> Figures:
     told = ended.stderr.decode(errors="replace")
     return {
         "exit": ended.returncode,
-        "told": told[-1500:],
+        "told": error_in(told)[:1500],
         "fault": _fault(place, ended.returncode, told, folder) or _beside(folder, before),
     }
 
