@@ -71,10 +71,9 @@ def hung_among(entrants: Sequence[Entrant]) -> set[int]:
     Once may be the search's own end, and where none ends the machine stands still. The baseline is what all others are
     compared with: it is never among them.
     """
-    if not any(run.measurement is not None for entrant in entrants for run in entrant.runs):
-        return set()
-    late = (entrant.record.number for entrant in entrants if entrant.timeouts >= _MOST_TIMEOUTS)
-    return {*late} - {0}
+    ended = {entrant.record.number for entrant in entrants if any(run.measurement is not None for run in entrant.runs)}
+    late = {entrant.record.number for entrant in entrants if entrant.timeouts >= _MOST_TIMEOUTS}
+    return {number for number in late - {0} if ended - {number}}
 
 
 def overheads_s_of(asked: Sequence[Entrant], entrants: Sequence[Entrant]) -> list[float]:

@@ -41,6 +41,7 @@ def test_what_fails_can_not_win(outcomes: list[Outcome], may_win: bool) -> None:
         ([entrant(0, "ok", "ok", "ok"), entrant(1, "ok", "timeout", "timeout")], {1}),
         ([entrant(0, "timeout", "timeout"), entrant(1, "ok", "ok")], set()),
         ([entrant(0, "timeout", "timeout"), entrant(1, "timeout", "timeout")], set()),
+        ([entrant(0, "timeout", "timeout"), entrant(1, "ok", "timeout", "timeout")], set()),
         ([entrant(0, "ok"), entrant(1, "timeout")], set()),
         ([entrant(0)], set()),
     ],
