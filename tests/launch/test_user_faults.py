@@ -135,6 +135,19 @@ def test_no_socket_of_a_loader_worker_is_left(
     assert not [*places.iterdir()]
 
 
+def test_a_loader_worker_can_bind_its_socket_however_long_the_name_of_the_temporary_folder(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / ("long" * 20)
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    result = rig.run(dataset="noting_sockets", settings={"num_workers": 2}, deadline_s=30)
+    assert result.outcome == "ok", result.reason
+    sockets = Path(rig.note("sockets").splitlines()[0])
+    assert not sockets.exists()
+    assert not [*place.iterdir()]
+
+
 def test_a_daemon_that_bears_nothing_of_its_trial_does_not_outlive_it(rig: Rig) -> None:
     result = rig.run(model="spawning_nameless_daemon")
     assert result.outcome == "ok", result.reason

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import BinaryIO
 
 import psutil
@@ -37,6 +37,8 @@ _FOLLOW_WITHIN_S = 5.0  # gloo's ranks notice a closed connection at once and re
 _HEAD_BYTES = _TAIL_BYTES = 256 * 1024  # some thousand lines of each
 _PUMP_BYTES = 1024 * 1024  # then the deadline and the memory are checked again
 _CHUNK_BYTES = 64 * 1024  # what a pipe holds; man 7 pipe
+_SOCKET = "/pymp-12345678/listener-12345678"  # tempfile.mkdtemp; arbitrary_address of multiprocessing/connection.py
+_SOCKET_PATH_BYTES = 104  # sys/un.h, with the zero at its end: 108 on Linux, 104 on macOS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,14 +71,23 @@ def watch(launch: Launch, token: str, start: Callable[[int, ExitStack], Started]
 def sockets_in(folder: TrialFolder) -> Iterator[None]:
     """A folder for sockets that is gone with the trial; where none can be made, processes find a place themselves.
 
-    Its name is as long as those that multiprocessing gives: a path that is too long can't be bound. Once the fork
-    server knows of it, it is gone even where this process is killed; so nothing is waited for in between.
+    Its name is as long as those that multiprocessing gives. Once the fork server knows of it, it is gone even where
+    this process is killed; so nothing is waited for in between.
     """
     with ExitStack() as held:
         with suppress(OSError):
-            made = TemporaryDirectory(prefix="pymp-", ignore_cleanup_errors=True)
+            made = TemporaryDirectory(prefix="pymp-", dir=_place_for_sockets(), ignore_cleanup_errors=True)
             folder.sockets.symlink_to(held.enter_context(made))
         yield
+
+
+def _place_for_sockets() -> str:
+    """Where temporary files go, unless a socket there can't be bound for its path's length: its loader would hang.
+
+    Source: CPython's issue 132124; newer versions of multiprocessing go the same way.
+    """
+    place = gettempdir()
+    return place if len(os.fsencode(place)) + len(_SOCKET) < _SOCKET_PATH_BYTES else "/tmp"  # noqa: S108
 
 
 def _watch(launch: Launch, token: str, start: Callable[[int], Started]) -> Exit:

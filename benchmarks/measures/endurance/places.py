@@ -162,6 +162,7 @@ PLACES: Mapping[str, Place] = {
             "mount -o remount,bind,ro /tmp",
         ),
     ),
+    "TMPDIR of 100 characters": Place(prefix=lambda folder: ["env", f"TMPDIR={_made(folder / ('x' * 100))}"]),
     "no flock": Place(tool="cc", prefix=_shim(_NO_LOCKS, also_records=False), answer="without locks"),
     "no locks of records": Place(tool="cc", prefix=_shim(_FLOCK_ALONE, also_records=True), answer="database is locked"),
     "64 MB of /dev/shm": Place(tool="unshare", prefix=_mounted("mount -t tmpfs -o size=64m none /dev/shm")),
