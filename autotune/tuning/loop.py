@@ -6,7 +6,7 @@ side in threads, each with its precision guard; all else is done by the calling 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -84,6 +84,8 @@ class Search:
     """Why no trial was asked for last; trials that run may still change it."""
     _leading: int | None = None
     """Number of the trial that leads: it was the best when it was last made sure of."""
+    _best: tuple[Sequence[TrialRecord], Mapping[int, float], TrialRecord | None] | None = None
+    """The best, behind the trials and what was believed of them when it was found: it is asked for often."""
     _repeating: set[int] = field(default_factory=set)
     """Trials that are being run again."""
 
@@ -109,7 +111,10 @@ class Search:
     @property
     def best(self) -> TrialRecord | None:
         """The feasible trial with the best score so far, at the rate that is believed of it."""
-        return best_of(self.study.records, self._score)
+        ended, believed = self.study.ended, self.proposer.believed()
+        if self._best is None or self._best[0] is not ended or self._best[1] is not believed:
+            self._best = ended, believed, best_of(self.study.records, self._score)
+        return self._best[2]
 
     @property
     def _score(self) -> Callable[[TrialRecord], float]:

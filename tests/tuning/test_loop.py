@@ -194,9 +194,9 @@ class Proposals:
     space: ResolvedSpace | None = None
 
     @property
-    def ended(self) -> list[TrialRecord]:
+    def ended(self) -> tuple[TrialRecord, ...]:
         """They ended in the order in which they are held."""
-        return self.records
+        return tuple(self.records)
 
     @property
     def best(self) -> TrialRecord | None:
