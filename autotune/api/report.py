@@ -6,9 +6,7 @@ result. Apart from search.py, whose imports take longer than a report does.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from autotune.errors import RunFolderError
@@ -31,11 +29,10 @@ def write_reports(summary: RunSummary, folder: RunFolder) -> str:
 def rebuild_report(run_dir: Path) -> tuple[ReportModel, str]:
     """Write both from a run folder alone; the report, and what went wrong with the files."""
     folder = RunFolder(run_dir)
-    with _without_collecting():
-        summary = read_summary(run_dir)
-        report = _build(summary, folder)
-        remark = _remark_of(lambda: _write(report, folder))
-        return (build_report(summary, run_dir) if remark else report), remark  # a file that it names may be missing
+    summary = read_summary(run_dir)
+    report = _build(summary, folder)
+    remark = _remark_of(lambda: _write(report, folder))
+    return (build_report(summary, run_dir) if remark else report), remark  # a file that it names may be missing
 
 
 def _build(summary: RunSummary, folder: RunFolder) -> ReportModel:
@@ -47,18 +44,6 @@ def _write(report: ReportModel, folder: RunFolder) -> str:
     page = render_page(report)
     write_atomic(folder.page, page.html.encode())
     return page.remark
-
-
-@contextmanager
-def _without_collecting() -> Iterator[None]:
-    """Nothing of 2,000 trials can be let go before the end, and looking for what can takes a fifth of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _remark_of(write: Callable[[], str]) -> str:

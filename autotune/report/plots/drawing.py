@@ -43,9 +43,10 @@ def draw(plot: Plot) -> str:
     """
     from matplotlib import style
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     with style.context(["default", _STYLE, {"svg.hashsalt": plot.name}], after_reset=True):
-        figure = Figure(figsize=(4.6, 3.2), layout="constrained")  # inches: 331 points are a phone's width
+        figure = Figure(figsize=(4.6, 3.2))  # inches: 331 points are a phone's width
         axes = figure.add_subplot()
         _draw_trends(axes, plot)
         _draw_best(axes, plot)
@@ -53,6 +54,7 @@ def draw(plot: Plot) -> str:
         _draw_marks(axes, plot)
         _label(axes, plot)
         _add_legend(figure, axes)
+        ConstrainedLayoutEngine().execute(figure)  # once: a figure that keeps its engine is drawn twice
         text = StringIO()
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(text, format="svg", transparent=True, metadata=nothing)
