@@ -350,6 +350,7 @@ def _umask() -> None:
 
 def _strict_warnings() -> None:
     warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", "This DataLoader will create")  # torch's, of four workers on fewer cores
 
 
 def _own_warning() -> None:
