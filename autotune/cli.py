@@ -211,13 +211,15 @@ def init(path: Path) -> None:
 @_as_json
 def report(run_dir: Path, as_json: bool) -> None:
     """Show the result of the search in RUN_DIR once more, and write its report.md and report.html anew."""
+    was_collecting = gc.isenabled()
     gc.disable()  # nothing of 2,000 trials can be let go before the end; looking for what can takes a tenth of the time
     try:
         from autotune.api.report import rebuild_report
 
         found, remark = rebuild_report(run_dir)
     finally:
-        gc.enable()
+        if was_collecting:
+            gc.enable()
     _show_report(found, as_json)
     if remark:
         _say(remark)

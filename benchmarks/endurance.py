@@ -5,7 +5,7 @@ has ended. A call goes on with the cases that the file does not hold yet, until 
 stands under "promises": true, false, or null where it could not be judged.
 
     python -m benchmarks.endurance                       go on with what is missing, for an hour
-    python -m benchmarks.endurance --only kills,fuzz     these parts alone
+    python -m benchmarks.endurance --only kills,stops    these parts alone
     python -m benchmarks.endurance --again errors        cases that failed or broke a promise once more
     python -m benchmarks.endurance --fresh --only soak   forget what there is of them
     python -m benchmarks.endurance --list                the parts, what each proves, and how far it is

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any
 
+from benchmarks.measures.endurance.fault_table import FAULTS
+
 __all__ = ["fault_rows", "report_figures", "soak_figures", "tried_rows"]
 
 Figures = Mapping[str, Any]
@@ -38,6 +40,7 @@ def fault_rows(results: Results) -> list[Figures]:
         rows.append(
             {
                 "kind": kind,
+                "expected": _EXPECTED[FAULTS[kind].outcome],
                 **{name: len(own) for name, own in cells.items()},
                 "broken": sum(_broken(own.get(kind, {})) for own in cases.values()),
                 "slowest_s": max((cell["search_s"] for cell in every), default=0.0),
@@ -56,7 +59,7 @@ def soak_figures(results: Results) -> list[Figures]:
             "kib": found["trends"]["rss_kib"]["slope"],
             "low_kib": found["trends"]["rss_kib"]["low"],
             "high_kib": found["trends"]["rss_kib"]["high"],
-            "server_kib": found["trends"]["server_rss_kib"]["slope"],
+            "server": f"{found['trends']['server_rss_kib']['slope']:.1f}" if name[0].isalpha() else "not watched",
             "grown": sum(max(0.0, found["trends"][held]["grown"]) for held in _HELD),
             "slower_ms": 1000 * found["trends"]["apart_cpu_s"]["grown"],
         }
@@ -85,6 +88,15 @@ _SEARCHES = {
     "model_of": "one, led by the model",
     "searches": "200 of two trials, in one process",
 }
+_EXPECTED = {
+    "ok": "nothing",
+    "crashed": "a crash",
+    "timeout": "a time-out",
+    "diverged": "divergence",
+    "host_oom": "out of RAM",
+    "oom": "out of the device's memory",
+}
+"""What of a trial with such a fault, by its outcome."""
 _HELD = ("descriptors", "threads", "children", "segments", "temporary")
 _LAUNCHERS = ("faults", "faults_fresh", "faults_ray")
 

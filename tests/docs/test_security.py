@@ -37,6 +37,7 @@ RUNNING = {
 READERS = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 TEMPORARY = {
     "files/run_folder.py": "names the folder in a message",
+    "launch/local/watch.py": "has tempfile make a name there where the usual place's is too long for a socket",
     "ray/host.py": "removes what this user's killed hosts have left",
     "worker/attach/redirect/protection.py": "leaves out what a script writes there from what is listed",
 }

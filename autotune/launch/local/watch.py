@@ -71,6 +71,8 @@ def watch(launch: Launch, token: str, start: Callable[[int, ExitStack], Started]
 def sockets_in(folder: TrialFolder) -> Iterator[None]:
     """A folder for sockets that is gone with the trial; where none can be made, processes find a place themselves.
 
+    That place may be too long for a socket, and a trial with loader workers then hangs to its deadline.
+
     Its name is as long as those that multiprocessing gives. Once the fork server knows of it, it is gone even where
     this process is killed; so nothing is waited for in between.
     """

@@ -10,11 +10,12 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import OUT_OF_MEMORY
 from benchmarks.measures.endurance.fault_table import Fault, is_reached
-from benchmarks.measures.endurance.part import error_in
+from benchmarks.measures.endurance.part import error_in, without_places
 
 __all__ = ["AND", "Seen", "faults_in", "is_without_strike", "told_of"]
 
@@ -82,14 +83,14 @@ def is_without_strike(told: str) -> bool:
     return bool(told) and all(one.startswith(_NO_STRIKE) for one in told.split(AND))
 
 
-def told_of(seen: Seen) -> str:
-    """What was told of the fault, for people who read the table."""
-    if seen.summary is None:
-        return error_in(seen.errors).strip()[-300:]
-    trial = next((trial for trial in seen.summary.trials if trial.outcome != "ok"), None)
-    if trial is not None:
-        return f"{trial.outcome}: {trial.reason}"[:300]
-    return " ".join(_notes(seen))[:300]
+def told_of(seen: Seen, folder: Path) -> str:
+    """What was told of the fault, for people who read the table, without the names of places."""
+    trials = () if seen.summary is None else seen.summary.trials
+    trial = next((trial for trial in trials if trial.outcome != "ok"), None)
+    text = " ".join(_notes(seen)) if trial is None else f"{trial.outcome}: {trial.reason}"
+    told = error_in(seen.errors).strip() if seen.summary is None else text
+    whole = str(without_places({"told": told}, folder)["told"])
+    return whole[-300:] if seen.summary is None else whole[:300]
 
 
 def _disturbed(seen: Seen) -> Iterator[str]:

@@ -164,7 +164,7 @@ def _try(name: str, cell: str, folder: Path, around: Surroundings, group: str) -
         "exit_code": seen.exit_code,
         "search_s": round(took_s, 1),
         "struck": sorted(seen.struck),
-        "told": told_of(seen),
+        "told": told_of(seen, folder),
         "fault": AND.join(found),
     }
 

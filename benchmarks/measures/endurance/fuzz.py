@@ -96,7 +96,7 @@ FUZZ_CONFIGS = Part(
     limit_s=1800.0,
 )
 FUZZ_CALLS = Part(
-    proves="any call of a public function has a result, or raises an error of ours",
+    proves="any call of a public function but prepare has a result, or raises an error of ours",
     cases=_cases("calls", _CALLS),
     run=_run_calls,
     judge=_judge("every call has a result or is refused"),

@@ -17,9 +17,11 @@ from pydantic import ValidationError
 
 import autotune
 from autotune.api.export import export_run
+from autotune.errors import ConfigError
 from autotune.settings.training_config import TrainingConfig
 from autotune.testing import FakeLauncher
 from benchmarks.measures.endurance.fuzz_texts import odd_values, schema, values_of
+from benchmarks.measures.endurance.fuzz_tries import BrokenError
 
 __all__ = ["Call", "calls"]
 
@@ -60,6 +62,10 @@ class Call:
         try:
             arguments = {**_CHEAP, "run_dir": run_dir / "run", **keywords}
             autotune.search(object, list, launcher=FakeLauncher(), progress=False, **arguments)
+        except ConfigError as error:
+            if [*run_dir.iterdir()]:
+                raise BrokenError(f"written on a refusal: {[*run_dir.iterdir()]}") from error
+            raise
         finally:
             shutil.rmtree(run_dir)
 

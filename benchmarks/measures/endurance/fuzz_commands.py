@@ -21,8 +21,10 @@ _LONGEST_S = 120.0
 _REFUSED_S = 10.0
 """Of a refusal, in time of the processor."""
 _RAN = "logs/probe.log"
-"""The user's own code has run: what it printed is kept."""
-_DOCUMENTED = {0, 1, 2, 3, 4}
+"""In a run folder: the user's own code has run, and what it printed is kept."""
+_DOCUMENTED = {0, 2, 3}
+_NOT_WELL = 4
+"""With --exit-code."""
 _PATHS = ["", ".", "/", "/dev/null", "nowhere", "x" * 5000, "a b", "a'b", "user_code.py", "\U0001f600", "-", "--", "-1"]
 _OPTIONS = [
     *("--json", "--quiet", "--fresh", "--exit-code", "--print", "--nonsense", "--help"),
@@ -71,15 +73,16 @@ def try_command(folder: Path, words: list[str]) -> str:
     except subprocess.TimeoutExpired:
         raise BrokenError(f"it took more than {_LONGEST_S:.0f} s: {words!r:.300}") from None
     told = ended.stderr.strip()
-    if ended.returncode not in _DOCUMENTED:
+    if ended.returncode not in _DOCUMENTED | ({_NOT_WELL} if "--exit-code" in words else set()):
         raise BrokenError(f"exit code {ended.returncode}: {told[-300:]}")
     if "this is a bug" in told or ('File "' in told and "autotune/" in told):
         raise BrokenError(f"a traceback of ours: {told[-600:]}")
     if ended.returncode == 2:
         made = {name for name, known in _files(folder).items() if before.get(name) != known}
-        if made and not any(name.endswith(_RAN) for name in made):
-            raise BrokenError(f"written on a refusal: {sorted(made)}")
-        if _cpu_s() - begun > _REFUSED_S and "fails" not in told:
+        ran = tuple(name.removesuffix(_RAN) for name in made if name.endswith(_RAN))
+        if unwanted := sorted(name for name in made if not f"{name}/".startswith(ran or ("/",))):
+            raise BrokenError(f"written on a refusal: {unwanted}")
+        if _cpu_s() - begun > _REFUSED_S and not ran:
             raise BrokenError(f"a refusal took {_cpu_s() - begun:.0f} s: {told[:300]}")
         if not told:
             raise BrokenError("nothing was said of a refusal")
@@ -95,11 +98,11 @@ def _written(folder: Path, raw: bytes) -> str:
     return "made.yaml"
 
 
-def _files(folder: Path) -> dict[str, tuple[int, int]]:
-    """Sizes and times of the last change, but for what trying itself writes."""
-    paths = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-    found = {str(path.relative_to(folder)): path.stat() for path in paths if path.name != "made.yaml"}
-    return {name: (known.st_size, known.st_mtime_ns) for name, known in found.items()}
+def _files(folder: Path) -> dict[str, tuple[int, int] | None]:
+    """Sizes and times of the last change, but for what trying itself writes; None: a folder."""
+    paths = [path for path in folder.rglob("*") if "__pycache__" not in path.parts and path.name != "made.yaml"]
+    found = {str(path.relative_to(folder)): None if path.is_dir() else path.lstat() for path in paths}
+    return {name: None if known is None else (known.st_size, known.st_mtime_ns) for name, known in found.items()}
 
 
 def _cpu_s() -> float:

@@ -23,6 +23,7 @@ from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.records.trial import TrialRecord
 from benchmarks.measures.endurance.parent_notes import Holding, NotingLauncher, columns, holding_now
 from benchmarks.measures.endurance.part import Part
+from benchmarks.measures.endurance.short_windows import shorten_all
 from benchmarks.measures.endurance.soak_workload import data, model
 from benchmarks.measures.endurance.trend import trend_of
 from benchmarks.measures.part_guard import Figures
@@ -40,6 +41,8 @@ _SEARCH_S = 36_000.0
 _LONG = 100
 """Notes from which on a trend says something."""
 _FEW = 2
+_REPORTS = 5
+"""Of which the shortest counts: whatever else runs makes a report longer."""
 _COUNTS = (
     *("descriptors", "threads", "children", "segments", "temporary"),
     *("server_descriptors", "server_threads"),
@@ -89,6 +92,7 @@ def _one_search(count: int, folder: Path, method: str) -> Figures:
 
 
 def _many_searches(count: int, folder: Path) -> Figures:
+    shorten_all()
     held, before, trials = list[Holding](), holding_now(folder), list[TrialRecord]()
     for number in range(count):
         run_dir, begun, cpu = folder / f"run-{number}", perf_counter(), process_time()
@@ -138,18 +142,18 @@ def _temporary_names() -> list[str]:
 
 
 def _report(run_dir: Path) -> Figures:
-    """The report of a run folder, made anew by the command line: how long, and how large the page is."""
-    begun, before = perf_counter(), os.times()
-    done = subprocess.run(
-        [sys.executable, "-m", "autotune", "report", str(run_dir)], capture_output=True, text=True, check=False
-    )
-    after = os.times()
-    return {
-        "report_exit": done.returncode,
-        "report_s": perf_counter() - begun,
-        "report_cpu_s": after.children_user + after.children_system - before.children_user - before.children_system,
-        "page_bytes": (run_dir / "report.html").stat().st_size,
-    }
+    """The report of a run folder, made anew by the command line: how long at the least, and how large the page is."""
+    found = []
+    for _ in range(_REPORTS):
+        begun, before = perf_counter(), os.times()
+        done = subprocess.run(
+            [sys.executable, "-m", "autotune", "report", str(run_dir)], capture_output=True, text=True, check=False
+        )
+        taken_s, after = perf_counter() - begun, os.times()
+        cpu_s = after.children_user + after.children_system - before.children_user - before.children_system
+        found.append({"report_exit": done.returncode, "report_s": taken_s, "report_cpu_s": cpu_s})
+    shortest = min(found, key=lambda one: (-abs(one["report_exit"]), one["report_s"]))
+    return {**shortest, "page_bytes": (run_dir / "report.html").stat().st_size}
 
 
 def _fault_of(found: Figures) -> Figures:

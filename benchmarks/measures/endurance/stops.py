@@ -37,6 +37,8 @@ __all__ = ["STOPS"]
 
 _REPEATS = 4
 _STOPPED_S = 3.0
+_SEEN_S = 2.5
+"""That a block lasts at least in which something stood still for so long: a loader worker has batches in advance."""
 _DEADLINE_S = "25"
 _FOREVER: tuple[Role, ...] = ("server", "rank", "worker")
 _BRIEF = "from benchmarks.measures.endurance.short_windows import end_briefly; end_briefly()"
@@ -139,7 +141,7 @@ def _believed(trial: Mapping[str, Any]) -> str | None:
         return None
     longest_s = max(block["seconds"] for block in trial["measurement"]["window"]["blocks"])
     is_told = {"measured_anew", "window_stopped"} & {remark["code"] for remark in trial["measurement"]["remarks"]}
-    if longest_s < _STOPPED_S / 2 or is_told:
+    if longest_s < _SEEN_S or is_told:
         return None
     return f"a block of {longest_s:.1f} s is believed"
 
