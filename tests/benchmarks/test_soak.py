@@ -1,13 +1,28 @@
-"""The soak's line: what is added each time is a slope, what is there from some trial on is none."""
+"""The soak in short, and its line: what is added each time is a slope, what is there from some trial on is none."""
 
 from __future__ import annotations
 
 import random
+import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
+from benchmarks.measures.endurance import soak
 from benchmarks.measures.endurance.soak import SOAK
 from benchmarks.measures.endurance.trend import trend_of
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what a process holds is read from /proc")
+def test_trials_leave_nothing_with_the_process_that_searches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # the soak gives both a place of their own
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(soak, "_REPORTS", 1)
+    found = SOAK.run("one_search_of_10", tmp_path)
+    assert found["outcomes"] == {"ok": 10}
+    held = ("descriptors", "threads", "children", "temporary")
+    assert {name: found["trends"][name]["grown"] for name in held} == dict.fromkeys(held, 0.0)
 
 
 def test_what_each_trial_adds_is_the_slope_whatever_single_notes_show() -> None:
