@@ -89,14 +89,14 @@ _SEARCHES = {
     "searches": "200 of two trials, in one process",
 }
 _EXPECTED = {
-    "ok": "nothing",
-    "crashed": "a crash",
-    "timeout": "a time-out",
+    "ok": "no change",
+    "crashed": "crash",
+    "timeout": "time-out",
     "diverged": "divergence",
     "host_oom": "out of RAM",
-    "oom": "out of the device's memory",
+    "oom": "out of device memory",
 }
-"""What of a trial with such a fault, by its outcome."""
+"""How a trial with such a fault has to end, by its outcome."""
 _HELD = ("descriptors", "threads", "children", "segments", "temporary")
 _LAUNCHERS = ("faults", "faults_fresh", "faults_ray")
 
