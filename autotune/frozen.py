@@ -18,10 +18,11 @@ _FIELD_SETS: dict[frozenset[str], set[str]] = {}
 class FrozenModel(BaseModel):
     """A pydantic model that can't change and takes no unknown field.
 
-    The string below a field is its description. JSON has no infinity: as a string it can be read back.
+    JSON has no infinity: as a string it can be read back. The string below a field is not kept as its description, for
+    which pydantic reads each class's source again at every start.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="strings")
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
 
 _Model = TypeVar("_Model", bound=FrozenModel)

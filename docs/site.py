@@ -14,19 +14,22 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from posixpath import normpath
 from typing import Any
 
+import griffe
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from pydantic import TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
 
-__all__ = ["on_files", "on_page_markdown"]
+__all__ = ["described_schema", "on_files", "on_page_markdown"]
 
 ROOT = Path(__file__).parents[1]
 TAKEN_IN = {
@@ -77,7 +80,7 @@ def _turned(found: re.Match[str], source: str, config: MkDocsConfig, files: File
 def _tables(found: re.Match[str], shown: set[str]) -> str:
     """The tables of a class; `shown` are those that the page has already."""
     kind = getattr(import_module(found["home"]), found["name"])
-    schema = TypeAdapter(kind).json_schema(mode="serialization")
+    schema = described_schema(kind)
     known = schema.get("$defs", {})
     parts = known if found["parts"] else {}
     shown.add(found["name"])
@@ -88,6 +91,39 @@ def _tables(found: re.Match[str], shown: set[str]) -> str:
             table = _table(parts[name], known, linked={*parts, *shown})
             text += f"\n\n### {name}\n\n{_plain(parts[name].get('description', ''))}\n\n{table}"
     return text
+
+
+class _Described(GenerateJsonSchema):
+    """Gives each key the string below it in its class, which models themselves keep only where an error shows it."""
+
+    def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
+        made = super().model_schema(schema)
+        for base in schema["cls"].__mro__:
+            for name, text in _docstrings(base.__module__, base.__qualname__).items():
+                if name in made["properties"]:
+                    made["properties"][name].setdefault("description", text)
+        return made
+
+
+def described_schema(kind: type) -> dict[str, Any]:
+    """The JSON schema of what a class writes, its keys with their descriptions."""
+    return TypeAdapter(kind).json_schema(mode="serialization", schema_generator=_Described)
+
+
+@cache
+def _docstrings(module: str, name: str) -> dict[str, str]:
+    """The strings below the fields of one of our own classes; none of others."""
+    package, _, inner = module.partition(".")
+    if package != "autotune":
+        return {}
+    fields = _package()[f"{inner}.{name}"].attributes
+    return {key: field.docstring.value for key, field in fields.items() if field.docstring is not None}
+
+
+@cache
+def _package() -> griffe.Object | griffe.Alias:
+    """The source of autotune, parsed."""
+    return griffe.load("autotune", allow_inspection=False)
 
 
 def _table(schema: Schema, known: Schema, linked: set[str]) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError, ValidationInfo
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, ValidationInfo
 
 from autotune.frozen import FrozenModel
 from autotune.settings.ddp_config import DdpConfig
@@ -25,6 +25,8 @@ SettingValue = bool | int | float | str | None
 
 class Choices(FrozenModel):
     """A list of values to choose from; one value fixes the setting."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)  # an error says what is missing
 
     values: tuple[SettingValue, ...] = Field(min_length=1)
     """Each at most once."""
@@ -41,6 +43,8 @@ class Choices(FrozenModel):
 
 class IntRange(FrozenModel):
     """Whole numbers from low to high, both included; log: tried evenly on a logarithmic scale."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)  # an error says what is missing
 
     low: Annotated[int, Field(strict=True)]
     """The smallest value."""
