@@ -91,7 +91,8 @@ def _run(launcher: str, cells: Mapping[str, tuple[str, ...]], name: str, folder:
         return {"skipped": f"needs {fault.needs}"}
     _set_up(folder)
     shorten_all()
-    os.environ[LONGEST_DEADLINE] = str(_FRESH_DEADLINE_S if launcher == "fresh interpreter" else _DEADLINE_S)
+    deadline_s = _FRESH_DEADLINE_S if launcher == "fresh interpreter" else _DEADLINE_S
+    os.environ[LONGEST_DEADLINE] = str(fault.deadlines * deadline_s)
     found = {}
     with ExitStack() as held:
         held.enter_context(_ray(folder)) if launcher == "Ray" else _share(held.enter_context(_opened(launcher, folder)))
