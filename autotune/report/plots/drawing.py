@@ -8,13 +8,14 @@ nothing of the time of drawing stays in: the same plot gives the same text.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from html import escape
 from io import StringIO
+from math import log
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.report.plots.plots import Mark, Plot, thin_out
+from autotune.report.plots.plots import Mark, Plot
 from autotune.report.wording.units import format_rate
 from autotune.settings.training_config import AMP_DTYPES
 
@@ -124,7 +125,7 @@ def _label(axes: Axes, plot: Plot) -> None:
     axes.set(xlabel=plot.x_label, ylabel=_Y_LABELS[plot.quantity])
     if plot.is_log:
         axes.set_xscale("log", base=2)
-        axes.set_xticks(thin_out(sorted({mark.x for mark in plot.marks}), _MOST_TICKS))
+        axes.set_xticks(_ticks_of({mark.x for mark in plot.marks}))
         axes.xaxis.set_minor_locator(NullLocator())
     else:
         axes.xaxis.set_major_locator(MaxNLocator(nbins=_MOST_TICKS, integer=True, min_n_ticks=1))
@@ -133,6 +134,15 @@ def _label(axes: Axes, plot: Plot) -> None:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_rate(value)))
     axes.set_ylim(0.0, _top(plot))
     axes.margins(x=0.06)
+
+
+def _ticks_of(values: Collection[float]) -> list[float]:
+    """So many of some positive values at the most, as far from each other by their logarithms as they can be."""
+    if not values:
+        return []
+    low, high = log(min(values)), log(max(values))
+    places = [low + (high - low) * index / (_MOST_TICKS - 1) for index in range(_MOST_TICKS)]
+    return sorted({min(values, key=lambda value: abs(log(value) - place)) for place in places})
 
 
 def _top(plot: Plot) -> float:

@@ -66,3 +66,10 @@ def test_extreme_and_single_marks_can_be_drawn(y: float | None) -> None:
     marks = (Mark(x=1, y=y, amp_dtype="float32", fate="feasible", role="baseline"),)
     plot = Plot(name="one", title="One", x_label="x", quantity="rate", caption="", marks=marks, is_log=True)
     assert draw(plot).startswith("<svg")
+
+
+def test_labels_of_a_logarithmic_axis_lie_apart_by_their_logarithms() -> None:
+    marks = tuple(Mark(x=x, y=1.0, amp_dtype="float32", fate="feasible", role="") for x in range(1, 257))
+    plot = Plot(name="one", title="One", x_label="x", quantity="rate", caption="", marks=marks, is_log=True)
+    labels = [int(label) for label in re.findall(r">(\d+)</text>", draw(plot).partition("matplotlib.axis_2")[0])]
+    assert labels == [1, 2, 5, 11, 24, 53, 116, 256]
