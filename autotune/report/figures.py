@@ -236,7 +236,7 @@ def list_known(figures: Iterable[_T | None]) -> list[_T]:
 
 
 def _first(figures: Iterable[_T | None]) -> _T | None:
-    return next(iter(list_known(figures)), None)
+    return next((figure for figure in figures if figure is not None), None)
 
 
 def _mean(figures: Iterable[float | None]) -> float | None:
