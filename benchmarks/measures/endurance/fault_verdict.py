@@ -172,7 +172,7 @@ def _goes_on(seen: Seen) -> Iterator[str]:
 def _is_noted(fault: Fault, seen: Seen) -> Iterator[str]:
     """The search goes on to a recommendation, whose notes name the culprit.
 
-    Where all hang that are measured again, the baseline too, that speaks against none of them: nothing is confirmed then.
+    Where all hang that are measured again, the baseline too, that speaks against none: nothing is confirmed then.
     """
     yield from _goes_on(seen)
     if seen.summary is None:
