@@ -85,5 +85,24 @@ def test_a_worker_that_is_gone_before_the_system_tells_it_was_killed(
     assert disturbance_of(report, Exit(code=0, wall_s=1.0)) == expected
 
 
+@pytest.mark.parametrize(
+    ("reason", "cause", "expected"),
+    [
+        ("RuntimeError: DataLoader worker (pid(s) 7, 8) exited unexpectedly", "_queue.Empty", KILLED),
+        (
+            "RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly",
+            "RuntimeError: DataLoader worker (pid 7) exited unexpectedly with exit code 1. Details are lost",
+            None,
+        ),
+        ("RuntimeError: worker (pid(s) 7) exited unexpectedly", "_queue.Empty", None),
+    ],
+    ids=["its code unknown", "its code known", "another library's"],
+)
+def test_a_worker_whose_end_nobody_saw_may_have_been_killed(reason: str, cause: str, expected: object) -> None:
+    failure = Failure(signature="RuntimeError at dataloader.py:1304", traceback=f"{cause}\n\n{reason}")
+    report = RankReport(result=TrialResult(outcome="crashed", reason=reason, failure=failure))
+    assert disturbance_of(report, Exit(code=0, wall_s=1.0)) == expected
+
+
 def _named(name: str) -> Ref:
     return Ref(target=f"{CODE}:{name}")
