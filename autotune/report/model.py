@@ -144,7 +144,7 @@ def _list_sections(
         Section(title="Notes on this run", blocks=(Bullets(sentences=report.notes),), is_brief=True),
         times.loader_section(measured),
         length_section(measured),
-        Section(title="Throughput by batch size and workers", blocks=plots["rate"]),
+        Section(title="Throughput of each trial", blocks=plots["rate"]),
         Section(title="Memory by batch size", blocks=(*plots["memory"], *memory.memory_table(summary, lines))),
         Section(
             title="The search, and why it ended",

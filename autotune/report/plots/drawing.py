@@ -15,6 +15,8 @@ from math import log
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from autotune.report.plots.plots import Mark, Plot
 from autotune.report.wording.units import format_rate
 from autotune.settings.training_config import AMP_DTYPES
@@ -84,7 +86,8 @@ def _draw_marks(axes: Axes, plot: Plot) -> None:
 
 def _scatter(axes: Axes, marks: Sequence[Mark], **looks: Any) -> None:
     if marks:
-        axes.scatter([mark.x for mark in marks], [mark.y or 0.0 for mark in marks], **looks)
+        points = np.array([(mark.x, mark.y or 0.0) for mark in marks])  # of lists, each number would be looked at alone
+        axes.scatter(points[:, 0], points[:, 1], **looks)
 
 
 def _draw_trends(axes: Axes, plot: Plot) -> None:

@@ -87,7 +87,7 @@ class Plot:
 def list_plots(
     summary: RunSummary, columns: Sequence[Column], lines: Sequence[MemoryLine], about_lines: str = ""
 ) -> dict[Quantity, tuple[Plot, ...]]:
-    """Every plot by what it shows.
+    """Every plot by what it shows; one by the loader's workers where their number varied.
 
     Args:
         summary: the search.
@@ -95,8 +95,11 @@ def list_plots(
         lines: the fitted memory lines to draw.
         about_lines: what to know of them; "" or with a space before.
     """
+    settings = ["micro_batch_size"]
+    if len({trial.config.num_workers for trial in summary.trials}) > 1:  # one number of them would be one upright line
+        settings.append("num_workers")
     return {
-        "rate": (_rates(summary, columns, "micro_batch_size"), _rates(summary, columns, "num_workers")),
+        "rate": tuple(_rates(summary, columns, setting) for setting in settings),
         "memory": (_memory(summary, lines, about_lines),),
         "score": (_history(summary),),
     }

@@ -30,6 +30,15 @@ def test_baseline_and_recommended_are_told_apart() -> None:
     assert roles[:3] == ["baseline", "recommended", ""]
 
 
+def test_workers_that_never_varied_have_no_plot() -> None:
+    rich = make_summary()
+    assert "rate-by-workers" in by_name(rich)
+    alike = [
+        trial.model_copy(update={"config": trial.config.model_copy(update={"num_workers": 2})}) for trial in rich.trials
+    ]
+    assert {*by_name(rich)} - {*by_name(make_summary(trials=tuple(alike)))} == {"rate-by-workers"}
+
+
 def test_ceilings_in_sight_are_lines_and_others_are_said() -> None:
     plot = by_name(make_rich_summary())["rate-by-batch"]
     assert [(level.label, level.y) for level in plot.levels] == [("device alone", 12_800.0)]
