@@ -1,7 +1,8 @@
 """Whether a search outlasts a power cut at any moment: what it wrote is replayed up to there, and the search goes on.
 
-A case records one search with made-up trials, call by call, and tries some of its moments, drawn by the case's number
-and the calls' weight: half of them right after a sync or a rename. Each moment is tried with each Loss.
+A case records one search with made-up trials, call by call. Some cases try a few of its moments, drawn by the case's
+number, half of them right after a sync or a rename, each with each Loss; the others try every moment of an eighth of
+the search, with all lost that was not synced.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from random import Random
 
@@ -31,6 +33,8 @@ from benchmarks.measures.part_guard import Figures
 __all__ = ["POWER_LOSS", "TellingLauncher", "fault_after_cut", "search_in"]
 
 _CASES, _MOMENTS = 25, 10
+_EVERY, _PARTS = "every_moment", 8
+"""Name and number of the cases that leave out no moment."""
 _TRIALS = 5
 _SPACE = {"num_workers": [0, 2, 4], "micro_batch_size": [32, 64, 128], "amp_dtype": "float32", "pin_memory": False}
 _BOUNDARIES = {"sync", "sync names", "rename", "told"}
@@ -97,26 +101,28 @@ def _essence(trial: TrialRecord) -> str:
 
 
 def _cases(is_quick: bool) -> Sequence[str]:
-    return [f"power_{number:03d}" for number in range(1 if is_quick else _CASES)]
+    drawn = [f"power_{number:03d}" for number in range(1 if is_quick else _CASES)]
+    return drawn if is_quick else [*drawn, *(f"{_EVERY}_{number:03d}" for number in range(_PARTS))]
 
 
 def _run(case: str, folder: Path) -> Figures:
     if shutil.which("strace") is None:
         return {"skipped": "strace is not there"}
     without_drawings()
-    seed = int(case[-3:])
+    kind, number = case[:-4], int(case[-3:])
+    seed = number if kind != _EVERY else 0
     command = [sys.executable, "-m", __name__, str(folder / "run"), str(seed)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     steps = record_steps(command, folder / "run", folder / "calls", environment)
     whole = {record.number: _essence(record) for record in read_summary(folder / "run").trials}
-    tried, faults = 0, list[str]()
-    for end in _moments(steps, Random(seed)):
-        for loss in LOSSES:
-            fault = _try(steps[:end], folder / f"cut-{tried}", loss, whole, seed)
-            tried += 1
-            if fault is not None:
-                faults.append(f"{loss} lost after step {end} ({_say(steps[end - 1])}): {fault}")
-    found: Figures = {"steps": len(steps), "tried": tried, "faults": faults}
+    moments = _part(steps, number) if kind == _EVERY else _moments(steps, Random(seed))
+    losses: Sequence[Loss] = ("all unsynced",) if kind == _EVERY else LOSSES
+    cuts, faults = list(product(moments, losses)), list[str]()
+    for place, (end, loss) in enumerate(cuts):
+        fault = _try(steps[:end], folder / f"cut-{place}", loss, whole, seed)
+        if fault is not None:
+            faults.append(f"{loss} lost after step {end} ({_say(steps[end - 1])}): {fault}")
+    found: Figures = {"steps": len(steps), "tried": len(cuts), "faults": faults}
     return found if not faults else {**found, "fault": faults[0]}
 
 
@@ -137,6 +143,11 @@ def _moments(steps: Sequence[Step], random: Random) -> list[int]:
     boundaries = [end for end in range(1, len(steps) + 1) if steps[end - 1].kind in _BOUNDARIES]
     half = _MOMENTS // 2
     return sorted({*random.sample(boundaries, half), *random.sample(range(1, len(steps) + 1), _MOMENTS - half)})
+
+
+def _part(steps: Sequence[Step], number: int) -> list[int]:
+    """Numbers of all steps of one part of a search; all parts together leave out none."""
+    return [end for end in range(1, len(steps) + 1) if end % _PARTS == number]
 
 
 def _say(step: Step) -> str:
