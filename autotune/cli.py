@@ -214,13 +214,19 @@ def report(run_dir: Path, as_json: bool) -> None:
     was_collecting = gc.isenabled()
     gc.disable()  # nothing of 2,000 trials can be let go before the end; looking for what can takes a tenth of the time
     try:
-        from autotune.api.report import rebuild_report
+        from autotune.api.report import open_report, rewrite_reports
 
-        found, remark = rebuild_report(run_dir)
+        found = open_report(run_dir)
+        try:
+            if not as_json:
+                _show_report(found, as_json)
+        finally:  # also where the reader went away
+            found, remark = rewrite_reports(found, run_dir)
+        if as_json:  # which says what files there are
+            _show_report(found, as_json)
     finally:
         if was_collecting:
             gc.enable()
-    _show_report(found, as_json)
     if remark:
         _say(remark)
 

@@ -28,6 +28,7 @@ from benchmarks.measures.endurance.damage import DAMAGE
 from benchmarks.measures.endurance.faults import FAULTS_OF_TRIALS, FAULTS_ON_FRESH_INTERPRETERS, FAULTS_ON_RAY
 from benchmarks.measures.endurance.fuzz import FUZZ_CALLS, FUZZ_CLI, FUZZ_CONFIGS
 from benchmarks.measures.endurance.kills import KILLS
+from benchmarks.measures.endurance.long_report import LONG_REPORT
 from benchmarks.measures.endurance.neighbours import NEIGHBOURS
 from benchmarks.measures.endurance.part import Part, without_places
 from benchmarks.measures.endurance.power_loss import POWER_LOSS
@@ -55,6 +56,7 @@ PARTS: Mapping[str, Part] = {
     "power_loss": POWER_LOSS,
     "stops": STOPS,
     "soak": SOAK,
+    "long_report": LONG_REPORT,
     "faults": FAULTS_OF_TRIALS,
     "faults_fresh": FAULTS_ON_FRESH_INTERPRETERS,
     "faults_ray": FAULTS_ON_RAY,

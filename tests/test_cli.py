@@ -53,7 +53,8 @@ def _working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 _FUNCTIONS = {
     "run_plan": search,
-    "rebuild_report": report,
+    "open_report": report,
+    "rewrite_reports": report,
     "check_plan": check,
     "environment": check,
     "diagnose_plan": diagnose,
@@ -531,10 +532,37 @@ def test_diagnose_tells_by_its_exit_code_that_something_holds_training_up(
 
 
 def test_report_shows_the_summary_of_a_run_folder(api: Any, shown: None) -> None:
-    api.rebuild_report = lambda run_dir: ((f"summary of {run_dir}", str(run_dir)), "no plots")
+    api.open_report = lambda run_dir: (f"summary of {run_dir}", str(run_dir))
+    api.rewrite_reports = lambda found, run_dir: ((*found, "without page"), "no plots")
     assert call("report", "out").stdout == "summary of out in out\n"
-    assert json.loads(call("report", "out", "--json").stdout) == ["summary of out", "out"]
+    assert json.loads(call("report", "out", "--json").stdout) == ["summary of out", "out", "without page"]
     assert call("report", "out").stderr == "no plots\n"
+
+
+def test_a_report_is_shown_before_its_files_are_written(api: Any, shown: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    api.open_report = lambda run_dir: ("summary", str(run_dir))
+    api.rewrite_reports = lambda found, run_dir: (done.append("written"), (found, ""))[1]
+    monkeypatch.setattr(terminal, "print_summary", lambda report, console: done.append("shown"))
+    monkeypatch.setattr(json_document, "summary_json", lambda report: done.append("shown") or "{}")
+    call("report", "out")
+    call("report", "out", "--json")
+    assert done == ["shown", "written", "written", "shown"]
+
+
+def test_a_reader_of_a_report_that_went_away_costs_no_file(
+    api: Any, shown: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[str] = []
+
+    def gone(report: Any, console: Any) -> None:
+        raise BrokenPipeError
+
+    api.open_report = lambda run_dir: ("summary", str(run_dir))
+    api.rewrite_reports = lambda found, run_dir: (written.append(str(run_dir)), (found, ""))[1]
+    monkeypatch.setattr(terminal, "print_summary", gone)
+    monkeypatch.setattr(os, "dup2", lambda *_: None)
+    assert (call("report", "out").exit_code, written) == (1, ["out"])
 
 
 def test_env_as_json_is_the_environment_with_its_fingerprint(api: Any) -> None:

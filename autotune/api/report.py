@@ -18,7 +18,7 @@ from autotune.report.render.html import render_page
 from autotune.report.render.markdown import render_markdown
 from autotune.report.text import one_line
 
-__all__ = ["rebuild_report", "write_reports"]
+__all__ = ["open_report", "rewrite_reports", "write_reports"]
 
 
 def write_reports(summary: RunSummary, folder: RunFolder) -> str:
@@ -26,13 +26,22 @@ def write_reports(summary: RunSummary, folder: RunFolder) -> str:
     return _remark_of(lambda: _write(_build(summary, folder), folder))
 
 
-def rebuild_report(run_dir: Path) -> tuple[ReportModel, str]:
-    """Write both from a run folder alone; the report, and what went wrong with the files."""
-    folder = RunFolder(run_dir)
-    summary = read_summary(run_dir)
-    report = _build(summary, folder)
-    remark = _remark_of(lambda: _write(report, folder))
-    return (build_report(summary, run_dir) if remark else report), remark  # a file that it names may be missing
+def open_report(run_dir: Path) -> ReportModel:
+    """The report of a run folder, by the folder alone, as it is once its files are written anew.
+
+    Raises:
+        ConfigError: the folder holds no finished search, or one that can't be read; the message names the file.
+    """
+    return _build(read_summary(run_dir), RunFolder(run_dir))
+
+
+def rewrite_reports(report: ReportModel, run_dir: Path) -> tuple[ReportModel, str]:
+    """Write both anew; the report, without a file that is missing, and what went wrong, or "".
+
+    Drawing takes as long as all else: whoever reads along should be shown the report before.
+    """
+    remark = _remark_of(lambda: _write(report, RunFolder(run_dir)))
+    return (build_report(report.summary, run_dir) if remark else report), remark
 
 
 def _build(summary: RunSummary, folder: RunFolder) -> ReportModel:

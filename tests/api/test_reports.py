@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 import autotune
 from autotune.api import report as reporting
-from autotune.api.report import rebuild_report
+from autotune.api.report import open_report, rewrite_reports
 from autotune.api.result import SearchResult
 from autotune.errors import RunFolderError
 from autotune.files.run_folder import RunFolder
@@ -48,7 +48,7 @@ def test_a_report_rebuilt_elsewhere_from_the_folder_alone_is_the_same(result: Se
     copy = shutil.copytree(result.run_dir, tmp_path / "elsewhere")
     for name in REPORTS:
         (copy / name).unlink()
-    report, remark = rebuild_report(copy)
+    report, remark = rewrite_reports(open_report(copy), copy)
     assert (report.summary, remark) == (result.summary, "")
     assert (copy / "report.md").read_bytes() == (result.run_dir / "report.md").read_bytes()
     rebuilt, first = ((folder / "report.html").read_text(encoding="utf-8") for folder in (copy, result.run_dir))
@@ -59,7 +59,7 @@ def test_a_folder_that_can_not_be_written_is_said_and_the_summary_is_there(
     result: SearchResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reporting, "write_atomic", _refuse)
-    report, remark = rebuild_report(result.run_dir)
+    report, remark = rewrite_reports(open_report(result.run_dir), result.run_dir)
     assert report.summary == result.summary
     assert remark == "The reports could not be written: read-only file system"
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from autotune.tuning import confirmation
-from benchmarks.measures.endurance import soak
 from benchmarks.measures.endurance.soak import SOAK
 from benchmarks.measures.endurance.trend import trend_of
 
@@ -19,7 +18,6 @@ from benchmarks.measures.endurance.trend import trend_of
 def test_trials_leave_nothing_with_the_process_that_searches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # the soak gives both a place of their own
     monkeypatch.setattr(tempfile, "tempdir", None)
-    monkeypatch.setattr(soak, "_report", lambda run_dir: {})
     monkeypatch.setattr(confirmation, "MOST_ROUNDS", 2)
     found = SOAK.run("one_search_of_10", tmp_path)
     assert found["outcomes"] == {"ok": 10}

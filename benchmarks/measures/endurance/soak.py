@@ -7,8 +7,6 @@ trial's record takes; all else that it holds is the same after the last trial as
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +31,6 @@ __all__ = ["SOAK"]
 _MOST_KIB = 30.0
 """That a trial may add to the parent's resident memory: its record, once as an object and once as text in Optuna's
 study. Its PSS is kept beside, which grows as well where other processes give up pages that they have shared with it."""
-_MOST_PAGE_BYTES, _MOST_REPORT_S = 5_000_000, 3.0
 _MOST_SLOWER_S, _MOST_SLOWER = 0.05, 0.1
 """CPU seconds between two trials, or their share where a whole search lies between two notes, that may come on top
 over all of them: our own conventions."""
@@ -41,8 +38,6 @@ _SEARCH_S = 36_000.0
 _LONG = 100
 """Notes from which on a trend says something."""
 _FEW = 2
-_REPORTS = 5
-"""Of which the shortest counts: whatever else runs makes a report longer."""
 _COUNTS = (
     *("descriptors", "threads", "children", "segments", "temporary"),
     *("server_descriptors", "server_threads"),
@@ -91,7 +86,7 @@ def _one_search(count: int, folder: Path, method: str, space: Mapping[str, Any])
     held = launcher.held
     found = _told(held, count, result.trials) | {"method": method, "left": _left(before, after)}
     del result
-    found |= _report(run_dir) | {"left_names": _temporary_names()}
+    found |= {"left_names": _temporary_names()}
     return found | _fault_of(found)
 
 
@@ -145,21 +140,6 @@ def _temporary_names() -> list[str]:
     return sorted(path.name for path in Path(tempfile.gettempdir()).iterdir())[:10]
 
 
-def _report(run_dir: Path) -> Figures:
-    """The report of a run folder, made anew by the command line: how long at the least, and how large the page is."""
-    found = []
-    for _ in range(_REPORTS):
-        begun, before = perf_counter(), os.times()
-        done = subprocess.run(
-            [sys.executable, "-m", "autotune", "report", str(run_dir)], capture_output=True, text=True, check=False
-        )
-        taken_s, after = perf_counter() - begun, os.times()
-        cpu_s = after.children_user + after.children_system - before.children_user - before.children_system
-        found.append({"report_exit": done.returncode, "report_s": taken_s, "report_cpu_s": cpu_s})
-    shortest = min(found, key=lambda one: (-abs(one["report_exit"]), one["report_s"]))
-    return {**shortest, "page_bytes": (run_dir / "report.html").stat().st_size}
-
-
 def _fault_of(found: Figures) -> Figures:
     faults = [fault for each in _PROMISES.values() for fault in each(found)]
     return {"fault": "; ".join(faults)} if faults else {}
@@ -192,15 +172,6 @@ def _of_time(found: Figures) -> Iterator[str]:
         yield f"the time between trials grows by {apart['slope'] * 1e6:.0f} us a trial"
 
 
-def _of_report(found: Figures) -> Iterator[str]:
-    if found.get("report_exit", 0):
-        yield f"autotune report ended with {found['report_exit']}"
-    if found.get("report_s", 0.0) > _MOST_REPORT_S:
-        yield f"autotune report takes {found['report_s']:.1f} s"
-    if found.get("page_bytes", 0) > _MOST_PAGE_BYTES:
-        yield f"report.html has {found['page_bytes']:,} bytes"
-
-
 def _is_long(found: Figures) -> bool:
     return int(found["notes"]) >= _LONG
 
@@ -210,7 +181,6 @@ _PROMISES: Mapping[str, Callable[[Figures], Iterator[str]]] = {
     "nothing is left, and nothing but memory grows": _of_counts,
     "memory grows by no more than a trial's record": _of_memory,
     "the time between trials is constant": _of_time,
-    "the report opens, and is small": _of_report,
 }
 
 
@@ -224,7 +194,7 @@ def _judge(cases: Mapping[str, Figures]) -> Figures:
 
 
 SOAK = Part(
-    proves="after thousands of trials a search holds no more but its records, and its report opens",
+    proves="after thousands of trials a search holds no more but its records",
     cases=lambda is_quick: _QUICK if is_quick else _ALL,
     run=_run,
     judge=_judge,
