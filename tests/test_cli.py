@@ -541,10 +541,19 @@ def test_report_shows_the_summary_of_a_run_folder(api: Any, shown: None) -> None
 
 def test_a_report_is_shown_before_its_files_are_written(api: Any, shown: None, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
+
+    def rewrite(found: Any, run_dir: Path) -> tuple[Any, str]:
+        done.append("written")
+        return found, ""
+
+    def as_json(report: Any) -> str:
+        done.append("shown")
+        return "{}"
+
     api.open_report = lambda run_dir: ("summary", str(run_dir))
-    api.rewrite_reports = lambda found, run_dir: (done.append("written"), (found, ""))[1]
+    api.rewrite_reports = rewrite
     monkeypatch.setattr(terminal, "print_summary", lambda report, console: done.append("shown"))
-    monkeypatch.setattr(json_document, "summary_json", lambda report: done.append("shown") or "{}")
+    monkeypatch.setattr(json_document, "summary_json", as_json)
     call("report", "out")
     call("report", "out", "--json")
     assert done == ["shown", "written", "written", "shown"]
@@ -553,16 +562,21 @@ def test_a_report_is_shown_before_its_files_are_written(api: Any, shown: None, m
 def test_a_reader_of_a_report_that_went_away_costs_no_file(
     api: Any, shown: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written: list[str] = []
+    written: list[Path] = []
 
     def gone(report: Any, console: Any) -> None:
         raise BrokenPipeError
 
+    def rewrite(found: Any, run_dir: Path) -> tuple[Any, str]:
+        written.append(run_dir)
+        return found, ""
+
     api.open_report = lambda run_dir: ("summary", str(run_dir))
-    api.rewrite_reports = lambda found, run_dir: (written.append(str(run_dir)), (found, ""))[1]
+    api.rewrite_reports = rewrite
     monkeypatch.setattr(terminal, "print_summary", gone)
     monkeypatch.setattr(os, "dup2", lambda *_: None)
-    assert (call("report", "out").exit_code, written) == (1, ["out"])
+    assert call("report", "out").exit_code == 1
+    assert written == [Path("out")]
 
 
 def test_env_as_json_is_the_environment_with_its_fingerprint(api: Any) -> None:
