@@ -37,6 +37,8 @@ over all of them: our own conventions."""
 _SEARCH_S = 36_000.0
 _LONG = 100
 """Notes from which on a trend says something."""
+_APART = 0.5
+"""Share of the notes between the two stretches whose medians tell how much has grown (trend.py)."""
 _FEW = 2
 _COUNTS = (
     *("descriptors", "threads", "children", "segments", "temporary"),
@@ -159,10 +161,18 @@ def _of_counts(found: Figures) -> Iterator[str]:
 def _of_memory(found: Figures) -> Iterator[str]:
     most_kib = _MOST_KIB * found["trials"] / found["notes"]
     for who, name in (("parent", "rss_kib"), ("server", "server_rss_kib")):
-        if _is_long(found) and (high := found["trends"][name]["high"]) > most_kib:
-            yield f"the {who} grows by up to {high:.0f} KiB from note to note"
+        if _is_long(found) and (most := _grows_kib(found, name)) > most_kib:
+            yield f"the {who} grows by up to {most:.0f} KiB from note to note"
     if (study := found["last"]["study_bytes"]) > _MOST_STUDY_BYTES * found["trials"]:
         yield f"the study has {study:,} bytes"
+
+
+def _grows_kib(found: Figures, name: str) -> float:
+    """By how much memory grows from note to note, at the most; of a model, whose arrays come and go, all in all."""
+    trend = found["trends"][name]
+    if found.get("method") == "model":
+        return float(trend["grown"]) / (_APART * found["notes"])
+    return float(trend["high"])
 
 
 def _of_time(found: Figures) -> Iterator[str]:
