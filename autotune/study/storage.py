@@ -16,12 +16,13 @@ from urllib.parse import quote, unquote_to_bytes
 
 import optuna
 from optuna.samplers import BaseSampler
-from sqlalchemy import URL, event
+from optuna.storages._rdb.models import BaseModel
+from sqlalchemy import URL, Engine, event
 from sqlalchemy.exc import SQLAlchemyError
 
 from autotune.errors import RunFolderError, StudyMismatchError, first_line
 
-__all__ = ["guarded", "keep_on_disk", "open_finished", "open_optuna", "open_storage"]
+__all__ = ["guarded", "keep_on_disk", "let_go", "open_finished", "open_optuna", "open_storage"]
 
 _IDENTITY = "autotune_identity"
 _STUMBLES = (ValueError, LookupError, TypeError, AttributeError, AssertionError, RuntimeError)
@@ -96,7 +97,7 @@ def _sqlite(path: Path) -> optuna.storages.RDBStorage:
 
     event.listen(storage.engine, "connect", configure)
     storage.engine.dispose()  # connections from before the listener
-    weakref.finalize(storage, storage.engine.dispose)  # else Python 3.13 warns of connections that nobody has closed
+    weakref.finalize(storage, let_go, storage.engine)
     return storage
 
 
@@ -108,6 +109,17 @@ def _address(path: Path) -> str:
     """
     url = URL.create("sqlite", database=f"file:{quote(os.fsencode(path))}", query={"uri": "true"})
     return url.render_as_string()  # from SQLAlchemy 2.1 on a URL's database is quoted once more
+
+
+def let_go(engine: Engine) -> None:
+    """Close a study's connections, and forget its statements.
+
+    Python 3.13 warns of connections that nobody has closed. SQLAlchemy keeps the statements of the last hundred engines
+    with Optuna's mapped classes: a process of many searches would grow by some 100 KiB with each of them.
+    """
+    engine.dispose()
+    for mapper in BaseModel.registry.mappers:
+        vars(mapper).pop("_compiled_cache", None)  # made anew where it is asked for; source: sqlalchemy/orm/mapper.py
 
 
 def _file_of(storage: optuna.storages.RDBStorage) -> Path:

@@ -32,7 +32,7 @@ from autotune.study.importance import setting_importances
 from autotune.study.measured import MeasuredTrials
 from autotune.study.proposals import compose_allowed, params_of
 from autotune.study.samplers import METHODS, SearchMethod
-from autotune.study.storage import guarded, keep_on_disk, open_optuna, open_storage
+from autotune.study.storage import guarded, keep_on_disk, let_go, open_optuna, open_storage
 
 __all__ = ["Study", "Trial"]
 
@@ -127,7 +127,7 @@ class Study:
         """Let go of the file; the study can't be used afterwards."""
         if isinstance(self._storage, optuna.storages.RDBStorage):
             self._storage.remove_session()
-            self._storage.engine.dispose()
+            let_go(self._storage.engine)
 
     @property
     def records(self) -> Sequence[TrialRecord]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import optuna
 import pytest
+from optuna.storages._rdb.models import BaseModel
 
 from autotune.errors import RunFolderError, StudyMismatchError
 from autotune.note import note
@@ -634,3 +635,12 @@ def test_a_trial_adds_at_most_30_kib_to_the_memory_of_the_parent() -> None:
     before, after = held_bytes_after_trials(), held_bytes_after_trials()  # the first hold what is held once
     tracemalloc.stop()
     assert (after - before) / count < 30 * 2**10
+
+
+def test_a_study_that_is_closed_leaves_no_statements_behind(tmp_path: Path) -> None:
+    study = Study.open(tmp_path / "study.db", make_fake_space(), identity={}, seed=0)
+    assert study.ask() is not None
+    held = [mapper for mapper in BaseModel.registry.mappers if vars(mapper).get("_compiled_cache")]
+    assert held, "SQLAlchemy keeps statements elsewhere: let_go has to forget them there"
+    study.close()
+    assert not any(vars(mapper).get("_compiled_cache") for mapper in BaseModel.registry.mappers)
