@@ -81,7 +81,7 @@ def composed(search: Search) -> list[TrainingConfig]:
     space = search.space
     key = repr((space.parameters, space.baseline))
     if key not in _COMPOSED:
-        found = {compose(params, space) for params in space.combinations()}
+        found = dict.fromkeys(compose(params, space) for params in space.combinations())
         _COMPOSED[key] = [one for one in found if isinstance(one, TrainingConfig)]
     return _COMPOSED[key]
 

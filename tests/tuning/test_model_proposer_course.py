@@ -25,6 +25,7 @@ from autotune.study.proposals import first_guesses
 from autotune.study.study import Trial
 from autotune.testing import CostModel, FakeLauncher, FakeTrial, analytic_cost
 from autotune.tuning.proposers import ModelProposer
+from autotune.tuning.proposers.outlook import tried_in
 from tests.factories.searches import GIB, FailingLauncher, make_search
 from tests.tuning.guided import (
     LIMIT,
@@ -178,11 +179,11 @@ def test_what_the_sampler_finds_and_differs_only_on_a_side_that_holds_nothing_is
     search = guided(tmp_path, slow_device, n_trials=6, **SMALL)
     assert isinstance(search.proposer, ModelProposer)
     assert search.proposer.outlook(search.best) is not None
-    tried = {one.config for one in search.study.ended if one.measurement is not None and one.config.num_workers}
-    seen = {device_key(config) for config in tried}
+    seen = {device_key(config) for config in tried_in(search.study) if config.num_workers}
     open_ones = [one for one in composed(search) if one.num_workers and search.study.is_open(one)]
-    reasons = {device_key(one) in seen: search.proposer.skip(one) for one in open_ones}
-    assert reasons == {True: note("would_tell_nothing"), False: None}
+    reasons = [(device_key(one) in seen, search.proposer.skip(one)) for one in open_ones]
+    assert {is_seen for is_seen, _ in reasons} == {True, False}
+    assert all(reason == (note("would_tell_nothing") if is_seen else None) for is_seen, reason in reasons)
 
 
 def test_what_fails_is_not_tried_again_with_a_setting_that_has_nothing_to_do_with_it(tmp_path: Path) -> None:
