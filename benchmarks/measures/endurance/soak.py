@@ -171,7 +171,7 @@ def _grows_kib(found: Figures, name: str) -> float:
     """By how much memory grows from note to note, at the most; of a model, whose arrays come and go, all in all."""
     trend = found["trends"][name]
     if found.get("method") == "model":
-        return float(trend["grown"]) / (_APART * found["notes"])
+        return float(trend["grown"] / (_APART * found["notes"]))
     return float(trend["high"])
 
 
