@@ -638,6 +638,7 @@ def test_a_trial_adds_at_most_30_kib_to_the_memory_of_the_parent() -> None:
 
 
 def test_a_study_that_is_closed_leaves_no_statements_behind(tmp_path: Path) -> None:
+    gc.collect()  # else a study of another test, let go of meanwhile, may have all forgotten
     study = Study.open(tmp_path / "study.db", make_fake_space(), identity={}, seed=0)
     assert study.ask() is not None
     held = [mapper for mapper in BaseModel.registry.mappers if vars(mapper).get("_compiled_cache")]
