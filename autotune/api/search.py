@@ -104,9 +104,8 @@ def run_plan(
                 summary = summary.model_copy(update={"notes": (*summary.notes, *mended)})
             if launcher is None and summary.run_spread.source == "workload":
                 remember_spread(machine, workload, summary.run_spread)
-        except BaseException:
-            study.close()
-            raise
+        finally:
+            study.close()  # else a result would keep the file open, until it is collected
     return result_of(summary, study.optuna_study, folder.path)
 
 

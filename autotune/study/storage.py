@@ -22,7 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from autotune.errors import RunFolderError, StudyMismatchError, first_line
 
-__all__ = ["guarded", "keep_on_disk", "let_go", "open_finished", "open_optuna", "open_storage"]
+__all__ = ["guarded", "keep_on_disk", "open_finished", "open_optuna", "open_storage", "release"]
 
 _IDENTITY = "autotune_identity"
 _STUMBLES = (ValueError, LookupError, TypeError, AttributeError, AssertionError, RuntimeError)
@@ -97,7 +97,7 @@ def _sqlite(path: Path) -> optuna.storages.RDBStorage:
 
     event.listen(storage.engine, "connect", configure)
     storage.engine.dispose()  # connections from before the listener
-    weakref.finalize(storage, let_go, storage.engine)
+    weakref.finalize(storage, _let_go, storage.engine)
     return storage
 
 
@@ -111,7 +111,14 @@ def _address(path: Path) -> str:
     return url.render_as_string()  # from SQLAlchemy 2.1 on a URL's database is quoted once more
 
 
-def let_go(engine: Engine) -> None:
+def release(storage: optuna.storages.BaseStorage) -> None:
+    """Close a study's file; whoever uses the study afterwards opens it again."""
+    if isinstance(storage, optuna.storages.RDBStorage):
+        storage.remove_session()
+        _let_go(storage.engine)
+
+
+def _let_go(engine: Engine) -> None:
     """Close a study's connections, and forget its statements.
 
     Python 3.13 warns of connections that nobody has closed. SQLAlchemy keeps the statements of the last hundred engines

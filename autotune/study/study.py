@@ -32,7 +32,7 @@ from autotune.study.importance import setting_importances
 from autotune.study.measured import MeasuredTrials
 from autotune.study.proposals import compose_allowed, params_of
 from autotune.study.samplers import METHODS, SearchMethod
-from autotune.study.storage import guarded, keep_on_disk, let_go, open_optuna, open_storage
+from autotune.study.storage import guarded, keep_on_disk, open_optuna, open_storage, release
 
 __all__ = ["Study", "Trial"]
 
@@ -124,10 +124,8 @@ class Study:
         return opened
 
     def close(self) -> None:
-        """Let go of the file; the study can't be used afterwards."""
-        if isinstance(self._storage, optuna.storages.RDBStorage):
-            self._storage.remove_session()
-            let_go(self._storage.engine)
+        """Let go of the file; whoever uses the study afterwards opens it again."""
+        release(self._storage)
 
     @property
     def records(self) -> Sequence[TrialRecord]:

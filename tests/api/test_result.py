@@ -37,6 +37,16 @@ def test_a_run_is_opened_again_as_it_ended(tmp_path: Path) -> None:
     assert len(again.study.trials) == len(found.study.trials)
 
 
+def test_a_result_keeps_no_file_open_and_its_study_opens_again(tmp_path: Path) -> None:
+    found = search(tmp_path / "run")
+    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    assert not [link for link in links if link.readlink().is_relative_to(tmp_path)]
+    assert not list((tmp_path / "run").glob("study.db-*"))
+    assert len(found.study.trials) >= len(found.trials) == 4
+    found.study.set_user_attr("noted", True)
+    assert autotune.open_run(tmp_path / "run").study.user_attrs["noted"]
+
+
 def test_a_run_that_was_moved_elsewhere_is_opened_there(tmp_path: Path) -> None:
     search(tmp_path / "run")
     shutil.move(tmp_path / "run", tmp_path / "moved")
@@ -47,12 +57,15 @@ def test_a_run_that_can_not_be_written_is_opened_with_what_its_log_holds_and_lef
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir = tmp_path / "a run"
-    found = search(run_dir)  # its study is in use: all of it lies in the log, as a kill leaves it
+    found = search(run_dir)
+    found.study.set_user_attr("noted", "later")  # opens the study again: this lies in its log, as a kill leaves it
+    values = [trial.values for trial in found.study.trials]
     files = {path.name: path.read_bytes() for path in run_dir.iterdir() if path.is_file()}
     assert files["study.db-wal"]
     monkeypatch.setattr(os, "access", lambda *_: False)  # the file system's own answer: root may write anywhere
     again = autotune.open_run(run_dir)
-    assert [trial.values for trial in again.study.trials] == [trial.values for trial in found.study.trials]
+    assert [trial.values for trial in again.study.trials] == values
+    assert again.study.user_attrs["noted"] == "later"
     again.study.set_user_attr("changed", True)
     assert {path.name: path.read_bytes() for path in run_dir.iterdir() if path.is_file()} == files
     folder = Path(str(again.study._storage._backend.engine.url.database).removeprefix("file:")).parent  # type: ignore[attr-defined]

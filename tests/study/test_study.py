@@ -642,6 +642,6 @@ def test_a_study_that_is_closed_leaves_no_statements_behind(tmp_path: Path) -> N
     study = Study.open(tmp_path / "study.db", make_fake_space(), identity={}, seed=0)
     assert study.ask() is not None
     held = [mapper for mapper in BaseModel.registry.mappers if vars(mapper).get("_compiled_cache")]
-    assert held, "SQLAlchemy keeps statements elsewhere: let_go has to forget them there"
+    assert held, "SQLAlchemy keeps statements elsewhere: _let_go has to forget them there"
     study.close()
     assert not any(vars(mapper).get("_compiled_cache") for mapper in BaseModel.registry.mappers)
