@@ -57,7 +57,7 @@ LONGEST = (
     "api/test_lengths.py",
     "docs/test_readme.py",
     "docs/test_tutorial.py",
-    "tuning/test_precision_check.py",
+    "tuning/checks/test_precision.py",
     "tuning/test_model_proposer.py",
     "tuning/test_model_proposer_course.py",
     "launch/test_main_objects.py",

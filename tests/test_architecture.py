@@ -14,7 +14,7 @@ PACKAGE = Path(autotune.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 ROOMS = sorted({path.parent for path in FILES} - {PACKAGE})
 
-MOST_MODULES = {"": 8, "records": 18}
+MOST_MODULES = {"": 8, "records": 19}
 """Modules of a folder, `__init__` not counted; of one that is not named, MOST_MODULES_ELSEWHERE."""
 MOST_MODULES_ELSEWHERE = 12
 MOST_LINES = 300

@@ -32,7 +32,7 @@ _LOADER_KEYS = {"shuffle", "drop_last", "sampler", "batch_sampler", "worker_init
 _LOADERS_OWN = {"shuffle", "drop_last"}
 """Of these, what a DataLoader decides itself."""
 _SECTIONS = {
-    "workload": ("model", "dataset", "command", "loss", "step", "optimizer", "collate_fn"),
+    "workload": ("model", "dataset", "command", "loss", "step", "optimizer", "collate_fn", "checkpoint"),
     "budget": ("n_trials", "timeout_s"),
     "search": ("method", "warm_start"),
 }
@@ -50,6 +50,7 @@ def search(  # noqa: PLR0913 - the contract's signature
     step: Callable[..., Any] | None = None,
     optimizer: Any = None,
     collate_fn: Callable[..., Any] | None = None,
+    checkpoint: Any = None,
     accelerator: Any = None,
     baseline: TrainingConfig | Mapping[str, Any] | None = None,
     space: SearchSpace | Mapping[str, Any] | None = None,
@@ -83,6 +84,8 @@ def search(  # noqa: PLR0913 - the contract's signature
         optimizer: optimizer(params, lr) -> torch.optim.Optimizer; or an optimizer of the model's parameters, of which
             trials have class, groups and settings, without its state; None: SGD.
         collate_fn: as for torch.utils.data.DataLoader.
+        checkpoint: weights from the middle of training, as a file of weights or a function checkpoint(model) that loads
+            them: with objective={"global_batch": "goodput"} batches are ranked by the gradient noise scale there.
         accelerator: the accelerate.Accelerator that has prepared model, loader and optimizer, for its precision and
             accumulation.
         baseline: what you run today; what it does not say is what a DataLoader and an optimizer that are given are set

@@ -32,6 +32,7 @@ from autotune.note import Note, note
 from autotune.protocol.attach import changed_settings
 from autotune.protocol.disk import write_atomic, write_model
 from autotune.protocol.payload import write_payload
+from autotune.records.noise_scale import NoiseScale
 from autotune.records.run_summary import Progress, RunSummary
 from autotune.records.study_identity import identify, workload_key
 from autotune.records.trial import TrialRecord
@@ -44,6 +45,7 @@ from autotune.settings.training_config import LOADER_SETTINGS
 from autotune.study.study import Study
 from autotune.tuning.confirmation import Finals
 from autotune.tuning.loop import Search
+from autotune.tuning.noise_scale import rank_batches
 from autotune.tuning.outcomes import ConfirmationOutcome
 from autotune.tuning.probe import probe_workload
 from autotune.tuning.proposers import make_proposer
@@ -99,7 +101,7 @@ def run_plan(
             search.notes += mended
             summary = _known(search, folder)
             if summary is None:
-                summary = _tune(search, plan, folder)
+                summary = _tune(search, plan, folder, rank_batches(plan, search))
             elif mended:
                 summary = summary.model_copy(update={"notes": (*summary.notes, *mended)})
             if launcher is None and summary.run_spread.source == "workload":
@@ -140,7 +142,7 @@ def _keep(search: Search, folder: RunFolder, beside: Neighbours, record: TrialRe
     search.notes += beside.new()
 
 
-def _tune(search: Search, plan: Plan, folder: RunFolder) -> RunSummary:
+def _tune(search: Search, plan: Plan, folder: RunFolder, noise_scale: NoiseScale | None) -> RunSummary:
     """Search, confirm, select, write; whatever ends it, the best so far is in the run folder."""
     finals = None
     try:
@@ -152,10 +154,11 @@ def _tune(search: Search, plan: Plan, folder: RunFolder) -> RunSummary:
     except BaseException as error:
         with without_interrupts():
             sure = ConfirmationOutcome() if finals is None else finals.outcome()
-            _write(_summarise(search, plan, sure, note("interrupted", by=type(error).__name__)), folder)
+            by = note("interrupted", by=type(error).__name__)
+            _write(_summarise(search, plan, sure, noise_scale, by), folder)
         raise
     with without_interrupts():  # the search is done: an interrupt now would only lose what it has found
-        summary = _summarise(search, plan, sure)
+        summary = _summarise(search, plan, sure, noise_scale)
         _write(summary, folder)
     if summary.recommendation is None:
         raise NothingFeasibleError(say_nothing_feasible(summary))
@@ -180,9 +183,10 @@ def _finished(search: Search, folder: RunFolder) -> RunSummary | None:
     if not (is_over or (ended_by_itself and summary.budget == budget)):
         return None
     # As text: a figure that is no number equals nothing.
+    is_same_rule = summary.objective == study.space.objective
     written, known = ([trial.model_dump_json() for trial in trials] for trials in (summary.trials, study.records))
     is_settled = summary.recommendation is not None and summary.recommendation.verdict != "unconfirmed"
-    return summary if written == known and summary.is_complete and is_settled else None
+    return summary if written == known and summary.is_complete and is_settled and is_same_rule else None
 
 
 def _known(search: Search, folder: RunFolder) -> RunSummary | None:
@@ -220,7 +224,13 @@ def _write_patch(summary: RunSummary, folder: RunFolder) -> None:
         write_atomic(folder.patch, patch.content)
 
 
-def _summarise(search: Search, plan: Plan, sure: ConfirmationOutcome, interrupted: Note | None = None) -> RunSummary:
+def _summarise(
+    search: Search,
+    plan: Plan,
+    sure: ConfirmationOutcome,
+    noise_scale: NoiseScale | None,
+    interrupted: Note | None = None,
+) -> RunSummary:
     """Select, and gather all that reports are made from; `interrupted` says what has ended the search, if anything."""
     found = search.outcome()
     rounds = evidence_of_rounds(list(map(run_of, entrant.runs)) for entrant in sure.confirmations)
@@ -249,6 +259,7 @@ def _summarise(search: Search, plan: Plan, sure: ConfirmationOutcome, interrupte
         memory_source="not measured" if measured is None else measured.memory.source,
         trials=found.records,
         run_spread=spread,
+        noise_scale=noise_scale,
         recommendation=chosen,
         importances=search.study.importances(),
         notes=tuple(dict.fromkeys(notes)),

@@ -33,7 +33,15 @@ __all__ = ["TrialRunner", "go_on"]
 
 _PROCESSES = 3
 """The most processes that curves are measured in. Our convention: two settings may be fatal."""
-_AnyJob = TypeVar("_AnyJob", jobs.TrialJob, jobs.ProbeJob, jobs.PrecisionJob, jobs.CurvesJob, jobs.StressJob)
+_AnyJob = TypeVar(
+    "_AnyJob",
+    jobs.TrialJob,
+    jobs.ProbeJob,
+    jobs.PrecisionJob,
+    jobs.CurvesJob,
+    jobs.StressJob,
+    jobs.NoiseScaleJob,
+)
 _Placed = TypeVar("_Placed", jobs.TrialJob, jobs.ProbeJob)
 
 
@@ -112,6 +120,10 @@ class TrialRunner:
     def stress(self, config: TrainingConfig, *, name: str, deadline_s: float, train_s: float) -> RankReport:
         """Train on the largest samples for `train_s` seconds."""
         return self._run(name, None, self._job_for(jobs.StressJob, config, deadline_s, train_s=train_s))
+
+    def gradients(self, config: TrainingConfig, *, deadline_s: float, seconds: float) -> RankReport:
+        """Measure the noise of gradients at the workload's checkpoint; `config` has micro batch and precision."""
+        return self._run("noise-scale", None, self._job_for(jobs.NoiseScaleJob, config, deadline_s, seconds=seconds))
 
     def _job_for(self, kind: type[_AnyJob], config: TrainingConfig, deadline_s: float, **own: Any) -> _AnyJob:
         """A job of a kind, with the fields that only this kind has."""

@@ -19,6 +19,7 @@ __all__ = [
     "Extras",
     "GroupPart",
     "Job",
+    "NoiseScaleJob",
     "PrecisionJob",
     "ProbeJob",
     "ProcessSetup",
@@ -165,7 +166,15 @@ class StressJob(_WorkloadJob):
     """Length of the training."""
 
 
-WorkloadJob: TypeAlias = ProbeJob | TrialJob | PrecisionJob | CurvesJob | StressJob
+class NoiseScaleJob(_WorkloadJob):
+    """Measure gradients at the weights of the workload's checkpoint, or of a model that was just built."""
+
+    kind: Literal["noise_scale"] = "noise_scale"
+    seconds: float
+    """For so long, once the first gradients are there."""
+
+
+WorkloadJob: TypeAlias = ProbeJob | TrialJob | PrecisionJob | CurvesJob | StressJob | NoiseScaleJob
 """A job that builds the user's workload."""
 Job: TypeAlias = Annotated[DescribeJob | WorkloadJob, Field(discriminator="kind")]
 _JOB: TypeAdapter[Job] = TypeAdapter(Job)

@@ -15,6 +15,7 @@ from pydantic import Field
 from autotune.frozen import FrozenModel
 from autotune.records.conditions import DeviceConditions
 from autotune.records.diagnosis import Curves
+from autotune.records.noise_scale import GradientNorms
 from autotune.records.precision_check import PrecisionFigures
 from autotune.records.stress_check import StressFigures
 from autotune.records.trial import TrialResult
@@ -45,6 +46,7 @@ class RankReport(FrozenModel):
     guard: PrecisionFigures | None = None
     curves: Curves | None = None
     stress: StressFigures | None = None
+    gradients: GradientNorms | None = None
     is_workload_fault: bool = False
     """The reason is a sentence about the user's workload, complete as it stands."""
     is_collateral: bool = False

@@ -14,7 +14,7 @@ from autotune.records.stress_check import StressFigures
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.learning_rate import LrAdvice
 
-__all__ = ["Confirmation", "Ratio", "Recommendation", "Verdict"]
+__all__ = ["BreakEven", "Confirmation", "LargerBatch", "Ratio", "Recommendation", "Verdict"]
 
 Verdict = Literal["faster", "already_best", "unconfirmed", "baseline_infeasible"]
 
@@ -52,6 +52,43 @@ class Ratio(FrozenModel):
     """The interval's upper end; may be infinite."""
 
 
+class BreakEven(FrozenModel):
+    """The gradient noise scale above which a larger batch trains sooner, in samples, with its 95 % interval."""
+
+    samples: float
+    """0: at any noise scale."""
+    low: float
+    """The interval's lower end."""
+    high: float
+    """The upper end; infinite where it may be at none, since the larger batch may be no faster."""
+
+
+class LargerBatch(FrozenModel):
+    """The best at a larger global batch than the baseline's, against the fastest at the baseline's own."""
+
+    config: TrainingConfig
+    """Ready to use: its learning rate is scaled to its global batch."""
+    number: int
+    """Trial that measured it."""
+    speedup: Ratio | None
+    """Its ratio to the baseline, measured in turns; None where it was not."""
+    over_same_batch: Ratio | None
+    """Its rate over that of the fastest at the baseline's global batch, wider where they were not measured in turns;
+    None where none was feasible at that."""
+    worth: float = 1.0
+    """What one of its samples is worth against one at the baseline's batch, where batches are ranked by that."""
+    is_worth_it: bool
+    """It beats that one beyond noise, and by what the objective asks for as measured; or there is no such one."""
+    break_even: BreakEven | None
+    """From which noise scale on it trains sooner; None: at none, it is not faster; or there is none at the
+    baseline's."""
+
+    @property
+    def is_faster(self) -> bool:
+        """It has more samples/s than that one, beyond noise."""
+        return self.over_same_batch is not None and self.over_same_batch.low > 1
+
+
 class Recommendation(FrozenModel):
     """The configuration to use, and what speaks for it."""
 
@@ -64,7 +101,10 @@ class Recommendation(FrozenModel):
     measured in turns."""
     speedup: Ratio | None
     """What is claimed over the baseline, measured in turns with it: shrunk, since the best of several looks best by
-    luck too, with the interval as measured. None where the baseline is no reference."""
+    luck too, with the interval as measured. None where the baseline is no reference. Where a noise scale ranks batches,
+    this and all other ratios to the baseline are of rates times what a sample is worth."""
+    worth: float = 1.0
+    """What one of its samples is worth against one at the baseline's batch, where batches are ranked by that."""
     measured_speedup: Ratio | None = None
     """The ratio as measured; None for the baseline itself."""
     gain_probability: float | None = None
@@ -76,6 +116,8 @@ class Recommendation(FrozenModel):
     """Trial that measured it; None where there is none."""
     same_batch_speedup: Ratio | None = None
     """Its ratio to the baseline, measured in turns; None where it was not."""
+    larger_batch: LargerBatch | None = None
+    """The best that has a larger global batch, which need not be worth it; None where none was measured."""
     reasons: tuple[Note, ...] = ()
     """Why this one."""
     confirmations: tuple[Confirmation, ...] = ()

@@ -47,7 +47,7 @@ def identify(plan: Plan, space: ResolvedSpace) -> dict[str, str]:
         "sampling": f"shuffle={workload.shuffle}, drop_last={workload.drop_last}",
         "space": _digest(repr([(name, repr(domain)) for name, domain in space.given.items()])),
         "baseline": plan.baseline.model_dump_json(exclude_defaults=True),
-        "objective": plan.objective.model_dump_json(),
+        "objective": plan.objective.model_dump_json(exclude={"larger_batch_gain"}),
         "seed": str(plan.seed),
         **{COMPARED[name]: _in_words(value) for name, value in space.environment.comparable().items()},
         **_layout(plan, space),
@@ -62,7 +62,7 @@ def workload_key(workload: Workload) -> str:
 def _parts_of(workload: Workload) -> dict[str, str]:
     if workload.command is not None:
         return {"command": _describe_command(workload.command)}
-    parts = {name: getattr(workload, name) for name in PARTS}
+    parts = {name: getattr(workload, name) for name in PARTS if name != "checkpoint"}
     return {name: describe_part(part) for name, part in parts.items() if part is not None}
 
 

@@ -156,12 +156,14 @@ def role_of(number: int, summary: RunSummary) -> Role:
 
 
 def make_columns(summary: RunSummary) -> tuple[Column, ...]:
-    """Baseline, recommended and same batch, each configuration once."""
+    """Baseline, recommended, the best at the baseline's global batch and at a larger one; each configuration once."""
     found = summary.recommendation
     wanted: list[_Wanted] = [("baseline", 0, summary.baseline, None)]
     if found is not None:
         wanted.append(("recommended", found.number, found.config, found.speedup))
         wanted.append(("same batch", found.same_batch_number, found.same_batch, found.same_batch_speedup))
+        if (larger := found.larger_batch) is not None:
+            wanted.append(("larger batch", larger.number, larger.config, larger.speedup))
     columns: dict[int, Column] = {}
     for title, number, config, speedup in wanted:
         if number is not None and config is not None and number not in columns:
@@ -264,8 +266,8 @@ def _with_mean_waits(run: Measurement, waiting: float) -> TimeBreakdown | None:
 
 
 def has_parts(columns: Sequence[Column]) -> bool:
-    """Whether the parts of the time are known of all columns; of the same batch, shown beside, they never are."""
-    measured = [column.figures for column in columns if column.figures is not None and column.title != "same batch"]
+    """Whether the parts of the time are known of all columns but those that are shown beside, of other batches."""
+    measured = [column.figures for column in columns if column.figures and not column.title.endswith(" batch")]
     return bool(measured) and all(figures.breakdown is not None for figures in measured)
 
 

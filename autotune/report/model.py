@@ -47,7 +47,7 @@ class ReportModel:
     headline: str
     """The verdict in a sentence or two."""
     columns: tuple[Column, ...]
-    """Baseline, recommended and same batch with their figures, each configuration once."""
+    """Baseline, recommended, same batch and larger batch with their figures, each configuration once."""
     changes: tuple[tuple[str, str, str], ...]
     """The settings to change: (name, the baseline's value, the recommended one)."""
     headroom: str
@@ -106,7 +106,12 @@ def build_report(summary: RunSummary, run_dir: Path, *, written: Container[str] 
         headroom=sentences.say_headroom(summary, columns),
         doubts=_plain(list_doubts(measured)),
         conditions=conditions,
-        table=result_table(columns, summary.limit_bytes, summary.run_spread),
+        table=result_table(
+            columns,
+            summary.limit_bytes,
+            summary.run_spread,
+            reference="baseline, weighed" if summary.is_weighed else "baseline",
+        ),
         remarks=_plain(
             (
                 *say_busy(columns),

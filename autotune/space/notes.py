@@ -30,6 +30,7 @@ def space_notes(basis: Basis, domains: Mapping[str, Domain]) -> tuple[Note, ...]
         *basis.environment.remarks,
         *_malloc(basis),
         *_reserve(basis),
+        *_larger_batch_gain(basis),
         *_without_effect(basis),
         *_binding(basis, domains),
         *_emulated(basis),
@@ -54,6 +55,11 @@ def _reserve(basis: Basis) -> Iterator[Note]:
     reserve_bytes = objective.reserve_bytes(device_bytes)
     if reserve_bytes:
         yield note("reserve", reserve_bytes=reserve_bytes, trial_bytes=objective.limit_bytes(device_bytes))
+
+
+def _larger_batch_gain(basis: Basis) -> Iterator[Note]:
+    if basis.keeps_batch and "larger_batch_gain" in basis.objective.model_fields_set:
+        yield note("larger_batch_gain_unused")
 
 
 def _without_effect(basis: Basis) -> Iterator[Note]:

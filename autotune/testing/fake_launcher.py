@@ -11,7 +11,7 @@ import random
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from autotune.analysis.forecast.expectation import DEVICE_SETTINGS
 from autotune.launch.launcher import Exit, Launch
@@ -20,6 +20,7 @@ from autotune.protocol.disk import write_model
 from autotune.protocol.jobs import (
     CurvesJob,
     DescribeJob,
+    NoiseScaleJob,
     PrecisionJob,
     ProbeJob,
     StressJob,
@@ -42,6 +43,7 @@ from autotune.testing.fake_figures import (
     fake_ceilings,
     fake_environment,
     fake_facts,
+    fake_gradients,
     fake_guard,
     fake_measurement,
     fake_stress,
@@ -57,6 +59,7 @@ _SETTINGS = {
 }
 """What the points of a curve may differ in."""
 _DONE = TrialResult(outcome="ok")
+_AnyJob: TypeAlias = TrialJob | PrecisionJob | CurvesJob | StressJob | NoiseScaleJob
 
 
 @dataclass(slots=True)
@@ -76,14 +79,18 @@ class FakeLauncher:
     facts: WorkloadFacts = field(default_factory=fake_facts)
     launched: list[TrainingConfig] = field(default_factory=list)
     """Configurations of all trials so far, confirmations included."""
-    jobs: list[TrialJob | PrecisionJob | CurvesJob | StressJob] = field(default_factory=list)
-    """All jobs but probes and descriptions: trials, guards, curves, stress runs."""
+    jobs: list[_AnyJob] = field(default_factory=list)
+    """All jobs but probes and descriptions: trials, guards, curves, stress runs, gradients."""
     slots: int = 1
     """Trials that it runs at once."""
     notes: tuple[Note, ...] = ()
     """Machines that are not used; there are none."""
     conditions: DeviceConditions | None = None
     """What a probe, and each trial, reports of the device."""
+    noise_scale: float = 1000.0
+    """The gradient noise scale of its workload, in samples."""
+    noise_scale_spread: float = 0.02
+    """By how much groups of gradients differ, relatively."""
     _lock: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
 
     def launch(self, launch: Launch) -> Exit:
@@ -116,7 +123,7 @@ class FakeLauncher:
     def close(self) -> None:
         """Nothing to end."""
 
-    def _answer(self, trial: FakeTrial, job: TrialJob | PrecisionJob | CurvesJob | StressJob, place: int) -> RankReport:
+    def _answer(self, trial: FakeTrial, job: _AnyJob, place: int) -> RankReport:
         if trial.outcome != "ok":
             return RankReport(result=TrialResult(outcome=trial.outcome, reason=trial.reason, failure=trial.failure))
         match job:
@@ -128,6 +135,10 @@ class FakeLauncher:
                 return RankReport(result=_DONE, guard=fake_guard(trial, job.config))
             case StressJob():
                 return RankReport(result=_DONE, stress=fake_stress(trial))
+            case NoiseScaleJob():
+                return RankReport(
+                    result=_DONE, gradients=fake_gradients(self.noise_scale, self.noise_scale_spread, job.config)
+                )
             case CurvesJob():
                 return RankReport(result=_DONE, curves=self._curves(job))
 

@@ -32,11 +32,11 @@ from autotune.records.run_summary import Progress
 from autotune.records.stress_check import StressFigures
 from autotune.records.trial import TrialRecord
 from autotune.space.domains import whole_numbers
+from autotune.tuning.checks.stress import MOST_STRESSED, check_under_stress, reserve_s
+from autotune.tuning.contenders import Contenders
 from autotune.tuning.entrant import Entrant, hung_among, overheads_s_of, taken_s_of
 from autotune.tuning.extra_measurements import everything, with_ceilings
 from autotune.tuning.outcomes import ConfirmationOutcome, SearchOutcome, disturbances
-from autotune.tuning.selection import Contenders, challengers, feasible_baseline
-from autotune.tuning.stress_check import MOST_STRESSED, check_under_stress, reserve_s
 from autotune.tuning.time_budget import Clock, repeat_deadline_s
 
 __all__ = ["Finals"]
@@ -95,7 +95,7 @@ class Finals:
 
     def outcome(self) -> ConfirmationOutcome:
         """What was measured so far."""
-        is_unchallenged = self._is_complete and not challengers(self.found)
+        is_unchallenged = self._is_complete and not self.found.challengers
         refuted = {"is_feasible": False}
         return ConfirmationOutcome(
             confirmations=tuple(
@@ -111,21 +111,31 @@ class Finals:
         )
 
     def _finalists(self) -> list[TrialRecord]:
-        """The best challenger, the best that keeps the baseline's global batch, the simplest as good as the best.
+        """The best challenger, the best at the baseline's global batch and at a larger one, the simplest of the best.
 
-        Then others that may be as good, the second best first: it has no place where those three are three trials.
+        Then others that may be as good as the best, the second best first. Where not all may run, the best at the
+        baseline's global batch goes before a larger one that its trial does not show to be worth it.
         """
-        better = challengers(self.found)
-        own = self.found.space.baseline
-        same_batch = [record for record in better if record.config.global_batch_ratio(own) == 1]
+        better = self.found.challengers
         near = [record for record in better if _is_near(record, better[0], self.found)]
+        same_batch = [record for record in better if self.found.batch_ratio(record.config) == 1]
+        larger_batch = [record for record in near if self.found.batch_ratio(record.config) > 1]
         simplest = [simplest_of_the_best(near, self.found.believed_score)] if near else []
-        wished = [*better[:1], *same_batch[:1], *simplest, *near[1:]]
+        first = better[:1] if self._is_worth_its_place(better, same_batch) else same_batch[:1]
+        wished = [*first, *better[:1], *same_batch[:1], *larger_batch[:1], *simplest, *near[1:]]
         return list({record.number: record for record in wished}.values())[:_FINALISTS]
+
+    def _is_worth_its_place(self, better: Sequence[TrialRecord], same_batch: Sequence[TrialRecord]) -> bool:
+        """Whether the best is no larger batch, or its trial shows it to be worth it beside the best at the own one."""
+        if not same_batch or self.found.batch_ratio(better[0].config) <= 1:
+            return True
+        known = Contenders.of(self.found, ConfirmationOutcome())
+        trials = {trial.number: trial for trial in known.trials}
+        return known.is_worth_it(trials[better[0].number], trials[same_batch[0].number])
 
     def _measure_in_turns(self, finalists: Sequence[TrialRecord]) -> None:
         """Run rounds until all is decided or the time is used. What has failed, or is behind, is not run again."""
-        wanted = [Entrant(record) for record in (*feasible_baseline(self.found), *finalists)]
+        wanted = [Entrant(record) for record in (*self.found.feasible_baseline, *finalists)]
         has_baseline = wanted[0].record.number == 0
         self._reserved_s = reserve_s(finalists[0], self.clock.left_s or 0.0)
         overheads_s, window_s = [entrant.overhead_s for entrant in wanted], self._window_s(wanted)
@@ -165,9 +175,18 @@ class Finals:
         self._confirmations = [
             entrant.confirmation(is_hung=entrant.record.number in hung) for entrant in entrants if entrant.runs
         ]
-        sound = [entrant for entrant in self._confirmations if entrant.is_feasible and entrant.runs]
+        sound = [self.found.weighed(entrant) for entrant in self._confirmations if entrant.is_feasible and entrant.runs]
         numbers = [entrant.record.number for entrant in alive if entrant.record.number in {one.number for one in sound}]
-        return worth_going_on(sound, numbers, self.found.spread, self._error) if sound and numbers else ()
+        if not sound or not numbers:
+            return ()
+        return worth_going_on(
+            sound,
+            numbers,
+            self.found.spread,
+            self._error,
+            batches={entrant.number: self.found.batch_of(entrant.config) for entrant in sound},
+            least=1 + self.found.space.objective.larger_batch_gain,
+        )
 
     def _measure_round(
         self, entrants: Sequence[Entrant], alive: Sequence[Entrant], number: int, plan: ConfirmationPlan

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import exp
 
 from autotune.analysis.decisions.early_stopping import behind_threshold
 from autotune.analysis.decisions.repeats import unsure_at_the_end, unsure_before_a_switch
@@ -27,10 +28,10 @@ from autotune.space.constraints import hosts_of
 from autotune.space.resolved_space import ResolvedSpace
 from autotune.study.proposals import Params, first_guesses, largest_batch_variant, same_batch_variant
 from autotune.study.study import Study, Trial
+from autotune.tuning.checks.precision import PrecisionGuard
 from autotune.tuning.extra_measurements import extras_of, with_ceilings
 from autotune.tuning.failure_attribution import FailureAttribution
 from autotune.tuning.outcomes import LEAST_GAIN, SearchOutcome, disturbances
-from autotune.tuning.precision_check import PrecisionGuard
 from autotune.tuning.proposers.proposer import Proposer
 from autotune.tuning.time_budget import TimeBudget
 
@@ -262,7 +263,8 @@ class Search:
         if measurement is None or ended.result.outcome != "ok":
             return None
         compared = measurement if reference is None or reference.measurement is None else reference.measurement
-        return evaluate(measurement, compared, self.space.objective, self.space.limit_bytes)
+        worth = exp(self.space.log_worth(ended.trial.config))
+        return evaluate(measurement, compared, self.space.objective, self.space.limit_bytes, worth=worth)
 
     def _tell(self, ended: _Ended, score: Score | None) -> None:
         result = with_ceilings(ended.result, ended.trial.config, self.ceilings, asked=ended.extras)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import exp
 
-from autotune.analysis.decisions.selection_rules import ONE_SIDED_ERROR
+from autotune.analysis.decisions.selection_rules import ONE_SIDED_ERROR, GlobalBatch
 from autotune.note import Note, note
 from autotune.records.ceilings import CeilingBook
 from autotune.records.recommendation import Confirmation
 from autotune.records.run_spread import RunSpread
 from autotune.records.stress_check import StressFigures
 from autotune.records.trial import TrialRecord, TrialResult, believed_score, best_of
+from autotune.settings.training_config import TrainingConfig
 from autotune.space.resolved_space import ResolvedSpace
 
 __all__ = ["LEAST_GAIN", "ConfirmationOutcome", "SearchOutcome", "disturbances"]
@@ -49,6 +51,42 @@ class SearchOutcome:
     def best(self) -> TrialRecord | None:
         """The feasible trial with the best score, as far as it is believed."""
         return best_of(self.records, self.believed_score)
+
+    @property
+    def feasible_baseline(self) -> tuple[TrialRecord, ...]:
+        """The baseline's trial where it is a reference, else none."""
+        return () if self.baseline is None or not self.baseline.is_feasible else (self.baseline,)
+
+    @property
+    def challengers(self) -> list[TrialRecord]:
+        """The trials that may beat the baseline by what is believed of both, the best first.
+
+        That a trial's score is believed to be a little lower than the baseline's refutes nothing: rates differ from run
+        to run by the spread.
+        """
+        own = max(map(self.believed_score, self.feasible_baseline), default=0.0)
+        feasible = [record for record in self.records if record.is_feasible and record.number != 0]
+        may_win = [record for record in feasible if self.believed_score(record) > exp(-self.spread.sd) * own]
+        return sorted(may_win, key=self.believed_score, reverse=True)
+
+    def batch_ratio(self, config: TrainingConfig) -> float:
+        """A configuration's global batch over the baseline's."""
+        return config.global_batch_ratio(self.space.baseline)
+
+    def batch_of(self, config: TrainingConfig) -> GlobalBatch:
+        """Its global batch, with what is not known of what a sample is worth in it."""
+        sure_worth = exp(self.space.log_worths(config)[0] - self.space.log_worth(config))
+        return GlobalBatch(ratio=self.batch_ratio(config), sure_worth=sure_worth)
+
+    def weighed(self, confirmation: Confirmation) -> Confirmation:
+        """A configuration's runs with rates times what a sample is worth in its batch: as decisions compare them."""
+        worth = exp(self.space.log_worth(confirmation.config))
+        if worth == 1:
+            return confirmation
+        rounds = (
+            run and run.model_copy(update={"samples_per_s": worth * run.samples_per_s}) for run in confirmation.rounds
+        )
+        return confirmation.model_copy(update={"rounds": tuple(rounds)})
 
     def believed_score(self, record: TrialRecord) -> float:
         """A feasible trial's score at the rate that is believed of it."""

@@ -37,6 +37,7 @@ from autotune.worker.failure.kernel_failures import block_launches
 from autotune.worker.failure.outcome import outcome_of
 from autotune.worker.jobs.bench import WorkloadBench
 from autotune.worker.jobs.curves import trace_curves
+from autotune.worker.jobs.noise_scale import measure_gradients
 from autotune.worker.jobs.precision import compare_to_float32
 from autotune.worker.jobs.probe import probe
 from autotune.worker.jobs.stress import train_on_largest
@@ -143,6 +144,8 @@ def _do_with_workload(job: jobs.WorkloadJob, device: Device, place: Place, dump:
             return _done(curves=trace_curves(bench, job, device, start.ends_at, keep=keep))
         case jobs.StressJob():
             return _done(stress=train_on_largest(workload, job, device, scratch, start.ends_at))
+        case jobs.NoiseScaleJob():
+            return _done(gradients=measure_gradients(workload, job, device, scratch, start.ends_at))
         case _:
             assert_never(job)
 

@@ -25,7 +25,17 @@ from autotune.analysis.forecast.expectation import DEVICE_SETTINGS
 from autotune.launch.launcher import Exit, Launch
 from autotune.note import note
 from autotune.protocol.disk import write_model
-from autotune.protocol.jobs import CurvesJob, DescribeJob, Job, PrecisionJob, ProbeJob, StressJob, TrialJob, read_job
+from autotune.protocol.jobs import (
+    CurvesJob,
+    DescribeJob,
+    Job,
+    NoiseScaleJob,
+    PrecisionJob,
+    ProbeJob,
+    StressJob,
+    TrialJob,
+    read_job,
+)
 from autotune.protocol.reports import RankReport
 from autotune.records.diagnosis import CurvePoint, Curves
 from autotune.records.measurement import MemorySample
@@ -284,6 +294,8 @@ class ReplayLauncher:
             case StressJob():
                 wall_s = self._start_s(job.config) + sample_scan_s(inf) + job.train_s
                 return Exit(code=0, wall_s=wall_s), RankReport(result=done, stress=self._stress(job))
+            case NoiseScaleJob():
+                raise ValueError("a surface has no gradients; replay a search by rates alone")
 
     def _trial(self, job: TrialJob, launch: Launch) -> tuple[Exit, RankReport | None]:
         """A visit of the point; where the parent has it ended early, its blocks until then."""

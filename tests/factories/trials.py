@@ -121,7 +121,10 @@ def make_recommendation(**changes: Any) -> Recommendation:
         "same_batch": SAME_BATCH,
         "same_batch_number": 2,
         "same_batch_speedup": Ratio(value=1.93, low=1.9, high=1.96),
-        "reasons": (note("best_believed", configurations=12, is_outrun=False), note("not_confirmed")),
+        "reasons": (
+            note("best_believed", configurations=12, is_outrun=False, leaves_out_larger=False),
+            note("not_confirmed"),
+        ),
         "confirmations": (
             make_confirmation(0, *three_rounds(5100.0), config=BASELINE, gib=3.0),
             make_confirmation(1, *three_rounds(12300.0), config=FAST, gib=9.4),

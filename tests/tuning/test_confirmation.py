@@ -175,7 +175,9 @@ def test_what_passes_there_wins_over_a_faster_one_that_could_not_be_run(tmp_path
     assert chosen.config.micro_batch_size == 64
     assert chosen.stress is not None
     assert chosen.is_outrun
-    assert figures_of(chosen.reasons, "best_believed") == [{"configurations": 4, "is_outrun": True}]
+    assert figures_of(chosen.reasons, "best_believed") == [
+        {"configurations": 4, "is_outrun": True, "leaves_out_larger": False}
+    ]
     (failed,) = figures_of(sure.notes, "stress_failed")
     assert failed["reason"].startswith("AssertionError")
 

@@ -101,7 +101,10 @@ def test_rounds_end_once_nobody_is_likely_to_be_worth_a_change(tmp_path: Path) -
     assert rounds_of(launcher)[64] < 28
     assert (chosen.number, chosen.verdict) == (0, "already_best")
     (reason,) = figures_of(chosen.reasons, "nothing_beats_baseline")
-    assert 0 < reason["most_fraction"] < 0.1
+    assert reason["leaves_out_larger"]
+    assert chosen.larger_batch is not None
+    assert chosen.larger_batch.over_same_batch is not None
+    assert 1 < chosen.larger_batch.over_same_batch.high < 1.1
 
 
 def test_what_has_failed_is_not_run_again(tmp_path: Path) -> None:
@@ -142,7 +145,9 @@ def test_an_interruption_of_a_further_round_keeps_what_the_last_look_saw(tmp_pat
     assert {len(one.rounds) for one in sure.confirmations} == {3}
     chosen = select(search.outcome(), sure)
     assert chosen is not None
-    assert chosen.verdict == "unconfirmed", "three rounds do not prove this gain"
+    assert chosen.number == 0, "three rounds do not prove that the larger batch is faster"
+    assert chosen.larger_batch is not None
+    assert not chosen.larger_batch.is_faster
 
 
 def test_the_plainest_of_those_that_count_as_equal_is_a_finalist_however_many_seem_faster(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from autotune.study.proposals import largest_batch_variant
 from autotune.study.samplers import METHODS, SearchMethod
 from autotune.study.study import Trial
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost
-from autotune.tuning import stress_check as stressing
+from autotune.tuning.checks import stress as stressing
 from autotune.tuning.extra_measurements import extras_of, with_ceilings
 from autotune.tuning.loop import Search
 from autotune.tuning.proposers import ModelProposer

@@ -3,7 +3,7 @@ once, and that it goes on; and what other methods do instead."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -14,7 +14,7 @@ import autotune
 from autotune.analysis.rates import mean_rate
 from autotune.launch.launcher import Exit, Launch
 from autotune.note import note
-from autotune.protocol.jobs import CurvesJob, Job, PrecisionJob, StressJob, TrialJob, read_job
+from autotune.protocol.jobs import Job, WorkloadJob, read_job
 from autotune.records.ceilings import device_key
 from autotune.records.run_summary import Progress
 from autotune.records.trial import Failure, TrialResult
@@ -283,7 +283,7 @@ class Interrupting(FakeLauncher):
 
 def resumed(
     folder: Path, at: Callable[[Job, int], bool], **arguments: Any
-) -> tuple[autotune.SearchResult, list[TrialJob | PrecisionJob | CurvesJob | StressJob]]:
+) -> tuple[autotune.SearchResult, Sequence[WorkloadJob]]:
     """A search that was interrupted and called again: its result, and the jobs of the second call."""
     interrupting, launcher = Interrupting(memory_cliff), FakeLauncher(memory_cliff, seed=1)
     interrupting.at = at

@@ -9,7 +9,7 @@ out: ratios of rates with intervals, claims over the baseline, and the one to re
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, log1p
 
 from autotune.analysis.decisions.claims import WORTHWHILE, believe
@@ -23,12 +23,14 @@ from autotune.settings.training_config import AMP_DTYPES, TrainingConfig
 __all__ = [
     "ONE_SIDED_ERROR",
     "Claim",
+    "GlobalBatch",
     "believed_gains",
     "choose",
     "claim_of",
     "ratio_of",
     "simplest_of_the_best",
     "simplicity",
+    "worth_its_batch",
 ]
 
 ONE_SIDED_ERROR = 0.025
@@ -76,12 +78,33 @@ class Claim:
     is_proven: bool
     """It beats the baseline at the kept error, and runs, not what is assumed of them, tell that."""
 
+    def widened(self, low: float, high: float) -> Claim:
+        """The same where both ratios may be as much lower, and higher, as two factors say."""
+        speedup, measured = (
+            Ratio(value=ratio.value, low=low * ratio.low, high=high * ratio.high)
+            for ratio in (self.speedup, self.measured)
+        )
+        is_proven = self.is_proven and measured.low > 1
+        return replace(self, speedup=speedup, measured=measured, is_proven=is_proven)
 
-def ratio_of(entrant: Confirmation, other: Confirmation, spread: RunSpread) -> Ratio | None:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GlobalBatch:
+    """A configuration's global batch beside the baseline's."""
+
+    ratio: float
+    """In samples, or in tokens."""
+    sure_worth: float = 1.0
+    """What a sample is worth in it at the least, over what is reckoned with: where a noise scale ranks batches."""
+
+
+def ratio_of(
+    entrant: Confirmation, other: Confirmation, spread: RunSpread, one_sided_error: float = ONE_SIDED_ERROR
+) -> Ratio | None:
     """The rate of an entrant over another's by the rounds of both; None where they share none."""
     fit = fit_rounds((entrant, other), spread)
     difference = fit.difference(entrant.number, other.number)
-    return None if difference is None else _interval(difference, ONE_SIDED_ERROR)
+    return None if difference is None else _interval(difference, one_sided_error)
 
 
 def claim_of(number: int, fit: RoundsFit, one_sided_error: float) -> Claim | None:
@@ -98,6 +121,21 @@ def claim_of(number: int, fit: RoundsFit, one_sided_error: float) -> Claim | Non
         gain_probability=belief.gain_probability,
         is_proven=fit.is_carried and measured.low > 1,
     )
+
+
+def worth_its_batch(over: Ratio, least: float, batch: GlobalBatch) -> bool | None:
+    """Whether a larger batch beats the fastest at the baseline's own beyond noise, and by enough as measured.
+
+    None: undecided, further rounds may tell.
+
+    Args:
+        over: Its rate over that one's, weighed by what a sample is worth.
+        least: The ratio from which on it is enough.
+        batch: Its own.
+    """
+    if over.low * batch.sure_worth > 1 and over.value >= least:
+        return True
+    return False if over.high < least or over.high * batch.sure_worth <= 1 else None
 
 
 def believed_gains(candidates: Sequence[Confirmation], spread: RunSpread) -> dict[int, float]:
@@ -128,10 +166,14 @@ def choose(
 
     Args:
         candidates: all that may be recommended.
-        gains: of those that can be compared, see `believed_gains`.
+        gains: of those that can be compared, see `believed_gains`; others' do not count.
         idle_costs: by number, the share by which an idle device lowers the score.
     """
-    scores = {number: gain + log1p(-idle_costs.get(number, 0.0)) for number, gain in gains.items()}
+    scores = {
+        entrant.number: gains[entrant.number] + log1p(-idle_costs.get(entrant.number, 0.0))
+        for entrant in candidates
+        if entrant.number in gains
+    }
     best = max(scores.values())
     near = [entrant for entrant in candidates if scores.get(entrant.number, -1e9) >= best + log1p(-WORTHWHILE)]
     return min(near, key=lambda entrant: (entrant.number != 0, simplicity(entrant.config), entrant.number))

@@ -105,6 +105,7 @@ def describe_run(summary: RunSummary) -> dict[str, str]:
         "memory limit": f"{show(summary.limit_bytes, 'bytes')}, {summary.memory_source}",
         "busy weight": f"{objective.busy_weight:g}",
         "global batch": f"{objective.global_batch}, at most {objective.max_batch_scale:g} times the baseline's",
+        "larger batch gain": show(objective.larger_batch_gain, "share"),
         "lr rule": objective.lr_rule,
         "budget": f"at most {budget.max_trials} trials, time-out: {timeout}",
     }

@@ -22,15 +22,19 @@ from autotune.settings.training_config import TrainingConfig
 __all__ = ["result_table"]
 
 
-def result_table(columns: Sequence[Column], limit_bytes: int, spread: RunSpread) -> Table:
-    """What was measured, then each setting in which a column differs from the first, the baseline."""
+def result_table(
+    columns: Sequence[Column], limit_bytes: int | None, spread: RunSpread, *, reference: str = "baseline"
+) -> Table:
+    """What was measured, then each setting in which a column differs from the first, which is called the reference.
+
+    Without a limit, memory has no share of one.
+    """
     interval = f"  {name_interval(spread)}"
     figures, ratios = [column.figures for column in columns], [column.speedup for column in columns[1:]]
     rates = [None if known is None else known.samples_per_s for known in figures]
-    peaks = [None if known is None else known.peak_memory_bytes for known in figures]
     energy = [known and known.joules_per_sample for known in figures]
     speedups = (
-        ("times baseline", "1", *(show(ratio and ratio.value, "times") for ratio in ratios)),
+        (f"times {reference}", "1", *(show(ratio and ratio.value, "times") for ratio in ratios)),
         (interval, "", *(_show_interval(ratio, "times") for ratio in ratios)),
     )
     rows = (
@@ -40,8 +44,7 @@ def result_table(columns: Sequence[Column], limit_bytes: int, spread: RunSpread)
         *(speedups if any(ratios) else ()),
         ("busy", *(show(reading and reading.fraction, "share") for reading in list_busy(columns))),
         *_time_rows(columns),
-        ("peak memory", *(NO_VALUE if peak is None else format_bytes_beside(peak, limit_bytes) for peak in peaks)),
-        (f"  of {show(limit_bytes, 'bytes')}", *(show(peak and peak / limit_bytes, "share") for peak in peaks)),
+        *_memory_rows([None if known is None else known.peak_memory_bytes for known in figures], limit_bytes),
         *([("energy a sample", *(show(joules, "energy") for joules in energy))] if list_known(energy) else []),
     )
     settings = _setting_rows(columns)
@@ -73,6 +76,14 @@ def _time_rows(columns: Sequence[Column]) -> Iterator[tuple[str, ...]]:
         shares = [None if breakdown is None else breakdown.shares()[part].fraction for breakdown in breakdowns]
         if any(shares) and (is_whole or part != "data_wait"):
             yield PART_NAMES[part], *(show(share, "share") for share in shares)
+
+
+def _memory_rows(peaks: Sequence[int | None], limit_bytes: int | None) -> Iterator[tuple[str, ...]]:
+    if limit_bytes is None:
+        yield "peak memory", *(show(peak, "bytes") for peak in peaks)
+        return
+    yield "peak memory", *(NO_VALUE if peak is None else format_bytes_beside(peak, limit_bytes) for peak in peaks)
+    yield f"  of {show(limit_bytes, 'bytes')}", *(show(peak and peak / limit_bytes, "share") for peak in peaks)
 
 
 def _setting_rows(columns: Sequence[Column]) -> list[tuple[str, ...]]:

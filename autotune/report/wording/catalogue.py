@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache, partial
 from importlib.resources import files
+from math import isinf
 from typing import Any
 
 import yaml
@@ -59,6 +60,7 @@ def make_environment() -> Environment:
         beside=format_bytes_beside, counted=format_count, to=partial(show_interval, unit="times")
     )
     environment.filters.update(capital=_capitalise, one_line=one_line, spec=format)
+    environment.tests["infinite"] = isinf
     environment.globals.update(words=load_english("words"), compared=COMPARED)
     return environment
 

@@ -49,11 +49,33 @@ def say_headline(summary: RunSummary, columns: Sequence[Column]) -> str:
             "baseline": find_trial(summary, 0),
             "limit_bytes": summary.limit_bytes,
             "is_change": len(columns) > 1 and columns[1].title == "recommended",
-            "ratio": rates[1] / rates[0] if len(rates) == 2 else None,
+            "is_larger_faster": found.larger_batch is not None and found.larger_batch.is_faster,
+            "is_weighed": summary.is_weighed,
+            "ratio": found.worth * rates[1] / rates[0] if len(rates) == 2 else None,
             "spread": summary.run_spread,
         },
     )
-    return " ".join([headline, *_say_load(columns)])
+    return " ".join([headline, *_say_batches(summary), *_say_load(columns)])
+
+
+def _say_batches(summary: RunSummary) -> Iterator[str]:
+    """The best at the baseline's global batch beside the best at a larger one, where that has more samples/s."""
+    found = summary.recommendation
+    if found is None or found.same_batch is None or (larger := found.larger_batch) is None:
+        return
+    if larger.break_even is not None and larger.over_same_batch is not None:
+        yield fill(
+            "headline_batches",
+            {
+                "larger": larger,
+                "same": found.same_batch,
+                "same_speedup": found.same_batch_speedup,
+                "is_baseline": found.same_batch_number == 0,
+                "is_recommended": found.number == larger.number,
+                "least_gain": summary.objective.larger_batch_gain,
+                "noise": summary.noise_scale,
+            },
+        )
 
 
 def _say_load(columns: Sequence[Column]) -> Iterator[str]:

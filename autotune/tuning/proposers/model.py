@@ -173,22 +173,22 @@ class ModelProposer:
         return note("would_tell_nothing") if is_redundant else None
 
     def pruning_threshold(self, trial: Trial) -> PruningThreshold | None:
-        """The rate of the fastest so far, at the baseline's batch of the fastest of those at that.
+        """The rate of the best so far, at the baseline's batch of the best of those at that.
 
         The more runs of the same settings differ, the lower: either may have been lucky. None for the first group of
         its kind, which runs to its end to show what limits it, and without a model.
         """
         if not self.has_model or self._is_first_group(trial.config):
             return None
-        believed, luck = self.believed(), _LUCKY_SDS * sqrt(2) * self.study.spread.sd
-        own = self.study.space.baseline
-        keeps_batch = trial.config.global_batch_ratio(own) == 1
-        thresholds = [
-            PruningThreshold(number=record.number, low_samples_per_s=exp(believed[record.number] - luck))
+        space, believed, luck = self.study.space, self.believed(), _LUCKY_SDS * sqrt(2) * self.study.spread.sd
+        keeps_batch, worth = trial.config.global_batch_ratio(space.baseline) == 1, space.log_worth(trial.config)
+        lows = {
+            record.number: exp(believed[record.number] + space.log_worth(record.config) - worth - luck)
             for record in self.study.records
-            if record.number in believed and (not keeps_batch or record.config.global_batch_ratio(own) == 1)
-        ]
-        return max(thresholds, key=lambda threshold: threshold.low_samples_per_s, default=None)
+            if record.number in believed and (not keeps_batch or record.config.global_batch_ratio(space.baseline) == 1)
+        }
+        number = max(lows, key=lows.__getitem__, default=None)
+        return None if number is None else PruningThreshold(number=number, low_samples_per_s=lows[number])
 
     def why_enough(self, best: TrialRecord | None) -> Note | None:
         """The best is near the lower ceiling, or no candidate is left that is expected to win more."""
@@ -207,7 +207,8 @@ class ModelProposer:
         outlook = self.outlook(best)
         if outlook is None or best is None or best.measurement is None or outlook.lower_ceiling == inf:
             return None
-        return max(0.0, outlook.lower_ceiling / best.measurement.samples_per_s - 1)
+        worth = exp(self.study.space.log_worth(best.config))
+        return max(0.0, outlook.lower_ceiling / (best.measurement.samples_per_s * worth) - 1)
 
     def outlook(self, best: TrialRecord | None) -> Outlook | None:
         """What a further trial can win; None before the sides were measured, and where nothing is feasible."""
@@ -250,8 +251,7 @@ class ModelProposer:
         return self._model[1]
 
     def _foresee(self, best: TrainingConfig) -> Outlook:
-        longest_s, memory = self.longest_s(), self._memory()
-        return foresee(self._near(best), self.study, self._rates(), memory, longest_s=longest_s)
+        return foresee(self._near(best), self.study, self._rates(), self._memory(), longest_s=self.longest_s())
 
     def _measured_to_fit(self) -> Proposal | None:
         rates = {
@@ -266,8 +266,7 @@ class ModelProposer:
         return None
 
     def _is_first_group(self, config: TrainingConfig) -> bool:
-        measured = (record.config for record in self.study.ended if record.measurement is not None)
-        kinds = {(other.strategy, other.world_size) for other in measured}
+        kinds = {(one.config.strategy, one.config.world_size) for one in self.study.ended if one.measurement}
         return config.world_size > 1 and (config.strategy, config.world_size) not in kinds
 
     def _memory(self) -> MemoryModel:
@@ -283,7 +282,8 @@ class ModelProposer:
         if self._candidates is None:
             self._candidates = Candidates(as_today(space, self._idle), self.seed)
         believed = self.believed()
-        rates = {record.config: believed[record.number] for record in self.study.ended if record.number in believed}
+        ended = [record for record in self.study.ended if record.number in believed]
+        rates = {record.config: believed[record.number] + space.log_worth(record.config) for record in ended}
         fastest = sorted(rates, key=rates.__getitem__, reverse=True)[:_FASTEST]
         unchanged = {name: getattr(space.baseline, name) for name in self._idle}
         found = self._candidates.near(list(dict.fromkeys([best, *fastest])))

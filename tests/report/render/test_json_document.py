@@ -32,6 +32,8 @@ KEYS = [
     "measured_speedup",
     "gain_probability",
     "same_batch_speedup",
+    "larger_batch",
+    "noise_scale",
     "run_spread",
     "memory_limit_bytes",
     "memory_source",

@@ -30,4 +30,4 @@ def test_a_trial_that_was_stopped_early_is_compared_to_its_threshold() -> None:
     reason = note(
         "stopped_early", samples_per_s=500.0, half_width=6.4, threshold_number=3, threshold_samples_per_s=1_000.0
     )
-    assert say(reason) == "stopped early: 500 ± 6 samples/s are below trial 3's, at least 1,000"
+    assert say(reason) == "stopped early: 500 ± 6 samples/s are below the 1,000 that it takes to compete with trial 3"

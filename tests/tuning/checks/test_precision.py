@@ -13,8 +13,8 @@ from autotune.records.precision_check import guard_key, needs_guard
 from autotune.records.trial import Outcome, TrialRecord, TrialResult
 from autotune.settings.training_config import TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost
+from autotune.tuning.checks.precision import PrecisionGuard
 from autotune.tuning.loop import Search
-from autotune.tuning.precision_check import PrecisionGuard
 from tests.factories.searches import GIB, NARROW, FailingLauncher, codes_of, confirmed, figures_of, make_search
 
 

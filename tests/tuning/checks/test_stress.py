@@ -13,8 +13,8 @@ from autotune.records.trial import TrialRecord, TrialResult
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.training_config import TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial, fake_environment, fake_facts
+from autotune.tuning.checks.stress import StressCheck, check_under_stress, reserve_s
 from autotune.tuning.loop import Search
-from autotune.tuning.stress_check import StressCheck, check_under_stress, reserve_s
 from tests.factories import make_measurement
 from tests.factories.searches import GIB, figures_of, make_search
 
