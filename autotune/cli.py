@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import signal
-import sys
 import traceback
-from collections.abc import Callable
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -21,19 +18,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from autotune.arguments import EXPORT_TARGETS, BeforeCommand, of_plan
+from autotune.console import FAILED, end_if, say, show, write
 from autotune.errors import AutotuneError, ConfigError, RunFolderError
 from autotune.version import __version__
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from autotune.report.model import ReportModel
     from autotune.settings.plan import Plan
 
 __all__ = ["cli", "main"]
 
-_FAILED = 1
-_NOT_WELL = 4
 _INTERRUPTED = 130  # 128 + SIGINT, as a shell counts it
 _INTERRUPT_NOTE = "autotune.interrupt_note"  # key in click's context: what to say about an interrupted run
 
@@ -47,16 +41,16 @@ class _Cli(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except AutotuneError as error:
-            _say(f"error: {error}")
+            say(f"error: {error}")
             ctx.exit(error.exit_code)
         except KeyboardInterrupt:
             note = ctx.meta.get(_INTERRUPT_NOTE)
-            _say(note() if note else "interrupted")
+            say(note() if note else "interrupted")
             ctx.exit(_INTERRUPTED)
         except Exception as error:  # noqa: BLE001 -- the last place that can tell a bug from an error of the user
-            _say(f"this is a bug in autotune {__version__}, please report it: {type(error).__name__}: {error}")
-            _say(traceback.format_exc().rstrip())
-            ctx.exit(_FAILED)
+            say(f"this is a bug in autotune {__version__}, please report it: {type(error).__name__}: {error}")
+            say(traceback.format_exc().rstrip())
+            ctx.exit(FAILED)
 
 
 _as_json = click.option("--json", "as_json", is_flag=True, help="Write a single JSON document to stdout.")
@@ -114,10 +108,10 @@ def check(plan: Plan, by_exit_code: bool) -> None:
 
     found = check_plan(plan)
     space, stale = found.space, found.stale
-    _show(lambda console: print_check(space.environment, space.facts, space, console, stale=stale))
+    show(lambda console: print_check(space.environment, space.facts, space, console, stale=stale))
     if by_exit_code and not found.has_recommendation:
-        _say("run_dir holds no recommendation that could be stale")
-    _end(by_exit_code and stale is not None)
+        say("run_dir holds no recommendation that could be stale")
+    end_if(by_exit_code and stale is not None)
 
 
 @cli.command(cls=BeforeCommand)
@@ -139,12 +133,12 @@ def diagnose(plan: Plan, as_json: bool, quiet: bool, by_exit_code: bool) -> None
 
     found = diagnose_plan(plan, progress=False if quiet else "auto").diagnosis
     if as_json:
-        _write(found.model_dump_json(indent=2))
+        write(found.model_dump_json(indent=2))
     else:
         from autotune.report.sections.diagnosis import print_diagnosis
 
-        _show(lambda console: print_diagnosis(found, console))
-    _end(by_exit_code and found.verdict != "compute")
+        show(lambda console: print_diagnosis(found, console))
+    end_if(by_exit_code and found.verdict != "compute")
 
 
 @cli.command(cls=BeforeCommand)
@@ -178,11 +172,11 @@ def export(recommended: Path, target: str, as_json: bool) -> None:
 
     found = export_run(recommended, target)
     if as_json:
-        _write(export_json(found))
+        write(export_json(found))
         return
-    _write(found.text.removesuffix("\n"))
+    write(found.text.removesuffix("\n"))
     for remark in export_remarks(found):
-        _say(remark)
+        say(remark)
 
 
 @cli.command()
@@ -197,7 +191,7 @@ def init(path: Path) -> None:
         raise ConfigError(f"{path}: exists already and is not overwritten; give another path") from None
     except (OSError, ValueError) as error:
         raise RunFolderError(f"{path}: can't be written ({getattr(error, 'strerror', None) or error})") from None
-    _write(
+    write(
         f"Wrote {path}. Next:\n"
         "  1. set workload.model and workload.dataset to your own functions, or workload.command to what you type\n"
         "  2. set baseline to what you train with today\n"
@@ -228,7 +222,31 @@ def report(run_dir: Path, as_json: bool) -> None:
         if was_collecting:
             gc.enable()
     if remark:
-        _say(remark)
+        say(remark)
+
+
+@cli.command()
+@click.argument("first", type=click.Path(path_type=Path))
+@click.argument("second", type=click.Path(path_type=Path))
+@_as_json
+@_exit_code
+def compare(first: Path, second: Path, as_json: bool, by_exit_code: bool) -> None:
+    """Show what differs between the searches in the run folders FIRST and SECOND, and whether by more than noise.
+
+    They may be from two machines, from two versions of anything, or from before and after a change of the dataset. With
+    --exit-code it ends with 4 where the rate of the baseline or of what is recommended differs by more than noise, or
+    only one of them has it.
+    """
+    from autotune.api.compare import compare_runs
+
+    found = compare_runs(first, second)
+    if as_json:
+        write(found.model_dump_json(indent=2))
+    else:
+        from autotune.report.sections.comparison import print_comparison
+
+        show(lambda console: print_comparison(found, console))
+    end_if(by_exit_code and found.is_changed)
 
 
 @cli.command()
@@ -239,11 +257,11 @@ def env(as_json: bool) -> None:
 
     here = environment()
     if as_json:
-        _write(json.dumps({**here.model_dump(mode="json"), "fingerprint": here.fingerprint}, indent=2))
+        write(json.dumps({**here.model_dump(mode="json"), "fingerprint": here.fingerprint}, indent=2))
         return
     from autotune.report.render.terminal import print_environment
 
-    _show(lambda console: print_environment(here, console))
+    show(lambda console: print_environment(here, console))
 
 
 def main() -> None:
@@ -262,38 +280,8 @@ def _show_report(report: ReportModel, as_json: bool) -> None:
     if as_json:
         from autotune.report.render.json_document import summary_json
 
-        _write(summary_json(report))
+        write(summary_json(report))
         return
     from autotune.report.render.terminal import print_summary
 
-    _show(lambda console: print_summary(report, console))
-
-
-def _end(is_told: bool) -> None:
-    """End with the code that --exit-code asks for, where there is something to tell."""
-    if is_told:
-        raise click.exceptions.Exit(_NOT_WELL)
-
-
-def _write(text: str) -> None:
-    _show(lambda _: click.echo(text))
-
-
-def _show(draw: Callable[[Console], None]) -> None:
-    """Draw on stdout; a reader that went away (`| head`) ends the command without a traceback."""
-    from rich.console import Console
-
-    try:
-        draw(Console())
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Python flushes stdout once more at its end: let that go nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise click.exceptions.Exit(_FAILED) from None
-
-
-def _say(text: str) -> None:
-    """Text on stderr; what a file or the user's code has put into it can't steer the terminal."""
-    from autotune.report.text import without_controls
-
-    click.echo(without_controls(text), err=True)
+    show(lambda console: print_summary(report, console))

@@ -17,6 +17,7 @@ from autotune.cli import cli
 from autotune.files.plan_file import read_plan
 from autotune.records.diagnosis import Diagnosis
 from autotune.records.run_summary import RunSummary
+from autotune.report.comparison import Comparison
 from autotune.report.render.json_document import SummaryDocument
 from autotune.settings.plan import Plan
 from autotune.settings.search_space import SearchSpace
@@ -83,7 +84,9 @@ def test_what_is_public_has_a_docstring(name: str) -> None:
     assert not bare
 
 
-@pytest.mark.parametrize("kind", [Plan, RunSummary, SummaryDocument, Diagnosis], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind", [Plan, RunSummary, SummaryDocument, Comparison, Diagnosis], ids=lambda kind: kind.__name__
+)
 def test_every_key_of_a_file_is_described(kind: Any) -> None:
     pytest.importorskip("mkdocs")
     schema = runpy.run_path(str(DOCS / "site.py"))["described_schema"](kind)

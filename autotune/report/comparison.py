@@ -1,0 +1,144 @@
+"""Two searches beside each other: what changed, and whether their rates differ by more than noise.
+
+Comes in: two RunSummaries. Goes out: a Comparison, whose fields are the JSON document of `autotune compare`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, get_args
+
+from autotune.analysis.decisions.run_spread import ratio_of_runs
+from autotune.frozen import FrozenModel
+from autotune.records.recommendation import Ratio
+from autotune.records.run_spread import RunSpread
+from autotune.records.run_summary import RunSummary, changed_settings
+from autotune.report.figures import Column, Figures, make_columns
+from autotune.report.model import Verdict
+from autotune.report.sections.facts import describe_environment, describe_run, describe_workload
+from autotune.report.wording.catalogue import fill
+from autotune.settings.training_config import TrainingConfig
+
+__all__ = ["ComparedConfig", "Comparison", "Role", "compare_summaries"]
+
+Role = Literal["baseline", "recommended"]
+"""The two configurations of each search that are compared: what was run before, and what it recommends."""
+_ROLES: tuple[Role, ...] = get_args(Role)
+
+
+class ComparedConfig(FrozenModel):
+    """A search's baseline, or what it recommends, in the first search and in the second."""
+
+    settings: dict[str, tuple[Any, Any]]
+    """Settings that differ: {name: (the first's, the second's)}."""
+    configs: tuple[TrainingConfig, TrainingConfig]
+    """All settings of each."""
+    figures: tuple[Figures | None, Figures | None]
+    """What each measured; null where it measured nothing."""
+    ratio: Ratio | None
+    """The second's rate over the first's, with its 95 % interval; null where one was not measured."""
+
+    @property
+    def is_beyond_noise(self) -> bool:
+        """Whether the rates differ by more than runs of the same settings do."""
+        return self.ratio is not None and not self.ratio.low <= 1 <= self.ratio.high
+
+
+class Comparison(FrozenModel):
+    """What differs between two searches."""
+
+    format: Literal[1] = 1
+    """Raised when a key goes or changes its meaning."""
+    names: tuple[str, str]
+    """Of the run folders, as they were given."""
+    headline: str
+    """The answer in a sentence or two, for people."""
+    is_beyond_noise: bool
+    """A rate differs by more than runs of the same settings do."""
+    is_changed: bool
+    """A rate does, or only one of the searches has measured a baseline, or recommends anything."""
+    verdicts: tuple[Verdict, Verdict]
+    """Each search's verdict in a word."""
+    limits: tuple[str | None, str | None]
+    """Which side of the recommended settings is the slower one: "loader", "device" or "copy"; null where not known."""
+    baseline: ComparedConfig
+    recommended: ComparedConfig | None
+    """null where one of them recommends nothing."""
+    machine: dict[str, tuple[str, str]]
+    """What differs of the machine: {what: (the first's, the second's)}; "" where one does not have it."""
+    workload: dict[str, tuple[str, str]]
+    """The same of model and data."""
+    asked: dict[str, tuple[str, str]]
+    """The same of what the searches were asked for, autotune's version among it."""
+    spread: RunSpread
+    """Between runs of the same settings: the wider one of the two searches' spreads, which `ratio` rests on."""
+
+
+def compare_summaries(first: RunSummary, second: RunSummary, names: tuple[str, str]) -> Comparison:
+    """What differs between two searches; `names` is what they are called."""
+    summaries = first, second
+    spread = max((summary.run_spread for summary in summaries), key=lambda one: one.sd)
+    columns = tuple({column.title: column for column in make_columns(summary)} for summary in summaries)
+    found: dict[Role, ComparedConfig | None] = {role: _compared(summaries, columns, role, spread) for role in _ROLES}
+    baseline, recommended = found["baseline"], found["recommended"]
+    assert baseline is not None, "every search has a baseline"  # noqa: S101 - our own bug
+    is_beyond_noise = any(known is not None and known.is_beyond_noise for known in found.values())
+
+    def differing(describe: Callable[[RunSummary], Mapping[str, str]]) -> dict[str, tuple[str, str]]:
+        return _differing(describe(first), describe(second))
+
+    machine = differing(lambda summary: describe_environment(summary.environment))
+    batches = [config.global_batch_size for config in (recommended or baseline).configs]
+    headline = {"baseline": baseline, "recommended": recommended, "batches": batches, "has_same_machine": not machine}
+    has_lost = (first.recommendation is None) != (second.recommendation is None) or any(
+        (known.figures[0] is None) != (known.figures[1] is None) for known in found.values() if known is not None
+    )
+    return Comparison(
+        names=names,
+        headline=fill("comparison", headline),
+        is_beyond_noise=is_beyond_noise,
+        is_changed=is_beyond_noise or has_lost,
+        verdicts=(_verdict(first), _verdict(second)),
+        limits=(None, None)
+        if recommended is None
+        else (_limit(recommended.figures[0]), _limit(recommended.figures[1])),
+        baseline=baseline,
+        recommended=recommended,
+        machine=machine,
+        workload=differing(lambda summary: describe_workload(summary.facts)),
+        asked=differing(describe_run),
+        spread=spread,
+    )
+
+
+def _compared(
+    summaries: tuple[RunSummary, RunSummary],
+    columns: tuple[Mapping[str, Column], ...],
+    role: Role,
+    spread: RunSpread,
+) -> ComparedConfig | None:
+    """One of each search's configurations; where the baseline itself is recommended, it is both."""
+    if role == "recommended" and any(summary.recommendation is None for summary in summaries):
+        return None
+    first, second = (known.get(role, known["baseline"]) for known in columns)
+    runs = [summary.runs_of(column.number) for summary, column in zip(summaries, (first, second), strict=True)]
+    return ComparedConfig(
+        settings=changed_settings(second.config, first.config),
+        configs=(first.config, second.config),
+        figures=(first.figures, second.figures),
+        ratio=ratio_of_runs(runs[1], runs[0], spread) if all(runs) else None,
+    )
+
+
+def _differing(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    names = dict.fromkeys([*first, *second])
+    values = {name: (first.get(name, ""), second.get(name, "")) for name in names}
+    return {name: pair for name, pair in values.items() if pair[0] != pair[1]}
+
+
+def _verdict(summary: RunSummary) -> Verdict:
+    return "nothing_feasible" if summary.recommendation is None else summary.recommendation.verdict
+
+
+def _limit(figures: Figures | None) -> str | None:
+    return None if figures is None or figures.headroom is None else figures.headroom.lower

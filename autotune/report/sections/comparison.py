@@ -1,0 +1,78 @@
+"""Two searches beside each other on a console within 80 columns: the answer, the figures, and what changed.
+
+Comes in: a Comparison. Goes out: Sections, and their text on a console.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from rich.console import Console
+from rich.text import Text
+
+from autotune.report.blocks import Bullets, Section, Table, filled, tabulate
+from autotune.report.comparison import ComparedConfig, Comparison
+from autotune.report.figures import Column
+from autotune.report.render.console_blocks import print_section
+from autotune.report.sections.result import result_table
+from autotune.report.sections.times import ceiling_section
+from autotune.report.text import one_line
+from autotune.report.wording.catalogue import fill, load_english
+from autotune.report.wording.units import NO_VALUE
+
+__all__ = ["comparison_sections", "print_comparison"]
+
+_FIRST, _SECOND = "first", "second"
+
+
+def print_comparison(comparison: Comparison, console: Console) -> None:
+    """The answer first, then what it rests on."""
+    console.print()
+    console.print(Text(one_line(comparison.headline), style="bold"))
+    for section in comparison_sections(comparison):
+        print_section(section, console)
+
+
+def comparison_sections(comparison: Comparison) -> tuple[Section, ...]:
+    """All that stands below the headline; what does not differ is left out."""
+    recommended = comparison.recommended
+    rows = [
+        {"what": "folder", _FIRST: comparison.names[0], _SECOND: comparison.names[1]},
+        _row("verdict", *(load_english("words")["verdicts"][verdict] for verdict in comparison.verdicts)),
+        _row("slower side", *(limit or NO_VALUE for limit in comparison.limits)),
+    ]
+    return filled(
+        Section(title="The two searches", blocks=(tabulate(rows),)),
+        *([] if recommended is None else _config_sections("Recommended settings", recommended, comparison)),
+        *_config_sections("Baseline", comparison.baseline, comparison),
+        Section(title="What changed of the machine", blocks=(_changes(comparison.machine),)),
+        Section(title="What changed of model and data", blocks=(_changes(comparison.workload),)),
+        Section(title="What was asked for otherwise", blocks=(_changes(comparison.asked),)),
+        Section(
+            title="What noise is", blocks=(Bullets(sentences=(fill("noise_of_runs", {"spread": comparison.spread}),)),)
+        ),
+    )
+
+
+def _config_sections(title: str, known: ComparedConfig, comparison: Comparison) -> Iterator[Section]:
+    """What both have measured of it, with the settings that differ, and their ceilings."""
+    first, second = (
+        Column(title=side, number=0, config=config, figures=figures, speedup=ratio)
+        for side, config, figures, ratio in zip(
+            (_FIRST, _SECOND), known.configs, known.figures, (None, known.ratio), strict=True
+        )
+    )
+    table = result_table((first, second), None, comparison.spread, reference=_FIRST)
+    yield Section(title=title, blocks=(table,))
+    measured = {column.title: column.figures for column in (first, second) if column.figures is not None}
+    ceilings = ceiling_section(measured)
+    yield Section(title=f"{title}: {ceilings.title.lower()}", blocks=ceilings.blocks)
+
+
+def _changes(pairs: Mapping[str, tuple[str, str]]) -> Table:
+    rows = [_row(name, *pair) for name, pair in pairs.items()]
+    return tabulate(rows, ("what", _FIRST, _SECOND) if rows else ())
+
+
+def _row(what: str, first: str, second: str) -> dict[str, str]:
+    return {"what": what, _FIRST: first or NO_VALUE, _SECOND: second or NO_VALUE}

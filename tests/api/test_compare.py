@@ -1,0 +1,63 @@
+"""`autotune compare` of two run folders, as a user types it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from autotune.cli import cli
+from autotune.files.run_folder import RunFolder
+from autotune.records.run_summary import RunSummary
+from autotune.report.comparison import Comparison
+from tests.factories import make_confirmation, make_recommendation, make_summary, three_rounds
+from tests.factories.trials import BASELINE, FAST
+
+
+def folder(path: Path, summary: RunSummary) -> str:
+    found = RunFolder(path)
+    found.path.mkdir()
+    for trial in summary.trials:
+        found.append_trial(trial)
+    found.write_summary(summary)
+    return str(path)
+
+
+def slower() -> RunSummary:
+    confirmations = (
+        make_confirmation(0, *three_rounds(5100.0), config=BASELINE, gib=3.0),
+        make_confirmation(1, *three_rounds(9000.0), config=FAST, gib=9.4),
+    )
+    return make_summary(recommendation=make_recommendation(confirmations=confirmations))
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["compare", *arguments], prog_name="autotune")
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[str, str]:
+    return folder(tmp_path / "a", make_summary()), folder(tmp_path / "b", slower())
+
+
+def test_a_difference_beyond_noise_is_told_by_the_exit_code_where_that_is_asked_for(folders: tuple[str, str]) -> None:
+    first, second = folders
+    assert [call(*folders).exit_code, call(*folders, "--exit-code").exit_code] == [0, 4]
+    assert [call(first, first, "--exit-code").exit_code, call(second, second, "--exit-code").exit_code] == [0, 0]
+    assert "0.73" in call(*folders).stdout
+
+
+def test_the_document_can_be_read_back(folders: tuple[str, str]) -> None:
+    result = call(*folders, "--json", "--exit-code")
+    assert result.exit_code == 4
+    found = Comparison.model_validate(json.loads(result.stdout))
+    assert found.names == folders
+    assert found.is_beyond_noise
+
+
+def test_a_folder_without_a_finished_search_is_an_error(folders: tuple[str, str], tmp_path: Path) -> None:
+    result = call(folders[0], str(tmp_path / "none"))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert str(tmp_path / "none") in result.stderr
