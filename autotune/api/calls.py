@@ -149,8 +149,9 @@ def diagnose(  # noqa: PLR0913 - the contract's signature
 
     It takes under a minute, unless your own code takes long to build (it is built two or three times) or to make a
     step: then it takes as long as measuring the baseline does, and other settings are not measured. The arguments are
-    those of `search`, `command` among them, but for space, n_trials, timeout_s, run_dir, method, warm_start and fresh;
-    `baseline` is what is diagnosed. No run folder is kept: the trials' files lie in a temporary folder until the end.
+    those of `search`, `command` among them, but for space, n_trials, timeout_s, run_dir, method, warm_start, checkpoint
+    and fresh; `baseline` is what is diagnosed. No run folder is kept: the trials' files lie in a temporary folder until
+    the end.
 
     Raises:
         ConfigError: an argument breaks a rule, or ray is not installed.

@@ -34,11 +34,11 @@ def select(found: SearchOutcome, sure: ConfirmationOutcome) -> Recommendation | 
     claim, is_outrun = contenders.claim_of(chosen.number), _is_outrun(chosen, contenders)
     same, same_speedup = _same_batch(contenders)
     advice = _lr_advice(chosen.config, found)
-    is_confirmed = sure.is_confirmed if chosen.number == 0 else bool(contenders.confirmed)
+    is_unchallenged = chosen.number == 0 and sure.is_confirmed and len(contenders.trials) == 1
     return Recommendation(
         config=chosen.config.model_copy(update={"lr": advice.lr}),
         number=chosen.number,
-        verdict=_verdict(chosen, reference, claim, is_confirmed=is_confirmed),
+        verdict=_verdict(chosen, reference, claim, is_confirmed=bool(contenders.confirmed) or is_unchallenged),
         speedup=_speedup(chosen, reference, claim),
         worth=exp(found.space.log_worth(chosen.config)),
         measured_speedup=None if claim is None else claim.measured,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,7 @@ def _fails_when_confirmed(launcher: FakeLauncher, trials: int, fails: Any) -> Co
 
     def cost(config: TrainingConfig) -> FakeTrial:
         if len(launcher.launched) > trials and fails(config):
-            return FakeTrial(samples_per_s=100.0, peak_memory_bytes=64 * GIB, stress_peak_bytes=GIB)
+            return replace(analytic_cost(config), peak_memory_bytes=64 * GIB, stress_peak_bytes=GIB)
         return analytic_cost(config)
 
     return cost
