@@ -5,24 +5,29 @@ Comes in: a Comparison. Goes out: Sections, and their text on a console.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from rich.console import Console
 from rich.text import Text
 
 from autotune.report.blocks import Bullets, Section, Table, filled, tabulate
 from autotune.report.comparison import ComparedConfig, Comparison
-from autotune.report.figures import Column
+from autotune.report.figures import Column, Figures
 from autotune.report.render.console_blocks import print_section
 from autotune.report.sections.result import result_table
-from autotune.report.sections.times import ceiling_section
 from autotune.report.text import one_line
 from autotune.report.wording.catalogue import fill, load_english
-from autotune.report.wording.units import NO_VALUE
+from autotune.report.wording.units import NO_VALUE, Unit, show
 
 __all__ = ["comparison_sections", "print_comparison"]
 
 _FIRST, _SECOND = "first", "second"
+_CEILINGS: Mapping[str, tuple[Callable[[Figures], float | None], Unit]] = {
+    "loader alone": (lambda known: known.loader_ceiling, "plain_rate"),
+    "copying alone": (lambda known: known.copy_ceiling, "plain_rate"),
+    "device alone": (lambda known: known.device_ceiling, "plain_rate"),
+    "share of the lowest": (lambda known: None if known.headroom is None else known.headroom.share_of_lower, "share"),
+}
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
@@ -64,9 +69,16 @@ def _config_sections(title: str, known: ComparedConfig, comparison: Comparison) 
     )
     table = result_table((first, second), None, comparison.spread, reference=_FIRST)
     yield Section(title=title, blocks=(table,))
-    measured = {column.title: column.figures for column in (first, second) if column.figures is not None}
-    ceilings = ceiling_section(measured)
-    yield Section(title=f"{title}: {ceilings.title.lower()}", blocks=ceilings.blocks)
+    yield Section(title=f"{title}: what loader and device reach alone", blocks=(_ceilings(known.figures),))
+
+
+def _ceilings(figures: tuple[Figures | None, Figures | None]) -> Table:
+    """What each side reaches alone, and which share of that the whole does."""
+    rows = []
+    for name, (read, unit) in _CEILINGS.items():
+        values = [None if known is None else read(known) for known in figures]
+        rows += [_row(name, *(show(value, unit) for value in values))] if any(values) else []
+    return tabulate(rows, ("what", _FIRST, _SECOND) if rows else ())
 
 
 def _changes(pairs: Mapping[str, tuple[str, str]]) -> Table:

@@ -24,6 +24,9 @@ def test_figures_and_settings_of_both_stand_side_by_side() -> None:
     text = on_console(compare_summaries(make_rich_summary(), second, ("a", "b")))
     assert "Recommended settings" in text
     assert "times first" in text
+    assert "Recommended settings: what loader and device reach alone" in text
+    alone = next(line.split() for line in text.splitlines() if line.strip().startswith("device alone"))
+    assert len(alone) == 4, "two words, the first's figure and the second's"
     assert "What changed of the machine" in text
     assert "9.9.9" in text
     assert "What changed of model and data" not in text
