@@ -78,7 +78,8 @@ class LargerBatch(FrozenModel):
     worth: float = 1.0
     """What one of its samples is worth against one at the baseline's batch, where batches are ranked by that."""
     is_worth_it: bool
-    """It beats that one beyond noise, and by what the objective asks for as measured; or there is no such one."""
+    """It beats the fastest at that batch that was measured as it was, in turns or by trials, beyond noise, and by what
+    the objective asks for; or none was."""
     break_even: BreakEven | None
     """From which noise scale on it trains sooner; None: at none, it is not faster; or there is none at the
     baseline's."""

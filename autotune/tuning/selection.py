@@ -47,7 +47,7 @@ def select(found: SearchOutcome, sure: ConfirmationOutcome) -> Recommendation | 
         same_batch=None if same is None else same.config,
         same_batch_number=None if same is None else same.number,
         same_batch_speedup=same_speedup,
-        larger_batch=_larger_batch(chosen, contenders),
+        larger_batch=_larger_batch(chosen, same, contenders),
         reasons=tuple(_reasons(chosen, contenders, is_outrun=is_outrun)),
         confirmations=sure.confirmations,
         stress=sure.stresses.get(chosen.number),
@@ -85,10 +85,11 @@ def _same_batch(contenders: Contenders) -> tuple[Confirmation | None, Ratio | No
     return reference, _speedup(reference, reference, None)
 
 
-def _larger_batch(chosen: Confirmation, contenders: Contenders) -> LargerBatch | None:
+def _larger_batch(chosen: Confirmation, same: Confirmation | None, contenders: Contenders) -> LargerBatch | None:
     """The best at a larger global batch, worth it or not, against the fastest at the baseline's own.
 
-    Of the confirmed ones where there are some; where a larger batch was chosen, it is that.
+    Of the confirmed ones where there are some; where a larger batch was chosen, it is that. `same` is what is shown as
+    the best at the baseline's own, of which a trial alone may be known.
     """
     for group in (contenders.confirmed, contenders.trials):
         larger = [candidate for candidate in group if contenders.batch_ratio(candidate) > 1]
@@ -96,7 +97,8 @@ def _larger_batch(chosen: Confirmation, contenders: Contenders) -> LargerBatch |
             continue
         best = chosen if contenders.batch_ratio(chosen) > 1 else contenders.choice_of(larger)
         own = contenders.fastest_at_own_batch(group)
-        over = None if own is None else contenders.over(best, own)
+        rivals = [rival for rival in (own, same) if rival is not None]
+        over = min((contenders.over(best, rival) for rival in rivals), key=lambda ratio: ratio.value, default=None)
         space = contenders.found.space
         return LargerBatch(
             config=best.config.model_copy(update={"lr": _lr_advice(best.config, contenders.found).lr}),

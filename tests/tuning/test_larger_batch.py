@@ -149,6 +149,10 @@ def test_where_two_alone_may_run_a_larger_batch_has_its_place_only_where_its_tri
         assert len(chosen.confirmations) == 2, "starts are too slow for three"
         assert {0, chosen.number} == {entrant.number for entrant in chosen.confirmations}
         assert (chosen.config.micro_batch_size, chosen.verdict) == (expected, "faster")
+        larger = chosen.larger_batch
+        assert larger is not None
+        assert larger.over_same_batch is not None
+        assert larger.over_same_batch.value == pytest.approx(of_128 / 1420.0, rel=0.05), "not over the baseline"
 
 
 def test_without_a_baseline_a_larger_batch_that_alone_has_run_is_recommended(tmp_path: Path) -> None:
@@ -167,5 +171,6 @@ def test_without_a_baseline_a_larger_batch_that_alone_has_run_is_recommended(tmp
     assert chosen is not None
     assert (chosen.number, chosen.verdict) == (larger.number, "baseline_infeasible")
     assert chosen.larger_batch is not None
-    assert chosen.larger_batch.over_same_batch is None
-    assert chosen.larger_batch.is_worth_it
+    assert chosen.larger_batch.is_worth_it, "nothing at the baseline's batch was measured in turns"
+    assert chosen.larger_batch.over_same_batch is not None
+    assert chosen.larger_batch.over_same_batch.value == pytest.approx(1450.0 / 1420.0, rel=0.02), "by trials"
