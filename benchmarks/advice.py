@@ -24,7 +24,6 @@ from autotune.api.diagnose import DiagnosisResult, MeasuringTime, diagnose_plan
 from autotune.protocol.jobs import NO_EXTRAS, WindowRules
 from autotune.records.diagnosis import Advice
 from autotune.settings.plan import Plan
-from autotune.settings.workload import Workload
 from benchmarks.cases.advice import ADVICE_CASES
 from benchmarks.cases.advice_data import DATA_CASES
 from benchmarks.cases.advice_memory import MEMORY_CASES
@@ -32,6 +31,7 @@ from benchmarks.cases.cpu import Case
 from benchmarks.measures.followed import follow_case
 from benchmarks.measures.recording import describe_machine, make_parser, print_table, say, start_recording
 from benchmarks.yardsticks.product_run import measurement_figures, open_trials
+from benchmarks.yardsticks.workload import workload_of
 
 FOLLOWED_CASES = (*DATA_CASES, *MEMORY_CASES)
 """Advice that sets nothing, each kind with a job that follows it, or on paper."""
@@ -109,16 +109,8 @@ def _follow(name: str, case: Case, scale: _Scale) -> dict[str, Any]:
 
 
 def _diagnose(name: str, case: Case, measuring: MeasuringTime) -> DiagnosisResult:
-    workload = Workload(
-        model=case.model,
-        dataset=case.dataset,
-        step=case.step,
-        optimizer=case.optimizer,
-        collate_fn=case.collate_fn,
-        shuffle=case.shuffle,
-    )
     baseline = TrainingConfig.model_validate(dict(case.settings))
-    plan = Plan(name=name, workload=workload, baseline=baseline, device="cpu")
+    plan = Plan(name=name, workload=workload_of(case), baseline=baseline, device="cpu")
     return diagnose_plan(plan, progress=False, measuring=measuring)
 
 

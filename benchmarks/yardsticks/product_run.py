@@ -27,10 +27,10 @@ from autotune.report.wording.say import say
 from autotune.settings.objective import Objective
 from autotune.settings.plan import Plan
 from autotune.settings.search_space import SearchSpace
-from autotune.settings.workload import Workload
 from autotune.space.resolved_space import ResolvedSpace
 from autotune.tuning.probe import probe_workload
 from benchmarks.cases.cpu import Case
+from benchmarks.yardsticks.workload import workload_of
 
 __all__ = [
     "TRIAL_DEADLINE_S",
@@ -176,15 +176,7 @@ def plan_for(
     limit = {} if memory_limit is None else {"memory_limit": memory_limit}
     return Plan(
         name="trials",
-        workload=Workload(
-            model=case.model,
-            dataset=case.dataset,
-            step=case.step,
-            optimizer=case.optimizer,
-            collate_fn=case.collate_fn,
-            batch_sampler=case.batch_sampler,
-            shuffle=case.shuffle,
-        ),
+        workload=workload_of(case),
         baseline=TrainingConfig.model_validate(dict(case.settings)),
         space=SearchSpace.model_validate(dict(space or {})),
         objective=Objective.model_validate(limit),

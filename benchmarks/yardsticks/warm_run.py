@@ -22,7 +22,6 @@ import torch
 from autotune import TrainingConfig
 from autotune.protocol.jobs import CurvesJob, ProcessSetup, WindowRules
 from autotune.settings.applied.float32_precision import tf32_products
-from autotune.settings.workload import Workload
 from autotune.worker.jobs.bench import WorkloadBench
 from autotune.worker.measure.loop import Run
 from autotune.worker.measure.step import torch_threads
@@ -31,6 +30,7 @@ from autotune.worker.setup.device import open_device
 from autotune.worker.trial import Start, measure
 from benchmarks import ROOT
 from benchmarks.cases.surfaces import GRIDS
+from benchmarks.yardsticks.workload import workload_of
 
 __all__ = ["run_warm"]
 
@@ -69,22 +69,14 @@ def _measured(
 ) -> list[dict[str, Any]]:
     grid = GRIDS[surface]
     own = TrainingConfig.model_validate({**grid.baseline, "compile": configs[0].compile})
-    case = grid.case()
-    workload = Workload(
-        model=case.model,
-        dataset=case.dataset,
-        step=case.step,
-        optimizer=case.optimizer,
-        collate_fn=case.collate_fn,
-        batch_sampler=case.batch_sampler,
-        shuffle=case.shuffle,
-    )
     process = ProcessSetup(
         device="cpu", seed=0, deadline_s=_LATEST_S, sys_path=(), working_directory=scratch, python_path=None
     )
     seed_all(process.seed)
     device = open_device("cpu")
-    bench = WorkloadBench(workload, CurvesJob(process=process, payload=scratch, config=own), device, scratch)
+    bench = WorkloadBench(
+        workload_of(grid.case()), CurvesJob(process=process, payload=scratch, config=own), device, scratch
+    )
     is_prepared, found = False, list[dict[str, Any]]()
     for config in configs:
         begun = perf_counter()
