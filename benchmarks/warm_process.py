@@ -1,18 +1,21 @@
 """What a process that has measured other configurations before shows otherwise: warm against fresh, on recorded grids.
 
 In each round the same points of a grid are measured twice: as trials of the product, each in a process of its own, and
-one after another in one process that builds the workload once, in an order of its own. Kept of each point: its rate and
-its peak of memory. Told of each workload: the bias (the mean logarithm of warm over fresh), by place in the process as
-well; how far runs of the same point differ between processes, fresh and warm; and how far its ratio to the baseline
-does, which is what a search decides by. A warm process shares its luck (where its heap lies) among its points.
+by its warm worker, which builds the workload once, in an order that changes from round to round. Kept of each point:
+its rate and its peak of memory. Told of each workload: the bias (the mean logarithm of warm over fresh) of points that
+came after others in their process, and by place there; how far runs of the same point differ between processes, fresh
+and warm; and how far its ratio to the baseline does, which is what a search decides by: a process shares its luck
+(where its heap lies) among its points.
 
-About twenty minutes; --workload measures one alone, and what the file has whole is not measured again.
+About twenty minutes; --workload measures one alone, and what the file has whole is not measured again. A compiled
+model has processes of its own in the product, so none is here.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from math import exp, log, sqrt
 from statistics import fmean, median, variance
@@ -20,6 +23,7 @@ from time import perf_counter
 from typing import Any
 
 from autotune import TrainingConfig
+from autotune.launch.local.warm_worker import WarmWorkerLauncher
 from autotune.launch.runner import TrialRunner
 from autotune.protocol.jobs import WindowRules
 from benchmarks.cases.surfaces import GRIDS
@@ -27,11 +31,9 @@ from benchmarks.measures.recording import describe_machine, make_parser, print_t
 from benchmarks.quietness import keep_freed_memory
 from benchmarks.replay.surface_order import spread_order
 from benchmarks.yardsticks.product_run import TRIAL_DEADLINE_S, open_runner
-from benchmarks.yardsticks.warm_run import run_warm
 
-_COMPILED = "+compile"
-_WORKLOADS = ("cliff", "text", "ragged", "tiny_gpt", f"cliff{_COMPILED}")
-"""A CNN in memory, a GRU over lines of many lengths, dictionaries of many shapes, a transformer; the CNN compiled."""
+_WORKLOADS = ("cliff", "ragged", "tiny_gpt", "text")
+"""A CNN in memory, dictionaries of many shapes, a transformer, a GRU over lines of many lengths."""
 _POINTS = 6
 _ROUNDS = 6
 _WINDOW = WindowRules(max_s=2.0)
@@ -57,18 +59,23 @@ def main() -> None:
 
 def _compare(name: str, count: int, rounds: int, window: WindowRules, keep: Callable[[dict[str, Any]], None]) -> None:
     """Both ways in turns, in alternating order; the raw figures and what they tell are kept after each round."""
-    grid, found = GRIDS[name.removesuffix(_COMPILED)], list[dict[str, Any]]()
-    compiles = {"compile": name.endswith(_COMPILED)}
+    grid, found = GRIDS[name], list[dict[str, Any]]()
     with open_runner(grid.case(), device="cpu", space=grid.space, memory_limit=grid.memory_limit) as (runner, _):
-        candidates = [point.model_copy(update=compiles) for point in spread_order(grid)[: 2 * count]]
-        points = [point for point in candidates if _can_run(runner, point, window)][:count]
+        warm = WarmWorkerLauncher(runner.launcher, runner.scratch, runner.logs)
+        points = [point for point in spread_order(grid)[: 2 * count] if _can_run(runner, point, window)][:count]
         configs = [point.model_dump(mode="json", exclude_defaults=True) for point in points]
         for number in range(rounds):
             order = random.Random(number).sample(range(len(points)), len(points))
             both: dict[str, Any] = {"order": order}
             for way in ("fresh", "warm") if number % 2 == 0 else ("warm", "fresh"):
                 begun = perf_counter()
-                both[way] = _fresh(runner, points, window) if way == "fresh" else _warm(name, points, order, window)
+                if way == "fresh":
+                    both[way] = [_figures(runner, point, window) for point in points]
+                else:
+                    one_by_one = replace(runner, launcher=warm)
+                    figures = {place: _figures(one_by_one, points[place], window) for place in order}
+                    warm.end_shared()
+                    both[way] = [figures[place] for place in range(len(points))]
                 both[f"{way}_s"] = perf_counter() - begun
             found.append(both)
             if number > 0:
@@ -81,61 +88,46 @@ def _can_run(runner: TrialRunner, point: TrainingConfig, window: WindowRules) ->
     return runner.run(point, name="look", deadline_s=TRIAL_DEADLINE_S, window=window).outcome == "ok"
 
 
-def _fresh(runner: TrialRunner, points: Sequence[TrainingConfig], window: WindowRules) -> list[dict[str, Any]]:
-    results = [
-        runner.run(point, name="point", deadline_s=TRIAL_DEADLINE_S, window=window).measurement for point in points
-    ]
-    return [
-        {
-            "samples_per_s": None if one is None else one.samples_per_s,
-            "peak_memory_bytes": None if one is None else one.peak_memory_bytes,
-        }
-        for one in results
-    ]
-
-
-def _warm(
-    name: str, points: Sequence[TrainingConfig], order: Sequence[int], window: WindowRules
-) -> list[dict[str, Any]]:
-    found = dict(
-        zip(order, run_warm(name.removesuffix(_COMPILED), [points[place] for place in order], window), strict=True)
-    )
-    return [found[place] for place in range(len(points))]
+def _figures(runner: TrialRunner, point: TrainingConfig, window: WindowRules) -> dict[str, Any]:
+    measured = runner.run(point, name="point", deadline_s=TRIAL_DEADLINE_S, window=window).measurement
+    if measured is None:
+        return {"samples_per_s": None, "peak_memory_bytes": None}
+    return measured.model_dump(include={"samples_per_s", "peak_memory_bytes"})
 
 
 def told_of(rounds: _Rounds, points: int) -> dict[str, Any]:
-    """Bias and spreads, on the log scale; points that a fresh process could not measure are left out."""
+    """Bias and spreads, on the log scale; points that could not be measured each time are left out."""
     known = [
-        point for point in range(points) if all(one["fresh"][point]["samples_per_s"] is not None for one in rounds)
+        point
+        for point in range(points)
+        if all(one[way][point]["samples_per_s"] is not None for one in rounds for way in ("fresh", "warm"))
     ]
-    over = known[0] if known else None  # the baseline, where it could be measured each time
     if len(known) < 2:
         return {"points": len(known)}
-    ratios = {point: [_rate(one, "warm", point) - _rate(one, "fresh", point) for one in rounds] for point in known}
-    of_all = [ratio for found in ratios.values() for ratio in found]
+    later = {point: [one for one in rounds if one["order"].index(point) > 0] for point in known}
+    by_round = [fmean(_ratio(one, point) for point in known if one["order"].index(point) > 0) for one in rounds]
     places = [
-        [
-            found[number]
-            for point, found in ratios.items()
-            for number, one in enumerate(rounds)
-            if one["order"][place] == point
-        ]
-        for place in range(points)
+        [_ratio(one, one["order"][place]) for one in rounds if one["order"][place] in known] for place in range(points)
     ]
     return {
         "points": len(known),
-        "bias": fmean(of_all),
-        "bias_error": sqrt(variance([fmean(found) for found in zip(*ratios.values(), strict=True)]) / len(rounds)),
-        "bias_by_point": {point: fmean(found) for point, found in ratios.items()},
+        "bias": fmean(by_round),
+        "bias_error": sqrt(variance(by_round) / len(rounds)),
+        "bias_by_point": {point: fmean(_ratio(one, point) for one in found) for point, found in later.items() if found},
         "bias_by_place": [fmean(found) if found else None for found in places],
         "spread": {way: _spread(rounds, way, known) for way in ("fresh", "warm")},
-        "spread_over_baseline": {way: _spread(rounds, way, known[1:], over) for way in ("fresh", "warm")},
+        "spread_over_baseline": {way: _spread(rounds, way, known[1:], known[0]) for way in ("fresh", "warm")},
         "memory_ratio": [
             median(one["warm"][point]["peak_memory_bytes"] / one["fresh"][point]["peak_memory_bytes"] for one in rounds)
             for point in known
         ],
         "seconds": {way: median(one[f"{way}_s"] for one in rounds) for way in ("fresh", "warm")},
     }
+
+
+def _ratio(one: Mapping[str, Any], point: int) -> float:
+    """The logarithm of warm over fresh."""
+    return _rate(one, "warm", point) - _rate(one, "fresh", point)
 
 
 def _rate(one: Mapping[str, Any], way: str, point: int) -> float:

@@ -21,6 +21,7 @@ __all__ = [
     "Pace",
     "expected_s",
     "further_trials",
+    "measuring_s",
     "overhead_s",
     "payback_s",
     "queue_s",
@@ -40,6 +41,10 @@ _QUEUES_OF_A_TRIAL = 1 + QUEUES_OF_A_WINDOW
 """The warm-up drains one queue, and the window is at least two long (CONTRIBUTING, Rules of measuring)."""
 _MOST_RUNS, _FEWEST_RUNS = 4 * FEWEST_ROUNDS, 2 * FEWEST_ROUNDS
 """Runs of a confirmation: the baseline with three finalists, or with one."""
+_STEPS_OF_A_TRIAL = 6
+"""The fewest optimizer steps of a trial in a shared process: three before its window, three blocks in it."""
+_ANY_TRIAL_S = 10.0
+"""Below which a trial's seconds make no difference: our own convention."""
 _LATEST = 200
 """Trials that tell what a trial takes: our own convention; asked for several times a trial, which must not take longer
 the more there were."""
@@ -84,9 +89,15 @@ def typical_overhead_s(records: Sequence[TrialRecord]) -> float:
     return max(0.0, median(beyond)) if beyond else _FIRST_OVERHEAD_S
 
 
-def overhead_s(record: TrialRecord) -> float:
-    """Seconds that a run of a trial's settings takes outside its window, without what is measured after it."""
-    return max(0.0, record.result.own_s - _window_s(record))
+def overhead_s(record: TrialRecord, build_s: float = 0.0) -> float:
+    """Seconds that a run of a trial's settings takes outside its window, without what is measured after it.
+
+    Args:
+        record: The trial.
+        build_s: What a new process takes to build the workload, where trials share one and need not.
+    """
+    own_s = 0.0 if record.measurement is None else record.measurement.build_s
+    return max(0.0, record.result.own_s - _window_s(record)) + max(0.0, build_s - own_s)
 
 
 def shortest_trial_s(records: Sequence[TrialRecord]) -> float:
@@ -103,6 +114,15 @@ def queue_s(
     """
     queue = config.micro_batch_size * config.process_count * config.num_workers * config.batches_per_worker
     return queues * min(queue, inf if epoch_samples is None else epoch_samples) / samples_per_s
+
+
+def measuring_s(config: TrainingConfig, samples_per_s: float, epoch_samples: int | None) -> float:
+    """Seconds that measuring a configuration takes at a rate: its optimizer steps, or the queues that they must cover.
+
+    No less than what any trial takes.
+    """
+    steps_s = _STEPS_OF_A_TRIAL * config.global_batch_size / samples_per_s
+    return max(_ANY_TRIAL_S, steps_s, queue_s(config, samples_per_s, epoch_samples))
 
 
 def rounds_of(trials: int, *, slots: int, is_first_alone: bool = False) -> int:

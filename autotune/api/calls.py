@@ -33,7 +33,7 @@ _LOADERS_OWN = {"shuffle", "drop_last"}
 """Of these, what a DataLoader decides itself."""
 _SECTIONS = {
     "workload": ("model", "dataset", "command", "loss", "step", "optimizer", "collate_fn", "checkpoint"),
-    "budget": ("n_trials", "timeout_s"),
+    "budget": ("n_trials", "timeout_s", "training_hours"),
     "search": ("method", "warm_start"),
 }
 """A call's arguments that are a Plan's own only below a section."""
@@ -58,6 +58,7 @@ def search(  # noqa: PLR0913 - the contract's signature
     memory_limit: float | str | None = None,
     n_trials: int | None = None,
     timeout_s: float | None = None,
+    training_hours: float | None = None,
     device: str = "auto",
     run_dir: str | Path | None = None,
     seed: int = 0,
@@ -95,6 +96,7 @@ def search(  # noqa: PLR0913 - the contract's signature
         memory_limit: bytes, "20GiB", or a fraction of the device's memory; None: the objective's (0.9).
         n_trials: measured trials, the baseline included; None: at most 40, and it may stop by itself.
         timeout_s: seconds for the whole search; None: no limit.
+        training_hours: hours of training that are still to come, against which a further trial must pay; None: 24.
         device: torch's name for the device; "auto": the accelerator where there is one, else the CPU. A GPU that torch
             was built for and can't use is an error: the CPU does not take its place.
         run_dir: folder for study, logs, report and recommended.yaml; an interrupted search in it goes on. None: a new
@@ -147,11 +149,11 @@ def diagnose(  # noqa: PLR0913 - the contract's signature
 ) -> DiagnosisResult:
     """Say why training is slow and what to do about it, without a search.
 
-    It takes under a minute, unless your own code takes long to build (it is built two or three times) or to make a
-    step: then it takes as long as measuring the baseline does, and other settings are not measured. The arguments are
-    those of `search`, `command` among them, but for space, n_trials, timeout_s, run_dir, method, warm_start, checkpoint
-    and fresh; `baseline` is what is diagnosed. No run folder is kept: the trials' files lie in a temporary folder until
-    the end.
+    It takes under a minute, unless your own code takes long to build (it is built two or three times, once where that
+    takes ten seconds) or to make a step: then it takes as long as measuring the baseline does, and other settings are
+    not measured. The arguments are those of `search`, `command` among them, but for space, n_trials, timeout_s,
+    training_hours, run_dir, method, warm_start, checkpoint and fresh; `baseline` is what is diagnosed. No run folder is
+    kept: the trials' files lie in a temporary folder until the end.
 
     Raises:
         ConfigError: an argument breaks a rule, or ray is not installed.

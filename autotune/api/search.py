@@ -86,7 +86,12 @@ def run_plan(
             folder.study, space, identity=identify(plan, space), seed=plan.seed, method=plan.search.method
         )
         time = TimeBudget(
-            study=study, budget=plan.budget, clock=clock, slots=partial(slots_of, starts), probe_s=probe_s
+            study=study,
+            budget=plan.budget,
+            clock=clock,
+            slots=partial(slots_of, starts),
+            probe_s=probe_s,
+            build_s=runner.build_s,
         )
         machine, workload = space.environment.fingerprint, workload_key(plan.workload)
         if launcher is None:
@@ -104,7 +109,7 @@ def run_plan(
                 summary = _tune(search, plan, folder, rank_batches(plan, search))
             elif mended:
                 summary = summary.model_copy(update={"notes": (*summary.notes, *mended)})
-            if launcher is None and summary.run_spread.source == "workload":
+            if launcher is None and summary.run_spread.source == "workload" and runner.build_s == 0:
                 remember_spread(machine, workload, summary.run_spread)
         finally:
             study.close()  # else a result would keep the file open, until it is collected
@@ -118,7 +123,7 @@ def _search_of(plan: Plan, time: TimeBudget, runner: TrialRunner, folder: RunFol
     search = Search(
         time=time,
         runner=runner,
-        proposer=make_proposer(study, seed=plan.seed, keep=keep, longest_s=time.longest_s),
+        proposer=make_proposer(time, seed=plan.seed, keep=keep),
         on_record=folder.append_trial,
         notes=[
             *space.notes,
@@ -232,9 +237,9 @@ def _summarise(
     interrupted: Note | None = None,
 ) -> RunSummary:
     """Select, and gather all that reports are made from; `interrupted` says what has ended the search, if anything."""
-    found = search.outcome()
+    found = search.outcome().taught_by(sure.confirmations)
     rounds = evidence_of_rounds(list(map(run_of, entrant.runs)) for entrant in sure.confirmations)
-    spread = learn_spread(found.spread, [rounds])
+    spread = learn_spread(found.spread, () if found.is_brief else [rounds])  # else a run would count twice
     space, ended = found.space, interrupted or found.ended_because
     assert ended is not None, "a search ends for a reason"  # noqa: S101 - our own bug
     measured = next((record.measurement for record in found.records if record.measurement is not None), None)
@@ -245,7 +250,7 @@ def _summarise(
         limit_is_ram=space.environment.has_only_ram,
     )
     creeps = creep_notes_of(found.records, chosen, room)
-    notes = (*found.notes, *sure.notes, *creeps, *notes_of(search.runner.launcher))  # hosts come and go
+    notes = (*found.notes, *sure.notes, *creeps, *search.time.notes, *notes_of(search.runner.launcher))
     return RunSummary(
         name=plan.name,
         objective=plan.objective,

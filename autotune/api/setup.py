@@ -17,10 +17,14 @@ from autotune.launch.launcher import Launcher
 from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
 from autotune.launch.local.nvidia_driver import kept_initialised
+from autotune.launch.local.warm_worker import WarmWorkerLauncher
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note
 from autotune.report.wording import say
 from autotune.settings.plan import Plan
+
+_SLOW_BUILD_S = 10.0
+"""From which on trials share a process that builds once: our own convention, as long as a trial takes otherwise."""
 
 __all__ = ["opened_launcher", "runner_for", "temporary_folder", "warnings_in"]
 
@@ -68,9 +72,12 @@ def opened_launcher(given: Launcher | None, folder: RunFolder, plan: Plan) -> It
 
 def _launcher_of(plan: Plan, folder: RunFolder) -> Launcher:
     if plan.executor.kind == "local":
-        if sys.platform == "linux":
-            return ForkServerLauncher(folder.logs / "server.log", device=plan.device)
-        return FreshInterpreterLauncher()
+        is_linux = sys.platform == "linux"
+        server_log = folder.logs / "server.log"
+        each = ForkServerLauncher(server_log, device=plan.device) if is_linux else FreshInterpreterLauncher()
+        if plan.workload.command is not None:
+            return each
+        return WarmWorkerLauncher(each, folder.scratch, folder.logs, least_build_s=_SLOW_BUILD_S)
     try:
         from autotune.ray.launcher import RayLauncher
 

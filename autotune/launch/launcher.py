@@ -14,6 +14,7 @@ from typing import Generic, Literal, Protocol, Self, TypeVar, runtime_checkable
 
 from autotune.note import Note
 from autotune.protocol.disk import TrialFolder
+from autotune.settings.training_config import TrainingConfig
 
 __all__ = [
     "TOKEN_VARIABLE",
@@ -24,9 +25,13 @@ __all__ = [
     "Launch",
     "Launcher",
     "Preloads",
+    "Shares",
     "SideBySide",
+    "begin_anew",
+    "is_sharing",
     "notes_of",
     "preload_in",
+    "shares_process",
     "slots_of",
 ]
 
@@ -50,6 +55,8 @@ class Launch:
     """Processes to start side by side."""
     ram_ceiling_bytes: int | None = None
     """All ranks are ended when their process trees together have more than this in memory; None: not watched."""
+    ram_ceiling: Callable[[], int | None] | None = None
+    """Asked for that in place of it, where it changes meanwhile."""
     should_end: Callable[[], bool] | None = None
     """Called many times a second; the ranks are ended once it returns True. None: only the deadline ends them."""
 
@@ -126,6 +133,36 @@ class Preloads(Protocol):
             environment: Variables for the time of the imports.
         """
         ...
+
+
+@runtime_checkable
+class Shares(Protocol):
+    """A launcher that has trials share a process, one after another, where that is sooner."""
+
+    @property
+    def is_sharing(self) -> bool:
+        """Whether it does, as far as is known by now."""
+        ...
+
+    def end_shared(self) -> None:
+        """End that process: the next trial is the first of another one."""
+        ...
+
+
+def shares_process(config: TrainingConfig) -> bool:
+    """Whether a process that has measured other configurations can measure this one."""
+    return config.strategy == "single" and not config.compile and config.numa_binding is None
+
+
+def is_sharing(launcher: Launcher) -> bool:
+    """Whether trials share a process."""
+    return isinstance(launcher, Shares) and launcher.is_sharing
+
+
+def begin_anew(launcher: Launcher) -> None:
+    """See to it that the next trial is the first one of its process."""
+    if isinstance(launcher, Shares):
+        launcher.end_shared()
 
 
 def preload_in(launcher: Launcher, names: Sequence[str], environment: Mapping[str, str]) -> None:

@@ -60,6 +60,8 @@ class TrialRunner:
     """What is run in place of a workload's parts; None: the payload holds them."""
     script: ScriptFacts | None = None
     """What the probe has seen of the command."""
+    build_s: float = 0.0
+    """Seconds in which a new process builds the workload, where trials share one and most do not; else 0."""
     say: Callable[[Note | str], str] = lambda reason: reason if isinstance(reason, str) else reason.code
     """Words the reason to end a trial; without a wording, its code."""
 
@@ -101,7 +103,7 @@ class TrialRunner:
 
     def guard(self, config: TrainingConfig, *, name: str, deadline_s: float) -> RankReport:
         """Compare a configuration's precision to float32; `config` has the batch size to compare at."""
-        return self._run(name, None, self._job_for(jobs.PrecisionJob, config, deadline_s))
+        return self._run(name, None, self._job_for(jobs.PrecisionJob, config, deadline_s, is_brief=self.build_s > 0))
 
     def curves(
         self,
@@ -114,7 +116,12 @@ class TrialRunner:
     ) -> RankReport:
         """Measure loader and device alone in variations of a configuration, in another process where one ends early."""
         alone = variations if self.command is not None else [*map(_alone, variations)]
-        points = {"variations": tuple(alone), "stretch_s": stretch_s, "roofline": roofline}
+        points = {
+            "variations": tuple(alone),
+            "stretch_s": stretch_s,
+            "roofline": roofline,
+            "is_brief": self.build_s > 0,
+        }
         return go_on(self._job_for(jobs.CurvesJob, config, deadline_s, **points), partial(self._run, "curves", None))
 
     def stress(self, config: TrainingConfig, *, name: str, deadline_s: float, train_s: float) -> RankReport:

@@ -79,6 +79,16 @@ class TrialFolder:
         """There once a script has been measured: whatever of it still runs is to be ended."""
         return self.path / "done"
 
+    @property
+    def begun(self) -> Path:
+        """There once the process of a series has begun."""
+        return self.path / "begun"
+
+    @property
+    def next(self) -> Path:
+        """Of a series: names the folder of the job to do; there until that is done."""
+        return self.path / "next"
+
     def report_of(self, rank: int) -> Path:
         """What a rank answers."""
         return self.report if rank == 0 else self.path / f"report-{rank}.json"

@@ -23,6 +23,7 @@ __all__ = [
     "PrecisionJob",
     "ProbeJob",
     "ProcessSetup",
+    "SeriesJob",
     "StressJob",
     "TrialJob",
     "WindowRules",
@@ -108,6 +109,18 @@ class DescribeJob(_Job):
     kind: Literal["describe"] = "describe"
 
 
+class SeriesJob(_Job):
+    """Do jobs of one workload that come one after another, each in a folder of its own."""
+
+    kind: Literal["series"] = "series"
+    payload: Path
+    cudnn_benchmark: bool = False
+    """Of all its jobs: a process keeps the algorithms that cuDNN has once chosen. Source: ATen's Conv_v8.cpp, whose
+    cache of plans does not know the switch."""
+    is_first: bool = False
+    """No process of ours has used the device right before."""
+
+
 class _WorkloadJob(_Job):
     payload: Path
     config: TrainingConfig
@@ -142,6 +155,8 @@ class PrecisionJob(_WorkloadJob):
     """Compare 20 steps in the configuration's precision to float32 (the precision guard)."""
 
     kind: Literal["guard"] = "guard"
+    is_brief: bool = False
+    """Where steps are slow, they are fewer."""
 
 
 class CurvesJob(_WorkloadJob):
@@ -152,6 +167,8 @@ class CurvesJob(_WorkloadJob):
     """What differs from `config` decides whether the loader or the device is measured."""
     stretch_s: float = 0.5
     """Length of each measurement. Our convention."""
+    is_brief: bool = False
+    """A larger batch whose steps take long is left to what smaller ones tell."""
     roofline: bool = False
     """Also count what a batch's operators compute and move, and measure what the device can do."""
     known: Curves | None = None
@@ -176,7 +193,7 @@ class NoiseScaleJob(_WorkloadJob):
 
 WorkloadJob: TypeAlias = ProbeJob | TrialJob | PrecisionJob | CurvesJob | StressJob | NoiseScaleJob
 """A job that builds the user's workload."""
-Job: TypeAlias = Annotated[DescribeJob | WorkloadJob, Field(discriminator="kind")]
+Job: TypeAlias = Annotated[DescribeJob | SeriesJob | WorkloadJob, Field(discriminator="kind")]
 _JOB: TypeAdapter[Job] = TypeAdapter(Job)
 
 

@@ -47,6 +47,8 @@ class RankReport(FrozenModel):
     curves: Curves | None = None
     stress: StressFigures | None = None
     gradients: GradientNorms | None = None
+    workload_build_s: float | None = None
+    """Of a series: seconds that reading the workload and building its model and dataset took, so far as it is built."""
     is_workload_fault: bool = False
     """The reason is a sentence about the user's workload, complete as it stands."""
     is_collateral: bool = False

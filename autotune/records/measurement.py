@@ -213,6 +213,9 @@ class Measurement(FrozenModel):
     """Loss of the last step, to distinguish a run that trains from one that does not."""
     skipped_steps: int = 0
     """Optimizer steps that the GradScaler skipped, the warm-up included."""
+    earlier_trials: int = 0
+    """Trials that its process had measured before: with some, it built nothing, and what they left in caches, in the
+    allocator and in the heap was there. 0: none, as in a training's own process; a probe may have come before."""
 
     @property
     def blocks(self) -> tuple[Block, ...]:

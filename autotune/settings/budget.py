@@ -8,8 +8,10 @@ from pydantic import Field
 
 from autotune.frozen import FrozenModel
 
-__all__ = ["MAX_TRIALS", "Budget"]
+__all__ = ["ASSUMED_TRAINING_HOURS", "MAX_TRIALS", "Budget"]
 
+ASSUMED_TRAINING_HOURS = 24.0
+"""Of a training of which nothing is said: our convention."""
 MAX_TRIALS = 40
 """Trials of a search whose number was left open: our convention."""
 
@@ -21,6 +23,15 @@ class Budget(FrozenModel):
     """Measured trials; None: at most 40, and the search may stop by itself."""
     timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Seconds for one call, the confirmation included; a search that goes on has them anew. None: no limit."""
+
+    training_hours: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Hours of training that are still to come: a search that may stop by itself tries nothing that costs more of them
+    than it is expected to win. None: 24 are assumed."""
+
+    @property
+    def training_s(self) -> float:
+        """Seconds of training that are still to come, as far as is known."""
+        return 3600 * (self.training_hours or ASSUMED_TRAINING_HOURS)
 
     @property
     def max_trials(self) -> int:

@@ -23,6 +23,7 @@ from autotune.protocol.jobs import (
     NoiseScaleJob,
     PrecisionJob,
     ProbeJob,
+    SeriesJob,
     StressJob,
     TrialJob,
     WindowRules,
@@ -96,6 +97,7 @@ class FakeLauncher:
     def launch(self, launch: Launch) -> Exit:
         """Write the report of a made-up trial."""
         job = read_job(launch.folder.job)
+        assert not isinstance(job, SeriesJob)  # noqa: S101 - no process is shared here
         launch.log.touch(mode=0o600)
         if isinstance(job, DescribeJob | ProbeJob):
             report = RankReport(

@@ -13,6 +13,7 @@ from statistics import fmean, median
 from autotune.analysis.decisions.confirmation_plan import (
     MOST_ROUNDS,
     ConfirmationPlan,
+    brief_confirmation,
     is_look,
     plan_confirmation,
     spent_error,
@@ -23,6 +24,7 @@ from autotune.analysis.decisions.run_spread import variance_of_a_second
 from autotune.analysis.decisions.selection_rules import ONE_SIDED_ERROR, simplest_of_the_best
 from autotune.analysis.memory.lines import largest_batch_note
 from autotune.analysis.scoring import evaluate
+from autotune.launch.launcher import begin_anew
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note, note
 from autotune.protocol.jobs import NO_EXTRAS, WindowRules
@@ -46,8 +48,7 @@ _FINALISTS = 3
 _FINALIST_SHARE = 0.93
 """Share of the best trial's score from which another may be as good: our own convention."""
 _PRECISION = 0.005
-"""Relative half-width of a window's interval at which it ends before its time: our own convention. The plan has chosen
-its length; only what varies as little as this may be shorter."""
+"""Relative half-width of a window's interval at which it ends before its planned length: our own convention."""
 _GRACE_S = 5.0
 """Past what is left of a time-out, so that the last run is not lost for a moment: our own convention."""
 
@@ -73,18 +74,20 @@ class Finals:
     _stresses: dict[int, StressFigures] = field(default_factory=dict)
     _overloaded: list[int] = field(default_factory=list)
     _ceilings: CeilingBook = field(init=False)
+    _searched: SearchOutcome = field(init=False)  # `found` learns from the rounds
+    _last: int | None = None  # number of the trial that was run again last
 
     def __post_init__(self) -> None:
         """Keep the search's ceilings as they are: this stage adds to a copy."""
-        self._ceilings = deepcopy(self.found.ceilings)
+        self._ceilings, self._searched = deepcopy(self.found.ceilings), self.found
 
     def run(self) -> ConfirmationOutcome:
         """Measure finalists and baseline in turns, in alternating order, and run the winner on the largest samples.
 
         Nothing is measured where nobody challenges the baseline. Rounds go on until a look at the figures shows that
-        all is decided, or until the time is used: 80 s without a time-out, starts included, though three rounds follow
-        in any case; where starts are slow fewer finalists run. With a time-out, rounds and windows shrink to the time
-        that is left, down to one round of the best and the baseline.
+        all is decided, or until the time is used: 80 s without a time-out, though three rounds follow in any case, of
+        fewer finalists where runs take long, and one in a brief search. With a time-out, rounds and windows shrink
+        to the time that is left, down to one round of the best and the baseline.
         """
         if finalists := self._finalists():
             self._measure_in_turns(finalists)
@@ -117,7 +120,8 @@ class Finals:
         baseline's global batch goes before a larger one that its trial does not show to be worth it.
         """
         better = self.found.challengers
-        near = [record for record in better if _is_near(record, better[0], self.found)]
+        believed = self.found.believed_score
+        near = [record for record in better if believed(record) >= _FINALIST_SHARE * believed(better[0])]
         same_batch = [record for record in better if self.found.batch_ratio(record.config) == 1]
         larger_batch = [record for record in near if self.found.batch_ratio(record.config) > 1]
         simplest = [simplest_of_the_best(near, self.found.believed_score)] if near else []
@@ -135,11 +139,12 @@ class Finals:
 
     def _measure_in_turns(self, finalists: Sequence[TrialRecord]) -> None:
         """Run rounds until all is decided or the time is used. What has failed, or is behind, is not run again."""
-        wanted = [Entrant(record) for record in (*self.found.feasible_baseline, *finalists)]
-        has_baseline = wanted[0].record.number == 0
-        self._reserved_s = reserve_s(finalists[0], self.clock.left_s or 0.0)
+        build_s, own = self.found.build_s, self.found.feasible_baseline
+        wanted = [Entrant(record, build_s=build_s) for record in (*own, *finalists)]
+        self._reserved_s = reserve_s(finalists[0], self.clock.left_s or 0.0, build_s)
         overheads_s, window_s = [entrant.overhead_s for entrant in wanted], self._window_s(wanted)
-        plan = plan_confirmation(overheads_s, self._left_s, window_s, has_baseline=has_baseline)
+        plan = plan_confirmation(overheads_s, self._left_s, window_s, has_baseline=bool(own))
+        plan = brief_confirmation(len(wanted)) if self.found.is_brief else plan
         entrants, left_out = wanted[: plan.entrants], wanted[plan.entrants :]
         self.notes.extend(note("finalist_left_out", trial=entrant.record.number) for entrant in left_out)
         running = entrants
@@ -175,6 +180,7 @@ class Finals:
         self._confirmations = [
             entrant.confirmation(is_hung=entrant.record.number in hung) for entrant in entrants if entrant.runs
         ]
+        self.found = self._searched.taught_by(self._confirmations)
         sound = [self.found.weighed(entrant) for entrant in self._confirmations if entrant.is_feasible and entrant.runs]
         numbers = [entrant.record.number for entrant in alive if entrant.record.number in {one.number for one in sound}]
         if not sound or not numbers:
@@ -196,7 +202,8 @@ class Finals:
             left_s, is_due = self._left_s, number > 0 or any(other.runs for other in entrants[1:])
             if is_due and left_s is not None and left_s < overheads_s_of([entrant], entrants)[0]:
                 return False
-            entrant.runs.append(self._run_again(entrant.record, number, plan))
+            is_known = number == 0 and self.found.was_run_apart(entrant.record)
+            entrant.runs.append(entrant.record if is_known else self._run_again(entrant.record, number, plan))
             done = sum(len(other.runs) for other in entrants)
             self._show(entrant, done, done + sum(len(other.runs) == number for other in alive))
         return True
@@ -208,9 +215,11 @@ class Finals:
         return None if left is None else left - self._reserved_s
 
     def _run_again(self, record: TrialRecord, number: int, plan: ConfirmationPlan) -> TrialRecord:
-        left_s, deadline_s = self.clock.left_s, repeat_deadline_s(record) + 2 * plan.window_s
+        left_s, deadline_s = self.clock.left_s, repeat_deadline_s(record, self.found.build_s) + 2 * plan.window_s
         window = WindowRules(max_s=plan.window_s, precision=_PRECISION)
         extras = everything(window) if number == 0 and plan.has_extras else NO_EXTRAS
+        begin_anew(self.runner.launcher)
+        self._last = record.number
         result = self.runner.run(
             record.config,
             name=f"confirmation-{record.number:03d}-{number + 1}",
@@ -238,6 +247,8 @@ class Finals:
             if chosen is None or chosen.number == 0:
                 break
             record = next(record for record in self.found.records if record.number == chosen.number)
+            if self._last != chosen.number:  # another one's process
+                begin_anew(self.runner.launcher)
             check = check_under_stress(record, self.found, self.runner, self.clock.left_s)
             self.notes.extend(check.notes)
             if check.figures is not None:
@@ -287,8 +298,3 @@ class Finals:
                 last=entrant.runs[-1],
             )
         )
-
-
-def _is_near(record: TrialRecord, best: TrialRecord, found: SearchOutcome) -> bool:
-    """Whether a trial is close to the best one by what is believed of both."""
-    return found.believed_score(record) >= _FINALIST_SHARE * found.believed_score(best)

@@ -25,11 +25,13 @@ class Entrant:
     record: TrialRecord
     runs: list[TrialRecord] = field(default_factory=list)
     """Round by round, up to the last one that it took part in."""
+    build_s: float = 0.0
+    """As TrialRunner has it."""
 
     @property
     def overhead_s(self) -> float:
         """Seconds that its trial took outside its window, and by which its queue makes a window longer than planned."""
-        return overhead_s(self.record) + self._queue_s
+        return overhead_s(self.record, self.build_s) + self._queue_s
 
     @property
     def _queue_s(self) -> float:
@@ -44,7 +46,7 @@ class Entrant:
     @property
     def excess_s(self) -> float:
         """By how many seconds more a run of it took here at the most."""
-        usual_s = overhead_s(self.record)
+        usual_s = overhead_s(self.record, self.build_s)
         beyond = (overhead_s(run) - usual_s for run in self.runs if run.measurement is not None)
         return max(beyond, default=0.0)
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from math import exp
+from math import ceil, exp
 
 from autotune.analysis.decisions.early_stopping import behind_threshold
 from autotune.analysis.decisions.repeats import unsure_at_the_end, unsure_before_a_switch
 from autotune.analysis.decisions.selection_rules import simplest_of_the_best
 from autotune.analysis.scoring import evaluate, memory_fault
-from autotune.analysis.time_estimate import shortest_trial_s
+from autotune.analysis.time_estimate import shortest_trial_s, typical_s
 from autotune.launch.launcher import SideBySide
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note, note
@@ -41,6 +41,10 @@ _PATIENCE = 12
 """Trials in a row without a gain that end a search which may stop: our own convention; benchmarks/regret.py."""
 _INFORMED_PATIENCE = 6
 """The same, of trials that a model expected most of: our own convention; benchmarks/regret.py."""
+_PATIENCE_S = 36.0
+"""In a brief search, seconds of trials that take the place of their number; our own convention."""
+_FEWEST_TRIES = 3
+"""The fewest such trials: our own convention."""
 _PATIENT_AFTER = 4
 """Trials that do not count towards patience, the baseline and the first guesses: our own convention."""
 _CLOSING_TRIALS = 3
@@ -157,6 +161,8 @@ class Search:
             expected_s=self.expected_s,
             spread=self.study.spread,
             believed=dict(self.proposer.believed()),
+            build_s=self.runner.build_s,
+            is_brief=self.time.is_brief,
         )
 
     def _begin(self) -> None:
@@ -191,11 +197,14 @@ class Search:
     def _unsure(self, *, at_end: bool) -> TrialRecord | None:
         """A trial that must run again before another one leads, or before the search ends; None without the time.
 
-        Under a time-out no trial runs again for the lead alone: the confirmation does that with the best ones.
+        Under a time-out no trial runs again for the lead alone, and none at all in a brief search: the confirmation
+        does that with the best ones.
         """
         records, believed, spread = self.study.records, self.proposer.believed(), self.study.spread
         left_s, is_hurried = self.time.left_for_trials_s, self.time.budget.timeout_s is not None
         if not records or self._repeating or left_s < shortest_trial_s(records) or (is_hurried and not at_end):
+            return None
+        if self.time.is_brief:
             return None
         if at_end:
             return unsure_at_the_end(records, believed, spread)
@@ -298,15 +307,16 @@ class Search:
     def _propose_closing(self) -> None:
         """Enqueue the best at the baseline's global batch, and at the largest that fits, and a plainer one.
 
-        That is the one that would be recommended in the baseline's place, without idle switches. Each unless it was
-        tried.
+        In a brief search not the largest, whose steps are the longest. The last one is what would be recommended in
+        the baseline's place, without idle switches. Each unless it was tried.
         """
         if (best := self.best) is not None:
             largest = largest_batch_variant(best, self.space, self.study.ended)
             same = self.proposer.at_same_batch(best), same_batch_variant(best, self.space)
             others = [record for record in self.study.records if record.is_feasible and record.number != 0]
             would_win = simplest_of_the_best(others or [best], self._score)
-            self._enqueue((*same, largest, self.proposer.plainer(would_win.config)))
+            plainer = self.proposer.plainer(would_win.config)
+            self._enqueue((*same, plainer) if self.time.is_brief else (*same, largest, plainer))
 
     def _enqueue(self, proposals: Iterable[Params | None]) -> None:
         for params in proposals:
@@ -339,14 +349,14 @@ class Search:
         """Why no further trial is worth its time, of a search that may stop early; None where one may be."""
         if not self.time.may_stop_early:
             return None
-        return self._why_settled() or self.proposer.why_enough(self.best)
+        return self.time.why_brief_is_over or self._why_settled() or self.proposer.why_enough(self.best)
 
     def _why_settled(self) -> Note | None:
         """The last trials brought no gain: of those that were promising, where a model leads."""
         is_led = self.proposer.is_informed and self.best is not None
         records = self.study.ended
         tries, patience = self.study.promising if is_led else records, self._patience
-        if len(tries) < patience or len(records) < patience + _PATIENT_AFTER:
+        if len(tries) < patience or len(records) < patience + (1 if self.time.is_brief else _PATIENT_AFTER):
             return None
         score = self._score
         before, now = best_of(records[: records.index(tries[-patience])], score), self.best
@@ -355,7 +365,10 @@ class Search:
 
     @property
     def _patience(self) -> int:
-        return _INFORMED_PATIENCE if self.proposer.is_informed else _PATIENCE
+        usual = _INFORMED_PATIENCE if self.proposer.is_informed else _PATIENCE
+        if not self.time.is_brief or not self.study.ended:
+            return usual
+        return min(usual, max(_FEWEST_TRIES, ceil(_PATIENCE_S / typical_s(self.study.ended))))
 
     @property
     def _is_near_its_end(self) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import exp
 
+from autotune.analysis.decisions.run_spread import spread_of_repeats
 from autotune.analysis.decisions.selection_rules import ONE_SIDED_ERROR, GlobalBatch
 from autotune.note import Note, note
 from autotune.records.ceilings import CeilingBook
@@ -41,6 +42,10 @@ class SearchOutcome:
     """Between runs of the same settings, as far as it was learned."""
     believed: Mapping[int, float]
     """Of feasible trials, by number: the logarithm of the rate that is believed from all that was measured."""
+    build_s: float = 0.0
+    """As TrialRunner has it."""
+    is_brief: bool = False
+    """As TimeBudget has it."""
 
     @property
     def baseline(self) -> TrialRecord | None:
@@ -77,6 +82,23 @@ class SearchOutcome:
         """Its global batch, with what is not known of what a sample is worth in it."""
         sure_worth = exp(self.space.log_worths(config)[0] - self.space.log_worth(config))
         return GlobalBatch(ratio=self.batch_ratio(config), sure_worth=sure_worth)
+
+    def taught_by(self, confirmations: Sequence[Confirmation]) -> SearchOutcome:
+        """Where trials shared a process, with a spread that knows by how much a process of its own differs from that.
+
+        Taken are a finalist's trial, which came after others, and its first run in a process of its own.
+        """
+        trials = {record.number: record.measurement for record in self.records}
+        pairs = [(trials.get(entrant.number), next(iter(entrant.runs), None)) for entrant in confirmations]
+        unlike = [
+            [trial, run] for trial, run in pairs if trial and run and trial.earlier_trials > 0 == run.earlier_trials
+        ]
+        return replace(self, spread=spread_of_repeats(self.spread, unlike)) if unlike else self
+
+    def was_run_apart(self, record: TrialRecord) -> bool:
+        """Whether the baseline's trial of a brief search, the first of its process, is a run of the first round."""
+        measured = record.measurement
+        return self.is_brief and record.number == 0 and measured is not None and measured.earlier_trials == 0
 
     def weighed(self, confirmation: Confirmation) -> Confirmation:
         """A configuration's runs with rates times what a sample is worth in its batch: as decisions compare them."""

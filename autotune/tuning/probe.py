@@ -13,7 +13,7 @@ from math import inf
 from pydantic import JsonValue, ValidationError
 
 from autotune.errors import ConfigError, WorkloadError
-from autotune.launch.launcher import notes_of, preload_in, slots_of
+from autotune.launch.launcher import is_sharing, notes_of, preload_in, slots_of
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note, note
 from autotune.protocol.quiet import muted_environment
@@ -83,10 +83,13 @@ def probe_workload(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, Resolv
     )
     _refuse_empty(space)
     _refuse_too_large_reserve(space)
-    ready = runner.limited(
-        limit_bytes=space.limit_bytes,
-        ram_bytes=environment.ram_bytes,
-        limit_is_ram=environment.has_only_ram,
+    ready = replace(
+        runner.limited(
+            limit_bytes=space.limit_bytes,
+            ram_bytes=environment.ram_bytes,
+            limit_is_ram=environment.has_only_ram,
+        ),
+        build_s=(report.workload_build_s or 0.0) if is_sharing(runner.launcher) else 0.0,
     )
     told = (
         *plan.notes,

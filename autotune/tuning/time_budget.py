@@ -5,7 +5,7 @@ Reads the study and the clock, and changes neither. The last part of a time-out 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -23,7 +23,7 @@ from autotune.note import Note, note
 from autotune.protocol.clock import monotonic
 from autotune.protocol.jobs import WindowRules
 from autotune.records.trial import TrialRecord, reference_of
-from autotune.settings.budget import Budget
+from autotune.settings.budget import ASSUMED_TRAINING_HOURS, Budget
 from autotune.settings.training_config import TrainingConfig
 from autotune.study.study import Study, Trial
 
@@ -34,6 +34,9 @@ BASELINE_DEADLINE_S = 600.0
 """For a probe and a baseline, of which nothing is known; a first download or compilation fits in."""
 _DEADLINE_FACTOR = 10.0  # of what the reference, or the trial itself, took
 _MIN_DEADLINE_S, _MIN_COMPILE_DEADLINE_S, _MIN_REPEAT_DEADLINE_S = 20.0, 120.0, 30.0
+_BUILD_FACTOR = 2.0  # of a build that a trial may have to make, and the reference had not
+_BUILDS_OF_TRIALS, _BRIEF_S = 2.0, 60.0  # what trials of a brief search may take: in builds, and at the least
+_BRIEF_WINDOW_S = 4.0  # where starts are slow, steps mostly are as well: the three blocks of a window take longer
 _CONFIRMATION_SHARE = 0.3  # of the time-out
 _SIDES_DEADLINE_S = 60.0  # to measure loader and device alone
 _SIDES_SHARE, _MOST_SIDES_SHARE = 0.15, 0.3  # of the time for trials; the larger one where the other is under 4 s
@@ -80,6 +83,8 @@ class TimeBudget:
     """Trials that may run at once; asked again before each, since machines come and go."""
     probe_s: float = 1.0
     """What the probe before the search took, from which its time is estimated."""
+    build_s: float = 0.0
+    """As TrialRunner has it."""
 
     @property
     def most_trials(self) -> int:
@@ -96,6 +101,29 @@ class TimeBudget:
     def begun(self) -> int:
         """Trials so far, those that run included."""
         return len(self.study.records) + len(self.study.running)
+
+    @property
+    def is_brief(self) -> bool:
+        """Whether each second counts: starts are so slow that trials share a process, and nobody has set a limit."""
+        return self.build_s > 0 and self.may_stop_early and self.budget.timeout_s is None
+
+    @property
+    def notes(self) -> Iterator[Note]:
+        """For the report: that trials shared a process, and what was assumed or not used of the training to come."""
+        hours = self.budget.training_hours
+        if self.build_s > 0:
+            assumed = None if hours is not None or not self.is_brief else ASSUMED_TRAINING_HOURS
+            yield note("trials_shared", build_s=self.build_s, is_brief=self.is_brief, assumed_hours=assumed)
+        if hours is not None and not (self.may_stop_early and self.study.method.has_model):
+            yield note("training_hours_unused", training_hours=hours)
+
+    @property
+    def why_brief_is_over(self) -> Note | None:
+        """A brief search has had its time for trials."""
+        trials_s = max(_BUILDS_OF_TRIALS * self.build_s, _BRIEF_S)
+        if not self.is_brief or not self.study.ended or self.clock.elapsed_s - self.probe_s < trials_s:
+            return None
+        return note("starts_are_slow", trials_s=trials_s, build_s=self.build_s)
 
     @property
     def slots_now(self) -> int:
@@ -124,6 +152,13 @@ class TimeBudget:
             return None
         return note("no_time_for_a_trial", timeout_s=self.budget.timeout_s)
 
+    def why_too_dear(self, gain: float) -> Note | None:
+        """Whether a further trial takes longer than the training that is still to come would win by such a gain."""
+        trial_s, training_s = typical_s(self.study.ended), self.budget.training_s
+        if gain * training_s >= trial_s:
+            return None
+        return note("costs_more_than_it_brings", trial_s=trial_s, gain_s=gain * training_s, training_s=training_s)
+
     def is_near_its_end(self, most_trials: int, closing: int) -> bool:
         """Whether no more than so many closing trials can still begin, of so many in all."""
         left, ended = self.left_for_trials_s, self.study.ended
@@ -140,6 +175,7 @@ class TimeBudget:
         """What measuring loader and device alone may take."""
         starts_s = (run.measurement.startup_s for run in self.study.records if run.number == 0 and run.measurement)
         longest_s, left = max(_SIDES_DEADLINE_S, _SIDES_STARTS * next(starts_s, 0.0)), self.clock.left_for_trials_s
+        longest_s += _BUILD_FACTOR * self.build_s
         return min(longest_s, max(_SIDES_SHARE * left, min(_TELLING_SIDES_S, _MOST_SIDES_SHARE * left)))
 
     def deadline_s(self, trial: Trial) -> float:
@@ -163,7 +199,9 @@ class TimeBudget:
         least = _MIN_COMPILE_DEADLINE_S if config.compile else _MIN_DEADLINE_S
         if config.compile and config.compile_mode.startswith("max-autotune"):
             least = BASELINE_DEADLINE_S  # it times kernels for minutes
-        return BASELINE_DEADLINE_S if reference is None else max(_DEADLINE_FACTOR * reference.result.own_s, least)
+        if reference is None:
+            return BASELINE_DEADLINE_S
+        return max(_DEADLINE_FACTOR * reference.result.own_s, least) + _BUILD_FACTOR * self.build_s
 
     def window(self, *, has_model: bool) -> WindowRules:
         """The window of the trial that begins: shorter than usual where the time-out would not leave each its 8 s.
@@ -172,6 +210,8 @@ class TimeBudget:
         less than what runs differ by: half of that makes the error of a run an eighth larger.
         """
         rules, records = WindowRules(), self.study.ended
+        if self.is_brief:
+            rules = rules.model_copy(update={"max_s": _BRIEF_WINDOW_S})
         expected = max(1, len(records)) + further_trials(self._pace(records, has_model=has_model))
         to_begin = max(1, (self.budget.n_trials or expected) - self.begun + 1)
         rounds = rounds_of(to_begin, slots=self.slots_now, is_first_alone=not records)
@@ -195,6 +235,9 @@ class TimeBudget:
         )
 
 
-def repeat_deadline_s(record: TrialRecord) -> float:
-    """When a further run of a trial's settings is ended, beyond its window, where no time-out ends it earlier."""
-    return max(_DEADLINE_FACTOR * record.result.wall_s, _MIN_REPEAT_DEADLINE_S)
+def repeat_deadline_s(record: TrialRecord, build_s: float) -> float:
+    """When a further run of a trial's settings is ended, beyond its window, where no time-out ends it earlier.
+
+    It may have to build the workload, as its trial in a shared process had not.
+    """
+    return max(_DEADLINE_FACTOR * record.result.wall_s, _MIN_REPEAT_DEADLINE_S) + _BUILD_FACTOR * build_s

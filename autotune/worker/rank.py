@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import signal
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -22,7 +21,6 @@ from typing import assert_never
 import scipy.special  # noqa: F401 - a window ends by Student's t; 0.1 to 0.16 s of CPU time, which no window may lose
 import torch
 
-from autotune.errors import RunFolderError
 from autotune.protocol import jobs
 from autotune.protocol.disk import TrialFolder
 from autotune.protocol.payload import read_payload
@@ -31,6 +29,8 @@ from autotune.records.diagnosis import Curves
 from autotune.records.trial import TrialResult
 from autotune.settings.applied.numa import CoresError, addresses_of_ranks, bind_rank, can_bind
 from autotune.settings.applied.process import set_threads
+from autotune.settings.workload import Workload
+from autotune.worker.answering import is_written
 from autotune.worker.attach.start import run_command
 from autotune.worker.failure.hang_dump import HangDump
 from autotune.worker.failure.kernel_failures import block_launches
@@ -40,6 +40,7 @@ from autotune.worker.jobs.curves import trace_curves
 from autotune.worker.jobs.noise_scale import measure_gradients
 from autotune.worker.jobs.precision import compare_to_float32
 from autotune.worker.jobs.probe import probe
+from autotune.worker.jobs.series import run_series
 from autotune.worker.jobs.stress import train_on_largest
 from autotune.worker.measure.conditions import BEFORE_S, Others, conditions_before, others_before
 from autotune.worker.setup.build import resolved, seed_all
@@ -47,13 +48,12 @@ from autotune.worker.setup.compile_cache import keep_compiled_code_private
 from autotune.worker.setup.device import Device, DeviceError, open_device
 from autotune.worker.setup.environment import describe
 from autotune.worker.setup.process_group import open_group
-from autotune.worker.trial import Place, Start, gpus_used, run_trial
+from autotune.worker.trial import DEADLINE_SHARE, Place, Start, gpus_used, run_trial
 
 __all__ = ["bad_fork_devices_of_children", "refuse_bad_fork", "run_rank"]
 
 _TRIAL_VARIABLE = "AUTOTUNE_TRIAL"  # set to "1" in a trial's environment, for the user's code to read
 _DEVICES = ("cuda", "xpu", "mtia", "mps")
-_DEADLINE_SHARE = 0.85  # our convention: of the deadline; a window that is late is ended, not lost
 _done = partial(RankReport, result=TrialResult(outcome="ok"))
 
 
@@ -66,6 +66,9 @@ def run_rank(folder: TrialFolder, started: float, local_rank: int = 0) -> int:
         local_rank: This rank's number among those on this host, which are all of them unless the job names a part.
     """
     job = jobs.read_job(folder.job)
+    if isinstance(job, jobs.SeriesJob):
+        with suppress(OSError):  # a full disk: the deadline counts a little later
+            folder.begun.touch(mode=0o600)  # from now on the first job's deadline counts
     _enter_callers_world(job.process)
     _share_sockets(folder)
     faulthandler.enable()
@@ -77,8 +80,7 @@ def run_rank(folder: TrialFolder, started: float, local_rank: int = 0) -> int:
     dump.before_deadline()
     spare = os.open(os.devnull, os.O_RDONLY)
     report = outcome_of(lambda: _do(job, place, dump, started))
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises: it would take the report's place
-    if not _is_written(place, report, spare):
+    if not is_written(place, report, spare):
         return REPORT_UNWRITTEN
     if report.result.outcome == "ok":
         with suppress(RuntimeError):  # another rank has failed meanwhile, and reports it itself
@@ -86,25 +88,9 @@ def run_rank(folder: TrialFolder, started: float, local_rank: int = 0) -> int:
     return 0
 
 
-def _is_written(place: Place, report: RankReport, spare: int) -> bool:
-    """Write the report; where that fails, with a descriptor more, since the user's code may have used up all others."""
-    with suppress(RunFolderError):
-        place.write(report)
-        return True
-    with suppress(OSError):  # the user's code has closed it
-        os.close(spare)
-    try:
-        place.write(report)
-    except RunFolderError as error:
-        with suppress(OSError, ValueError):  # the user's code may have closed it
-            print(f"autotune: {error}", file=sys.stderr, flush=True)  # noqa: T201 - into the trial's log
-        return False
-    return True
-
-
 def _do(job: jobs.Job, place: Place, dump: HangDump, started: float) -> RankReport:
     process = job.process
-    if not isinstance(job, jobs.DescribeJob) and job.command is not None:
+    if not isinstance(job, jobs.DescribeJob | jobs.SeriesJob) and job.command is not None:
         return run_command(job, place, dump, started)
     refuse_bad_fork(process.device)
     nearest = place.local_rank if _ranks_of(job) > 1 else 0
@@ -113,18 +99,23 @@ def _do(job: jobs.Job, place: Place, dump: HangDump, started: float) -> RankRepo
     device = open_device(process.device, nearest, count=count, limit_bytes=process.limit_bytes)
     if isinstance(job, jobs.DescribeJob):
         return _done(environment=describe(device, job_blocks=process.blocks_launches))
-    _set_threads(job, place.local_rank, device)
+    if not isinstance(job, jobs.SeriesJob):
+        _set_threads(job, place.local_rank, device)
     if isinstance(job, jobs.TrialJob):
         place.group = open_group(job, place.rank, device)
     device.cap_memory()  # after the group has met: NCCL's buffers lie outside torch
     seed_all(process.seed)
-    ends_at = started + _DEADLINE_SHARE * process.deadline_s
+    ends_at = started + DEADLINE_SHARE * process.deadline_s
     start = Start(started=started, built_from=perf_counter(), ends_at=ends_at, before=before)
-    return _do_with_workload(job, device, place, dump, start)
+    if isinstance(job, jobs.SeriesJob):
+        return run_series(job, device, place.folder, before, _do_with_workload)
+    return _do_with_workload(job, resolved(read_payload(job.payload)), device, place, dump, start)
 
 
-def _do_with_workload(job: jobs.WorkloadJob, device: Device, place: Place, dump: HangDump, start: Start) -> RankReport:
-    workload, scratch = resolved(read_payload(job.payload)), place.folder.path
+def _do_with_workload(
+    job: jobs.WorkloadJob, workload: Workload, device: Device, place: Place, dump: HangDump, start: Start
+) -> RankReport:
+    scratch = place.folder.path
     if job.config.compile:
         keep_compiled_code_private(scratch)
     match job:
@@ -186,9 +177,10 @@ def _others_before(job: jobs.Job, first: int, count: int, started: float) -> Map
 
     A probe is the first of a search to open a device; a trial comes right after another, whose kernels do not count.
     """
-    if not isinstance(job, jobs.ProbeJob | jobs.TrialJob):
+    if not isinstance(job, jobs.ProbeJob | jobs.TrialJob | jobs.SeriesJob):
         return {}
-    quiet_s = BEFORE_S if isinstance(job, jobs.ProbeJob) else perf_counter() - started
+    is_first = isinstance(job, jobs.ProbeJob) or (isinstance(job, jobs.SeriesJob) and job.is_first)
+    quiet_s = BEFORE_S if is_first else perf_counter() - started
     return others_before(job.process.device, first, count, quiet_s)
 
 

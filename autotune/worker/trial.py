@@ -8,7 +8,7 @@ from __future__ import annotations
 import faulthandler
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Timer
@@ -47,6 +47,7 @@ from autotune.worker.setup.loader import build_loader
 from autotune.worker.setup.process_group import ALONE, Group
 
 __all__ = [
+    "DEADLINE_SHARE",
     "Place",
     "Start",
     "after_block_of",
@@ -58,6 +59,7 @@ __all__ = [
     "run_trial",
 ]
 
+DEADLINE_SHARE = 0.85  # our convention: of the deadline; a window that is late is ended, not lost
 _LONGEST_AFTER_S = 60.0  # our convention: apart from its steps, what follows the window takes a few seconds
 _STEPS_AFTER = 70  # the most optimizer steps that follow the window (extra_steps.py); the profiled ones are slower
 
@@ -72,6 +74,8 @@ class Place:
     """Its number among the ranks on this host: that of its device."""
     host: int = 0
     group: Group = ALONE
+    is_shared: bool = False  # other trials follow in this process
+    earlier_trials: int = 0  # were measured in it before
 
     @property
     def report(self) -> Path:
@@ -106,22 +110,27 @@ def run_trial(
     job: TrialJob, workload: Workload, device: Device, place: Place, dump: HangDump, start: Start
 ) -> RankReport:
     """Measure a configuration as one rank of its group."""
-    trainer, feed, first = _build(workload, job.config, device, place)
-    run = Run(feed, trainer, feed.queue_capacity, start.ends_at, group=place.group)
-    run.longest_s = feed.start_s + feed.first_wait_s  # an epoch's restart may take as long
-    measurement = measure(run, job.window, first, start, after_block_of(job, place, dump, run))
-    dump.before_deadline()  # what follows has no blocks
-    if job.extras != NO_EXTRAS:
-        with ended_when_stuck(longest_after_s(measurement, job.config), place.report):
-            measurement = measure_after_window(
-                run,
-                trainer,
-                job.extras,
-                measurement,
-                lambda known: place.keep(of_rank(known, place, device)),
-                scratch=place.folder.path,
-            )
-    return of_rank(measurement, place, device)
+    with ExitStack() as at_end:
+        trainer, feed, first = _build(workload, job.config, device, place)
+        if place.is_shared:  # elsewhere its workers end with the process
+            at_end.callback(feed.stop)
+        run = Run(feed, trainer, feed.queue_capacity, start.ends_at, group=place.group)
+        run.longest_s = feed.start_s + feed.first_wait_s  # an epoch's restart may take as long
+        if place.earlier_trials > 0:  # what the process does once was done
+            run.first_steps = 1
+        measurement = measure(run, job.window, first, start, after_block_of(job, place, dump, run))
+        dump.before_deadline()  # what follows has no blocks
+        if job.extras != NO_EXTRAS:
+            with ended_when_stuck(longest_after_s(measurement, job.config), place.report):
+                measurement = measure_after_window(
+                    run,
+                    trainer,
+                    job.extras,
+                    measurement,
+                    lambda known: place.keep(of_rank(known, place, device)),
+                    scratch=place.folder.path,
+                )
+        return of_rank(measurement, place, device)
 
 
 def gpus_used(device: Device) -> tuple[Gpu, ...]:

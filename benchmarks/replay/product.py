@@ -61,17 +61,21 @@ def search_whole(
     """Search without a time-out, and confirm; `on_record` sees each trial, `on_found` the end of the search."""
     with TemporaryDirectory() as path, open_run_folder(Path(path), fresh=False) as folder:
         runner, space = probe_workload(plan, runner_for(plan, folder, launcher))
+        probe_s = max(1.0, launcher.now())
         study = Study.open(None, space, identity={}, seed=plan.seed, method=method)
         clock = Clock(None, started=0.0, now=launcher.now)
+        time = TimeBudget(study=study, budget=budget, clock=clock, probe_s=probe_s, build_s=runner.build_s)
         search = Search(
-            time=TimeBudget(study=study, budget=budget, clock=clock),
+            time=time,
             runner=runner,
             show=lambda _: None,
             on_record=lambda record: on_record(search, record),
-            proposer=make_proposer(study, seed=plan.seed),
+            proposer=make_proposer(time, seed=plan.seed),
         )
         found = search.run()
         search_s = launcher.now()
         on_found(found)
         sure = Finals(found=found, runner=runner, clock=clock, show=lambda _: None).run()
-        return WholeSearch(found=found, sure=sure, recommendation=select(found, sure), search_s=search_s)
+        return WholeSearch(
+            found=found, sure=sure, recommendation=select(found.taught_by(sure.confirmations), sure), search_s=search_s
+        )

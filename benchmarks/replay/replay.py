@@ -32,6 +32,7 @@ from autotune.protocol.jobs import (
     NoiseScaleJob,
     PrecisionJob,
     ProbeJob,
+    SeriesJob,
     StressJob,
     TrialJob,
     read_job,
@@ -294,8 +295,8 @@ class ReplayLauncher:
             case StressJob():
                 wall_s = self._start_s(job.config) + sample_scan_s(inf) + job.train_s
                 return Exit(code=0, wall_s=wall_s), RankReport(result=done, stress=self._stress(job))
-            case NoiseScaleJob():
-                raise ValueError("a surface has no gradients; replay a search by rates alone")
+            case NoiseScaleJob() | SeriesJob():
+                raise ValueError("a surface has neither gradients nor processes; replay a search by rates alone")
 
     def _trial(self, job: TrialJob, launch: Launch) -> tuple[Exit, RankReport | None]:
         """A visit of the point; where the parent has it ended early, its blocks until then."""

@@ -17,7 +17,7 @@ import autotune
 from autotune import Measurement, SearchResult, TrainingConfig, TrialRecord
 from autotune.api.setup import opened_launcher, runner_for
 from autotune.files.run_folder import open_run_folder
-from autotune.launch.launcher import Exit, Launch, Launcher, notes_of
+from autotune.launch.launcher import Exit, Launch, Launcher, begin_anew, is_sharing, notes_of
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note
 from autotune.protocol.jobs import Extras, WindowRules
@@ -102,6 +102,15 @@ class TimedLauncher:
     def notes(self) -> tuple[Note, ...]:
         """The other one's."""
         return notes_of(self.inner)
+
+    @property
+    def is_sharing(self) -> bool:
+        """Whether trials of the other one share a process."""
+        return is_sharing(self.inner)
+
+    def end_shared(self) -> None:
+        """As Shares has it."""
+        begin_anew(self.inner)
 
     def close(self) -> None:
         """Close the other one."""

@@ -13,6 +13,8 @@ from autotune.analysis.time_estimate import (
     SHORTEST_WINDOW_S,
     Pace,
     expected_s,
+    measuring_s,
+    overhead_s,
     payback_s,
     queue_s,
     rounds_of,
@@ -184,3 +186,21 @@ def test_the_queues_that_a_trial_has_to_see(
 ) -> None:
     config = TrainingConfig.model_validate({"micro_batch_size": 32, **changes})
     assert queue_s(config, 100.0, epoch_samples) == pytest.approx(seconds)
+
+
+def test_long_steps_make_a_trial_longer_and_short_ones_none_shorter() -> None:
+    config = TrainingConfig(micro_batch_size=64, grad_accum_steps=2)
+    assert measuring_s(config, 1e6, None) == 10.0
+    assert measuring_s(config, 32.0, None) == 6 * 128 / 32.0
+    queues = config.model_copy(update={"num_workers": 8, "prefetch_factor": 8})
+    assert measuring_s(queues, 32.0, None) == queue_s(queues, 32.0, None)
+
+
+def test_a_process_of_its_own_builds_what_a_shared_one_had() -> None:
+    (record,) = make_records(1)
+    measurement = record.result.measurement
+    assert measurement is not None
+    shared = measurement.model_copy(update={"build_s": 0.5})
+    record = record.model_copy(update={"result": record.result.model_copy(update={"measurement": shared})})
+    assert overhead_s(record, 60.0) == overhead_s(record) + 59.5
+    assert overhead_s(record, 0.1) == overhead_s(record)

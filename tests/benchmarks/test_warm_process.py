@@ -44,9 +44,11 @@ def test_luck_that_all_points_of_a_process_share_is_no_part_of_their_ratios() ->
 
 
 def test_what_the_first_point_of_a_process_has_shows_at_its_place() -> None:
-    first, *others = told_of(rounds_of(of_first=-0.1), POINTS)["bias_by_place"]
+    told = told_of(rounds_of(of_first=-0.1), POINTS)
+    first, *others = told["bias_by_place"]
     assert first == pytest.approx(-0.1, abs=0.01)
     assert all(abs(other) < 0.01 for other in others)
+    assert abs(told["bias"]) < 0.01, "the first has a process of its own, as fresh ones have"
 
 
 def test_a_point_that_does_not_run_in_a_fresh_process_is_left_out() -> None:

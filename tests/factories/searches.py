@@ -13,7 +13,7 @@ from autotune.launch.launcher import Exit, Launch
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note
 from autotune.protocol.disk import write_model
-from autotune.protocol.jobs import DescribeJob, ProbeJob, read_job
+from autotune.protocol.jobs import DescribeJob, ProbeJob, SeriesJob, read_job
 from autotune.protocol.reports import RankReport
 from autotune.records.recommendation import Recommendation
 from autotune.records.trial import TrialResult
@@ -53,7 +53,7 @@ class FailingLauncher(FakeLauncher):
     def launch(self, launch: Launch) -> Exit:
         """Fail, or do as the cost model says."""
         job = read_job(launch.folder.job)
-        if isinstance(job, DescribeJob | ProbeJob) or job.kind not in self.failures:
+        if isinstance(job, DescribeJob | ProbeJob | SeriesJob) or job.kind not in self.failures:
             return FakeLauncher.launch(self, launch)
         self.jobs.append(job)
         write_model(launch.folder.report, RankReport(result=self.failures[job.kind]))
@@ -111,7 +111,7 @@ def make_search(
         runner=runner,
         show=lambda _: None,
         on_record=lambda _: None,
-        proposer=make_proposer(study, seed=0, longest_s=time.longest_s),
+        proposer=make_proposer(time, seed=0),
     )
 
 

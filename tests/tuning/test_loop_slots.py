@@ -16,7 +16,7 @@ from autotune.api.caller import kept_interrupts
 from autotune.errors import LauncherError, RepeatedFailureError, RunFolderError
 from autotune.launch.launcher import Exit, Launch
 from autotune.note import note
-from autotune.protocol.jobs import DescribeJob, PrecisionJob, TrialJob, read_job
+from autotune.protocol.jobs import DescribeJob, PrecisionJob, SeriesJob, TrialJob, read_job
 from autotune.records.run_summary import Progress
 from autotune.records.trial import Failure, TrialRecord, reference_of
 from autotune.settings.training_config import TrainingConfig
@@ -58,7 +58,7 @@ class Watched(FakeLauncher):
     def launch(self, launch: Launch) -> Exit:
         """Note what begins and ends."""
         job = read_job(launch.folder.job)
-        assert not isinstance(job, DescribeJob)
+        assert not isinstance(job, DescribeJob | SeriesJob)
         key = f"{job.kind}: {rules.same_behaviour_key(job.config, self.facts, self.environment)}"
         with self._lock:
             self.twice += [key] if key in self.running else []

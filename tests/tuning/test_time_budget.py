@@ -13,11 +13,12 @@ from autotune.note import note
 from autotune.protocol.jobs import WindowRules
 from autotune.records.run_spread import RunSpread
 from autotune.records.trial import Score, TrialRecord, TrialResult, best_of
+from autotune.settings.budget import Budget
 from autotune.settings.training_config import TrainingConfig
 from autotune.study.samplers import METHODS, SearchMethod
 from autotune.study.study import Trial
 from autotune.testing import FakeLauncher
-from autotune.tuning.time_budget import BASELINE_DEADLINE_S, TimeBudget
+from autotune.tuning.time_budget import BASELINE_DEADLINE_S, TimeBudget, repeat_deadline_s
 from tests.factories import make_measurement
 from tests.factories.searches import make_search
 
@@ -161,3 +162,53 @@ def test_a_trial_ends_where_the_confirmation_begins(
 def test_the_baseline_always_gets_its_chance(make_budget: Any, timeout_s: float, deadline_s: float) -> None:
     budget = make_budget([], timeout_s=timeout_s)
     assert budget.deadline_s(Trial(0, TrainingConfig())) == pytest.approx(deadline_s)
+
+
+def test_where_starts_are_slow_a_deadline_leaves_room_for_a_build(make_budget: Any) -> None:
+    config = TrainingConfig(num_workers=1)
+    quick, slow = make_budget([ran(0)]), make_budget([ran(0)])
+    slow.build_s = 300.0
+    assert slow.usual_deadline_s(config) == quick.usual_deadline_s(config) + 600.0
+    assert repeat_deadline_s(ran(1), 300.0) == repeat_deadline_s(ran(1), 0.0) + 600.0
+
+
+def test_a_brief_search_has_short_windows_and_a_time_for_its_trials(make_budget: Any) -> None:
+    for elapsed_s, ends in ((120.0, False), (122.0, True)):
+        budget = make_budget([ran(0)], elapsed_s=elapsed_s)
+        budget.build_s, budget.probe_s = 60.0, 1.0
+        assert budget.is_brief
+        assert budget.window(has_model=True).max_s == 4.0
+        assert (budget.why_brief_is_over is not None) == ends
+        if ends:
+            assert budget.why_brief_is_over == note("starts_are_slow", trials_s=120.0, build_s=60.0)
+
+
+def test_a_search_that_visits_all_is_not_brief(make_budget: Any) -> None:
+    budget = make_budget([ran(0)])
+    budget.build_s, budget.study.method = 60.0, METHODS["grid"]
+    assert not budget.is_brief
+
+
+@pytest.mark.parametrize("limit", [{"n_trials": 5}, {"timeout_s": 3600.0}, {}])
+def test_a_search_with_a_limit_of_its_own_is_not_brief(make_budget: Any, limit: dict[str, Any]) -> None:
+    budget = make_budget([ran(0)], elapsed_s=1000.0, **limit)
+    budget.build_s = 60.0 if limit else 0.0
+    assert not budget.is_brief
+    assert budget.why_brief_is_over is None
+    assert [one.code for one in budget.notes] == ["trials_shared"] * bool(limit)
+
+
+def test_hours_of_training_that_nothing_can_use_are_told(make_budget: Any) -> None:
+    budget = make_budget([ran(0)])
+    budget.budget = Budget(n_trials=5, training_hours=8.0)
+    assert list(budget.notes) == [note("training_hours_unused", training_hours=8.0)]
+
+
+def test_a_trial_must_bring_more_of_the_training_to_come_than_it_takes(make_budget: Any) -> None:
+    budget = make_budget([ran(0)])
+    assert budget.budget.training_s == 24 * 3600
+    assert budget.why_too_dear(0.01) is None
+    budget.budget = Budget(training_hours=0.1)
+    assert budget.why_too_dear(0.05) is None
+    dear = budget.why_too_dear(0.01)
+    assert dear == note("costs_more_than_it_brings", trial_s=WINDOW_S + OVERHEAD_S, gain_s=3.6, training_s=360.0)

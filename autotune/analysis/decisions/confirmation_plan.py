@@ -25,6 +25,7 @@ __all__ = [
     "SHORTEST_WINDOW_S",
     "UNHURRIED_CONFIRMATION_S",
     "ConfirmationPlan",
+    "brief_confirmation",
     "is_look",
     "plan_confirmation",
     "spent_error",
@@ -43,6 +44,7 @@ UNHURRIED_CONFIRMATION_S = 80.0
 """Seconds of the rounds where no time-out limits the search; more where two configurations start too slowly. This and
 the figures below are our own conventions."""
 SHORTEST_WINDOW_S, _LONGEST_WINDOW_S = 1.0, 8.0
+_BRIEF_WINDOW_S = 4.0
 _EXTRAS_S = 1.5
 """Ceilings and breakdown of one run, once for each entrant."""
 _ALL_ERROR = 0.05
@@ -109,6 +111,13 @@ def plan_confirmation(
     rounds = 0 if budget_s <= 0 else 1
     return ConfirmationPlan(
         entrants=fewest, window_s=SHORTEST_WINDOW_S, budget_s=budget_s, rounds=rounds, has_extras=False
+    )
+
+
+def brief_confirmation(waiting: int) -> ConfirmationPlan:
+    """One round of the first two that wait, in short windows and with nothing beside: where each start takes long."""
+    return ConfirmationPlan(
+        entrants=min(2, waiting), window_s=_BRIEF_WINDOW_S, budget_s=0.0, rounds=1, has_extras=False
     )
 
 

@@ -145,7 +145,8 @@ def rate_observations(
     """Every trial that measured something, and every side that was measured alone.
 
     A trial may have measured its own sides too, as the baseline does. That was another process than the curves', so
-    that the two show how far processes differ. Of more trials than a fit can take, those that tell most.
+    that the two show how far processes differ, unless trials share one. Of more trials than a fit can take, those that
+    tell most.
     """
     records = _most_telling(records)
     for record in records:

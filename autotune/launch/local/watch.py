@@ -117,7 +117,11 @@ def _watch(launch: Launch, token: str, start: Callable[[int], Started]) -> Exit:
 def _wait(started: Started, launch: Launch, log: LogFile, begun: float) -> Exit:
     codes: dict[int, int] = {}
     ends_at: dict[EndedFor, float] = {"deadline": begun + launch.deadline_s, "straggling": inf, "standstill": inf}
-    ram = _RamWatch(launch.ram_ceiling_bytes, begun + _RAM_CHECK_S, psutil.virtual_memory().available)
+    ram = _RamWatch(
+        launch.ram_ceiling or (lambda: launch.ram_ceiling_bytes),
+        begun + _RAM_CHECK_S,
+        psutil.virtual_memory().available,
+    )
     running, first_s, taken = started.pids, None, None
     ended_for: EndedFor | None = None
     while running and ended_for is None:
@@ -162,20 +166,20 @@ def _await_last_exits(started: Started, count: int) -> None:
 class _RamWatch:
     """Checks a trial's memory from time to time, and sums up its processes only where that may matter."""
 
-    ceiling_bytes: int | None
+    ceiling: Callable[[], int | None]
     next_check: float
     free_bytes: int
     checks: int = 0
 
     def above_ceiling(self, leaders: Collection[int], now: float) -> int | None:
         """Memory of the ranks together where it is above the ceiling."""
-        if self.ceiling_bytes is None or now < self.next_check:
+        if now < self.next_check or (ceiling_bytes := self.ceiling()) is None:
             return None
         self.next_check, self.checks = now + _RAM_CHECK_S, self.checks + 1
         taken_bytes = self.free_bytes - psutil.virtual_memory().available
-        if taken_bytes < _WORTH_A_CHECK * self.ceiling_bytes and self.checks % _CHECKS_ANYWAY != 0:
+        if taken_bytes < _WORTH_A_CHECK * ceiling_bytes and self.checks % _CHECKS_ANYWAY != 0:
             return None
-        return bytes_above(leaders, self.ceiling_bytes)
+        return bytes_above(leaders, ceiling_bytes)
 
 
 class LogFile:

@@ -24,6 +24,8 @@ MOST_STRESSED = 3
 """Configurations that are tried one after the other, until one stays within the limit: our own convention."""
 _SHORTEST_STRESS_S = 1.0
 """A shorter run would end within the first steps, before memory has reached its peak: our own convention."""
+_BRIEF_STRESS_S = 4.0
+"""In a brief search: the three steps with each kind of batch mostly take longer. Our own convention."""
 _RESERVED_SHARE = 0.25
 """Of the time left for the confirmation, what a stress run may take of it: our own convention."""
 
@@ -38,19 +40,21 @@ class StressCheck:
     notes: tuple[Note, ...] = ()
 
 
-def reserve_s(record: TrialRecord, left_s: float) -> float:
-    """Seconds of those left that the confirmation leaves to a stress run of a configuration."""
-    return min(STRESS_S + overhead_s(record) + sample_scan_s(inf), _RESERVED_SHARE * left_s)
+def reserve_s(record: TrialRecord, left_s: float, build_s: float = 0.0) -> float:
+    """Seconds of those left that the confirmation leaves to a stress run of a configuration; `build_s`: TrialRunner."""
+    return min(STRESS_S + overhead_s(record, build_s) + sample_scan_s(inf), _RESERVED_SHARE * left_s)
 
 
 def check_under_stress(
     record: TrialRecord, found: SearchOutcome, runner: TrialRunner, left_s: float | None
 ) -> StressCheck:
     """Run a trial's configuration on the largest samples; `left_s` is None where there is no time-out."""
-    window_s = STRESS_S if left_s is None else min(STRESS_S, left_s - overhead_s(record) - sample_scan_s(left_s))
+    start_s = overhead_s(record, found.build_s)
+    longest_s = _BRIEF_STRESS_S if found.is_brief else STRESS_S
+    window_s = longest_s if left_s is None else min(longest_s, left_s - start_s - sample_scan_s(left_s))
     if window_s < _SHORTEST_STRESS_S:
         return StressCheck(notes=(note("stress_no_time", trial=record.number),))
-    deadline_s = repeat_deadline_s(record) + window_s
+    deadline_s = repeat_deadline_s(record, found.build_s) + window_s
     report = runner.stress(
         record.config,
         name=f"stress-{record.number:03d}",

@@ -7,22 +7,16 @@ draw; reasons to skip a sample, to stop a trial early, and to end the search. Th
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import inf
 
 from autotune.records.diagnosis import Curves
-from autotune.study.study import Study
 from autotune.tuning.proposers.model import ModelProposer
 from autotune.tuning.proposers.proposer import Proposal, Proposer, SamplerProposer
+from autotune.tuning.time_budget import TimeBudget
 
 __all__ = ["ModelProposer", "Proposal", "Proposer", "SamplerProposer", "make_proposer"]
 
 
-def make_proposer(
-    study: Study,
-    *,
-    seed: int,
-    keep: Callable[[Curves], None] = lambda _: None,
-    longest_s: Callable[[], float] = lambda: inf,
-) -> Proposer:
-    """The proposer of the study's search method; `keep` and `longest_s` are ModelProposer's."""
-    return ModelProposer(study, seed, keep, longest_s) if study.method.has_model else SamplerProposer(study)
+def make_proposer(time: TimeBudget, *, seed: int, keep: Callable[[Curves], None] = lambda _: None) -> Proposer:
+    """The proposer of the study's search method; the arguments are ModelProposer's."""
+    has_model = time.study.method.has_model
+    return ModelProposer(time, seed, keep) if has_model else SamplerProposer(time.study)

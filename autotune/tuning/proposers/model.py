@@ -39,8 +39,9 @@ from autotune.study.combinations import Candidates
 from autotune.study.proposals import Params, params_of
 from autotune.study.study import Study, Trial
 from autotune.tuning.outcomes import LEAST_GAIN
-from autotune.tuning.proposers.outlook import Outlook, foresee, tried_in
+from autotune.tuning.proposers.outlook import Outlook, foresee, measured_to_fit, tried_in
 from autotune.tuning.proposers.proposer import Proposal
+from autotune.tuning.time_budget import TimeBudget
 
 __all__ = ["ModelProposer"]
 
@@ -66,12 +67,11 @@ _SAME_BATCH_TRIALS = 2
 class ModelProposer:
     """A Proposer. Where loader and device could not be measured alone, all is left to the sampler."""
 
-    study: Study
+    time: TimeBudget
     seed: int
     keep: Callable[[Curves], None]
     """Given what measuring the sides has shown, so that a search that goes on need not repeat it."""
-    longest_s: Callable[[], float]
-    """What takes longer to measure is proposed only where nothing else is left."""
+    study: Study = field(init=False)
     has_model: bool = True
     """False once loader and device could not be measured alone."""
     sides: list[ConfiguredPoint] | None = None
@@ -87,6 +87,10 @@ class ModelProposer:
     _same_batch_trials: int = 0
     _expected: dict[TrainingConfig, tuple[float, float]] = field(default_factory=dict)
     """Logarithm of the rate and its standard deviation, of what the model would try or has tried."""
+
+    def __post_init__(self) -> None:
+        """Take the study of the time's."""
+        self.study = self.time.study
 
     @property
     def is_informed(self) -> bool:
@@ -128,7 +132,8 @@ class ModelProposer:
         Where nothing has run within the limit yet, it is what was measured to fit as a side alone.
         """
         if best is None:
-            return self._measured_to_fit()
+            params = measured_to_fit(self.sides or (), self.study)
+            return None if params is None else Proposal(params=params)
         outlook = self.outlook(best)
         if outlook is None or outlook.params is None or self._is_surprise(self.study.ended[-1]):
             return None
@@ -191,7 +196,7 @@ class ModelProposer:
         return None if number is None else PruningThreshold(number=number, low_samples_per_s=lows[number])
 
     def why_enough(self, best: TrialRecord | None) -> Note | None:
-        """The best is near the lower ceiling, or no candidate is left that is expected to win more."""
+        """The best is near the lower ceiling, or no candidate is left that is expected to win more, or enough of it."""
         outlook = self.outlook(best) if len(self.study.ended) >= _FEWEST_TRIALS else None
         if outlook is None:
             return None
@@ -200,7 +205,9 @@ class ModelProposer:
             return note("near_ceiling", ceiling_fraction=min(share, 1.0))
         if outlook.params is None:
             return note("nothing_left_to_learn")
-        return note("little_expected", gain_fraction=outlook.gain) if outlook.gain < LEAST_GAIN else None
+        if outlook.gain < LEAST_GAIN:
+            return note("little_expected", gain_fraction=outlook.gain)
+        return self.time.why_too_dear(outlook.gain)
 
     def can_win(self, best: TrialRecord | None) -> float | None:
         """What the ceilings leave."""
@@ -251,19 +258,7 @@ class ModelProposer:
         return self._model[1]
 
     def _foresee(self, best: TrainingConfig) -> Outlook:
-        return foresee(self._near(best), self.study, self._rates(), self._memory(), longest_s=self.longest_s())
-
-    def _measured_to_fit(self) -> Proposal | None:
-        rates = {
-            side.config: side.point.ceiling.samples_per_s
-            for side in self.sides or ()
-            if side.side == "device" and side.point.ceiling is not None
-        }
-        for config in sorted(rates, key=rates.__getitem__, reverse=True):
-            params = params_of(config, self.study.space)
-            if self.study.may_propose(params):
-                return Proposal(params=params)
-        return None
+        return foresee(self._near(best), self.time, self._rates(), self._memory())
 
     def _is_first_group(self, config: TrainingConfig) -> bool:
         kinds = {(one.config.strategy, one.config.world_size) for one in self.study.ended if one.measurement}

@@ -12,17 +12,22 @@ from math import hypot, inf
 import numpy as np
 
 from autotune.analysis.forecast.acquisition import chance_to_run, expected_gain, has_failed, most_gain, redundant_among
+from autotune.analysis.forecast.observations import ConfiguredPoint
 from autotune.analysis.forecast.rate_model import RateModel
 from autotune.analysis.memory.model import LIKELY_TO_FIT, SURE_TO_FIT, MemoryModel
 from autotune.analysis.statistics import Floats
-from autotune.analysis.time_estimate import queue_s
+from autotune.analysis.time_estimate import measuring_s, queue_s
+from autotune.launch.launcher import shares_process
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.resolved_space import ResolvedSpace
-from autotune.study.proposals import Params
+from autotune.study.proposals import Params, params_of
 from autotune.study.study import Study
+from autotune.tuning.time_budget import TimeBudget
 
-__all__ = ["Outlook", "foresee", "tried_in"]
+__all__ = ["Outlook", "foresee", "measured_to_fit", "tried_in"]
 
+_REBUILDS = 2
+"""Builds of a trial that needs a process of its own: its own, and that of the shared one after it."""
 _CEILING_SDS = 1.0
 """Standard deviations above a ceiling up to which it may lie: our own convention. Before the end both sides are
 measured for longer (the loop's repeats), so that no stretch of 0.2 s decides."""
@@ -58,23 +63,34 @@ def tried_in(study: Study) -> list[TrainingConfig]:
     return [record.config for record in study.ended if record.measurement is not None or record.result.blocks]
 
 
+def measured_to_fit(sides: Sequence[ConfiguredPoint], study: Study) -> Params | None:
+    """Of what the device was measured alone with, and which may be tried, the fastest."""
+    rates = {
+        side.config: side.point.ceiling.samples_per_s
+        for side in sides
+        if side.side == "device" and side.point.ceiling is not None
+    }
+    ranked = (params_of(config, study.space) for config in sorted(rates, key=rates.__getitem__, reverse=True))
+    return next((params for params in ranked if study.may_propose(params)), None)
+
+
 def _log_worths(configs: Sequence[TrainingConfig], space: ResolvedSpace) -> Floats:
     return np.array([space.log_worth(config) for config in configs])
 
 
 def foresee(
     candidates: Sequence[tuple[Params, TrainingConfig]],
-    study: Study,
+    time: TimeBudget,
     rates: RateModel,
     memory: MemoryModel,
-    *,
-    longest_s: float,
 ) -> Outlook:
     """Weigh candidates: the largest expected gain among those that fit, are open and could tell something.
 
-    What takes longer than `longest_s` to measure is chosen only where nothing else is left.
+    What takes too long to measure for the time left is chosen only where nothing else is left. In a brief
+    search the largest gain for each second of its trial counts.
     """
-    configs, space, tried = [config for _, config in candidates], study.space, tried_in(study)
+    configs, study = [config for _, config in candidates], time.study
+    space, tried = study.space, tried_in(study)
     forecast, fits = rates.forecast(configs), memory.chance_to_fit(configs, space.limit_bytes)
     failed = [record.config for record in study.ended if has_failed(record)]
     feasible = [record.config for record in study.ended if record.is_feasible]
@@ -96,8 +112,14 @@ def foresee(
     same = int(np.argmax(np.where(keeps, forecast.log_rate, -inf)))
     believed, epoch_samples = np.exp(forecast.log_rate), space.facts.dataset_length
     queues_s = [queue_s(config, rate, epoch_samples) for config, rate in zip(configs, believed, strict=True)]
-    soon = tells & (np.array(queues_s) <= longest_s)
-    chosen = int(np.argmax(np.where(soon if soon.any() else tells, gains, -1.0)))
+    soon = tells & (np.array(queues_s) <= time.longest_s())
+    worth = gains
+    if time.is_brief:
+        worth = gains / [
+            measuring_s(config, rate, epoch_samples) + (0.0 if shares_process(config) else _REBUILDS * time.build_s)
+            for config, rate in zip(configs, believed, strict=True)
+        ]
+    chosen = int(np.argmax(np.where(soon if soon.any() else tells, worth, -1.0)))
     return Outlook(
         params=candidates[chosen][0] if tells.any() else None,
         config=configs[chosen] if tells.any() else None,

@@ -45,6 +45,8 @@ _LOADER_SHARE = 0.5  # of the time, at the most; the device gets the rest: our o
 _COLLECTING_S = 1.0  # a loader that needs longer for a few batches delivers too few to train on in turns anyway
 _WORTH = 1.03
 """A setting that makes the device so much faster goes into the combined point: our own convention."""
+_LONG_S = 4.0
+"""Of a point's two steps, from which on a larger batch is left out: our own convention, half of a trial's window."""
 _LOADER_CHANGES = {*LOADER_SETTINGS, "micro_batch_size", "max_tokens"}
 
 
@@ -138,7 +140,13 @@ def _trace_device(scene: _Scene) -> Curves:
     scene.bench.prepare(scene.host[0].batch)
     _trace_copy(scene)
     for config in (own, *_device_variations(scene)):
-        _add_device_point(scene, config)
+        if scene.job.is_brief and _takes_long(scene, config):
+            left_out = PointFigures(reason=note("left_to_smaller_batches"))
+            scene.curves.add(
+                "device", scene.changes(config, DEVICE_SETTINGS), partial(_as_it_is, left_out), ends_at=inf
+            )
+        else:
+            _add_device_point(scene, config)
     combined = combined_config(own, scene.curves.points["device"])
     if combined is not None:
         _add_device_point(scene, combined)
@@ -184,6 +192,19 @@ def _device_variations(scene: _Scene) -> list[TrainingConfig]:
         for config in scene.job.variations
         if scene.changes(config, DEVICE_SETTINGS) and not scene.changes(config, LOADER_SETTINGS) and config != unchanged
     ]
+
+
+def _as_it_is(figures: PointFigures) -> PointFigures:
+    return figures
+
+
+def _takes_long(scene: _Scene, config: TrainingConfig) -> bool:
+    """Whether a larger batch is left to what smaller ones tell of a batch's seconds: its two steps would take long."""
+    own = scene.job.config
+    if config.micro_batch_size <= own.micro_batch_size:
+        return False
+    known = scene.curves.points["device"][0].ceiling  # the job's own configuration comes first
+    return known is not None and 2 * config.micro_batch_size / known.samples_per_s > _LONG_S
 
 
 def _add_device_point(scene: _Scene, config: TrainingConfig) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from autotune.note import Note, note
 from autotune.protocol.jobs import PrecisionJob
-from autotune.records.precision_check import GUARD_STEPS, PrecisionFigures, deviation_of
+from autotune.records.precision_check import GUARD_STEPS, MIN_STEPS, PrecisionFigures, deviation_of
 from autotune.settings.applied.float32_precision import exact_matmuls, tf32_products
 from autotune.settings.applied.process import set_cudnn_benchmark
 from autotune.settings.training_config import TrainingConfig
@@ -38,10 +38,10 @@ from autotune.worker.setup.machine import tf32_overrides
 
 __all__ = ["compare_to_float32", "gradient_cosine"]
 
-_REPEAT_STEPS = 5  # as few as are judged at all (records.precision_check.MIN_STEPS)
 _LOADING_SHARE = 0.3  # of the time until the deadline; then the batches that came are taken in turns
 _REFERENCE_SHARE = 0.5  # the reference is over by then, the repetition by the next, the candidate has what is left:
 _REPEAT_SHARE = 0.6  # our own convention, all three
+_BRIEF_S = 30.0  # of a brief comparison, unless MIN_STEPS of each run take longer: our own convention
 _CHUNK = 2**22  # elements that are widened at once: 32 MiB of float64
 _OTHER_SEED = 1_000_003  # a prime beyond the seeds of the steps, which count up from the job's
 _LIBRARIES_OVERRIDE = "NVIDIA_TF32_OVERRIDE"
@@ -63,6 +63,22 @@ class _Scene:
     step: Step
     device: Device
     seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Until:
+    """When a run of steps ends early: at a share of the time that there is, or sooner once it has enough of them."""
+
+    begun: float
+    share: float
+    left_s: float
+    unhurried_s: float
+
+    def is_over(self, steps: int) -> bool:
+        """Whether no further step is taken after so many."""
+        took_s = perf_counter() - self.begun
+        is_unhurried = took_s > self.share * min(self.unhurried_s, self.left_s)
+        return took_s > self.share * self.left_s or (is_unhurried and steps >= MIN_STEPS)
 
 
 @dataclass(slots=True)
@@ -106,6 +122,7 @@ def compare_to_float32(
     """
     begun = perf_counter()
     left_s = min(ends_at - begun, job.process.deadline_s)
+    unhurried_s = _BRIEF_S if job.is_brief else inf
     set_cudnn_benchmark(job.config.cudnn_benchmark)
     plain = job.config.model_copy(update=_PLAIN)
     dataset, model = build_dataset(workload), build_model(workload, plain, device)
@@ -115,25 +132,25 @@ def compare_to_float32(
         batches = _batches(feed, begun + _LOADING_SHARE * left_s)
         step = infer_step(workload, batches[0])
         scene = _Scene(workload, model, initial, batches, step, device, job.process.seed)
-        reference = _reference(scene, plain, begun + _REFERENCE_SHARE * left_s)
+        reference = _reference(scene, plain, _Until(begun, _REFERENCE_SHARE, left_s, unhurried_s))
         if reference is None:
             plain = with_batch(plain, plain.micro_batch_size // 2)
-    first, until = reference.gradient or [], begun + _REPEAT_SHARE * left_s
+    first, until = reference.gradient or [], _Until(begun, _REPEAT_SHARE, left_s, unhurried_s)
     with exact_matmuls():
-        repeat = _train(replace(scene, seed=scene.seed + _OTHER_SEED), plain, _REPEAT_STEPS, until, first)
+        repeat = _train(replace(scene, seed=scene.seed + _OTHER_SEED), plain, MIN_STEPS, until, first)
     batch = {"micro_batch_size": plain.micro_batch_size, "max_tokens": plain.max_tokens}
     candidate = job.config.model_copy(update=batch)
     with tf32_products() if candidate.amp_dtype == "tf32" else nullcontext():
-        tried = _train(scene, candidate, GUARD_STEPS, begun + left_s, first)
+        tried = _train(scene, candidate, GUARD_STEPS, _Until(begun, 1.0, left_s, unhurried_s), first)
     return _figures(reference, repeat, tried, candidate, _overridden(candidate, device))
 
 
-def _reference(scene: _Scene, plain: TrainingConfig, stop_at: float) -> _Trained | None:
+def _reference(scene: _Scene, plain: TrainingConfig, until: _Until) -> _Trained | None:
     """The float32 run; None where it does not fit into the device's memory, and a smaller batch is left to try."""
     refusals_before = scene.device.refusals()
     try:
         with exact_matmuls():
-            return _train(scene, plain, GUARD_STEPS, stop_at)
+            return _train(scene, plain, GUARD_STEPS, until)
     except Exception as error:
         shortage = shortage_of(error, is_full=lambda: device_was_full(scene.device, refusals_before))
         if shortage is None or shortage.memory != "device" or plain.micro_batch_size == 1:
@@ -170,7 +187,7 @@ def _figures(
 
 
 def _train(
-    scene: _Scene, config: TrainingConfig, steps: int, stop_at: float, compared_to: _Gradient | None = None
+    scene: _Scene, config: TrainingConfig, steps: int, until: _Until, compared_to: _Gradient | None = None
 ) -> _Trained:
     """Optimizer steps from the initial weights; ends early at a loss that is not finite.
 
@@ -186,7 +203,7 @@ def _train(
     trainer = Trainer(model, optimizer, scene.step, config, device, accumulator)
     for _ in range(steps + MOST_SKIPS):
         at = len(trained.losses)
-        if at == steps or ((at or trained.skipped) and perf_counter() > stop_at):
+        if at == steps or ((at or trained.skipped) and until.is_over(at)):
             break
         seed_all(scene.seed + at)
         before = scaler.get_scale()

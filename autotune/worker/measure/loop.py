@@ -26,6 +26,7 @@ from autotune.worker.measure.step import StepTrainer
 from autotune.worker.setup.process_group import ALONE, Group
 
 __all__ = [
+    "FIRST_STEPS",
     "Diverged",
     "Run",
     "WarmUpResult",
@@ -38,7 +39,8 @@ __all__ = [
 ]
 
 # What names no source is our own convention.
-_WARM_UP_STEPS = 3  # optimizer steps synchronised one by one: compilation, cuDNN's search, first allocations
+FIRST_STEPS = 3
+"""Optimizer steps of a process that are waited for one by one: compilation, cuDNN's search, first allocations."""
 _WARM_UP_BLOCK_S = 0.05  # a quarter of a window's
 _WARM_UP_MIN_S = 0.3  # a clock that rises with the load has risen
 _WARM_UP_MAX_S = 8.0  # as long as a window may take (CONTRIBUTING, Rules of measuring)
@@ -89,6 +91,8 @@ class Run:
     """Counts the tokens of its batches; None where they have no lengths."""
     longest_s: float = 0.0
     """Seconds of the longest block so far, restarts included."""
+    first_steps: int = FIRST_STEPS
+    """Optimizer steps that are waited for one by one, before any counts as steady."""
 
     def is_late(self) -> bool:
         """Whether the deadline is near, for any rank; every rank must ask."""
@@ -119,7 +123,7 @@ def warm_up(run: Run, rules: WindowRules, first: Delivery) -> WarmUpResult:
     begun, longest_s = perf_counter(), min(_WARM_UP_MAX_S, _WARM_UP_WINDOWS * rules.max_s)
     config = run.trainer.config
     stretches = [train_block(run, config.grad_accum_steps, first)]
-    while len(stretches) < _WARM_UP_STEPS and not run.is_late():
+    while len(stretches) < run.first_steps and not run.is_late():
         stretches.append(train_block(run, config.grad_accum_steps))
     run.trainer.device.cap_memory()  # again: by now most of what lies outside the allocator has come
     begun_steady, first_steady, since_slow, waits = perf_counter(), len(stretches) - 1, list[Stretch](), 0
@@ -143,8 +147,8 @@ def warm_up(run: Run, rules: WindowRules, first: Delivery) -> WarmUpResult:
         seconds=perf_counter() - begun,
         is_drained=is_drained,
         is_steady=len(since_slow) >= 2,
-        batch_s=mean_batch_s(stretches[_WARM_UP_STEPS:] or stretches),
-        pace_s=_pace_s(stretches[_WARM_UP_STEPS:] or stretches),
+        batch_s=mean_batch_s(stretches[run.first_steps :] or stretches),
+        pace_s=_pace_s(stretches[run.first_steps :] or stretches),
     )
 
 

@@ -47,6 +47,8 @@ __all__ = [
     "is_stream",
     "kept_weights",
     "length_of",
+    "made_dataset",
+    "made_model",
     "optimizer_facts",
     "put_back",
     "resolved",
@@ -73,13 +75,18 @@ def build_model(workload: Workload, config: TrainingConfig, device: Device) -> n
 
     For strategy ddp, the process group must be open.
     """
+    return config.arrange(made_model(workload).train(), device.torch_device, is_trial=True)
+
+
+def made_model(workload: Workload) -> nn.Module:
+    """The user's model as it comes."""
     model: nn.Module = _made("model", workload.model, "be an nn.Module or", lambda found: isinstance(found, nn.Module))
-    return config.arrange(model.train(), device.torch_device, is_trial=True)
+    return model
 
 
 def build_dataset(workload: Workload) -> Any:
     """The user's dataset, DataLoader or TfData: a map-style dataset has __getitem__, an iterable one __iter__."""
-    made = _made("dataset", workload.dataset, "have __getitem__ or __iter__, or be", _holds_items)
+    made = made_dataset(workload)
     if type(made).__module__.partition(".")[0] == "tensorflow":
         raise WorkloadFault(
             "a tf.data pipeline must come as autotune.TfData(build), so that its settings can be tuned, but dataset is "
@@ -94,6 +101,11 @@ def build_dataset(workload: Workload) -> Any:
             "the dataset must hold at least one sample, but its length is 0; check the path it reads from"
         )
     return data
+
+
+def made_dataset(workload: Workload) -> Any:
+    """The user's dataset as it comes."""
+    return _made("dataset", workload.dataset, "have __getitem__ or __iter__, or be", _holds_items)
 
 
 def dataset_of(data: Any) -> Any:

@@ -12,6 +12,7 @@ from autotune.analysis.decisions.confirmation_plan import (
     FEWEST_ROUNDS,
     MOST_ROUNDS,
     UNHURRIED_CONFIRMATION_S,
+    brief_confirmation,
     is_look,
     plan_confirmation,
     spent_error,
@@ -106,3 +107,11 @@ def test_a_window_is_longer_where_starts_are_dear_and_shorter_where_runs_differ_
     assert window_length_s(1.0, 3e-4, loud) < usual
     assert window_length_s(0.01, 1e-9, loud) == 1.0
     assert window_length_s(1e6, 1.0, steady) == 8.0
+
+
+def test_a_brief_confirmation_is_one_round_of_two_windows_alone() -> None:
+    plan = brief_confirmation(4)
+    assert (plan.entrants, plan.rounds, plan.has_extras) == (2, 1, False)
+    assert plan.for_round([20.0, 20.0], 0.0, None, 0) == plan
+    assert plan.for_round([20.0, 20.0], 48.0, None, 1) is None
+    assert brief_confirmation(1).entrants == 1

@@ -10,6 +10,7 @@ import pytest
 from autotune.api.setup import opened_launcher, temporary_folder
 from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.launch.local.nvidia_driver import kept_initialised
+from autotune.launch.local.warm_worker import WarmWorkerLauncher
 from autotune.settings.executor import Executor
 from autotune.settings.plan import Plan
 from autotune.settings.training_config import TrainingConfig
@@ -93,5 +94,6 @@ def test_a_searchs_launcher_knows_what_its_trials_run_on() -> None:
     workload = Workload(model=object, dataset=object)
     plan = Plan(name="case", workload=workload, baseline=TrainingConfig(), device="cpu")
     with temporary_folder() as folder, opened_launcher(None, folder, plan) as launcher:
-        assert isinstance(launcher, ForkServerLauncher)
-        assert launcher._device == "cpu"
+        assert isinstance(launcher, WarmWorkerLauncher)
+        assert isinstance(launcher.below, ForkServerLauncher)
+        assert launcher.below._device == "cpu"

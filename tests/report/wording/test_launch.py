@@ -35,6 +35,10 @@ def test_what_each_trial_imports_anew_is_named_with_the_reason(culprit: str | No
     assert sentence.startswith(f"Each trial imports deep, wide anew, which takes it longer to begin: {end}")
 
 
+def test_why_each_trial_builds_anew_is_told() -> None:
+    assert say(note("trials_cannot_share")).startswith("Each trial builds the workload anew, which takes it longer")
+
+
 def test_why_the_look_at_other_settings_ended_is_told() -> None:
     assert say(note("curves_ended", reason="it hung")) == "The job ended before the rest was measured: it hung."
 

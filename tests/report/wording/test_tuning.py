@@ -247,3 +247,19 @@ DIFFERING = [{"name": "cuda", "there": "12", "here": "13"}, {"name": "cores", "t
 )
 def test_a_note_of_a_search_has_its_sentence(said: Note, sentence: str) -> None:
     assert say(said) == sentence
+
+
+def test_a_search_whose_starts_are_slow_says_why_it_has_ended_and_what_it_has_assumed() -> None:
+    ended = say(note("starts_are_slow", trials_s=150.0, build_s=60.0))
+    assert ended == (
+        "building the workload takes 1 min, and without a number of trials or a time-out they go on for 2 min 30 s"
+    )
+    dear = say(note("costs_more_than_it_brings", trial_s=15.0, gain_s=3.6, training_s=360.0))
+    assert dear == "another trial takes 15 s, and is expected to save 3.6 s of 6 min of training that are still to come"
+    shared = say(note("trials_shared", build_s=60.0, is_brief=True, assumed_hours=24.0))
+    assert shared.startswith("Building the workload takes 1 min: trials shared a process that has built it once")
+    assert "kept short" in shared
+    assert shared.endswith("24 hours of training were assumed to be still to come (budget: {training_hours: 24}).")
+    asked_for = say(note("trials_shared", build_s=60.0, is_brief=False, assumed_hours=None))
+    assert asked_for.endswith("finalists had processes of their own.")
+    assert "8.0" in say(note("training_hours_unused", training_hours=8.0))

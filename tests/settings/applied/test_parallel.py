@@ -117,7 +117,7 @@ def test_powersgd_compresses_before_the_window_begins(job: TrialJob) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     step = infer_step(Workload(model=None, dataset=None), WIDE_BATCH)
     trainer = make_trainer(model, optimizer, step, config, device)
-    for _ in range(loop._WARM_UP_STEPS):  # fewer never come before a window
+    for _ in range(loop.FIRST_STEPS):  # fewer never come before a window
         trainer.train(WIDE_BATCH)
     assert state.iter > state.start_powerSGD_iter
     assert state.p_memory_dict, "what is left of a gradient of low rank"

@@ -379,3 +379,14 @@ def test_a_fused_optimizer_holds_for_its_point_alone_and_cudnns_timing_is_no_poi
     assert all(point.ceiling is not None for point in curves.device)
     assert {(False, False), (True, False)} == {*seen}
     assert seen[0] == (False, False)
+
+
+def test_a_larger_batch_whose_steps_take_long_is_left_to_what_smaller_ones_tell(
+    cpu: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(curves_job, "_LONG_S", 0.0)
+    sizes = [{"micro_batch_size": size} for size in (8, 2)]
+    for is_brief, reason in ((True, note("left_to_smaller_batches")), (False, "")):
+        found = trace(nn.Linear(8, 2), cpu, tmp_path, *sizes, dataset=data(8), is_brief=is_brief)
+        assert [point.reason for point in found.device] == ["", reason, ""]
+        assert [point.ceiling is None for point in found.device] == [False, is_brief, False]

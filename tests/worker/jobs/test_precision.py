@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from autotune.protocol.jobs import PrecisionJob
-from autotune.records.precision_check import GUARD_STEPS, PrecisionFigures, objection
+from autotune.records.precision_check import GUARD_STEPS, MIN_STEPS, PrecisionFigures, objection
 from autotune.settings.applied.float32_precision import tf32_products
 from autotune.settings.applied.optimizer import is_fused
 from autotune.settings.training_config import TrainingConfig
@@ -64,6 +64,7 @@ def compare(tmp_path: Path) -> Compare:
         *,
         ends_at: float = FAR,
         deadline_s: float = 60.0,
+        is_brief: bool = False,
         parts: dict[str, Any] | None = None,
         **changes: Any,
     ) -> PrecisionFigures:
@@ -72,6 +73,7 @@ def compare(tmp_path: Path) -> Compare:
             process=make_process(tmp_path),
             payload=tmp_path,
             config=TrainingConfig(**settings),
+            is_brief=is_brief,
         )
         workload = Workload(**({"model": model, "dataset": pairs()} | (parts or {})))
         return compare_to_float32(workload, job, open_device("cpu"), tmp_path, ends_at)
@@ -218,6 +220,14 @@ def test_a_deadline_that_is_near_leaves_few_steps(compare: Compare) -> None:
     figures = compare(Layered(nn.Identity()), ends_at=0.0)
     assert figures.steps == 1
     assert len(figures.losses) == len(figures.reference_losses) == 1
+
+
+def test_slow_steps_of_a_brief_comparison_are_fewer_but_as_many_as_are_judged(
+    compare: Compare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "_BRIEF_S", 0.0)
+    assert compare(Layered(nn.Identity()), is_brief=True).steps == MIN_STEPS
+    assert compare(Layered(nn.Identity())).steps == GUARD_STEPS
 
 
 def test_few_batches_are_taken_in_turns_where_they_are_large(compare: Compare) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
@@ -38,6 +39,7 @@ def measured(
     lr: float = 1e-3,
     rules: WindowRules = RULES,
     ends_in_s: float = 60,
+    first_steps: int = loop.FIRST_STEPS,
     loss: Any = None,
     **settings: Any,
 ) -> tuple[Window, Run]:
@@ -53,11 +55,23 @@ def measured(
         model, build_optimizer(workload, model, lr), infer_step(workload, first.batch), config, device
     )
     capacity = 2 * config.num_workers
-    run = Run(feed, trainer, capacity, perf_counter() + ends_in_s, scale=trainer.scaler.get_scale())
+    scale = trainer.scaler.get_scale()
+    run = Run(feed, trainer, capacity, perf_counter() + ends_in_s, scale=scale, first_steps=first_steps)
     edges: list[str] = []
     window = measure_window(run, rules, warm_up(run, rules, first), lambda: edges.append("edge"))
     assert edges == ["edge"]
     return window, run
+
+
+def test_where_a_process_has_trained_before_one_step_comes_before_steady_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loop, "_WARM_UP_BLOCK_S", 0.0)  # an optimizer step each
+    monkeypatch.setattr(loop, "_SLOW_FACTOR", math.inf)
+    usual, _ = measured(grad_accum_steps=2)
+    shared, _ = measured(grad_accum_steps=2, first_steps=1)
+    assert (usual.warm_up_batches, shared.warm_up_batches) == (10, 6)
+    assert shared.is_steady
 
 
 def test_short_epochs_are_measured_whole_and_the_samples_that_came_are_counted() -> None:

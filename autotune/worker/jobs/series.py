@@ -1,0 +1,215 @@
+"""Jobs of one workload, one after another in one process that builds its model and its dataset once.
+
+Comes in: a series' folder, where `next` names the folder of each job as it comes. Goes out: a report in each of those;
+then `next` is removed. What changed the process for a configuration (precision of products, threads, the model's
+layout) is set back, and each job begins with the model's first weights.
+
+A job that fails is the last one, since nobody knows what it has left behind: the process ends, and another one goes on.
+A device that had no room for a batch is the exception: what the batch took is given back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import gc
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from time import perf_counter, sleep
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from autotune.protocol import jobs
+from autotune.protocol.disk import TrialFolder
+from autotune.protocol.payload import read_payload
+from autotune.protocol.reports import REPORT_UNWRITTEN, RankReport
+from autotune.records.trial import TrialResult
+from autotune.settings.applied.float32_precision import tf32_products
+from autotune.settings.workload import Workload
+from autotune.worker.answering import is_written
+from autotune.worker.failure.hang_dump import HangDump
+from autotune.worker.failure.outcome import outcome_of
+from autotune.worker.measure.conditions import Others
+from autotune.worker.measure.step import torch_threads
+from autotune.worker.setup.build import kept_weights, made_dataset, made_model, put_back, resolved, seed_all
+from autotune.worker.setup.device import Device
+from autotune.worker.trial import DEADLINE_SHARE, Place, Start
+
+__all__ = ["run_series"]
+
+_TICK_S = 0.005
+"""Between two looks for a job: our own convention, beside trials of seconds."""
+
+Do = Callable[[jobs.WorkloadJob, Workload, Device, Place, HangDump, Start], RankReport]
+"""Does a job with a workload."""
+
+
+def run_series(
+    job: jobs.SeriesJob, device: Device, folder: TrialFolder, before: Mapping[str, Others], do: Do
+) -> RankReport:
+    """Do jobs until one fails, or the parent ends this process.
+
+    Args:
+        job: The series.
+        device: What all of them run on.
+        folder: The series' own.
+        before: Others' use of the devices before this process opened them.
+        do: Does a job.
+    """
+    series, is_sound = _Series(device, before, do, _Parts(job.payload, device)), True
+    while is_sound:
+        while not folder.next.exists():
+            sleep(_TICK_S)
+        is_sound = series.do_one(TrialFolder(Path(folder.next.read_text()))) and series.is_cleared()
+        if is_sound:
+            folder.next.unlink()
+    return RankReport(result=TrialResult(outcome="ok"))
+
+
+@dataclass(slots=True)
+class _Parts:
+    """A workload's model and dataset, each built when it is first asked for; the model as it was then."""
+
+    payload: Path
+    device: Device
+    build_s: float = 0.0
+    """Seconds of reading the workload and of building both."""
+    model: nn.Module | None = None
+    _workload: Workload | None = None
+    _initial: dict[str, Tensor] = field(default_factory=dict)
+    """Weights and buffers, on the CPU."""
+    _strides: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    _dataset: list[Any] = field(default_factory=list)
+    """It alone, once it is built."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the weights that are kept aside, in RAM."""
+        return sum(tensor.nbytes for tensor in self._initial.values())
+
+    def as_workload(self) -> Workload:
+        """The workload with these parts."""
+        if self._workload is None:
+            with self._timed():
+                self._workload = resolved(read_payload(self.payload))
+        return replace(
+            self._workload,
+            model=partial(self._model_of, self._workload),
+            dataset=partial(self._data_of, self._workload),
+        )
+
+    def _model_of(self, workload: Workload) -> nn.Module:
+        if self.model is None:
+            with self._timed():
+                self.model = made_model(workload).to(self.device.torch_device)
+        if not self._initial and not any(map(is_lazy, self.model.parameters())):
+            self._initial = kept_weights(self.model)
+            self._strides = {name: tensor.stride() for name, tensor in self._initial.items()}
+        else:
+            _lay_out(self.model, self._strides)
+            put_back(self.model, self._initial)
+        return self.model
+
+    def _data_of(self, workload: Workload) -> Any:
+        if not self._dataset:
+            with self._timed():
+                self._dataset.append(made_dataset(workload))
+        return self._dataset[0]
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        begun = perf_counter()
+        yield
+        self.build_s += perf_counter() - begun
+
+
+def _lay_out(model: nn.Module, strides: Mapping[str, tuple[int, ...]]) -> None:
+    """Undo the memory format of an earlier configuration."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        wanted = strides.get(name, tensor.stride())
+        if tensor.stride() != wanted and len(wanted) == tensor.ndim:
+            tensor.data = torch.empty_strided(tensor.shape, wanted, dtype=tensor.dtype, device=tensor.device)
+
+
+@dataclass(slots=True)
+class _Series:
+    device: Device
+    before: Mapping[str, Others]
+    do: Do
+    parts: _Parts
+    trials: int = 0
+    """That were measured."""
+    spare: int = field(default_factory=partial(os.open, os.devnull, os.O_RDONLY))
+
+    def do_one(self, folder: TrialFolder) -> bool:
+        """Do a job and write its report; whether another one may follow."""
+        started, refusals = perf_counter(), self.device.refusals()
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGCONT, signal.SIGCHLD)}
+        place = Place(folder, 0, 0, is_shared=True, earlier_trials=self.trials)
+        report = outcome_of(lambda: self._do(place, started))
+        for number, handler in handlers.items():  # what has failed may have left its own
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        if not is_written(place, report.model_copy(update={"workload_build_s": self.parts.build_s}), self.spare):
+            os._exit(REPORT_UNWRITTEN)
+        if report.curves is not None and report.curves.is_cut:  # the device is lost
+            return False
+        was_full = report.result.outcome == "oom" and self.device.refusals() > refusals
+        return report.result.outcome == "ok" or was_full
+
+    def _do(self, place: Place, started: float) -> RankReport:
+        job = jobs.read_job(place.folder.job)
+        assert not isinstance(job, jobs.DescribeJob | jobs.SeriesJob)  # noqa: S101 - our own bug
+        if isinstance(job, jobs.TrialJob):
+            job = job.model_copy(update={"streams_blocks": False})
+        process, config = job.process, job.config
+        dump = HangDump(file=sys.stderr, ends_at=started + process.deadline_s)
+        dump.before_deadline()
+        device = replace(self.device, limit_bytes=process.limit_bytes)
+        device.cap_memory()
+        seed_all(process.seed)
+        ends_at = started + DEADLINE_SHARE * process.deadline_s
+        before = {} if self.trials else self.before
+        start = Start(started=started, built_from=started, ends_at=ends_at, before=before)
+        is_run = isinstance(job, jobs.TrialJob | jobs.StressJob)  # other jobs set TF32 themselves
+        tf32 = tf32_products() if is_run and config.amp_dtype == "tf32" else nullcontext()
+        with torch_threads(config.intra_op_threads), tf32:
+            report = self.do(job, self.parts.as_workload(), device, place, dump, start)
+        return self._as_one_of_several(report)
+
+    def _as_one_of_several(self, report: RankReport) -> RankReport:
+        """With the number of trials before it, and without the memory of the weights that are kept aside."""
+        measurement = report.result.measurement
+        if measurement is None:
+            return report
+        kept_bytes = 0 if self.device.has_own_memory else self.parts.kept_bytes
+        peak_bytes = max(0, measurement.peak_memory_bytes - kept_bytes)
+        memory = measurement.memory.model_copy(update={"peak_bytes": peak_bytes})
+        own = {"earlier_trials": self.trials, "peak_memory_bytes": peak_bytes, "memory": memory}
+        self.trials += 1
+        return report.with_result(measurement=measurement.model_copy(update=own))
+
+    def is_cleared(self) -> bool:
+        """Give back what the job has left; whether the device still works."""
+        faulthandler.cancel_dump_traceback_later()
+        with suppress(RuntimeError):
+            self.device.synchronize()
+            self._give_back()
+            return True
+        return False
+
+    def _give_back(self) -> None:
+        if self.parts.model is not None:
+            self.parts.model.zero_grad(set_to_none=True)
+        gc.collect()
+        self.device.give_back()
+        with suppress(AttributeError, OSError):  # another C library than glibc
+            ctypes.CDLL(None).malloc_trim(0)

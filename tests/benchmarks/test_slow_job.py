@@ -1,0 +1,61 @@
+"""A default search of a job that is slow to build and to step, on a machine whose truth is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autotune.settings.budget import Budget
+from benchmarks.replay.product import WholeSearch, search_whole
+from benchmarks.replay.slow_machine import SlowMachine
+from benchmarks.slow_job import simulate, simulated_step_s, slow_job
+from benchmarks.yardsticks.product_run import plan_for
+
+LAWS = {"large": 0.1, "small": 0.3}
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_default_search_of_a_minutes_build_ends_within_six_minutes(law: str, seed: int) -> None:
+    found = simulate(law, seed, shares=True)
+    assert found["seconds"] < 360
+    assert found["builds"] == 2, "the shared process, and that of the finalist"
+    assert found["verdict"] == "faster"
+    assert found["speedup"] > 2.0, "16 bits bring 2.2 at the most, a larger batch a little more"
+
+
+def test_a_process_for_each_trial_takes_several_times_as_long_and_finds_little_more() -> None:
+    shared, apart = simulate("large", 0, shares=True), simulate("large", 0, shares=False)
+    assert apart["seconds"] > 4 * shared["seconds"]
+    assert apart["speedup"] < 1.1 * shared["speedup"]
+
+
+def test_what_is_recommended_was_measured_as_the_first_of_a_process() -> None:
+    whole, _ = searched()
+    chosen = whole.recommendation
+    assert chosen is not None
+    assert chosen.number != 0
+    runs = {entrant.number: entrant.runs for entrant in chosen.confirmations}
+    assert [run.earlier_trials for run in runs[chosen.number]] == [0]
+    assert [run.earlier_trials for run in runs[0]] == [0], "the baseline's trial, right after the probe"
+    trial = next(record for record in whole.found.records if record.number == chosen.number)
+    assert trial.measurement is not None
+    assert trial.measurement.earlier_trials > 0
+
+
+def test_with_little_training_to_come_the_search_ends_sooner() -> None:
+    usual, machine = searched(pace=0.1)
+    short, brief = searched(pace=0.1, training_hours=0.01)
+    assert brief.now_s < machine.now_s
+    assert len(short.found.records) < len(usual.found.records)
+    assert short.found.ended_because is not None
+    assert short.found.ended_because.code == "costs_more_than_it_brings"
+
+
+def searched(*, pace: float = 1.0, training_hours: float | None = None) -> tuple[WholeSearch, SlowMachine]:
+    """A search, and the machine that it ran on; steps take so many times as long."""
+    machine = SlowMachine(lambda config: pace * simulated_step_s(config, LAWS["large"]), build_s=60.0)
+    budget = Budget(training_hours=training_hours)
+    return search_whole(replace(plan_for(slow_job(Path()), "auto"), seed=0), machine, budget=budget), machine

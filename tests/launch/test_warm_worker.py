@@ -1,0 +1,285 @@
+"""Trials that share a process: one build for all, every fault costs one trial, and nothing is left."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+from time import sleep
+from typing import Any
+
+import psutil
+import pytest
+
+from autotune.launch.launcher import is_sharing
+from autotune.launch.local.fork_server import ForkServerLauncher
+from autotune.launch.local.warm_worker import WarmWorkerLauncher
+from autotune.launch.runner import TrialRunner
+from autotune.protocol.jobs import Extras, WindowRules
+from autotune.protocol.payload import write_payload
+from autotune.records.trial import TrialResult
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import Ref, Workload
+from tests.launch.conftest import GENEROUS_S, SHORT, AnyLauncher, in_user_code
+from tests.launch.user_series import CRASHES, DIES, HANGS
+from tests.processes import marked
+
+USER_SERIES = Path(__file__).with_name("user_series.py")
+
+
+@pytest.fixture
+def warm(
+    fork_server: ForkServerLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[WarmWorkerLauncher]:
+    """A launcher of warm workers over the fork server; nothing of it may be left."""
+    monkeypatch.chdir(tmp_path)
+    with warm_over(fork_server, tmp_path) as launcher:
+        yield launcher
+
+
+@pytest.fixture
+def any_warm(
+    any_launcher: AnyLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[WarmWorkerLauncher]:
+    """The same over each launcher in turn."""
+    monkeypatch.chdir(tmp_path)
+    with warm_over(any_launcher, tmp_path) as launcher:
+        yield launcher
+
+
+@contextmanager
+def warm_over(below: AnyLauncher, folder: Path) -> Iterator[WarmWorkerLauncher]:
+    """A launcher over another one, which lives on: nothing that it has started may be left."""
+    launcher = WarmWorkerLauncher(below, folder, folder)
+    yield launcher
+    launcher.end_shared()
+    server = getattr(below, "_server", None)
+    spared = None if server is None else server.process.pid
+    assert [one.pid for one in marked(below._token) if one.pid != spared] == []
+    assert not list(folder.glob("warm-*/"))
+
+
+def runner_of(launcher: WarmWorkerLauncher, dataset: Ref | None = None, *, model: str | None = None) -> TrialRunner:
+    """A runner of the telling model, or of one from user_code.py, in the working directory."""
+    folder, telling = Path.cwd(), Ref(target=f"{USER_SERIES}:telling")
+    (folder / "payload").mkdir(exist_ok=True)
+    own = in_user_code(model) if model else telling
+    write_payload(Workload(model=own, dataset=dataset or in_user_code("pairs")), folder / "payload")
+    return TrialRunner(launcher=launcher, payload=folder / "payload", scratch=folder, logs=folder, device="cpu", seed=0)
+
+
+def run(runner: TrialRunner, deadline_s: float = GENEROUS_S, **settings: Any) -> TrialResult:
+    """One trial."""
+    config = TrainingConfig(**({"micro_batch_size": 4} | settings))
+    return runner.run(config, name="trial", deadline_s=deadline_s, window=SHORT)
+
+
+def told() -> list[str]:
+    """Lines that the model has written: a build, or pid, batch and bias at the start of a training."""
+    return Path("told").read_text().splitlines()
+
+
+def pids() -> list[str]:
+    return [line.split()[0] for line in told() if line != "built"]
+
+
+def earlier_of(results: list[TrialResult]) -> list[int]:
+    """How many trials each had before it in its process."""
+    measured = [result.measurement for result in results]
+    return [-1 if one is None else one.earlier_trials for one in measured]
+
+
+def test_trials_share_a_process_that_builds_once(any_warm: WarmWorkerLauncher) -> None:
+    runner = runner_of(any_warm)
+    settings: list[dict[str, Any]] = [
+        {},
+        {"micro_batch_size": 8, "channels_last": True, "amp_dtype": "bfloat16"},
+        {"num_workers": 1, "lr": 0.1},
+        {"amp_dtype": "tf32", "intra_op_threads": 1},
+        {"grad_accum_steps": 2},
+    ]
+    results = [run(runner, **one) for one in settings]
+    assert [(result.outcome, result.reason) for result in results] == 5 * [("ok", "")]
+    assert earlier_of(results) == [0, 1, 2, 3, 4]
+    assert told().count("built") == 1
+    assert len(set(pids())) == 1
+    assert "warm-1.log" in Path("trial.log").read_text()
+
+
+def test_guards_and_curves_run_in_the_same_process_and_extras_too(warm: WarmWorkerLauncher) -> None:
+    runner = runner_of(warm)
+    config = TrainingConfig(micro_batch_size=4)
+    extras = Extras(loader_ceiling=True, device_ceiling=True, breakdown=True, activations=True, stretch_s=0.05)
+    first = runner.run(config, name="trial", deadline_s=GENEROUS_S, window=SHORT, extras=extras)
+    half = config.model_copy(update={"amp_dtype": "bfloat16"})
+    guard = runner.guard(half, name="guard", deadline_s=GENEROUS_S)
+    curves = runner.curves(config, [half], deadline_s=GENEROUS_S, stretch_s=0.05)
+    last = run(runner)
+    assert first.measurement is not None
+    assert first.measurement.breakdown is not None
+    assert guard.guard is not None, guard.result.reason
+    assert curves.curves is not None, curves.result.reason
+    assert not curves.curves.is_cut
+    assert earlier_of([first, last]) == [0, 1]
+    assert told().count("built") == 1
+
+
+def test_each_begins_with_the_models_first_weights_in_their_first_layout(warm: WarmWorkerLauncher) -> None:
+    runner = runner_of(warm)
+    for settings in ({}, {"channels_last": True, "lr": 10.0}, {}):
+        assert run(runner, **settings).outcome == "ok"
+    begun = [line.split(maxsplit=2)[2] for line in told() if line != "built"]
+    first, moved, last = begun
+    assert first == last
+    assert moved.split()[0] == first.split()[0], "the bias, from before a large step"
+    assert moved.split()[1:] != first.split()[1:], "the layout"
+
+
+def test_another_choice_of_algorithms_needs_another_process(warm: WarmWorkerLauncher) -> None:
+    runner = runner_of(warm)
+    results = [run(runner, cudnn_benchmark=is_on) for is_on in (False, True, True)]
+    assert earlier_of(results) == [0, 0, 1]
+
+
+def test_what_a_shared_process_cannot_change_has_its_own_and_ends_the_shared_one(warm: WarmWorkerLauncher) -> None:
+    runner = runner_of(warm)
+    results = [run(runner), run(runner, strategy="ddp", world_size=2), run(runner)]
+    assert [result.reason for result in results] == ["", "", ""]
+    assert earlier_of(results) == [0, 0, 0]
+    assert len(set(pids())) == 4, "two ranks among them"
+
+
+@pytest.mark.parametrize(("batch", "reason"), [(CRASHES, "five is too many"), (DIES, "exit code 9")])
+def test_a_trial_that_fails_is_tried_as_the_first_of_a_new_process_and_costs_no_other(
+    warm: WarmWorkerLauncher, batch: int, reason: str
+) -> None:
+    runner = runner_of(warm)
+    results = [run(runner), run(runner, micro_batch_size=batch), run(runner), run(runner)]
+    assert [result.outcome for result in results] == ["ok", "crashed", "ok", "ok"]
+    assert reason in results[1].reason
+    assert earlier_of(results) == [0, -1, 0, 1]
+    assert told().count("built") == 3, "the first process, the one that failed again, and the third"
+    once_more = [run(runner, micro_batch_size=batch), run(runner)]
+    assert [result.outcome for result in once_more] == ["crashed", "ok"]
+    assert told().count("built") == 4, "what has failed twice is not tried twice again"
+    assert not warm.notes
+
+
+def test_a_trial_that_hangs_ends_at_its_deadline_and_the_next_has_a_new_process(warm: WarmWorkerLauncher) -> None:
+    runner = runner_of(warm)
+    assert run(runner).outcome == "ok"
+    hung = run(runner, micro_batch_size=HANGS, deadline_s=2.0)
+    assert (hung.outcome, hung.reason) == ("timeout", "the trial did not end within 2 s")
+    assert 2 <= hung.wall_s < 30
+    after = run(runner)
+    assert earlier_of([after]) == [0]
+
+
+def test_after_a_device_is_lost_curves_go_on_in_a_new_process(warm: WarmWorkerLauncher) -> None:
+    runner = runner_of(warm, model="losing_the_device_at_8")
+    own = TrainingConfig(micro_batch_size=4)
+    sizes = [own.model_copy(update={"micro_batch_size": size}) for size in (8, 2)]
+    report = runner.curves(own, sizes, deadline_s=GENEROUS_S, stretch_s=0.01)
+    assert report.curves is not None
+    assert not report.curves.is_cut
+    assert [point.ceiling is not None for point in report.curves.device] == [True, False, True]
+    assert earlier_of([run(runner)]) == [0]
+    assert len({line.split()[0] for line in Path("sizes").read_text().splitlines()}) == 2
+
+
+def test_one_that_somebody_kills_is_measured_anew(any_warm: WarmWorkerLauncher) -> None:
+    runner = runner_of(any_warm)
+    assert run(runner).outcome == "ok"
+    first = int(pids()[0])
+
+    window = WindowRules(max_s=5.0, precision=0.0, block_s=0.01)
+    killer = Thread(target=kill_in_training, args=(first, len(pids()) + 1))
+    killer.start()
+    again = runner.run(TrainingConfig(micro_batch_size=4), name="trial", deadline_s=GENEROUS_S, window=window)
+    killer.join()
+    assert again.outcome == "ok"
+    assert again.measurement is not None
+    assert again.measurement.earlier_trials == 0
+    assert "measured_anew" in {remark.code for remark in again.measurement.remarks}
+    assert any_warm.is_sharing
+    assert not any_warm.notes
+
+
+def kill_in_training(pid: int, trainings: int) -> None:
+    """Kill a process once so many trainings have begun."""
+    while len(pids()) < trainings:
+        sleep(0.01)
+    psutil.Process(pid).send_signal(signal.SIGKILL)
+
+
+def test_what_can_be_read_once_has_processes_of_its_own_from_then_on(warm: WarmWorkerLauncher) -> None:
+    runner = runner_of(warm, Ref(target=f"{USER_SERIES}:read_once"))
+    results = [run(runner) for _ in range(4)]
+    assert [(result.outcome, result.reason) for result in results] == 4 * [("ok", "")]
+    assert earlier_of(results) == [0, 0, 0, 0]
+    assert [one.code for one in warm.notes] == ["trials_cannot_share"]
+
+
+def test_ctrl_c_ends_the_shared_process(warm: WarmWorkerLauncher) -> None:
+    runner = runner_of(warm)
+    window = WindowRules(max_s=60.0, precision=0.0, block_s=0.01)
+    with pytest.raises(KeyboardInterrupt), interrupted_once(lambda: bool(pids()) if Path("told").exists() else False):
+        runner.run(TrainingConfig(micro_batch_size=4), name="trial", deadline_s=GENEROUS_S, window=window)
+    assert not psutil.pid_exists(int(pids()[0]))
+
+
+@contextmanager
+def interrupted_once(is_time: Callable[[], bool]) -> Iterator[None]:
+    """Ctrl-C in this thread as soon as it is time."""
+
+    def watch() -> None:
+        while not is_time():
+            sleep(0.01)
+        signal.raise_signal(signal.SIGINT)
+
+    watcher = Thread(target=watch)
+    watcher.start()
+    try:
+        yield
+    finally:
+        watcher.join()
+
+
+def test_a_workload_that_can_not_be_built_is_told_as_without_it(warm: WarmWorkerLauncher) -> None:
+    result = run(runner_of(warm, Ref(target=f"{USER_SERIES}:nothing_of_the_kind")))
+    assert result.outcome == "invalid"
+    assert "nothing_of_the_kind" in result.reason
+
+
+def test_the_first_job_tells_what_building_took_and_a_probe_counts_as_no_trial(warm: WarmWorkerLauncher) -> None:
+    runner = runner_of(warm)
+    probe = runner.probe(TrainingConfig(micro_batch_size=4), deadline_s=GENEROUS_S)
+    assert probe.workload_build_s is not None
+    assert probe.workload_build_s > 0
+    assert earlier_of([run(runner), run(runner)]) == [0, 1]
+    assert told().count("built") == 1
+
+
+def test_what_is_quick_to_build_has_processes_of_its_own(
+    fork_server: ForkServerLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    launcher = WarmWorkerLauncher(fork_server, tmp_path, tmp_path, least_build_s=3600.0)
+    runner = runner_of(launcher)
+    assert launcher.is_sharing, "as far as is known"
+    runner.probe(TrainingConfig(micro_batch_size=4), deadline_s=GENEROUS_S)
+    assert not is_sharing(launcher)
+    assert earlier_of([run(runner), run(runner)]) == [0, 0]
+    assert told().count("built") == 3
+
+
+def test_a_limit_that_is_known_later_holds_in_the_same_process(warm: WarmWorkerLauncher) -> None:
+    runner = runner_of(warm)
+    assert run(runner).outcome == "ok"
+    narrow = runner.limited(limit_bytes=2**20, ram_bytes=2**36, limit_is_ram=True)
+    window = WindowRules(max_s=30.0, precision=0.0, block_s=0.01)
+    over = narrow.run(TrainingConfig(micro_batch_size=4), name="trial", deadline_s=GENEROUS_S, window=window)
+    assert over.outcome == "host_oom"
+    assert earlier_of([run(runner)]) == [0]
