@@ -25,7 +25,7 @@ from autotune.files.recommended_file import recommended_yaml
 from autotune.files.run_folder import RunFolder, new_run_dir, open_run_folder, read_summary
 from autotune.files.script_patch import patch_script
 from autotune.files.spread_cache import known_spread, remember_spread
-from autotune.launch.launcher import Launcher, notes_of, slots_of
+from autotune.launch.launcher import Launcher, is_sharing, notes_of, slots_of
 from autotune.launch.local.neighbours import Neighbours
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note, note
@@ -250,7 +250,9 @@ def _summarise(
         limit_is_ram=space.environment.has_only_ram,
     )
     creeps = creep_notes_of(found.records, chosen, room)
-    notes = (*found.notes, *sure.notes, *creeps, *search.time.notes, *notes_of(search.runner.launcher))
+    launcher = search.runner.launcher
+    on_time = search.time.notes(has_shared=is_sharing(launcher))
+    notes = (*found.notes, *sure.notes, *creeps, *on_time, *notes_of(launcher))  # hosts come and go
     return RunSummary(
         name=plan.name,
         objective=plan.objective,

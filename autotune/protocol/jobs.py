@@ -119,6 +119,8 @@ class SeriesJob(_Job):
     cache of plans does not know the switch."""
     is_first: bool = False
     """No process of ours has used the device right before."""
+    least_build_s: float = 0.0
+    """Where the workload takes less to build, no job follows the first."""
 
 
 class _WorkloadJob(_Job):

@@ -49,6 +49,8 @@ class RankReport(FrozenModel):
     gradients: GradientNorms | None = None
     workload_build_s: float | None = None
     """Of a series: seconds that reading the workload and building its model and dataset took, so far as it is built."""
+    kept_bytes: int = 0
+    """Of a series: RAM that it takes beside what its jobs take, for the weights that each begins with."""
     is_workload_fault: bool = False
     """The reason is a sentence about the user's workload, complete as it stands."""
     is_collateral: bool = False

@@ -86,19 +86,27 @@ class SearchOutcome:
     def taught_by(self, confirmations: Sequence[Confirmation]) -> SearchOutcome:
         """Where trials shared a process, with a spread that knows by how much a process of its own differs from that.
 
-        Taken are a finalist's trial, which came after others, and its first run in a process of its own.
+        Taken are a finalist's trial and its first run in a process of its own; of a brief search, whose rounds are too
+        few to tell a spread, also of one whose trial had its own.
         """
         trials = {record.number: record.measurement for record in self.records}
         pairs = [(trials.get(entrant.number), next(iter(entrant.runs), None)) for entrant in confirmations]
         unlike = [
-            [trial, run] for trial, run in pairs if trial and run and trial.earlier_trials > 0 == run.earlier_trials
+            [trial, run]
+            for trial, run in pairs
+            if trial and run and run is not trial and run.earlier_trials == 0
+            if self.is_brief or trial.earlier_trials > 0
         ]
         return replace(self, spread=spread_of_repeats(self.spread, unlike)) if unlike else self
 
     def was_run_apart(self, record: TrialRecord) -> bool:
-        """Whether the baseline's trial of a brief search, the first of its process, is a run of the first round."""
-        measured = record.measurement
-        return self.is_brief and record.number == 0 and measured is not None and measured.earlier_trials == 0
+        """Whether the baseline's trial of a brief search, the first of its process, is a run of the first round.
+
+        Not that of another call, which may have been a day ago.
+        """
+        measured, is_of_this_call = record.measurement, self.expected_s is not None
+        is_first = record.number == 0 and measured is not None and measured.earlier_trials == 0
+        return self.is_brief and is_of_this_call and is_first
 
     def weighed(self, confirmation: Confirmation) -> Confirmation:
         """A configuration's runs with rates times what a sample is worth in its batch: as decisions compare them."""

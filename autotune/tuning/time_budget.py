@@ -36,6 +36,7 @@ _DEADLINE_FACTOR = 10.0  # of what the reference, or the trial itself, took
 _MIN_DEADLINE_S, _MIN_COMPILE_DEADLINE_S, _MIN_REPEAT_DEADLINE_S = 20.0, 120.0, 30.0
 _BUILD_FACTOR = 2.0  # of a build that a trial may have to make, and the reference had not
 _BUILDS_OF_TRIALS, _BRIEF_S = 2.0, 60.0  # what trials of a brief search may take: in builds, and at the least
+_FEWEST_OF_A_BRIEF_SEARCH = 3  # trials, the baseline and two that checked the model
 _BRIEF_WINDOW_S = 4.0  # where starts are slow, steps mostly are as well: the three blocks of a window take longer
 _CONFIRMATION_SHARE = 0.3  # of the time-out
 _SIDES_DEADLINE_S = 60.0  # to measure loader and device alone
@@ -107,11 +108,10 @@ class TimeBudget:
         """Whether each second counts: starts are so slow that trials share a process, and nobody has set a limit."""
         return self.build_s > 0 and self.may_stop_early and self.budget.timeout_s is None
 
-    @property
-    def notes(self) -> Iterator[Note]:
+    def notes(self, *, has_shared: bool) -> Iterator[Note]:
         """For the report: that trials shared a process, and what was assumed or not used of the training to come."""
         hours = self.budget.training_hours
-        if self.build_s > 0:
+        if self.build_s > 0 and has_shared:
             assumed = None if hours is not None or not self.is_brief else ASSUMED_TRAINING_HOURS
             yield note("trials_shared", build_s=self.build_s, is_brief=self.is_brief, assumed_hours=assumed)
         if hours is not None and not (self.may_stop_early and self.study.method.has_model):
@@ -121,7 +121,8 @@ class TimeBudget:
     def why_brief_is_over(self) -> Note | None:
         """A brief search has had its time for trials."""
         trials_s = max(_BUILDS_OF_TRIALS * self.build_s, _BRIEF_S)
-        if not self.is_brief or not self.study.ended or self.clock.elapsed_s - self.probe_s < trials_s:
+        has_begun = len(self.study.ended) >= _FEWEST_OF_A_BRIEF_SEARCH and self.study.best is not None
+        if not self.is_brief or not has_begun or self.clock.elapsed_s - self.probe_s < trials_s:
             return None
         return note("starts_are_slow", trials_s=trials_s, build_s=self.build_s)
 
@@ -138,7 +139,7 @@ class TimeBudget:
         has_winner = best is not None and best.number != 0
         if total is None or not ended or has_winner or self.slots_now > 1:
             return left
-        return max(left, total - _FEWEST_LAST_RUNS * shortest_trial_s(ended))
+        return max(left, total - _FEWEST_LAST_RUNS * (shortest_trial_s(ended) + self.build_s))
 
     @property
     def why_over(self) -> Note | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from time import sleep
@@ -189,8 +190,8 @@ def test_after_a_device_is_lost_curves_go_on_in_a_new_process(warm: WarmWorkerLa
     assert len({line.split()[0] for line in Path("sizes").read_text().splitlines()}) == 2
 
 
-def test_one_that_somebody_kills_is_measured_anew(any_warm: WarmWorkerLauncher) -> None:
-    runner = runner_of(any_warm)
+def test_one_that_somebody_kills_is_measured_anew(warm: WarmWorkerLauncher) -> None:
+    runner = runner_of(warm)
     assert run(runner).outcome == "ok"
     first = int(pids()[0])
 
@@ -203,8 +204,8 @@ def test_one_that_somebody_kills_is_measured_anew(any_warm: WarmWorkerLauncher) 
     assert again.measurement is not None
     assert again.measurement.earlier_trials == 0
     assert "measured_anew" in {remark.code for remark in again.measurement.remarks}
-    assert any_warm.is_sharing
-    assert not any_warm.notes
+    assert warm.is_sharing
+    assert not warm.notes
 
 
 def kill_in_training(pid: int, trainings: int) -> None:
@@ -260,6 +261,34 @@ def test_the_first_job_tells_what_building_took_and_a_probe_counts_as_no_trial(w
     assert probe.workload_build_s > 0
     assert earlier_of([run(runner), run(runner)]) == [0, 1]
     assert told().count("built") == 1
+
+
+def test_what_is_printed_is_kept_though_the_process_is_ended_at_once(warm: WarmWorkerLauncher) -> None:
+    runner = runner_of(warm)
+    for _ in range(2):
+        run(runner)
+        warm.end_shared()
+    assert [Path(f"warm-{number}.log").read_text().count("built") for number in (1, 2)] == [1, 1]
+
+
+def test_a_worker_that_is_killed_is_told_in_a_later_trial_too(warm: WarmWorkerLauncher) -> None:
+    runner = runner_of(warm, Ref(target=f"{USER_SERIES}:dying_later"))
+    assert [run(runner, num_workers=1).outcome for _ in range(2)] == ["ok", "ok"]
+    Path("now").touch()
+    killed = run(runner, num_workers=1)
+    assert killed.outcome == "host_oom", killed.reason
+
+
+def test_weights_that_are_kept_aside_are_none_of_a_trials_memory(warm: WarmWorkerLauncher) -> None:
+    runner = runner_of(warm, model="of_200_mib")
+    shared = run(runner)
+    apart = runner_of(warm, model="of_200_mib")
+    apart = replace(apart, launcher=warm.below)
+    warm.end_shared()
+    alone = run(apart)
+    assert shared.measurement is not None
+    assert alone.measurement is not None
+    assert shared.measurement.peak_memory_bytes < alone.measurement.peak_memory_bytes + 100 * 2**20
 
 
 def test_what_is_quick_to_build_has_processes_of_its_own(

@@ -511,6 +511,13 @@ def failing_otherwise_where_launches_wait() -> nn.Module:
 ASSERTED = "CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported"
 
 
+def of_200_mib() -> nn.Module:
+    """Its weights are most of what a trial takes."""
+    model = linear()
+    model.register_buffer("idle", torch.ones(50 * 2**20))
+    return model
+
+
 def losing_the_device_at_8() -> nn.Module:
     """Nothing works any more in a process that has seen a batch of eight."""
     return LosingAt(8)

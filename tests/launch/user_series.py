@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import IterableDataset
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 FEATURES = 4
 CRASHES, HANGS, DIES = 5, 6, 7
@@ -45,6 +47,7 @@ class Telling(nn.Module):
 def telling() -> nn.Module:
     """Notes each build."""
     _tell("built")
+    sys.stdout.write("built\n")
     return Telling()
 
 
@@ -63,6 +66,22 @@ class ReadOnce(IterableDataset[tuple[Tensor, int]]):
 
 def read_once() -> ReadOnce:
     return ReadOnce()
+
+
+class DyingLater(Dataset[tuple[Tensor, int]]):
+    """Its worker is killed once a file is there."""
+
+    def __len__(self) -> int:
+        return 10_000
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        if index % 7 == 0 and get_worker_info() is not None and Path("now").exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.zeros(FEATURES), index % 2
+
+
+def dying_later() -> DyingLater:
+    return DyingLater()
 
 
 def _tell(line: str) -> None:

@@ -174,13 +174,26 @@ def test_where_starts_are_slow_a_deadline_leaves_room_for_a_build(make_budget: A
 
 def test_a_brief_search_has_short_windows_and_a_time_for_its_trials(make_budget: Any) -> None:
     for elapsed_s, ends in ((120.0, False), (122.0, True)):
-        budget = make_budget([ran(0)], elapsed_s=elapsed_s)
+        budget = make_budget([ran(number) for number in range(3)], elapsed_s=elapsed_s)
         budget.build_s, budget.probe_s = 60.0, 1.0
         assert budget.is_brief
         assert budget.window(has_model=True).max_s == 4.0
         assert (budget.why_brief_is_over is not None) == ends
         if ends:
             assert budget.why_brief_is_over == note("starts_are_slow", trials_s=120.0, build_s=60.0)
+
+
+def test_a_brief_search_tries_something_however_long_its_baseline_took(make_budget: Any) -> None:
+    for records in ([ran(0)], [ran(0), ran(1)], [ran(number, feasible=False) for number in range(9)]):
+        budget = make_budget(records, elapsed_s=1000.0)
+        budget.build_s = 60.0
+        assert budget.why_brief_is_over is None
+
+
+def test_a_time_out_keeps_the_builds_of_the_last_runs(make_budget: Any) -> None:
+    quick, slow = (make_budget([ran(0)], timeout_s=600.0, elapsed_s=100.0) for _ in range(2))
+    slow.build_s = 20.0
+    assert quick.left_for_trials_s - slow.left_for_trials_s == 60.0
 
 
 def test_a_search_that_visits_all_is_not_brief(make_budget: Any) -> None:
@@ -195,13 +208,13 @@ def test_a_search_with_a_limit_of_its_own_is_not_brief(make_budget: Any, limit: 
     budget.build_s = 60.0 if limit else 0.0
     assert not budget.is_brief
     assert budget.why_brief_is_over is None
-    assert [one.code for one in budget.notes] == ["trials_shared"] * bool(limit)
+    assert [one.code for one in budget.notes(has_shared=True)] == ["trials_shared"] * bool(limit)
 
 
 def test_hours_of_training_that_nothing_can_use_are_told(make_budget: Any) -> None:
     budget = make_budget([ran(0)])
     budget.budget = Budget(n_trials=5, training_hours=8.0)
-    assert list(budget.notes) == [note("training_hours_unused", training_hours=8.0)]
+    assert list(budget.notes(has_shared=True)) == [note("training_hours_unused", training_hours=8.0)]
 
 
 def test_a_trial_must_bring_more_of_the_training_to_come_than_it_takes(make_budget: Any) -> None:

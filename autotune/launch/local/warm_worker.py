@@ -19,6 +19,7 @@ import tempfile
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from threading import Event
 
@@ -85,6 +86,8 @@ class WarmWorkerLauncher:
         self._shared: _Shared | None = None
         self._endings: list[Event] = []
         """Of all processes so far."""
+        self._kept_bytes = 0
+        """RAM that the shared process takes beside its jobs."""
         self._is_decided = False
         self._tries_again = True
         self._false_failures = 0
@@ -133,6 +136,7 @@ class WarmWorkerLauncher:
     def _decide(self, report: RankReport | None) -> None:
         """Whether trials share a process, by what the first job has built."""
         build_s = None if report is None else report.workload_build_s
+        self._kept_bytes = 0 if report is None else report.kept_bytes
         if not self._is_decided and build_s is not None:
             self._is_decided = True
             if build_s < self._least_build_s:
@@ -177,7 +181,8 @@ class WarmWorkerLauncher:
         try:
             shared = self._shared_for(launch, job)
             begun = _when_begun(shared, begun)
-            shared.ceiling[:] = [launch.ram_ceiling_bytes]
+            ceiling_bytes = launch.ram_ceiling_bytes
+            shared.ceiling[:] = [None if ceiling_bytes is None else ceiling_bytes + self._kept_bytes]
             _say_where(launch.log, shared.log)
             write_atomic(shared.folder.next, str(launch.folder.path).encode())
             is_late = _is_late(shared, begun + launch.deadline_s)
@@ -195,9 +200,10 @@ class WarmWorkerLauncher:
     def _begun(self, launch: Launch, job: Job) -> _Shared:
         kind, ending, ceiling = _kind_of(job), Event(), [launch.ram_ceiling_bytes]
         self._endings.append(ending)
-        number = len(self._endings)
+        number = next(number for number in count(1) if not (self._logs / f"warm-{number}.log").exists())
         folder = TrialFolder(Path(tempfile.mkdtemp(prefix="warm-", dir=self._scratch.absolute())))
-        write_model(folder.job, kind.model_copy(update={"is_first": number == 1}))
+        own = {"is_first": len(self._endings) == 1, "least_build_s": self._least_build_s}
+        write_model(folder.job, kind.model_copy(update=own))
         log = self._logs / f"warm-{number}.log"
         process = Launch(
             folder=folder,

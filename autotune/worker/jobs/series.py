@@ -27,11 +27,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils.data._utils import signal_handling
 
 from autotune.protocol import jobs
 from autotune.protocol.disk import TrialFolder
 from autotune.protocol.payload import read_payload
 from autotune.protocol.reports import REPORT_UNWRITTEN, RankReport
+from autotune.records.measurement import MemorySample
 from autotune.records.trial import TrialResult
 from autotune.settings.applied.float32_precision import tf32_products
 from autotune.settings.workload import Workload
@@ -65,11 +67,11 @@ def run_series(
         before: Others' use of the devices before this process opened them.
         do: Does a job.
     """
-    series, is_sound = _Series(device, before, do, _Parts(job.payload, device)), True
+    series, is_sound = _Series(device, before, do, _Parts(job, device)), True
     while is_sound:
         while not folder.next.exists():
             sleep(_TICK_S)
-        is_sound = series.do_one(TrialFolder(Path(folder.next.read_text()))) and series.is_cleared()
+        is_sound = series.do_one(TrialFolder(Path(folder.next.read_text("utf-8")))) and series.is_cleared()
         if is_sound:
             folder.next.unlink()
     return RankReport(result=TrialResult(outcome="ok"))
@@ -79,7 +81,7 @@ def run_series(
 class _Parts:
     """A workload's model and dataset, each built when it is first asked for; the model as it was then."""
 
-    payload: Path
+    job: jobs.SeriesJob
     device: Device
     build_s: float = 0.0
     """Seconds of reading the workload and of building both."""
@@ -100,7 +102,7 @@ class _Parts:
         """The workload with these parts."""
         if self._workload is None:
             with self._timed():
-                self._workload = resolved(read_payload(self.payload))
+                self._workload = resolved(read_payload(self.job.payload))
         return replace(
             self._workload,
             model=partial(self._model_of, self._workload),
@@ -111,13 +113,18 @@ class _Parts:
         if self.model is None:
             with self._timed():
                 self.model = made_model(workload).to(self.device.torch_device)
-        if not self._initial and not any(map(is_lazy, self.model.parameters())):
-            self._initial = kept_weights(self.model)
-            self._strides = {name: tensor.stride() for name, tensor in self._initial.items()}
+        if not self._initial:
+            self._keep_weights(self.model)
         else:
             _lay_out(self.model, self._strides)
             put_back(self.model, self._initial)
         return self.model
+
+    def _keep_weights(self, model: nn.Module) -> None:
+        """Keep them aside, unless no job follows; those of a lazy module once it has made them."""
+        if self.build_s >= self.job.least_build_s and not any(map(is_lazy, model.parameters())):
+            self._initial = kept_weights(model)
+            self._strides = {name: tensor.stride() for name, tensor in self._initial.items()}
 
     def _data_of(self, workload: Workload) -> Any:
         if not self._dataset:
@@ -156,9 +163,15 @@ class _Series:
         handlers = {number: signal.getsignal(number) for number in (signal.SIGCONT, signal.SIGCHLD)}
         place = Place(folder, 0, 0, is_shared=True, earlier_trials=self.trials)
         report = outcome_of(lambda: self._do(place, started))
-        for number, handler in handlers.items():  # what has failed may have left its own
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-        if not is_written(place, report.model_copy(update={"workload_build_s": self.parts.build_s}), self.spare):
+        if report.result.outcome != "ok":  # what has failed may have left handlers of its own
+            for number, handler in handlers.items():
+                signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+            signal_handling._SIGCHLD_handler_set = False  # noqa: SLF001 - the next loader sets torch's again
+        for stream in (sys.stdout, sys.stderr):  # this process may be ended at any time after this job
+            with suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        own = {"workload_build_s": self.parts.build_s, "kept_bytes": self.parts.kept_bytes}
+        if not is_written(place, report.model_copy(update=own), self.spare):
             os._exit(REPORT_UNWRITTEN)
         if report.curves is not None and report.curves.is_cut:  # the device is lost
             return False
@@ -187,15 +200,28 @@ class _Series:
 
     def _as_one_of_several(self, report: RankReport) -> RankReport:
         """With the number of trials before it, and without the memory of the weights that are kept aside."""
-        measurement = report.result.measurement
+        measurement, curves, stress = report.result.measurement, report.curves, report.stress
+        if stress is not None:
+            own_stress = stress.model_copy(update={"memory": self._own(stress.memory)})
+            report = report.model_copy(update={"stress": own_stress})
+        if curves is not None:
+            device = tuple(point.model_copy(update=self._peak(point.peak_memory_bytes)) for point in curves.device)
+            report = report.model_copy(update={"curves": curves.model_copy(update={"device": device})})
         if measurement is None:
             return report
-        kept_bytes = 0 if self.device.has_own_memory else self.parts.kept_bytes
-        peak_bytes = max(0, measurement.peak_memory_bytes - kept_bytes)
-        memory = measurement.memory.model_copy(update={"peak_bytes": peak_bytes})
-        own = {"earlier_trials": self.trials, "peak_memory_bytes": peak_bytes, "memory": memory}
+        memory = self._own(measurement.memory)
+        own = {"earlier_trials": self.trials, "memory": memory, **self._peak(measurement.peak_memory_bytes)}
         self.trials += 1
         return report.with_result(measurement=measurement.model_copy(update=own))
+
+    def _peak(self, peak_bytes: int | None) -> dict[str, int | None]:
+        return {"peak_memory_bytes": None if peak_bytes is None else self._without_weights(peak_bytes)}
+
+    def _own(self, memory: MemorySample) -> MemorySample:
+        return memory.model_copy(update={"peak_bytes": self._without_weights(memory.peak_bytes)})
+
+    def _without_weights(self, peak_bytes: int) -> int:
+        return peak_bytes if self.device.has_own_memory else max(0, peak_bytes - self.parts.kept_bytes)
 
     def is_cleared(self) -> bool:
         """Give back what the job has left; whether the device still works."""
