@@ -43,7 +43,7 @@ from benchmarks.yardsticks.product_run import TimedLauncher, plan_for, search, s
 
 _BUILD_S, _SLOW_BUILD_S = 20.0, 10.0
 _BATCH = 32
-_WIDTH, _LAYERS, _TOKENS = 256, 4, 64
+_WIDTH, _LAYERS, _TOKENS = 256, 7, 64
 _SIMULATED_BUILD_S = 60.0
 _SEEDS = 5
 _SPEED = {"float32": 1.0, "tf32": 1.5, "bfloat16": 2.2, "float16": 2.2}
