@@ -131,8 +131,8 @@ class Finals:
 
     def _is_worth_its_place(self, better: Sequence[TrialRecord], same_batch: Sequence[TrialRecord]) -> bool:
         """Whether the best is no larger batch, or its trial shows it to be worth it beside the best at the own one."""
-        if not same_batch or self.found.batch_ratio(better[0].config) <= 1:
-            return True
+        if self.found.is_brief or not same_batch or self.found.batch_ratio(better[0].config) <= 1:
+            return True  # in a brief one no other would run beside it
         known = Contenders.of(self.found, ConfirmationOutcome())
         trials = {trial.number: trial for trial in known.trials}
         return known.is_worth_it(trials[better[0].number], trials[same_batch[0].number])

@@ -37,6 +37,7 @@ _MIN_DEADLINE_S, _MIN_COMPILE_DEADLINE_S, _MIN_REPEAT_DEADLINE_S = 20.0, 120.0, 
 _BUILD_FACTOR = 2.0  # of a build that a trial may have to make, and the reference had not
 _BUILDS_OF_TRIALS, _BRIEF_S = 2.0, 60.0  # what trials of a brief search may take: in builds, and at the least
 _FEWEST_OF_A_BRIEF_SEARCH = 3  # trials, the baseline and two that checked the model
+_BRIEF_END_S = 30.0  # of its end, a build apart: an estimate
 _BRIEF_WINDOW_S = 4.0  # where starts are slow, steps mostly are as well: the three blocks of a window take longer
 _CONFIRMATION_SHARE = 0.3  # of the time-out
 _SIDES_DEADLINE_S = 60.0  # to measure loader and device alone
@@ -118,9 +119,13 @@ class TimeBudget:
             yield note("training_hours_unused", training_hours=hours)
 
     @property
+    def _brief_trials_s(self) -> float:
+        return max(_BUILDS_OF_TRIALS * self.build_s, _BRIEF_S)
+
+    @property
     def why_brief_is_over(self) -> Note | None:
         """A brief search has had its time for trials."""
-        trials_s = max(_BUILDS_OF_TRIALS * self.build_s, _BRIEF_S)
+        trials_s = self._brief_trials_s
         has_begun = len(self.study.ended) >= _FEWEST_OF_A_BRIEF_SEARCH and self.study.best is not None
         if not self.is_brief or not has_begun or self.clock.elapsed_s - self.probe_s < trials_s:
             return None
@@ -222,7 +227,11 @@ class TimeBudget:
 
     def remaining_s(self, *, has_model: bool) -> float:
         """An estimate from the trials so far and the confirmation to come, within the time-out."""
-        return expected_s(self._pace(self.study.records, has_model=has_model))
+        usual_s = expected_s(self._pace(self.study.records, has_model=has_model))
+        if not self.is_brief:
+            return usual_s
+        trials_s = self.probe_s + self._brief_trials_s - self.clock.elapsed_s
+        return min(usual_s, max(0.0, trials_s) + self.build_s + _BRIEF_END_S)
 
     def _pace(self, records: Sequence[TrialRecord], *, has_model: bool) -> Pace:
         return Pace(

@@ -45,6 +45,14 @@ def test_what_is_recommended_was_measured_as_the_first_of_a_process() -> None:
     assert trial.measurement.earlier_trials > 0
 
 
+def test_the_best_is_what_runs_in_the_one_round_also_where_its_batch_is_larger() -> None:
+    machine = SlowMachine(lambda config: 0.02 + 1e-4 * config.micro_batch_size, build_s=60.0, noise=0.1)
+    whole = search_whole(replace(plan_for(slow_job(Path()), "auto"), seed=0), machine)
+    assert whole.found.best is not None
+    assert whole.found.batch_ratio(whole.found.best.config) > 1
+    assert [entrant.number for entrant in whole.sure.confirmations] == [0, whole.found.best.number]
+
+
 def test_with_little_training_to_come_the_search_ends_sooner() -> None:
     usual, machine = searched(pace=0.1)
     short, brief = searched(pace=0.1, training_hours=0.01)

@@ -190,6 +190,12 @@ def test_a_brief_search_tries_something_however_long_its_baseline_took(make_budg
         assert budget.why_brief_is_over is None
 
 
+def test_a_brief_search_promises_what_it_may_take(make_budget: Any) -> None:
+    budget = make_budget([ran(0)], elapsed_s=20.0)
+    budget.build_s, budget.probe_s = 60.0, 10.0
+    assert budget.remaining_s(has_model=True) <= 110.0 + 60.0 + 30.0
+
+
 def test_a_time_out_keeps_the_builds_of_the_last_runs(make_budget: Any) -> None:
     quick, slow = (make_budget([ran(0)], timeout_s=600.0, elapsed_s=100.0) for _ in range(2))
     slow.build_s = 20.0
