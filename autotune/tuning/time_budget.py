@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
+from autotune.analysis.decisions.confirmation_plan import BRIEF_WINDOW_S
 from autotune.analysis.time_estimate import (
     SHORTEST_WINDOW_S,
     Pace,
@@ -38,7 +39,6 @@ _BUILD_FACTOR = 2.0  # of a build that a trial may have to make, and the referen
 _BUILDS_OF_TRIALS, _BRIEF_S = 2.0, 60.0  # what trials of a brief search may take: in builds, and at the least
 _FEWEST_OF_A_BRIEF_SEARCH = 3  # trials, the baseline and two that checked the model
 _BRIEF_END_S = 30.0  # of its end, a build apart: an estimate
-_BRIEF_WINDOW_S = 4.0  # where starts are slow, steps mostly are as well: the three blocks of a window take longer
 _CONFIRMATION_SHARE = 0.3  # of the time-out
 _SIDES_DEADLINE_S = 60.0  # to measure loader and device alone
 _SIDES_SHARE, _MOST_SIDES_SHARE = 0.15, 0.3  # of the time for trials; the larger one where the other is under 4 s
@@ -217,7 +217,7 @@ class TimeBudget:
         """
         rules, records = WindowRules(), self.study.ended
         if self.is_brief:
-            rules = rules.model_copy(update={"max_s": _BRIEF_WINDOW_S})
+            rules = rules.model_copy(update={"max_s": BRIEF_WINDOW_S})
         expected = max(1, len(records)) + further_trials(self._pace(records, has_model=has_model))
         to_begin = max(1, (self.budget.n_trials or expected) - self.begun + 1)
         rounds = rounds_of(to_begin, slots=self.slots_now, is_first_alone=not records)

@@ -20,6 +20,7 @@ from math import sqrt
 from autotune.records.run_spread import RunSpread
 
 __all__ = [
+    "BRIEF_WINDOW_S",
     "FEWEST_ROUNDS",
     "MOST_ROUNDS",
     "SHORTEST_WINDOW_S",
@@ -44,7 +45,8 @@ UNHURRIED_CONFIRMATION_S = 80.0
 """Seconds of the rounds where no time-out limits the search; more where two configurations start too slowly. This and
 the figures below are our own conventions."""
 SHORTEST_WINDOW_S, _LONGEST_WINDOW_S = 1.0, 8.0
-_BRIEF_WINDOW_S = 4.0
+BRIEF_WINDOW_S = 4.0
+"""Of a trial too: where starts are slow, steps mostly are, and three blocks take longer."""
 _EXTRAS_S = 1.5
 """Ceilings and breakdown of one run, once for each entrant."""
 _ALL_ERROR = 0.05
@@ -116,9 +118,7 @@ def plan_confirmation(
 
 def brief_confirmation(waiting: int) -> ConfirmationPlan:
     """One round of the first two that wait, in short windows and with nothing beside: where each start takes long."""
-    return ConfirmationPlan(
-        entrants=min(2, waiting), window_s=_BRIEF_WINDOW_S, budget_s=0.0, rounds=1, has_extras=False
-    )
+    return ConfirmationPlan(entrants=min(2, waiting), window_s=BRIEF_WINDOW_S, budget_s=0.0, rounds=1, has_extras=False)
 
 
 def window_length_s(overhead_s: float, variance_of_a_second: float, spread: RunSpread) -> float:

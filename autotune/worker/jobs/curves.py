@@ -141,10 +141,8 @@ def _trace_device(scene: _Scene) -> Curves:
     _trace_copy(scene)
     for config in (own, *_device_variations(scene)):
         if scene.job.is_brief and _takes_long(scene, config):
-            left_out = PointFigures(reason=note("left_to_smaller_batches"))
-            scene.curves.add(
-                "device", scene.changes(config, DEVICE_SETTINGS), partial(_as_it_is, left_out), ends_at=inf
-            )
+            left_out = partial(PointFigures, reason=note("left_to_smaller_batches"))
+            scene.curves.add("device", scene.changes(config, DEVICE_SETTINGS), left_out, ends_at=inf)
         else:
             _add_device_point(scene, config)
     combined = combined_config(own, scene.curves.points["device"])
@@ -192,10 +190,6 @@ def _device_variations(scene: _Scene) -> list[TrainingConfig]:
         for config in scene.job.variations
         if scene.changes(config, DEVICE_SETTINGS) and not scene.changes(config, LOADER_SETTINGS) and config != unchanged
     ]
-
-
-def _as_it_is(figures: PointFigures) -> PointFigures:
-    return figures
 
 
 def _takes_long(scene: _Scene, config: TrainingConfig) -> bool:
