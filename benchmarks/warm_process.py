@@ -1,9 +1,10 @@
 """What a process that has measured other configurations before shows otherwise: warm against fresh, on recorded grids.
 
-In each round the same points of a grid are measured twice: as trials of the product, each in a process of its own, and
-by its warm worker, which builds the workload once, in an order that changes from round to round. Kept of each point:
-its rate and its peak of memory. Told of each workload: the bias (the mean logarithm of warm over fresh) of points that
-came after others in their process, and by place there; how far runs of the same point differ between processes, fresh
+In each round the same points of a grid are measured twice, at once after another: as trials of the product, each in a
+process of its own, and by its warm worker, which builds the workload once, in an order that changes from round to
+round. Kept of each point: its rate and its peak of memory. Told of each workload: the bias (the logarithm of warm over
+fresh, a round's median, since a neighbour's load falls on one of the two) of points that came after others in their
+process, and by place there; how far runs of the same point differ between processes, fresh
 and warm; and how far its ratio to the baseline does, which is what a search decides by: a process shares its luck
 (where its heap lies) among its points.
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from math import exp, log, sqrt
@@ -26,7 +28,8 @@ from autotune import TrainingConfig
 from autotune.launch.local.warm_worker import WarmWorkerLauncher
 from autotune.launch.runner import TrialRunner
 from autotune.protocol.jobs import WindowRules
-from benchmarks.cases.surfaces import GRIDS
+from autotune.space.resolved_space import ResolvedSpace
+from benchmarks.cases.surfaces import GRIDS, Grid
 from benchmarks.measures.recording import describe_machine, make_parser, print_table, read_results, say, start_recording
 from benchmarks.quietness import keep_freed_memory
 from benchmarks.replay.surface_order import spread_order
@@ -58,29 +61,38 @@ def main() -> None:
 
 
 def _compare(name: str, count: int, rounds: int, window: WindowRules, keep: Callable[[dict[str, Any]], None]) -> None:
-    """Both ways in turns, in alternating order; the raw figures and what they tell are kept after each round."""
+    """The raw figures and what they tell are kept after each round."""
     grid, found = GRIDS[name], list[dict[str, Any]]()
-    with open_runner(grid.case(), device="cpu", space=grid.space, memory_limit=grid.memory_limit) as (runner, _):
-        warm = WarmWorkerLauncher(runner.launcher, runner.scratch, runner.logs)
+    with _runner_of(grid) as (runner, _), _runner_of(grid) as (beside, _):  # a server forks for one at a time
         points = [point for point in spread_order(grid)[: 2 * count] if _can_run(runner, point, window)][:count]
         configs = [point.model_dump(mode="json", exclude_defaults=True) for point in points]
         for number in range(rounds):
             order = random.Random(number).sample(range(len(points)), len(points))
-            both: dict[str, Any] = {"order": order}
-            for way in ("fresh", "warm") if number % 2 == 0 else ("warm", "fresh"):
-                begun = perf_counter()
-                if way == "fresh":
-                    both[way] = [_figures(runner, point, window) for point in points]
-                else:
-                    one_by_one = replace(runner, launcher=warm)
-                    figures = {place: _figures(one_by_one, points[place], window) for place in order}
-                    warm.end_shared()
-                    both[way] = [figures[place] for place in range(len(points))]
-                both[f"{way}_s"] = perf_counter() - begun
+            warm = WarmWorkerLauncher(beside.launcher, beside.scratch, beside.logs)
+            both = _round(points, order, window, {"fresh": runner, "warm": replace(beside, launcher=warm)})
+            warm.end_shared()
             found.append(both)
             if number > 0:
                 keep({"points": configs, "rounds": found, "told": told_of(found, len(points))})
             say(f"{name}: round {number + 1}, fresh {both['fresh_s']:.0f} s, warm {both['warm_s']:.0f} s")
+
+
+def _runner_of(grid: Grid) -> AbstractContextManager[tuple[TrialRunner, ResolvedSpace]]:
+    return open_runner(grid.case(), device="cpu", space=grid.space, memory_limit=grid.memory_limit)
+
+
+def _round(
+    points: Sequence[TrainingConfig], order: Sequence[int], window: WindowRules, runners: Mapping[str, TrialRunner]
+) -> dict[str, Any]:
+    """Each point in a fresh process and in the warm one, at once after another: the machine is another one soon."""
+    seconds, figures = dict.fromkeys(runners, 0.0), {way: dict[int, dict[str, Any]]() for way in runners}
+    for number, place in enumerate(order):
+        for way in sorted(runners, reverse=number % 2 == 0):
+            begun = perf_counter()
+            figures[way][place] = _figures(runners[way], points[place], window)
+            seconds[way] += perf_counter() - begun
+    by_point = {way: [figures[way][place] for place in range(len(points))] for way in runners}
+    return {"order": order, **by_point, **{f"{way}_s": taken for way, taken in seconds.items()}}
 
 
 def _can_run(runner: TrialRunner, point: TrainingConfig, window: WindowRules) -> bool:
@@ -105,7 +117,7 @@ def told_of(rounds: _Rounds, points: int) -> dict[str, Any]:
     if len(known) < 2:
         return {"points": len(known)}
     later = {point: [one for one in rounds if one["order"].index(point) > 0] for point in known}
-    by_round = [fmean(_ratio(one, point) for point in known if one["order"].index(point) > 0) for one in rounds]
+    by_round = [median(_ratio(one, point) for point in known if one["order"].index(point) > 0) for one in rounds]
     places = [
         [_ratio(one, one["order"][place]) for one in rounds if one["order"][place] in known] for place in range(points)
     ]
@@ -113,8 +125,8 @@ def told_of(rounds: _Rounds, points: int) -> dict[str, Any]:
         "points": len(known),
         "bias": fmean(by_round),
         "bias_error": sqrt(variance(by_round) / len(rounds)),
-        "bias_by_point": {point: fmean(_ratio(one, point) for one in found) for point, found in later.items() if found},
-        "bias_by_place": [fmean(found) if found else None for found in places],
+        "bias_by_point": {point: median(_ratio(one, point) for one in came) for point, came in later.items() if came},
+        "bias_by_place": [median(found) if found else None for found in places],
         "spread": {way: _spread(rounds, way, known) for way in ("fresh", "warm")},
         "spread_over_baseline": {way: _spread(rounds, way, known[1:], known[0]) for way in ("fresh", "warm")},
         "memory_ratio": [
