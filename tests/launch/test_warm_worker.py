@@ -127,15 +127,17 @@ def test_guards_and_curves_run_in_the_same_process_and_extras_too(warm: WarmWork
     assert told().count("built") == 1
 
 
-def test_each_begins_with_the_models_first_weights_in_their_first_layout(warm: WarmWorkerLauncher) -> None:
+def test_each_begins_with_the_first_weights_in_their_first_layout_and_with_the_first_batch(
+    warm: WarmWorkerLauncher,
+) -> None:
     runner = runner_of(warm)
     for settings in ({}, {"channels_last": True, "lr": 10.0}, {}):
         assert run(runner, **settings).outcome == "ok"
     begun = [line.split(maxsplit=2)[2] for line in told() if line != "built"]
     first, moved, last = begun
     assert first == last
-    assert moved.split()[0] == first.split()[0], "the bias, from before a large step"
-    assert moved.split()[1:] != first.split()[1:], "the layout"
+    assert moved.split()[:2] == first.split()[:2], "the bias, from before a large step, and the batch"
+    assert moved.split()[2:] != first.split()[2:], "the layout"
 
 
 def test_another_choice_of_algorithms_needs_another_process(warm: WarmWorkerLauncher) -> None:

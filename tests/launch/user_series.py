@@ -32,7 +32,7 @@ class Telling(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         if self.passes == 0:
             bias, strides = float(self.layer.bias.detach().sum()), self.convolution.weight.stride()
-            _tell(f"{os.getpid()} {len(inputs)} {bias:.6f} {strides}")
+            _tell(f"{os.getpid()} {len(inputs)} {bias:.6f} {float(inputs.sum()):.6f} {strides}")
         self.passes += 1
         if len(inputs) == CRASHES:
             raise ArithmeticError("five is too many")

@@ -2,7 +2,8 @@
 
 Comes in: a series' folder, where `next` names the folder of each job as it comes. Goes out: a report in each of those;
 then `next` is removed. What changed the process for a configuration (precision of products, threads, the model's
-layout) is set back, and each job begins with the model's first weights.
+layout) is set back, and each job begins with the model's first weights, and with the random numbers that a new process
+goes on with once it has built both: else it would draw other batches.
 
 A job that fails is the last one, since nobody knows what it has left behind: the process ends, and another one goes on.
 A device that had no room for a batch is the exception: what the batch took is given back.
@@ -42,7 +43,16 @@ from autotune.worker.failure.hang_dump import HangDump
 from autotune.worker.failure.outcome import outcome_of
 from autotune.worker.measure.conditions import Others
 from autotune.worker.measure.step import torch_threads
-from autotune.worker.setup.build import kept_weights, made_dataset, made_model, put_back, resolved, seed_all
+from autotune.worker.setup.build import (
+    kept_weights,
+    made_dataset,
+    made_model,
+    put_back,
+    put_random_state,
+    random_state,
+    resolved,
+    seed_all,
+)
 from autotune.worker.setup.device import Device
 from autotune.worker.trial import DEADLINE_SHARE, Place, Start
 
@@ -92,6 +102,8 @@ class _Parts:
     _strides: dict[str, tuple[int, ...]] = field(default_factory=dict)
     _dataset: list[Any] = field(default_factory=list)
     """It alone, once it is built."""
+    _random_after: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Where random generators were once the model, or the dataset, was built."""
 
     @property
     def kept_bytes(self) -> int:
@@ -113,11 +125,13 @@ class _Parts:
         if self.model is None:
             with self._timed():
                 self.model = made_model(workload).to(self.device.torch_device)
+            self._random_after["model"] = random_state()
         if not self._initial:
             self._keep_weights(self.model)
         else:
             _lay_out(self.model, self._strides)
             put_back(self.model, self._initial)
+        put_random_state(self._random_after["model"])
         return self.model
 
     def _keep_weights(self, model: nn.Module) -> None:
@@ -130,6 +144,8 @@ class _Parts:
         if not self._dataset:
             with self._timed():
                 self._dataset.append(made_dataset(workload))
+            self._random_after["dataset"] = random_state()
+        put_random_state(self._random_after["dataset"])
         return self._dataset[0]
 
     @contextmanager

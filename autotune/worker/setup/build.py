@@ -51,6 +51,8 @@ __all__ = [
     "made_model",
     "optimizer_facts",
     "put_back",
+    "put_random_state",
+    "random_state",
     "resolved",
     "seed_all",
 ]
@@ -261,6 +263,19 @@ def seed_all(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+
+
+def random_state() -> tuple[Any, ...]:
+    """Where those generators are."""
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+
+def put_random_state(state: tuple[Any, ...]) -> None:
+    """Put them back to where they were."""
+    of_python, of_numpy, of_torch = state
+    random.setstate(of_python)
+    np.random.set_state(of_numpy)
+    torch.set_rng_state(of_torch)
 
 
 def kept_weights(model: nn.Module) -> dict[str, Tensor]:
