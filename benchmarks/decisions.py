@@ -31,7 +31,7 @@ from autotune.analysis.decisions.selection_rules import ONE_SIDED_ERROR, claim_o
 from autotune.analysis.statistics import t_quantile
 from autotune.records.recommendation import Confirmation, Ratio
 from autotune.records.run_spread import RunSpread
-from autotune.settings.applied.processor import usable_cores
+from autotune.settings.applied.cores.processor import usable_cores
 from autotune.settings.objective import Objective
 from autotune.settings.plan import Plan
 from autotune.settings.search_space import SearchSpace

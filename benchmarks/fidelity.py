@@ -34,7 +34,7 @@ import torch
 
 from autotune import Measurement
 from autotune.protocol.jobs import Extras, WindowRules
-from autotune.settings.applied.processor import processor_name, usable_cores
+from autotune.settings.applied.cores.processor import processor_name, usable_cores
 from benchmarks.cases.fidelity import WORKLOADS, Settings
 from benchmarks.instrumentation import measure_instrumentation
 from benchmarks.measures.recording import (

@@ -41,7 +41,7 @@ import optuna
 import torch
 
 from autotune import TrainingConfig
-from autotune.settings.applied.processor import usable_cores
+from autotune.settings.applied.cores.processor import usable_cores
 from benchmarks.measures.recording import (
     describe_machine,
     git_revision,

@@ -18,6 +18,7 @@ from autotune.settings.training_config import TrainingConfig
 __all__ = [
     "QUEUES_OF_A_WINDOW",
     "SHORTEST_WINDOW_S",
+    "SLOW_BUILD_S",
     "Pace",
     "expected_s",
     "further_trials",
@@ -33,6 +34,9 @@ __all__ = [
 
 SHORTEST_WINDOW_S = 2.0
 """A trial's window is not made shorter than this, however little time is left: our own convention."""
+SLOW_BUILD_S = 10.0
+"""Seconds of building a workload, from which on each run that it takes counts: our own convention, as long as a trial
+takes otherwise."""
 _FIRST_OVERHEAD_S = 1.5
 """Overhead of a trial before one has ended: our own convention."""
 QUEUES_OF_A_WINDOW = 2

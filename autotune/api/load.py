@@ -12,7 +12,7 @@ from autotune.files.recommended_machine import differing_fields, read_machine
 from autotune.launch.local.nvidia_driver import driver_and_gpus
 from autotune.note import note
 from autotune.report.wording import say
-from autotune.settings.applied.processor import processor_name, usable_cores
+from autotune.settings.applied.cores.processor import processor_name, usable_cores
 from autotune.settings.training_config import TrainingConfig
 
 __all__ = ["load"]

@@ -39,6 +39,7 @@ def runner_for(plan: Plan, folder: RunFolder, launcher: Launcher) -> TrialRunner
         device=plan.device,
         seed=plan.seed,
         command=plan.workload.command,
+        keeps_code=plan.executor.kind == "local",
         say=say,
     )
 

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from autotune.analysis.time_estimate import SLOW_BUILD_S
 from autotune.launch.answers import NO_LIMITS, MemoryLimits, read_answer
 from autotune.launch.block_stream import BlockStream, ShouldEnd
 from autotune.launch.disturbance import disturbance_of, with_remark
@@ -62,8 +63,15 @@ class TrialRunner:
     """What the probe has seen of the command."""
     build_s: float = 0.0
     """Seconds in which a new process builds the workload, where trials share one and most do not; else 0."""
+    keeps_code: bool = True
+    """What a stress run has compiled is kept: it runs on the machine, and as the user, that will train."""
     say: Callable[[Note | str], str] = lambda reason: reason if isinstance(reason, str) else reason.code
     """Words the reason to end a trial; without a wording, its code."""
+
+    @property
+    def is_brief(self) -> bool:
+        """Whether looks at the sides and at precisions are kept short."""
+        return self.build_s >= SLOW_BUILD_S
 
     def limited(self, *, limit_bytes: int, ram_bytes: int, limit_is_ram: bool) -> TrialRunner:
         """A runner with these limits for its trials."""
@@ -103,7 +111,7 @@ class TrialRunner:
 
     def guard(self, config: TrainingConfig, *, name: str, deadline_s: float) -> RankReport:
         """Compare a configuration's precision to float32; `config` has the batch size to compare at."""
-        return self._run(name, None, self._job_for(jobs.PrecisionJob, config, deadline_s, is_brief=self.build_s > 0))
+        return self._run(name, None, self._job_for(jobs.PrecisionJob, config, deadline_s, is_brief=self.is_brief))
 
     def curves(
         self,
@@ -120,13 +128,18 @@ class TrialRunner:
             "variations": tuple(alone),
             "stretch_s": stretch_s,
             "roofline": roofline,
-            "is_brief": self.build_s > 0,
+            "is_brief": self.is_brief,
         }
         return go_on(self._job_for(jobs.CurvesJob, config, deadline_s, **points), partial(self._run, "curves", None))
 
     def stress(self, config: TrainingConfig, *, name: str, deadline_s: float, train_s: float) -> RankReport:
-        """Train on the largest samples for `train_s` seconds."""
-        return self._run(name, None, self._job_for(jobs.StressJob, config, deadline_s, train_s=train_s))
+        """Train on the largest samples for `train_s` seconds, and keep what was compiled for a training like it.
+
+        Below DistributedDataParallel a model is compiled in other pieces than here, in one process.
+        """
+        keeps_code = self.keeps_code and config.compile and config.strategy == "single"
+        own = {"train_s": train_s, "keeps_code": keeps_code}
+        return self._run(name, None, self._job_for(jobs.StressJob, config, deadline_s, **own))
 
     def gradients(self, config: TrainingConfig, *, deadline_s: float, seconds: float) -> RankReport:
         """Measure the noise of gradients at the workload's checkpoint; `config` has micro batch and precision."""

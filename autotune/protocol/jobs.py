@@ -183,6 +183,8 @@ class StressJob(_WorkloadJob):
     kind: Literal["stress"] = "stress"
     train_s: float
     """Length of the training."""
+    keeps_code: bool = False
+    """What was compiled is kept in the user's cache, for the training that follows."""
 
 
 class NoiseScaleJob(_WorkloadJob):

@@ -180,7 +180,7 @@ class TrainingConfig(FrozenModel):
     def _worker_init(self, own: Callable[[int], None] | None) -> dict[str, Any]:
         if self.worker_threads is None:
             return {} if own is None else {"worker_init_fn": own}
-        from autotune.settings.applied.worker_threads import limited
+        from autotune.settings.applied.cores.worker_threads import limited
 
         return {"worker_init_fn": limited(own, self.worker_threads)}
 
@@ -195,7 +195,9 @@ class TrainingConfig(FrozenModel):
         inner = inner_loader(loader)
         return loader_like(inner, self.loader_settings, self.loader_batch_size, worker_threads=self.worker_threads)
 
-    def prepare(self, model: nn.Module, device: str | torch.device | None = None) -> nn.Module:
+    def prepare(
+        self, model: nn.Module, device: str | torch.device | None = None, *, use_kept_code: bool = True
+    ) -> nn.Module:
         """The model as trials train it, and this process set up as theirs.
 
         The model is moved to the device and into its layout, in place. Handed on is what to call: under strategy ddp
@@ -206,10 +208,14 @@ class TrainingConfig(FrozenModel):
         `model.train()`; here the model keeps its mode. What remains with you is each rank's DistributedSampler, and
         starting training with the malloc that trials had (the head of recommended.yaml says how).
 
+        Where a search of yours has recommended these settings for this model, compiled, in one process on such a
+        machine, the code that it has kept is put into torch's folder of compiled code: most is not compiled anew.
+
         Args:
             model: The model, uncompiled and in no wrapper.
             device: Such as "cuda:0"; None: the accelerator's current device, for a rank of torchrun that of its
                 LOCAL_RANK, and the CPU where there is no accelerator.
+            use_kept_code: False leaves torch's folder as it is.
 
         Raises:
             ConfigError: a process group is open, and is of another size than this configuration has processes.
@@ -218,7 +224,7 @@ class TrainingConfig(FrozenModel):
         """
         from autotune.settings.applied.prepared import prepared
 
-        return prepared(self, model, device)
+        return prepared(self, model, device, use_kept_code=use_kept_code)
 
     def arrange(self, model: nn.Module, device: torch.device, *, is_trial: bool = False) -> nn.Module:
         """The part of `prepare` that is the model's: device, layout, strategy, compilation.

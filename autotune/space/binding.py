@@ -1,8 +1,8 @@
 """What binding ranks to cores means on a machine: whether it has an effect, is possible, and which cores it leaves.
 
 Comes in: a binding, the number of ranks that share a host, and the Environment; where one process has several devices,
-also how many. Goes out: the binding that it comes to, a reason against it, or cores. Pure; settings/applied/numa.py
-does the same to processes.
+also how many. Goes out: the binding that it comes to, a reason against it, or cores. Pure; what does the same to
+processes is settings/applied/cores/numa.py.
 """
 
 from __future__ import annotations

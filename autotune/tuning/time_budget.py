@@ -12,6 +12,7 @@ from math import inf
 from autotune.analysis.decisions.confirmation_plan import BRIEF_WINDOW_S
 from autotune.analysis.time_estimate import (
     SHORTEST_WINDOW_S,
+    SLOW_BUILD_S,
     Pace,
     expected_s,
     further_trials,
@@ -106,8 +107,8 @@ class TimeBudget:
 
     @property
     def is_brief(self) -> bool:
-        """Whether each second counts: starts are so slow that trials share a process, and nobody has set a limit."""
-        return self.build_s > 0 and self.may_stop_early and self.budget.timeout_s is None
+        """Whether each second counts: trials share a process since starts are slow, and nobody has set a limit."""
+        return self.build_s >= SLOW_BUILD_S and self.may_stop_early and self.budget.timeout_s is None
 
     def notes(self, *, has_shared: bool) -> Iterator[Note]:
         """For the report: that trials shared a process, and what was assumed or not used of the training to come."""

@@ -26,8 +26,9 @@ from autotune.protocol.disk import TrialFolder
 from autotune.protocol.payload import read_payload
 from autotune.protocol.reports import REPORT_UNWRITTEN, RankReport
 from autotune.records.diagnosis import Curves
+from autotune.records.stress_check import StressFigures
 from autotune.records.trial import TrialResult
-from autotune.settings.applied.numa import CoresError, addresses_of_ranks, bind_rank, can_bind
+from autotune.settings.applied.cores.numa import CoresError, addresses_of_ranks, bind_rank, can_bind
 from autotune.settings.applied.process import set_threads
 from autotune.settings.workload import Workload
 from autotune.worker.answering import is_written
@@ -134,7 +135,8 @@ def _do_with_workload(
             keep = partial(_keep_curves, place)
             return _done(curves=trace_curves(bench, job, device, start.ends_at, keep=keep))
         case jobs.StressJob():
-            return _done(stress=train_on_largest(workload, job, device, scratch, start.ends_at))
+            keep_stress = partial(_keep_stress, place)
+            return _done(stress=train_on_largest(workload, job, device, scratch, start.ends_at, keep_stress))
         case jobs.NoiseScaleJob():
             return _done(gradients=measure_gradients(workload, job, device, scratch, start.ends_at))
         case _:
@@ -143,6 +145,10 @@ def _do_with_workload(
 
 def _keep_curves(place: Place, known: Curves) -> None:
     place.keep(_done(curves=known))
+
+
+def _keep_stress(place: Place, known: StressFigures) -> None:
+    place.keep(_done(stress=known))
 
 
 def _ranks_of(job: jobs.Job) -> int:

@@ -17,7 +17,7 @@ from autotune.launch.launcher import Launcher
 from autotune.protocol.jobs import Extras, WindowRules
 from autotune.records.ceilings import Headroom, headroom_of
 from autotune.records.utilization import WAIT_SOURCE, best_common_source, disagreement
-from autotune.settings.applied.processor import usable_cores
+from autotune.settings.applied.cores.processor import usable_cores
 from benchmarks.cases.cpu import Case
 from benchmarks.measures.gpu_scale import PLAIN_STARTUP_S, Scale, Task, case_of, one_server, plain
 from benchmarks.measures.part_guard import Figures

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.api.check import environment
-from autotune.settings.applied.processor import processor_name
+from autotune.settings.applied.cores.processor import processor_name
 from benchmarks import ROOT
 
 __all__ = [

@@ -13,7 +13,7 @@ import yaml
 
 import autotune
 from autotune.files.recommended_machine import describe_machine
-from autotune.settings.applied.processor import processor_name, usable_cores
+from autotune.settings.applied.cores.processor import processor_name, usable_cores
 from autotune.settings.training_config import TrainingConfig
 from autotune.testing.fake_figures import fake_environment
 from tests.nvml_stub import NvmlStub

@@ -23,7 +23,7 @@ from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import TrialRecord, TrialResult
 from autotune.report.wording.say import say
-from autotune.settings.applied.worker_threads import threads_in_workers
+from autotune.settings.applied.cores.worker_threads import threads_in_workers
 from autotune.settings.budget import Budget
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.environment import Environment

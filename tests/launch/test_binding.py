@@ -12,7 +12,7 @@ import torch
 from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
 from autotune.protocol.jobs import TrialJob
 from autotune.records.trial import TrialResult
-from autotune.settings.applied.numa import allowed_cores, allowed_nodes, cores_of_rank
+from autotune.settings.applied.cores.numa import allowed_cores, allowed_nodes, cores_of_rank
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Ref
 from autotune.worker.rank import _set_threads

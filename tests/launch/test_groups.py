@@ -17,7 +17,7 @@ from autotune.protocol.jobs import Extras, WindowRules
 from autotune.records.measurement import Block
 from autotune.records.ranks import uneven_ranks
 from autotune.records.trial import TrialResult
-from autotune.settings.applied.processor import usable_cores
+from autotune.settings.applied.cores.processor import usable_cores
 from tests.launch.conftest import GENEROUS_S, TWO_RANKS, Rig, in_user_ranks, rig_over
 from tests.launch.user_ranks import PAUSE_S, STANDSTILL_S
 from tests.processes import marked

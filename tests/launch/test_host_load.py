@@ -11,7 +11,7 @@ import pytest
 
 from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.protocol.jobs import WindowRules
-from autotune.settings.applied.processor import usable_cores
+from autotune.settings.applied.cores.processor import usable_cores
 from autotune.settings.training_config import TrainingConfig
 from tests.launch.conftest import GENEROUS_S, rig_over
 

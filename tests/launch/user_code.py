@@ -33,6 +33,18 @@ def pairs() -> TensorDataset:
     return TensorDataset(torch.randn(64, FEATURES), torch.randint(0, 2, (64,)))
 
 
+class OfItsOwnClass(nn.Module):
+    """A linear layer in a module of this file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = linear()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(inputs)
+        return outputs
+
+
 class Faulty(nn.Module):
     """Does something in its forward pass, then what a linear layer does."""
 

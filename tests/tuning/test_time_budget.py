@@ -211,10 +211,10 @@ def test_a_search_that_visits_all_is_not_brief(make_budget: Any) -> None:
 @pytest.mark.parametrize("limit", [{"n_trials": 5}, {"timeout_s": 3600.0}, {}])
 def test_a_search_with_a_limit_of_its_own_is_not_brief(make_budget: Any, limit: dict[str, Any]) -> None:
     budget = make_budget([ran(0)], elapsed_s=1000.0, **limit)
-    budget.build_s = 60.0 if limit else 0.0
+    budget.build_s = 60.0 if limit else 9.9
     assert not budget.is_brief
     assert budget.why_brief_is_over is None
-    assert [one.code for one in budget.notes(has_shared=True)] == ["trials_shared"] * bool(limit)
+    assert [one.code for one in budget.notes(has_shared=True)] == ["trials_shared"]
 
 
 def test_hours_of_training_that_nothing_can_use_are_told(make_budget: Any) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, default_collate, default_convert
 
-from autotune.settings.applied.worker_threads import limited, threads_in_workers
+from autotune.settings.applied.cores.worker_threads import limited, threads_in_workers
 
 __all__ = ["drawn_by", "drops_last", "fixed_batches", "inner_loader", "loader_like", "lost_epoch", "observed_settings"]
 

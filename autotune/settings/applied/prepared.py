@@ -11,8 +11,10 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from autotune.settings.applied.compiled_code import load_compiled
+from autotune.settings.applied.cores.numa import addresses_of_ranks, bind_rank, can_bind, is_bound_by_launcher
+from autotune.settings.applied.cores.processor import usable_cores
 from autotune.settings.applied.float32_precision import tf32_products
-from autotune.settings.applied.numa import addresses_of_ranks, bind_rank, can_bind, is_bound_by_launcher
 from autotune.settings.applied.parallel import check_group, distributed, replicated
 from autotune.settings.applied.process import (
     local_rank,
@@ -22,7 +24,6 @@ from autotune.settings.applied.process import (
     set_current,
     set_threads,
 )
-from autotune.settings.applied.processor import usable_cores
 from autotune.settings.ddp_config import DdpConfig
 
 __all__ = ["arranged", "prepared"]
@@ -32,6 +33,10 @@ __all__ = ["arranged", "prepared"]
 class _Settings(Protocol):
     """What is taken of a TrainingConfig."""
 
+    @property
+    def micro_batch_size(self) -> int: ...
+    @property
+    def max_tokens(self) -> int | None: ...
     @property
     def process_count(self) -> int: ...
     @property
@@ -56,7 +61,9 @@ class _Settings(Protocol):
     def cudnn_benchmark(self) -> bool: ...
 
 
-def prepared(config: _Settings, model: nn.Module, device: str | torch.device | None) -> nn.Module:
+def prepared(
+    config: _Settings, model: nn.Module, device: str | torch.device | None, *, use_kept_code: bool
+) -> nn.Module:
     """See TrainingConfig.prepare."""
     check_group(config.process_count)
     if config.cudnn_benchmark:  # off leaves the user's own: a configuration that nobody has searched is off by default
@@ -77,7 +84,10 @@ def prepared(config: _Settings, model: nn.Module, device: str | torch.device | N
         _bind(config, binding, place)
     if config.amp_dtype == "tf32":
         tf32_products().__enter__()
-    return arranged(config, model, place)
+    made = arranged(config, model, place)
+    if use_kept_code and config.compile and config.strategy == "single":
+        load_compiled(config, made, place)
+    return made
 
 
 def _bind(config: _Settings, binding: str, device: torch.device) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from autotune.settings.applied.processor import usable_cores
+from autotune.settings.applied.cores.processor import usable_cores
 
 __all__ = ["local_rank", "local_ranks", "own_device", "set_cudnn_benchmark", "set_current", "set_threads"]
 

@@ -89,4 +89,6 @@ def _judged(record: TrialRecord, found: SearchOutcome, report: RankReport) -> St
         notes.append(note("stress_thrashing", trial=trial, alloc_retries=retries, later_steps=figures.steps - 1))
     if load.peak_bytes > limit_bytes:
         notes.append(note("stress_near_limit", **sizes))
+    if figures.keeps_code:
+        notes.append(note("compiled_code_kept"))
     return StressCheck(figures=figures, notes=tuple(notes))

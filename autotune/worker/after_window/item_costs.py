@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, RandomSampler, Subset
 from autotune.note import Note, note
 from autotune.records.breakdown import LoaderCosts
 from autotune.records.ceilings import Ceiling
-from autotune.settings.applied.processor import usable_cores
+from autotune.settings.applied.cores.processor import usable_cores
 from autotune.settings.training_config import TrainingConfig
 from autotune.worker.failure.causes import cause_of
 from autotune.worker.measure.batch import batch_bytes, pinned, tensors_of

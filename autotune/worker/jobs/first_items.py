@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
-from autotune.settings.applied.processor import usable_cores
+from autotune.settings.applied.cores.processor import usable_cores
 from autotune.worker.after_window.item_costs import TimedItems, draws_of, slow_tail, time_items
 from autotune.worker.measure.step import torch_threads
 from autotune.worker.setup.build import is_stream

@@ -14,7 +14,7 @@ from pathlib import Path
 from time import perf_counter
 
 from autotune.records.host_load import HostLoad
-from autotune.settings.applied.processor import cgroup_folders, cpu_quota, usable_cores
+from autotune.settings.applied.cores.processor import cgroup_folders, cpu_quota, usable_cores
 
 __all__ = ["HostLoadProbe"]
 

@@ -1,18 +1,28 @@
-"""Where torch.compile keeps code: a folder that only this user can have filled.
+"""What torch.compile keeps: in a folder that only this user can have filled, and of a winner in the user's own cache.
 
-torch runs and unpickles what it finds below TMPDIR/torchinductor_USER, a name that anybody can know and make first in a
-shared /tmp. Comes in: a trial's folder. Goes out: the variable that names a folder in it, where torch's is not ours.
+torch runs and unpickles what it finds in its folder. Comes in: a trial's folder; a model that was compiled here. Goes
+out: the variable that names a folder in it, where torch's is not ours; a file for the training that follows.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-import stat
+from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["keep_compiled_code_private"]
+import torch
 
-_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+from autotune.protocol.disk import remove_unfinished, write_atomic
+from autotune.protocol.private_folder import make_private
+from autotune.settings.applied.compiled_code import own_torch_cache, sealed
+
+__all__ = ["keep_compiled", "keep_compiled_code_private"]
+
+_LOG = logging.getLogger(__name__)
+_MOST_BYTES = 2**30
+"""Of all files in the user's cache: our own convention, some ten large models."""
+_MOST_OF_ONE_BYTES = 2**28
 
 
 def keep_compiled_code_private(scratch: Path) -> None:
@@ -20,20 +30,39 @@ def keep_compiled_code_private(scratch: Path) -> None:
 
     A folder that the user has named stays as it is.
     """
-    if _VARIABLE in os.environ:
-        return
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # no public name
-
-    usual = Path(default_cache_dir())
-    if not _is_ours(usual):
-        os.environ[_VARIABLE] = str(scratch / "compiled")
+    if own_torch_cache() is None:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(scratch / "compiled")
 
 
-def _is_ours(folder: Path) -> bool:
+def keep_compiled(file: Path | None) -> bool:
+    """Keep what this process has compiled in the user's cache, in the file of `code_file`; whether it was kept.
+
+    Whatever goes wrong is no error: training compiles anew.
+    """
     try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        status = folder.lstat()
-    except OSError:
+        saved = torch.compiler.save_cache_artifacts()
+        if file is None or saved is None or len(saved[0]) > _MOST_OF_ONE_BYTES:
+            return False
+        make_private(file.parent)
+        file.parent.chmod(0o700)  # of one that is not ours this fails
+        remove_unfinished(file.parent)
+        write_atomic(file, sealed(saved[0]))
+        _remove_oldest(file.parent)
+    except Exception as error:  # noqa: BLE001 - whatever torch, a disk or a model makes of it
+        _LOG.info("compiled code is not kept: %s", error)
         return False
-    is_writable_by_others = bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not is_writable_by_others
+    return True
+
+
+def _remove_oldest(folder: Path) -> None:
+    """Remove files until what is left takes no more than it may; the one just written is the latest."""
+    found = []
+    for file in folder.glob("*.bin"):
+        with suppress(FileNotFoundError):  # another search has removed it
+            status = file.lstat()
+            found.append((status.st_mtime_ns, status.st_size, file))
+    left = 0
+    for _, size, file in sorted(found, reverse=True):
+        left += size
+        if left > _MOST_BYTES:
+            file.unlink(missing_ok=True)

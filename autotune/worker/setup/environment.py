@@ -15,8 +15,8 @@ import torch
 
 from autotune.launch.local.kept_memory import has_kept_memory, malloc_switches
 from autotune.note import Note, note
-from autotune.settings.applied.numa import SYS, Nodes, allowed_cores, allowed_nodes, node_of_pci, pci_address
-from autotune.settings.applied.processor import processor_name, usable_cores
+from autotune.settings.applied.cores.numa import SYS, Nodes, allowed_cores, allowed_nodes, node_of_pci, pci_address
+from autotune.settings.applied.cores.processor import processor_name, usable_cores
 from autotune.settings.environment import Environment
 from autotune.settings.training_config import AMP_DTYPES, AmpDtype
 from autotune.worker.failure.kernel_failures import blocking_variable

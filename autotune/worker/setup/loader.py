@@ -26,9 +26,9 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, Samp
 
 from autotune.errors import ConfigError
 from autotune.protocol.payload import read_payload, write_payload
+from autotune.settings.applied.cores.worker_threads import limited
 from autotune.settings.applied.loader import drawn_by, drops_last, fixed_batches, loader_like
 from autotune.settings.applied.tf_data import TfData, TfLoader
-from autotune.settings.applied.worker_threads import limited
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload, beside_tf_data
 from autotune.worker.setup.build import WorkloadFault, is_stream

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from autotune.settings.applied.processor import cgroup_folders, cpuinfo
+from autotune.settings.applied.cores.processor import cgroup_folders, cpuinfo
 
 __all__ = [
     "bytes_from_disk",

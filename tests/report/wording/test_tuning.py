@@ -23,6 +23,13 @@ DIFFERING = [{"name": "cuda", "there": "12", "here": "13"}, {"name": "cores", "t
     ("said", "sentence"),
     [
         (
+            note("compiled_code_kept"),
+            (
+                "What was compiled for the recommended settings is kept in your cache folder: config.prepare uses it "
+                "on this machine, so that training compiles less anew."
+            ),
+        ),
+        (
             note("noise_scale", has_checkpoint=True, value=640.0, low=500.0, high=830.0, samples=4096),
             (
                 "The gradient noise scale at your checkpoint is 640 samples (95 %: 500 to 830); configurations "

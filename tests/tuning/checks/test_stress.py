@@ -114,6 +114,16 @@ def test_what_fits_the_largest_samples_by_giving_memory_back_is_noted(tmp_path: 
     assert len(check.notes) == len(noted)
 
 
+@pytest.mark.parametrize(
+    ("config", "kept"), [(ALONE, []), (ALONE.model_copy(update={"compile": True}), [{}]), (GROUP, [])]
+)
+def test_code_that_was_compiled_for_one_process_is_kept_and_noted(
+    tmp_path: Path, config: TrainingConfig, kept: list[dict[str, Any]]
+) -> None:
+    _, check = stressed(tmp_path, config, 1.0)
+    assert figures_of(check.notes, "compiled_code_kept") == kept
+
+
 def test_without_a_time_out_it_is_longer_than_a_window(tmp_path: Path) -> None:
     job = job_of(stressed(tmp_path, ALONE, 1.0)[0])
     assert job.train_s == 12.0 > WindowRules().max_s

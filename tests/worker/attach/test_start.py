@@ -12,7 +12,7 @@ import pytest
 from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.records.measurement import Measurement
 from autotune.records.trial import TrialResult
-from autotune.settings.applied.numa import allowed_cores, allowed_nodes, cores_of_rank
+from autotune.settings.applied.cores.numa import allowed_cores, allowed_nodes, cores_of_rank
 from tests.processes import marked
 from tests.worker.attach.scripts import HEAD, LOOP, STEP, Script, ScriptRig
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from autotune.records.host_load import HostLoad
-from autotune.settings.applied import processor
+from autotune.settings.applied.cores import processor
 from autotune.worker.measure import host_load
 from autotune.worker.measure.host_load import HostLoadProbe
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from autotune.note import note
-from autotune.settings.applied.numa import allowed_cores
+from autotune.settings.applied.cores.numa import allowed_cores
 from autotune.worker.setup.device import Device, DeviceError, open_device, opened_device
 from autotune.worker.setup.environment import _device_nodes, describe
 from autotune.worker.setup.machine import has_expandable_segments, tf32_overrides

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from autotune.settings.applied import processor
+from autotune.settings.applied.cores import processor
 from autotune.worker.setup import machine
 
 GIB = 2**30

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader
 
-from autotune.settings.applied.worker_threads import limited
+from autotune.settings.applied.cores.worker_threads import limited
 from autotune.settings.training_config import TrainingConfig
 from autotune.worker.attach.loop.conductor import ScriptTrainer
 from autotune.worker.attach.loop.scene import Scene

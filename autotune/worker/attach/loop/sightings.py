@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from autotune.note import Note, note
-from autotune.settings.applied.worker_threads import threads_in_workers
+from autotune.settings.applied.cores.worker_threads import threads_in_workers
 from autotune.settings.command import PLACEHOLDERS
 from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
 from autotune.settings.ddp_config import DdpConfig

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from autotune.settings.applied.numa import Addresses, allowed_cores, bind_rank, is_bound_by_launcher
+from autotune.settings.applied.cores.numa import Addresses, allowed_cores, bind_rank, is_bound_by_launcher
 from autotune.worker.measure.nvml import visible_gpu
 
 __all__ = ["Begun", "as_begun", "bind_script", "can_bind_script"]

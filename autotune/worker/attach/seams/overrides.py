@@ -16,10 +16,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from autotune.protocol.attach import ACCELERATE_NAMES, changed_settings
+from autotune.settings.applied.cores.numa import CoresError
+from autotune.settings.applied.cores.worker_threads import limited
 from autotune.settings.applied.float32_precision import tf32_products
-from autotune.settings.applied.numa import CoresError
 from autotune.settings.applied.parallel import comm_hook, ddp_arguments
-from autotune.settings.applied.worker_threads import limited
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.training_config import LOADER_SETTINGS, TrainingConfig
 from autotune.settings.workload import LoaderSite, ScriptFacts

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from autotune.launch.local.fork_server import ForkServerLauncher
-from autotune.settings.applied.numa import allowed_cores, allowed_nodes, cores_of_rank
+from autotune.settings.applied.cores.numa import allowed_cores, allowed_nodes, cores_of_rank
 from autotune.worker.attach.seams import cores
 from autotune.worker.attach.seams.cores import Begun, as_begun, bind_script, can_bind_script
 from tests.worker.attach.scripts import HEAD, LOOP, SHORT, STEP, Script, ScriptRig

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from autotune.errors import ConfigError
-from autotune.settings.applied.processor import cpu_quota_here
+from autotune.settings.applied.cores.processor import cpu_quota_here
 
 __all__ = [
     "SYS",

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from autotune.errors import ConfigError
 from autotune.settings.applied import prepared
-from autotune.settings.applied.numa import (
+from autotune.settings.applied.cores.numa import (
     Addresses,
     CoresError,
     addresses_of_ranks,

@@ -15,9 +15,9 @@ import threadpoolctl
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from autotune.settings.applied import worker_threads
+from autotune.settings.applied.cores import worker_threads
+from autotune.settings.applied.cores.worker_threads import VARIABLES, LimitedThreads, limited, threads_in_workers
 from autotune.settings.applied.loader import observed_settings
-from autotune.settings.applied.worker_threads import VARIABLES, LimitedThreads, limited, threads_in_workers
 from autotune.settings.training_config import TrainingConfig
 
 CALLED = "TEST_WORKER_CALLED"
