@@ -89,6 +89,11 @@ class TrialFolder:
         """Of a series: names the folder of the job to do; there until that is done."""
         return self.path / "next"
 
+    @property
+    def enough(self) -> Path:
+        """There once a trial that shares a process is to be ended early: its process lives on."""
+        return self.path / "enough"
+
     def report_of(self, rank: int) -> Path:
         """What a rank answers."""
         return self.report if rank == 0 else self.path / f"report-{rank}.json"

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from autotune.errors import RunFolderError
 from autotune.protocol.reports import RankReport
-from autotune.worker.trial import Place
+from autotune.worker.place import Place
 
 __all__ = ["is_written"]
 

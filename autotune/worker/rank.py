@@ -44,12 +44,13 @@ from autotune.worker.jobs.probe import probe
 from autotune.worker.jobs.series import run_series
 from autotune.worker.jobs.stress import train_on_largest
 from autotune.worker.measure.conditions import BEFORE_S, Others, conditions_before, others_before
+from autotune.worker.place import DEADLINE_SHARE, Place, Start
 from autotune.worker.setup.build import resolved, seed_all
 from autotune.worker.setup.compile_cache import keep_compiled_code_private
 from autotune.worker.setup.device import Device, DeviceError, open_device
 from autotune.worker.setup.environment import describe
 from autotune.worker.setup.process_group import open_group
-from autotune.worker.trial import DEADLINE_SHARE, Place, Start, gpus_used, run_trial
+from autotune.worker.trial import gpus_used, run_trial
 
 __all__ = ["bad_fork_devices_of_children", "refuse_bad_fork", "run_rank"]
 
@@ -129,7 +130,7 @@ def _do_with_workload(
                 conditions=conditions_before(gpus_used(device), start.before),
             )
         case jobs.PrecisionJob():
-            return _done(guard=compare_to_float32(workload, job, device, scratch, start.ends_at))
+            return _done(guard=compare_to_float32(workload, job, device, scratch, start.ends_at, place.references))
         case jobs.CurvesJob():
             bench = WorkloadBench(workload, job, device, scratch)
             keep = partial(_keep_curves, place)

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import faulthandler
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Timer
 from time import perf_counter
@@ -18,7 +17,7 @@ from typing import Any
 from autotune.analysis.decisions.run_spread import assumed_spread, with_run_spread
 from autotune.analysis.rates import window_rate
 from autotune.errors import RunFolderError
-from autotune.protocol.disk import TrialFolder, read_model, write_model
+from autotune.protocol.disk import read_model, write_model
 from autotune.protocol.jobs import NO_EXTRAS, TrialJob, WindowRules
 from autotune.protocol.reports import RankReport
 from autotune.records.conditions import remarks_on
@@ -33,7 +32,7 @@ from autotune.worker.failure.hang_dump import HangDump
 from autotune.worker.failure.stops import StopProbe
 from autotune.worker.measure.batch import batch_fingerprint
 from autotune.worker.measure.batch_sizes import token_count
-from autotune.worker.measure.conditions import ConditionsProbe, Others
+from autotune.worker.measure.conditions import ConditionsProbe
 from autotune.worker.measure.feed import Delivery, Feed
 from autotune.worker.measure.host_load import HostLoadProbe
 from autotune.worker.measure.loop import Run, measure_window, warm_up
@@ -41,15 +40,14 @@ from autotune.worker.measure.memory_watch import MemoryWatch
 from autotune.worker.measure.nvml import Gpu, gpus_of
 from autotune.worker.measure.step import Trainer, open_trainer
 from autotune.worker.measure.utilization import BusyProbe
+from autotune.worker.place import Place, Start
 from autotune.worker.setup.build import WorkloadFault, build_dataset, build_model, is_stream
 from autotune.worker.setup.device import Device
 from autotune.worker.setup.loader import build_loader
-from autotune.worker.setup.process_group import ALONE, Group
+from autotune.worker.setup.process_group import Group
 
 __all__ = [
-    "DEADLINE_SHARE",
-    "Place",
-    "Start",
+    "EndedEarly",
     "after_block_of",
     "ended_when_stuck",
     "gpus_used",
@@ -59,51 +57,12 @@ __all__ = [
     "run_trial",
 ]
 
-DEADLINE_SHARE = 0.85  # our convention: of the deadline; a window that is late is ended, not lost
 _LONGEST_AFTER_S = 60.0  # our convention: apart from its steps, what follows the window takes a few seconds
 _STEPS_AFTER = 70  # the most optimizer steps that follow the window (extra_steps.py); the profiled ones are slower
 
 
-@dataclass(slots=True)
-class Place:
-    """A rank's place among the trial's processes: its folder, its numbers, and its group once the ranks have met."""
-
-    folder: TrialFolder
-    rank: int
-    local_rank: int
-    """Its number among the ranks on this host: that of its device."""
-    host: int = 0
-    group: Group = ALONE
-    is_shared: bool = False  # other trials follow in this process
-    earlier_trials: int = 0  # were measured in it before
-
-    @property
-    def report(self) -> Path:
-        """The file of this rank's report."""
-        return self.folder.report_of(self.rank)
-
-    def write(self, report: RankReport) -> None:
-        """Write what this rank reports, in place of what it has reported before."""
-        write_model(self.report, report.model_copy(update={"rank": self.rank}))
-
-    def keep(self, report: RankReport) -> None:
-        """Write what is known so far."""
-        with suppress(RunFolderError):  # a full disk: there may be room for the last report
-            self.write(report)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """What was opened and noted before a workload is built; times by perf_counter."""
-
-    started: float
-    """When the process began."""
-    built_from: float
-    """When the workload began to be read."""
-    ends_at: float
-    """When measuring is to end, before the deadline."""
-    before: Mapping[str, Others]
-    """Others' use of the devices before this process opened them."""
+class EndedEarly(Exception):  # noqa: N818 - an outcome, not an error of ours
+    """The parent has seen enough of a trial whose process lives on."""
 
 
 def run_trial(
@@ -118,7 +77,7 @@ def run_trial(
         run.longest_s = feed.start_s + feed.first_wait_s  # an epoch's restart may take as long
         if place.earlier_trials > 0:  # what the process does once was done
             run.first_steps = 1
-        measurement = measure(run, job.window, first, start, after_block_of(job, place, dump, run))
+        measurement = measure(run, job.window, first, start, after_block_of(job, place, dump, run, at_end))
         dump.before_deadline()  # what follows has no blocks
         if job.extras != NO_EXTRAS:
             with ended_when_stuck(longest_after_s(measurement, job.config), place.report):
@@ -156,20 +115,24 @@ def _refuse_repeated(dataset: Any, batch: Any, group: Group) -> None:
         )
 
 
-def after_block_of(job: TrialJob, place: Place, dump: HangDump, run: Run) -> Callable[[Block], None]:
+def after_block_of(job: TrialJob, place: Place, dump: HangDump, run: Run, at_end: ExitStack) -> Callable[[Block], None]:
     """What is done after each block of the window: a parent that asks is sent it, a group's hang timer starts again.
 
-    The file stays open: opening and closing it for each block would delay the loop where the folder is far away.
+    The file stays open until `at_end`: opening and closing it for each block would delay the loop where the folder is
+    far away. In a shared process EndedEarly is raised once the parent has seen enough.
     """
     descriptor: int | None = None
     if job.streams_blocks and place.rank == 0:
         with suppress(OSError):  # a full disk: the trial is not stopped early, that is all
             descriptor = os.open(place.folder.blocks, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            at_end.callback(os.close, descriptor)
 
     def after_block(block: Block) -> None:
         if descriptor is not None:
             with suppress(OSError):  # as above; a line may be cut off
                 os.write(descriptor, f"{block.model_dump_json()}\n".encode())
+        if place.is_shared and job.streams_blocks and place.folder.enough.exists():
+            raise EndedEarly
         if run.group.size > 1:
             dump.unless_a_block_ends(run.group.most(run.longest_s))
 
@@ -202,7 +165,12 @@ def measure(
         memory_watch.after(block)
         on_block(block)
 
-    window = measure_window(run, rules, warmed, at_edge, after_block)
+    try:
+        window = measure_window(run, rules, warmed, at_edge, after_block)
+    except EndedEarly:
+        stops.stop()
+        busy.stop(0.0)
+        raise
     stopped = tuple(stops.stop())
     blocks, ddp = window.blocks, run.trainer.config.ddp
     wait_fraction = min(1.0, sum(block.data_wait_s for block in blocks) / sum(block.seconds for block in blocks))

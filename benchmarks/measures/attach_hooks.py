@@ -32,7 +32,7 @@ if attached:
     from autotune.worker.attach.loop.session import Session
     from autotune.worker.attach.seams.hooks import install
     from autotune.worker.attach.seams.overrides import Overrides
-    from autotune.worker.trial import Place
+    from autotune.worker.place import Place
 
     def drive(scene):
         while True:

@@ -49,6 +49,8 @@ _LONG_S = 4.0
 """Of those, from which on a larger batch is left out. Source: worker/jobs/curves.py."""
 _GUARD_STEPS, _FEWEST_GUARD_STEPS, _GUARD_S = 45, 15, 30.0
 """Source: worker/jobs/precision.py."""
+_REFERENCE_STEPS, _FEWEST_REFERENCE_STEPS, _REFERENCE_S = 20, 5, 15.0
+"""Of these, those that a later precision is compared to. Source: as above."""
 _STRESS_STEPS = 6
 """Source: worker/jobs/stress.py."""
 
@@ -71,6 +73,8 @@ class SlowMachine:
     builds: int = 0
     _earlier: int | None = None
     """Trials of the shared process so far; None where there is none."""
+    _compared: set[int] = field(default_factory=set)
+    """Batches at which it has float32 runs."""
     _plain: FakeLauncher = field(init=False)
 
     def __post_init__(self) -> None:
@@ -101,6 +105,7 @@ class SlowMachine:
             self.now_s += _START_S + self.build_s
             self.builds += 1
             self._earlier = None
+            self._compared.clear()
         earlier = self._earlier or 0
         exit_ = self._plain.launch(launch)
         if isinstance(job, TrialJob) and exit_.ended_for == "cancelled":  # after its first blocks
@@ -164,6 +169,9 @@ class SlowMachine:
                 return sum(self._point_s(config, job.config) for config in (job.config, *job.variations))
             case PrecisionJob():
                 plain_s = self.step_s(job.config.model_copy(update={"amp_dtype": "float32"}))
+                if job.config.micro_batch_size in self._compared:
+                    return step_s * min(_REFERENCE_STEPS, max(_FEWEST_REFERENCE_STEPS, _REFERENCE_S // plain_s))
+                self._compared.add(job.config.micro_batch_size)
                 pace_s = (plain_s + step_s) / 2
                 return min(_GUARD_STEPS * pace_s, max(_FEWEST_GUARD_STEPS * pace_s, _GUARD_S))
             case StressJob():

@@ -15,11 +15,13 @@ import psutil
 import pytest
 
 from autotune.launch.launcher import is_sharing
+from autotune.launch.local import warm_worker
 from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.launch.local.warm_worker import WarmWorkerLauncher
 from autotune.launch.runner import TrialRunner
 from autotune.protocol.jobs import Extras, WindowRules
 from autotune.protocol.payload import write_payload
+from autotune.records.measurement import Block
 from autotune.records.trial import TrialResult
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Ref, Workload
@@ -107,6 +109,55 @@ def test_trials_share_a_process_that_builds_once(any_warm: WarmWorkerLauncher) -
     assert told().count("built") == 1
     assert len(set(pids())) == 1
     assert "warm-1.log" in Path("trial.log").read_text()
+
+
+def run_until_lost(runner: TrialRunner, see: Callable[[], object] = lambda: None) -> TrialResult:
+    """One trial that is stopped early, once it has shown four blocks."""
+
+    def has_lost(blocks: tuple[Block, ...]) -> str | None:
+        if len(blocks) < 4:
+            return None
+        see()
+        return "it can't win"
+
+    endless = WindowRules(max_s=600.0, precision=1e-9, block_s=0.02)
+    config = TrainingConfig(micro_batch_size=4, num_workers=1)
+    return runner.run(config, name="trial", deadline_s=GENEROUS_S, window=endless, should_end=has_lost)
+
+
+def test_trials_that_are_stopped_early_leave_their_process_to_the_next(any_warm: WarmWorkerLauncher) -> None:
+    runner = runner_of(any_warm)
+    held = []
+    for _ in range(3):
+        stopped = run_until_lost(runner)
+        assert (stopped.outcome, stopped.reason) == ("pruned", "it can't win")
+        assert len(stopped.blocks) >= 4
+        (shared,) = (psutil.Process(int(pid)) for pid in set(pids()))
+        assert [child.name() for child in shared.children() if "resource_tracker" not in str(child.cmdline())] == []
+        held.append(shared.num_fds())
+    assert held[1] == held[2]
+    assert earlier_of([run(runner)]) == [3]
+    assert told().count("built") == 1
+
+
+def test_one_that_hangs_once_it_is_to_end_is_ended_with_its_process(
+    warm: WarmWorkerLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warm_worker, "_BLOCK_WITHIN_S", 0.5)
+    runner = runner_of(warm, Ref(target=f"{USER_SERIES}:stalling_later"))
+    stopped = run_until_lost(runner, see=Path("now").touch)
+    assert (stopped.outcome, stopped.reason) == ("pruned", "it can't win")
+    assert stopped.wall_s < GENEROUS_S
+    Path("now").unlink()
+    assert earlier_of([run(runner)]) == [0]
+
+
+def test_one_that_fails_after_others_may_be_stopped_early_when_it_is_run_again(warm: WarmWorkerLauncher) -> None:
+    runner = runner_of(warm, Ref(target=f"{USER_SERIES}:read_once"))
+    assert run(runner).outcome == "ok"
+    again = run_until_lost(runner)
+    assert (again.outcome, again.reason) == ("pruned", "it can't win")
+    assert len(set(pids())) == 2
 
 
 def test_guards_and_curves_run_in_the_same_process_and_extras_too(warm: WarmWorkerLauncher) -> None:

@@ -80,6 +80,22 @@ class DyingLater(Dataset[tuple[Tensor, int]]):
         return torch.zeros(FEATURES), index % 2
 
 
+class StallingLater(Dataset[tuple[Tensor, int]]):
+    """Hangs once a file is there."""
+
+    def __len__(self) -> int:
+        return 10_000
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        if Path("now").exists():
+            time.sleep(60)
+        return torch.zeros(FEATURES), index % 2
+
+
+def stalling_later() -> StallingLater:
+    return StallingLater()
+
+
 def dying_later() -> DyingLater:
     return DyingLater()
 

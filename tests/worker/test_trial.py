@@ -25,6 +25,7 @@ from autotune.worker.measure.conditions import Others
 from autotune.worker.measure.feed import Feed
 from autotune.worker.measure.loop import Run
 from autotune.worker.measure.step import infer_step, make_trainer
+from autotune.worker.place import Start
 from autotune.worker.setup.build import build_model, build_optimizer
 from autotune.worker.setup.device import Device
 from autotune.worker.setup.loader import build_loader
@@ -64,7 +65,7 @@ def measure(nvml: NvmlStub, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Me
         model = build_model(workload, config, device)
         optimizer = build_optimizer(workload, model, config.lr)
         trainer = make_trainer(model, optimizer, infer_step(workload, first.batch), config, device)
-        start = trial.Start(started=0.0, built_from=0.0, ends_at=inf, before=before or {})
+        start = Start(started=0.0, built_from=0.0, ends_at=inf, before=before or {})
         run = Run(feed, trainer, 0, perf_counter() + 60)
         return trial.measure(run, WindowRules(max_s=0.3), first, start, lambda _: None)
 

@@ -2,7 +2,8 @@
 
 Other than a Launcher's, that process lives on between trials, until `end_shared`. What it can't change runs as the
 launcher below starts it, in processes of its own: several ranks, a model that is compiled, bound cores. So that only
-one thing runs at a time, the shared process is ended before that. In it no trial is stopped early.
+one thing runs at a time, the shared process is ended before that. A trial that is stopped early ends itself there, and
+its process lives on.
 
 A trial that crashes there is the process's last. Where others were measured before it, it is tried once more as the
 first of a new one. If it runs there, that was the others' doing (a dataset that can be read once); the second time so,
@@ -42,6 +43,8 @@ _LONGEST_S = 7 * 24 * 3600.0
 """Of a shared process, whose jobs have deadlines of their own: longer than a search."""
 _BEGUN_WITHIN_S = 150.0
 """The launcher below waits for its server for up to two minutes, and tells what has become of it."""
+_BLOCK_WITHIN_S = 20.0
+"""In which a trial that was told to end early does: our own convention, some blocks of slow steps."""
 _FALSE_FAILURES = 2
 """Trials that fail after others alone, from which on trials share no process: our own convention."""
 
@@ -109,10 +112,8 @@ class WarmWorkerLauncher:
             return self.below.launch(launch)
         had_others = self._ready_for(job) is not None
         exit_ = self._run(launch, job)
-        report = _report_in(launch.folder)
-        self._decide(report)
-        left_s = launch.deadline_s - exit_.wall_s
-        if not had_others or not self._tries_again or left_s < exit_.wall_s or not _has_crashed(report, exit_):
+        left_s, has_crashed = launch.deadline_s - exit_.wall_s, _has_crashed(_report_in(launch.folder), exit_)
+        if not had_others or not self._tries_again or left_s < exit_.wall_s or not has_crashed:
             return exit_
         return self._run_again(launch, job, exit_, left_s)
 
@@ -136,7 +137,8 @@ class WarmWorkerLauncher:
     def _decide(self, report: RankReport | None) -> None:
         """Whether trials share a process, by what the first job has built."""
         build_s = None if report is None else report.workload_build_s
-        self._kept_bytes = 0 if report is None else report.kept_bytes
+        if report is not None:
+            self._kept_bytes = report.kept_bytes
         if not self._is_decided and build_s is not None:
             self._is_decided = True
             if build_s < self._least_build_s:
@@ -152,10 +154,10 @@ class WarmWorkerLauncher:
         write_model(launch.folder.job, job)
         again = self._run(replace(launch, deadline_s=left_s), job)
         took_s = first.wall_s + again.wall_s
-        if again.ended_for is not None and before is not None:
+        if again.ended_for not in {None, "cancelled"} and before is not None:
             write_atomic(launch.folder.report, before)
             return replace(first, wall_s=took_s)
-        if _outcome_of(_report_in(launch.folder)) != "ok":
+        if again.ended_for != "cancelled" and _outcome_of(_report_in(launch.folder)) != "ok":
             self._tries_again = False
             return replace(again, wall_s=took_s)
         self._false_failures += 1
@@ -173,10 +175,21 @@ class WarmWorkerLauncher:
         shared = self._ready_for(job)
         if shared is None:
             self.end_shared()
+            self._kept_bytes = 0
             shared = self._shared = self._begun(launch, job)
         return shared
 
     def _run(self, launch: Launch, job: Job) -> Exit:
+        """Do a job; one that the parent has seen enough of, and that did not end well before, has no report."""
+        exit_ = self._done(launch, job)
+        report = _report_in(launch.folder)
+        self._decide(report)
+        if not launch.folder.enough.exists() or _outcome_of(report) == "ok":
+            return exit_
+        launch.folder.report.unlink(missing_ok=True)
+        return Exit(code=None, ended_for="cancelled", wall_s=exit_.wall_s)
+
+    def _done(self, launch: Launch, job: Job) -> Exit:
         begun = monotonic()
         try:
             shared = self._shared_for(launch, job)
@@ -185,7 +198,7 @@ class WarmWorkerLauncher:
             shared.ceiling[:] = [None if ceiling_bytes is None else ceiling_bytes + self._kept_bytes]
             _say_where(launch.log, shared.log)
             write_atomic(shared.folder.next, str(launch.folder.path).encode())
-            is_late = _is_late(shared, begun + launch.deadline_s)
+            is_late = _is_late(shared, launch, begun + launch.deadline_s)
             if not is_late and not shared.exit.done():
                 return Exit(code=0, codes=(0,), wall_s=monotonic() - begun)
         except BaseException:  # Ctrl-C among them
@@ -240,11 +253,20 @@ def _when_begun(shared: _Shared, asked: float) -> float:
     return monotonic()
 
 
-def _is_late(shared: _Shared, ends_at: float) -> bool:
-    """Wait until a job is done, or its process has ended; whether its deadline is over before that."""
+def _is_late(shared: _Shared, launch: Launch, ends_at: float) -> bool:
+    """Wait until a job is done, or its process has ended; whether its deadline is over before that.
+
+    Where the parent has seen enough of it, it is told so, and has some seconds to end its block.
+    """
+    is_told = launch.should_end is None
     while not shared.exit.done() and shared.folder.next.exists():
         if monotonic() >= ends_at:
             return True
+        if not is_told and launch.should_end is not None and launch.should_end():
+            with suppress(OSError):  # a full disk: it goes on to the end of its window
+                launch.folder.enough.touch(mode=0o600)
+                ends_at = min(ends_at, monotonic() + _BLOCK_WITHIN_S)
+            is_told = True
         wait([shared.exit], _TICK_S)
     return False
 

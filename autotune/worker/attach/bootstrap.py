@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from autotune.worker.attach.loop.session import Session
     from autotune.worker.attach.seams.overrides import Overrides
     from autotune.worker.failure.hang_dump import HangDump
-    from autotune.worker.trial import Place
+    from autotune.worker.place import Place
 
 __all__ = ["begin", "open_session", "overrides_of"]
 
@@ -49,8 +49,8 @@ def open_session(job: jobs.WorkloadJob, place: Place, dump: HangDump, started: f
     from autotune.worker.attach.loop.session import Session
     from autotune.worker.attach.redirect.protection import protect_torch
     from autotune.worker.attach.seams.hooks import install
+    from autotune.worker.place import Start
     from autotune.worker.setup.build import seed_all
-    from autotune.worker.trial import Start
 
     protect_torch()
     overrides = overrides_of(job)
@@ -111,8 +111,8 @@ def _session_of(told: dict[str, Any]) -> Session:
     from autotune.worker.attach.seams.hooks import install
     from autotune.worker.attach.seams.overrides import Overrides
     from autotune.worker.failure.hang_dump import HangDump
+    from autotune.worker.place import Place
     from autotune.worker.setup.device_choice import DeviceError
-    from autotune.worker.trial import Place
 
     if "folder" in told:
         folder, started = TrialFolder(Path(told["folder"])), float(told["started"])

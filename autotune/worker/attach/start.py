@@ -34,8 +34,8 @@ from autotune.settings.command import PythonStart, filled, python_start
 from autotune.worker.attach.bootstrap import open_session, overrides_of
 from autotune.worker.attach.redirect.protection import protect_files
 from autotune.worker.failure.hang_dump import HangDump
+from autotune.worker.place import Place
 from autotune.worker.setup.build import WorkloadFault
-from autotune.worker.trial import Place
 
 __all__ = ["run_command"]
 

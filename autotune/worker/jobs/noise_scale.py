@@ -24,6 +24,7 @@ from autotune.records.noise_scale import GradientNorms
 from autotune.settings.applied.process import set_cudnn_benchmark
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
+from autotune.worker.jobs.gradients import dense
 from autotune.worker.measure.feed import Feed
 from autotune.worker.measure.step import Step, infer_step
 from autotune.worker.setup.build import build_dataset, build_model
@@ -52,7 +53,7 @@ class _Gradients:
     def __init__(self, model: nn.Module, step: Step, config: TrainingConfig, device: Device) -> None:
         self.model, self.step, self.config, self.device = model, step, config, device
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.total = [torch.zeros_like(_dense(parameter)) for parameter in self.trained]
+        self.total = [torch.zeros_like(dense(parameter).float()) for parameter in self.trained]
 
     def add(self, batch: Any) -> Tensor:
         """Add the gradient of a micro-batch's mean loss; its squared norm, still on the device."""
@@ -63,7 +64,7 @@ class _Gradients:
             loss = self.step.function(self.model, self.config.to_device(batch, place))
         loss.backward()  # type: ignore[no-untyped-call] # torch
         found = [(sum_, parameter.grad) for sum_, parameter in zip(self.total, self.trained, strict=True)]
-        own = [(sum_, _dense(gradient)) for sum_, gradient in found if gradient is not None]
+        own = [(sum_, dense(gradient).float()) for sum_, gradient in found if gradient is not None]
         for sum_, gradient in own:
             sum_.add_(gradient)
         return _square([gradient for _, gradient in own])
@@ -151,12 +152,6 @@ def _groups(
         groups.append((torch.stack(squares).mean().item(), gradients.take(count).item()))
         samples += sizes
     return groups, samples
-
-
-def _dense(gradient: Tensor) -> Tensor:
-    found = gradient.detach()
-    found = found.to_dense() if found.is_sparse else found
-    return (torch.view_as_real(found) if found.is_complex() else found).float()
 
 
 def _square(gradient: Sequence[Tensor]) -> Tensor:

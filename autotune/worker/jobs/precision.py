@@ -2,18 +2,17 @@
 
 Takes a PrecisionJob, whose configuration has the candidate's precision and batch; hands on PrecisionFigures, for
 `records.precision_check` to judge. The model is built once, and every run begins from the same weights, seeds and
-batches.
+batches. In a process that makes several comparisons the float32 runs are made once for each batch size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -27,22 +26,22 @@ from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.space.token_budget import with_batch
 from autotune.worker.failure.out_of_memory import device_was_full, shortage_of
+from autotune.worker.jobs.gradients import dense, gradient_cosine
 from autotune.worker.measure.batch import copied
 from autotune.worker.measure.feed import Feed
 from autotune.worker.measure.side_alone import MOST_SKIPS, collect
-from autotune.worker.measure.step import Step, Trainer, infer_step
+from autotune.worker.measure.step import Trainer, infer_step
 from autotune.worker.setup.build import build_dataset, build_model, build_optimizer, kept_weights, put_back, seed_all
 from autotune.worker.setup.device import Device
 from autotune.worker.setup.loader import build_loader
 from autotune.worker.setup.machine import tf32_overrides
 
-__all__ = ["compare_to_float32", "gradient_cosine"]
+__all__ = ["References", "compare_to_float32"]
 
 _LOADING_SHARE = 0.3  # of the time until the deadline; then the batches that came are taken in turns
 _REFERENCE_SHARE = 0.5  # the reference is over by then, the repetition by the next, the candidate has what is left:
 _REPEAT_SHARE = 0.6  # our own convention, all three
 _BRIEF_S = 30.0  # of a brief comparison, unless MIN_STEPS of each run take longer: our own convention
-_CHUNK = 2**22  # elements that are widened at once: 32 MiB of float64
 _OTHER_SEED = 1_000_003  # a prime beyond the seeds of the steps, which count up from the job's
 _LIBRARIES_OVERRIDE = "NVIDIA_TF32_OVERRIDE"
 _PLAIN = {"amp_dtype": "float32", "compile": False, "compile_mode": "default", "fused": False}
@@ -59,8 +58,6 @@ class _Scene:
     model: nn.Module
     initial: dict[str, Tensor]
     """Parameters and buffers to begin from, on the CPU."""
-    batches: list[Any]
-    step: Step
     device: Device
     seed: int
 
@@ -101,20 +98,40 @@ class _Trained:
             return
         gradient = [parameter.grad for parameter in model.parameters()]
         if self.compared_to is None:
-            self.gradient = [None if part is None else _dense(part).to("cpu", copy=True) for part in gradient]
+            self.gradient = [None if part is None else dense(part).to("cpu", copy=True) for part in gradient]
         else:
             self.cosine = gradient_cosine(self.compared_to, gradient)
 
 
+@dataclass(frozen=True, slots=True)
+class _Reference:
+    """The float32 runs, and the batches that they were of."""
+
+    plain: TrainingConfig
+    """With the batch that fitted."""
+    batches: list[Any]
+    trained: _Trained
+    repeat: _Trained
+
+
+References: TypeAlias = dict[tuple[Any, ...], _Reference]
+"""Those of a process, by what they depend on."""
+
+
 def compare_to_float32(
-    workload: Workload, job: PrecisionJob, device: Device, scratch: Path, ends_at: float
+    workload: Workload,
+    job: PrecisionJob,
+    device: Device,
+    scratch: Path,
+    ends_at: float,
+    references: References | None = None,
 ) -> PrecisionFigures:
     """Train the same steps in float32, in float32 with other random draws, and as the candidate would.
 
     float32 is what torch means by it where nobody has changed that: exact matrix products, and convolutions as they
     are, by default in TF32. Where TORCH_ALLOW_TF32_CUBLAS_OVERRIDE or the user's code lets a trial's float32 run in
     TF32, the reference does not. Where float32 does not fit into the memory the batch is halved. `ends_at`, a time of
-    perf_counter, cuts the steps short.
+    perf_counter, cuts the steps short. `references` are those that this process has, to which this one's is added.
 
     Raises:
         Exception: float32 does not fit at a batch of one, or the candidate does not fit, see `out_of_memory`.
@@ -124,33 +141,48 @@ def compare_to_float32(
     left_s = min(ends_at - begun, job.process.deadline_s)
     unhurried_s = _BRIEF_S if job.is_brief else inf
     set_cudnn_benchmark(job.config.cudnn_benchmark)
-    plain = job.config.model_copy(update=_PLAIN)
-    dataset, model = build_dataset(workload), build_model(workload, plain, device)
-    initial, reference = kept_weights(model), None
-    while reference is None:
-        feed = Feed(build_loader(workload, dataset, plain, scratch))
-        batches = _batches(feed, begun + _LOADING_SHARE * left_s)
-        step = infer_step(workload, batches[0])
-        scene = _Scene(workload, model, initial, batches, step, device, job.process.seed)
-        reference = _reference(scene, plain, _Until(begun, _REFERENCE_SHARE, left_s, unhurried_s))
-        if reference is None:
-            plain = with_batch(plain, plain.micro_batch_size // 2)
-    first, until = reference.gradient or [], _Until(begun, _REPEAT_SHARE, left_s, unhurried_s)
-    with exact_matmuls():
-        repeat = _train(replace(scene, seed=scene.seed + _OTHER_SEED), plain, MIN_STEPS, until, first)
-    batch = {"micro_batch_size": plain.micro_batch_size, "max_tokens": plain.max_tokens}
+    model = build_model(workload, job.config.model_copy(update=_PLAIN), device)
+    scene = _Scene(workload, model, kept_weights(model), device, job.process.seed)
+    key = (job.config.micro_batch_size, job.config.max_tokens, job.config.channels_last, scene.seed)
+    known = None if references is None else references.get(key)
+    if known is None:
+        known = _made_reference(scene, job, scratch, begun, left_s, unhurried_s)
+        if references is not None:
+            references[key] = known
+    reference = known.trained
+    batch = {"micro_batch_size": known.plain.micro_batch_size, "max_tokens": known.plain.max_tokens}
     candidate = job.config.model_copy(update=batch)
     with tf32_products() if candidate.amp_dtype == "tf32" else nullcontext():
-        tried = _train(scene, candidate, GUARD_STEPS, _Until(begun, 1.0, left_s, unhurried_s), first)
-    return _figures(reference, repeat, tried, candidate, _overridden(candidate, device))
+        until = _Until(begun, 1.0, left_s, unhurried_s)
+        tried = _train(scene, known.batches, candidate, len(reference.losses), until, reference.gradient or [])
+    return _figures(reference, known.repeat, tried, candidate, _overridden(candidate, device))
 
 
-def _reference(scene: _Scene, plain: TrainingConfig, until: _Until) -> _Trained | None:
+def _made_reference(
+    scene: _Scene, job: PrecisionJob, scratch: Path, begun: float, left_s: float, unhurried_s: float
+) -> _Reference:
+    """The float32 runs at the job's batch, or at the largest half of it that fits."""
+    plain, dataset = job.config.model_copy(update=_PLAIN), build_dataset(scene.workload)
+    while True:
+        feed = Feed(build_loader(scene.workload, dataset, plain, scratch))
+        batches = _batches(feed, begun + _LOADING_SHARE * left_s)
+        trained = _reference(scene, batches, plain, _Until(begun, _REFERENCE_SHARE, left_s, unhurried_s))
+        if trained is not None:
+            break
+        plain = with_batch(plain, plain.micro_batch_size // 2)
+    until = _Until(begun, _REPEAT_SHARE, left_s, unhurried_s)
+    with exact_matmuls():
+        other = replace(scene, seed=scene.seed + _OTHER_SEED)
+        repeat = _train(other, batches, plain, MIN_STEPS, until, trained.gradient or [])
+    return _Reference(plain, batches, trained, repeat)
+
+
+def _reference(scene: _Scene, batches: list[Any], plain: TrainingConfig, until: _Until) -> _Trained | None:
     """The float32 run; None where it does not fit into the device's memory, and a smaller batch is left to try."""
     refusals_before = scene.device.refusals()
     try:
         with exact_matmuls():
-            return _train(scene, plain, GUARD_STEPS, until)
+            return _train(scene, batches, plain, GUARD_STEPS, until)
     except Exception as error:
         shortage = shortage_of(error, is_full=lambda: device_was_full(scene.device, refusals_before))
         if shortage is None or shortage.memory != "device" or plain.micro_batch_size == 1:
@@ -187,7 +219,12 @@ def _figures(
 
 
 def _train(
-    scene: _Scene, config: TrainingConfig, steps: int, until: _Until, compared_to: _Gradient | None = None
+    scene: _Scene,
+    batches: list[Any],
+    config: TrainingConfig,
+    steps: int,
+    until: _Until,
+    compared_to: _Gradient | None = None,
 ) -> _Trained:
     """Optimizer steps from the initial weights; ends early at a loss that is not finite.
 
@@ -200,14 +237,15 @@ def _train(
     model: Any = torch.compile(scene.model, mode=config.compile_mode) if config.compile else scene.model
     scaler = config.grad_scaler(device.torch_device)
     accumulator = config.accumulator(model, optimizer, device=device.torch_device, scaler=scaler)
-    trainer = Trainer(model, optimizer, scene.step, config, device, accumulator)
+    step = infer_step(scene.workload, batches[0])
+    trainer = Trainer(model, optimizer, step, config, device, accumulator)
     for _ in range(steps + MOST_SKIPS):
         at = len(trained.losses)
         if at == steps or ((at or trained.skipped) and until.is_over(at)):
             break
         seed_all(scene.seed + at)
         before = scaler.get_scale()
-        loss = float(trainer.train(copied(scene.batches[at % len(scene.batches)])))
+        loss = float(trainer.train(copied(batches[at % len(batches)])))
         if at == 0:
             device.cap_memory()  # again: the kernels of this precision have been loaded, outside the allocator
         was_skipped = scaler.get_scale() < before
@@ -222,41 +260,6 @@ def _train(
             break
     optimizer.zero_grad(set_to_none=True)
     return trained
-
-
-def gradient_cosine(first: Sequence[Tensor | None], second: Sequence[Tensor | None]) -> float | None:
-    """Cosine between two gradients, each parameter's in order, as one vector; None where one is not finite.
-
-    Summed in float64 on the second's device, a few million elements at a time. Two gradients of zero are equal.
-    """
-    total = torch.zeros(3, dtype=torch.float64)
-    for ours, theirs in zip(first, second, strict=True):
-        for a, b in _chunks(ours, theirs):
-            total += torch.stack([a @ b, a @ a, b @ b]).to("cpu", torch.float64)
-    product, *squares = total.tolist()
-    if not all(map(isfinite, (product, *squares))):
-        return None
-    if 0 in squares:
-        return 1.0 if squares[0] == squares[1] else 0.0
-    return float(max(-1.0, min(1.0, product / (squares[0] * squares[1]) ** 0.5)))
-
-
-def _chunks(ours: Tensor | None, theirs: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
-    """Two parameters' gradients side by side in pieces; where one has no gradient, it is zero."""
-    present = theirs if theirs is not None else ours
-    if present is None:
-        return
-    device, wide = present.device, torch.float32 if present.device.type == "mps" else torch.float64
-    zero = torch.zeros((), device=device).expand(_dense(present).numel())
-    first, second = (zero if part is None else _dense(part).reshape(-1) for part in (ours, theirs))
-    for a, b in zip(torch.split(first, _CHUNK), torch.split(second, _CHUNK), strict=True):
-        yield a.to(device, wide), b.to(device, wide)
-
-
-def _dense(gradient: Tensor) -> Tensor:
-    found = gradient.detach()
-    found = found.to_dense() if found.is_sparse else found
-    return torch.view_as_real(found) if found.is_complex() else found
 
 
 def _overridden(candidate: TrainingConfig, device: Device) -> tuple[Note, ...]:

@@ -41,8 +41,10 @@ from autotune.settings.workload import Workload
 from autotune.worker.answering import is_written
 from autotune.worker.failure.hang_dump import HangDump
 from autotune.worker.failure.outcome import outcome_of
+from autotune.worker.jobs.precision import References
 from autotune.worker.measure.conditions import Others
 from autotune.worker.measure.step import torch_threads
+from autotune.worker.place import DEADLINE_SHARE, Place, Start
 from autotune.worker.setup.build import (
     kept_weights,
     made_dataset,
@@ -54,7 +56,7 @@ from autotune.worker.setup.build import (
     seed_all,
 )
 from autotune.worker.setup.device import Device
-from autotune.worker.trial import DEADLINE_SHARE, Place, Start
+from autotune.worker.trial import EndedEarly
 
 __all__ = ["run_series"]
 
@@ -170,16 +172,22 @@ class _Series:
     do: Do
     parts: _Parts
     trials: int = 0
-    """That were measured."""
+    """That were measured, or ended early."""
+    references: References | None = field(init=False)
+    """On an accelerator, whose own memory they take none of; elsewhere there is one precision to compare."""
     spare: int = field(default_factory=partial(os.open, os.devnull, os.O_RDONLY))
+
+    def __post_init__(self) -> None:
+        """Have a place for what precision checks leave."""
+        self.references = {} if self.device.has_own_memory else None
 
     def do_one(self, folder: TrialFolder) -> bool:
         """Do a job and write its report; whether another one may follow."""
         started, refusals = perf_counter(), self.device.refusals()
         handlers = {number: signal.getsignal(number) for number in (signal.SIGCONT, signal.SIGCHLD)}
-        place = Place(folder, 0, 0, is_shared=True, earlier_trials=self.trials)
+        place = Place(folder, 0, 0, is_shared=True, earlier_trials=self.trials, references=self.references)
         report = outcome_of(lambda: self._do(place, started))
-        if report.result.outcome != "ok":  # what has failed may have left handlers of its own
+        if report.result.outcome != "ok":  # what was cut short may have left handlers of its own
             for number, handler in handlers.items():
                 signal.signal(number, handler if handler is not None else signal.SIG_DFL)
             signal_handling._SIGCHLD_handler_set = False  # noqa: SLF001 - the next loader sets torch's again
@@ -192,13 +200,11 @@ class _Series:
         if report.curves is not None and report.curves.is_cut:  # the device is lost
             return False
         was_full = report.result.outcome == "oom" and self.device.refusals() > refusals
-        return report.result.outcome == "ok" or was_full
+        return report.result.outcome in {"ok", "pruned"} or was_full
 
     def _do(self, place: Place, started: float) -> RankReport:
         job = jobs.read_job(place.folder.job)
         assert not isinstance(job, jobs.DescribeJob | jobs.SeriesJob)  # noqa: S101 - our own bug
-        if isinstance(job, jobs.TrialJob):
-            job = job.model_copy(update={"streams_blocks": False})
         process, config = job.process, job.config
         dump = HangDump(file=sys.stderr, ends_at=started + process.deadline_s)
         dump.before_deadline()
@@ -211,7 +217,11 @@ class _Series:
         is_run = isinstance(job, jobs.TrialJob | jobs.StressJob)  # other jobs set TF32 themselves
         tf32 = tf32_products() if is_run and config.amp_dtype == "tf32" else nullcontext()
         with torch_threads(config.intra_op_threads), tf32:
-            report = self.do(job, self.parts.as_workload(), device, place, dump, start)
+            try:
+                report = self.do(job, self.parts.as_workload(), device, place, dump, start)
+            except EndedEarly:
+                self.trials += 1
+                return RankReport(result=TrialResult(outcome="pruned", reason="its parent has seen enough"))
         return self._as_one_of_several(report)
 
     def _as_one_of_several(self, report: RankReport) -> RankReport:

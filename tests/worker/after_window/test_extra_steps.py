@@ -33,11 +33,12 @@ from autotune.worker.measure import loop
 from autotune.worker.measure.feed import Feed
 from autotune.worker.measure.loop import Run
 from autotune.worker.measure.step import Step, Trainer, infer_step, make_trainer
+from autotune.worker.place import Place, Start
 from autotune.worker.setup.build import build_model, build_optimizer
 from autotune.worker.setup.device import Device, open_device
 from autotune.worker.setup.loader import build_loader
 from autotune.worker.setup.process_group import Group
-from autotune.worker.trial import Place, Start, ended_when_stuck, longest_after_s, measure
+from autotune.worker.trial import ended_when_stuck, longest_after_s, measure
 
 RULES = WindowRules(max_s=0.1, precision=10.0, block_s=0.01)
 ALL = Extras(loader_ceiling=True, device_ceiling=True, breakdown=True, stretch_s=0.02)

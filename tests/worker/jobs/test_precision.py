@@ -21,7 +21,8 @@ from autotune.settings.applied.optimizer import is_fused
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.jobs import precision as guard
-from autotune.worker.jobs.precision import compare_to_float32, gradient_cosine
+from autotune.worker.jobs.gradients import gradient_cosine
+from autotune.worker.jobs.precision import References, compare_to_float32
 from autotune.worker.setup.device import Device, open_device
 from tests.factories import make_process
 
@@ -66,6 +67,7 @@ def compare(tmp_path: Path) -> Compare:
         deadline_s: float = 60.0,
         is_brief: bool = False,
         parts: dict[str, Any] | None = None,
+        references: References | None = None,
         **changes: Any,
     ) -> PrecisionFigures:
         settings = {"amp_dtype": "bfloat16", "micro_batch_size": 16, "lr": 0.1} | changes
@@ -76,7 +78,7 @@ def compare(tmp_path: Path) -> Compare:
             is_brief=is_brief,
         )
         workload = Workload(**({"model": model, "dataset": pairs()} | (parts or {})))
-        return compare_to_float32(workload, job, open_device("cpu"), tmp_path, ends_at)
+        return compare_to_float32(workload, job, open_device("cpu"), tmp_path, ends_at, references)
 
     return run
 
@@ -102,6 +104,33 @@ def test_digits_that_bfloat16_loses_are_seen(compare: Compare) -> None:
     figures = compare(Layered(cancelling))
     assert objection(figures) is not None
     assert all(isfinite(loss) for loss in figures.losses)
+
+
+def test_a_second_precision_is_compared_to_the_float32_runs_that_are_there(compare: Compare) -> None:
+    read: list[int] = []
+
+    class Read(Dataset[Any]):
+        def __len__(self) -> int:
+            return len(pairs())
+
+        def __getitem__(self, index: int) -> Any:
+            read.append(index)
+            return tuple(tensor[index] for tensor in pairs().tensors)
+
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return Layered(nn.Identity())
+
+    parts, references = {"dataset": Read()}, References()
+    first = compare(model, parts=parts, references=references)
+    so_far = len(read)
+    second = compare(model, amp_dtype="float16", parts=parts, references=references)
+    assert len(read) == so_far > 0
+    assert second.reference_losses == first.reference_losses
+    alone = compare(model, amp_dtype="float16", parts=parts)
+    assert second.losses == pytest.approx(alone.losses)
+    compare(model, micro_batch_size=8, parts=parts, references=references)
+    assert len(references) == 2, "another batch has a reference of its own"
 
 
 def test_float32_compared_to_itself_is_equal_to_the_last_bit(compare: Compare) -> None:

@@ -25,7 +25,7 @@ from autotune.settings.applied.float32_precision import exact_matmuls, tf32_prod
 from autotune.worker.attach.loop.bench import switch
 from autotune.worker.attach.loop.feeds import ScriptFeed
 from autotune.worker.attach.loop.scene import Scene
-from autotune.worker.jobs.precision import gradient_cosine
+from autotune.worker.jobs.gradients import gradient_cosine
 from autotune.worker.measure.batch import copied
 from autotune.worker.measure.side_alone import collect
 from autotune.worker.setup.build import kept_weights, put_back, seed_all

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from time import perf_counter
 
@@ -40,19 +40,11 @@ from autotune.worker.measure.batch_sizes import unwrapped
 from autotune.worker.measure.conditions import conditions_before
 from autotune.worker.measure.feed import Feed, FeedEnded
 from autotune.worker.measure.loop import Run
+from autotune.worker.place import Place, Start
 from autotune.worker.preload import changed_variables, installed_modules
 from autotune.worker.setup.build import WorkloadFault, is_stream
 from autotune.worker.setup.environment import describe
-from autotune.worker.trial import (
-    Place,
-    Start,
-    after_block_of,
-    ended_when_stuck,
-    gpus_used,
-    longest_after_s,
-    measure,
-    of_rank,
-)
+from autotune.worker.trial import after_block_of, ended_when_stuck, gpus_used, longest_after_s, measure, of_rank
 
 __all__ = ["doer_of"]
 
@@ -90,7 +82,8 @@ def _measure_trial(job: jobs.TrialJob, place: Place, dump: HangDump, start: Star
     first = feed.take()
     run = Run(feed, trainer, feed.queue_capacity, start.ends_at)
     run.longest_s = feed.start_s + feed.first_wait_s
-    measurement = measure(run, job.window, first, start, after_block_of(job, place, dump, run))
+    with ExitStack() as at_end:
+        measurement = measure(run, job.window, first, start, after_block_of(job, place, dump, run, at_end))
     measurement = _with_remarks(measurement, scene)
     dump.before_deadline()
     extras = job.extras if isinstance(feed, ScriptFeed) else NO_EXTRAS

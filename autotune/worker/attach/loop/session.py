@@ -36,9 +36,9 @@ from autotune.worker.attach.seams.overrides import Overrides
 from autotune.worker.failure.outcome import outcome_of
 from autotune.worker.measure.batch import tensors_of
 from autotune.worker.measure.feed import FeedEnded
+from autotune.worker.place import Place
 from autotune.worker.setup.build import WorkloadFault
 from autotune.worker.setup.device import open_device
-from autotune.worker.trial import Place
 
 __all__ = ["Session"]
 

@@ -1,0 +1,63 @@
+"""Where a rank stands among a trial's processes, and what was opened and noted before it builds the workload."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.errors import RunFolderError
+from autotune.protocol.disk import TrialFolder, write_model
+from autotune.protocol.reports import RankReport
+from autotune.worker.jobs.precision import References
+from autotune.worker.measure.conditions import Others
+from autotune.worker.setup.process_group import ALONE, Group
+
+__all__ = ["DEADLINE_SHARE", "Place", "Start"]
+
+DEADLINE_SHARE = 0.85  # our convention: of the deadline; a window that is late is ended, not lost
+
+
+@dataclass(slots=True)
+class Place:
+    """A rank's place among the trial's processes: its folder, its numbers, and its group once the ranks have met."""
+
+    folder: TrialFolder
+    rank: int
+    local_rank: int
+    """Its number among the ranks on this host: that of its device."""
+    host: int = 0
+    group: Group = ALONE
+    is_shared: bool = False  # other trials follow in this process
+    earlier_trials: int = 0  # were measured in it before
+    references: References | None = None
+    """Of precision checks that the process has made; None where no other follows."""
+
+    @property
+    def report(self) -> Path:
+        """The file of this rank's report."""
+        return self.folder.report_of(self.rank)
+
+    def write(self, report: RankReport) -> None:
+        """Write what this rank reports, in place of what it has reported before."""
+        write_model(self.report, report.model_copy(update={"rank": self.rank}))
+
+    def keep(self, report: RankReport) -> None:
+        """Write what is known so far."""
+        with suppress(RunFolderError):  # a full disk: there may be room for the last report
+            self.write(report)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What was opened and noted before a workload is built; times by perf_counter."""
+
+    started: float
+    """When the process began."""
+    built_from: float
+    """When the workload began to be read."""
+    ends_at: float
+    """When measuring is to end, before the deadline."""
+    before: Mapping[str, Others]
+    """Others' use of the devices before this process opened them."""
