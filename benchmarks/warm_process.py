@@ -172,7 +172,7 @@ def _print(results: Mapping[str, Any]) -> None:
                 f"{told['seconds']['fresh'] / told['seconds']['warm']:.1f}",
             ]
         )
-    head = ["", "points", "bias", "worst", "fresh", "warm", "/base", "warm", "memory", "faster"]
+    head = ["", "n", "bias", "worst", "fresh", "warm", "/base", "warm", "memory", "faster"]
     print_table("Warm over fresh; spreads between processes, of rates and of ratios to the baseline.", head, rows)
 
 

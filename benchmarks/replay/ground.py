@@ -23,6 +23,8 @@ class Server(Timed, Protocol):
     """Of those, how many ran out of memory or passed the limit."""
     spent_s: defaultdict[str, float]
     """Seconds of the device by the kind of the job."""
+    strays: float
+    """What the logarithm of each rate strays by beside what was recorded, or simulated."""
 
 
 class Ground(Protocol):

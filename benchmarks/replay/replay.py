@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from itertools import pairwise
-from math import inf
+from math import exp, inf
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -253,6 +253,8 @@ class ReplayLauncher:
     """Of those, how many ran out of memory or passed the limit."""
     spent_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Seconds of the device by the kind of the job."""
+    strays: float = 0.0
+    """What the logarithm of each rate strays by from what was recorded."""
     _chance: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -317,7 +319,7 @@ class ReplayLauncher:
             visits = self.surface.visits.get(job.config, [])
         if not visits:
             raise ValueError(f"the surface must hold every configuration that is tried, but lacks {job.config!r}")
-        return self._chance.choice(visits)
+        return _strayed(self._chance.choice(visits), exp(self.strays))
 
     def _guard_s(self, config: TrainingConfig) -> float:
         rates = [self._device_rate(one) for one in (config, config.model_copy(update={"amp_dtype": "float32"}))]
@@ -380,6 +382,18 @@ class ReplayLauncher:
             return None
         wanted = {name: after for name, after in changed.items() if name in settings}
         return next((one for one in recorded if one.changes == wanted), None)
+
+
+def _strayed(result: TrialResult, factor: float) -> TrialResult:
+    """A trial whose rate, and that of each block, is so many times as high; its seconds are those that it took."""
+    measured = result.measurement
+    if measured is None or factor == 1:
+        return result
+    blocks = tuple(block.model_copy(update={"seconds": block.seconds / factor}) for block in measured.window.blocks)
+    rates = tuple(factor * end for end in measured.samples_per_s_ci)
+    window = measured.window.model_copy(update={"blocks": blocks})
+    own = {"samples_per_s": factor * measured.samples_per_s, "samples_per_s_ci": rates, "window": window}
+    return result.model_copy(update={"measurement": measured.model_copy(update=own)})
 
 
 def _stream(result: TrialResult, launch: Launch) -> float | None:

@@ -98,6 +98,8 @@ class SimulatedMachine:
     """Of those, how many were ended for their memory."""
     spent_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Seconds of the device by the kind of the job."""
+    strays: float = 0.0
+    """What the logarithm of each rate strays by beside its noise."""
     environment: Environment = field(init=False)
     _chance: random.Random = field(init=False)
     _minutes: _Wander = field(init=False)
@@ -207,7 +209,7 @@ class SimulatedMachine:
         return TrialResult(outcome="ok", measurement=measurement)
 
     def _block(self, config: TrainingConfig, rules: WindowRules, drift: _Wander) -> Block:
-        strays = self._process + drift.at(self.now_s) + self._chance.gauss(0.0, self.noise.block)
+        strays = self.strays + self._process + drift.at(self.now_s) + self._chance.gauss(0.0, self.noise.block)
         rate = self.truth(config) * exp(strays)
         batches = max(1, round(rate * rules.block_s / config.micro_batch_size))
         samples = batches * config.micro_batch_size
