@@ -43,7 +43,7 @@ from benchmarks.replay.shared_process import SlowGround, Straying
 
 _BUILDS_S = (0.0, 1.0, 3.0)
 """Of building, beside what was recorded: some hundredths of a second."""
-_SEEDS = 10
+_SEEDS = 8
 _WARM = ROOT / "benchmarks" / "results" / "warm_process-amd-epyc-2-cores.json"
 
 
@@ -150,12 +150,12 @@ def _median(one: Mapping[str, Any], way: str, column: str) -> float:
 def _print(results: Mapping[str, Any]) -> None:
     rows = [
         [
-            name.replace("-2-cores", ""),
+            f"{one['ground']}, {one['build_s']:g} s",
             *(f"{100 * _median(one, way, 'regret'):.1f}" for way in ("own", "shared")),
             *(f"{100 * max(search['regret'] for search in one[way]):.1f}" for way in ("own", "shared")),
             *(f"{_median(one, way, 'seconds'):.0f}" for way in ("own", "shared")),
         ]
-        for name, one in results.items()
+        for one in results.values()
     ]
     head: Sequence[str] = ["surface, build", "regret %", "shared", "worst", "shared", "s", "shared"]
     print_table("A process for each trial, and one that trials share.", head, rows)
