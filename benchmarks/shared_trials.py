@@ -43,7 +43,7 @@ from benchmarks.replay.shared_process import SlowGround, Straying
 
 _BUILDS_S = (0.0, 1.0, 3.0)
 """Of building, beside what was recorded: some hundredths of a second."""
-_SEEDS = 8
+_SEEDS = 20
 _WARM = ROOT / "benchmarks" / "results" / "warm_process-amd-epyc-2-cores.json"
 
 
