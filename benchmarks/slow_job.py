@@ -41,7 +41,7 @@ from benchmarks.replay.product import search_whole
 from benchmarks.replay.slow_machine import SlowMachine
 from benchmarks.yardsticks.product_run import TimedLauncher, plan_for, search, search_figures
 
-_BUILD_S, _SLOW_BUILD_S = 20.0, 10.0
+_BUILD_S = 20.0
 _BATCH = 32
 _WIDTH, _LAYERS, _TOKENS = 256, 7, 64
 _SIMULATED_BUILD_S = 60.0
@@ -112,7 +112,7 @@ def run_real(build_s: float, *, shares: bool, timeout_s: float | None = None) ->
     with TemporaryDirectory(prefix="autotune-benchmark-") as path:
         folder, builds = Path(path), Path(path) / "builds"
         server = ForkServerLauncher(folder / "server.log", device="cpu")
-        least_s = _SLOW_BUILD_S if shares else inf
+        least_s = 0.0 if shares else inf
         with closing(WarmWorkerLauncher(server, folder, folder, least_build_s=least_s)) as launcher:
             timed, begun = TimedLauncher(launcher), time.monotonic()
             result = search(slow_job(builds, build_s), launcher=timed, device="cpu", timeout_s=timeout_s)

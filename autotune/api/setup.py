@@ -11,6 +11,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from autotune.analysis.time_estimate import SLOW_BUILD_S
 from autotune.errors import ConfigError
 from autotune.files.run_folder import RunFolder, open_run_folder
 from autotune.launch.launcher import Launcher
@@ -23,8 +24,9 @@ from autotune.note import Note
 from autotune.report.wording import say
 from autotune.settings.plan import Plan
 
-_SLOW_BUILD_S = 10.0
-"""From which on trials share a process that builds once: our own convention, as long as a trial takes otherwise."""
+_SHARED_FROM_S = 1.0
+"""Seconds of building from which on trials on a CPU share a process: our own convention, from where on it saves more
+than a tenth of a search (benchmarks/shared_trials.py). On accelerators, which have not run it, more is asked."""
 
 __all__ = ["opened_launcher", "runner_for", "temporary_folder", "warnings_in"]
 
@@ -78,7 +80,8 @@ def _launcher_of(plan: Plan, folder: RunFolder) -> Launcher:
         each = ForkServerLauncher(server_log, device=plan.device) if is_linux else FreshInterpreterLauncher()
         if plan.workload.command is not None:
             return each
-        return WarmWorkerLauncher(each, folder.scratch, folder.logs, least_build_s=_SLOW_BUILD_S)
+        least = {"least_build_s": _SHARED_FROM_S, "least_on_accelerator_s": SLOW_BUILD_S}
+        return WarmWorkerLauncher(each, folder.scratch, folder.logs, **least)
     try:
         from autotune.ray.launcher import RayLauncher
 

@@ -14,6 +14,7 @@ from typing import Generic, Literal, Protocol, Self, TypeVar, runtime_checkable
 
 from autotune.note import Note
 from autotune.protocol.disk import TrialFolder
+from autotune.protocol.jobs import DescribeJob, Job, NoiseScaleJob, ProbeJob, SeriesJob
 from autotune.settings.training_config import TrainingConfig
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "SideBySide",
     "begin_anew",
     "is_sharing",
+    "may_share",
     "notes_of",
     "preload_in",
     "shares_process",
@@ -152,6 +154,13 @@ class Shares(Protocol):
 def shares_process(config: TrainingConfig) -> bool:
     """Whether a process that has measured other configurations can measure this one."""
     return config.strategy == "single" and not config.compile and config.numa_binding is None
+
+
+def may_share(job: Job) -> bool:
+    """Whether a job can run in a process that has done others, and can do others after it."""
+    if isinstance(job, DescribeJob | SeriesJob | NoiseScaleJob) or job.command is not None:
+        return False  # gradients are measured at other weights
+    return not job.process.blocks_launches and (isinstance(job, ProbeJob) or shares_process(job.config))
 
 
 def is_sharing(launcher: Launcher) -> bool:

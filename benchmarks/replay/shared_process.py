@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autotune import TrainingConfig
-from autotune.launch.launcher import Exit, Launch
-from autotune.launch.local.warm_worker import may_share
+from autotune.launch.launcher import Exit, Launch, may_share
 from autotune.protocol.disk import read_model, write_model
 from autotune.protocol.jobs import DescribeJob, ProbeJob, SeriesJob, TrialJob, read_job
 from autotune.protocol.reports import RankReport

@@ -13,8 +13,7 @@ from math import inf
 
 from autotune import TrainingConfig
 from autotune.analysis.rates import window_rate
-from autotune.launch.launcher import Exit, Launch
-from autotune.launch.local.warm_worker import may_share
+from autotune.launch.launcher import Exit, Launch, may_share
 from autotune.protocol.disk import read_model, write_model
 from autotune.protocol.jobs import (
     NO_EXTRAS,

@@ -21,10 +21,13 @@ from autotune.launch.local.warm_worker import WarmWorkerLauncher
 from autotune.launch.runner import TrialRunner
 from autotune.protocol.jobs import Extras, WindowRules
 from autotune.protocol.payload import write_payload
+from autotune.protocol.reports import RankReport
 from autotune.records.measurement import Block
 from autotune.records.trial import TrialResult
+from autotune.settings.environment import DeviceKind
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Ref, Workload
+from autotune.testing import FakeLauncher, fake_environment
 from tests.launch.conftest import GENEROUS_S, SHORT, AnyLauncher, in_user_code
 from tests.launch.user_series import CRASHES, DIES, HANGS
 from tests.processes import marked
@@ -355,6 +358,14 @@ def test_what_is_quick_to_build_has_processes_of_its_own(
     assert not is_sharing(launcher)
     assert earlier_of([run(runner), run(runner)]) == [0, 0]
     assert told().count("built") == 3
+
+
+@pytest.mark.parametrize(("kind", "shares"), [("cpu", True), ("cuda", False)])
+def test_on_an_accelerator_more_is_asked(kind: DeviceKind, shares: bool, tmp_path: Path) -> None:
+    launcher = WarmWorkerLauncher(FakeLauncher(), tmp_path, tmp_path, least_build_s=1.0, least_on_accelerator_s=10.0)
+    environment = fake_environment().model_copy(update={"device_kind": kind})
+    launcher._decide(RankReport(result=TrialResult(outcome="ok"), environment=environment, workload_build_s=5.0))
+    assert launcher.is_sharing is shares
 
 
 def test_a_limit_that_is_known_later_holds_in_the_same_process(warm: WarmWorkerLauncher) -> None:

@@ -27,15 +27,15 @@ from threading import Event
 from pydantic import ValidationError
 
 from autotune.errors import AutotuneError
-from autotune.launch.launcher import Exit, Launch, Launcher, notes_of, shares_process
+from autotune.launch.launcher import Exit, Launch, Launcher, may_share, notes_of
 from autotune.note import Note, note
 from autotune.protocol.clock import monotonic
 from autotune.protocol.disk import TrialFolder, read_model, write_atomic, write_model
-from autotune.protocol.jobs import DescribeJob, Job, NoiseScaleJob, ProbeJob, SeriesJob, read_job
+from autotune.protocol.jobs import DescribeJob, Job, SeriesJob, read_job
 from autotune.protocol.reports import RankReport
 from autotune.records.trial import OUT_OF_MEMORY, Outcome
 
-__all__ = ["WarmWorkerLauncher", "may_share"]
+__all__ = ["WarmWorkerLauncher"]
 
 _TICK_S = 0.01
 """Between two looks whether a job is done: our own convention, beside trials of seconds."""
@@ -81,18 +81,27 @@ class WarmWorkerLauncher:
         scratch: Where the folder of the shared process goes.
         logs: Where its log goes, as warm-1.log and so on: all that its trials print.
         least_build_s: Where a workload takes less to build, in the first job, each trial has a process of its own.
+        least_on_accelerator_s: The same where trials train on another device than the CPU.
     """
 
-    def __init__(self, below: Launcher, scratch: Path, logs: Path, *, least_build_s: float = 0.0) -> None:
-        self.below, self._scratch, self._logs, self._least_build_s = below, scratch, logs, least_build_s
+    def __init__(
+        self,
+        below: Launcher,
+        scratch: Path,
+        logs: Path,
+        *,
+        least_build_s: float = 0.0,
+        least_on_accelerator_s: float = 0.0,
+    ) -> None:
+        self.below, self._scratch, self._logs = below, scratch, logs
+        self._least_build_s, self._least_on_accelerator_s = least_build_s, least_on_accelerator_s
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="autotune-warm-worker")
         self._shared: _Shared | None = None
         self._endings: list[Event] = []
         """Of all processes so far."""
         self._kept_bytes = 0
         """RAM that the shared process takes beside its jobs."""
-        self._is_decided = False
-        self._tries_again = True
+        self._is_decided, self._tries_again = False, True
         self._false_failures = 0
         """Trials that failed after others alone."""
         self.is_sharing = True
@@ -134,14 +143,13 @@ class WarmWorkerLauncher:
         finally:
             self.below.close()
 
-    def _decide(self, report: RankReport | None) -> None:
+    def _decide(self, report: RankReport) -> None:
         """Whether trials share a process, by what the first job has built."""
-        build_s = None if report is None else report.workload_build_s
-        if report is not None:
-            self._kept_bytes = report.kept_bytes
+        self._kept_bytes, build_s, environment = report.kept_bytes, report.workload_build_s, report.environment
         if not self._is_decided and build_s is not None:
             self._is_decided = True
-            if build_s < self._least_build_s:
+            is_cpu = environment is None or environment.device_kind == "cpu"
+            if build_s < (self._least_build_s if is_cpu else self._least_on_accelerator_s):
                 self.is_sharing = False
                 self.end_shared()
 
@@ -183,7 +191,8 @@ class WarmWorkerLauncher:
         """Do a job; one that the parent has seen enough of, and that did not end well before, has no report."""
         exit_ = self._done(launch, job)
         report = _report_in(launch.folder)
-        self._decide(report)
+        if report is not None:
+            self._decide(report)
         if not launch.folder.enough.exists() or _outcome_of(report) == "ok":
             return exit_
         launch.folder.report.unlink(missing_ok=True)
@@ -227,13 +236,6 @@ class WarmWorkerLauncher:
         )
         exit_ = self._pool.submit(self.below.launch, process)
         return _Shared(folder=folder, log=log, kind=kind, exit=exit_, ending=ending, ceiling=ceiling)
-
-
-def may_share(job: Job) -> bool:
-    """Whether a job can run in a process that has done others, and can do others after it."""
-    if isinstance(job, DescribeJob | SeriesJob | NoiseScaleJob) or job.command is not None:
-        return False  # gradients are measured at other weights
-    return not job.process.blocks_launches and (isinstance(job, ProbeJob) or shares_process(job.config))
 
 
 def _kind_of(job: Job) -> SeriesJob:
