@@ -1,8 +1,8 @@
 """What a search of an ordinary job gains where trials share a process: regret and seconds, replayed.
 
 Each recorded surface is searched by the product with a process for each trial, and with one that trials share, as if
-its workload took so many seconds to build beside what was recorded. What shares a process saves a trial's start and end
-as they were recorded; its rate strays from a first run, and its memory, as warm_process.py has measured it: of the
+its workload took so many seconds to build beside what was recorded. What shares a process saves a trial's start as it
+was recorded; its rate strays from a first run, and its memory, as warm_process.py has measured it: of the
 surface's own workload where that was measured, else as the others do together. Told is the median over the seeds of
 what is recommended in the end, and of all seconds, from the probe to the stress run.
 
@@ -26,7 +26,6 @@ import optuna
 import torch
 
 from autotune import TrainingConfig
-from autotune.records.trial import TrialResult
 from autotune.settings.applied.cores.processor import usable_cores
 from benchmarks import ROOT
 from benchmarks.measures.recording import (
@@ -112,16 +111,9 @@ def _search(
 
 
 def start_s(surface: Surface, config: TrainingConfig) -> float:
-    """The shortest time that a trial of a point took beside its warm-up, its window and what followed."""
-    visits = [visit for visit in surface.visits.get(config, ()) if visit.measurement is not None]
-    return max(0.0, min((_outside_s(visit) for visit in visits), default=0.0))
-
-
-def _outside_s(visit: TrialResult) -> float:
-    measured = visit.measurement
-    assert measured is not None
-    window_s = measured.window.warm_up_s + sum(block.seconds for block in measured.window.blocks)
-    return visit.wall_s - window_s - sum(one.seconds for one in measured.window.restarts) - measured.after_s
+    """The shortest start of a trial of a point: its process, model, dataset and loader."""
+    visits = (visit.measurement for visit in surface.visits.get(config, ()))
+    return min((measured.startup_s for measured in visits if measured is not None), default=0.0)
 
 
 def told_of(results: Mapping[str, Any]) -> dict[float, dict[str, float]]:

@@ -75,6 +75,8 @@ class Pace:
     """Trials that run at once."""
     probe_s: float = 1.0
     """Seconds that the probe took."""
+    build_s: float = 0.0
+    """Of these, what trials that share its process spare; else 0."""
     left_s: float | None = None
     """Seconds left of the time-out; None without one."""
     is_guided: bool = True
@@ -139,10 +141,12 @@ def expected_s(pace: Pace) -> float:
     """Seconds that a search is expected to go on, confirmation and stress run included; at most what is left."""
     done, further = len(pace.records), further_trials(pace)
     if done == 0:
-        trial_s, overhead = pace.probe_s + _TRIAL_S, pace.probe_s
-        first_s = pace.probe_s + _FIRST_TRIAL_S + (_CURVES_S if pace.is_guided and further else 0.0)
+        start_s, overhead = max(0.0, pace.probe_s - pace.build_s), pace.probe_s
+        trial_s = start_s + _TRIAL_S
+        first_s = start_s + _FIRST_TRIAL_S + (_CURVES_S if pace.is_guided and further else 0.0)
     else:
-        trial_s, overhead, first_s = typical_s(pace.records), typical_overhead_s(pace.records), 0.0
+        trial_s, first_s = typical_s(pace.records), 0.0
+        overhead = typical_overhead_s(pace.records) + pace.build_s
     total = first_s + trial_s * rounds_of(further, slots=pace.slots)
     trials = max(1, done) + further
     if trials > 1:  # a baseline alone is not confirmed

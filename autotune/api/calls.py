@@ -149,9 +149,9 @@ def diagnose(  # noqa: PLR0913 - the contract's signature
 ) -> DiagnosisResult:
     """Say why training is slow and what to do about it, without a search.
 
-    It takes under a minute, unless your own code takes long to build (it is built once where that takes seconds, else
-    two or three times) or to make a step: then it takes as long as measuring the baseline does, and other settings are
-    not measured. The arguments are those of `search`, `command` among them, but for space, n_trials, timeout_s,
+    It takes under a minute, unless your own code takes long to build (it is built once where trials share a process,
+    else two or three times) or to make a step: then it takes as long as measuring the baseline does, and other settings
+    are not measured. The arguments are those of `search`, `command` among them, but for space, n_trials, timeout_s,
     training_hours, run_dir, method, warm_start, checkpoint and fresh; `baseline` is what is diagnosed. No run folder is
     kept: the trials' files lie in a temporary folder until the end.
 

@@ -109,7 +109,7 @@ def run_plan(
                 summary = _tune(search, plan, folder, rank_batches(plan, search))
             elif mended:
                 summary = summary.model_copy(update={"notes": (*summary.notes, *mended)})
-            if launcher is None and summary.run_spread.source == "workload" and runner.build_s == 0:
+            if launcher is None and summary.run_spread.source == "workload" and not time.is_brief:
                 remember_spread(machine, workload, summary.run_spread)
         finally:
             study.close()  # else a result would keep the file open, until it is collected

@@ -41,7 +41,7 @@ def runner_for(plan: Plan, folder: RunFolder, launcher: Launcher) -> TrialRunner
         device=plan.device,
         seed=plan.seed,
         command=plan.workload.command,
-        keeps_code=plan.executor.kind == "local",
+        keeps_code=isinstance(launcher, WarmWorkerLauncher),  # our own, on this machine and as this user
         say=say,
     )
 

@@ -16,7 +16,7 @@ from autotune.analysis.decisions.repeats import unsure_at_the_end, unsure_before
 from autotune.analysis.decisions.selection_rules import simplest_of_the_best
 from autotune.analysis.scoring import evaluate, memory_fault
 from autotune.analysis.time_estimate import shortest_trial_s, typical_s
-from autotune.launch.launcher import SideBySide
+from autotune.launch.launcher import SideBySide, begin_anew
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note, note
 from autotune.protocol.jobs import NO_EXTRAS, Extras, WindowRules
@@ -220,6 +220,7 @@ class Search:
         self._repeating.add(record.number)
 
         def run() -> _Ended:
+            begin_anew(self.runner.launcher)
             result = self.runner.run(
                 trial.config, name=name, deadline_s=deadline_s, window=_REPEAT_WINDOW, extras=extras
             )

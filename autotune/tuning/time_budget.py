@@ -241,6 +241,7 @@ class TimeBudget:
             records=records,
             slots=self.slots_now,
             probe_s=self.probe_s,
+            build_s=self.build_s,
             left_s=self.clock.left_s,
             is_guided=has_model,
         )

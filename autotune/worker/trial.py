@@ -168,7 +168,7 @@ def measure(
     try:
         window = measure_window(run, rules, warmed, at_edge, after_block)
     except EndedEarly:
-        stops.stop()
+        tuple(stops.stop())
         busy.stop(0.0)
         raise
     stopped = tuple(stops.stop())

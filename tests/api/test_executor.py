@@ -20,7 +20,10 @@ from autotune.api.setup import opened_launcher, temporary_folder
 from autotune.errors import ConfigError, LauncherError, StudyMismatchError
 from autotune.files.run_folder import read_summary
 from autotune.launch.launcher import Launcher
+from autotune.launch.local.warm_worker import WarmWorkerLauncher
 from autotune.note import note
+from autotune.protocol.reports import RankReport
+from autotune.records.trial import TrialResult
 from autotune.report.wording import say
 from autotune.settings.executor import Executor
 from autotune.settings.plan import Plan
@@ -85,6 +88,19 @@ def test_executor_ray_connects_with_the_plans_device_and_closes(on_ray: Callable
     with temporary_folder() as folder, opened_launcher(None, folder, replace(PLAN, device="cuda")) as opened:
         assert (opened, own.closed) == (own, False)
     assert (fake.asked, own.closed) == ([(PLAN.executor, "cuda")], True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "build_s", "shares"),
+    [("cpu", 0.9, False), ("cpu", 1.0, True), ("cuda", 9.9, False), ("cuda", 10.0, True)],
+)
+def test_trials_share_a_process_where_building_takes_long(kind: str, build_s: float, shares: bool) -> None:
+    environment = fake_environment().model_copy(update={"device_kind": kind})
+    built = RankReport(result=TrialResult(outcome="ok"), environment=environment, workload_build_s=build_s)
+    with temporary_folder() as folder, opened_launcher(None, folder, replace(PLAN, executor=Executor())) as opened:
+        assert isinstance(opened, WarmWorkerLauncher)
+        opened._decide(built)
+        assert opened.is_sharing is shares
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

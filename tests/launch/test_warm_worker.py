@@ -21,13 +21,10 @@ from autotune.launch.local.warm_worker import WarmWorkerLauncher
 from autotune.launch.runner import TrialRunner
 from autotune.protocol.jobs import Extras, WindowRules
 from autotune.protocol.payload import write_payload
-from autotune.protocol.reports import RankReport
 from autotune.records.measurement import Block
 from autotune.records.trial import TrialResult
-from autotune.settings.environment import DeviceKind
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Ref, Workload
-from autotune.testing import FakeLauncher, fake_environment
 from tests.launch.conftest import GENEROUS_S, SHORT, AnyLauncher, in_user_code
 from tests.launch.user_series import CRASHES, DIES, HANGS
 from tests.processes import marked
@@ -141,6 +138,17 @@ def test_trials_that_are_stopped_early_leave_their_process_to_the_next(any_warm:
     assert held[1] == held[2]
     assert earlier_of([run(runner)]) == [3]
     assert told().count("built") == 1
+
+
+def test_a_process_that_begins_with_a_guard_draws_and_trains_as_a_new_one_does(warm: WarmWorkerLauncher) -> None:
+    runner = runner_of(warm)
+    assert run(replace(runner, launcher=warm.below)).outcome == "ok"
+    half = TrainingConfig(micro_batch_size=4, amp_dtype="bfloat16", lr=10.0)
+    assert runner.guard(half, name="guard", deadline_s=GENEROUS_S).guard is not None
+    assert run(runner).outcome == "ok"
+    begun = [line.split(maxsplit=1) for line in told() if line != "built"]
+    assert begun[0][0] != begun[-1][0]
+    assert begun[0][1] == begun[-1][1], "batch, weights and layout"
 
 
 def test_one_that_hangs_once_it_is_to_end_is_ended_with_its_process(
@@ -358,14 +366,6 @@ def test_what_is_quick_to_build_has_processes_of_its_own(
     assert not is_sharing(launcher)
     assert earlier_of([run(runner), run(runner)]) == [0, 0]
     assert told().count("built") == 3
-
-
-@pytest.mark.parametrize(("kind", "shares"), [("cpu", True), ("cuda", False)])
-def test_on_an_accelerator_more_is_asked(kind: DeviceKind, shares: bool, tmp_path: Path) -> None:
-    launcher = WarmWorkerLauncher(FakeLauncher(), tmp_path, tmp_path, least_build_s=1.0, least_on_accelerator_s=10.0)
-    environment = fake_environment().model_copy(update={"device_kind": kind})
-    launcher._decide(RankReport(result=TrialResult(outcome="ok"), environment=environment, workload_build_s=5.0))
-    assert launcher.is_sharing is shares
 
 
 def test_a_limit_that_is_known_later_holds_in_the_same_process(warm: WarmWorkerLauncher) -> None:

@@ -44,7 +44,7 @@ _LONGEST_S = 7 * 24 * 3600.0
 _BEGUN_WITHIN_S = 150.0
 """The launcher below waits for its server for up to two minutes, and tells what has become of it."""
 _BLOCK_WITHIN_S = 20.0
-"""In which a trial that was told to end early does: our own convention, some blocks of slow steps."""
+"""In which a trial that was told to end early does, unless all of it has taken longer so far: our own convention."""
 _FALSE_FAILURES = 2
 """Trials that fail after others alone, from which on trials share no process: our own convention."""
 
@@ -183,7 +183,6 @@ class WarmWorkerLauncher:
         shared = self._ready_for(job)
         if shared is None:
             self.end_shared()
-            self._kept_bytes = 0
             shared = self._shared = self._begun(launch, job)
         return shared
 
@@ -267,7 +266,8 @@ def _is_late(shared: _Shared, launch: Launch, ends_at: float) -> bool:
         if not is_told and launch.should_end is not None and launch.should_end():
             with suppress(OSError):  # a full disk: it goes on to the end of its window
                 launch.folder.enough.touch(mode=0o600)
-                ends_at = min(ends_at, monotonic() + _BLOCK_WITHIN_S)
+                now = monotonic()  # a block takes no longer than all has taken so far
+                ends_at = min(ends_at, now + max(_BLOCK_WITHIN_S, now - (ends_at - launch.deadline_s)))
             is_told = True
         wait([shared.exit], _TICK_S)
     return False

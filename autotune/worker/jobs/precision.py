@@ -63,6 +63,20 @@ class _Scene:
 
 
 @dataclass(frozen=True, slots=True)
+class _Time:
+    """What a comparison may take."""
+
+    begun: float
+    left_s: float
+    unhurried_s: float
+    """Once a run has enough steps, no more than its share of that."""
+
+    def until(self, share: float) -> _Until:
+        """When a run ends that is to be over by a share of it."""
+        return _Until(self.begun, share, self.left_s, self.unhurried_s)
+
+
+@dataclass(frozen=True, slots=True)
 class _Until:
     """When a run of steps ends early: at a share of the time that there is, or sooner once it has enough of them."""
 
@@ -113,6 +127,16 @@ class _Reference:
     trained: _Trained
     repeat: _Trained
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether no deadline has cut it so short that it tells nothing of another precision."""
+        return min(len(self.trained.losses), len(self.repeat.losses)) >= MIN_STEPS
+
+    @property
+    def nbytes(self) -> int:
+        """Of the gradient that it keeps, in RAM."""
+        return sum(part.nbytes for part in self.trained.gradient or () if part is not None)
+
 
 References: TypeAlias = dict[tuple[Any, ...], _Reference]
 """Those of a process, by what they depend on."""
@@ -138,39 +162,36 @@ def compare_to_float32(
         WorkloadFault: something about the workload can't be used.
     """
     begun = perf_counter()
-    left_s = min(ends_at - begun, job.process.deadline_s)
-    unhurried_s = _BRIEF_S if job.is_brief else inf
+    time = _Time(begun, min(ends_at - begun, job.process.deadline_s), _BRIEF_S if job.is_brief else inf)
     set_cudnn_benchmark(job.config.cudnn_benchmark)
-    model = build_model(workload, job.config.model_copy(update=_PLAIN), device)
+    dataset, model = build_dataset(workload), build_model(workload, job.config.model_copy(update=_PLAIN), device)
     scene = _Scene(workload, model, kept_weights(model), device, job.process.seed)
     key = (job.config.micro_batch_size, job.config.max_tokens, job.config.channels_last, scene.seed)
     known = None if references is None else references.get(key)
     if known is None:
-        known = _made_reference(scene, job, scratch, begun, left_s, unhurried_s)
-        if references is not None:
+        known = _made_reference(scene, dataset, job, scratch, time)
+        if references is not None and known.is_whole:
             references[key] = known
     reference = known.trained
     batch = {"micro_batch_size": known.plain.micro_batch_size, "max_tokens": known.plain.max_tokens}
     candidate = job.config.model_copy(update=batch)
     with tf32_products() if candidate.amp_dtype == "tf32" else nullcontext():
-        until = _Until(begun, 1.0, left_s, unhurried_s)
+        until = time.until(1.0)
         tried = _train(scene, known.batches, candidate, len(reference.losses), until, reference.gradient or [])
     return _figures(reference, known.repeat, tried, candidate, _overridden(candidate, device))
 
 
-def _made_reference(
-    scene: _Scene, job: PrecisionJob, scratch: Path, begun: float, left_s: float, unhurried_s: float
-) -> _Reference:
+def _made_reference(scene: _Scene, dataset: Any, job: PrecisionJob, scratch: Path, time: _Time) -> _Reference:
     """The float32 runs at the job's batch, or at the largest half of it that fits."""
-    plain, dataset = job.config.model_copy(update=_PLAIN), build_dataset(scene.workload)
+    plain = job.config.model_copy(update=_PLAIN)
     while True:
         feed = Feed(build_loader(scene.workload, dataset, plain, scratch))
-        batches = _batches(feed, begun + _LOADING_SHARE * left_s)
-        trained = _reference(scene, batches, plain, _Until(begun, _REFERENCE_SHARE, left_s, unhurried_s))
+        batches = _batches(feed, time.begun + _LOADING_SHARE * time.left_s)
+        trained = _reference(scene, batches, plain, time.until(_REFERENCE_SHARE))
         if trained is not None:
             break
         plain = with_batch(plain, plain.micro_batch_size // 2)
-    until = _Until(begun, _REPEAT_SHARE, left_s, unhurried_s)
+    until = time.until(_REPEAT_SHARE)
     with exact_matmuls():
         other = replace(scene, seed=scene.seed + _OTHER_SEED)
         repeat = _train(other, batches, plain, MIN_STEPS, until, trained.gradient or [])

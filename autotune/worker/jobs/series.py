@@ -194,7 +194,8 @@ class _Series:
         for stream in (sys.stdout, sys.stderr):  # this process may be ended at any time after this job
             with suppress(OSError, ValueError, AttributeError):
                 stream.flush()
-        own = {"workload_build_s": self.parts.build_s, "kept_bytes": self.parts.kept_bytes}
+        kept_bytes = self.parts.kept_bytes + sum(known.nbytes for known in (self.references or {}).values())
+        own = {"workload_build_s": self.parts.build_s, "kept_bytes": kept_bytes}
         if not is_written(place, report.model_copy(update=own), self.spare):
             os._exit(REPORT_UNWRITTEN)
         if report.curves is not None and report.curves.is_cut:  # the device is lost

@@ -14,14 +14,13 @@ from typing import Any
 
 from autotune.protocol.jobs import StressJob
 from autotune.records.stress_check import StressFigures, sample_scan_s
-from autotune.settings.applied.compiled_code import code_file
 from autotune.settings.workload import Workload
 from autotune.worker.jobs.largest_batch import LargestBatch, largest_batch
 from autotune.worker.measure.batch import Reused, batch_bytes
 from autotune.worker.measure.feed import Feed
 from autotune.worker.measure.step import StepTrainer, open_trainer
 from autotune.worker.setup.build import build_dataset, build_model
-from autotune.worker.setup.compile_cache import keep_compiled
+from autotune.worker.setup.compile_cache import keep_compiled, own_code_file
 from autotune.worker.setup.device import Device
 from autotune.worker.setup.loader import build_loader
 
@@ -50,7 +49,7 @@ def train_on_largest(
     now = perf_counter()
     largest = largest_batch(workload, loader, job.config.micro_batch_size, now + sample_scan_s(ends_at - now))
     model = build_model(workload, job.config, device)
-    code = code_file(job.config, model, device.torch_device) if job.keeps_code else None
+    code = own_code_file(job.config, model, device.torch_device) if job.keeps_code else None
     feed = Feed(loader)
     first = feed.start().batch
     trainer = open_trainer(workload, model, first, job.config, device)

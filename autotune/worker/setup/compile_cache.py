@@ -12,12 +12,14 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from autotune.protocol.disk import remove_unfinished, write_atomic
 from autotune.protocol.private_folder import make_private
-from autotune.settings.applied.compiled_code import own_torch_cache, sealed
+from autotune.settings.applied.compiled_code import code_file, own_torch_cache, sealed
+from autotune.settings.training_config import TrainingConfig
 
-__all__ = ["keep_compiled", "keep_compiled_code_private"]
+__all__ = ["keep_compiled", "keep_compiled_code_private", "own_code_file"]
 
 _LOG = logging.getLogger(__name__)
 _MOST_BYTES = 2**30
@@ -32,6 +34,15 @@ def keep_compiled_code_private(scratch: Path) -> None:
     """
     if own_torch_cache() is None:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(scratch / "compiled")
+
+
+def own_code_file(config: TrainingConfig, model: nn.Module, device: torch.device) -> Path | None:
+    """`code_file`, or None where a model or a driver won't tell what it asks for."""
+    try:
+        return code_file(config, model, device)
+    except Exception as error:  # noqa: BLE001 - of the user's modules, among others
+        _LOG.info("compiled code is not kept: %s", error)
+        return None
 
 
 def keep_compiled(file: Path | None) -> bool:
