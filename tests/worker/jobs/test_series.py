@@ -14,7 +14,6 @@ from autotune.protocol.jobs import PrecisionJob, SeriesJob, WorkloadJob
 from autotune.protocol.payload import write_payload
 from autotune.protocol.reports import RankReport
 from autotune.records.trial import TrialResult
-from autotune.settings.environment import DeviceKind
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.jobs.precision import References
@@ -24,12 +23,20 @@ from autotune.worker.setup.device import Device
 from tests.factories import make_process
 
 
-@pytest.mark.parametrize(("kind", "keeps"), [("cpu", False), ("cuda", True)])
+class WithOwnMemory(Device):
+    """The CPU, taken for an accelerator."""
+
+    @property
+    def has_own_memory(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("kind_of", "keeps"), [(Device, False), (WithOwnMemory, True)])
 def test_precision_checks_share_what_they_compare_to_where_it_takes_no_memory_of_the_trials(
-    tmp_path: Path, kind: DeviceKind, keeps: bool
+    tmp_path: Path, kind_of: type[Device], keeps: bool
 ) -> None:
     write_payload(Workload(model=nn.Linear(2, 2), dataset=TensorDataset(torch.zeros(4, 2))), tmp_path / "payload")
-    process, device = make_process(tmp_path), Device(torch.device("cpu"), kind)
+    process, device = make_process(tmp_path), kind_of(torch.device("cpu"), "cpu")
     seen: list[References | None] = []
 
     def do(_job: WorkloadJob, _workload: object, _device: object, place: Place, *_: object) -> RankReport:
