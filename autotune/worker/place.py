@@ -1,4 +1,7 @@
-"""Where a rank stands among a trial's processes, and what was opened and noted before it builds the workload."""
+"""Where a rank stands among a trial's processes, and what was opened and noted before it builds the workload.
+
+Comes in: a trial's folder and a rank's numbers. Goes out: what each job of the worker is handed beside its workload.
+"""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from torch.nn.parameter import is_lazy
 
 from autotune.settings.applied.cores.processor import processor_name
 
-__all__ = ["code_file", "load_compiled", "own_torch_cache", "sealed"]
+__all__ = ["CodeSettings", "code_file", "load_compiled", "own_torch_cache", "sealed"]
 
 _LOG = logging.getLogger(__name__)
 _VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
@@ -35,22 +35,36 @@ _HASH_BYTES = 64
 _DAY_S = 24 * 3600.0
 
 
-class _Settings(Protocol):
+class CodeSettings(Protocol):
     """What of a TrainingConfig shapes the code, beside the model."""
 
     @property
-    def micro_batch_size(self) -> int: ...
+    def micro_batch_size(self) -> int:
+        """Samples of a batch."""
+        ...
+
     @property
-    def max_tokens(self) -> int | None: ...
+    def max_tokens(self) -> int | None:
+        """A budget in place of them."""
+        ...
+
     @property
-    def amp_dtype(self) -> str: ...
+    def amp_dtype(self) -> str:
+        """The precision."""
+        ...
+
     @property
-    def channels_last(self) -> bool: ...
+    def channels_last(self) -> bool:
+        """The layout."""
+        ...
+
     @property
-    def compile_mode(self) -> str: ...
+    def compile_mode(self) -> str:
+        """How torch compiles."""
+        ...
 
 
-def code_file(config: _Settings, model: nn.Module, device: torch.device) -> Path | None:
+def code_file(config: CodeSettings, model: nn.Module, device: torch.device) -> Path | None:
     """Where code of these settings and this model lies in the user's cache folder; None: nowhere.
 
     There is one file for all that must be equal for the code to be of use; what differs beside, torch finds out. A
@@ -81,7 +95,7 @@ def sealed(content: bytes) -> bytes:
     return sha256(content).hexdigest().encode() + content
 
 
-def load_compiled(config: _Settings, model: nn.Module, device: torch.device) -> bool:
+def load_compiled(config: CodeSettings, model: nn.Module, device: torch.device) -> bool:
     """Put the code that a search has kept for these settings into torch's folder; whether it is there.
 
     It is put there once a day, since what nobody uses is removed from /tmp. Whatever is wrong with it is no error:

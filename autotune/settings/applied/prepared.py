@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from autotune.settings.applied.compiled_code import load_compiled
+from autotune.settings.applied.compiled_code import CodeSettings, load_compiled
 from autotune.settings.applied.cores.numa import addresses_of_ranks, bind_rank, can_bind, is_bound_by_launcher
 from autotune.settings.applied.cores.processor import usable_cores
 from autotune.settings.applied.float32_precision import tf32_products
@@ -30,13 +30,9 @@ __all__ = ["arranged", "prepared"]
 
 
 # No import of TrainingConfig, even for types alone: its module imports this one.
-class _Settings(Protocol):
+class _Settings(CodeSettings, Protocol):
     """What is taken of a TrainingConfig."""
 
-    @property
-    def micro_batch_size(self) -> int: ...
-    @property
-    def max_tokens(self) -> int | None: ...
     @property
     def process_count(self) -> int: ...
     @property
@@ -50,13 +46,7 @@ class _Settings(Protocol):
     @property
     def numa_binding(self) -> str | None: ...
     @property
-    def amp_dtype(self) -> str: ...
-    @property
-    def channels_last(self) -> bool: ...
-    @property
     def compile(self) -> bool: ...
-    @property
-    def compile_mode(self) -> str: ...
     @property
     def cudnn_benchmark(self) -> bool: ...
 
