@@ -25,7 +25,9 @@ from autotune.settings.applied.compiled_code import code_file
 from autotune.worker.setup.compile_cache import keep_compiled
 from benchmarks.measures.recording import describe_machine, make_parser, print_table, say, start_recording
 
-_WAYS = ("anew", "kept", "torch's own")
+__all__ = ["MODELS", "WAYS", "measure_round"]
+
+WAYS = ("anew", "kept", "torch's own")
 _ROUNDS = 3
 _CONFIG = TrainingConfig(micro_batch_size=16, compile=True)
 
@@ -42,62 +44,68 @@ def _transformer() -> tuple[nn.Module, Tensor]:
     return nn.TransformerEncoder(layer, 4, enable_nested_tensor=False), torch.randn(16, 64, 128)
 
 
-_MODELS = {"cnn": _cnn, "transformer": _transformer}
+MODELS = {"cnn": _cnn, "transformer": _transformer}
 
 
 def main() -> int:
     parser = make_parser(__doc__ or "", "one model, one round")
-    parser.add_argument("--step", choices=_MODELS, help="train this one for a step in this process, and tell the time")
+    parser.add_argument("--step", choices=MODELS, help="train this one for a step in this process, and tell the time")
+    parser.add_argument("--device", default="cpu", help="with --step: where it is trained")
     parser.add_argument("--keep", action="store_true", help="with --step: keep what was compiled")
     arguments = parser.parse_args()
     if arguments.step is not None:
-        print(train_a_step(arguments.step, keeps=arguments.keep))
+        print(train_a_step(arguments.step, torch.device(arguments.device), keeps=arguments.keep))
         return 0
     recording = start_recording("compiled_code", arguments, describe_machine("cpu"))
-    for name in list(_MODELS)[: 1 if arguments.quick else None]:
+    for name in list(MODELS)[: 1 if arguments.quick else None]:
         rounds = []
         for number in range(1 if arguments.quick else _ROUNDS):
-            rounds.append(_round(name))
-            say(f"{name}, round {number + 1}: " + ", ".join(f"{way} {rounds[-1][way]:.1f} s" for way in _WAYS))
+            rounds.append(measure_round(name))
+            say(f"{name}, round {number + 1}: " + ", ".join(f"{way} {rounds[-1][way]:.1f} s" for way in WAYS))
             recording.add(name, {"rounds": rounds})
     _print(recording.results)
     print(f"\n{recording.path}")
     return 0
 
 
-def train_a_step(name: str, *, keeps: bool) -> float:
+def train_a_step(name: str, device: torch.device, *, keeps: bool) -> float:
     """Seconds from the model on until a step of training is done."""
-    model, inputs = _MODELS[name]()
+    model, inputs = MODELS[name]()
+    inputs = inputs.to(device)  # an accelerator's context is there before the clock runs
     begun = perf_counter()
-    prepared = _CONFIG.prepare(model, "cpu")
-    prepared(inputs).sum().backward()
+    prepared = _CONFIG.prepare(model, device)
+    loss = prepared(inputs).sum()
+    loss.backward()
+    if device.type != "cpu":
+        torch.accelerator.synchronize()
     took_s = perf_counter() - begun
     if keeps:
-        assert keep_compiled(code_file(_CONFIG, prepared, torch.device("cpu")))
+        assert keep_compiled(code_file(_CONFIG, prepared, device))
     return took_s
 
 
-def _round(name: str) -> dict[str, float]:
+def measure_round(name: str, device: str = "cpu") -> dict[str, float]:
+    """Seconds of each way."""
     with TemporaryDirectory(prefix="autotune-benchmark-") as path:
         home, folder = Path(path) / "home", Path(path)
-        anew = _step(name, "--keep", cache=folder / "first", home=home)
-        own = _step(name, cache=folder / "first", home=folder / "nothing")
-        return {"anew": anew, "kept": _step(name, cache=folder / "second", home=home), "torch's own": own}
+        anew = _step(name, device, "--keep", cache=folder / "first", home=home)
+        own = _step(name, device, cache=folder / "first", home=folder / "nothing")
+        return {"anew": anew, "kept": _step(name, device, cache=folder / "second", home=home), "torch's own": own}
 
 
-def _step(name: str, *arguments: str, cache: Path, home: Path) -> float:
+def _step(name: str, device: str, *arguments: str, cache: Path, home: Path) -> float:
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache), "XDG_CACHE_HOME": str(home)}
-    command = [sys.executable, "-m", "benchmarks.compiled_code", "--step", name, *arguments]
+    command = [sys.executable, "-m", "benchmarks.compiled_code", "--step", name, "--device", device, *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     return float(done.stdout.splitlines()[-1])
 
 
 def _print(results: Mapping[str, Any]) -> None:
     rows = [
-        [name, *(f"{median(one[way] for one in found['rounds']):.1f}" for way in _WAYS)]
+        [name, *(f"{median(one[way] for one in found['rounds']):.1f}" for way in WAYS)]
         for name, found in results.items()
     ]
-    print_table("Seconds until a compiled model's first step is done.", ["", *_WAYS], rows)
+    print_table("Seconds until a compiled model's first step is done.", ["", *WAYS], rows)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from typing import Any
 import pynvml
 import torch
 
-from benchmarks.measures import gpu_checks, gpu_memory, gpu_rates, gpu_searches, gpu_windows
+from benchmarks.measures import gpu_checks, gpu_memory, gpu_rates, gpu_searches, gpu_shared, gpu_windows
 from benchmarks.measures.gpu_nvml_log import describe_gpu
 from benchmarks.measures.gpu_ranks import check_ranks
 from benchmarks.measures.gpu_scale import LARGE, QUICK, SMOKE, Scale, Task
@@ -96,6 +96,18 @@ PARTS: Mapping[str, Part] = {
     ),
     "fidelity": _part(gpu_rates.compare_to_plain, 190, 280, "a trial's rate is that of 20 s plain loops, within 2 %"),
     "block_edges": _part(gpu_windows.compare_blocks, 120, 140, "blocks of 0.2 s tell what blocks of 1.0 s tell"),
+    "shared_process": _part(
+        gpu_shared.compare_shared_process, 90, 120, "trials that share a process tell what trials of their own tell"
+    ),
+    "slow_build": _part(
+        gpu_shared.search_slow_build,
+        150,
+        170,
+        "trials of a job that is slow to build share a process; its search ends as promised",
+    ),
+    "compiled_code": _part(
+        gpu_shared.measure_compiled_code, 60, 80, "code that a search has compiled saves the training seconds"
+    ),
     "memory_limit": _part(gpu_memory.run_under_limit, 45, 60, "the limit holds, by torch's peak and by NVML's"),
     "out_of_memory": _part(gpu_memory.survive_out_of_memory, 70, 90, "a search goes on after out of memory"),
     "memory_line": _part(gpu_memory.fit_line, 60, 75, "larger batches take what a line through small ones says"),

@@ -35,6 +35,8 @@ from benchmarks.quietness import keep_freed_memory
 from benchmarks.replay.surface_order import spread_order
 from benchmarks.yardsticks.product_run import TRIAL_DEADLINE_S, open_runner
 
+__all__ = ["compare", "told_of"]
+
 _WORKLOADS = ("cliff", "ragged", "tiny_gpt", "text")
 """A CNN in memory, dictionaries of many shapes, a transformer, a GRU over lines of many lengths."""
 _POINTS = 6
@@ -55,18 +57,32 @@ def main() -> None:
     window = WindowRules(max_s=0.5) if arguments.quick else _WINDOW
     for name in [arguments.workload] if arguments.workload else _WORKLOADS[: 1 if arguments.quick else None]:
         if len(recording.results.get(name, {}).get("rounds", ())) < rounds:
-            _compare(name, points, rounds, window, keep=partial(recording.add, name))
+            say(name)
+            compare(GRIDS[name], "cpu", points, window, keep=partial(recording.add, name), goes_on=lambda n: n < rounds)
     _print(recording.results)
     print(f"\n{recording.path}")
 
 
-def _compare(name: str, count: int, rounds: int, window: WindowRules, keep: Callable[[dict[str, Any]], None]) -> None:
-    """The raw figures and what they tell are kept after each round."""
-    grid, found = GRIDS[name], list[dict[str, Any]]()
-    with _runner_of(grid) as (runner, _), _runner_of(grid) as (beside, _):  # a server forks for one at a time
+def compare(
+    grid: Grid,
+    device: str,
+    count: int,
+    window: WindowRules,
+    *,
+    keep: Callable[[dict[str, Any]], None],
+    goes_on: Callable[[int], bool],
+) -> None:
+    """Measure so many points both ways, in rounds.
+
+    The raw figures and what they tell are kept after each round; `goes_on`, given how many there were, says whether
+    another one begins.
+    """
+    found = list[dict[str, Any]]()
+    both_runners = (_runner_of(grid, device), _runner_of(grid, device))  # a server forks for one at a time
+    with both_runners[0] as (runner, _), both_runners[1] as (beside, _):
         points = [point for point in spread_order(grid)[: 2 * count] if _can_run(runner, point, window)][:count]
         configs = [point.model_dump(mode="json", exclude_defaults=True) for point in points]
-        for number in range(rounds):
+        while goes_on(number := len(found)):
             order = random.Random(number).sample(range(len(points)), len(points))
             warm = WarmWorkerLauncher(beside.launcher, beside.scratch, beside.logs)
             both = _round(points, order, window, {"fresh": runner, "warm": replace(beside, launcher=warm)})
@@ -74,11 +90,11 @@ def _compare(name: str, count: int, rounds: int, window: WindowRules, keep: Call
             found.append(both)
             if number > 0:
                 keep({"points": configs, "rounds": found, "told": told_of(found, len(points))})
-            say(f"{name}: round {number + 1}, fresh {both['fresh_s']:.0f} s, warm {both['warm_s']:.0f} s")
+            say(f"round {number + 1}, fresh {both['fresh_s']:.0f} s, warm {both['warm_s']:.0f} s")
 
 
-def _runner_of(grid: Grid) -> AbstractContextManager[tuple[TrialRunner, ResolvedSpace]]:
-    return open_runner(grid.case(), device="cpu", space=grid.space, memory_limit=grid.memory_limit)
+def _runner_of(grid: Grid, device: str) -> AbstractContextManager[tuple[TrialRunner, ResolvedSpace]]:
+    return open_runner(grid.case(), device=device, space=grid.space, memory_limit=grid.memory_limit)
 
 
 def _round(

@@ -53,6 +53,19 @@ free, total = torch.cuda.mem_get_info()
 print(json.dumps(found | {"used_bytes": total - free, "free_bytes": free}))
 """
 
+TRAINS_COMPILED = """
+import torch
+from torch._dynamo.utils import counters
+from autotune.settings.training_config import TrainingConfig
+from tests.worker.gpu_cases import rows, small_net
+
+model = TrainingConfig(micro_batch_size=64, compile=True).prepare(small_net(), "cuda:0")
+inputs, targets = (part[:64].to("cuda:0") for part in rows().tensors)
+torch.nn.functional.cross_entropy(model(inputs), targets).backward()
+print(counters["inductor"]["fxgraph_cache_hit"])
+"""
+"""Prints how much of what a compiled model needed was there."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpus:
@@ -97,10 +110,20 @@ def run(
     launcher: Launcher, folder: Path, device: str = "cuda:0", limit_bytes: int | None = None, **given: Any
 ) -> TrialResult:
     """One trial: its workload's parts, `max_s` and `extras` of its window, and settings."""
+    workload = {name: given.pop(name) for name in _WORKLOAD if name in given}
+    runner = runner_of(launcher, folder, device, limit_bytes, **workload)
+    window, extras = WindowRules(max_s=given.pop("max_s", 0.5)), given.pop("extras", NO_EXTRAS)
+    config = TrainingConfig(**({"micro_batch_size": 64} | given))
+    return runner.run(config, name="trial", deadline_s=60, window=window, extras=extras)
+
+
+def runner_of(
+    launcher: Launcher, folder: Path, device: str = "cuda:0", limit_bytes: int | None = None, **workload: Any
+) -> TrialRunner:
+    """What runs trials of a workload; of a small one where nothing is given."""
     named: dict[str, Any] = {"model": small_net, "dataset": rows}
-    named |= {name: given.pop(name) for name in _WORKLOAD if name in given}
-    write_payload(Workload(**named), folder / "payload")
-    runner = TrialRunner(
+    write_payload(Workload(**(named | workload)), folder / "payload")
+    return TrialRunner(
         launcher=launcher,
         payload=folder / "payload",
         scratch=folder,
@@ -109,9 +132,6 @@ def run(
         seed=0,
         limits=MemoryLimits(limit_bytes=limit_bytes),
     )
-    window, extras = WindowRules(max_s=given.pop("max_s", 0.5)), given.pop("extras", NO_EXTRAS)
-    config = TrainingConfig(**({"micro_batch_size": 64} | given))
-    return runner.run(config, name="trial", deadline_s=60, window=window, extras=extras)
 
 
 def small_net() -> nn.Module:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from math import isfinite
 
+import pytest
+
 from autotune.records.diagnosis import Diagnosis
 from autotune.records.measurement import Measurement
+from autotune.records.precision_check import MIN_STEPS, PrecisionFigures
 from autotune.records.trial import TrialResult
 from autotune.records.utilization import PROFILER_SOURCE, WAIT_SOURCE, source_rank
 from autotune.settings.environment import Environment
@@ -21,6 +24,10 @@ _FINEST, _COARSEST = 2e-5, 5e-3
 """Of TF32's rounding in a product of 512 rows: it keeps 10 bits of a fraction, float32 keeps 23. Between float32's
 1e-6 and what ten bits give at the most, with room on both sides."""
 _BUSY_FROM, _STARVED_BELOW = 0.8, 0.3
+_PEAKS_WITHIN = 0.05
+"""Kernels that load later, and cuBLAS's workspaces of other sizes, stay in a process."""
+_LOSSES_WITHIN = 1e-2
+"""bfloat16 keeps 8 bits of a fraction, and sums come in any order."""
 
 
 def measured(result: TrialResult) -> Measurement:
@@ -62,6 +69,25 @@ def accounts_for_memory(run: Measurement, limit_bytes: int) -> None:
     assert run.peak_memory_bytes == memory.peak_bytes == memory.reserved_bytes + memory.outside_bytes
     assert run.peak_memory_bytes <= limit_bytes
     assert memory.alloc_retries == 0, "there was room"
+
+
+def peaks_as(run: Measurement, alone: Measurement) -> None:
+    """What came before a trial in its process is no part of its peak."""
+    assert run.memory.allocated_bytes
+    assert alone.memory.allocated_bytes
+    assert abs(run.memory.allocated_bytes / alone.memory.allocated_bytes - 1) < _PEAKS_WITHIN
+    assert abs(run.peak_memory_bytes / alone.peak_memory_bytes - 1) < _PEAKS_WITHIN
+
+
+def guarded_as(figures: PrecisionFigures | None, alone: PrecisionFigures | None) -> None:
+    """A precision check in a shared process tells what one in a process of its own tells."""
+    assert figures is not None
+    assert alone is not None
+    steps = min(len(figures.losses), len(alone.losses))
+    assert steps >= MIN_STEPS
+    for name in ("reference_losses", "losses"):
+        mine, others = getattr(figures, name)[:steps], getattr(alone, name)[:steps]
+        assert mine == pytest.approx(others, rel=_LOSSES_WITHIN), name
 
 
 def ran_out_of_memory(result: TrialResult) -> None:

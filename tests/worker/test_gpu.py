@@ -7,6 +7,9 @@ process: what it forks would inherit it.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
@@ -15,10 +18,15 @@ import pytest
 
 from autotune.api import diagnose as diagnosing
 from autotune.api.diagnose import MeasuringTime, diagnose_plan
+from autotune.launch.launcher import Launcher
 from autotune.launch.local.fork_server import ForkServerLauncher
+from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
+from autotune.launch.local.warm_worker import WarmWorkerLauncher
 from autotune.launch.runner import TrialRunner
 from autotune.records.diagnosis import Diagnosis
 from autotune.records.measurement import Measurement
+from autotune.records.precision_check import PrecisionFigures
+from autotune.records.trial import TrialResult
 from autotune.settings.plan import Plan
 from autotune.settings.training_config import AmpDtype, TrainingConfig
 from autotune.settings.workload import Workload
@@ -188,6 +196,78 @@ def test_a_device_beyond_those_there_is_told(launcher: ForkServerLauncher, tmp_p
 def test_the_device_is_described(launcher: ForkServerLauncher, gpus: cases.Gpus, tmp_path: Path) -> None:
     runner = TrialRunner(launcher=launcher, payload=tmp_path, scratch=tmp_path, logs=tmp_path, device="auto", seed=0)
     promises.describes_a_gpu(runner.describe(deadline_s=60).environment, gpus.names[0])
+
+
+@pytest.fixture
+def warm(launcher: ForkServerLauncher, tmp_path: Path) -> Iterator[WarmWorkerLauncher]:
+    """Trials that share a process; the server below serves other tests as well."""
+    shared = WarmWorkerLauncher(launcher, tmp_path, tmp_path)
+    yield shared
+    shared.end_shared()
+
+
+def test_trials_in_a_shared_process_compute_each_in_its_precision(warm: WarmWorkerLauncher, tmp_path: Path) -> None:
+    witness = cases.Witness(tmp_path / "seen")
+    precisions: list[AmpDtype] = ["float32", "tf32", "float16", "bfloat16", "tf32", "float32"]
+    for number, amp_dtype in enumerate(precisions):
+        witness.path.unlink(missing_ok=True)
+        run = promises.measured(cases.run(warm, tmp_path, step=witness, amp_dtype=amp_dtype, num_workers=2))
+        assert run.earlier_trials == number
+        if not cases.switch_of(amp_dtype):
+            promises.computes_in(witness.told(), amp_dtype)
+
+
+def test_what_ran_out_of_memory_in_a_shared_process_is_no_part_of_the_next_peak(
+    warm: WarmWorkerLauncher, gpus: cases.Gpus, tmp_path: Path
+) -> None:
+    def run(launcher: Launcher, micro_batch_size: int) -> TrialResult:
+        limit_bytes = limit_of(gpus, gib=3)
+        return cases.run(
+            launcher, tmp_path, limit_bytes=limit_bytes, model=cases.Wide, micro_batch_size=micro_batch_size
+        )
+
+    alone = promises.measured(run(warm.below, 64))
+    assert promises.measured(run(warm, 128)).earlier_trials == 0
+    promises.ran_out_of_memory(run(warm, 1024))
+    after = promises.measured(run(warm, 64))
+    assert after.earlier_trials > 0
+    promises.peaks_as(after, alone)
+
+
+def test_after_a_kernels_error_a_shared_process_is_begun_anew(warm: WarmWorkerLauncher, tmp_path: Path) -> None:
+    broken = cases.run(warm, tmp_path, model=cases.LooksUp, dataset=cases.rows_beyond_the_table)
+    promises.crashed_at(broken, cases.place_of_the_lookup())
+    assert promises.measured(cases.run(warm, tmp_path)).earlier_trials == 0
+
+
+def test_precision_checks_in_a_shared_process_share_their_float32_runs(
+    warm: WarmWorkerLauncher, tmp_path: Path
+) -> None:
+    configs = [TrainingConfig(micro_batch_size=64, amp_dtype=one) for one in ("float16", "bfloat16", "tf32")]
+
+    def guards(launcher: Launcher) -> list[PrecisionFigures | None]:
+        runner = cases.runner_of(launcher, tmp_path)
+        return [runner.guard(config, name="guard", deadline_s=60).guard for config in configs]
+
+    alone = guards(warm.below)  # first: the server below serves one at a time
+    for shared, own in zip(guards(warm), alone, strict=True):
+        promises.guarded_as(shared, own)
+
+
+def test_what_a_stress_run_has_compiled_is_there_for_a_training_whose_folder_of_torch_is_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "search"))
+    config = TrainingConfig(micro_batch_size=64, compile=True)
+    launcher = FreshInterpreterLauncher()
+    report = cases.runner_of(launcher, tmp_path).stress(config, name="stress", deadline_s=100, train_s=1.0)
+    assert report.stress is not None, report.result.reason
+    assert report.stress.keeps_code
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "training")}
+    command = [sys.executable, "-W", "ignore", "-c", cases.TRAINS_COMPILED]
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert int(told.splitlines()[-1]) > 0
 
 
 @pytest.fixture
