@@ -27,7 +27,7 @@ from benchmarks.yardsticks.product_run import search, search_figures
 
 __all__ = ["compare_shared_process", "measure_compiled_code", "search_slow_build"]
 
-_POINTS, _LEAST_ROUNDS = 4, 2
+_POINTS, _LEAST_ROUNDS = 3, 2
 _WINDOW = WindowRules(max_s=1.0)
 _BIAS_WITHIN = 0.03
 """Our own convention: beyond what `fidelity` allows a trial, below what a search calls a gain."""
@@ -78,6 +78,7 @@ def search_slow_build(task: Task) -> Figures:
         builds.unlink(missing_ok=True)
     chosen, promised_s = result.summary.recommendation, result.summary.promised_s
     earlier = [one.measurement.earlier_trials for one in result.trials if one.measurement is not None]
+    after_a_build_s = seconds - _BUILD_S  # or more: the promise is made once the first process has built
     return {
         "seconds": seconds,
         "promised_s": promised_s,
@@ -88,7 +89,7 @@ def search_slow_build(task: Task) -> Figures:
         "search": search_figures(result),
         "promises": {
             "trials_shared_a_process": max(earlier, default=0) > 0,
-            "ends_as_promised": None if promised_s is None else seconds <= promised_s,
+            "ends_as_promised": None if promised_s is None else after_a_build_s <= promised_s,
         },
     }
 

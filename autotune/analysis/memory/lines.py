@@ -15,7 +15,7 @@ import numpy as np
 
 from autotune.analysis.forecast.observations import ConfiguredPoint
 from autotune.analysis.memory.model import SURE_TO_FIT, MemoryModel, Peak
-from autotune.analysis.statistics import NORMAL_95
+from autotune.analysis.statistics import t_95
 from autotune.note import Note, note
 from autotune.records.trial import OUT_OF_MEMORY, TrialRecord
 from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
@@ -107,7 +107,7 @@ class MemoryLine:
     def predict(self, micro_batch_size: int) -> tuple[float, float]:
         """Expected peak memory and half of its 95 % interval, in bytes."""
         expected, sd = self.model.expect([self._with(micro_batch_size)])
-        return float(expected[0]), NORMAL_95 * float(sd[0])
+        return float(expected[0]), t_95(self.model.degrees_of_freedom) * float(sd[0])
 
     def largest_batch(self, limit_bytes: int, most: int) -> int:
         """The largest micro batch up to `most` that is sure to fit; 0 where none is."""

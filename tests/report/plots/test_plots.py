@@ -65,7 +65,7 @@ def test_memory_lines_run_through_their_trials_with_their_error() -> None:
     (trend,) = by_name(make_summary(trials=tuple(trials)))["memory"].trends
     assert (trend.points[0][0], trend.points[-1][0]) == (32, 128)
     assert [gib for _, gib, _ in (trend.points[0], trend.points[-1])] == pytest.approx([1.5, 3.0], rel=0.01)
-    assert all(abs(gib - 1 - batch / 64) < error < 0.1 * gib for batch, gib, error in trend.points)
+    assert all(abs(gib - 1 - batch / 64) < error < 0.2 * gib for batch, gib, error in trend.points)
 
 
 def test_a_memory_line_has_a_point_at_every_batch_that_was_tried_in_its_range() -> None:

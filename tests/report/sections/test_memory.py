@@ -76,7 +76,7 @@ def test_the_line_of_the_recommended_devices_is_told_by_name() -> None:
     assert amounts(f"Memory of float32, {TWO}: # + # a sample, ± #.", summary) == [
         pytest.approx(3 * 1024, rel=0.02),
         pytest.approx(32, rel=0.02),
-        pytest.approx(0, abs=256),
+        pytest.approx(0, abs=384),
     ]
     alone = {config: gib for config, gib in BOTH.items() if config.world_size == 1}
     assert amounts("Memory of float32: # + # a sample, ± #.", made(alone))[:2] == pytest.approx([1024, 16], rel=0.02)
