@@ -11,7 +11,6 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from autotune.analysis.time_estimate import SLOW_BUILD_S
 from autotune.errors import ConfigError
 from autotune.files.run_folder import RunFolder, open_run_folder
 from autotune.launch.launcher import Launcher
@@ -25,8 +24,8 @@ from autotune.report.wording import say
 from autotune.settings.plan import Plan
 
 _SHARED_FROM_S = 1.0
-"""Seconds of building from which on trials on a CPU share a process: our own convention, from where on it saves more
-than a tenth of a search (benchmarks/shared_trials.py). On accelerators, which have not run it, more is asked."""
+"""Seconds of building from which on trials share a process: our own convention, from where on it saves more than a
+tenth of a search on a CPU (benchmarks/shared_trials.py)."""
 
 __all__ = ["opened_launcher", "runner_for", "temporary_folder", "warnings_in"]
 
@@ -80,8 +79,7 @@ def _launcher_of(plan: Plan, folder: RunFolder) -> Launcher:
         each = ForkServerLauncher(server_log, device=plan.device) if is_linux else FreshInterpreterLauncher()
         if plan.workload.command is not None:
             return each
-        least = {"least_build_s": _SHARED_FROM_S, "least_on_accelerator_s": SLOW_BUILD_S}
-        return WarmWorkerLauncher(each, folder.scratch, folder.logs, **least)
+        return WarmWorkerLauncher(each, folder.scratch, folder.logs, least_build_s=_SHARED_FROM_S)
     try:
         from autotune.ray.launcher import RayLauncher
 

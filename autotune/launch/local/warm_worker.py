@@ -81,7 +81,6 @@ class WarmWorkerLauncher:
         scratch: Where the folder of the shared process goes.
         logs: Where its log goes, as warm-1.log and so on: all that its trials print.
         least_build_s: Where a workload takes less to build, in the first job, each trial has a process of its own.
-        least_on_accelerator_s: The same where trials train on another device than the CPU.
     """
 
     def __init__(
@@ -91,10 +90,9 @@ class WarmWorkerLauncher:
         logs: Path,
         *,
         least_build_s: float = 0.0,
-        least_on_accelerator_s: float = 0.0,
     ) -> None:
         self.below, self._scratch, self._logs = below, scratch, logs
-        self._least_build_s, self._least_on_accelerator_s = least_build_s, least_on_accelerator_s
+        self._least_build_s = least_build_s
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="autotune-warm-worker")
         self._shared: _Shared | None = None
         self._endings: list[Event] = []
@@ -145,11 +143,10 @@ class WarmWorkerLauncher:
 
     def _decide(self, report: RankReport) -> None:
         """Whether trials share a process, by what the first job has built."""
-        self._kept_bytes, build_s, environment = report.kept_bytes, report.workload_build_s, report.environment
+        self._kept_bytes, build_s = report.kept_bytes, report.workload_build_s
         if not self._is_decided and build_s is not None:
             self._is_decided = True
-            is_cpu = environment is None or environment.device_kind == "cpu"
-            if build_s < (self._least_build_s if is_cpu else self._least_on_accelerator_s):
+            if build_s < self._least_build_s:
                 self.is_sharing = False
                 self.end_shared()
 
