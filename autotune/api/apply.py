@@ -17,9 +17,10 @@ from autotune.errors import ConfigError
 from autotune.files.recommended_file import read_script
 from autotune.files.run_folder import recommended_of
 from autotune.note import note
-from autotune.protocol.attach import attached_environment, framework_environment, with_own_python
+from autotune.protocol.attach import attached_environment, framework_environment, words_to_start
 from autotune.report.wording import say
-from autotune.settings.command import command_fault, filled, placeholders_in
+from autotune.settings.applied.compiled_code import script_code_file
+from autotune.settings.command import command_fault, placeholders_in, script_named_by
 
 __all__ = ["applied", "apply_command"]
 
@@ -45,14 +46,17 @@ def applied(path: Path, command: Sequence[str]) -> tuple[tuple[str, ...], dict[s
             f"the command must carry the placeholders that it was searched with, but {', '.join(missing)} is missing; "
             f"it was searched as: {shlex.join(found.command)}"
         )
+    words = words_to_start(command, config)
+    code = script_code_file(config, script_named_by(words)) if config.compile and config.strategy == "single" else None
     told = {
         "config": config.model_dump(mode="json"),
         "script": found.script.model_dump(mode="json"),
+        "code": None if code is None else str(code),
     }
     switches = dict(switch.split("=", 1) for switch in found.malloc if "=" in switch)
     own = {name: value for name, value in switches.items() if name not in os.environ}
     of_framework = framework_environment(config, found.script)
-    return with_own_python(filled(command, config)), {**own, **attached_environment(told), **of_framework}
+    return words, {**own, **attached_environment(told), **of_framework}
 
 
 def apply_command(path: Path, command: Sequence[str], *, only_print: bool = False) -> None:

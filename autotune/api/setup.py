@@ -27,6 +27,9 @@ _SHARED_FROM_S = 1.0
 """Seconds of building from which on trials share a process: our own convention, from where on it saves more than a
 tenth of a search on a CPU (benchmarks/shared_trials.py)."""
 
+_LOCAL = (WarmWorkerLauncher, ForkServerLauncher, FreshInterpreterLauncher)
+"""Launchers whose trials run on this machine, and as this user."""
+
 __all__ = ["opened_launcher", "runner_for", "temporary_folder", "warnings_in"]
 
 
@@ -40,7 +43,7 @@ def runner_for(plan: Plan, folder: RunFolder, launcher: Launcher) -> TrialRunner
         device=plan.device,
         seed=plan.seed,
         command=plan.workload.command,
-        keeps_code=isinstance(launcher, WarmWorkerLauncher),  # our own, on this machine and as this user
+        keeps_code=isinstance(launcher, _LOCAL),
         say=say,
     )
 

@@ -43,6 +43,7 @@ _AnyJob = TypeVar(
     jobs.StressJob,
     jobs.NoiseScaleJob,
 )
+_SHORTEST_S = 0.1  # of a window that is made for what comes before it: our own convention
 _Placed = TypeVar("_Placed", jobs.TrialJob, jobs.ProbeJob)
 
 
@@ -100,6 +101,12 @@ class TrialRunner:
         own = {"window": window, "extras": extras, "streams_blocks": should_end is not None}
         job = self._job_for(jobs.TrialJob, config, deadline_s, **own)
         return _find_place(job, partial(self._run, name, should_end)).result
+
+    def run_with_kept_code(self, config: TrainingConfig, *, name: str, deadline_s: float) -> TrialResult:
+        """Measure the shortest window, where of what is compiled only that is there which a stress run has kept."""
+        shortest = jobs.WindowRules(max_s=_SHORTEST_S, block_s=_SHORTEST_S)
+        own = {"window": shortest, "begins_with_kept_code": True}
+        return self._run(name, None, self._job_for(jobs.TrialJob, config, deadline_s, **own)).result
 
     def probe(self, config: TrainingConfig, *, deadline_s: float) -> RankReport:
         """Take a first look at the workload: environment and facts, or a result with the reason why it fails."""

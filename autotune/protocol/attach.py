@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from autotune.settings.command import is_python
+from autotune.settings.command import filled, is_python
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import ScriptFacts
 
@@ -27,6 +27,7 @@ __all__ = [
     "framework_environment",
     "is_own_python",
     "with_own_python",
+    "words_to_start",
     "workers_unwatched",
 ]
 
@@ -71,6 +72,11 @@ def is_own_python(program: str) -> bool:
         return True
     ours, theirs = (Path(path).absolute().parent.resolve() for path in (sys.executable, program))
     return ours == theirs  # an environment may be reached by a link; its python is one to the interpreter of all
+
+
+def words_to_start(command: Sequence[str], config: TrainingConfig) -> tuple[str, ...]:
+    """What is started: a command with its placeholders filled, and this interpreter where it names a bare `python`."""
+    return with_own_python(filled(command, config))
 
 
 def with_own_python(words: Sequence[str]) -> tuple[str, ...]:

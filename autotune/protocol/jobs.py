@@ -151,6 +151,8 @@ class TrialJob(_WorkloadJob):
     extras: Extras = NO_EXTRAS
     streams_blocks: bool = False
     """Rank 0 writes each block of its window as soon as it has ended."""
+    begins_with_kept_code: bool = False
+    """Of what is compiled nothing is there but what was kept for these settings."""
 
 
 class PrecisionJob(_WorkloadJob):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from os import PathLike, fspath
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from reprlib import repr as short_repr
 from typing import Literal
 
@@ -28,6 +28,7 @@ __all__ = [
     "is_python",
     "placeholders_in",
     "python_start",
+    "script_named_by",
     "without_secrets",
 ]
 
@@ -135,6 +136,14 @@ def python_start(command: Sequence[str]) -> PythonStart | None:
         return None
     kind: Literal["script", "module"] = "script" if found.kind == "script" else "module"
     return PythonStart(kind=kind, target=found.target, arguments=found.arguments)
+
+
+def script_named_by(command: Sequence[str]) -> tuple[str, ...]:
+    """The words that tell what a command trains: script or module, else all of them; arguments of a script do not."""
+    start = python_start(command)
+    if start is None:
+        return tuple(command)
+    return (start.kind, str(Path(start.target).absolute()) if start.kind == "script" else start.target)
 
 
 def command_fault(command: Sequence[str]) -> str | None:

@@ -24,6 +24,7 @@ from autotune.records.conditions import remarks_on
 from autotune.records.measurement import Block, Measurement
 from autotune.records.ranks import RankFigures
 from autotune.records.trial import TrialResult
+from autotune.settings.applied.compiled_code import load_compiled
 from autotune.settings.applied.parallel import without_effect_here
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
@@ -70,7 +71,7 @@ def run_trial(
 ) -> RankReport:
     """Measure a configuration as one rank of its group."""
     with ExitStack() as at_end:
-        trainer, feed, first = _build(workload, job.config, device, place)
+        trainer, feed, first = _build(workload, job, device, place)
         if place.is_shared:  # elsewhere its workers end with the process
             at_end.callback(feed.stop)
         run = Run(feed, trainer, feed.queue_capacity, start.ends_at, group=place.group)
@@ -97,9 +98,11 @@ def gpus_used(device: Device) -> tuple[Gpu, ...]:
     return gpus_of(device.devices) if device.kind == "cuda" else ()
 
 
-def _build(workload: Workload, config: TrainingConfig, device: Device, place: Place) -> tuple[Trainer, Feed, Delivery]:
-    data = build_dataset(workload)
+def _build(workload: Workload, job: TrialJob, device: Device, place: Place) -> tuple[Trainer, Feed, Delivery]:
+    data, config = build_dataset(workload), job.config
     model = build_model(workload, config, device)
+    if job.begins_with_kept_code:
+        load_compiled(config, model, device.torch_device)
     feed = Feed(build_loader(workload, data, config, place.folder.path, place.group))
     first = feed.start()
     _refuse_repeated(feed.loader.dataset, first.batch, place.group)

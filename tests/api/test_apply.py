@@ -16,6 +16,7 @@ import yaml
 from autotune.api.apply import applied, apply_command
 from autotune.errors import ConfigError
 from autotune.launch.local.fork_server import ForkServerLauncher
+from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
 from autotune.protocol.attach import ATTACH_VARIABLE
 from autotune.settings.training_config import TrainingConfig
 from tests.factories import make_script
@@ -230,3 +231,43 @@ def test_a_file_that_was_found_for_a_model_is_refused(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump({"format": 1, "settings": TrainingConfig().model_dump()}), encoding="utf-8")
     with pytest.raises(ConfigError, match="must have been found for a command to be applied to one"):
         applied(path, ["python", "train.py"])
+
+
+_COMPILED = """
+import sys, torch
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.randn(64, 4), torch.arange(64) % 2)
+model = torch.compile(nn.Sequential(nn.Linear(4, 4), nn.GELU()))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+for epoch in range(int(sys.argv[1])):
+    for x, y in DataLoader(data, batch_size=16):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    print("HITS", counters["inductor"]["fxgraph_cache_hit"], flush=True)
+"""
+
+
+def test_a_script_that_compiles_finds_what_its_search_has_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "search"))
+    rig = ScriptRig(launcher=FreshInterpreterLauncher(), folder=tmp_path)
+    probed = rig.probe((*rig.write(_COMPILED), "100000"))
+    assert probed.observed.compile
+    runner, deadline_s = rig.runner(probed.words, probed.script), 100.0
+    stress = runner.stress(probed.observed, name="stress", deadline_s=deadline_s, train_s=0.1).stress
+    assert stress is not None
+    assert stress.keeps_code
+    again = runner.run_with_kept_code(probed.observed, name="kept-code", deadline_s=deadline_s)
+    assert again.outcome == "ok", again.reason
+    assert "HITS 0" not in rig.log("kept-code")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "training"))
+    file = recommended(tmp_path, probed)
+    command = [sys.executable, "-m", "autotune", "apply", str(file), "--", *probed.words[:2], "1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=True)
+    assert int(done.stdout.split()[-1]) > 0

@@ -14,6 +14,7 @@ import logging
 import os
 import platform
 import stat
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
 from time import time
@@ -24,9 +25,19 @@ from platformdirs import user_cache_path
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from autotune.settings.applied.cores.processor import processor_name
+from autotune.settings.applied.cores.processor import processor_name, usable_cores
 
-__all__ = ["CodeSettings", "code_file", "load_compiled", "own_torch_cache", "sealed"]
+__all__ = [
+    "CodeSettings",
+    "ScriptCodeSettings",
+    "code_file",
+    "code_settings",
+    "load_code",
+    "load_compiled",
+    "own_torch_cache",
+    "script_code_file",
+    "sealed",
+]
 
 _LOG = logging.getLogger(__name__)
 _VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
@@ -64,6 +75,21 @@ class CodeSettings(Protocol):
         ...
 
 
+class ScriptCodeSettings(CodeSettings, Protocol):
+    """The same where a script has its own model, of which nothing is known before it is made."""
+
+    @property
+    def intra_op_threads(self) -> int | None:
+        """Threads of an operator on the CPU."""
+        ...
+
+
+def code_settings(config: CodeSettings) -> tuple[object, ...]:
+    """Equal where two configurations have torch make the same code of a model."""
+    batch = (config.micro_batch_size, config.max_tokens)
+    return (*batch, config.amp_dtype, config.channels_last, config.compile_mode)
+
+
 def code_file(config: CodeSettings, model: nn.Module, device: torch.device) -> Path | None:
     """Where code of these settings and this model lies in the user's cache folder; None: nowhere.
 
@@ -73,18 +99,27 @@ def code_file(config: CodeSettings, model: nn.Module, device: torch.device) -> P
     parameters = list(model.parameters())
     if any(map(is_lazy, parameters)):
         return None
-    place = [device.type, platform.machine(), processor_name(), torch.backends.cpu.get_cpu_capability()]
+    place = [device.type]
     if device.type == "cpu":
         place.append(str(torch.get_num_threads()))  # stands in C++ code
     elif device.type == "cuda":
         place += [torch.cuda.get_device_name(device), str(torch.cuda.get_device_capability(device))]
-    batch = (config.micro_batch_size, config.max_tokens)
-    settings = (*batch, config.amp_dtype, config.channels_last, config.compile_mode)
     kinds = [type(module).__qualname__ for module in model.modules()]  # a script's module has another name in a trial
     shapes = [(tuple(parameter.shape), str(parameter.dtype)) for parameter in parameters]
-    key = sha256(json.dumps([torch.__version__, place, settings, kinds, shapes]).encode()).hexdigest()
+    return _file_of([place, code_settings(config), kinds, shapes])
+
+
+def script_code_file(config: ScriptCodeSettings, script: Sequence[str]) -> Path | None:
+    """The same of a script that compiles its model, by the words that name it."""
+    return _file_of([list(script), config.intra_op_threads or usable_cores(), code_settings(config)])
+
+
+def _file_of(key: list[object]) -> Path | None:
+    """The file of a key, on this processor and with this torch."""
+    here = [torch.__version__, platform.machine(), processor_name(), torch.backends.cpu.get_cpu_capability()]
+    digest = sha256(json.dumps([here, key]).encode()).hexdigest()
     try:
-        file = user_cache_path("autotune") / "compiled" / f"{key[:32]}.bin"
+        file = user_cache_path("autotune") / "compiled" / f"{digest[:32]}.bin"
     except RuntimeError:
         return None
     return file if file.is_absolute() else None
@@ -96,15 +131,23 @@ def sealed(content: bytes) -> bytes:
 
 
 def load_compiled(config: CodeSettings, model: nn.Module, device: torch.device) -> bool:
-    """Put the code that a search has kept for these settings into torch's folder; whether it is there.
+    """Put the code that a search has kept for these settings and this model into torch's folder: `load_code`."""
+    return load_code(lambda: code_file(config, model, device))
 
-    It is put there once a day, since what nobody uses is removed from /tmp. Whatever is wrong with it is no error:
-    torch compiles anew.
+
+def load_code(find: Callable[[], Path | None]) -> bool:
+    """Put the code in a file into torch's folder; whether it is there.
+
+    It is put there once a day, since what nobody uses is removed from /tmp. Whatever is wrong with it, or with finding
+    it, is no error: torch compiles anew.
     """
     try:
-        file, cache = code_file(config, model, device), own_torch_cache()
-        content = None if file is None or cache is None else _read(file)
-        if file is None or cache is None or content is None:
+        file = find()
+        if file is None or not file.exists():
+            return False
+        cache = own_torch_cache()
+        content = None if cache is None else _read(file)
+        if cache is None or content is None:
             return False
         stamp, digest = cache / f"autotune-{file.stem}", content[:_HASH_BYTES]
         if stamp.is_file() and stamp.read_bytes() == digest and time() - stamp.stat().st_mtime < _DAY_S:

@@ -6,15 +6,17 @@ refutes the trial, and notes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from autotune.analysis.time_estimate import overhead_s
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note, note
+from autotune.protocol.clock import monotonic
 from autotune.protocol.reports import RankReport
 from autotune.records.stress_check import STRESS_S, StressFigures, load_of, sample_scan_s
-from autotune.records.trial import OUT_OF_MEMORY, TrialRecord
+from autotune.records.trial import OUT_OF_MEMORY, TrialRecord, TrialResult
+from autotune.settings.applied.compiled_code import code_settings
 from autotune.tuning.outcomes import SearchOutcome
 from autotune.tuning.time_budget import repeat_deadline_s
 
@@ -55,13 +57,40 @@ def check_under_stress(
     if window_s < _SHORTEST_STRESS_S:
         return StressCheck(notes=(note("stress_no_time", trial=record.number),))
     deadline_s = repeat_deadline_s(record, found.build_s) + window_s
+    begun = monotonic()
     report = runner.stress(
         record.config,
         name=f"stress-{record.number:03d}",
         deadline_s=deadline_s if left_s is None else min(deadline_s, left_s),
         train_s=window_s,
     )
-    return _judged(record, found, report)
+    check = _judged(record, found, report)
+    if report.stress is None or not report.stress.keeps_code or check.is_refuted:
+        return check
+    left_s = None if left_s is None else left_s - (monotonic() - begun)
+    return replace(check, notes=(*check.notes, _kept_code(record, found, runner, left_s)))
+
+
+def _kept_code(record: TrialRecord, found: SearchOutcome, runner: TrialRunner, left_s: float | None) -> Note:
+    """What keeping the compiled code saves, by a start that has nothing else, where there is time for it.
+
+    Held against the longest start of the search with such code: the first one, unless torch's own folder had it before.
+    """
+    own = code_settings(record.config)
+    same = [one for one in (record, *found.records) if one.config.compile and code_settings(one.config) == own]
+    anew_s = max((start_s for one in same if (start_s := _start_s(one.result)) is not None), default=None)
+    deadline_s, kept_s = repeat_deadline_s(record, found.build_s), None
+    if anew_s is not None and (left_s is None or left_s > anew_s):
+        deadline_s = deadline_s if left_s is None else min(deadline_s, left_s)
+        name = f"kept-code-{record.number:03d}"
+        kept_s = _start_s(runner.run_with_kept_code(record.config, name=name, deadline_s=deadline_s))
+    return note("compiled_code_kept", anew_s=anew_s, kept_s=kept_s)
+
+
+def _start_s(result: TrialResult) -> float | None:
+    """Seconds of a new process until its window, compilation among them."""
+    found = result.measurement
+    return None if found is None else found.startup_s + found.window.warm_up_s
 
 
 def _judged(record: TrialRecord, found: SearchOutcome, report: RankReport) -> StressCheck:
@@ -89,6 +118,4 @@ def _judged(record: TrialRecord, found: SearchOutcome, report: RankReport) -> St
         notes.append(note("stress_thrashing", trial=trial, alloc_retries=retries, later_steps=figures.steps - 1))
     if load.peak_bytes > limit_bytes:
         notes.append(note("stress_near_limit", **sizes))
-    if figures.keeps_code:
-        notes.append(note("compiled_code_kept"))
     return StressCheck(figures=figures, notes=tuple(notes))

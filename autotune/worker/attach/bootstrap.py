@@ -45,7 +45,9 @@ def begin() -> None:
 
 def open_session(job: jobs.WorkloadJob, place: Place, dump: HangDump, started: float) -> Session:
     """Watch torch in this process, and do a job once the script trains."""
-    from autotune.worker.attach.loop.scenes import doer_of
+    from autotune.protocol import jobs
+    from autotune.settings.applied.compiled_code import load_code
+    from autotune.worker.attach.loop.scenes import code_file_of, doer_of
     from autotune.worker.attach.loop.session import Session
     from autotune.worker.attach.redirect.protection import protect_torch
     from autotune.worker.attach.seams.hooks import install
@@ -55,6 +57,8 @@ def open_session(job: jobs.WorkloadJob, place: Place, dump: HangDump, started: f
     protect_torch()
     overrides = overrides_of(job)
     overrides.in_process()
+    if isinstance(job, jobs.TrialJob) and job.begins_with_kept_code:
+        load_code(lambda: code_file_of(job))
     seed_all(job.process.seed)
     ends_at = started + _DEADLINE_SHARE * job.process.deadline_s
     start = Start(started=started, built_from=perf_counter(), ends_at=ends_at, before={})
@@ -104,6 +108,7 @@ def _session_of(told: dict[str, Any]) -> Session:
     from autotune.protocol.jobs import WorkloadJob, read_job
     from autotune.protocol.reports import RankReport
     from autotune.records.trial import TrialResult
+    from autotune.settings.applied.compiled_code import load_code
     from autotune.settings.training_config import TrainingConfig
     from autotune.settings.workload import ScriptFacts
     from autotune.worker.attach.loop.scene import no_job
@@ -127,6 +132,9 @@ def _session_of(told: dict[str, Any]) -> Session:
     config = TrainingConfig.model_validate(told["config"])
     overrides = Overrides(config, ScriptFacts.model_validate(told["script"]), is_trial=False)
     overrides.in_process()
+    code = told.get("code")
+    if code is not None:
+        load_code(lambda: Path(code))
     session = Session(None, overrides, Place(TrialFolder(Path()), 0, 0), no_job)
     install(session)
     return session

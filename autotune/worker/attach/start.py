@@ -26,16 +26,17 @@ from autotune.protocol.attach import (
     attached_environment,
     framework_environment,
     is_own_python,
-    with_own_python,
+    words_to_start,
 )
 from autotune.protocol.quiet import quiet_environment
 from autotune.protocol.reports import RankReport
-from autotune.settings.command import PythonStart, filled, python_start
+from autotune.settings.command import PythonStart, python_start
 from autotune.worker.attach.bootstrap import open_session, overrides_of
 from autotune.worker.attach.redirect.protection import protect_files
 from autotune.worker.failure.hang_dump import HangDump
 from autotune.worker.place import Place
 from autotune.worker.setup.build import WorkloadFault
+from autotune.worker.setup.compile_cache import begin_with_kept_code
 
 __all__ = ["run_command"]
 
@@ -54,13 +55,15 @@ def run_command(job: jobs.WorkloadJob, place: Place, dump: HangDump, started: fl
         BaseException: what it raised itself.
     """
     config = overrides_of(job).config
-    words = with_own_python(filled(job.command or (), config))
+    words = words_to_start(job.command or (), config)
     overlay = place.folder.overlay
     overlay.mkdir(mode=0o700, exist_ok=True)
     attached = {"folder": str(place.folder.path), "started": started}
     own = framework_environment(config, job.script)
     environment = {**quiet_environment(overlay), **attached_environment(attached), **own}
     os.environ.update(environment)
+    if isinstance(job, jobs.TrialJob) and job.begins_with_kept_code:
+        begin_with_kept_code(place.folder.path)
     start = python_start(words) if is_own_python(words[0]) else None
     is_well = True
     if start is None:

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from autotune.protocol.disk import remove_unfinished, write_atomic
 from autotune.protocol.private_folder import make_private
-from autotune.settings.applied.compiled_code import code_file, own_torch_cache, sealed
-from autotune.settings.training_config import TrainingConfig
+from autotune.settings.applied.compiled_code import own_torch_cache, sealed
 
-__all__ = ["keep_compiled", "keep_compiled_code_private", "own_code_file"]
+__all__ = ["begin_with_kept_code", "keep_compiled", "keep_compiled_code_private", "own_code_file"]
 
 _LOG = logging.getLogger(__name__)
 _MOST_BYTES = 2**30
@@ -33,20 +32,25 @@ def keep_compiled_code_private(scratch: Path) -> None:
     A folder that the user has named stays as it is.
     """
     if own_torch_cache() is None:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(scratch / "compiled")
+        begin_with_kept_code(scratch)
 
 
-def own_code_file(config: TrainingConfig, model: nn.Module, device: torch.device) -> Path | None:
-    """`code_file`, or None where a model or a driver won't tell what it asks for."""
+def begin_with_kept_code(scratch: Path) -> None:
+    """Have torch begin with an empty folder, so that nothing is there but what is put into it."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(scratch / "compiled")
+
+
+def own_code_file(find: Callable[[], Path | None]) -> Path | None:
+    """Where what is compiled here goes, or None where a model or a driver won't tell what that depends on."""
     try:
-        return code_file(config, model, device)
+        return find()
     except Exception as error:  # noqa: BLE001 - of the user's modules, among others
         _LOG.info("compiled code is not kept: %s", error)
         return None
 
 
 def keep_compiled(file: Path | None) -> bool:
-    """Keep what this process has compiled in the user's cache, in the file of `code_file`; whether it was kept.
+    """Keep what this process has compiled in a file of the user's cache; whether it was kept.
 
     Whatever goes wrong is no error: training compiles anew.
     """

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autotune.protocol.jobs import StressJob, WindowRules
+from autotune.protocol.jobs import StressJob, TrialJob, WindowRules
 from autotune.records.stress_check import load_of
 from autotune.records.trial import TrialRecord, TrialResult
 from autotune.settings.ddp_config import DdpConfig
@@ -21,6 +22,7 @@ from tests.factories.searches import GIB, figures_of, make_search
 GROUP = TrainingConfig(strategy="ddp", world_size=2)
 VIEWS = GROUP.model_copy(update={"ddp": DdpConfig(gradient_as_bucket_view=True)})
 ALONE = TrainingConfig()
+COMPILED = ALONE.model_copy(update={"compile": True})
 
 
 def record_of(config: TrainingConfig, overhead_s: float = 2.0) -> TrialRecord:
@@ -29,6 +31,15 @@ def record_of(config: TrainingConfig, overhead_s: float = 2.0) -> TrialRecord:
     window_s = sum(block.seconds for block in measurement.blocks)
     result = TrialResult(outcome="ok", measurement=measurement, wall_s=window_s + overhead_s)
     return TrialRecord(number=7, config=config, result=result)
+
+
+def starting_in(start_s: float, config: TrainingConfig) -> TrialRecord:
+    """A trial whose process was so long until its window."""
+    record = record_of(config)
+    found = record.result.measurement
+    assert found is not None
+    own = found.model_copy(update={"startup_s": start_s - found.window.warm_up_s})
+    return record.model_copy(update={"result": record.result.model_copy(update={"measurement": own})})
 
 
 def stressed(
@@ -114,14 +125,38 @@ def test_what_fits_the_largest_samples_by_giving_memory_back_is_noted(tmp_path: 
     assert len(check.notes) == len(noted)
 
 
-@pytest.mark.parametrize(
-    ("config", "kept"), [(ALONE, []), (ALONE.model_copy(update={"compile": True}), [{}]), (GROUP, [])]
-)
+@pytest.mark.parametrize(("config", "is_kept"), [(ALONE, False), (COMPILED, True), (GROUP, False)])
 def test_code_that_was_compiled_for_one_process_is_kept_and_noted(
-    tmp_path: Path, config: TrainingConfig, kept: list[dict[str, Any]]
+    tmp_path: Path, config: TrainingConfig, is_kept: bool
 ) -> None:
     _, check = stressed(tmp_path, config, 1.0)
-    assert figures_of(check.notes, "compiled_code_kept") == kept
+    assert len(figures_of(check.notes, "compiled_code_kept")) == is_kept
+
+
+def test_what_kept_code_saves_is_told_by_a_start_that_has_it_alone_against_the_longest_of_the_search(
+    tmp_path: Path,
+) -> None:
+    launcher = FakeLauncher(lambda _: FakeTrial(samples_per_s=100.0, startup_s=0.5))
+    search = make_search(tmp_path, launcher)
+    settings = [{"num_workers": 2}, {"micro_batch_size": 64}]
+    first, of_other_code = (
+        starting_in(start_s, COMPILED.model_copy(update=one))
+        for start_s, one in zip((20.0, 50.0), settings, strict=True)
+    )
+    found = replace(search.outcome(), records=(first, of_other_code))
+    check = check_under_stress(starting_in(3.0, COMPILED), found, search.runner, None)
+    (kept,) = figures_of(check.notes, "compiled_code_kept")
+    assert kept == {"anew_s": pytest.approx(20.0), "kept_s": pytest.approx(0.5)}
+    job = launcher.jobs[-1]
+    assert isinstance(job, TrialJob)
+    assert job.begins_with_kept_code
+
+
+def test_without_time_for_another_start_what_kept_code_saves_is_not_told(tmp_path: Path) -> None:
+    search = make_search(tmp_path, FakeLauncher(lambda _: FakeTrial(samples_per_s=100.0)))
+    check = check_under_stress(starting_in(500.0, COMPILED), search.outcome(), search.runner, 400.0)
+    (kept,) = figures_of(check.notes, "compiled_code_kept")
+    assert kept["kept_s"] is None
 
 
 def test_without_a_time_out_it_is_longer_than_a_window(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-from autotune.launch.local.fork_server import ForkServerLauncher
+from autotune.launch.launcher import Launcher
 from autotune.launch.runner import TrialRunner
 from autotune.protocol.jobs import NO_EXTRAS, Extras, WindowRules
 from autotune.protocol.reports import RankReport
@@ -87,7 +87,7 @@ class Script:
 class ScriptRig:
     """Runs commands in a folder, which holds their scripts."""
 
-    launcher: ForkServerLauncher
+    launcher: Launcher
     folder: Path
 
     def write(self, text: str, name: str = "train.py") -> tuple[str, ...]:

@@ -30,6 +30,7 @@ total = sum(x.sum() for (x,) in DataLoader(TensorDataset(torch.randn(512, 8)), b
 
 def assert_nothing_is_left(rig: ScriptRig) -> None:
     """No process of a trial runs on."""
+    assert isinstance(rig.launcher, ForkServerLauncher)
     server = rig.launcher._server
     left = [one.cmdline() for one in marked(rig.launcher._token) if server is None or one.pid != server.process.pid]
     assert left == []

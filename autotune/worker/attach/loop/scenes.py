@@ -10,20 +10,22 @@ import sys
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 
 from torch.utils.data import BatchSampler
 
 from autotune.note import note
 from autotune.protocol import jobs
-from autotune.protocol.attach import is_own_python
+from autotune.protocol.attach import is_own_python, words_to_start
 from autotune.protocol.jobs import NO_EXTRAS
 from autotune.protocol.reports import RankReport
 from autotune.records.diagnosis import Curves
 from autotune.records.measurement import Measurement
 from autotune.records.stress_check import sample_scan_s
 from autotune.records.trial import TrialResult
-from autotune.settings.command import filled, placeholders_in, python_start
+from autotune.settings.applied.compiled_code import script_code_file
+from autotune.settings.command import filled, placeholders_in, python_start, script_named_by
 from autotune.settings.workload import Workload
 from autotune.worker.after_window.extra_steps import measure_after_window
 from autotune.worker.attach.loop.bench import ScriptBench, loader_like
@@ -35,7 +37,7 @@ from autotune.worker.failure.hang_dump import HangDump
 from autotune.worker.jobs.curves import trace_curves
 from autotune.worker.jobs.largest_batch import largest_batch
 from autotune.worker.jobs.probe import is_sharded, warm_page_cache
-from autotune.worker.jobs.stress import stress_figures
+from autotune.worker.jobs.stress import stress_figures, with_code_kept
 from autotune.worker.measure.batch_sizes import unwrapped
 from autotune.worker.measure.conditions import conditions_before
 from autotune.worker.measure.feed import Feed, FeedEnded
@@ -43,10 +45,11 @@ from autotune.worker.measure.loop import Run
 from autotune.worker.place import Place, Start
 from autotune.worker.preload import changed_variables, installed_modules
 from autotune.worker.setup.build import WorkloadFault, is_stream
+from autotune.worker.setup.compile_cache import own_code_file
 from autotune.worker.setup.environment import describe
 from autotune.worker.trial import after_block_of, ended_when_stuck, gpus_used, longest_after_s, measure, of_rank
 
-__all__ = ["doer_of"]
+__all__ = ["code_file_of", "doer_of"]
 
 _OBSERVED_STEPS = 8
 """Optimizer steps that a probe watches: our convention; batches over steps give the accumulation."""
@@ -68,9 +71,14 @@ def doer_of(job: jobs.WorkloadJob, place: Place, dump: HangDump, start: Start) -
         case jobs.PrecisionJob():
             return partial(_compare, job, start)
         case jobs.StressJob():
-            return partial(_train_on_largest, job, start)
+            return partial(_train_on_largest, job, place, start)
         case jobs.NoiseScaleJob():
             raise AssertionError("gradients of a script are not measured: a Plan refuses it")  # our own bug
+
+
+def code_file_of(job: jobs.WorkloadJob) -> Path | None:
+    """Where code of a job's script lies in the user's cache folder; None: nowhere."""
+    return script_code_file(job.config, script_named_by(words_to_start(job.command or (), job.config)))
 
 
 def _done(**found: object) -> RankReport:
@@ -196,7 +204,7 @@ def _refuse_ranks(what: str) -> None:
         raise WorkloadFault(f"{what} in several ranks, of which each goes its own way there; measure one rank")
 
 
-def _train_on_largest(job: jobs.StressJob, start: Start, scene: Scene) -> RankReport:
+def _train_on_largest(job: jobs.StressJob, place: Place, start: Start, scene: Scene) -> RankReport:
     feed, loader = scene.feed, scene.loader
     if loader is None or not isinstance(feed, ScriptFeed):
         raise WorkloadFault("without a DataLoader nobody knows a script's largest samples")
@@ -209,4 +217,6 @@ def _train_on_largest(job: jobs.StressJob, start: Start, scene: Scene) -> RankRe
     largest = largest_batch(drawn, own, job.config.micro_batch_size, scan_until)
     fresh = Feed(own)
     first = fresh.start().batch
-    return _done(stress=stress_figures(scene.trainer, largest, first, fresh, job, start.ends_at))
+    figures = stress_figures(scene.trainer, largest, first, fresh, job, start.ends_at)
+    code = own_code_file(lambda: code_file_of(job)) if job.keeps_code else None
+    return _done(stress=with_code_kept(figures, code, start.ends_at, lambda known: place.keep(_done(stress=known))))
