@@ -97,7 +97,7 @@ PARTS: Mapping[str, Part] = {
     "fidelity": _part(gpu_rates.compare_to_plain, 190, 280, "a trial's rate is that of 20 s plain loops, within 2 %"),
     "block_edges": _part(gpu_windows.compare_blocks, 120, 140, "blocks of 0.2 s tell what blocks of 1.0 s tell"),
     "shared_process": _part(
-        gpu_shared.compare_shared_process, 90, 120, "trials that share a process tell what trials of their own tell"
+        gpu_shared.compare_shared_process, 120, 140, "trials that share a process tell what trials of their own tell"
     ),
     "slow_build": _part(
         gpu_shared.search_slow_build,
@@ -106,7 +106,7 @@ PARTS: Mapping[str, Part] = {
         "trials of a job that is slow to build share a process; its search ends as promised",
     ),
     "compiled_code": _part(
-        gpu_shared.measure_compiled_code, 60, 80, "code that a search has compiled saves the training seconds"
+        gpu_shared.measure_compiled_code, 80, 150, "code that a search has compiled saves the training seconds"
     ),
     "memory_limit": _part(gpu_memory.run_under_limit, 45, 60, "the limit holds, by torch's peak and by NVML's"),
     "out_of_memory": _part(gpu_memory.survive_out_of_memory, 70, 90, "a search goes on after out of memory"),

@@ -19,18 +19,20 @@ from autotune.files.run_folder import recommended_of
 from autotune.note import note
 from autotune.protocol.attach import attached_environment, framework_environment, words_to_start
 from autotune.report.wording import say
-from autotune.settings.applied.compiled_code import script_code_file
 from autotune.settings.command import command_fault, placeholders_in, script_named_by
 
 __all__ = ["applied", "apply_command"]
 
 
-def applied(path: Path, command: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
+def applied(
+    path: Path, command: Sequence[str], *, use_kept_code: bool = True
+) -> tuple[tuple[str, ...], dict[str, str]]:
     """The words to start, and the variables to start them under, so that a script trains with recommended settings.
 
     Args:
         path: A recommended.yaml, or the run folder of a search on a command.
         command: What trains, with the placeholders that it was searched with; other arguments may differ.
+        use_kept_code: Code that the search has compiled is put into torch's folder.
 
     Raises:
         ConfigError: the file can't be read, was found for something else, or the command can't be used.
@@ -47,11 +49,10 @@ def applied(path: Path, command: Sequence[str]) -> tuple[tuple[str, ...], dict[s
             f"it was searched as: {shlex.join(found.command)}"
         )
     words = words_to_start(command, config)
-    code = script_code_file(config, script_named_by(words)) if config.compile and config.strategy == "single" else None
     told = {
         "config": config.model_dump(mode="json"),
         "script": found.script.model_dump(mode="json"),
-        "code": None if code is None else str(code),
+        "compiled_by": script_named_by(words) if use_kept_code and config.compiles_alone else None,
     }
     switches = dict(switch.split("=", 1) for switch in found.malloc if "=" in switch)
     own = {name: value for name, value in switches.items() if name not in os.environ}
@@ -59,13 +60,13 @@ def applied(path: Path, command: Sequence[str]) -> tuple[tuple[str, ...], dict[s
     return words, {**own, **attached_environment(told), **of_framework}
 
 
-def apply_command(path: Path, command: Sequence[str], *, only_print: bool = False) -> None:
+def apply_command(path: Path, command: Sequence[str], *, only_print: bool = False, use_kept_code: bool = True) -> None:
     """Become the command, with the settings put in; with `only_print`, print what would be started instead.
 
     Raises:
         ConfigError: see `applied`; or the program can't be started.
     """
-    words, environment = applied(path, command)
+    words, environment = applied(path, command, use_kept_code=use_kept_code)
     if only_print:
         names = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
         sys.stdout.write(f"env {' '.join(names)} {shlex.join(words)}\n")

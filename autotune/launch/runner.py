@@ -23,10 +23,13 @@ from autotune.launch.disturbance import disturbance_of, with_remark
 from autotune.launch.launcher import Exit, Launch, Launcher
 from autotune.note import Note, note
 from autotune.protocol import jobs
+from autotune.protocol.attach import words_to_start
 from autotune.protocol.clock import deadline_within
 from autotune.protocol.disk import TrialFolder, write_model
 from autotune.protocol.reports import RankReport
 from autotune.records.trial import TrialResult
+from autotune.settings.applied.compiled_code import script_code_file
+from autotune.settings.command import script_named_by
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import ScriptFacts
 
@@ -102,10 +105,12 @@ class TrialRunner:
         job = self._job_for(jobs.TrialJob, config, deadline_s, **own)
         return _find_place(job, partial(self._run, name, should_end)).result
 
-    def run_with_kept_code(self, config: TrainingConfig, *, name: str, deadline_s: float) -> TrialResult:
-        """Measure the shortest window, where of what is compiled only that is there which a stress run has kept."""
+    def start_compiled(
+        self, config: TrainingConfig, *, name: str, deadline_s: float, with_kept_code: bool
+    ) -> TrialResult:
+        """Measure the shortest window, where of compiled code nothing is there, or only what a stress run has kept."""
         shortest = jobs.WindowRules(max_s=_SHORTEST_S, block_s=_SHORTEST_S)
-        own = {"window": shortest, "begins_with_kept_code": True}
+        own = {"window": shortest, "compiled_code": "kept" if with_kept_code else "none"}
         return self._run(name, None, self._job_for(jobs.TrialJob, config, deadline_s, **own)).result
 
     def probe(self, config: TrainingConfig, *, deadline_s: float) -> RankReport:
@@ -144,8 +149,7 @@ class TrialRunner:
 
         Below DistributedDataParallel a model is compiled in other pieces than here, in one process.
         """
-        keeps_code = self.keeps_code and config.compile and config.strategy == "single"
-        own = {"train_s": train_s, "keeps_code": keeps_code}
+        own = {"train_s": train_s, "keeps_code": self.keeps_code and config.compiles_alone}
         return self._run(name, None, self._job_for(jobs.StressJob, config, deadline_s, **own))
 
     def gradients(self, config: TrainingConfig, *, deadline_s: float, seconds: float) -> RankReport:
@@ -157,6 +161,8 @@ class TrialRunner:
         process = self._process(deadline_s)
         if self.command is not None:  # its ranks are its own to start
             own |= {"command": self.command, "script": self.script}
+            if self.keeps_code and config.compiles_alone:
+                own["script_code"] = script_code_file(config, script_named_by(words_to_start(self.command, config)))
         elif kind is not jobs.TrialJob:
             config = _alone(config)
         return kind(process=process, payload=self.payload.absolute(), config=config, **own)

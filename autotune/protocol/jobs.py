@@ -130,6 +130,8 @@ class _WorkloadJob(_Job):
     """The command that is the workload, its placeholders not filled; None where the payload is."""
     script: ScriptFacts | None = None
     """What the probe of the command has seen."""
+    script_code: Path | None = None
+    """Where code that the command compiles is kept, in the user's cache; None: nowhere."""
 
 
 class ProbeJob(_WorkloadJob):
@@ -151,8 +153,8 @@ class TrialJob(_WorkloadJob):
     extras: Extras = NO_EXTRAS
     streams_blocks: bool = False
     """Rank 0 writes each block of its window as soon as it has ended."""
-    begins_with_kept_code: bool = False
-    """Of what is compiled nothing is there but what was kept for these settings."""
+    compiled_code: Literal["as_it_is", "none", "kept"] = "as_it_is"
+    """What of compiled code is there when it begins: torch's own folder, nothing, or what was kept alone."""
 
 
 class PrecisionJob(_WorkloadJob):

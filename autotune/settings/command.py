@@ -139,11 +139,14 @@ def python_start(command: Sequence[str]) -> PythonStart | None:
 
 
 def script_named_by(command: Sequence[str]) -> tuple[str, ...]:
-    """The words that tell what a command trains: script or module, else all of them; arguments of a script do not."""
+    """What a command trains: a script by its path, else a module or all words, each with the folder that it is run in.
+
+    Arguments of a script or a module are left out.
+    """
     start = python_start(command)
-    if start is None:
-        return tuple(command)
-    return (start.kind, str(Path(start.target).absolute()) if start.kind == "script" else start.target)
+    if start is not None and start.kind == "script":
+        return (str(Path(start.target).absolute()),)
+    return (str(Path.cwd()), *(command if start is None else (start.target,)))
 
 
 def command_fault(command: Sequence[str]) -> str | None:

@@ -129,6 +129,11 @@ class TrainingConfig(FrozenModel):
         return self.world_size if self.strategy == "ddp" else 1
 
     @property
+    def compiles_alone(self) -> bool:
+        """The model is compiled, and for one process on one device: with others it is compiled in other pieces."""
+        return self.compile and self.strategy == "single"
+
+    @property
     def loader_batch_size(self) -> int:
         """Samples of a batch that one process loads: under dp the one process loads for all of its devices."""
         return self.micro_batch_size * self.world_size // self.process_count

@@ -46,7 +46,7 @@ from autotune.worker.jobs.stress import train_on_largest
 from autotune.worker.measure.conditions import BEFORE_S, Others, conditions_before, others_before
 from autotune.worker.place import DEADLINE_SHARE, Place, Start
 from autotune.worker.setup.build import resolved, seed_all
-from autotune.worker.setup.compile_cache import begin_with_kept_code, keep_compiled_code_private
+from autotune.worker.setup.compile_cache import begin_with_empty_cache, keep_compiled_code_private
 from autotune.worker.setup.device import Device, DeviceError, open_device
 from autotune.worker.setup.environment import describe
 from autotune.worker.setup.process_group import open_group
@@ -120,8 +120,8 @@ def _do_with_workload(
     scratch = place.folder.path
     if job.config.compile:
         keep_compiled_code_private(scratch)
-    if isinstance(job, jobs.TrialJob) and job.begins_with_kept_code:
-        begin_with_kept_code(scratch)
+    if isinstance(job, jobs.TrialJob) and job.compiled_code != "as_it_is":
+        begin_with_empty_cache(scratch)
     match job:
         case jobs.TrialJob():
             return run_trial(job, workload, device, place, dump, start)

@@ -101,7 +101,7 @@ def gpus_used(device: Device) -> tuple[Gpu, ...]:
 def _build(workload: Workload, job: TrialJob, device: Device, place: Place) -> tuple[Trainer, Feed, Delivery]:
     data, config = build_dataset(workload), job.config
     model = build_model(workload, config, device)
-    if job.begins_with_kept_code:
+    if job.compiled_code == "kept":
         load_compiled(config, model, device.torch_device)
     feed = Feed(build_loader(workload, data, config, place.folder.path, place.group))
     first = feed.start()

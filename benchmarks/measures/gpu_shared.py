@@ -33,9 +33,9 @@ _BIAS_WITHIN = 0.03
 """Our own convention: beyond what `fidelity` allows a trial, below what a search calls a gain."""
 _PEAKS_WITHIN = 0.1
 _BUILD_S = 12.0
-"""Beyond the ten seconds from which trials on an accelerator share a process."""
-_ROUND_S = 45.0
-"""Of three processes that import torch and compile: a guess, on no GPU so far."""
+"""Beyond the ten seconds from which a search is brief."""
+_ROUND_S = 72.0
+"""Of three processes that import torch and compile a small CNN, as seen on an H200."""
 
 
 def compare_shared_process(task: Task) -> Figures:

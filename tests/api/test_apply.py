@@ -234,7 +234,7 @@ def test_a_file_that_was_found_for_a_model_is_refused(tmp_path: Path) -> None:
 
 
 _COMPILED = """
-import sys, torch
+import os, sys, torch
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.utils.data import DataLoader, TensorDataset
@@ -242,6 +242,8 @@ from torch.utils.data import DataLoader, TensorDataset
 data = TensorDataset(torch.randn(64, 4), torch.arange(64) % 2)
 model = torch.compile(nn.Sequential(nn.Linear(4, 4), nn.GELU()))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+os.makedirs("out", exist_ok=True)
+os.chdir("out")
 for epoch in range(int(sys.argv[1])):
     for x, y in DataLoader(data, batch_size=16):
         optimizer.zero_grad()
@@ -260,14 +262,29 @@ def test_a_script_that_compiles_finds_what_its_search_has_compiled(
     probed = rig.probe((*rig.write(_COMPILED), "100000"))
     assert probed.observed.compile
     runner, deadline_s = rig.runner(probed.words, probed.script), 100.0
+
+    def hits(text: str) -> list[int]:
+        found = [int(line.split()[1]) for line in text.splitlines() if line.startswith("HITS ")]
+        assert found, text
+        return found
+
     stress = runner.stress(probed.observed, name="stress", deadline_s=deadline_s, train_s=0.1).stress
     assert stress is not None
     assert stress.keeps_code
-    again = runner.run_with_kept_code(probed.observed, name="kept-code", deadline_s=deadline_s)
-    assert again.outcome == "ok", again.reason
-    assert "HITS 0" not in rig.log("kept-code")
+    (file,) = (tmp_path / "home" / "autotune" / "compiled").iterdir()
+    file.write_bytes(b"of an earlier search")
+    stress = runner.stress(probed.observed, name="stress", deadline_s=deadline_s, train_s=0.1).stress
+    assert stress is not None
+    assert stress.keeps_code
+    assert len(file.read_bytes()) > 1000, "files that were there before are the user's, but this one is ours"
+    for has_kept in (True, False):
+        again = runner.start_compiled(probed.observed, name="code", deadline_s=deadline_s, with_kept_code=has_kept)
+        assert again.outcome == "ok", again.reason
+        assert {number > 0 for number in hits(rig.log("code"))} == {has_kept}
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "training"))
-    file = recommended(tmp_path, probed)
-    command = [sys.executable, "-m", "autotune", "apply", str(file), "--", *probed.words[:2], "1"]
+    found = recommended(tmp_path, probed)
+    command = [sys.executable, "-m", "autotune", "apply", str(found), "--", *probed.words[:2], "1"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=True)
-    assert int(done.stdout.split()[-1]) > 0
+    assert min(hits(done.stdout)) > 0
+    told = [json.loads(applied(found, command[6:], use_kept_code=use)[1]["AUTOTUNE_ATTACH"]) for use in (True, False)]
+    assert [one["compiled_by"] for one in told] == [[probed.words[1]], None]

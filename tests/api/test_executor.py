@@ -16,7 +16,7 @@ import autotune
 from autotune.api import search as searching
 from autotune.api.check import check_plan, environment
 from autotune.api.diagnose import MeasuringTime, diagnose_plan
-from autotune.api.setup import opened_launcher, temporary_folder
+from autotune.api.setup import opened_launcher, runner_for, temporary_folder
 from autotune.errors import ConfigError, LauncherError, StudyMismatchError
 from autotune.files.run_folder import read_summary
 from autotune.launch.launcher import Launcher
@@ -90,13 +90,9 @@ def test_executor_ray_connects_with_the_plans_device_and_closes(on_ray: Callable
     assert (fake.asked, own.closed) == ([(PLAN.executor, "cuda")], True)
 
 
-@pytest.mark.parametrize(
-    ("kind", "build_s", "shares"),
-    [("cpu", 0.9, False), ("cpu", 1.0, True), ("cuda", 9.9, False), ("cuda", 10.0, True)],
-)
-def test_trials_share_a_process_where_building_takes_long(kind: str, build_s: float, shares: bool) -> None:
-    environment = fake_environment().model_copy(update={"device_kind": kind})
-    built = RankReport(result=TrialResult(outcome="ok"), environment=environment, workload_build_s=build_s)
+@pytest.mark.parametrize(("build_s", "shares"), [(0.9, False), (1.0, True)])
+def test_trials_share_a_process_where_building_takes_a_second(build_s: float, shares: bool) -> None:
+    built = RankReport(result=TrialResult(outcome="ok"), workload_build_s=build_s)
     with temporary_folder() as folder, opened_launcher(None, folder, replace(PLAN, executor=Executor())) as opened:
         assert isinstance(opened, WarmWorkerLauncher)
         opened._decide(built)
@@ -278,3 +274,13 @@ def test_a_cluster_that_is_gone_ends_the_search_with_its_reason(
     on_ray(Gone())
     with pytest.raises(LauncherError, match="no host is left"):
         search(tmp_path, None, executor="ray")
+
+
+@pytest.mark.parametrize("command", [None, ("python", "train.py")])
+def test_what_is_compiled_is_kept_where_trials_run_on_this_machine_alone(command: tuple[str, ...] | None) -> None:
+    workload = PLAN.workload if command is None else Workload(command=command)
+    here = replace(PLAN, workload=workload, executor=Executor())
+    with temporary_folder() as folder:
+        with opened_launcher(None, folder, here) as own:
+            assert runner_for(here, folder, own).keeps_code
+        assert not runner_for(here, folder, FakeLauncher()).keeps_code

@@ -35,8 +35,8 @@ LIKELY_TO_FIT = 0.5
 _SPREAD = 0.02
 """Standard deviation of a peak, as a share of the highest, before it is learned: our own convention."""
 _SPREAD_COUNTS = 4
-"""Observations as which that counts: with four, 95 to 99 % of later peaks of the surfaces of benchmarks/ lie within the
-95 % interval of three to ten trials, none of it wider than it must be; with one, 92 to 98 %."""
+"""Observations as which that counts: our own convention. Of the surfaces' peaks, 95 to 99 % lie within the interval of
+95 % that three to ten trials with smaller batches give."""
 _ALONE_SPREAD = 0.06
 """In addition where memory is the host's, of a device alone: its process keeps what earlier points took. Our own
 convention."""
@@ -183,7 +183,7 @@ class MemoryModel:
         return np.concatenate([np.empty(0), *(self._chances(part, limit_bytes) for part in parts)])
 
     def _chances(self, configs: Sequence[TrainingConfig], limit_bytes: int) -> Floats:
-        from scipy.special import ndtr
+        from scipy.special import stdtr
 
         expected, sd = self.expect(configs)
         (_, asked), (_, seen) = self._table(configs), self._seen
@@ -191,7 +191,9 @@ class MemoryModel:
         growth = np.maximum(1.0, asked[:, None, _BATCH] / seen[:, _BATCH])
         fits = np.all(asked[:, None, 1:] <= seen[:, 1:], axis=2) & (growth * peaks <= limit_bytes)
         fails = np.all(asked[:, None] >= seen, axis=2) & (peaks > limit_bytes)
-        chances = np.where(fits.any(axis=1) & ~fails.any(axis=1), 1.0, ndtr((limit_bytes - expected) / sd))
+        chances = np.where(
+            fits.any(axis=1) & ~fails.any(axis=1), 1.0, stdtr(self.degrees_of_freedom, (limit_bytes - expected) / sd)
+        )
         return np.asarray(chances, dtype=np.float64)
 
     @cached_property

@@ -29,9 +29,7 @@ from autotune.settings.applied.cores.processor import processor_name, usable_cor
 
 __all__ = [
     "CodeSettings",
-    "ScriptCodeSettings",
     "code_file",
-    "code_settings",
     "load_code",
     "load_compiled",
     "own_torch_cache",
@@ -74,20 +72,10 @@ class CodeSettings(Protocol):
         """How torch compiles."""
         ...
 
-
-class ScriptCodeSettings(CodeSettings, Protocol):
-    """The same where a script has its own model, of which nothing is known before it is made."""
-
     @property
     def intra_op_threads(self) -> int | None:
-        """Threads of an operator on the CPU."""
+        """Threads of an operator on the CPU; None: torch's own."""
         ...
-
-
-def code_settings(config: CodeSettings) -> tuple[object, ...]:
-    """Equal where two configurations have torch make the same code of a model."""
-    batch = (config.micro_batch_size, config.max_tokens)
-    return (*batch, config.amp_dtype, config.channels_last, config.compile_mode)
 
 
 def code_file(config: CodeSettings, model: nn.Module, device: torch.device) -> Path | None:
@@ -106,18 +94,24 @@ def code_file(config: CodeSettings, model: nn.Module, device: torch.device) -> P
         place += [torch.cuda.get_device_name(device), str(torch.cuda.get_device_capability(device))]
     kinds = [type(module).__qualname__ for module in model.modules()]  # a script's module has another name in a trial
     shapes = [(tuple(parameter.shape), str(parameter.dtype)) for parameter in parameters]
-    return _file_of([place, code_settings(config), kinds, shapes])
+    return _file_of(config, [place, kinds, shapes])
 
 
-def script_code_file(config: ScriptCodeSettings, script: Sequence[str]) -> Path | None:
-    """The same of a script that compiles its model, by the words that name it."""
-    return _file_of([list(script), config.intra_op_threads or usable_cores(), code_settings(config)])
+def script_code_file(config: CodeSettings, script: Sequence[str]) -> Path | None:
+    """The same of a script that compiles its model, by the words that name it.
+
+    It holds what the last search with these settings has compiled: what else shapes the code, such as the script's
+    arguments, the GPU and an edited model, torch finds out. To be asked before a process is bound to cores.
+    """
+    return _file_of(config, [list(script), config.intra_op_threads or usable_cores()])
 
 
-def _file_of(key: list[object]) -> Path | None:
-    """The file of a key, on this processor and with this torch."""
+def _file_of(config: CodeSettings, key: list[object]) -> Path | None:
+    """The file of a key and these settings, on this processor and with this torch."""
     here = [torch.__version__, platform.machine(), processor_name(), torch.backends.cpu.get_cpu_capability()]
-    digest = sha256(json.dumps([here, key]).encode()).hexdigest()
+    batch = (config.micro_batch_size, config.max_tokens)
+    settings = (*batch, config.amp_dtype, config.channels_last, config.compile_mode)
+    digest = sha256(json.dumps([here, settings, key]).encode()).hexdigest()
     try:
         file = user_cache_path("autotune") / "compiled" / f"{digest[:32]}.bin"
     except RuntimeError:

@@ -42,11 +42,11 @@ class _Settings(CodeSettings, Protocol):
     @property
     def ddp(self) -> DdpConfig | None: ...
     @property
-    def intra_op_threads(self) -> int | None: ...
-    @property
     def numa_binding(self) -> str | None: ...
     @property
     def compile(self) -> bool: ...
+    @property
+    def compiles_alone(self) -> bool: ...
     @property
     def cudnn_benchmark(self) -> bool: ...
 
@@ -75,7 +75,7 @@ def prepared(
     if config.amp_dtype == "tf32":
         tf32_products().__enter__()
     made = arranged(config, model, place)
-    if use_kept_code and config.compile and config.strategy == "single":
+    if use_kept_code and config.compiles_alone:
         load_compiled(config, made, place)
     return made
 

@@ -16,7 +16,6 @@ from autotune.protocol.clock import monotonic
 from autotune.protocol.reports import RankReport
 from autotune.records.stress_check import STRESS_S, StressFigures, load_of, sample_scan_s
 from autotune.records.trial import OUT_OF_MEMORY, TrialRecord, TrialResult
-from autotune.settings.applied.compiled_code import code_settings
 from autotune.tuning.outcomes import SearchOutcome
 from autotune.tuning.time_budget import repeat_deadline_s
 
@@ -28,6 +27,9 @@ _SHORTEST_STRESS_S = 1.0
 """A shorter run would end within the first steps, before memory has reached its peak: our own convention."""
 _BRIEF_STRESS_S = 4.0
 """In a brief search: the three steps with each kind of batch mostly take longer. Our own convention."""
+_NO_STARTS: dict[str, float | None] = {"anew_s": None, "kept_s": None}
+_LONGEST_START_S = 60.0
+"""Of a start that shows what kept code saves; where it takes longer, that is not measured. Our own convention."""
 _RESERVED_SHARE = 0.25
 """Of the time left for the confirmation, what a stress run may take of it: our own convention."""
 
@@ -67,28 +69,34 @@ def check_under_stress(
     check = _judged(record, found, report)
     if report.stress is None or not report.stress.keeps_code or check.is_refuted:
         return check
-    left_s = None if left_s is None else left_s - (monotonic() - begun)
-    return replace(check, notes=(*check.notes, _kept_code(record, found, runner, left_s)))
+    left_s = inf if left_s is None else left_s - (monotonic() - begun)
+    starts = _NO_STARTS if found.is_brief else _starts(record, runner, left_s)
+    kept = note("compiled_code_kept", is_script=runner.command is not None, **starts)
+    return replace(check, notes=(*check.notes, kept))
 
 
-def _kept_code(record: TrialRecord, found: SearchOutcome, runner: TrialRunner, left_s: float | None) -> Note:
-    """What keeping the compiled code saves, by a start that has nothing else, where there is time for it.
+def _starts(record: TrialRecord, runner: TrialRunner, left_s: float) -> dict[str, float | None]:
+    """Seconds of a start with compiled code anew, and of one with what was kept; None where time is short.
 
-    Held against the longest start of the search with such code: the first one, unless torch's own folder had it before.
+    Each has an empty folder of torch's, as on another day or in another container.
     """
-    own = code_settings(record.config)
-    same = [one for one in (record, *found.records) if one.config.compile and code_settings(one.config) == own]
-    anew_s = max((start_s for one in same if (start_s := _start_s(one.result)) is not None), default=None)
-    deadline_s, kept_s = repeat_deadline_s(record, found.build_s), None
-    if anew_s is not None and (left_s is None or left_s > anew_s):
-        deadline_s = deadline_s if left_s is None else min(deadline_s, left_s)
-        name = f"kept-code-{record.number:03d}"
-        kept_s = _start_s(runner.run_with_kept_code(record.config, name=name, deadline_s=deadline_s))
-    return note("compiled_code_kept", anew_s=anew_s, kept_s=kept_s)
+    found: dict[str, float | None] = dict(_NO_STARTS)
+    for name, with_kept_code in (("anew_s", False), ("kept_s", True)):
+        if left_s < _SHORTEST_STRESS_S:
+            break
+        begun, deadline_s = monotonic(), min(_LONGEST_START_S, left_s)
+        run = f"{'kept' if with_kept_code else 'no'}-code-{record.number:03d}"
+        result = runner.start_compiled(record.config, name=run, deadline_s=deadline_s, with_kept_code=with_kept_code)
+        start_s = _start_s(result)
+        if start_s is None:
+            break
+        found[name] = start_s
+        left_s -= monotonic() - begun
+    return found
 
 
 def _start_s(result: TrialResult) -> float | None:
-    """Seconds of a new process until its window, compilation among them."""
+    """Seconds of a new process until its window; compiling is among them."""
     found = result.measurement
     return None if found is None else found.startup_s + found.window.warm_up_s
 

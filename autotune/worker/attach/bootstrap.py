@@ -37,7 +37,8 @@ def begin() -> None:
         from autotune.worker.attach.redirect.protection import protect_files
 
         folder = TrialFolder(Path(told["folder"]))
-        protect_files(folder.overlay, own=(folder.path,))
+        kept = told.get("code_folder")
+        protect_files(folder.overlay, own=(folder.path, *(() if kept is None else (Path(kept),))))
         if "started" not in told:  # a loader's worker
             return
     after_import("torch", lambda _: _attach(told))
@@ -46,8 +47,7 @@ def begin() -> None:
 def open_session(job: jobs.WorkloadJob, place: Place, dump: HangDump, started: float) -> Session:
     """Watch torch in this process, and do a job once the script trains."""
     from autotune.protocol import jobs
-    from autotune.settings.applied.compiled_code import load_code
-    from autotune.worker.attach.loop.scenes import code_file_of, doer_of
+    from autotune.worker.attach.loop.scenes import doer_of
     from autotune.worker.attach.loop.session import Session
     from autotune.worker.attach.redirect.protection import protect_torch
     from autotune.worker.attach.seams.hooks import install
@@ -57,8 +57,8 @@ def open_session(job: jobs.WorkloadJob, place: Place, dump: HangDump, started: f
     protect_torch()
     overrides = overrides_of(job)
     overrides.in_process()
-    if isinstance(job, jobs.TrialJob) and job.begins_with_kept_code:
-        load_code(lambda: code_file_of(job))
+    if isinstance(job, jobs.TrialJob) and job.compiled_code == "kept":
+        _load_when_compiling(job.script_code)
     seed_all(job.process.seed)
     ends_at = started + _DEADLINE_SHARE * job.process.deadline_s
     start = Start(started=started, built_from=perf_counter(), ends_at=ends_at, before={})
@@ -103,12 +103,22 @@ def _attach(told: dict[str, Any]) -> None:
     atexit.register(on_end)
 
 
+def _load_when_compiling(file: Path | None) -> None:
+    """Put kept code into torch's folder once this process compiles, so that the script sets torch up before."""
+    from autotune.settings.applied.compiled_code import load_code
+
+    def load(_: object) -> None:
+        load_code(lambda: file)
+
+    after_import("torch._inductor.compile_fx", load)
+
+
 def _session_of(told: dict[str, Any]) -> Session:
     from autotune.protocol.disk import TrialFolder
     from autotune.protocol.jobs import WorkloadJob, read_job
     from autotune.protocol.reports import RankReport
     from autotune.records.trial import TrialResult
-    from autotune.settings.applied.compiled_code import load_code
+    from autotune.settings.applied.compiled_code import script_code_file
     from autotune.settings.training_config import TrainingConfig
     from autotune.settings.workload import ScriptFacts
     from autotune.worker.attach.loop.scene import no_job
@@ -131,10 +141,9 @@ def _session_of(told: dict[str, Any]) -> Session:
             os._exit(1)
     config = TrainingConfig.model_validate(told["config"])
     overrides = Overrides(config, ScriptFacts.model_validate(told["script"]), is_trial=False)
+    if told.get("compiled_by") is not None:
+        _load_when_compiling(script_code_file(config, told["compiled_by"]))
     overrides.in_process()
-    code = told.get("code")
-    if code is not None:
-        load_code(lambda: Path(code))
     session = Session(None, overrides, Place(TrialFolder(Path()), 0, 0), no_job)
     install(session)
     return session

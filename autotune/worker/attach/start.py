@@ -36,7 +36,7 @@ from autotune.worker.attach.redirect.protection import protect_files
 from autotune.worker.failure.hang_dump import HangDump
 from autotune.worker.place import Place
 from autotune.worker.setup.build import WorkloadFault
-from autotune.worker.setup.compile_cache import begin_with_kept_code
+from autotune.worker.setup.compile_cache import begin_with_empty_cache
 
 __all__ = ["run_command"]
 
@@ -58,12 +58,16 @@ def run_command(job: jobs.WorkloadJob, place: Place, dump: HangDump, started: fl
     words = words_to_start(job.command or (), config)
     overlay = place.folder.overlay
     overlay.mkdir(mode=0o700, exist_ok=True)
-    attached = {"folder": str(place.folder.path), "started": started}
+    attached = {
+        "folder": str(place.folder.path),
+        "started": started,
+        "code_folder": None if job.script_code is None else str(job.script_code.parent),
+    }
     own = framework_environment(config, job.script)
     environment = {**quiet_environment(overlay), **attached_environment(attached), **own}
     os.environ.update(environment)
-    if isinstance(job, jobs.TrialJob) and job.begins_with_kept_code:
-        begin_with_kept_code(place.folder.path)
+    if isinstance(job, jobs.TrialJob) and job.compiled_code != "as_it_is":
+        begin_with_empty_cache(place.folder.path)
     start = python_start(words) if is_own_python(words[0]) else None
     is_well = True
     if start is None:
@@ -102,7 +106,8 @@ def _run_below(words: Sequence[str], place: Place) -> bool:
 
 
 def _run_here(start: PythonStart, job: jobs.WorkloadJob, place: Place, dump: HangDump, started: float) -> None:
-    protect_files(place.folder.overlay, own=(place.folder.path,))
+    kept = () if job.script_code is None else (job.script_code.parent,)
+    protect_files(place.folder.overlay, own=(place.folder.path, *kept))
     session = open_session(job, place, dump, started)
     error: BaseException | None = None
     try:

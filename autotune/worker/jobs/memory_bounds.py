@@ -11,13 +11,13 @@ import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from math import ceil
-from statistics import NormalDist
 from typing import Any
 
 import psutil
 
 from autotune.analysis.forecast.expectation import PINNING_KINDS
 from autotune.analysis.memory.model import SURE_TO_FIT, MemoryModel, Peak
+from autotune.analysis.statistics import t_quantile
 from autotune.note import Note, note
 from autotune.protocol.jobs import CurvesJob
 from autotune.settings.training_config import TrainingConfig
@@ -28,7 +28,6 @@ from autotune.worker.setup.machine import usable_ram_bytes
 __all__ = ["refusal_of_batch", "refusal_of_queue"]
 
 _QUEUE_SHARE = 0.5  # of what is free: our own convention
-_SURE_SDS = NormalDist().inv_cdf(SURE_TO_FIT)
 
 
 def refusal_of_queue(batches: Iterable[Any], config: TrainingConfig, job: CurvesJob, device: Device) -> Note | None:
@@ -67,7 +66,7 @@ def refusal_of_batch(
     if memory.chance_to_fit([config], limit_bytes)[0] >= SURE_TO_FIT:
         return None
     expected, sd = memory.expect([config])
-    might_be = float(expected[0] + _SURE_SDS * sd[0])
+    might_be = float(expected[0] + t_quantile(SURE_TO_FIT, memory.degrees_of_freedom) * sd[0])
     return note("batch_too_large", expected_bytes=might_be, limit_bytes=limit_bytes)
 
 

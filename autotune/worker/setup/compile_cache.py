@@ -18,7 +18,7 @@ from autotune.protocol.disk import remove_unfinished, write_atomic
 from autotune.protocol.private_folder import make_private
 from autotune.settings.applied.compiled_code import own_torch_cache, sealed
 
-__all__ = ["begin_with_kept_code", "keep_compiled", "keep_compiled_code_private", "own_code_file"]
+__all__ = ["begin_with_empty_cache", "keep_compiled", "keep_compiled_code_private", "own_code_file"]
 
 _LOG = logging.getLogger(__name__)
 _MOST_BYTES = 2**30
@@ -32,11 +32,11 @@ def keep_compiled_code_private(scratch: Path) -> None:
     A folder that the user has named stays as it is.
     """
     if own_torch_cache() is None:
-        begin_with_kept_code(scratch)
+        begin_with_empty_cache(scratch)
 
 
-def begin_with_kept_code(scratch: Path) -> None:
-    """Have torch begin with an empty folder, so that nothing is there but what is put into it."""
+def begin_with_empty_cache(scratch: Path) -> None:
+    """Give torch a folder of compiled code in a trial's own, in which there is nothing yet."""
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(scratch / "compiled")
 
 

@@ -313,3 +313,11 @@ def test_other_failures_tell_no_peak(outcome: str) -> None:
 def test_a_trial_that_was_stopped_early_tells_no_peak() -> None:
     stopped = TrialResult(outcome="pruned", blocks=(Block(samples=90, batches=4, seconds=1.0, data_wait_s=0.0),))
     assert peaks([], make_record(result=stopped, score=None)) == []
+
+
+def test_batches_three_times_as_large_take_what_is_said_on_an_h200_too() -> None:
+    """GPT-2 there, in bytes: benchmarks/results/gpu-nvidia-h200.json, memory_line."""
+    line = fitted([(4, 5_109_514_240), (8, 7_921_795_072), (16, 12_839_616_512)])
+    for batch, seen in ((42, 31_567_183_872), (56, 41_511_878_656)):
+        expected, half = line.predict(batch)
+        assert abs(expected - seen) <= half < 0.1 * expected

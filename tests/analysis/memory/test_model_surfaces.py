@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from autotune.analysis.memory.lines import memory_of_trials
+from autotune.analysis.statistics import t_95
 from autotune.records.trial import TrialRecord
 from benchmarks.replay import replay
 from tests.analysis.forecast.test_rate_model_surfaces import PATHS, looks
@@ -40,6 +41,6 @@ def test_what_was_not_run_is_within_what_is_promised(name: str, has_curves: bool
         runs = [surface.visits[config][0].measurement for config in rest]
         peaks = np.array([run.peak_memory_bytes for run in runs if run is not None])
         errors += (np.abs(expected - peaks) / peaks).tolist()
-        bounds += (1.96 * sd / peaks).tolist()
+        bounds += (t_95(model.degrees_of_freedom) * sd / peaks).tolist()
     assert np.median(errors) < MOST_MEDIAN_ERROR or name.startswith(BREAKS_THE_LAW)
     assert np.mean(np.array(errors) < np.array(bounds)) >= LEAST_COVERAGE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +30,6 @@ def record_of(config: TrainingConfig, overhead_s: float = 2.0) -> TrialRecord:
     window_s = sum(block.seconds for block in measurement.blocks)
     result = TrialResult(outcome="ok", measurement=measurement, wall_s=window_s + overhead_s)
     return TrialRecord(number=7, config=config, result=result)
-
-
-def starting_in(start_s: float, config: TrainingConfig) -> TrialRecord:
-    """A trial whose process was so long until its window."""
-    record = record_of(config)
-    found = record.result.measurement
-    assert found is not None
-    own = found.model_copy(update={"startup_s": start_s - found.window.warm_up_s})
-    return record.model_copy(update={"result": record.result.model_copy(update={"measurement": own})})
 
 
 def stressed(
@@ -133,30 +123,32 @@ def test_code_that_was_compiled_for_one_process_is_kept_and_noted(
     assert len(figures_of(check.notes, "compiled_code_kept")) == is_kept
 
 
-def test_what_kept_code_saves_is_told_by_a_start_that_has_it_alone_against_the_longest_of_the_search(
-    tmp_path: Path,
-) -> None:
+def starts_told(search: Search, left_s: float | None) -> dict[str, Any]:
+    """What is noted of kept code after a stress run."""
+    check = check_under_stress(record_of(COMPILED), search.outcome(), search.runner, left_s)
+    (kept,) = figures_of(check.notes, "compiled_code_kept")
+    return kept
+
+
+def test_what_kept_code_saves_is_told_by_two_starts_that_differ_in_it_alone(tmp_path: Path) -> None:
     launcher = FakeLauncher(lambda _: FakeTrial(samples_per_s=100.0, startup_s=0.5))
-    search = make_search(tmp_path, launcher)
-    settings = [{"num_workers": 2}, {"micro_batch_size": 64}]
-    first, of_other_code = (
-        starting_in(start_s, COMPILED.model_copy(update=one))
-        for start_s, one in zip((20.0, 50.0), settings, strict=True)
-    )
-    found = replace(search.outcome(), records=(first, of_other_code))
-    check = check_under_stress(starting_in(3.0, COMPILED), found, search.runner, None)
-    (kept,) = figures_of(check.notes, "compiled_code_kept")
-    assert kept == {"anew_s": pytest.approx(20.0), "kept_s": pytest.approx(0.5)}
-    job = launcher.jobs[-1]
-    assert isinstance(job, TrialJob)
-    assert job.begins_with_kept_code
+    told = starts_told(make_search(tmp_path, launcher), None)
+    assert told == {"is_script": False, "anew_s": pytest.approx(0.5), "kept_s": pytest.approx(0.5)}
+    anew, kept = launcher.jobs[-2:]
+    assert isinstance(anew, TrialJob)
+    assert isinstance(kept, TrialJob)
+    assert (anew.compiled_code, kept.compiled_code) == ("none", "kept")
+    assert anew.config == kept.config == COMPILED
+    assert anew.window == kept.window
 
 
-def test_without_time_for_another_start_what_kept_code_saves_is_not_told(tmp_path: Path) -> None:
-    search = make_search(tmp_path, FakeLauncher(lambda _: FakeTrial(samples_per_s=100.0)))
-    check = check_under_stress(starting_in(500.0, COMPILED), search.outcome(), search.runner, 400.0)
-    (kept,) = figures_of(check.notes, "compiled_code_kept")
-    assert kept["kept_s"] is None
+def test_where_a_start_takes_too_long_what_kept_code_saves_is_not_told(tmp_path: Path) -> None:
+    def in_a_search(config: TrainingConfig) -> FakeTrial:
+        return FakeTrial(samples_per_s=100.0, startup_s=100.0 if config.compile else 0.5)
+
+    launcher = FakeLauncher(in_a_search)
+    assert starts_told(make_search(tmp_path, launcher), None)["anew_s"] is None
+    assert [job.compiled_code for job in launcher.jobs if isinstance(job, TrialJob)] == ["none"]
 
 
 def test_without_a_time_out_it_is_longer_than_a_window(tmp_path: Path) -> None:

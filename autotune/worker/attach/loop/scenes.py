@@ -10,22 +10,20 @@ import sys
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
-from pathlib import Path
 from time import perf_counter
 
 from torch.utils.data import BatchSampler
 
 from autotune.note import note
 from autotune.protocol import jobs
-from autotune.protocol.attach import is_own_python, words_to_start
+from autotune.protocol.attach import is_own_python
 from autotune.protocol.jobs import NO_EXTRAS
 from autotune.protocol.reports import RankReport
 from autotune.records.diagnosis import Curves
 from autotune.records.measurement import Measurement
 from autotune.records.stress_check import sample_scan_s
 from autotune.records.trial import TrialResult
-from autotune.settings.applied.compiled_code import script_code_file
-from autotune.settings.command import filled, placeholders_in, python_start, script_named_by
+from autotune.settings.command import filled, placeholders_in, python_start
 from autotune.settings.workload import Workload
 from autotune.worker.after_window.extra_steps import measure_after_window
 from autotune.worker.attach.loop.bench import ScriptBench, loader_like
@@ -45,11 +43,10 @@ from autotune.worker.measure.loop import Run
 from autotune.worker.place import Place, Start
 from autotune.worker.preload import changed_variables, installed_modules
 from autotune.worker.setup.build import WorkloadFault, is_stream
-from autotune.worker.setup.compile_cache import own_code_file
 from autotune.worker.setup.environment import describe
 from autotune.worker.trial import after_block_of, ended_when_stuck, gpus_used, longest_after_s, measure, of_rank
 
-__all__ = ["code_file_of", "doer_of"]
+__all__ = ["doer_of"]
 
 _OBSERVED_STEPS = 8
 """Optimizer steps that a probe watches: our convention; batches over steps give the accumulation."""
@@ -74,11 +71,6 @@ def doer_of(job: jobs.WorkloadJob, place: Place, dump: HangDump, start: Start) -
             return partial(_train_on_largest, job, place, start)
         case jobs.NoiseScaleJob():
             raise AssertionError("gradients of a script are not measured: a Plan refuses it")  # our own bug
-
-
-def code_file_of(job: jobs.WorkloadJob) -> Path | None:
-    """Where code of a job's script lies in the user's cache folder; None: nowhere."""
-    return script_code_file(job.config, script_named_by(words_to_start(job.command or (), job.config)))
 
 
 def _done(**found: object) -> RankReport:
@@ -218,5 +210,5 @@ def _train_on_largest(job: jobs.StressJob, place: Place, start: Start, scene: Sc
     fresh = Feed(own)
     first = fresh.start().batch
     figures = stress_figures(scene.trainer, largest, first, fresh, job, start.ends_at)
-    code = own_code_file(lambda: code_file_of(job)) if job.keeps_code else None
+    code = job.script_code if job.keeps_code else None
     return _done(stress=with_code_kept(figures, code, start.ends_at, lambda known: place.keep(_done(stress=known))))
