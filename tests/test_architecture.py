@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -97,3 +99,10 @@ def sort_key(name: str) -> tuple[int, list[tuple[str, int]]]:
     """Constants, then classes, then functions, numbers by value: the order that ruff (RUF022) keeps."""
     group = 0 if name.isupper() else 1 if name.lstrip("_")[0].isupper() else 2
     return group, [(text, int(number or 0)) for text, number in re.findall(r"(\D+)(\d*)", name)]
+
+
+def test_what_a_search_begins_with_does_not_import_torch() -> None:
+    """It takes seconds, and memory that trials would have."""
+    code = "import sys, autotune.cli, autotune.api.search, autotune.api.apply; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

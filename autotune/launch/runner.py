@@ -23,13 +23,10 @@ from autotune.launch.disturbance import disturbance_of, with_remark
 from autotune.launch.launcher import Exit, Launch, Launcher
 from autotune.note import Note, note
 from autotune.protocol import jobs
-from autotune.protocol.attach import words_to_start
 from autotune.protocol.clock import deadline_within
 from autotune.protocol.disk import TrialFolder, write_model
 from autotune.protocol.reports import RankReport
 from autotune.records.trial import TrialResult
-from autotune.settings.applied.compiled_code import script_code_file
-from autotune.settings.command import script_named_by
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import ScriptFacts
 
@@ -161,8 +158,6 @@ class TrialRunner:
         process = self._process(deadline_s)
         if self.command is not None:  # its ranks are its own to start
             own |= {"command": self.command, "script": self.script}
-            if self.keeps_code and config.compiles_alone:
-                own["script_code"] = script_code_file(config, script_named_by(words_to_start(self.command, config)))
         elif kind is not jobs.TrialJob:
             config = _alone(config)
         return kind(process=process, payload=self.payload.absolute(), config=config, **own)

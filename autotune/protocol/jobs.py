@@ -130,8 +130,6 @@ class _WorkloadJob(_Job):
     """The command that is the workload, its placeholders not filled; None where the payload is."""
     script: ScriptFacts | None = None
     """What the probe of the command has seen."""
-    script_code: Path | None = None
-    """Where code that the command compiles is kept, in the user's cache; None: nowhere."""
 
 
 class ProbeJob(_WorkloadJob):

@@ -139,14 +139,15 @@ def python_start(command: Sequence[str]) -> PythonStart | None:
 
 
 def script_named_by(command: Sequence[str]) -> tuple[str, ...]:
-    """What a command trains: a script by its path, else a module or all words, each with the folder that it is run in.
+    """What a command trains: a script by its path, else a module or a program with the folder that it is run in.
 
-    Arguments of a script or a module are left out.
+    Arguments are left out: a training may well have others than its search.
     """
     start = python_start(command)
-    if start is not None and start.kind == "script":
-        return (str(Path(start.target).absolute()),)
-    return (str(Path.cwd()), *(command if start is None else (start.target,)))
+    if start is not None and start.kind == "module":
+        return (str(Path.cwd()), start.target)
+    scripts = [word for word in command if word.endswith((".py", ".sh"))] if start is None else [start.target]
+    return (str(Path(scripts[0]).absolute()),) if scripts else (str(Path.cwd()), command[0])
 
 
 def command_fault(command: Sequence[str]) -> str | None:

@@ -25,7 +25,7 @@ from platformdirs import user_cache_path
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from autotune.settings.applied.cores.processor import processor_name, usable_cores
+from autotune.settings.applied.cores.processor import processor_name
 
 __all__ = [
     "CodeSettings",
@@ -101,9 +101,9 @@ def script_code_file(config: CodeSettings, script: Sequence[str]) -> Path | None
     """The same of a script that compiles its model, by the words that name it.
 
     It holds what the last search with these settings has compiled: what else shapes the code, such as the script's
-    arguments, the GPU and an edited model, torch finds out. To be asked before a process is bound to cores.
+    arguments, the GPU and an edited model, torch finds out.
     """
-    return _file_of(config, [list(script), config.intra_op_threads or usable_cores()])
+    return _file_of(config, [list(script), config.intra_op_threads])
 
 
 def _file_of(config: CodeSettings, key: list[object]) -> Path | None:

@@ -27,9 +27,10 @@ _SHORTEST_STRESS_S = 1.0
 """A shorter run would end within the first steps, before memory has reached its peak: our own convention."""
 _BRIEF_STRESS_S = 4.0
 """In a brief search: the three steps with each kind of batch mostly take longer. Our own convention."""
-_NO_STARTS: dict[str, float | None] = {"anew_s": None, "kept_s": None}
 _LONGEST_START_S = 60.0
 """Of a start that shows what kept code saves; where it takes longer, that is not measured. Our own convention."""
+_DEADLINE_SHARE = 0.85
+"""Of it, as in a trial: our own convention."""
 _RESERVED_SHARE = 0.25
 """Of the time left for the confirmation, what a stress run may take of it: our own convention."""
 
@@ -70,7 +71,7 @@ def check_under_stress(
     if report.stress is None or not report.stress.keeps_code or check.is_refuted:
         return check
     left_s = inf if left_s is None else left_s - (monotonic() - begun)
-    starts = _NO_STARTS if found.is_brief else _starts(record, runner, left_s)
+    starts = _starts(record, runner, 0.0 if found.is_brief else left_s)
     kept = note("compiled_code_kept", is_script=runner.command is not None, **starts)
     return replace(check, notes=(*check.notes, kept))
 
@@ -78,21 +79,23 @@ def check_under_stress(
 def _starts(record: TrialRecord, runner: TrialRunner, left_s: float) -> dict[str, float | None]:
     """Seconds of a start with compiled code anew, and of one with what was kept; None where time is short.
 
-    Each has an empty folder of torch's, as on another day or in another container.
+    Each has an empty folder of torch's, as on another day or in another container. A start of the search, which may
+    have found code there, is about the least that one takes.
     """
-    found: dict[str, float | None] = dict(_NO_STARTS)
-    for name, with_kept_code in (("anew_s", False), ("kept_s", True)):
-        if left_s < _SHORTEST_STRESS_S:
-            break
-        begun, deadline_s = monotonic(), min(_LONGEST_START_S, left_s)
-        run = f"{'kept' if with_kept_code else 'no'}-code-{record.number:03d}"
-        result = runner.start_compiled(record.config, name=run, deadline_s=deadline_s, with_kept_code=with_kept_code)
-        start_s = _start_s(result)
-        if start_s is None:
-            break
-        found[name] = start_s
-        left_s -= monotonic() - begun
-    return found
+    ends_at, least_s = monotonic() + left_s, max(_SHORTEST_STRESS_S, _start_s(record.result) or 0.0)
+
+    def start(name: str, *, with_kept_code: bool) -> float | None:
+        deadline_s = min(_LONGEST_START_S, ends_at - monotonic())
+        if least_s > _DEADLINE_SHARE * deadline_s:
+            return None
+        run = f"{name}-{record.number:03d}"
+        return _start_s(
+            runner.start_compiled(record.config, name=run, deadline_s=deadline_s, with_kept_code=with_kept_code)
+        )
+
+    anew_s = start("no-code", with_kept_code=False)
+    kept_s = None if anew_s is None else start("kept-code", with_kept_code=True)
+    return {"anew_s": anew_s, "kept_s": kept_s}
 
 
 def _start_s(result: TrialResult) -> float | None:

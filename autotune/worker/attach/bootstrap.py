@@ -10,6 +10,7 @@ import atexit
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -37,15 +38,19 @@ def begin() -> None:
         from autotune.worker.attach.redirect.protection import protect_files
 
         folder = TrialFolder(Path(told["folder"]))
-        kept = told.get("code_folder")
-        protect_files(folder.overlay, own=(folder.path, *(() if kept is None else (Path(kept),))))
+        protect_files(folder.overlay, own=[*map(Path, told.get("own_folders", [folder.path]))])
         if "started" not in told:  # a loader's worker
             return
     after_import("torch", lambda _: _attach(told))
 
 
-def open_session(job: jobs.WorkloadJob, place: Place, dump: HangDump, started: float) -> Session:
-    """Watch torch in this process, and do a job once the script trains."""
+def open_session(
+    job: jobs.WorkloadJob, place: Place, dump: HangDump, started: float, code: Path | None = None
+) -> Session:
+    """Watch torch in this process, and do a job once the script trains.
+
+    `code`: the file into which what is compiled goes, or from which it is taken.
+    """
     from autotune.protocol import jobs
     from autotune.worker.attach.loop.scenes import doer_of
     from autotune.worker.attach.loop.session import Session
@@ -58,11 +63,11 @@ def open_session(job: jobs.WorkloadJob, place: Place, dump: HangDump, started: f
     overrides = overrides_of(job)
     overrides.in_process()
     if isinstance(job, jobs.TrialJob) and job.compiled_code == "kept":
-        _load_when_compiling(job.script_code)
+        _load_when_compiling(lambda: code)
     seed_all(job.process.seed)
     ends_at = started + _DEADLINE_SHARE * job.process.deadline_s
     start = Start(started=started, built_from=perf_counter(), ends_at=ends_at, before={})
-    session = Session(job, overrides, place, doer_of(job, place, dump, start))
+    session = Session(job, overrides, place, doer_of(job, place, dump, start, code))
     install(session)
     return session
 
@@ -103,12 +108,15 @@ def _attach(told: dict[str, Any]) -> None:
     atexit.register(on_end)
 
 
-def _load_when_compiling(file: Path | None) -> None:
-    """Put kept code into torch's folder once this process compiles, so that the script sets torch up before."""
+def _load_when_compiling(find: Callable[[], Path | None]) -> None:
+    """Put kept code into torch's folder once this process compiles, so that the script sets torch up before.
+
+    In a trial that was forked from a process which has imported the compiler, that is at once.
+    """
     from autotune.settings.applied.compiled_code import load_code
 
     def load(_: object) -> None:
-        load_code(lambda: file)
+        load_code(find)
 
     after_import("torch._inductor.compile_fx", load)
 
@@ -135,14 +143,14 @@ def _session_of(told: dict[str, Any]) -> Session:
         place = Place(folder, 0, 0)
         dump = HangDump(file=sys.stderr, ends_at=started + job.process.deadline_s)
         try:
-            return open_session(job, place, dump, started)
+            return open_session(job, place, dump, started, told["code"] and Path(told["code"]))
         except DeviceError as refusal:  # to run on would train otherwise than is to be measured
             place.write(RankReport(result=TrialResult(outcome="invalid", reason=str(refusal))))
             os._exit(1)
     config = TrainingConfig.model_validate(told["config"])
     overrides = Overrides(config, ScriptFacts.model_validate(told["script"]), is_trial=False)
     if told.get("compiled_by") is not None:
-        _load_when_compiling(script_code_file(config, told["compiled_by"]))
+        _load_when_compiling(lambda: script_code_file(config, told["compiled_by"]))
     overrides.in_process()
     session = Session(None, overrides, Place(TrialFolder(Path()), 0, 0), no_job)
     install(session)

@@ -30,13 +30,15 @@ from autotune.protocol.attach import (
 )
 from autotune.protocol.quiet import quiet_environment
 from autotune.protocol.reports import RankReport
-from autotune.settings.command import PythonStart, python_start
+from autotune.settings.applied.compiled_code import script_code_file
+from autotune.settings.command import PythonStart, python_start, script_named_by
 from autotune.worker.attach.bootstrap import open_session, overrides_of
+from autotune.worker.attach.loop.session import Session
 from autotune.worker.attach.redirect.protection import protect_files
 from autotune.worker.failure.hang_dump import HangDump
 from autotune.worker.place import Place
 from autotune.worker.setup.build import WorkloadFault
-from autotune.worker.setup.compile_cache import begin_with_empty_cache
+from autotune.worker.setup.compile_cache import begin_with_empty_cache, own_code_file
 
 __all__ = ["run_command"]
 
@@ -58,10 +60,15 @@ def run_command(job: jobs.WorkloadJob, place: Place, dump: HangDump, started: fl
     words = words_to_start(job.command or (), config)
     overlay = place.folder.overlay
     overlay.mkdir(mode=0o700, exist_ok=True)
+    code = _code_of(job, words)
+    own_folders = [place.folder.path]
+    if code is not None and isinstance(job, jobs.StressJob):
+        own_folders.append(code.parent)
     attached = {
         "folder": str(place.folder.path),
         "started": started,
-        "code_folder": None if job.script_code is None else str(job.script_code.parent),
+        "own_folders": [*map(str, own_folders)],
+        "code": None if code is None else str(code),
     }
     own = framework_environment(config, job.script)
     environment = {**quiet_environment(overlay), **attached_environment(attached), **own}
@@ -73,7 +80,8 @@ def run_command(job: jobs.WorkloadJob, place: Place, dump: HangDump, started: fl
     if start is None:
         is_well = _run_below(words, place)
     else:
-        _run_here(start, job, place, dump, started)
+        protect_files(overlay, own=own_folders)
+        _run_here(start, place, open_session(job, place, dump, started, code))
     if place.report.exists():
         os._exit(0 if is_well else 1)
     raise WorkloadFault(
@@ -105,10 +113,15 @@ def _run_below(words: Sequence[str], place: Place) -> bool:
     )
 
 
-def _run_here(start: PythonStart, job: jobs.WorkloadJob, place: Place, dump: HangDump, started: float) -> None:
-    kept = () if job.script_code is None else (job.script_code.parent,)
-    protect_files(place.folder.overlay, own=(place.folder.path, *kept))
-    session = open_session(job, place, dump, started)
+def _code_of(job: jobs.WorkloadJob, words: Sequence[str]) -> Path | None:
+    """Where a job writes what its script has compiled, or takes it from."""
+    is_asked = (isinstance(job, jobs.StressJob) and job.keeps_code) or (
+        isinstance(job, jobs.TrialJob) and job.compiled_code == "kept"
+    )
+    return own_code_file(lambda: script_code_file(job.config, script_named_by(words))) if is_asked else None
+
+
+def _run_here(start: PythonStart, place: Place, session: Session) -> None:
     error: BaseException | None = None
     try:
         _become(start)

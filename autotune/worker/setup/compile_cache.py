@@ -36,7 +36,8 @@ def keep_compiled_code_private(scratch: Path) -> None:
 
 
 def begin_with_empty_cache(scratch: Path) -> None:
-    """Give torch a folder of compiled code in a trial's own, in which there is nothing yet."""
+    """Give torch a folder of compiled code in a trial's own, in which there is nothing yet; Triton's lies in it."""
+    os.environ.pop("TRITON_CACHE_DIR", None)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(scratch / "compiled")
 
 

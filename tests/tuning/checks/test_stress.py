@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,24 @@ def test_what_kept_code_saves_is_told_by_two_starts_that_differ_in_it_alone(tmp_
     assert (anew.compiled_code, kept.compiled_code) == ("none", "kept")
     assert anew.config == kept.config == COMPILED
     assert anew.window == kept.window
+
+
+@pytest.mark.parametrize(
+    ("left_s", "start_s", "is_brief"), [(20.0, 25.0, False), (None, 60.0, False), (None, 1.0, True)]
+)
+def test_a_start_that_is_sure_to_be_cut_is_not_made(
+    tmp_path: Path, left_s: float | None, start_s: float, is_brief: bool
+) -> None:
+    launcher = FakeLauncher(lambda _: FakeTrial(samples_per_s=100.0))
+    search, record = make_search(tmp_path, launcher), record_of(COMPILED)
+    assert record.result.measurement is not None
+    slow = record.result.measurement.model_copy(update={"startup_s": start_s})
+    record = record.model_copy(update={"result": record.result.model_copy(update={"measurement": slow})})
+    found = replace(search.outcome(), is_brief=is_brief)
+    check = check_under_stress(record, found, search.runner, left_s)
+    (kept,) = figures_of(check.notes, "compiled_code_kept")
+    assert (kept["anew_s"], kept["kept_s"]) == (None, None)
+    assert [job.kind for job in launcher.jobs] == ["stress"]
 
 
 def test_where_a_start_takes_too_long_what_kept_code_saves_is_not_told(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 
 from torch.utils.data import BatchSampler
@@ -56,7 +57,7 @@ _WORTH_TELLING_S = 0.1
 """Seconds of a window spent on other than training from which it is said: our convention."""
 
 
-def doer_of(job: jobs.WorkloadJob, place: Place, dump: HangDump, start: Start) -> Doer:
+def doer_of(job: jobs.WorkloadJob, place: Place, dump: HangDump, start: Start, code: Path | None = None) -> Doer:
     """What does a job in a scene; to be asked right before the script's first line."""
     match job:
         case jobs.TrialJob():
@@ -68,7 +69,7 @@ def doer_of(job: jobs.WorkloadJob, place: Place, dump: HangDump, start: Start) -
         case jobs.PrecisionJob():
             return partial(_compare, job, start)
         case jobs.StressJob():
-            return partial(_train_on_largest, job, place, start)
+            return partial(_train_on_largest, job, place, start, code)
         case jobs.NoiseScaleJob():
             raise AssertionError("gradients of a script are not measured: a Plan refuses it")  # our own bug
 
@@ -196,7 +197,7 @@ def _refuse_ranks(what: str) -> None:
         raise WorkloadFault(f"{what} in several ranks, of which each goes its own way there; measure one rank")
 
 
-def _train_on_largest(job: jobs.StressJob, place: Place, start: Start, scene: Scene) -> RankReport:
+def _train_on_largest(job: jobs.StressJob, place: Place, start: Start, code: Path | None, scene: Scene) -> RankReport:
     feed, loader = scene.feed, scene.loader
     if loader is None or not isinstance(feed, ScriptFeed):
         raise WorkloadFault("without a DataLoader nobody knows a script's largest samples")
@@ -210,5 +211,4 @@ def _train_on_largest(job: jobs.StressJob, place: Place, start: Start, scene: Sc
     fresh = Feed(own)
     first = fresh.start().batch
     figures = stress_figures(scene.trainer, largest, first, fresh, job, start.ends_at)
-    code = job.script_code if job.keeps_code else None
     return _done(stress=with_code_kept(figures, code, start.ends_at, lambda known: place.keep(_done(stress=known))))
