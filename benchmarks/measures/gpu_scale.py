@@ -37,6 +37,7 @@ __all__ = [
 WORKLOADS: Mapping[str, str] = {
     "gpt2": "benchmarks.cases.gpu:gpt2",
     "jpeg": "benchmarks.cases.gpu:jpeg_cnn",
+    "launch_bound": "benchmarks.cases.gpu_checks:launch_bound",
     "resnet50": "benchmarks.cases.gpu:resnet50",
     "starved": "benchmarks.cases.gpu_checks:starved",
 }
@@ -72,7 +73,7 @@ LARGE = Scale(
     is_small=False,
     device="cuda:0",
     plain_s=5.0,
-    long_plain_s=20.0,
+    long_plain_s=8.0,
     skip_s=1.5,
     start_trials=3,
     memory_limit="12GiB",

@@ -36,7 +36,7 @@ _SIZED_IDLE = 0.15  # what the sized model is busy for without workers, by desig
 _MODEL_SHARE = 0.7
 """Of the loader's best rate: what the sized model is made to train at, low enough to be the lower side for certain."""
 _SIZED_BATCH = 256
-_FEW_LAYERS, _MANY_LAYERS, _MOST_LAYERS = 8, 64, 400
+_FEW_LAYERS, _MANY_LAYERS, _MOST_LAYERS = 2, 16, 100
 _COMPILES_FROM_S = 150.0  # of a part: below, a compilation of GPT-2 leaves no time for anything else
 _DEFAULT_WITHIN_S = 300.0
 _ENDED_AFTER_S = 308.0  # a search that is not over by then has broken its promise

@@ -8,7 +8,7 @@ from statistics import median
 from time import monotonic
 from typing import Any
 
-from autotune import TrainingConfig
+from autotune import Measurement, TrainingConfig
 from autotune.launch.runner import TrialRunner
 from autotune.protocol.jobs import WindowRules
 from benchmarks.measures.gpu_rates import settings_of
@@ -29,28 +29,29 @@ __all__ = ["compare_blocks", "watch_conditions"]
 _CELLS = {
     "0.2 s": WindowRules(max_s=2.0, precision=0.0, block_s=0.2),
     "1.0 s": WindowRules(max_s=2.0, precision=0.0, block_s=1.0),
-    "0.2 s, drained": WindowRules(max_s=2.0, precision=0.0, block_s=0.2, drains_at_edges=True),
-    "1.0 s, drained": WindowRules(max_s=2.0, precision=0.0, block_s=1.0, drains_at_edges=True),
 }
-"""Windows that run to their end. Drained: the device is waited for at each edge before more is launched."""
+"""Windows that run to their end."""
 _MOST_ROUNDS, _ENOUGH_ROUNDS = 9, 2
-_BOTH_FROM_S = 100.0  # of the part: below, the first workload alone
+_ALL_FROM_S = 100.0  # of the part: below, the first workload alone
 _SAME_WITHIN = 0.01
 _POWER_WITHIN = 0.1  # the window's place in time is known to some samples of the watch
 _LONG_WINDOW_S = 5.0
 _SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "launch_bound": {"micro_batch_size": 256, "num_workers": 16, "pin_memory": True},
     "resnet50": {"micro_batch_size": 32, "num_workers": 8, "amp_dtype": "bfloat16", "channels_last": True},
     "starved": {"micro_batch_size": 256, "num_workers": 8, "pin_memory": True},
 }
-"""One whose steps the device holds, with copies that the host waits for, and one whose loader is the lower side."""
+"""One held by the host that launches, the only kind that an edge can cost time; one held by the device, with copies
+that the host waits for; one held by the loader."""
 _BUSY_SETTINGS = {"micro_batch_size": 16, "num_workers": 2, "pin_memory": True, "amp_dtype": "bfloat16"}  # of GPT-2
 
 
 def compare_blocks(task: Task) -> Figures:
-    """Windows of short and long blocks, drained at their edges and not, in turns; then plain loops, if time is left."""
-    scale, has_time = task.scale, task.seconds >= _BOTH_FROM_S
-    names = list(_SETTINGS) if has_time else list(_SETTINGS)[:1]
+    """Compare windows of short and long blocks, interleaved; then plain loops, if time is left."""
+    scale = task.scale
+    names = list(_SETTINGS) if task.seconds >= _ALL_FROM_S else list(_SETTINGS)[:1]
     rates: dict[str, dict[str, list[float]]] = {name: {cell: [] for cell in _CELLS} for name in names}
+    windows: list[Figures] = []
     rounds, round_s = 0, TRIAL_S
     with one_server() as launcher, ExitStack() as opened:
         trials = []
@@ -62,9 +63,12 @@ def compare_blocks(task: Task) -> Figures:
         while rounds == 0 or (rounds < _MOST_ROUNDS and task.left_s > round_s and not scale.is_small):
             begun = monotonic()
             for name, runner, config, cell in trials:
-                rates[name][cell] += _rate_by(runner, name, config, cell)
+                seen = _window_by(runner, name, config, cell)
+                if seen is not None:
+                    rates[name][cell].append(seen.samples_per_s)
+                    windows.append({"workload": name, "cell": cell, "round": rounds, **measurement_figures(seen)})
             rounds, round_s = rounds + 1, monotonic() - begun
-            task.keep({"rates": rates, "cost": _costs(rates)})
+            task.keep({"rates": rates, "cost": _costs(rates), "windows": windows})
     told = [_tell_the_same(one) for one in rates.values()]
     kept = _all(told, rounds)
     why = f"{rounds} rounds are too few"
@@ -117,13 +121,12 @@ def watch_conditions(task: Task) -> Figures:
     }
 
 
-def _rate_by(runner: TrialRunner, name: str, config: TrainingConfig, cell: str) -> list[float]:
-    """The rate of such a window; none where the trial failed."""
-    found = runner.run(config, name="blocks", deadline_s=TRIAL_DEADLINE_S, window=_CELLS[cell]).measurement
-    if found is None:
-        return []
-    say(f"blocks of {cell}: {name}: {found.samples_per_s:,.0f} samples/s")
-    return [found.samples_per_s]
+def _window_by(runner: TrialRunner, name: str, config: TrainingConfig, cell: str) -> Measurement | None:
+    """Measure such a window; None where the trial failed."""
+    seen = runner.run(config, name="blocks", deadline_s=TRIAL_DEADLINE_S, window=_CELLS[cell]).measurement
+    if seen is not None:
+        say(f"blocks of {cell}: {name}: {seen.samples_per_s:,.0f} samples/s")
+    return seen
 
 
 def _all(told: Collection[bool | None], rounds: int) -> bool | None:
@@ -147,7 +150,7 @@ def _tell_the_same(cells: Mapping[str, list[float]]) -> bool | None:
 
 
 def _costs(rates: Mapping[str, Mapping[str, list[float]]]) -> dict[str, dict[str, float | None]]:
-    """By how much less each sort of window tells than that of long blocks which is not drained, as a share."""
+    """By how much less each sort of window shows than that of long blocks, as a share."""
     return {
         name: {
             cell: 1 - median(own) / median(found["1.0 s"]) if own and found["1.0 s"] else None

@@ -25,7 +25,7 @@ def print_gpu_tables(results: Results) -> None:
     _print_searches(results)
     for name, key in _SEARCHES:
         _print_sides(f"{name}, {key}", results.get(name, {}).get(key, {}).get("sides", {}))
-    _print_pairs(results.get("fidelity", {}))
+    _print_fidelity(results.get("fidelity", {}))
     _print_blocks(results.get("block_edges", {}))
     _print_memory(results)
     _print_guard(results.get("precision_guard", {}))
@@ -94,18 +94,22 @@ def _print_sides(name: str, sides: Mapping[str, Any]) -> None:
     print_table(f"{name}: busy by every source, where the time goes, ceilings.", ["", *told], rows)
 
 
-def _print_pairs(part: Mapping[str, Any]) -> None:
+def _print_fidelity(part: Mapping[str, Any]) -> None:
     rows = [
         [
             one["workload"],
-            _number(one.get("trial_samples_per_s"), ",.0f"),
-            _number(one.get("plain", {}).get("samples_per_s"), ",.0f"),
-            _number(one["error"], "+.1%"),
+            one["held_by"],
+            " ".join(_number(rate, ",.0f") for rate in one.get("plain_samples_per_s", ())),
+            " ".join(_number(error, "+.1%") for error in one["errors"]),
+            " ".join(_number(error, "+.1%") for error in one.get("raw_errors", ())),
         ]
-        for one in part.get("pairs", ())
+        for one in part.get("settings", ())
     ]
     if rows:
-        print_table("Trials against plain loops.", ["workload", "trial/s", "plain/s", "error"], rows)
+        head = ["workload", "held by", "plain samples/s", "errors", "uncorrected"]
+        print_table("Trials against plain loops.", head, rows)
+    for held_by, bias in part.get("bias", {}).items():
+        print(f"bias, {held_by}: {_number(bias['mean_error'], '+.2%')} +- {_number(bias['standard_error'], '.2%')}")
 
 
 def _print_blocks(part: Mapping[str, Any]) -> None:
