@@ -106,12 +106,7 @@ def build_report(summary: RunSummary, run_dir: Path, *, written: Container[str] 
         headroom=sentences.say_headroom(summary, columns),
         doubts=_plain(list_doubts(measured)),
         conditions=conditions,
-        table=result_table(
-            columns,
-            summary.limit_bytes,
-            summary.run_spread,
-            reference="baseline, weighed" if summary.is_weighed else "baseline",
-        ),
+        table=result_table(columns, summary.limit_bytes, summary.run_spread),
         remarks=_plain(
             (
                 *say_busy(columns),
