@@ -264,7 +264,6 @@ def _summarise(
         trials=found.records,
         run_spread=spread,
         recommendation=chosen,
-        importances=search.study.importances(),
         notes=tuple(dict.fromkeys(notes)),
         stopped_because=ended,
         is_complete=sure.is_complete,
