@@ -15,20 +15,17 @@ _LEAST_VIOLATION = 0.01
 """Violation of a run that thrashes below the limit, where what it needs is not known: our own convention."""
 
 
-def evaluate(
-    measurement: Measurement, baseline: Measurement, objective: Objective, limit_bytes: int, *, worth: float = 1.0
-) -> Score:
+def evaluate(measurement: Measurement, baseline: Measurement, objective: Objective, limit_bytes: int) -> Score:
     """Score a measurement against the baseline's, under a memory limit in bytes.
 
-    score = worth * rate / baseline rate * (1 - w * (1 - busy_fraction)); worth is that of a sample in its batch against
-    one in the baseline's. Busy fractions of different sources don't compare, and
-    GPM or NVML may refuse a single trial: one of which the baseline's source does not tell is scored with the
-    baseline's fraction, as if it were as busy.
+    score = throughput / baseline throughput * (1 - w * (1 - busy_fraction)). Busy fractions of different sources don't
+    compare, and GPM or NVML may refuse a single trial: one that the baseline's source did not measure is scored with
+    the baseline's fraction, as if it were as busy.
     """
     told = measurement.busy_by(baseline.busy_source)
     busy = baseline.busy_fraction if told is None else told
     idle = 0.0 if busy is None else 1.0 - busy
-    value = worth * measurement.samples_per_s / baseline.samples_per_s * (1.0 - objective.busy_weight * idle)
+    value = measurement.samples_per_s / baseline.samples_per_s * (1.0 - objective.busy_weight * idle)
     violation, reason = measurement.peak_memory_bytes / limit_bytes - 1.0, memory_fault(measurement, limit_bytes)
     if reason is not None and violation <= 0:
         violation = _LEAST_VIOLATION

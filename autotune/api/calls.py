@@ -32,7 +32,7 @@ _LOADER_KEYS = {"shuffle", "drop_last", "sampler", "batch_sampler", "worker_init
 _LOADERS_OWN = {"shuffle", "drop_last"}
 """Of these, what a DataLoader decides itself."""
 _SECTIONS = {
-    "workload": ("model", "dataset", "command", "loss", "step", "optimizer", "collate_fn", "checkpoint"),
+    "workload": ("model", "dataset", "command", "loss", "step", "optimizer", "collate_fn"),
     "budget": ("n_trials", "timeout_s", "training_hours"),
     "search": ("method", "warm_start"),
 }
@@ -50,7 +50,6 @@ def search(  # noqa: PLR0913 - the contract's signature
     step: Callable[..., Any] | None = None,
     optimizer: Any = None,
     collate_fn: Callable[..., Any] | None = None,
-    checkpoint: Any = None,
     accelerator: Any = None,
     baseline: TrainingConfig | Mapping[str, Any] | None = None,
     space: SearchSpace | Mapping[str, Any] | None = None,
@@ -85,8 +84,6 @@ def search(  # noqa: PLR0913 - the contract's signature
         optimizer: optimizer(params, lr) -> torch.optim.Optimizer; or an optimizer of the model's parameters, of which
             trials have class, groups and settings, without its state; None: SGD.
         collate_fn: as for torch.utils.data.DataLoader.
-        checkpoint: weights from the middle of training, as a file of weights or a function checkpoint(model) that loads
-            them: with objective={"global_batch": "goodput"} batches are ranked by the gradient noise scale there.
         accelerator: the accelerate.Accelerator that has prepared model, loader and optimizer, for its precision and
             accumulation.
         baseline: what you run today; what it does not say is what a DataLoader and an optimizer that are given are set
@@ -152,7 +149,7 @@ def diagnose(  # noqa: PLR0913 - the contract's signature
     It takes under a minute, unless your own code takes long to build (it is built once where trials share a process,
     else two or three times) or to make a step: then it takes as long as measuring the baseline does, and other settings
     are not measured. The arguments are those of `search`, `command` among them, but for space, n_trials, timeout_s,
-    training_hours, run_dir, method, warm_start, checkpoint and fresh; `baseline` is what is diagnosed. No run folder is
+    training_hours, run_dir, method, warm_start and fresh; `baseline` is what is diagnosed. No run folder is
     kept: the trials' files lie in a temporary folder until the end.
 
     Raises:

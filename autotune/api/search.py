@@ -32,7 +32,6 @@ from autotune.note import Note, note
 from autotune.protocol.attach import changed_settings
 from autotune.protocol.disk import write_atomic, write_model
 from autotune.protocol.payload import write_payload
-from autotune.records.noise_scale import NoiseScale
 from autotune.records.run_summary import Progress, RunSummary
 from autotune.records.study_identity import identify, workload_key
 from autotune.records.trial import TrialRecord
@@ -45,7 +44,6 @@ from autotune.settings.training_config import LOADER_SETTINGS
 from autotune.study.study import Study
 from autotune.tuning.confirmation import Finals
 from autotune.tuning.loop import Search
-from autotune.tuning.noise_scale import rank_batches
 from autotune.tuning.outcomes import ConfirmationOutcome
 from autotune.tuning.probe import probe_workload
 from autotune.tuning.proposers import make_proposer
@@ -106,7 +104,7 @@ def run_plan(
             search.notes += mended
             summary = _known(search, folder)
             if summary is None:
-                summary = _tune(search, plan, folder, rank_batches(plan, search))
+                summary = _tune(search, plan, folder)
             elif mended:
                 summary = summary.model_copy(update={"notes": (*summary.notes, *mended)})
             if launcher is None and summary.run_spread.source == "workload" and not time.is_brief:
@@ -147,7 +145,7 @@ def _keep(search: Search, folder: RunFolder, beside: Neighbours, record: TrialRe
     search.notes += beside.new()
 
 
-def _tune(search: Search, plan: Plan, folder: RunFolder, noise_scale: NoiseScale | None) -> RunSummary:
+def _tune(search: Search, plan: Plan, folder: RunFolder) -> RunSummary:
     """Search, confirm, select, write; whatever ends it, the best so far is in the run folder."""
     finals = None
     try:
@@ -160,10 +158,10 @@ def _tune(search: Search, plan: Plan, folder: RunFolder, noise_scale: NoiseScale
         with without_interrupts():
             sure = ConfirmationOutcome() if finals is None else finals.outcome()
             by = note("interrupted", by=type(error).__name__)
-            _write(_summarise(search, plan, sure, noise_scale, by), folder)
+            _write(_summarise(search, plan, sure, by), folder)
         raise
     with without_interrupts():  # the search is done: an interrupt now would only lose what it has found
-        summary = _summarise(search, plan, sure, noise_scale)
+        summary = _summarise(search, plan, sure)
         _write(summary, folder)
     if summary.recommendation is None:
         raise NothingFeasibleError(say_nothing_feasible(summary))
@@ -233,7 +231,6 @@ def _summarise(
     search: Search,
     plan: Plan,
     sure: ConfirmationOutcome,
-    noise_scale: NoiseScale | None,
     interrupted: Note | None = None,
 ) -> RunSummary:
     """Select, and gather all that reports are made from; `interrupted` says what has ended the search, if anything."""
@@ -266,9 +263,7 @@ def _summarise(
         memory_source="not measured" if measured is None else measured.memory.source,
         trials=found.records,
         run_spread=spread,
-        noise_scale=noise_scale,
         recommendation=chosen,
-        importances=search.study.importances(),
         notes=tuple(dict.fromkeys(notes)),
         stopped_because=ended,
         is_complete=sure.is_complete,

@@ -25,7 +25,7 @@ from autotune.protocol.attach import with_own_python
 from autotune.settings.command import command_name, is_python, python_start
 from autotune.settings.executor import ExecutorKind
 from autotune.settings.plan import Plan
-from autotune.settings.workload import BESIDE_A_COMMAND, FIND_FILE, READ_PART, Ref, Workload
+from autotune.settings.workload import BESIDE_A_COMMAND, READ_PART, Ref, Workload
 
 __all__ = ["FROM_BESIDE_A_COMMAND", "command_plan", "parse_plan", "read_plan"]
 
@@ -112,11 +112,7 @@ def _plan_of(
         except ConfigError as error:
             malformed.extend(error.problems)
     read_over = {} if today is None else begin_with(document, today)
-    plan, broken = _validate(
-        document.data,
-        name,
-        {READ_PART: partial(_reference, folders=folders), FIND_FILE: partial(_found, folders=folders)},
-    )
+    plan, broken = _validate(document.data, name, {READ_PART: partial(_reference, folders=folders)})
     absent = None if plan is None or plan.workload.command is None else _absent(plan.workload.command)
     if absent is not None:
         broken.append(Problem(path=("workload", "command"), text=absent))
@@ -140,9 +136,6 @@ def _validate(sections: Mapping[str, Any], name: str, context: dict[str, Any]) -
         if workload.get("command") is not None:
             given["workload"] = {key: value for key, value in workload.items() if key not in _IDLE_BESIDE_A_COMMAND}
     plan, broken = validated(Plan, {**given, "name": name}, context)
-    if plan is not None and plan.workload.command is not None and plan.objective.global_batch == "goodput":
-        rule = "global_batch must be scale or keep beside workload.command, of which no gradients can be measured"
-        problems.append(Problem(path=("objective", "global_batch"), text=f"{rule}, but got 'goodput'"))
     if plan is not None and plan.workload.command is not None and plan.executor.kind != "local":
         rule = "must be local beside workload.command, whose script runs on this machine alone"
         remedy = "leave executor out, or give a model and a dataset"
@@ -194,14 +187,6 @@ def _reference(value: object, folders: tuple[str, ...]) -> Ref:
         places = " or ".join(dict.fromkeys(folders))
         raise ValueError(f"the file of a reference must exist, but {code!r} is not in {places}; check the path")
     return Ref(target=f"{code}:{name}", folders=folders)
-
-
-def _found(path: str, folders: tuple[str, ...]) -> str:
-    """Where a file of weights lies: below the configuration's folder or the working directory."""
-    place = next((str(Path(folder, path)) for folder in folders if isfile(Path(folder, path))), None)  # noqa: PTH113 - no error for any name
-    if place is None:
-        raise ValueError(f"a file of weights must exist, but {path!r} is not in {' or '.join(dict.fromkeys(folders))}")
-    return place
 
 
 def _is_dotted(text: str) -> bool:

@@ -14,7 +14,7 @@ from typing import Generic, Literal, Protocol, Self, TypeVar, runtime_checkable
 
 from autotune.note import Note
 from autotune.protocol.disk import TrialFolder
-from autotune.protocol.jobs import DescribeJob, Job, NoiseScaleJob, ProbeJob, SeriesJob
+from autotune.protocol.jobs import DescribeJob, Job, ProbeJob, SeriesJob
 from autotune.settings.training_config import TrainingConfig
 
 __all__ = [
@@ -158,8 +158,8 @@ def shares_process(config: TrainingConfig) -> bool:
 
 def may_share(job: Job) -> bool:
     """Whether a job can run in a process that has done others, and can do others after it."""
-    if isinstance(job, DescribeJob | SeriesJob | NoiseScaleJob) or job.command is not None:
-        return False  # gradients are measured at other weights
+    if isinstance(job, DescribeJob | SeriesJob) or job.command is not None:
+        return False
     return not job.process.blocks_launches and (isinstance(job, ProbeJob) or shares_process(job.config))
 
 

@@ -41,7 +41,6 @@ _AnyJob = TypeVar(
     jobs.PrecisionJob,
     jobs.CurvesJob,
     jobs.StressJob,
-    jobs.NoiseScaleJob,
 )
 _SHORTEST_S = 0.1  # of a window that is made for what comes before it: our own convention
 _Placed = TypeVar("_Placed", jobs.TrialJob, jobs.ProbeJob)
@@ -148,10 +147,6 @@ class TrialRunner:
         """
         own = {"train_s": train_s, "keeps_code": self.keeps_code and config.compiles_alone}
         return self._run(name, None, self._job_for(jobs.StressJob, config, deadline_s, **own))
-
-    def gradients(self, config: TrainingConfig, *, deadline_s: float, seconds: float) -> RankReport:
-        """Measure the noise of gradients at the workload's checkpoint; `config` has micro batch and precision."""
-        return self._run("noise-scale", None, self._job_for(jobs.NoiseScaleJob, config, deadline_s, seconds=seconds))
 
     def _job_for(self, kind: type[_AnyJob], config: TrainingConfig, deadline_s: float, **own: Any) -> _AnyJob:
         """A job of a kind, with the fields that only this kind has."""

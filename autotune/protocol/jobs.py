@@ -19,7 +19,6 @@ __all__ = [
     "Extras",
     "GroupPart",
     "Job",
-    "NoiseScaleJob",
     "PrecisionJob",
     "ProbeJob",
     "ProcessSetup",
@@ -189,15 +188,7 @@ class StressJob(_WorkloadJob):
     """What was compiled is kept in the user's cache, for the training that follows."""
 
 
-class NoiseScaleJob(_WorkloadJob):
-    """Measure gradients at the weights of the workload's checkpoint, or of a model that was just built."""
-
-    kind: Literal["noise_scale"] = "noise_scale"
-    seconds: float
-    """For so long, once the first gradients are there."""
-
-
-WorkloadJob: TypeAlias = ProbeJob | TrialJob | PrecisionJob | CurvesJob | StressJob | NoiseScaleJob
+WorkloadJob: TypeAlias = ProbeJob | TrialJob | PrecisionJob | CurvesJob | StressJob
 """A job that builds the user's workload."""
 Job: TypeAlias = Annotated[DescribeJob | SeriesJob | WorkloadJob, Field(discriminator="kind")]
 _JOB: TypeAdapter[Job] = TypeAdapter(Job)

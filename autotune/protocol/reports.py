@@ -15,7 +15,6 @@ from pydantic import Field
 from autotune.frozen import FrozenModel
 from autotune.records.conditions import DeviceConditions
 from autotune.records.diagnosis import Curves
-from autotune.records.noise_scale import GradientNorms
 from autotune.records.precision_check import PrecisionFigures
 from autotune.records.stress_check import StressFigures
 from autotune.records.trial import TrialResult
@@ -46,7 +45,6 @@ class RankReport(FrozenModel):
     guard: PrecisionFigures | None = None
     curves: Curves | None = None
     stress: StressFigures | None = None
-    gradients: GradientNorms | None = None
     workload_build_s: float | None = None
     """Of a series: seconds that reading the workload and building its model and dataset took, so far as it is built."""
     kept_bytes: int = 0

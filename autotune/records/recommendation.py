@@ -75,8 +75,6 @@ class LargerBatch(FrozenModel):
     over_same_batch: Ratio | None
     """Its rate over that of the fastest at the baseline's global batch, wider where they were not measured in turns;
     None where none was feasible at that."""
-    worth: float = 1.0
-    """What one of its samples is worth against one at the baseline's batch, where batches are ranked by that."""
     is_worth_it: bool
     """It beats the fastest at that batch that was measured as it was, in turns or by trials, beyond noise, and by what
     the objective asks for; or none was."""
@@ -102,10 +100,7 @@ class Recommendation(FrozenModel):
     measured in turns."""
     speedup: Ratio | None
     """What is claimed over the baseline, measured in turns with it: shrunk, since the best of several looks best by
-    luck too, with the interval as measured. None where the baseline is no reference. Where a noise scale ranks batches,
-    this and all other ratios to the baseline are of rates times what a sample is worth."""
-    worth: float = 1.0
-    """What one of its samples is worth against one at the baseline's batch, where batches are ranked by that."""
+    luck too, with the interval as measured. None where the baseline is no reference."""
     measured_speedup: Ratio | None = None
     """The ratio as measured; None for the baseline itself."""
     gain_probability: float | None = None

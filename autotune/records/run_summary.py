@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Literal
 
-from pydantic import Field
-
 from autotune.frozen import FrozenModel
 from autotune.note import Note
 from autotune.records.measurement import Measurement
-from autotune.records.noise_scale import NoiseScale
 from autotune.records.recommendation import Recommendation
 from autotune.records.run_spread import RunSpread
 from autotune.records.trial import TrialRecord
@@ -50,13 +47,8 @@ class RunSummary(FrozenModel):
     """In the order of the study; in a run folder they lie in trials.jsonl."""
     run_spread: RunSpread
     """Between runs of the same settings on this machine: all intervals rest on it."""
-    noise_scale: NoiseScale | None = None
-    """Of the user's gradients; None where it was not asked for, or could not be told."""
     recommendation: Recommendation | None
     """None where nothing feasible was found."""
-    importances: dict[str, float] = Field(default_factory=dict)
-    """How much each setting decides whether a trial is among the best quarter (PED-ANOVA, by Optuna), shares of 1;
-    empty where there are too few trials."""
     notes: tuple[Note, ...] = ()
     """What the user should know of this run."""
     stopped_because: Note
@@ -69,11 +61,6 @@ class RunSummary(FrozenModel):
     """What it was expected to take before its first trial; None where it continued an interrupted search."""
     autotune_version: str
     """Of autotune, which wrote it."""
-
-    @property
-    def is_weighed(self) -> bool:
-        """Configurations were ranked by their rates times what a sample is worth in their batch."""
-        return self.noise_scale is not None and self.noise_scale.has_checkpoint
 
     def runs_of(self, number: int) -> tuple[Measurement, ...]:
         """What was measured of a trial's settings: the runs made in turns where there are some, else the search's."""

@@ -62,7 +62,7 @@ def workload_key(workload: Workload) -> str:
 def _parts_of(workload: Workload) -> dict[str, str]:
     if workload.command is not None:
         return {"command": _describe_command(workload.command)}
-    parts = {name: getattr(workload, name) for name in PARTS if name != "checkpoint"}
+    parts = {name: getattr(workload, name) for name in PARTS}
     return {name: describe_part(part) for name, part in parts.items() if part is not None}
 
 

@@ -75,9 +75,8 @@ class Objective(FrozenModel):
     size such as "4GiB", or a fraction of the device's memory."""
     busy_weight: Annotated[float, Field(ge=0, le=1)] = 0.02
     """How much an idle device lowers the score: enough to choose between equals."""
-    global_batch: Literal["scale", "keep", "goodput"] = "scale"
-    """Whether the global batch may grow (with the learning rate), stays and is split anew, or may grow and is ranked by
-    what a sample is worth in it (goodput): by the gradient noise scale at `workload.checkpoint`."""
+    global_batch: Literal["scale", "keep"] = "scale"
+    """Whether the global batch may grow, with the learning rate, or stays and is split anew."""
     max_batch_scale: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 8
     """How far the global batch may grow beyond the baseline's."""
     larger_batch_gain: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.05

@@ -5,7 +5,6 @@ A Workload is what a trial builds its model, data and step from. Only the worker
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import PurePath
 from typing import Annotated, Any, Literal, Self
@@ -22,11 +21,9 @@ from autotune.settings.training_config import TrainingConfig
 __all__ = [
     "BESIDE_A_COMMAND",
     "BESIDE_A_LOADER",
-    "FIND_FILE",
     "INSTALLED",
     "PARTS",
     "READ_PART",
-    "WEIGHTS",
     "LoaderSite",
     "ObjectFacts",
     "OptimizerFacts",
@@ -41,13 +38,7 @@ __all__ = [
 READ_PART = "read_part"
 """Key of the validation context: the function by which a border that writes parts as text reads one."""
 
-FIND_FILE = "find_file"
-"""The same: the function that says where a file lies, or that it is not there."""
-
 BESIDE_A_COMMAND = "nothing can stand beside workload.command, whose script decides all else"
-
-WEIGHTS = frozenset({".safetensors", ".pt", ".pth", ".bin", ".ckpt"})
-"""What a file of weights may be called at its end."""
 
 StartMethod = Literal["fork", "spawn", "forkserver"]
 
@@ -68,20 +59,7 @@ def _read_part(value: object, info: ValidationInfo) -> object:
     return value if read is None or value is None else read(value)
 
 
-def _read_checkpoint(value: object, info: ValidationInfo) -> object:
-    if isinstance(value, PurePath | str) and PurePath(value).suffix in WEIGHTS:
-        return (info.context or {}).get(FIND_FILE, str)(str(value))
-    found = _read_part(value, info)
-    if found is None or isinstance(found, Ref | Mapping) or callable(found):
-        return found
-    raise ValueError(
-        "checkpoint must be a file of weights (" + ", ".join(sorted(WEIGHTS)) + "), a state_dict or a function "
-        f"checkpoint(model), but got {value!r:.80}"
-    )
-
-
 _Part = Annotated[Any, AfterValidator(_read_part), WithJsonSchema({"type": "string"})]  # as in YAML
-_Checkpoint = Annotated[Any, AfterValidator(_read_checkpoint), WithJsonSchema({"type": "string"})]
 _Flag = Annotated[bool, Field(strict=True)]
 
 
@@ -135,9 +113,6 @@ class Workload:
     """Load the items in random order, anew each epoch. A DataLoader keeps its own order."""
     drop_last: _Flag = True
     """Leave out an epoch's last batch where it is smaller than the others. A DataLoader keeps its own way."""
-    checkpoint: _Checkpoint = None
-    """weights from the middle of training, at which the gradient noise scale is measured: a file (.safetensors, or
-    torch.save's with weights alone), a state_dict, or a function checkpoint(model) that loads them"""
     multiprocessing_context: StartMethod | None = None
     """How loader workers start; None: Python's default."""
 

@@ -24,7 +24,6 @@ from autotune.settings.workload import WorkloadFacts
 from autotune.space import constraints as rules
 from autotune.space.default_ranges import Basis, batch_cap, default_ranges, workers_cap
 from autotune.space.domains import group_sizes
-from autotune.space.efficiency import NoiseBounds
 from autotune.space.notes import space_notes
 from autotune.space.token_budget import global_batch_of, samples_within
 
@@ -52,32 +51,11 @@ class ResolvedSpace:
     numbers of workers."""
     notes: tuple[Note, ...] = ()
     """What has no effect here, and why a default range is narrower than usual."""
-    noise_scale: NoiseBounds | None = None
-    """The gradient noise scale by which batches are ranked; None: a sample is worth the same in each."""
 
     @property
     def keeps_batch(self) -> bool:
         """The global batch stays as the baseline's."""
         return self.objective.global_batch == "keep"
-
-    def log_worth(self, config: TrainingConfig) -> float:
-        """Logarithm of what a sample is worth in a configuration's global batch against one in the baseline's."""
-        if self.noise_scale is None:
-            return 0.0
-        return self.noise_scale.log_worth(self.baseline.global_batch_size, self.samples_of_batch(config))
-
-    def log_worths(self, config: TrainingConfig) -> tuple[float, float]:
-        """The interval of that logarithm, as far as the noise scale is known."""
-        if self.noise_scale is None:
-            return 0.0, 0.0
-        return self.noise_scale.log_worths(self.baseline.global_batch_size, self.samples_of_batch(config))
-
-    def samples_of_batch(self, config: TrainingConfig) -> float:
-        """Samples of a configuration's global batch: with token budgets, as many times the baseline's as it has tokens.
-
-        A budget's own count of samples is rounded for each micro batch.
-        """
-        return self.baseline.global_batch_size * config.global_batch_ratio(self.baseline)
 
     @property
     def parameters(self) -> dict[str, Domain]:

@@ -19,7 +19,6 @@ from autotune.analysis.decisions.run_spread import assumed_spread, spread_of_rep
 from autotune.errors import ConfigError
 from autotune.frozen import compacted
 from autotune.note import Note
-from autotune.records.noise_scale import KeptNoiseScale
 from autotune.records.run_spread import RunSpread
 from autotune.records.trial import Score, TrialRecord, TrialResult
 from autotune.settings.search_options import Method
@@ -29,7 +28,6 @@ from autotune.space.constraints import same_behaviour_key
 from autotune.space.resolved_space import ResolvedSpace, setting_of
 from autotune.study import optuna_trials as written
 from autotune.study.combinations import MOST_LISTED, OpenCombinations, Skip
-from autotune.study.importance import setting_importances
 from autotune.study.measured import MeasuredTrials
 from autotune.study.proposals import compose_allowed, params_of
 from autotune.study.samplers import METHODS, SearchMethod
@@ -37,7 +35,6 @@ from autotune.study.storage import guarded, keep_on_disk, open_optuna, open_stor
 
 __all__ = ["Study", "Trial"]
 
-_NOISE_SCALE = "autotune_noise_scale"
 
 _REPEATS_IN_A_ROW = 8
 """Samples in a row that bring nothing new before a combination is picked by ourselves: our own convention."""
@@ -129,17 +126,6 @@ class Study:
     def close(self) -> None:
         """Let go of the file; whoever uses the study afterwards opens it again."""
         release(self._storage)
-
-    @property
-    def noise_scale(self) -> KeptNoiseScale | None:
-        """The gradient noise scale that was measured before the first trial; None: none was."""
-        written = self.optuna_study.user_attrs.get(_NOISE_SCALE)
-        return None if written is None else KeptNoiseScale.model_validate_json(written)
-
-    def keep_noise_scale(self, known: KeptNoiseScale) -> None:
-        """Keep what the scores of its trials are weighed by from then on."""
-        with guarded():
-            self.optuna_study.set_user_attr(_NOISE_SCALE, known.model_dump_json())
 
     @property
     def records(self) -> Sequence[TrialRecord]:
@@ -245,12 +231,6 @@ class Study:
         return any(
             all(setting_of(config, name) in values for name, values in settings.items()) for settings in self._left_out
         )
-
-    def importances(self) -> dict[str, float]:
-        """How much each searched setting tells of a trial's score, in shares of 1; empty where too few trials tell."""
-        with guarded():
-            feasible = {record.number for record in self.records if record.is_feasible}
-            return setting_importances(self.optuna_study, feasible)
 
     def tell(self, trial: Trial, result: TrialResult, score: Score | None) -> TrialRecord:
         """Record how a trial ended, here and in Optuna's study; once this returns, no power cut loses it."""

@@ -11,7 +11,6 @@ from autotune.records.breakdown import LoaderCosts, Share, TimeBreakdown
 from autotune.records.ceilings import Ceiling
 from autotune.records.conditions import DeviceConditions
 from autotune.records.measurement import Block, Ceilings, Measurement, MemorySample, Window
-from autotune.records.noise_scale import GradientNorms
 from autotune.records.precision_check import PrecisionFigures
 from autotune.records.ranks import RankFigures
 from autotune.records.stress_check import StressFigures
@@ -25,7 +24,6 @@ __all__ = [
     "fake_ceilings",
     "fake_environment",
     "fake_facts",
-    "fake_gradients",
     "fake_guard",
     "fake_measurement",
     "fake_stress",
@@ -167,16 +165,6 @@ def fake_guard(trial: FakeTrial, config: TrainingConfig) -> PrecisionFigures:
         gradient_cosine=1.0,
         repeat_cosine=1.0,
         repeat_deviation=0.0,
-    )
-
-
-def fake_gradients(noise_scale: float, spread: float, config: TrainingConfig) -> GradientNorms:
-    """Norms of gradients of this noise scale at a checkpoint; groups differ in their noise by a relative spread."""
-    small, count = config.micro_batch_size, 8
-    scales = [noise_scale * (1 + spread * (place - 7.5) / 7.5) for place in range(16)]
-    groups = tuple((1 + scale / small, 1 + scale / (small * count)) for scale in scales)
-    return GradientNorms(
-        micro_batch_samples=small, micro_batches=count, groups=groups, epoch_samples=None, has_checkpoint=True
     )
 
 

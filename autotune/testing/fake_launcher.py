@@ -20,7 +20,6 @@ from autotune.protocol.disk import write_model
 from autotune.protocol.jobs import (
     CurvesJob,
     DescribeJob,
-    NoiseScaleJob,
     PrecisionJob,
     ProbeJob,
     SeriesJob,
@@ -44,7 +43,6 @@ from autotune.testing.fake_figures import (
     fake_ceilings,
     fake_environment,
     fake_facts,
-    fake_gradients,
     fake_guard,
     fake_measurement,
     fake_stress,
@@ -60,7 +58,7 @@ _SETTINGS = {
 }
 """What the points of a curve may differ in."""
 _DONE = TrialResult(outcome="ok")
-_AnyJob: TypeAlias = TrialJob | PrecisionJob | CurvesJob | StressJob | NoiseScaleJob
+_AnyJob: TypeAlias = TrialJob | PrecisionJob | CurvesJob | StressJob
 
 
 @dataclass(slots=True)
@@ -81,17 +79,13 @@ class FakeLauncher:
     launched: list[TrainingConfig] = field(default_factory=list)
     """Configurations of all trials so far, confirmations included."""
     jobs: list[_AnyJob] = field(default_factory=list)
-    """All jobs but probes and descriptions: trials, guards, curves, stress runs, gradients."""
+    """All jobs but probes and descriptions: trials, guards, curves, stress runs."""
     slots: int = 1
     """Trials that it runs at once."""
     notes: tuple[Note, ...] = ()
     """Machines that are not used; there are none."""
     conditions: DeviceConditions | None = None
     """What a probe, and each trial, reports of the device."""
-    noise_scale: float = 1000.0
-    """The gradient noise scale of its workload, in samples."""
-    noise_scale_spread: float = 0.02
-    """By how much groups of gradients differ, relatively."""
     _lock: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
 
     def launch(self, launch: Launch) -> Exit:
@@ -137,10 +131,6 @@ class FakeLauncher:
                 return RankReport(result=_DONE, guard=fake_guard(trial, job.config))
             case StressJob():
                 return RankReport(result=_DONE, stress=fake_stress(trial, job))
-            case NoiseScaleJob():
-                return RankReport(
-                    result=_DONE, gradients=fake_gradients(self.noise_scale, self.noise_scale_spread, job.config)
-                )
             case CurvesJob():
                 return RankReport(result=_DONE, curves=self._curves(job))
 

@@ -181,7 +181,7 @@ class Finals:
             entrant.confirmation(is_hung=entrant.record.number in hung) for entrant in entrants if entrant.runs
         ]
         self.found = self._searched.taught_by(self._confirmations)
-        sound = [self.found.weighed(entrant) for entrant in self._confirmations if entrant.is_feasible and entrant.runs]
+        sound = [entrant for entrant in self._confirmations if entrant.is_feasible and entrant.runs]
         numbers = [entrant.record.number for entrant in alive if entrant.record.number in {one.number for one in sound}]
         if not sound or not numbers:
             return ()
@@ -190,7 +190,7 @@ class Finals:
             numbers,
             self.found.spread,
             self._error,
-            batches={entrant.number: self.found.batch_of(entrant.config) for entrant in sound},
+            batches={entrant.number: self.found.batch_ratio(entrant.config) for entrant in sound},
             least=1 + self.found.space.objective.larger_batch_gain,
         )
 

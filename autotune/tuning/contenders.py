@@ -1,14 +1,14 @@
 """The configurations that may be recommended, and how they compare: confirmed ones, or those that trials have measured.
 
 Comes in: what was found, and what the confirmation has shown. Goes out: the one to choose among some, gains, claims.
-Where batches are ranked by the gradient noise scale, rates are weighed by what a sample is worth. Pure.
+Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import exp, inf, log
+from math import inf, log
 from statistics import fmean
 
 from autotune.analysis.decisions.rounds import fit_rounds
@@ -47,10 +47,9 @@ class Contenders:
         records = (*found.feasible_baseline, *found.challengers)
         own = [record for record in records if may_win(record.number) and record.number not in refuted]
         trials = [
-            found.weighed(Confirmation(number=record.number, config=record.config, rounds=(record.measurement,)))
-            for record in own
+            Confirmation(number=record.number, config=record.config, rounds=(record.measurement,)) for record in own
         ]
-        sound = [found.weighed(entrant) for entrant in sure.confirmations if entrant.is_feasible and entrant.runs]
+        sound = [entrant for entrant in sure.confirmations if entrant.is_feasible and entrant.runs]
         confirmed = [entrant for entrant in sound if sure.is_confirmed and may_win(entrant.number)]
         return cls(found=found, sure=sure, confirmed=_comparable(confirmed, trials), trials=trials)
 
@@ -100,54 +99,36 @@ class Contenders:
         return self.found.batch_ratio(candidate.config)
 
     def over(self, candidate: Confirmation, other: Confirmation) -> Ratio:
-        """The rate of one over another's, whatever samples are worth; wider where they were not measured in turns."""
-        ratio, worth = self._weighed_over(candidate, other), self.worth(candidate, other)
-        return Ratio(value=ratio.value / worth, low=ratio.low / worth, high=ratio.high / worth)
-
-    def worth(self, candidate: Confirmation, other: Confirmation) -> float:
-        """What a sample of one is worth over one of another."""
-        space = self.found.space
-        return exp(space.log_worth(candidate.config) - space.log_worth(other.config))
+        """Return the throughput of one over another's; its interval is wider where they were not measured in turn."""
+        in_turns = None
+        if {candidate.number, other.number} <= {entrant.number for entrant in self.confirmed}:
+            in_turns = ratio_of(candidate, other, self.found.spread, self.sure.one_sided_error)
+        return in_turns or ratio_of_runs(candidate.runs, other.runs, self.found.spread)
 
     def _choice(self, candidates: Sequence[Confirmation]) -> Confirmation:
         return choose(candidates, self.gains_of(candidates), self._idle_costs(candidates))
 
     def is_worth_it(self, larger: Confirmation, own: Confirmation) -> bool:
         """Whether a larger batch beats the fastest at the baseline's own, beyond noise and by enough."""
-        least, batch = 1 + self.found.space.objective.larger_batch_gain, self.found.batch_of(larger.config)
-        return bool(worth_its_batch(self._weighed_over(larger, own), least, batch))
-
-    def _weighed_over(self, candidate: Confirmation, other: Confirmation) -> Ratio:
-        """The ratio of their weighed rates, in turns where both were measured so."""
-        in_turns = None
-        if {candidate.number, other.number} <= {entrant.number for entrant in self.confirmed}:
-            in_turns = ratio_of(candidate, other, self.found.spread, self.sure.one_sided_error)
-        return in_turns or ratio_of_runs(candidate.runs, other.runs, self.found.spread)
+        least = 1 + self.found.space.objective.larger_batch_gain
+        return bool(worth_its_batch(self.over(larger, own), least))
 
     def gains_of(self, candidates: Sequence[Confirmation]) -> dict[int, float]:
         """By number, the logarithm of what each is believed to win; of trials alone, by all that the search knows."""
         if {candidate.number for candidate in self.confirmed} >= {candidate.number for candidate in candidates}:
             return believed_gains(candidates, self.found.spread)
         rates = {candidate.number: log(candidate.samples_per_s) for candidate in candidates}
-        worths = {candidate.number: self.found.space.log_worth(candidate.config) for candidate in candidates}
-        believed = {number: rate + worths[number] for number, rate in self.found.believed.items() if number in worths}
+        believed = {number: rate for number, rate in self.found.believed.items() if number in rates}
         known = rates | believed
         reference = known.get(0, known[candidates[0].number])
         return {number: log_rate - reference for number, log_rate in known.items()}
 
     def claim_of(self, number: int) -> Claim | None:
-        """What may be said of one over the baseline, as far as both were measured in turns.
-
-        Its intervals are wider by what is not known of the noise scale.
-        """
-        config = next((entrant.config for entrant in self.confirmed if entrant.number == number), None)
-        if number == 0 or config is None or self.baseline is None:
+        """Return what may be claimed of one over the baseline, where both were measured in turn."""
+        is_confirmed = any(entrant.number == number for entrant in self.confirmed)
+        if number == 0 or not is_confirmed or self.baseline is None:
             return None
-        claim = claim_of(number, fit_rounds(self.confirmed, self.found.spread), self.sure.one_sided_error)
-        if claim is None:
-            return None
-        worth, ends = self.found.space.log_worth(config), self.found.space.log_worths(config)
-        return claim.widened(*(exp(end - worth) for end in ends))
+        return claim_of(number, fit_rounds(self.confirmed, self.found.spread), self.sure.one_sided_error)
 
     def _idle_costs(self, candidates: Sequence[Confirmation]) -> dict[int, float]:
         """What an idle device costs of each one's score; busy fractions count where all have one source."""

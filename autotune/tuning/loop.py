@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from math import ceil, exp
+from math import ceil
 
 from autotune.analysis.decisions.early_stopping import behind_threshold
 from autotune.analysis.decisions.repeats import unsure_at_the_end, unsure_before_a_switch
@@ -273,8 +273,7 @@ class Search:
         if measurement is None or ended.result.outcome != "ok":
             return None
         compared = measurement if reference is None or reference.measurement is None else reference.measurement
-        worth = exp(self.space.log_worth(ended.trial.config))
-        return evaluate(measurement, compared, self.space.objective, self.space.limit_bytes, worth=worth)
+        return evaluate(measurement, compared, self.space.objective, self.space.limit_bytes)
 
     def _tell(self, ended: _Ended, score: Score | None) -> None:
         result = with_ceilings(ended.result, ended.trial.config, self.ceilings, asked=ended.extras)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import exp
 
 from autotune.analysis.decisions.run_spread import spread_of_repeats
-from autotune.analysis.decisions.selection_rules import ONE_SIDED_ERROR, GlobalBatch
+from autotune.analysis.decisions.selection_rules import ONE_SIDED_ERROR
 from autotune.note import Note, note
 from autotune.records.ceilings import CeilingBook
 from autotune.records.recommendation import Confirmation
@@ -78,11 +78,6 @@ class SearchOutcome:
         """A configuration's global batch over the baseline's."""
         return config.global_batch_ratio(self.space.baseline)
 
-    def batch_of(self, config: TrainingConfig) -> GlobalBatch:
-        """Its global batch, with what is not known of what a sample is worth in it."""
-        sure_worth = exp(self.space.log_worths(config)[0] - self.space.log_worth(config))
-        return GlobalBatch(ratio=self.batch_ratio(config), sure_worth=sure_worth)
-
     def taught_by(self, confirmations: Sequence[Confirmation]) -> SearchOutcome:
         """Where trials shared a process, with a spread that knows by how much a process of its own differs from that.
 
@@ -107,16 +102,6 @@ class SearchOutcome:
         measured, is_of_this_call = record.measurement, self.expected_s is not None
         is_first = record.number == 0 and measured is not None and measured.earlier_trials == 0
         return self.is_brief and is_of_this_call and is_first
-
-    def weighed(self, confirmation: Confirmation) -> Confirmation:
-        """A configuration's runs with rates times what a sample is worth in its batch: as decisions compare them."""
-        worth = exp(self.space.log_worth(confirmation.config))
-        if worth == 1:
-            return confirmation
-        rounds = (
-            run and run.model_copy(update={"samples_per_s": worth * run.samples_per_s}) for run in confirmation.rounds
-        )
-        return confirmation.model_copy(update={"rounds": tuple(rounds)})
 
     def believed_score(self, record: TrialRecord) -> float:
         """A feasible trial's score at the rate that is believed of it."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import exp, inf
 
-from autotune.analysis.decisions.selection_rules import Claim
-from autotune.analysis.noise_scale import break_even_noise_scale
+from autotune.analysis.decisions.selection_rules import Claim, break_even_noise_scale
 from autotune.note import Note, note
 from autotune.records.recommendation import BreakEven, Confirmation, LargerBatch, Ratio, Recommendation, Verdict
 from autotune.records.run_summary import changed_settings
@@ -40,7 +39,6 @@ def select(found: SearchOutcome, sure: ConfirmationOutcome) -> Recommendation | 
         number=chosen.number,
         verdict=_verdict(chosen, reference, claim, is_confirmed=bool(contenders.confirmed) or is_unchallenged),
         speedup=_speedup(chosen, reference, claim),
-        worth=exp(found.space.log_worth(chosen.config)),
         measured_speedup=None if claim is None else claim.measured,
         gain_probability=None if claim is None else claim.gain_probability,
         lr_advice=advice,
@@ -59,11 +57,7 @@ def select(found: SearchOutcome, sure: ConfirmationOutcome) -> Recommendation | 
 def _is_outrun(chosen: Confirmation, contenders: Contenders) -> bool:
     """Whether a faster trial may not be used: refused, over the limit, or refuted when it was run again."""
     found = contenders.found
-    rates = {
-        record.number: record.measurement.samples_per_s * exp(found.space.log_worth(record.config))
-        for record in found.records
-        if record.measurement
-    }
+    rates = {record.number: record.measurement.samples_per_s for record in found.records if record.measurement}
     feasible = {record.number for record in found.records if record.is_feasible}
     slow = feasible - {record.number for record in found.challengers}
     usable = slow | {candidate.number for candidate in contenders.trials}
@@ -99,24 +93,25 @@ def _larger_batch(chosen: Confirmation, same: Confirmation | None, contenders: C
         own = contenders.fastest_at_own_batch(group)
         rivals = [rival for rival in (own, same) if rival is not None]
         over = min((contenders.over(best, rival) for rival in rivals), key=lambda ratio: ratio.value, default=None)
-        space = contenders.found.space
         return LargerBatch(
             config=best.config.model_copy(update={"lr": _lr_advice(best.config, contenders.found).lr}),
             number=best.number,
             speedup=_speedup(best, contenders.baseline, contenders.claim_of(best.number)),
             over_same_batch=over,
-            worth=exp(space.log_worth(best.config)),
             is_worth_it=own is None or contenders.is_worth_it(best, own),
-            break_even=None if over is None else _break_even(space.samples_of_batch(best.config), over, space.baseline),
+            break_even=None if over is None else _break_even(best, over, contenders),
         )
     return None
 
 
-def _break_even(larger: float, over: Ratio, baseline: TrainingConfig) -> BreakEven | None:
-    """The noise scale from which on the larger batch pays, by its rate over that of the baseline's batch."""
-    of_value, of_low, of_high = (
-        break_even_noise_scale(baseline.global_batch_size, larger, ratio) for ratio in (over.value, over.low, over.high)
-    )
+def _break_even(larger: Confirmation, over: Ratio, contenders: Contenders) -> BreakEven | None:
+    """Return the noise scale above which the larger batch pays, by its throughput over that of the baseline's batch."""
+    samples = contenders.found.space.baseline.global_batch_size
+    # Not the configuration's own count: with a token budget that is rounded for each micro batch.
+    larger_samples = samples * contenders.batch_ratio(larger)
+    of_value = break_even_noise_scale(samples, larger_samples, over.value)
+    of_low = break_even_noise_scale(samples, larger_samples, over.low)
+    of_high = break_even_noise_scale(samples, larger_samples, over.high)
     if of_value is None or of_high is None:
         return None
     return BreakEven(samples=of_value, low=of_high, high=inf if of_low is None else of_low)

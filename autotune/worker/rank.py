@@ -38,7 +38,6 @@ from autotune.worker.failure.kernel_failures import block_launches
 from autotune.worker.failure.outcome import outcome_of
 from autotune.worker.jobs.bench import WorkloadBench
 from autotune.worker.jobs.curves import trace_curves
-from autotune.worker.jobs.noise_scale import measure_gradients
 from autotune.worker.jobs.precision import compare_to_float32
 from autotune.worker.jobs.probe import probe
 from autotune.worker.jobs.series import run_series
@@ -140,8 +139,6 @@ def _do_with_workload(
         case jobs.StressJob():
             keep_stress = partial(_keep_stress, place)
             return _done(stress=train_on_largest(workload, job, device, scratch, start.ends_at, keep_stress))
-        case jobs.NoiseScaleJob():
-            return _done(gradients=measure_gradients(workload, job, device, scratch, start.ends_at))
         case _:
             assert_never(job)
 

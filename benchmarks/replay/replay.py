@@ -29,7 +29,6 @@ from autotune.protocol.jobs import (
     CurvesJob,
     DescribeJob,
     Job,
-    NoiseScaleJob,
     PrecisionJob,
     ProbeJob,
     SeriesJob,
@@ -297,8 +296,8 @@ class ReplayLauncher:
             case StressJob():
                 wall_s = self._start_s(job.config) + sample_scan_s(inf) + job.train_s
                 return Exit(code=0, wall_s=wall_s), RankReport(result=done, stress=self._stress(job))
-            case NoiseScaleJob() | SeriesJob():
-                raise ValueError("a surface has neither gradients nor processes; replay a search by rates alone")
+            case SeriesJob():
+                raise ValueError("a surface has no processes that trials could share")
 
     def _trial(self, job: TrialJob, launch: Launch) -> tuple[Exit, RankReport | None]:
         """A visit of the point; where the parent has it ended early, its blocks until then."""

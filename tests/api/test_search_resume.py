@@ -180,6 +180,21 @@ def test_an_exhausted_search_that_is_called_again_runs_nothing_more(tmp_path: Pa
     assert launcher.launched == []
 
 
+def test_another_gain_that_is_asked_of_a_larger_batch_is_not_answered_by_the_old_summary(tmp_path: Path) -> None:
+    rates = {32: 1000.0, 64: 1030.0, 128: 1020.0}
+    space = {"micro_batch_size": [*rates], "num_workers": 0, "grad_accum_steps": 1, "amp_dtype": "float32"}
+    asked = {"space": {**space, "pin_memory": False, "channels_last": False}, "baseline": {"micro_batch_size": 32}}
+
+    def cost(config: TrainingConfig) -> FakeTrial:
+        return FakeTrial(samples_per_s=rates[config.micro_batch_size], peak_memory_bytes=GIB + config.micro_batch_size)
+
+    first = search(tmp_path, cost, objective={"larger_batch_gain": 0.05}, n_trials=8, **asked)
+    assert first.best.micro_batch_size == 32
+    second = search(tmp_path, cost, objective={"larger_batch_gain": 0.0}, n_trials=8, **asked)
+    assert second.summary.objective.larger_batch_gain == 0.0
+    assert second.best.micro_batch_size == 64
+
+
 @pytest.mark.parametrize("moment", ["select", "_summarise", "_write"])
 def test_an_interrupt_once_the_search_is_done_costs_it_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str

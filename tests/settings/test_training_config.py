@@ -214,6 +214,14 @@ def test_the_grad_scaler_is_active_for_float16_alone(amp_dtype: AmpDtype) -> Non
     assert weight.tolist() == [0.5, 0.5]
 
 
+def test_token_budgets_compare_global_batches_by_tokens() -> None:
+    baseline = TrainingConfig(micro_batch_size=3, max_tokens=4096)
+    halved = TrainingConfig(micro_batch_size=2, max_tokens=2048, grad_accum_steps=2)
+    assert halved.global_batch_ratio(baseline) == 1, "as many tokens, though four samples for three"
+    assert TrainingConfig(micro_batch_size=6, max_tokens=8192).global_batch_ratio(baseline) == 2
+    assert TrainingConfig(micro_batch_size=6).global_batch_ratio(TrainingConfig(micro_batch_size=4)) == 1.5
+
+
 def _precisions() -> tuple[str, str]:
     backends: Any = torch.backends
     return backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision

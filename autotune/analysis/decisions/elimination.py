@@ -10,7 +10,7 @@ from math import log
 
 from autotune.analysis.decisions.claims import believe
 from autotune.analysis.decisions.rounds import RoundsFit, fit_rounds
-from autotune.analysis.decisions.selection_rules import GlobalBatch, believed_gains, claim_of, ratio_of, worth_its_batch
+from autotune.analysis.decisions.selection_rules import believed_gains, claim_of, ratio_of, worth_its_batch
 from autotune.records.recommendation import Confirmation, Ratio
 from autotune.records.run_spread import RunSpread
 
@@ -32,7 +32,7 @@ def worth_going_on(
     spread: RunSpread,
     one_sided_error: float,
     *,
-    batches: Mapping[int, GlobalBatch],
+    batches: Mapping[int, float],
     least: float,
 ) -> tuple[int, ...]:
     """The challengers that go on, of those that are alive; () where a further round would decide nothing.
@@ -47,18 +47,18 @@ def worth_going_on(
         alive: the numbers of those that could run again.
         spread: between runs of the same settings.
         one_sided_error: that this look may spend.
-        batches: by number, the global batch.
+        batches: by number, the global batch over the baseline's.
         least: the ratio over the fastest at the baseline's own batch from which on a larger one is worth it.
     """
     gains = believed_gains(entrants, spread)
     by_number = {entrant.number: entrant for entrant in entrants}
-    own = max((number for number in gains if batches[number].ratio == 1), key=gains.__getitem__, default=None)
+    own = max((number for number in gains if batches[number] == 1), key=gains.__getitem__, default=None)
 
     def is_worth_it(number: int) -> bool | None:
-        if own is None or batches[number].ratio <= 1:
+        if own is None or batches[number] <= 1:
             return True
         over = ratio_of(by_number[number], by_number[own], spread, one_sided_error)
-        return over is None or worth_its_batch(over, least, batches[number])
+        return over is None or worth_its_batch(over, least)
 
     open_ones = [number for number in alive if number in gains and number != 0 and is_worth_it(number) is not False]
     if not open_ones:
@@ -68,7 +68,7 @@ def worth_going_on(
     rival = own if own in alive and is_worth_it(leading) is None else None
 
     def is_behind(number: int) -> bool:
-        ahead = leading if rival is None or batches[number].ratio > 1 else rival
+        ahead = leading if rival is None or batches[number] > 1 else rival
         return _is_behind(number, ahead, fit)
 
     stay = tuple(number for number in open_ones if not is_behind(number))

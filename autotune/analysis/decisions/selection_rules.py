@@ -9,7 +9,7 @@ out: ratios of rates with intervals, claims over the baseline, and the one to re
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import exp, log1p
 
 from autotune.analysis.decisions.claims import WORTHWHILE, believe
@@ -23,8 +23,8 @@ from autotune.settings.training_config import AMP_DTYPES, TrainingConfig
 __all__ = [
     "ONE_SIDED_ERROR",
     "Claim",
-    "GlobalBatch",
     "believed_gains",
+    "break_even_noise_scale",
     "choose",
     "claim_of",
     "ratio_of",
@@ -78,25 +78,6 @@ class Claim:
     is_proven: bool
     """It beats the baseline at the kept error, and runs, not what is assumed of them, tell that."""
 
-    def widened(self, low: float, high: float) -> Claim:
-        """The same where both ratios may be as much lower, and higher, as two factors say."""
-        speedup, measured = (
-            Ratio(value=ratio.value, low=low * ratio.low, high=high * ratio.high)
-            for ratio in (self.speedup, self.measured)
-        )
-        is_proven = self.is_proven and measured.low > 1
-        return replace(self, speedup=speedup, measured=measured, is_proven=is_proven)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GlobalBatch:
-    """A configuration's global batch beside the baseline's."""
-
-    ratio: float
-    """In samples, or in tokens."""
-    sure_worth: float = 1.0
-    """What a sample is worth in it at the least, over what is reckoned with: where a noise scale ranks batches."""
-
 
 def ratio_of(
     entrant: Confirmation, other: Confirmation, spread: RunSpread, one_sided_error: float = ONE_SIDED_ERROR
@@ -123,19 +104,34 @@ def claim_of(number: int, fit: RoundsFit, one_sided_error: float) -> Claim | Non
     )
 
 
-def worth_its_batch(over: Ratio, least: float, batch: GlobalBatch) -> bool | None:
-    """Whether a larger batch beats the fastest at the baseline's own beyond noise, and by enough as measured.
+def worth_its_batch(over: Ratio, least: float) -> bool | None:
+    """Return whether a larger batch beats the fastest at the baseline's own beyond noise, and by enough as measured.
 
-    None: undecided, further rounds may tell.
+    None: undecided, further rounds may show it.
 
     Args:
-        over: Its rate over that one's, weighed by what a sample is worth.
-        least: The ratio from which on it is enough.
-        batch: Its own.
+        over: The larger batch's throughput over that of the fastest at the baseline's own.
+        least: The ratio that is enough.
     """
-    if over.low * batch.sure_worth > 1 and over.value >= least:
+    if over.low > 1 and over.value >= least:
         return True
-    return False if over.high < least or over.high * batch.sure_worth <= 1 else None
+    return False if over.high < least or over.high <= 1 else None
+
+
+def break_even_noise_scale(batch: float, larger: float, ratio: float) -> float | None:
+    """Return the gradient noise scale above which a larger batch reaches a loss sooner, in samples.
+
+    0: at any noise scale. None: at none, since the larger batch is not faster.
+
+    Source: Qiao et al., "Pollux" (OSDI 2021), section 3.1: at a noise scale S (McCandlish et al. 2018, arXiv
+    1812.06162), a sample in a batch of M teaches (S + M0) / (S + M) of one in a batch of M0.
+
+    Args:
+        batch: Samples of an optimizer step.
+        larger: Samples of an optimizer step with the larger batch.
+        ratio: The larger batch's throughput over the other's, in samples.
+    """
+    return max(0.0, (larger - ratio * batch) / (ratio - 1)) if ratio > 1 else None
 
 
 def believed_gains(candidates: Sequence[Confirmation], spread: RunSpread) -> dict[int, float]:

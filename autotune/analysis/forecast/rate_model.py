@@ -85,11 +85,6 @@ class Forecast:
     scatter_sd: float
     """By how much repeated measurements of the same settings differ, beyond `sd` and a measurement's own interval."""
 
-    def weighed(self, log_worths: Floats) -> Forecast:
-        """The same with all rates of a configuration times what a sample is worth there, given by its logarithm."""
-        sides = {side: getattr(self, side) * np.exp(log_worths) for side in ("loader", "device", "copy")}
-        return replace(self, log_rate=self.log_rate + log_worths, **sides)
-
 
 class _Effect(NamedTuple):
     """How much one setting changes the logarithm of a rate by itself."""

@@ -11,7 +11,6 @@ from collections import Counter
 from typing import Literal
 
 from autotune.frozen import FrozenModel
-from autotune.records.noise_scale import NoiseScale
 from autotune.records.recommendation import LargerBatch, Ratio
 from autotune.records.run_spread import RunSpread
 from autotune.records.trial import Outcome
@@ -62,8 +61,6 @@ class SummaryDocument(FrozenModel):
     """Of `same_batch` over the baseline, measured in turns; null where it was not."""
     larger_batch: LargerBatch | None = None
     """The best at a larger global batch; may equal `best`, and may not be worth it."""
-    noise_scale: NoiseScale | None = None
-    """The gradient noise scale; null where it was not asked for, or could not be told."""
     run_spread: RunSpread
     """By how much runs of the same settings differ on this machine."""
     memory_limit_bytes: int
@@ -116,7 +113,6 @@ def summary_json(report: ReportModel) -> str:
         same_batch=same_batch,
         same_batch_speedup=None if found is None else found.same_batch_speedup,
         larger_batch=None if found is None else found.larger_batch,
-        noise_scale=summary.noise_scale,
         reasons=report.reasons,
         lr_advice=report.lr_advice,
         notes=report.notes,

@@ -50,8 +50,7 @@ def say_headline(summary: RunSummary, columns: Sequence[Column]) -> str:
             "limit_bytes": summary.limit_bytes,
             "is_change": len(columns) > 1 and columns[1].title == "recommended",
             "is_larger_faster": found.larger_batch is not None and found.larger_batch.is_faster,
-            "is_weighed": summary.is_weighed,
-            "ratio": found.worth * rates[1] / rates[0] if len(rates) == 2 else None,
+            "ratio": rates[1] / rates[0] if len(rates) == 2 else None,
             "spread": summary.run_spread,
         },
     )
@@ -73,7 +72,6 @@ def _say_batches(summary: RunSummary) -> Iterator[str]:
                 "is_baseline": found.same_batch_number == 0,
                 "is_recommended": found.number == larger.number,
                 "least_gain": summary.objective.larger_batch_gain,
-                "noise": summary.noise_scale,
             },
         )
 

@@ -186,9 +186,9 @@ class ModelProposer:
         if not self.has_model or self._is_first_group(trial.config):
             return None
         space, believed, luck = self.study.space, self.believed(), _LUCKY_SDS * sqrt(2) * self.study.spread.sd
-        keeps_batch, worth = trial.config.global_batch_ratio(space.baseline) == 1, space.log_worth(trial.config)
+        keeps_batch = trial.config.global_batch_ratio(space.baseline) == 1
         lows = {
-            record.number: exp(believed[record.number] + space.log_worth(record.config) - worth - luck)
+            record.number: exp(believed[record.number] - luck)
             for record in self.study.records
             if record.number in believed and (not keeps_batch or record.config.global_batch_ratio(space.baseline) == 1)
         }
@@ -214,8 +214,7 @@ class ModelProposer:
         outlook = self.outlook(best)
         if outlook is None or best is None or best.measurement is None or outlook.lower_ceiling == inf:
             return None
-        worth = exp(self.study.space.log_worth(best.config))
-        return max(0.0, outlook.lower_ceiling / (best.measurement.samples_per_s * worth) - 1)
+        return max(0.0, outlook.lower_ceiling / best.measurement.samples_per_s - 1)
 
     def outlook(self, best: TrialRecord | None) -> Outlook | None:
         """What a further trial can win; None before the sides were measured, and where nothing is feasible."""
@@ -278,7 +277,7 @@ class ModelProposer:
             self._candidates = Candidates(as_today(space, self._idle), self.seed)
         believed = self.believed()
         ended = [record for record in self.study.ended if record.number in believed]
-        rates = {record.config: believed[record.number] + space.log_worth(record.config) for record in ended}
+        rates = {record.config: believed[record.number] for record in ended}
         fastest = sorted(rates, key=rates.__getitem__, reverse=True)[:_FASTEST]
         unchanged = {name: getattr(space.baseline, name) for name in self._idle}
         found = self._candidates.near(list(dict.fromkeys([best, *fastest])))

@@ -1,4 +1,4 @@
-"""What a further trial can win: the candidates' forecasts weighed against the best trial so far.
+"""What a further trial can win: the candidates' forecasts against the best trial so far.
 
 Reads the study, and changes nothing.
 """
@@ -15,11 +15,9 @@ from autotune.analysis.forecast.acquisition import chance_to_run, expected_gain,
 from autotune.analysis.forecast.observations import ConfiguredPoint
 from autotune.analysis.forecast.rate_model import RateModel
 from autotune.analysis.memory.model import LIKELY_TO_FIT, SURE_TO_FIT, MemoryModel
-from autotune.analysis.statistics import Floats
 from autotune.analysis.time_estimate import measuring_s, queue_s
 from autotune.launch.launcher import shares_process
 from autotune.settings.training_config import TrainingConfig
-from autotune.space.resolved_space import ResolvedSpace
 from autotune.study.proposals import Params, params_of
 from autotune.study.study import Study
 from autotune.tuning.time_budget import TimeBudget
@@ -50,10 +48,10 @@ class Outlook:
     same_batch: Params | None
     """The settings that should be the fastest at the baseline's global batch."""
     best_rate: float
-    """What the best trial so far is believed to reach, by what a sample is worth in its batch."""
+    """Throughput that the best trial so far is believed to reach."""
     lower_ceiling: float
-    """The rate that nothing that fits should pass, by what a sample is worth: the lowest of what the fastest loader,
-    the fastest device and the fastest copies reach, each with a standard deviation on top."""
+    """Throughput that nothing that fits should pass: the lowest of what the fastest loader, the fastest device and the
+    fastest copies reach, each with a standard deviation on top."""
     scatter_sd: float
     """What measuring the same settings anew may differ by on this machine, relatively."""
 
@@ -74,10 +72,6 @@ def measured_to_fit(sides: Sequence[ConfiguredPoint], study: Study) -> Params | 
     return next((params for params in ranked if study.may_propose(params)), None)
 
 
-def _log_worths(configs: Sequence[TrainingConfig], space: ResolvedSpace) -> Floats:
-    return np.array([space.log_worth(config) for config in configs])
-
-
 def foresee(
     candidates: Sequence[tuple[Params, TrainingConfig]],
     time: TimeBudget,
@@ -96,15 +90,17 @@ def foresee(
     feasible = [record.config for record in study.ended if record.is_feasible]
     # Source of the plug-in of the highest believed rate, since a lucky window is no yardstick: Picheny, Wagner,
     # Ginsbourger 2013, "A benchmark of kriging-based infill criteria for noisy optimization".
-    best_rate = float(np.exp(max(rates.forecast(feasible).log_rate + _log_worths(feasible, space))))
-    weighed = forecast.weighed(_log_worths(configs, space))
-    gains = np.minimum(expected_gain(weighed, best_rate), most_gain(weighed, best_rate))
+    best_rate = float(np.exp(max(rates.forecast(feasible).log_rate)))
+    gains = np.minimum(expected_gain(forecast, best_rate), most_gain(forecast, best_rate))
     gains = gains * fits * chance_to_run(configs, failed, feasible)
     may_try = np.array([study.is_open(config) for config in configs]) & (fits >= SURE_TO_FIT)
     tells = may_try & ~redundant_among(configs, forecast, tried)
     inside = (fits >= LIKELY_TO_FIT) & ~np.array([study.is_left_out(config) for config in configs])
-    sides = [(weighed.loader, weighed.loader_sd), (weighed.device, weighed.device_sd)]
-    sides.append((weighed.copy, weighed.copy_sd))
+    sides = [
+        (forecast.loader, forecast.loader_sd),
+        (forecast.device, forecast.device_sd),
+        (forecast.copy, forecast.copy_sd),
+    ]
     ceilings = (float((side * np.exp(_CEILING_SDS * sd))[inside].max(initial=0.0)) for side, sd in sides)
     has_run = set(tried)
     keeps = np.array([config.global_batch_ratio(space.baseline) == 1 for config in configs])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autotune.analysis.decisions.elimination import worth_going_on
-from autotune.analysis.decisions.selection_rules import GlobalBatch
 from autotune.records.recommendation import Confirmation
 from autotune.records.run_spread import RunSpread
 from tests.factories import make_confirmation
@@ -21,15 +20,9 @@ def going_on(
     spread: RunSpread,
     error: float,
     larger: Sequence[int] = (),
-    sure_worth: float = 1.0,
 ) -> tuple[int, ...]:
     """Where a larger batch, of those named, is worth it from 5 % on."""
-    batches = {
-        entrant.number: GlobalBatch(ratio=4.0, sure_worth=sure_worth)
-        if entrant.number in larger
-        else GlobalBatch(ratio=1.0)
-        for entrant in field
-    }
+    batches = {entrant.number: 4.0 if entrant.number in larger else 1.0 for entrant in field}
     return worth_going_on(field, alive, spread, error, batches=batches, least=1.05)
 
 
@@ -85,8 +78,3 @@ def test_those_of_the_own_batch_contend_among_themselves_while_a_larger_one_is_u
     rates = {0: 100.0, 1: 140.0, 2: 139.5, 3: 120.0, 4: 146.0}
     field = [make_confirmation(number, *[rate] * 3) for number, rate in rates.items()]
     assert going_on(field, tuple(rates), STEADY, ERROR, larger=[4]) == (1, 2, 4)
-
-
-def test_a_larger_batch_that_the_noise_scale_alone_leaves_open_drops_out_since_rounds_do_not_tell() -> None:
-    field = [make_confirmation(0, *[100] * 3), make_confirmation(1, *[104] * 3), make_confirmation(2, *[150] * 3)]
-    assert going_on(field, (0, 1, 2), STEADY, 1e-6, larger=[2], sure_worth=0.5) == (1,)

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from autotune.analysis.decisions.rounds import fit_rounds
 from autotune.analysis.decisions.selection_rules import (
     believed_gains,
+    break_even_noise_scale,
     choose,
     claim_of,
     ratio_of,
@@ -202,3 +203,26 @@ def test_choosing_keeps_its_promises_in_any_order(
     near = [one for one in candidates if scores[one.number] >= max(scores.values()) + log1p(-0.02)]
     assert best.number == 0 or candidates[0] not in near
     assert best.number == 0 or simplicity(best.config) == min(simplicity(one.config) for one in near)
+
+
+@given(st.integers(1, 4096), st.integers(1, 64), st.floats(1.001, 100.0))
+def test_at_the_break_even_samples_are_worth_as_much_less_as_they_come_faster(
+    batch: int, times: int, ratio: float
+) -> None:
+    larger = batch * times
+    scale = break_even_noise_scale(batch, larger, ratio)
+    assert scale is not None
+    worth = (scale + batch) / (scale + larger)
+    assert worth * ratio >= 1 - 1e-9
+    if scale > 0:
+        assert worth * ratio == pytest.approx(1)
+
+
+@pytest.mark.parametrize("ratio", [0.5, 1.0])
+def test_a_larger_batch_that_is_no_faster_never_pays(ratio: float) -> None:
+    assert break_even_noise_scale(32, 64, ratio) is None
+
+
+def test_a_batch_that_is_faster_by_more_than_it_is_larger_always_pays() -> None:
+    assert break_even_noise_scale(32, 64, 2.0) == 0.0
+    assert break_even_noise_scale(32, 64, 3.0) == 0.0

@@ -33,7 +33,6 @@ KEYS = [
     "gain_probability",
     "same_batch_speedup",
     "larger_batch",
-    "noise_scale",
     "run_spread",
     "memory_limit_bytes",
     "memory_source",

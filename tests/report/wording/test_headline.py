@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 
 from autotune.records.host_load import HostLoad
-from autotune.records.noise_scale import NoiseScale
 from autotune.records.recommendation import BreakEven, LargerBatch, Ratio
 from autotune.records.run_summary import RunSummary
-from autotune.settings.objective import Objective
 from autotune.space.learning_rate import LrAdvice
 from tests.factories import BASELINE, FAST, SAME_BATCH, make_measurement, make_recommendation, make_summary, make_trial
 from tests.report.forms import report_of
@@ -111,19 +109,17 @@ PAYS = BreakEven(samples=640.0, low=500.0, high=830.0)
 
 def batches(over: Ratio = OVER, break_even: BreakEven | None = PAYS, **parts: Any) -> str:
     """What the headline says behind the speed-up, where FAST has the larger batch."""
-    noise_scale = parts.pop("noise_scale", None)
-    is_worth_it, worth = parts.pop("is_worth_it", True), parts.pop("worth", 1.0)
+    is_worth_it = parts.pop("is_worth_it", True)
     larger = LargerBatch(
         config=FAST,
         number=1,
         speedup=None,
         over_same_batch=over,
-        worth=worth,
         is_worth_it=is_worth_it,
         break_even=break_even,
     )
     found = make_recommendation(larger_batch=larger, **parts)
-    headline = report_of(make_summary(recommendation=found, noise_scale=noise_scale)).headline
+    headline = report_of(make_summary(recommendation=found)).headline
     return headline.partition("). ")[2]
 
 
@@ -175,42 +171,9 @@ CHOSEN_OWN: dict[str, Any] = {"config": SAME_BATCH, "number": 2, "is_worth_it": 
                 "noise."
             ),
         ),
-        (
-            batches(
-                **CHOSEN_OWN,
-                worth=0.4,
-                noise_scale=NoiseScale(value=40, low=30, high=60, samples=9, has_checkpoint=True),
-            ),
-            (
-                "At a global batch of 128 in place of 32 the best has 1.25 times the samples/s (1.20 to "
-                "1.30), of which each is "
-                "worth 40 % of one at yours. In training the larger batch pays if your gradient noise scale is "
-                "above 640 samples "
-                "(500 to 830); at your checkpoint it is 40 (30 to 60)."
-            ),
-        ),
-        (
-            batches(noise_scale=NoiseScale(value=inf, low=30, high=inf, samples=9, has_checkpoint=False)),
-            (
-                "That is at a global batch of 128; at yours, 32, the best is 1.93 times as fast as your configuration "
-                "(1.90 to 1.96). In training the larger batch pays if your gradient noise scale is above 640 samples "
-                "(500 to 830); at the weights your model came with it is above 30."
-            ),
-        ),
         (batches(break_even=None), ""),
     ],
-    ids=["larger", "own is none", "not in turns", "too little", "noise", "worth less", "unbounded", "none"],
+    ids=["larger", "own is none", "not in turns", "too little", "noise", "none"],
 )
 def test_the_headline_tells_both_batches_and_from_which_noise_scale_the_larger_one_pays(said: str, told: str) -> None:
     assert said == told
-
-
-def test_what_single_runs_say_of_a_batch_counts_what_its_samples_are_worth() -> None:
-    noise = NoiseScale(value=40, low=30, high=60, samples=9, has_checkpoint=True)
-    summary = case("unconfirmed", speedup=None, worth=0.4).model_copy(
-        update={"noise_scale": noise, "objective": Objective(global_batch="goodput")}
-    )
-    assert report_of(summary).headline == (
-        "Not confirmed: about 0.800 times as fast as your configuration, counting what a sample is worth in its batch, "
-        "judging by single runs."
-    )

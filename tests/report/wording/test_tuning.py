@@ -44,43 +44,6 @@ DIFFERING = [{"name": "cuda", "there": "12", "here": "13"}, {"name": "cores", "t
                 "measured."
             ),
         ),
-        (
-            note("noise_scale", has_checkpoint=True, value=640.0, low=500.0, high=830.0, samples=4096),
-            (
-                "The gradient noise scale at your checkpoint is 640 samples (95 %: 500 to 830); configurations "
-                "are ranked by what a sample is worth by it, in a batch of their size."
-            ),
-        ),
-        (
-            note("noise_scale", has_checkpoint=False, value=None, low=30.0, high=None, samples=4096),
-            (
-                "The gradient noise scale at the weights your model came with is above 30 samples: in the 4,096 "
-                "samples "
-                "measured, noise hides the gradient; at initialisation it says little of training, so batches "
-                "are ranked by their rates alone: give workload.checkpoint, from the middle of training."
-            ),
-        ),
-        (
-            note("noise_scale_not_measured", reason="timeout", log="logs/noise-scale.log"),
-            (
-                "The gradient noise scale could not be measured (timeout, see logs/noise-scale.log). So batches "
-                "are ranked by their rates alone."
-            ),
-        ),
-        (
-            note("noise_scale_unknown", groups=3, log=None),
-            (
-                "The gradient noise scale could not be told from 3 groups of gradients. So batches are ranked by "
-                "their rates alone."
-            ),
-        ),
-        (
-            note("noise_scale_too_late"),
-            (
-                "This search was begun without a gradient noise scale at a checkpoint, so its trials stay ranked "
-                "by their rates alone. Search anew (fresh) to measure one."
-            ),
-        ),
         (note("nothing_new_drawn", draws=500), "nothing new was found among 500 configurations drawn from the space"),
         (note("no_time_for_a_trial", timeout_s=60.0), "the time-out of 60 s leaves no room for another trial"),
         (note("no_recent_gain", trials=12, is_promising=False), "the last 12 trials brought less than 1 %"),

@@ -70,8 +70,6 @@ def doer_of(job: jobs.WorkloadJob, place: Place, dump: HangDump, start: Start, c
             return partial(_compare, job, start)
         case jobs.StressJob():
             return partial(_train_on_largest, job, place, start, code)
-        case jobs.NoiseScaleJob():
-            raise AssertionError("gradients of a script are not measured: a Plan refuses it")  # our own bug
 
 
 def _done(**found: object) -> RankReport:
