@@ -136,7 +136,7 @@ class FakeLauncher:
             case PrecisionJob():
                 return RankReport(result=_DONE, guard=fake_guard(trial, job.config))
             case StressJob():
-                return RankReport(result=_DONE, stress=fake_stress(trial, job))
+                return RankReport(result=_DONE, stress=fake_stress(trial))
             case NoiseScaleJob():
                 return RankReport(
                     result=_DONE, gradients=fake_gradients(self.noise_scale, self.noise_scale_spread, job.config)

@@ -16,34 +16,12 @@ ALONE: dict[str, Any] = LOAD | {"strategy": "single", "own_bytes": 13 * GIB, "pe
 ALONE |= {"ranks": 1, "bucket_bytes": 0}
 GROUP: dict[str, Any] = LOAD | {"strategy": "ddp", "own_bytes": 5 * GIB, "peak_bytes": 12 * GIB, "ranks": 2}
 GROUP |= {"bucket_bytes": GIB}
-KEPT = "What was compiled for the recommended settings is kept in your cache folder:"
 DIFFERING = [{"name": "cuda", "there": "12", "here": "13"}, {"name": "cores", "there": "4", "here": "8"}]
 
 
 @pytest.mark.parametrize(
     ("said", "sentence"),
     [
-        (
-            note("compiled_code_kept", is_script=False, anew_s=21.4, kept_s=9.4),
-            (
-                f"{KEPT} config.prepare puts it into torch's own folder on this machine. Where that was empty, a "
-                "process was ready to train in 9.4 s with it, in 21 s without: 12 s saved."
-            ),
-        ),
-        (
-            note("compiled_code_kept", is_script=True, anew_s=9.0, kept_s=11.0),
-            (
-                f"{KEPT} autotune apply puts it into torch's own folder on this machine. Where that was empty, a "
-                "process was ready to train in 11 s with it, in 9.0 s without."
-            ),
-        ),
-        (
-            note("compiled_code_kept", is_script=False, anew_s=21.0, kept_s=None),
-            (
-                f"{KEPT} config.prepare puts it into torch's own folder on this machine. What that saves was not "
-                "measured."
-            ),
-        ),
         (
             note("noise_scale", has_checkpoint=True, value=640.0, low=500.0, high=830.0, samples=4096),
             (
