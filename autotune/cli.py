@@ -144,8 +144,7 @@ def diagnose(plan: Plan, as_json: bool, quiet: bool, by_exit_code: bool) -> None
 @cli.command(cls=BeforeCommand)
 @click.argument("recommended", type=click.Path(path_type=Path))
 @click.option("--print", "only_print", is_flag=True, help="Show what would be run, and run nothing.")
-@click.option("--no-kept-code", is_flag=True, help="Leave alone what a search has compiled.")
-def apply(recommended: Path, words: tuple[str, ...], only_print: bool, no_kept_code: bool) -> None:
+def apply(recommended: Path, words: tuple[str, ...], only_print: bool) -> None:
     """Run a training script to its end with the settings in RECOMMENDED: a recommended.yaml or a run folder.
 
     The command stands after our own options: autotune apply runs/mine -- python train.py --epochs 3
@@ -156,7 +155,7 @@ def apply(recommended: Path, words: tuple[str, ...], only_print: bool, no_kept_c
         )
     from autotune.api.apply import apply_command
 
-    apply_command(recommended, words, only_print=only_print, use_kept_code=not no_kept_code)
+    apply_command(recommended, words, only_print=only_print)
 
 
 @cli.command()

@@ -111,9 +111,6 @@ PARTS: Mapping[str, Part] = {
         170,
         "trials of a job that is slow to build share a process; its search ends as promised",
     ),
-    "compiled_code": _part(
-        gpu_shared.measure_compiled_code, 80, 150, "code that a search has compiled saves the training seconds"
-    ),
     "memory_limit": _part(gpu_memory.run_under_limit, 45, 60, "the limit holds, by torch's peak and by NVML's"),
     "out_of_memory": _part(gpu_memory.survive_out_of_memory, 70, 90, "a search goes on after out of memory"),
     "memory_line": _part(gpu_memory.fit_line, 60, 75, "larger batches take what a line through small ones says"),

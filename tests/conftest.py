@@ -162,6 +162,7 @@ def disk_of(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No search of a test learns from the user's cache, nor writes there."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
 

@@ -425,17 +425,15 @@ def test_help_shows_where_a_command_stands(name: str) -> None:
 def test_apply_hands_the_command_on_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
 
-    def apply_command(path: Path, command: tuple[str, ...], *, only_print: bool, use_kept_code: bool) -> None:
-        calls.append((path, command, only_print, use_kept_code))
+    def apply_command(path: Path, command: tuple[str, ...], *, only_print: bool) -> None:
+        calls.append((path, command, only_print))
 
     monkeypatch.setitem(sys.modules, "autotune.api.apply", SimpleNamespace(apply_command=apply_command))
     assert call("apply", "runs/x", "--", "python", "train.py", "--print").exit_code == 0
     assert call("apply", "--print", "runs/x/recommended.yaml", "--", "torchrun", "a.py").exit_code == 0
-    assert call("apply", "--no-kept-code", "runs/x", "--", "python", "train.py").exit_code == 0
     assert calls == [
-        (Path("runs/x"), ("python", "train.py", "--print"), False, True),
-        (Path("runs/x/recommended.yaml"), ("torchrun", "a.py"), True, True),
-        (Path("runs/x"), ("python", "train.py"), False, False),
+        (Path("runs/x"), ("python", "train.py", "--print"), False),
+        (Path("runs/x/recommended.yaml"), ("torchrun", "a.py"), True),
     ]
 
 

@@ -19,20 +19,18 @@ from autotune.files.run_folder import recommended_of
 from autotune.note import note
 from autotune.protocol.attach import attached_environment, framework_environment, words_to_start
 from autotune.report.wording import say
-from autotune.settings.command import command_fault, placeholders_in, script_named_by
+from autotune.settings.applied.compile_cache import compile_cache_variables
+from autotune.settings.command import command_fault, placeholders_in
 
 __all__ = ["applied", "apply_command"]
 
 
-def applied(
-    path: Path, command: Sequence[str], *, use_kept_code: bool = True
-) -> tuple[tuple[str, ...], dict[str, str]]:
+def applied(path: Path, command: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
     """The words to start, and the variables to start them under, so that a script trains with recommended settings.
 
     Args:
         path: A recommended.yaml, or the run folder of a search on a command.
         command: What trains, with the placeholders that it was searched with; other arguments may differ.
-        use_kept_code: Code that the search has compiled is put into torch's folder.
 
     Raises:
         ConfigError: the file can't be read, was found for something else, or the command can't be used.
@@ -49,24 +47,20 @@ def applied(
             f"it was searched as: {shlex.join(found.command)}"
         )
     words = words_to_start(command, config)
-    told = {
-        "config": config.model_dump(mode="json"),
-        "script": found.script.model_dump(mode="json"),
-        "compiled_by": script_named_by(words) if use_kept_code and config.compiles_alone else None,
-    }
+    told = {"config": config.model_dump(mode="json"), "script": found.script.model_dump(mode="json")}
     switches = dict(switch.split("=", 1) for switch in found.malloc if "=" in switch)
     own = {name: value for name, value in switches.items() if name not in os.environ}
     of_framework = framework_environment(config, found.script)
-    return words, {**own, **attached_environment(told), **of_framework}
+    return words, {**own, **compile_cache_variables(), **attached_environment(told), **of_framework}
 
 
-def apply_command(path: Path, command: Sequence[str], *, only_print: bool = False, use_kept_code: bool = True) -> None:
+def apply_command(path: Path, command: Sequence[str], *, only_print: bool = False) -> None:
     """Become the command, with the settings put in; with `only_print`, print what would be started instead.
 
     Raises:
         ConfigError: see `applied`; or the program can't be started.
     """
-    words, environment = applied(path, command, use_kept_code=use_kept_code)
+    words, environment = applied(path, command)
     if only_print:
         names = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
         sys.stdout.write(f"env {' '.join(names)} {shlex.join(words)}\n")

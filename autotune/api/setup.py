@@ -27,9 +27,6 @@ _SHARED_FROM_S = 1.0
 """Seconds of building from which on trials share a process: our own convention, from where on it saves more than a
 tenth of a search on a CPU (benchmarks/shared_trials.py)."""
 
-_LOCAL = (WarmWorkerLauncher, ForkServerLauncher, FreshInterpreterLauncher)
-"""Launchers whose trials run on this machine, and as this user."""
-
 __all__ = ["opened_launcher", "runner_for", "temporary_folder", "warnings_in"]
 
 
@@ -43,7 +40,6 @@ def runner_for(plan: Plan, folder: RunFolder, launcher: Launcher) -> TrialRunner
         device=plan.device,
         seed=plan.seed,
         command=plan.workload.command,
-        keeps_code=isinstance(launcher, _LOCAL),
         say=say,
     )
 

@@ -42,7 +42,6 @@ _AnyJob = TypeVar(
     jobs.CurvesJob,
     jobs.StressJob,
 )
-_SHORTEST_S = 0.1  # of a window that is made for what comes before it: our own convention
 _Placed = TypeVar("_Placed", jobs.TrialJob, jobs.ProbeJob)
 
 
@@ -63,8 +62,6 @@ class TrialRunner:
     """What the probe has seen of the command."""
     build_s: float = 0.0
     """Seconds in which a new process builds the workload, where trials share one and most do not; else 0."""
-    keeps_code: bool = True
-    """What a stress run has compiled is kept: it runs on the machine, and as the user, that will train."""
     say: Callable[[Note | str], str] = lambda reason: reason if isinstance(reason, str) else reason.code
     """Words the reason to end a trial; without a wording, its code."""
 
@@ -101,14 +98,6 @@ class TrialRunner:
         job = self._job_for(jobs.TrialJob, config, deadline_s, **own)
         return _find_place(job, partial(self._run, name, should_end)).result
 
-    def start_compiled(
-        self, config: TrainingConfig, *, name: str, deadline_s: float, with_kept_code: bool
-    ) -> TrialResult:
-        """Measure the shortest window, where of compiled code nothing is there, or only what a stress run has kept."""
-        shortest = jobs.WindowRules(max_s=_SHORTEST_S, block_s=_SHORTEST_S)
-        own = {"window": shortest, "compiled_code": "kept" if with_kept_code else "none"}
-        return self._run(name, None, self._job_for(jobs.TrialJob, config, deadline_s, **own)).result
-
     def probe(self, config: TrainingConfig, *, deadline_s: float) -> RankReport:
         """Take a first look at the workload: environment and facts, or a result with the reason why it fails."""
         return _find_place(self._job_for(jobs.ProbeJob, config, deadline_s), partial(self._run, "probe", None))
@@ -141,12 +130,8 @@ class TrialRunner:
         return go_on(self._job_for(jobs.CurvesJob, config, deadline_s, **points), partial(self._run, "curves", None))
 
     def stress(self, config: TrainingConfig, *, name: str, deadline_s: float, train_s: float) -> RankReport:
-        """Train on the largest samples for `train_s` seconds, and keep what was compiled for a training like it.
-
-        Below DistributedDataParallel a model is compiled in other pieces than here, in one process.
-        """
-        own = {"train_s": train_s, "keeps_code": self.keeps_code and config.compiles_alone}
-        return self._run(name, None, self._job_for(jobs.StressJob, config, deadline_s, **own))
+        """Train on the largest samples for `train_s` seconds."""
+        return self._run(name, None, self._job_for(jobs.StressJob, config, deadline_s, train_s=train_s))
 
     def _job_for(self, kind: type[_AnyJob], config: TrainingConfig, deadline_s: float, **own: Any) -> _AnyJob:
         """A job of a kind, with the fields that only this kind has."""

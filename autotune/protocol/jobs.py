@@ -150,8 +150,6 @@ class TrialJob(_WorkloadJob):
     extras: Extras = NO_EXTRAS
     streams_blocks: bool = False
     """Rank 0 writes each block of its window as soon as it has ended."""
-    compiled_code: Literal["as_it_is", "none", "kept"] = "as_it_is"
-    """What of compiled code is there when it begins: torch's own folder, nothing, or what was kept alone."""
 
 
 class PrecisionJob(_WorkloadJob):
@@ -184,8 +182,6 @@ class StressJob(_WorkloadJob):
     kind: Literal["stress"] = "stress"
     train_s: float
     """Length of the training."""
-    keeps_code: bool = False
-    """What was compiled is kept in the user's cache, for the training that follows."""
 
 
 WorkloadJob: TypeAlias = ProbeJob | TrialJob | PrecisionJob | CurvesJob | StressJob

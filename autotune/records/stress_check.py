@@ -42,8 +42,6 @@ class StressFigures(FrozenModel):
     """Tensors of the batch of the largest samples, as it was trained on."""
     remark: Note | None = None
     """Why no batch of the largest samples was trained on; None where one was."""
-    keeps_code: bool = False
-    """What was compiled is kept in the user's cache, for the training that follows."""
     memory: MemorySample
     """Of the one process that it ran in."""
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from os import PathLike, fspath
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from reprlib import repr as short_repr
 from typing import Literal
 
@@ -28,7 +28,6 @@ __all__ = [
     "is_python",
     "placeholders_in",
     "python_start",
-    "script_named_by",
     "without_secrets",
 ]
 
@@ -136,18 +135,6 @@ def python_start(command: Sequence[str]) -> PythonStart | None:
         return None
     kind: Literal["script", "module"] = "script" if found.kind == "script" else "module"
     return PythonStart(kind=kind, target=found.target, arguments=found.arguments)
-
-
-def script_named_by(command: Sequence[str]) -> tuple[str, ...]:
-    """What a command trains: a script by its path, else a module or a program with the folder that it is run in.
-
-    Arguments are left out: a training may well have others than its search.
-    """
-    start = python_start(command)
-    if start is not None and start.kind == "module":
-        return (str(Path.cwd()), start.target)
-    scripts = [word for word in command if word.endswith((".py", ".sh"))] if start is None else [start.target]
-    return (str(Path(scripts[0]).absolute()),) if scripts else (str(Path.cwd()), command[0])
 
 
 def command_fault(command: Sequence[str]) -> str | None:

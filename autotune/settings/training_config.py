@@ -129,11 +129,6 @@ class TrainingConfig(FrozenModel):
         return self.world_size if self.strategy == "ddp" else 1
 
     @property
-    def compiles_alone(self) -> bool:
-        """The model is compiled, and for one process on one device: with others it is compiled in other pieces."""
-        return self.compile and self.strategy == "single"
-
-    @property
     def loader_batch_size(self) -> int:
         """Samples of a batch that one process loads: under dp the one process loads for all of its devices."""
         return self.micro_batch_size * self.world_size // self.process_count
@@ -200,9 +195,7 @@ class TrainingConfig(FrozenModel):
         inner = inner_loader(loader)
         return loader_like(inner, self.loader_settings, self.loader_batch_size, worker_threads=self.worker_threads)
 
-    def prepare(
-        self, model: nn.Module, device: str | torch.device | None = None, *, use_kept_code: bool = True
-    ) -> nn.Module:
+    def prepare(self, model: nn.Module, device: str | torch.device | None = None) -> nn.Module:
         """The model as trials train it, and this process set up as theirs.
 
         The model is moved to the device and into its layout, in place. Handed on is what to call: under strategy ddp
@@ -213,14 +206,13 @@ class TrainingConfig(FrozenModel):
         `model.train()`; here the model keeps its mode. What remains with you is each rank's DistributedSampler, and
         starting training with the malloc that trials had (the head of recommended.yaml says how).
 
-        Where a search of yours has recommended these settings for this model, compiled, in one process on such a
-        machine, the code that it has kept is put into torch's folder of compiled code: most is not compiled anew.
+        With `compile`, TORCHINDUCTOR_CACHE_DIR is set unless you have set it, to the folder in which trials have
+        compiled: what they have compiled is not compiled again.
 
         Args:
             model: The model, uncompiled and in no wrapper.
             device: Such as "cuda:0"; None: the accelerator's current device, for a rank of torchrun that of its
                 LOCAL_RANK, and the CPU where there is no accelerator.
-            use_kept_code: False leaves torch's folder as it is.
 
         Raises:
             ConfigError: a process group is open, and is of another size than this configuration has processes.
@@ -229,7 +221,7 @@ class TrainingConfig(FrozenModel):
         """
         from autotune.settings.applied.prepared import prepared
 
-        return prepared(self, model, device, use_kept_code=use_kept_code)
+        return prepared(self, model, device)
 
     def arrange(self, model: nn.Module, device: torch.device, *, is_trial: bool = False) -> nn.Module:
         """The part of `prepare` that is the model's: device, layout, strategy, compilation.

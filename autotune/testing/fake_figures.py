@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from autotune.analysis.rates import window_rate
-from autotune.protocol.jobs import StressJob, TrialJob
+from autotune.protocol.jobs import TrialJob
 from autotune.records.breakdown import LoaderCosts, Share, TimeBreakdown
 from autotune.records.ceilings import Ceiling
 from autotune.records.conditions import DeviceConditions
@@ -168,7 +168,7 @@ def fake_guard(trial: FakeTrial, config: TrainingConfig) -> PrecisionFigures:
     )
 
 
-def fake_stress(trial: FakeTrial, job: StressJob) -> StressFigures:
+def fake_stress(trial: FakeTrial) -> StressFigures:
     """The figures of a run on the largest samples."""
     return StressFigures(
         steps=10,
@@ -176,7 +176,6 @@ def fake_stress(trial: FakeTrial, job: StressJob) -> StressFigures:
         items_seen=100,
         median_item_bytes=1024.0,
         largest_item_bytes=1024,
-        keeps_code=job.keeps_code,
         memory=_memory(trial, trial.stress_peak_bytes or trial.peak_memory_bytes),
     )
 

@@ -130,7 +130,7 @@ class FakeLauncher:
             case PrecisionJob():
                 return RankReport(result=_DONE, guard=fake_guard(trial, job.config))
             case StressJob():
-                return RankReport(result=_DONE, stress=fake_stress(trial, job))
+                return RankReport(result=_DONE, stress=fake_stress(trial))
             case CurvesJob():
                 return RankReport(result=_DONE, curves=self._curves(job))
 

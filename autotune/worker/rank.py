@@ -26,8 +26,8 @@ from autotune.protocol.disk import TrialFolder
 from autotune.protocol.payload import read_payload
 from autotune.protocol.reports import REPORT_UNWRITTEN, RankReport
 from autotune.records.diagnosis import Curves
-from autotune.records.stress_check import StressFigures
 from autotune.records.trial import TrialResult
+from autotune.settings.applied.compile_cache import compile_cache_variables
 from autotune.settings.applied.cores.numa import CoresError, addresses_of_ranks, bind_rank, can_bind
 from autotune.settings.applied.process import set_threads
 from autotune.settings.workload import Workload
@@ -45,7 +45,6 @@ from autotune.worker.jobs.stress import train_on_largest
 from autotune.worker.measure.conditions import BEFORE_S, Others, conditions_before, others_before
 from autotune.worker.place import DEADLINE_SHARE, Place, Start
 from autotune.worker.setup.build import resolved, seed_all
-from autotune.worker.setup.compile_cache import begin_with_empty_cache, keep_compiled_code_private
 from autotune.worker.setup.device import Device, DeviceError, open_device
 from autotune.worker.setup.environment import describe
 from autotune.worker.setup.process_group import open_group
@@ -118,9 +117,7 @@ def _do_with_workload(
 ) -> RankReport:
     scratch = place.folder.path
     if job.config.compile:
-        keep_compiled_code_private(scratch)
-    if isinstance(job, jobs.TrialJob) and job.compiled_code != "as_it_is":
-        begin_with_empty_cache(scratch)
+        os.environ.update(compile_cache_variables())
     match job:
         case jobs.TrialJob():
             return run_trial(job, workload, device, place, dump, start)
@@ -137,18 +134,13 @@ def _do_with_workload(
             keep = partial(_keep_curves, place)
             return _done(curves=trace_curves(bench, job, device, start.ends_at, keep=keep))
         case jobs.StressJob():
-            keep_stress = partial(_keep_stress, place)
-            return _done(stress=train_on_largest(workload, job, device, scratch, start.ends_at, keep_stress))
+            return _done(stress=train_on_largest(workload, job, device, scratch, start.ends_at))
         case _:
             assert_never(job)
 
 
 def _keep_curves(place: Place, known: Curves) -> None:
     place.keep(_done(curves=known))
-
-
-def _keep_stress(place: Place, known: StressFigures) -> None:
-    place.keep(_done(stress=known))
 
 
 def _ranks_of(job: jobs.Job) -> int:

@@ -24,7 +24,6 @@ from autotune.records.conditions import remarks_on
 from autotune.records.measurement import Block, Measurement
 from autotune.records.ranks import RankFigures
 from autotune.records.trial import TrialResult
-from autotune.settings.applied.compiled_code import load_compiled
 from autotune.settings.applied.parallel import without_effect_here
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
@@ -101,8 +100,6 @@ def gpus_used(device: Device) -> tuple[Gpu, ...]:
 def _build(workload: Workload, job: TrialJob, device: Device, place: Place) -> tuple[Trainer, Feed, Delivery]:
     data, config = build_dataset(workload), job.config
     model = build_model(workload, config, device)
-    if job.compiled_code == "kept":
-        load_compiled(config, model, device.torch_device)
     feed = Feed(build_loader(workload, data, config, place.folder.path, place.group))
     first = feed.start()
     _refuse_repeated(feed.loader.dataset, first.batch, place.group)

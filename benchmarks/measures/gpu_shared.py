@@ -1,7 +1,7 @@
-"""Parts of benchmarks/gpu.py on what outlives a process, or many trials of one: a shared process, compiled code.
+"""Parts of benchmarks/gpu.py on trials that share a process.
 
-A shared process is held against processes of their own, a search of a job that is slow to build against its promise,
-and code that a search has kept against compiling anew.
+Comes in: a Task. Goes out: a shared process compared to processes of their own, and the search of a job that is slow to
+build compared to its promise.
 """
 
 from __future__ import annotations
@@ -18,14 +18,12 @@ from torch import nn
 
 from autotune.protocol.jobs import WindowRules
 from benchmarks.cases.surfaces import grids_for, small_gpu_grids
-from benchmarks.compiled_code import MODELS, WAYS, measure_round
 from benchmarks.measures.gpu_scale import Task, case_of
 from benchmarks.measures.part_guard import Figures
-from benchmarks.measures.recording import say
 from benchmarks.warm_process import compare
 from benchmarks.yardsticks.product_run import search, search_figures
 
-__all__ = ["compare_shared_process", "measure_compiled_code", "search_slow_build"]
+__all__ = ["compare_shared_process", "search_slow_build"]
 
 _POINTS, _LEAST_ROUNDS = 3, 2
 _WINDOW = WindowRules(max_s=1.0)
@@ -34,8 +32,6 @@ _BIAS_WITHIN = 0.03
 _PEAKS_WITHIN = 0.1
 _BUILD_S = 12.0
 """Beyond the ten seconds from which a search is brief."""
-_ROUND_S = 72.0
-"""Of three processes that import torch and compile a small CNN, as seen on an H200."""
 
 
 def compare_shared_process(task: Task) -> Figures:
@@ -92,18 +88,6 @@ def search_slow_build(task: Task) -> Figures:
             "ends_as_promised": None if promised_s is None else after_a_build_s <= promised_s,
         },
     }
-
-
-def measure_compiled_code(task: Task) -> Figures:
-    """Seconds until a compiled model's first step: anew, with what a search has kept, with torch's own folder."""
-    models: dict[str, Any] = {}
-    for name in MODELS:
-        if models and task.left_s < _ROUND_S:
-            break
-        models[name] = measure_round(name, task.scale.device)
-        say(f"{name}: " + ", ".join(f"{way} {models[name][way]:.1f} s" for way in WAYS))
-        task.keep({"models": models})
-    return {"promises": {"kept_code_saves_time": all(one["kept"] < one["anew"] for one in models.values())}}
 
 
 def _built_slowly(build: Any, builds: Path) -> nn.Module:

@@ -16,9 +16,8 @@ import yaml
 from autotune.api.apply import applied, apply_command
 from autotune.errors import ConfigError
 from autotune.launch.local.fork_server import ForkServerLauncher
-from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
 from autotune.protocol.attach import ATTACH_VARIABLE
-from autotune.settings.applied.compiled_code import script_code_file
+from autotune.settings.applied.compile_cache import compile_cache_variables
 from autotune.settings.training_config import TrainingConfig
 from tests.factories import make_script
 from tests.worker.attach.scripts import Script, ScriptRig
@@ -201,6 +200,14 @@ def test_what_is_started_has_the_settings_and_the_allocators_switches(
     assert "MALLOC_TRIM_THRESHOLD_" not in applied(path, ["bash", "run.sh"])[1]
 
 
+def test_the_training_compiles_where_its_search_has_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    path = recommended(tmp_path)
+    assert compile_cache_variables().items() <= applied(path, ["bash", "run.sh"])[1].items()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "mine")
+    assert "TORCHINDUCTOR_CACHE_DIR" not in applied(path, ["bash", "run.sh"])[1]
+
+
 def test_a_run_folder_stands_for_its_recommendation(tmp_path: Path) -> None:
     recommended(tmp_path, lr=0.5)
     assert applied(tmp_path, ["bash", "{lr}"])[0] == ("bash", "0.5")
@@ -232,61 +239,3 @@ def test_a_file_that_was_found_for_a_model_is_refused(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump({"format": 1, "settings": TrainingConfig().model_dump()}), encoding="utf-8")
     with pytest.raises(ConfigError, match="must have been found for a command to be applied to one"):
         applied(path, ["python", "train.py"])
-
-
-_COMPILED = """
-import os, sys, torch
-from torch import nn
-from torch._dynamo.utils import counters
-from torch.utils.data import DataLoader, TensorDataset
-
-data = TensorDataset(torch.randn(64, 4), torch.arange(64) % 2)
-model = torch.compile(nn.Sequential(nn.Linear(4, 4), nn.GELU()))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-os.makedirs("out", exist_ok=True)
-os.chdir("out")
-for epoch in range(int(sys.argv[1])):
-    for x, y in DataLoader(data, batch_size=16):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-    print("HITS", counters["inductor"]["fxgraph_cache_hit"], flush=True)
-"""
-
-
-@pytest.mark.timeout(300)  # it compiles three times, in new interpreters
-def test_a_script_that_compiles_finds_what_its_search_has_compiled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "search"))
-    rig = ScriptRig(launcher=FreshInterpreterLauncher(), folder=tmp_path)
-    rig.write(_COMPILED)
-    probed = rig.probe((sys.executable, "train.py", "100000"))
-    assert probed.observed.compile
-    runner, deadline_s = rig.runner(probed.words, probed.script), 100.0
-
-    def hits(text: str) -> list[int]:
-        found = [int(line.split()[1]) for line in text.splitlines() if line.startswith("HITS ")]
-        assert found, text
-        return found
-
-    file = script_code_file(probed.observed, [str(tmp_path / "train.py")])
-    assert file is not None
-    file.parent.mkdir(parents=True)
-    file.write_bytes(b"of an earlier search")
-    stress = runner.stress(probed.observed, name="stress", deadline_s=deadline_s, train_s=0.1).stress
-    assert stress is not None
-    assert stress.keeps_code
-    assert len(file.read_bytes()) > 1000, "files that were there before are the user's, but this one is ours"
-    again = runner.start_compiled(probed.observed, name="code", deadline_s=deadline_s, with_kept_code=True)
-    assert again.outcome == "ok", again.reason
-    assert min(hits(rig.log("code"))) > 0
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "training"))
-    found = recommended(tmp_path, probed)
-    command = [sys.executable, "-m", "autotune", "apply", str(found), "--", *probed.words[:2], "1"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=True)
-    assert min(hits(done.stdout)) > 0
-    told = [json.loads(applied(found, command[6:], use_kept_code=use)[1]["AUTOTUNE_ATTACH"]) for use in (True, False)]
-    assert [one["compiled_by"] for one in told] == [[str(tmp_path / "train.py")], None]

@@ -16,7 +16,7 @@ import autotune
 from autotune.api import search as searching
 from autotune.api.check import check_plan, environment
 from autotune.api.diagnose import MeasuringTime, diagnose_plan
-from autotune.api.setup import opened_launcher, runner_for, temporary_folder
+from autotune.api.setup import opened_launcher, temporary_folder
 from autotune.errors import ConfigError, LauncherError, StudyMismatchError
 from autotune.files.run_folder import read_summary
 from autotune.launch.launcher import Launcher
@@ -274,13 +274,3 @@ def test_a_cluster_that_is_gone_ends_the_search_with_its_reason(
     on_ray(Gone())
     with pytest.raises(LauncherError, match="no host is left"):
         search(tmp_path, None, executor="ray")
-
-
-@pytest.mark.parametrize("command", [None, ("python", "train.py")])
-def test_what_is_compiled_is_kept_where_trials_run_on_this_machine_alone(command: tuple[str, ...] | None) -> None:
-    workload = PLAN.workload if command is None else Workload(command=command)
-    here = replace(PLAN, workload=workload, executor=Executor())
-    with temporary_folder() as folder:
-        with opened_launcher(None, folder, here) as own:
-            assert runner_for(here, folder, own).keeps_code
-        assert not runner_for(here, folder, FakeLauncher()).keeps_code

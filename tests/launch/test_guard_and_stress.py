@@ -5,16 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
 from autotune.protocol.reports import RankReport
 from autotune.records.precision_check import objection
-from autotune.settings.applied.compiled_code import code_file
+from autotune.settings.applied.compile_cache import compile_cache_variables
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Ref
 from tests.launch.conftest import GENEROUS_S, Rig, rig_over
-from tests.launch.user_code import OfItsOwnClass
 
 USER_CODE = Path(__file__).with_name("user_sizes.py")
 TEXTS = {"model": "averaging", "dataset": "texts", "collate_fn": "padded", "step": "averaged"}
@@ -76,22 +74,15 @@ def test_a_stress_run_sees_the_largest_samples_with_workers_too(rig: Rig) -> Non
     assert figures.memory.peak_bytes > 2**20
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of what it imports to compile
-def test_what_a_stress_run_has_compiled_is_where_a_training_looks_for_it(
+def test_a_compiled_model_keeps_its_code_where_the_training_looks_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The trial knows the model's class by another module's name than the training does."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    config = TrainingConfig(micro_batch_size=4, compile=True, intra_op_threads=1)
-    rig = rig_over(FreshInterpreterLauncher(), tmp_path)
-    report = rig.runner(model="OfItsOwnClass").stress(config, name="stress", deadline_s=GENEROUS_S, train_s=0.1)
-    assert report.result.outcome == "ok", report.result.reason
-    assert report.stress is not None
-    assert report.stress.keeps_code
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    device = torch.device("cpu")
-    file = code_file(config, config.arrange(OfItsOwnClass(), device), device)
-    assert [file] == [*(tmp_path / "home" / "autotune" / "compiled").iterdir()]
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    runner = rig_over(FreshInterpreterLauncher(), tmp_path).runner(model="naming_its_compile_cache")
+    config = TrainingConfig(micro_batch_size=4, compile=True)
+    reason = runner.stress(config, name="stress", deadline_s=GENEROUS_S, train_s=0.1).result.reason
+    assert reason.endswith(f" {compile_cache_variables()['TORCHINDUCTOR_CACHE_DIR']}")
 
 
 def test_memory_that_the_largest_samples_take_is_an_outcome(rig: Rig) -> None:

@@ -29,20 +29,12 @@ def linear() -> nn.Module:
     return nn.Linear(FEATURES, 2)
 
 
+def naming_its_compile_cache() -> NoReturn:
+    raise RuntimeError(f"compiled code is in {os.environ.get('TORCHINDUCTOR_CACHE_DIR')}")
+
+
 def pairs() -> TensorDataset:
     return TensorDataset(torch.randn(64, FEATURES), torch.randint(0, 2, (64,)))
-
-
-class OfItsOwnClass(nn.Module):
-    """A linear layer in a module of this file."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = linear()
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = self.layer(inputs)
-        return outputs
 
 
 class Faulty(nn.Module):

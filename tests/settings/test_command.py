@@ -20,7 +20,6 @@ from autotune.settings.command import (
     filled,
     placeholders_in,
     python_start,
-    script_named_by,
     without_secrets,
 )
 from autotune.settings.training_config import TrainingConfig
@@ -314,20 +313,3 @@ def test_words_reach_a_process_as_they_are() -> None:
 )
 def test_passwords_and_tokens_of_a_command_are_not_written_down(given: list[str], written: tuple[str, ...]) -> None:
     assert without_secrets(given) == written
-
-
-@pytest.mark.parametrize(
-    ("command", "named"),
-    [
-        ("python train.py --epochs 3", ["{cwd}/train.py"]),
-        ("python -W ignore sub/train.py", ["{cwd}/sub/train.py"]),
-        ("python -m pkg.train --epochs 3", ["{cwd}", "pkg.train"]),
-        ("accelerate launch --num_processes 1 train.py --lr 0.1", ["{cwd}/train.py"]),
-        ("bash /jobs/train.sh 3", ["/jobs/train.sh"]),
-        ("python -O train.py", ["{cwd}/train.py"]),
-        ("trainer --fast", ["{cwd}", "trainer"]),
-    ],
-)
-def test_a_script_is_named_whatever_its_arguments_and_its_launcher(command: str, named: list[str]) -> None:
-    here = str(Path.cwd())
-    assert script_named_by(command.split()) == tuple(word.replace("{cwd}", here) for word in named)

@@ -5,13 +5,14 @@ Comes in: a configuration, and a built model. Goes out: what the training loop c
 
 from __future__ import annotations
 
+import os
 import warnings
 from typing import Protocol
 
 import torch
 from torch import nn
 
-from autotune.settings.applied.compiled_code import CodeSettings, load_compiled
+from autotune.settings.applied.compile_cache import compile_cache_variables
 from autotune.settings.applied.cores.numa import addresses_of_ranks, bind_rank, can_bind, is_bound_by_launcher
 from autotune.settings.applied.cores.processor import usable_cores
 from autotune.settings.applied.float32_precision import tf32_products
@@ -30,9 +31,15 @@ __all__ = ["arranged", "prepared"]
 
 
 # No import of TrainingConfig, even for types alone: its module imports this one.
-class _Settings(CodeSettings, Protocol):
+class _Settings(Protocol):
     """What is taken of a TrainingConfig."""
 
+    @property
+    def amp_dtype(self) -> str: ...
+    @property
+    def channels_last(self) -> bool: ...
+    @property
+    def intra_op_threads(self) -> int | None: ...
     @property
     def process_count(self) -> int: ...
     @property
@@ -46,14 +53,12 @@ class _Settings(CodeSettings, Protocol):
     @property
     def compile(self) -> bool: ...
     @property
-    def compiles_alone(self) -> bool: ...
+    def compile_mode(self) -> str: ...
     @property
     def cudnn_benchmark(self) -> bool: ...
 
 
-def prepared(
-    config: _Settings, model: nn.Module, device: str | torch.device | None, *, use_kept_code: bool
-) -> nn.Module:
+def prepared(config: _Settings, model: nn.Module, device: str | torch.device | None) -> nn.Module:
     """See TrainingConfig.prepare."""
     check_group(config.process_count)
     if config.cudnn_benchmark:  # off leaves the user's own: a configuration that nobody has searched is off by default
@@ -74,10 +79,9 @@ def prepared(
         _bind(config, binding, place)
     if config.amp_dtype == "tf32":
         tf32_products().__enter__()
-    made = arranged(config, model, place)
-    if use_kept_code and config.compiles_alone:
-        load_compiled(config, made, place)
-    return made
+    if config.compile:
+        os.environ.update(compile_cache_variables())
+    return arranged(config, model, place)
 
 
 def _bind(config: _Settings, binding: str, device: torch.device) -> None:

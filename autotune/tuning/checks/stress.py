@@ -6,16 +6,15 @@ refutes the trial, and notes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 
 from autotune.analysis.time_estimate import overhead_s
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note, note
-from autotune.protocol.clock import monotonic
 from autotune.protocol.reports import RankReport
 from autotune.records.stress_check import STRESS_S, StressFigures, load_of, sample_scan_s
-from autotune.records.trial import OUT_OF_MEMORY, TrialRecord, TrialResult
+from autotune.records.trial import OUT_OF_MEMORY, TrialRecord
 from autotune.tuning.outcomes import SearchOutcome
 from autotune.tuning.time_budget import repeat_deadline_s
 
@@ -27,10 +26,6 @@ _SHORTEST_STRESS_S = 1.0
 """A shorter run would end within the first steps, before memory has reached its peak: our own convention."""
 _BRIEF_STRESS_S = 4.0
 """In a brief search: the three steps with each kind of batch mostly take longer. Our own convention."""
-_LONGEST_START_S = 60.0
-"""Of a start that shows what kept code saves; where it takes longer, that is not measured. Our own convention."""
-_DEADLINE_SHARE = 0.85
-"""Of it, as in a trial: our own convention."""
 _RESERVED_SHARE = 0.25
 """Of the time left for the confirmation, what a stress run may take of it: our own convention."""
 
@@ -60,48 +55,13 @@ def check_under_stress(
     if window_s < _SHORTEST_STRESS_S:
         return StressCheck(notes=(note("stress_no_time", trial=record.number),))
     deadline_s = repeat_deadline_s(record, found.build_s) + window_s
-    begun = monotonic()
     report = runner.stress(
         record.config,
         name=f"stress-{record.number:03d}",
         deadline_s=deadline_s if left_s is None else min(deadline_s, left_s),
         train_s=window_s,
     )
-    check = _judged(record, found, report)
-    if report.stress is None or not report.stress.keeps_code or check.is_refuted:
-        return check
-    left_s = inf if left_s is None else left_s - (monotonic() - begun)
-    starts = _starts(record, runner, 0.0 if found.is_brief else left_s)
-    kept = note("compiled_code_kept", is_script=runner.command is not None, **starts)
-    return replace(check, notes=(*check.notes, kept))
-
-
-def _starts(record: TrialRecord, runner: TrialRunner, left_s: float) -> dict[str, float | None]:
-    """Seconds of a start with compiled code anew, and of one with what was kept; None where time is short.
-
-    Each has an empty folder of torch's, as on another day or in another container. A start of the search, which may
-    have found code there, is about the least that one takes.
-    """
-    ends_at, least_s = monotonic() + left_s, max(_SHORTEST_STRESS_S, _start_s(record.result) or 0.0)
-
-    def start(name: str, *, with_kept_code: bool) -> float | None:
-        deadline_s = min(_LONGEST_START_S, ends_at - monotonic())
-        if least_s > _DEADLINE_SHARE * deadline_s:
-            return None
-        run = f"{name}-{record.number:03d}"
-        return _start_s(
-            runner.start_compiled(record.config, name=run, deadline_s=deadline_s, with_kept_code=with_kept_code)
-        )
-
-    anew_s = start("no-code", with_kept_code=False)
-    kept_s = None if anew_s is None else start("kept-code", with_kept_code=True)
-    return {"anew_s": anew_s, "kept_s": kept_s}
-
-
-def _start_s(result: TrialResult) -> float | None:
-    """Seconds of a new process until its window; compiling is among them."""
-    found = result.measurement
-    return None if found is None else found.startup_s + found.window.warm_up_s
+    return _judged(record, found, report)
 
 
 def _judged(record: TrialRecord, found: SearchOutcome, report: RankReport) -> StressCheck:

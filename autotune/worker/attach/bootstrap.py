@@ -10,7 +10,6 @@ import atexit
 import json
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -44,14 +43,8 @@ def begin() -> None:
     after_import("torch", lambda _: _attach(told))
 
 
-def open_session(
-    job: jobs.WorkloadJob, place: Place, dump: HangDump, started: float, code: Path | None = None
-) -> Session:
-    """Watch torch in this process, and do a job once the script trains.
-
-    `code`: the file into which what is compiled goes, or from which it is taken.
-    """
-    from autotune.protocol import jobs
+def open_session(job: jobs.WorkloadJob, place: Place, dump: HangDump, started: float) -> Session:
+    """Watch torch in this process, and do a job once the script trains."""
     from autotune.worker.attach.loop.scenes import doer_of
     from autotune.worker.attach.loop.session import Session
     from autotune.worker.attach.redirect.protection import protect_torch
@@ -62,12 +55,10 @@ def open_session(
     protect_torch()
     overrides = overrides_of(job)
     overrides.in_process()
-    if isinstance(job, jobs.TrialJob) and job.compiled_code == "kept":
-        _load_when_compiling(lambda: code)
     seed_all(job.process.seed)
     ends_at = started + _DEADLINE_SHARE * job.process.deadline_s
     start = Start(started=started, built_from=perf_counter(), ends_at=ends_at, before={})
-    session = Session(job, overrides, place, doer_of(job, place, dump, start, code))
+    session = Session(job, overrides, place, doer_of(job, place, dump, start))
     install(session)
     return session
 
@@ -108,25 +99,11 @@ def _attach(told: dict[str, Any]) -> None:
     atexit.register(on_end)
 
 
-def _load_when_compiling(find: Callable[[], Path | None]) -> None:
-    """Put kept code into torch's folder once this process compiles, so that the script sets torch up before.
-
-    In a trial that was forked from a process which has imported the compiler, that is at once.
-    """
-    from autotune.settings.applied.compiled_code import load_code
-
-    def load(_: object) -> None:
-        load_code(find)
-
-    after_import("torch._inductor.compile_fx", load)
-
-
 def _session_of(told: dict[str, Any]) -> Session:
     from autotune.protocol.disk import TrialFolder
     from autotune.protocol.jobs import WorkloadJob, read_job
     from autotune.protocol.reports import RankReport
     from autotune.records.trial import TrialResult
-    from autotune.settings.applied.compiled_code import script_code_file
     from autotune.settings.training_config import TrainingConfig
     from autotune.settings.workload import ScriptFacts
     from autotune.worker.attach.loop.scene import no_job
@@ -143,14 +120,12 @@ def _session_of(told: dict[str, Any]) -> Session:
         place = Place(folder, 0, 0)
         dump = HangDump(file=sys.stderr, ends_at=started + job.process.deadline_s)
         try:
-            return open_session(job, place, dump, started, told["code"] and Path(told["code"]))
+            return open_session(job, place, dump, started)
         except DeviceError as refusal:  # to run on would train otherwise than is to be measured
             place.write(RankReport(result=TrialResult(outcome="invalid", reason=str(refusal))))
             os._exit(1)
     config = TrainingConfig.model_validate(told["config"])
     overrides = Overrides(config, ScriptFacts.model_validate(told["script"]), is_trial=False)
-    if told.get("compiled_by") is not None:
-        _load_when_compiling(lambda: script_code_file(config, told["compiled_by"]))
     overrides.in_process()
     session = Session(None, overrides, Place(TrialFolder(Path()), 0, 0), no_job)
     install(session)

@@ -30,15 +30,14 @@ from autotune.protocol.attach import (
 )
 from autotune.protocol.quiet import quiet_environment
 from autotune.protocol.reports import RankReport
-from autotune.settings.applied.compiled_code import script_code_file
-from autotune.settings.command import PythonStart, python_start, script_named_by
+from autotune.settings.applied.compile_cache import compile_cache_variables
+from autotune.settings.command import PythonStart, python_start
 from autotune.worker.attach.bootstrap import open_session, overrides_of
 from autotune.worker.attach.loop.session import Session
 from autotune.worker.attach.redirect.protection import protect_files
 from autotune.worker.failure.hang_dump import HangDump
 from autotune.worker.place import Place
 from autotune.worker.setup.build import WorkloadFault
-from autotune.worker.setup.compile_cache import begin_with_empty_cache, own_code_file
 
 __all__ = ["run_command"]
 
@@ -60,28 +59,23 @@ def run_command(job: jobs.WorkloadJob, place: Place, dump: HangDump, started: fl
     words = words_to_start(job.command or (), config)
     overlay = place.folder.overlay
     overlay.mkdir(mode=0o700, exist_ok=True)
-    code = _code_of(job, words)
-    own_folders = [place.folder.path]
-    if code is not None and isinstance(job, jobs.StressJob):
-        own_folders.append(code.parent)
+    compile_cache = compile_cache_variables()
+    own_folders = [place.folder.path, *map(Path, compile_cache.values())]
     attached = {
         "folder": str(place.folder.path),
         "started": started,
         "own_folders": [*map(str, own_folders)],
-        "code": None if code is None else str(code),
     }
     own = framework_environment(config, job.script)
-    environment = {**quiet_environment(overlay), **attached_environment(attached), **own}
+    environment = {**quiet_environment(overlay), **attached_environment(attached), **compile_cache, **own}
     os.environ.update(environment)
-    if isinstance(job, jobs.TrialJob) and job.compiled_code != "as_it_is":
-        begin_with_empty_cache(place.folder.path)
     start = python_start(words) if is_own_python(words[0]) else None
     is_well = True
     if start is None:
         is_well = _run_below(words, place)
     else:
         protect_files(overlay, own=own_folders)
-        _run_here(start, place, open_session(job, place, dump, started, code))
+        _run_here(start, place, open_session(job, place, dump, started))
     if place.report.exists():
         os._exit(0 if is_well else 1)
     raise WorkloadFault(
@@ -111,14 +105,6 @@ def _run_below(words: Sequence[str], place: Place) -> bool:
     raise WorkloadFault(
         f"a command must train until it is measured, but it ended with exit code {code} before that; its log says why"
     )
-
-
-def _code_of(job: jobs.WorkloadJob, words: Sequence[str]) -> Path | None:
-    """Where a job writes what its script has compiled, or takes it from."""
-    is_asked = (isinstance(job, jobs.StressJob) and job.keeps_code) or (
-        isinstance(job, jobs.TrialJob) and job.compiled_code == "kept"
-    )
-    return own_code_file(lambda: script_code_file(job.config, script_named_by(words))) if is_asked else None
 
 
 def _run_here(start: PythonStart, place: Place, session: Session) -> None:

@@ -6,7 +6,7 @@ Takes a StressJob; hands on StressFigures.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -14,33 +14,24 @@ from typing import Any
 
 from autotune.protocol.jobs import StressJob
 from autotune.records.stress_check import StressFigures, sample_scan_s
-from autotune.settings.applied.compiled_code import code_file
 from autotune.settings.workload import Workload
 from autotune.worker.jobs.largest_batch import LargestBatch, largest_batch
 from autotune.worker.measure.batch import Reused, batch_bytes
 from autotune.worker.measure.feed import Feed
 from autotune.worker.measure.step import StepTrainer, open_trainer
 from autotune.worker.setup.build import build_dataset, build_model
-from autotune.worker.setup.compile_cache import keep_compiled, own_code_file
 from autotune.worker.setup.device import Device
 from autotune.worker.setup.loader import build_loader
 
-__all__ = ["stress_figures", "train_on_largest", "with_code_kept"]
+__all__ = ["stress_figures", "train_on_largest"]
 
 _MIN_STEPS = 3  # peaks of memory cover at least three optimizer steps (CONTRIBUTING, Rules of measuring)
 
 
 def train_on_largest(
-    workload: Workload,
-    job: StressJob,
-    device: Device,
-    scratch: Path,
-    ends_at: float,
-    keep: Callable[[StressFigures], None] = lambda _: None,
+    workload: Workload, job: StressJob, device: Device, scratch: Path, ends_at: float
 ) -> StressFigures:
     """Train for `job.train_s` seconds, and at least three optimizer steps; `ends_at` cuts that short.
-
-    `keep` is given the figures before what was compiled is kept: they count, whatever becomes of that.
 
     Raises:
         Exception: any that means that the memory does not suffice for the largest samples, see `out_of_memory`.
@@ -50,22 +41,10 @@ def train_on_largest(
     now = perf_counter()
     largest = largest_batch(workload, loader, job.config.micro_batch_size, now + sample_scan_s(ends_at - now))
     model = build_model(workload, job.config, device)
-    code = own_code_file(lambda: code_file(job.config, model, device.torch_device)) if job.keeps_code else None
     feed = Feed(loader)
     first = feed.start().batch
     trainer = open_trainer(workload, model, first, job.config, device)
-    figures = stress_figures(trainer, largest, first, feed, job, ends_at)
-    return with_code_kept(figures, code, ends_at, keep)
-
-
-def with_code_kept(
-    figures: StressFigures, code: Path | None, ends_at: float, keep: Callable[[StressFigures], None]
-) -> StressFigures:
-    """Keep what was compiled in a file, where there is one, and time; `keep` is given the figures before that."""
-    if code is None or perf_counter() > ends_at:
-        return figures
-    keep(figures)
-    return figures.model_copy(update={"keeps_code": keep_compiled(code)})
+    return stress_figures(trainer, largest, first, feed, job, ends_at)
 
 
 def stress_figures(

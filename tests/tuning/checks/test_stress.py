@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autotune.protocol.jobs import StressJob, TrialJob, WindowRules
+from autotune.protocol.jobs import StressJob, WindowRules
 from autotune.records.stress_check import load_of
 from autotune.records.trial import TrialRecord, TrialResult
 from autotune.settings.ddp_config import DdpConfig
@@ -22,7 +21,6 @@ from tests.factories.searches import GIB, figures_of, make_search
 GROUP = TrainingConfig(strategy="ddp", world_size=2)
 VIEWS = GROUP.model_copy(update={"ddp": DdpConfig(gradient_as_bucket_view=True)})
 ALONE = TrainingConfig()
-COMPILED = ALONE.model_copy(update={"compile": True})
 
 
 def record_of(config: TrainingConfig, overhead_s: float = 2.0) -> TrialRecord:
@@ -114,60 +112,6 @@ def test_what_fits_the_largest_samples_by_giving_memory_back_is_noted(tmp_path: 
     noted = [one["alloc_retries"] for one in figures_of(check.notes, "stress_thrashing")]
     assert noted == ([3] if retries == 3 else [])
     assert len(check.notes) == len(noted)
-
-
-@pytest.mark.parametrize(("config", "is_kept"), [(ALONE, False), (COMPILED, True), (GROUP, False)])
-def test_code_that_was_compiled_for_one_process_is_kept_and_noted(
-    tmp_path: Path, config: TrainingConfig, is_kept: bool
-) -> None:
-    _, check = stressed(tmp_path, config, 1.0)
-    assert len(figures_of(check.notes, "compiled_code_kept")) == is_kept
-
-
-def starts_told(search: Search, left_s: float | None) -> dict[str, Any]:
-    """What is noted of kept code after a stress run."""
-    check = check_under_stress(record_of(COMPILED), search.outcome(), search.runner, left_s)
-    (kept,) = figures_of(check.notes, "compiled_code_kept")
-    return kept
-
-
-def test_what_kept_code_saves_is_told_by_two_starts_that_differ_in_it_alone(tmp_path: Path) -> None:
-    launcher = FakeLauncher(lambda _: FakeTrial(samples_per_s=100.0, startup_s=0.5))
-    told = starts_told(make_search(tmp_path, launcher), None)
-    assert told == {"is_script": False, "anew_s": pytest.approx(0.5), "kept_s": pytest.approx(0.5)}
-    anew, kept = launcher.jobs[-2:]
-    assert isinstance(anew, TrialJob)
-    assert isinstance(kept, TrialJob)
-    assert (anew.compiled_code, kept.compiled_code) == ("none", "kept")
-    assert anew.config == kept.config == COMPILED
-    assert anew.window == kept.window
-
-
-@pytest.mark.parametrize(
-    ("left_s", "start_s", "is_brief"), [(20.0, 25.0, False), (None, 60.0, False), (None, 1.0, True)]
-)
-def test_a_start_that_is_sure_to_be_cut_is_not_made(
-    tmp_path: Path, left_s: float | None, start_s: float, is_brief: bool
-) -> None:
-    launcher = FakeLauncher(lambda _: FakeTrial(samples_per_s=100.0))
-    search, record = make_search(tmp_path, launcher), record_of(COMPILED)
-    assert record.result.measurement is not None
-    slow = record.result.measurement.model_copy(update={"startup_s": start_s})
-    record = record.model_copy(update={"result": record.result.model_copy(update={"measurement": slow})})
-    found = replace(search.outcome(), is_brief=is_brief)
-    check = check_under_stress(record, found, search.runner, left_s)
-    (kept,) = figures_of(check.notes, "compiled_code_kept")
-    assert (kept["anew_s"], kept["kept_s"]) == (None, None)
-    assert [job.kind for job in launcher.jobs] == ["stress"]
-
-
-def test_where_a_start_takes_too_long_what_kept_code_saves_is_not_told(tmp_path: Path) -> None:
-    def in_a_search(config: TrainingConfig) -> FakeTrial:
-        return FakeTrial(samples_per_s=100.0, startup_s=100.0 if config.compile else 0.5)
-
-    launcher = FakeLauncher(in_a_search)
-    assert starts_told(make_search(tmp_path, launcher), None)["anew_s"] is None
-    assert [job.compiled_code for job in launcher.jobs if isinstance(job, TrialJob)] == ["none"]
 
 
 def test_without_a_time_out_it_is_longer_than_a_window(tmp_path: Path) -> None:

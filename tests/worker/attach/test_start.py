@@ -12,6 +12,7 @@ import pytest
 from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.records.measurement import Measurement
 from autotune.records.trial import TrialResult
+from autotune.settings.applied.compile_cache import compile_cache_variables
 from autotune.settings.applied.cores.numa import allowed_cores, allowed_nodes, cores_of_rank
 from tests.processes import marked
 from tests.worker.attach.scripts import HEAD, LOOP, STEP, Script, ScriptRig
@@ -326,6 +327,19 @@ def test_new_files_are_listed(rig: ScriptRig) -> None:
     words = rig.write("from pathlib import Path\nPath('made.txt').write_text('x')\n" + LOOP)
     found = rig.probe(words)
     assert [Path(file).name for file in found.script.new_files] == ["made.txt"]
+
+
+def test_what_a_script_compiles_is_kept(rig: ScriptRig) -> None:
+    code = Path(compile_cache_variables()["TORCHINDUCTOR_CACHE_DIR"]) / "code"
+    code.parent.mkdir(exist_ok=True)
+    code.write_text("of an earlier trial")
+    own = """
+import os
+from pathlib import Path
+(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]) / "code").write_text("of this one")
+"""
+    rig.measured(rig.write(own + LOOP))
+    assert code.read_text() == "of this one"
 
 
 _SPAWNING = """

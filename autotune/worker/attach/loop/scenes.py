@@ -10,7 +10,6 @@ import sys
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
-from pathlib import Path
 from time import perf_counter
 
 from torch.utils.data import BatchSampler
@@ -36,7 +35,7 @@ from autotune.worker.failure.hang_dump import HangDump
 from autotune.worker.jobs.curves import trace_curves
 from autotune.worker.jobs.largest_batch import largest_batch
 from autotune.worker.jobs.probe import is_sharded, warm_page_cache
-from autotune.worker.jobs.stress import stress_figures, with_code_kept
+from autotune.worker.jobs.stress import stress_figures
 from autotune.worker.measure.batch_sizes import unwrapped
 from autotune.worker.measure.conditions import conditions_before
 from autotune.worker.measure.feed import Feed, FeedEnded
@@ -57,7 +56,7 @@ _WORTH_TELLING_S = 0.1
 """Seconds of a window spent on other than training from which it is said: our convention."""
 
 
-def doer_of(job: jobs.WorkloadJob, place: Place, dump: HangDump, start: Start, code: Path | None = None) -> Doer:
+def doer_of(job: jobs.WorkloadJob, place: Place, dump: HangDump, start: Start) -> Doer:
     """What does a job in a scene; to be asked right before the script's first line."""
     match job:
         case jobs.TrialJob():
@@ -69,7 +68,7 @@ def doer_of(job: jobs.WorkloadJob, place: Place, dump: HangDump, start: Start, c
         case jobs.PrecisionJob():
             return partial(_compare, job, start)
         case jobs.StressJob():
-            return partial(_train_on_largest, job, place, start, code)
+            return partial(_train_on_largest, job, start)
 
 
 def _done(**found: object) -> RankReport:
@@ -195,7 +194,7 @@ def _refuse_ranks(what: str) -> None:
         raise WorkloadFault(f"{what} in several ranks, of which each goes its own way there; measure one rank")
 
 
-def _train_on_largest(job: jobs.StressJob, place: Place, start: Start, code: Path | None, scene: Scene) -> RankReport:
+def _train_on_largest(job: jobs.StressJob, start: Start, scene: Scene) -> RankReport:
     feed, loader = scene.feed, scene.loader
     if loader is None or not isinstance(feed, ScriptFeed):
         raise WorkloadFault("without a DataLoader nobody knows a script's largest samples")
@@ -208,5 +207,4 @@ def _train_on_largest(job: jobs.StressJob, place: Place, start: Start, code: Pat
     largest = largest_batch(drawn, own, job.config.micro_batch_size, scan_until)
     fresh = Feed(own)
     first = fresh.start().batch
-    figures = stress_figures(scene.trainer, largest, first, fresh, job, start.ends_at)
-    return _done(stress=with_code_kept(figures, code, start.ends_at, lambda known: place.keep(_done(stress=known))))
+    return _done(stress=stress_figures(scene.trainer, largest, first, fresh, job, start.ends_at))
