@@ -268,7 +268,6 @@ def _summarise(
         run_spread=spread,
         noise_scale=noise_scale,
         recommendation=chosen,
-        importances=search.study.importances(),
         notes=tuple(dict.fromkeys(notes)),
         stopped_because=ended,
         is_complete=sure.is_complete,

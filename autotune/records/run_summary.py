@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Literal
 
-from pydantic import Field
-
 from autotune.frozen import FrozenModel
 from autotune.note import Note
 from autotune.records.measurement import Measurement
@@ -54,9 +52,6 @@ class RunSummary(FrozenModel):
     """Of the user's gradients; None where it was not asked for, or could not be told."""
     recommendation: Recommendation | None
     """None where nothing feasible was found."""
-    importances: dict[str, float] = Field(default_factory=dict)
-    """How much each setting decides whether a trial is among the best quarter (PED-ANOVA, by Optuna), shares of 1;
-    empty where there are too few trials."""
     notes: tuple[Note, ...] = ()
     """What the user should know of this run."""
     stopped_because: Note

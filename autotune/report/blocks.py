@@ -21,7 +21,6 @@ __all__ = [
     "Facts",
     "Paragraph",
     "Section",
-    "Shares",
     "Table",
     "TimeBar",
     "TimeBars",
@@ -97,16 +96,6 @@ class TimeBars:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shares:
-    """Fractions of a whole, by name."""
-
-    title: str
-    head: str
-    """What they are shares of, in a sentence without its end."""
-    shares: dict[str, float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
     """A sentence, and a traceback where there is one."""
 
@@ -116,7 +105,7 @@ class Trace:
     traceback: str = ""
 
 
-Block = Paragraph | Bullets | Table | Facts | TimeBars | Shares | Plot | Trace
+Block = Paragraph | Bullets | Table | Facts | TimeBars | Plot | Trace
 """A Plot is drawn on a page and a table in a text; a console leaves it out."""
 
 

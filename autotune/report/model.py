@@ -13,7 +13,7 @@ from typing import Literal
 
 from autotune.analysis.memory.lines import MemoryLine
 from autotune.records.run_summary import RunSummary
-from autotune.report.blocks import Block, Bullets, Facts, Paragraph, Section, Shares, Table, filled
+from autotune.report.blocks import Block, Bullets, Facts, Paragraph, Section, Table, filled
 from autotune.report.figures import Column, Figures, make_columns
 from autotune.report.plots.plots import list_plots
 from autotune.report.sections import facts, memory, ranks, times, trials
@@ -27,7 +27,6 @@ from autotune.report.wording.say import say
 
 __all__ = ["ReportModel", "Verdict", "build_report"]
 
-_IMPORTANCE = "how well each setting tells whether a trial is among the best quarter"
 _PARTS = "Parts of the time: profiled in one run, waits for data averaged over all runs; restarts of epochs included."
 Verdict = Literal["faster", "already_best", "unconfirmed", "baseline_infeasible", "nothing_feasible"]
 
@@ -137,8 +136,6 @@ def _list_sections(
     summary = report.summary
     group = memory.lines_of_group(summary, lines)
     plots = list_plots(summary, report.columns, group, memory.describe_group(group, lines))
-    importances = dict(sorted(summary.importances.items(), key=lambda item: -item[1]))
-    shares = Shares(title="Settings by importance", head=_IMPORTANCE, shares=importances)
     return filled(
         *ranks.scaling_sections(summary, report.columns),
         times.time_section(measured),
@@ -153,7 +150,7 @@ def _list_sections(
         Section(title="Memory by batch size", blocks=(*plots["memory"], *memory.memory_table(summary, lines))),
         Section(
             title="The search, and why it ended",
-            blocks=(Paragraph(text=report.course), *plots["score"], shares),
+            blocks=(Paragraph(text=report.course), *plots["score"]),
             is_brief=True,
         ),
         trials.precision_section(summary),

@@ -29,7 +29,6 @@ from autotune.space.constraints import same_behaviour_key
 from autotune.space.resolved_space import ResolvedSpace, setting_of
 from autotune.study import optuna_trials as written
 from autotune.study.combinations import MOST_LISTED, OpenCombinations, Skip
-from autotune.study.importance import setting_importances
 from autotune.study.measured import MeasuredTrials
 from autotune.study.proposals import compose_allowed, params_of
 from autotune.study.samplers import METHODS, SearchMethod
@@ -245,12 +244,6 @@ class Study:
         return any(
             all(setting_of(config, name) in values for name, values in settings.items()) for settings in self._left_out
         )
-
-    def importances(self) -> dict[str, float]:
-        """How much each searched setting tells of a trial's score, in shares of 1; empty where too few trials tell."""
-        with guarded():
-            feasible = {record.number for record in self.records if record.is_feasible}
-            return setting_importances(self.optuna_study, feasible)
 
     def tell(self, trial: Trial, result: TrialResult, score: Score | None) -> TrialRecord:
         """Record how a trial ended, here and in Optuna's study; once this returns, no power cut loses it."""

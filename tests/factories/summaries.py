@@ -110,7 +110,6 @@ def make_rich_summary(**changes: Any) -> RunSummary:
     broken = make_trial(10, half, "diverged", reason="nan", guard=make_guard(is_good=False))
     values = {
         "trials": (first, guarded, *others, broken),
-        "importances": {"num_workers": 0.7, "micro_batch_size": 0.3},
         "recommendation": recommendation,
     }
     return make_summary(**values | changes)

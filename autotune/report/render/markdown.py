@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from autotune.report.blocks import Block, Bullets, Facts, Paragraph, Section, Shares, Table, TimeBars, Trace
+from autotune.report.blocks import Block, Bullets, Facts, Paragraph, Section, Table, TimeBars, Trace
 from autotune.report.model import ReportModel
 from autotune.report.plots.plots import Plot
 from autotune.report.plots.tables import bar_table, plot_blocks
 from autotune.report.text import one_line
-from autotune.report.wording.units import NO_VALUE, format_fraction
+from autotune.report.wording.units import NO_VALUE
 
 __all__ = ["render_markdown", "render_sections"]
 
@@ -57,9 +57,6 @@ def _block(block: Block) -> str:  # noqa: PLR0911 - one for each kind of block
             return _table(("", ""), block.facts.items())
         case TimeBars():
             return _block(bar_table(block))
-        case Shares():
-            rows = ((name, format_fraction(share)) for name, share in block.shares.items())
-            return f"### {_escape(block.title)}\n\n{_table(('setting', block.head), rows)}"
         case Plot():
             return "\n\n".join((f"### {block.title}", *map(_block, plot_blocks(block))))
         case Trace():

@@ -134,7 +134,6 @@ def test_hostile_text_is_shown_and_never_obeyed(tmp_path: Path) -> None:
             "stopped_because": ATTACK,
             "environment": environment,
             "facts": make_facts(step_source=ATTACK),
-            "importances": {ATTACK: 0.5},
             "trials": (*harmless.trials, make_trial(11, FAST, "crashed", **crash)),
         }
     )
@@ -190,7 +189,6 @@ def test_without_matplotlib_all_else_is_there_and_the_extra_is_named(
     assert made.remark in reader.text
     assert "svg" not in reader.tags
     assert "Where the time goes" in reader.text
-    assert "Settings by importance" in reader.text
     assert "<h2>Memory by batch size</h2>" in made.html
     assert "<h2>Throughput" not in made.html, "no heading without anything below it"
 

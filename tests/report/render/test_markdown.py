@@ -9,7 +9,6 @@ from typing import Any
 from autotune.note import note
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import Failure
-from autotune.report.blocks import Shares
 from autotune.report.plots.plots import Plot
 from autotune.report.sections.memory import list_memory_lines
 from tests.factories import (
@@ -56,7 +55,7 @@ def test_every_title_of_the_page_is_in_the_markdown(any_summary: RunSummary, tmp
     lines = as_markdown(any_summary, tmp_path).splitlines()
     sections = report_of(any_summary, tmp_path).sections
     assert [line[3:] for line in lines if line.startswith("## ")] == [section.title for section in sections]
-    titles = [block.title for section in sections for block in section.blocks if isinstance(block, Plot | Shares)]
+    titles = [block.title for section in sections for block in section.blocks if isinstance(block, Plot)]
     assert {"Throughput against batch size", "Memory against batch size", "Score of each trial"} <= set(titles)
     assert [line[4:] for line in lines if line.startswith("### ")] == titles
 
@@ -87,24 +86,19 @@ def test_what_each_plot_shows_stands_in_a_table(tmp_path: Path) -> None:
     assert "Without a score: 5 trials." in text
 
 
-def test_settings_by_importance_have_their_shares(tmp_path: Path) -> None:
-    rows = table_after(as_markdown(make_rich_summary(), tmp_path), "Settings by importance", level=3)
-    assert [cells_of(row) for row in rows[2:]] == [["num\\_workers", "70 %"], ["micro\\_batch\\_size", "30 %"]]
-
-
 def test_no_text_of_a_user_is_obeyed_anywhere(tmp_path: Path) -> None:
     rich = make_rich_summary()
     crash: dict[str, Any] = {"reason": ATTACK, "failure": Failure(signature=ATTACK, traceback="")}
     environment = SERVER.model_copy(update={"device_name": ATTACK, "versions": {ATTACK: ATTACK}})
     hostile = {"name": ATTACK, "notes": (ATTACK,), "memory_source": ATTACK, "stopped_because": ATTACK}
-    more = {"environment": environment, "importances": {ATTACK: 0.5}, "facts": make_facts(step_source=ATTACK)}
+    more = {"environment": environment, "facts": make_facts(step_source=ATTACK)}
     trials = (*rich.trials, make_trial(11, FAST, "crashed", **crash))
     text = as_markdown(rich.model_copy(update={**hostile, **more, "trials": trials}), tmp_path)
     assert text.count("alert(1)") >= 10
     plain = re.sub(r"^(`{3,})text\n.*?\n\1$", "", text, flags=re.MULTILINE | re.DOTALL)  # tracebacks stand in fences
     assert not re.findall(r"(?<!\\)[<>`\[]", plain)
     assert re.findall(r"^#+ \S+", text, flags=re.MULTILINE) == re.findall(
-        r"^#+ \S+", as_markdown(rich.model_copy(update={"importances": {"x": 0.5}}), tmp_path), flags=re.MULTILINE
+        r"^#+ \S+", as_markdown(rich, tmp_path), flags=re.MULTILINE
     )
 
 
