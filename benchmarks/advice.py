@@ -6,7 +6,7 @@ was expected to rise (Advice.expected_gain), by how many it rose, and the second
 
 Advice that sets nothing is followed by a second job (benchmarks/cases/followed_cases.py), in pairs of trials. Recorded
 under "followed", for each: what was promised with its interval, what each pair has reached, and whether the median lies
-within. What needs another machine is listed there on paper, with the evidence that it would take.
+within.
 
 Some eight minutes, on the CPU.
 """
@@ -34,7 +34,7 @@ from benchmarks.yardsticks.product_run import measurement_figures, open_trials
 from benchmarks.yardsticks.workload import workload_of
 
 FOLLOWED_CASES = (*DATA_CASES, *MEMORY_CASES)
-"""Advice that sets nothing, each kind with a job that follows it, or on paper."""
+"""Advice that sets nothing, each kind with a job that follows it."""
 _SETTINGS_WIDTH = 34
 
 
@@ -188,20 +188,15 @@ def _print(results: dict[str, Any]) -> None:
 
 
 def _print_followed(followed: dict[str, Any]) -> None:
-    """Gains of the rate, or MiB less at the peak."""
+    """Print gains in throughput."""
     rows = []
     for name, found in followed.items():
-        if found["where"] == "paper":
-            rows.append([name, found["kind"], "on paper", "", ""])
-            continue
-        unit, interval = (1 if found["figure"] == "rate" else 2**20), found["interval"]
-        promised = "nothing" if interval is None else " to ".join(f"{end / unit:.2f}" for end in interval)
+        interval = found["interval"]
+        promised = "nothing" if interval is None else " to ".join(f"{end:.2f}" for end in interval)
         within = "" if interval is None else "yes" if found["is_within"] else "no"
-        rows.append([name, found["kind"], promised, f"{median(found['reached']) / unit:.2f}", within])
+        rows.append([name, found["kind"], promised, f"{median(found['reached']):.2f}", within])
     head = ["job", "advice", "promised", "reached", "within"]
-    print_table(
-        "Gain of the rate, or MiB less at the peak: as promised, and as pairs of trials reached it.", head, rows
-    )
+    print_table("Gain in throughput: as promised, and as pairs of trials reached it.", head, rows)
 
 
 def _say_settings(settings: dict[str, object]) -> str:

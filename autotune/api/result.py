@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.errors import NothingFeasibleError
-from autotune.files.run_folder import RunFolder, read_summary, refuse_unusual_study
+from autotune.files.run_folder import RunFolder, read_summary
 from autotune.note import note
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import TrialRecord
@@ -71,7 +71,6 @@ def open_run(path: str | Path) -> SearchResult:
     summary = read_summary(folder.path)
     if summary.recommendation is None:
         raise NothingFeasibleError(say_nothing_feasible(summary))
-    refuse_unusual_study(folder)
     study = open_finished(folder.study)
     lacking = len(summary.trials) - len(study.get_trials(deepcopy=False))
     if lacking > 0:

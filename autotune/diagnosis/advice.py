@@ -11,8 +11,8 @@ from typing import TypeAlias
 from autotune.analysis.forecast import expectation
 from autotune.analysis.forecast.expectation import PINNING_KINDS
 from autotune.analysis.forecast.job_forecast import Pair, expected_rates
+from autotune.diagnosis.checkpointing import checkpoint_activations
 from autotune.diagnosis.gains import LEAST_GAIN, advise, worth_giving
-from autotune.diagnosis.memory.remedies import list_memory_remedies
 from autotune.diagnosis.remedies import list_remedies
 from autotune.records.diagnosis import Advice, CurvePoint, Evidence, Finding
 from autotune.records.run_summary import changed_settings, is_single
@@ -30,7 +30,7 @@ def rank_advice(evidence: Evidence, findings: Sequence[Finding]) -> tuple[Advice
     """Advice on settings by expected gain, then what lies outside of them; gains below 3 % are left out."""
     settings = _advise_settings(evidence, findings)
     best = max(map(_rate, settings), default=evidence.measurement.samples_per_s)
-    remedies = [*list_remedies(evidence, findings, best_samples_per_s=best), *list_memory_remedies(evidence, findings)]
+    remedies = [*list_remedies(evidence, findings, best_samples_per_s=best), *checkpoint_activations(evidence)]
     return (*settings, *worth_giving(remedies))
 
 

@@ -1,4 +1,4 @@
-"""What helps with the data beyond the loader's settings: batches without padding, decoding on the GPU. Pure.
+"""What helps with the data beyond the loader's settings: batches without padding. Pure.
 
 Comes in: an Evidence. Goes out: advice without settings, as codes with figures, each with the interval of its gain.
 """
@@ -6,7 +6,6 @@ Comes in: an Evidence. Goes out: advice without settings, as codes with figures,
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import inf
 from typing import NamedTuple
 
 from pydantic import JsonValue
@@ -18,7 +17,7 @@ from autotune.diagnosis.gains import LEAST_GAIN, advise, figures_of
 from autotune.records.breakdown import LoaderCosts
 from autotune.records.diagnosis import Advice, Evidence
 
-__all__ = ["decode_on_gpu", "loader_without", "remove_padding"]
+__all__ = ["loader_without", "remove_padding"]
 
 _LEAST_LEFT = 0.01
 """Of a sample's time in the loader, whatever is saved: our own convention."""
@@ -50,34 +49,6 @@ def remove_padding(evidence: Evidence) -> Iterator[Advice]:
         if gains is not None and gains.expected >= (1 + LEAST_GAIN) * reached:
             figures = figures_of(packed, "row_tokens", "samples_per_row", "device_time") | known
             yield _promised(evidence, "pack_sequences", gains, **figures, packed_padding=packed.padding)
-
-
-def decode_on_gpu(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
-    """JPEG files handed to the GPU as they are: the loader's rate without decoding them, joined with the device's.
-
-    At most, since what the GPU's decoder takes of the device's time was not measured: the interval begins at nothing.
-    Its upper end is by how much items differ in decoding, and by how far a loader alone is from the same loader in a
-    run.
-
-    Source: torchvision.io.decode_jpeg(device="cuda"), by nvJPEG; NVIDIA DALI, fn.decoders.image(device="mixed").
-    """
-    decoding = costs.decoding
-    if decoding is None or evidence.environment.device_kind != "cuda":
-        return
-    today, device = expectation.loader_ceiling(evidence), expectation.device_ceiling(evidence)
-    present = evidence.measurement.samples_per_s
-    if today == inf:
-        return
-
-    def times(fraction: float, off: float = 0.0) -> float:
-        loader = loader_without(evidence, costs, fraction) * (1 + off)
-        return expectation.join_rates(evidence, loader, device) / expectation.join_rates(evidence, today, device)
-
-    _, most = decoding.item_fraction_ci
-    figures = figures_of(decoding, "images_per_item", "item_fraction", "items")
-    figures |= {"loader_samples_per_s": loader_without(evidence, costs, decoding.item_fraction)}
-    expected, high = present * times(decoding.item_fraction), times(most, _loader_off(evidence, today)) - 1
-    yield advise("decode_on_gpu", present, expected, {}, **figures, gain_low=0.0, gain_high=high)
 
 
 def loader_without(evidence: Evidence, costs: LoaderCosts, item_fraction: float) -> float:

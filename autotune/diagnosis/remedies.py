@@ -13,8 +13,7 @@ from pydantic import JsonValue
 
 from autotune.analysis.forecast import expectation
 from autotune.analysis.forecast.rate_law import joint_rate
-from autotune.diagnosis.data_remedies import decode_on_gpu, loader_without, remove_padding
-from autotune.diagnosis.device_remedies import prefetch_to_device, train_in_float8
+from autotune.diagnosis.data_remedies import loader_without, remove_padding
 from autotune.diagnosis.gains import NEAR_CEILING, advise, figures_of
 from autotune.records.breakdown import LoaderCosts
 from autotune.records.diagnosis import Advice, Bottleneck, Evidence, Finding
@@ -59,7 +58,6 @@ def _cpu_work(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     if cores_needed > cores or needed_s < item_s:
         figures = {"needed_s": needed_s, "item_cpu_s": item_s, "cores_needed": cores_needed, "cores": cores}
         yield _up_to_the_device(evidence, "make_items_cheaper", **figures)
-        yield from decode_on_gpu(evidence, costs)
     yield from _formats(evidence, costs)
     yield from _shard_stream(evidence, costs)
     yield from _cache_items(evidence, costs)
@@ -165,8 +163,7 @@ def _bandwidth(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
 
 
 def _copies(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
-    """Copies ahead of the step; fewer bytes. On the CPU, which needs none, moving it converts its memory format."""
-    yield from prefetch_to_device(evidence, finding.share)
+    """Advise copies of fewer bytes; on the CPU, which needs none, moving a batch converts its memory format."""
     costs = evidence.measurement.loader_costs
     float32, item_bytes = (None, None) if costs is None else (costs.float32_fraction, costs.item_bytes)
     if evidence.environment.device_kind == "cpu":
@@ -191,7 +188,6 @@ def _computing(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
         batch = evidence.config.micro_batch_size * evidence.config.world_size  # the rate is that of all devices
         product_s = roofline.flops / roofline.peak_flops_per_s / batch
         most = max(0.0, 1.0 / max(1.0 - finding.share + present * product_s, 1e-3) - 1.0)
-    yield from train_in_float8(evidence)
     yield _expecting(evidence, "make_step_cheaper", None, share=finding.share, most_gain=most, **finding.figures)
 
 

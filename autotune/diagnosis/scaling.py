@@ -20,7 +20,6 @@ from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import changed_settings
 from autotune.records.trial import TrialRecord
 from autotune.settings.environment import Environment
-from autotune.settings.workload import WorkloadFacts
 
 __all__ = ["Helps", "StrategyComparison", "compare_strategies"]
 
@@ -54,12 +53,10 @@ def compare_strategies(
     environment: Environment,
     confirmations: Sequence[Confirmation] = (),
     spread: RunSpread | None = None,
-    facts: WorkloadFacts | None = None,
 ) -> StrategyComparison | None:
     """Compare the strategies of a study; None where no trial had more than one device.
 
-    Without a learned spread between runs the usual one of such devices is assumed; without the facts of the workload
-    nothing is said of the model's state.
+    Without a learned run-to-run variation the usual one of such devices is assumed.
     """
     if all(record.config.world_size == 1 for record in records):
         return None
@@ -72,7 +69,7 @@ def compare_strategies(
     fastest = max(groups, key=lambda best: by_own_rate[best.number], default=None)
     bottlenecks, advice = tuple[ScalingBottleneck, ...](), tuple[Advice, ...]()
     if fastest is not None:
-        case = GroupCase(group=fastest, single=single, environment=environment, records=records, facts=facts)
+        case = GroupCase(group=fastest, single=single, environment=environment, records=records)
         bottlenecks = find_scaling_bottlenecks(case)
         advice = list_scaling_advice(case, bottlenecks)
     return StrategyComparison(

@@ -17,7 +17,6 @@ from autotune.analysis.memory.lines import memory_of_trials
 from autotune.analysis.memory.model import SURE_TO_FIT
 from autotune.diagnosis.bottlenecks import WAITING_CPU_FRACTION
 from autotune.diagnosis.gains import advise, figures_of, worth_giving
-from autotune.diagnosis.memory.sharding import shard_group
 from autotune.diagnosis.scaling_bottlenecks import LEAST_SHARE, Cause, GroupCase, ScalingBottleneck, StepTime
 from autotune.records.diagnosis import Advice
 from autotune.records.ranks import Communication, uneven_ranks
@@ -35,12 +34,11 @@ _MOST_SAVED = 0.95
 def list_scaling_advice(case: GroupCase, bottlenecks: Sequence[ScalingBottleneck]) -> tuple[Advice, ...]:
     """What helps against each bottleneck; the largest gain first, what has no figure last, below 3 % not at all.
 
-    A model whose state takes most of the memory is better divided, whatever the bottleneck.
     A setting is advised only once, with the value of the larger gain.
     """
     advice: list[Advice] = []
     against = [piece for bottleneck in bottlenecks for piece in _AGAINST[bottleneck.cause](case)]
-    for piece in worth_giving([*against, *_shard(case)]):
+    for piece in worth_giving(against):
         if not piece.settings or all(piece.settings.keys() != other.settings.keys() for other in advice):
             advice.append(piece)
     return tuple(advice)
@@ -138,15 +136,6 @@ def _settings(case: GroupCase) -> Iterator[Advice]:
 def _shared_machine(case: GroupCase) -> Iterator[Advice]:
     if case.environment.device_kind == "cpu":
         yield _advise(case, "more_cores_for_ranks", cores=case.cores)
-
-
-def _shard(case: GroupCase) -> Iterator[Advice]:
-    """Under ddp each rank keeps the whole state of the model."""
-    config = case.group.config
-    run = next((record.measurement for record in case.records if record.number == case.group.number), None)
-    if case.facts is not None and run is not None and config.strategy == "ddp" and case.group.limit_share > 0:
-        limit_bytes = round(run.peak_memory_bytes / case.group.limit_share)
-        yield from shard_group(config, config.world_size, case.environment, case.facts, run, limit_bytes)
 
 
 _AGAINST: dict[Cause, Callable[[GroupCase], Iterator[Advice]]] = {

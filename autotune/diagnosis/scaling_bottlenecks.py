@@ -22,7 +22,6 @@ from autotune.records.ceilings import overlaps
 from autotune.records.ranks import name_devices, uneven_ranks
 from autotune.records.trial import TrialRecord
 from autotune.settings.environment import Environment
-from autotune.settings.workload import WorkloadFacts
 
 __all__ = ["LEAST_SHARE", "Cause", "GroupCase", "ScalingBottleneck", "StepTime", "find_scaling_bottlenecks"]
 
@@ -65,8 +64,6 @@ class GroupCase:
     environment: Environment
     records: Sequence[TrialRecord]
     """All trials of the search."""
-    facts: WorkloadFacts | None = None
-    """What is known of the model; None: nothing."""
 
     @property
     def cores(self) -> int:

@@ -9,25 +9,23 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from os.path import isdir
 from pathlib import Path
-from tempfile import TemporaryDirectory, gettempdir
 
 from pydantic import ValidationError
 
-from autotune.errors import ConfigError, RunFolderError
 from autotune.files.run_files.summary_file import first_of, read_summary_files, record_of, whole_lines
 from autotune.note import Note, note
-from autotune.protocol.disk import disk_error, read_ordinary, remove_unfinished, sync_folder, why_unusual, write_atomic
-from autotune.protocol.private_folder import make_private, may_be_swapped, refuse_unfit
+from autotune.protocol.disk import disk_error, read_own, remove_unfinished, sync_folder, write_atomic
+from autotune.protocol.private_folder import close_to_others, make_private, refuse_unfit
 from autotune.protocol.run_lock import held_lock
 from autotune.records.diagnosis import Curves
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import TrialRecord
 
-__all__ = ["RunFolder", "new_run_dir", "open_run_folder", "read_summary", "recommended_of", "refuse_unusual_study"]
+__all__ = ["RunFolder", "new_run_dir", "open_run_folder", "read_summary", "recommended_of"]
 
 _OF_SQLITE = ("-wal", "-shm", "-journal")
 """How the names of the files end that SQLite has beside a database. Source: sqlite.org/tempfiles.html."""
@@ -69,10 +67,6 @@ class RunFolder:
         self.holder = path / ".holder"
         """By which process, while it is held."""
 
-    def keep_temporary_in(self, folder: Path) -> None:
-        """Let what only trials need lie in another folder."""
-        self.payload, self.scratch = folder / "payload", folder / "scratch"
-
     @property
     def files(self) -> tuple[Path, ...]:
         """What a search leaves, but for the logs and the lock."""
@@ -82,7 +76,7 @@ class RunFolder:
     def read_curves(self) -> Curves | Note | None:
         """What an earlier call measured of loader and device alone, or why that can't be read: it is measured again."""
         try:
-            return Curves.model_validate_json(read_ordinary(self.curves))
+            return Curves.model_validate_json(read_own(self.curves))
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -94,7 +88,7 @@ class RunFolder:
         """Write trials.jsonl anew, as the study has it; notes of what was damaged in it, or in it alone and is kept."""
         found: list[Note] = []
         try:
-            lines = whole_lines(read_ordinary(self.trials))
+            lines = whole_lines(read_own(self.trials))
         except FileNotFoundError:
             lines = []
         except OSError as error:
@@ -155,11 +149,11 @@ class RunFolder:
 
 
 def _remove_folder(path: Path) -> None:
-    """Remove a folder with what is in it; of a link the link alone, and whatever else lies in its place."""
-    if why_unusual(path, is_folder=True) is None:
-        shutil.rmtree(path, ignore_errors=True)
+    """Remove a folder with what is in it; of a link the link alone, and a file in its place."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
     else:
-        path.unlink(missing_ok=True)
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def new_run_dir() -> Path:
@@ -173,37 +167,22 @@ def new_run_dir() -> Path:
 def open_run_folder(path: Path, *, fresh: bool) -> Iterator[RunFolder]:
     """Make or open a run folder and hold its lock; `fresh` removes a former run.
 
-    What trials read and run lies in a temporary folder where anybody could put a folder of his own in its place.
-
     Raises:
-        RunFolderError: it can't be written, holds what autotune has not put there, or another search works there.
+        RunFolderError: it belongs to somebody else, can't be written, or another search works there.
     """
     folder = RunFolder(path.absolute())
     refuse_unfit(folder.path)
     try:
         make_private(folder.path)
-        _refuse_all_unusual(folder, fresh=fresh)
-        is_open = may_be_swapped(folder.path.resolve())
+        close_to_others(folder.path)
     except OSError as error:
         raise disk_error(path, error) from error
-    with ExitStack() as held:
-        held.enter_context(held_lock(folder.lock, folder.holder))
-        if is_open:
-            folder.remove_temporary()  # of a search before others could write here
-            folder.keep_temporary_in(Path(held.enter_context(_temporary())))
-        held.callback(folder.remove_temporary)
-        _prepare(folder, fresh=fresh)
-        yield folder
-
-
-@contextmanager
-def _temporary() -> Iterator[str]:
-    try:
-        folder = TemporaryDirectory(prefix="autotune-", ignore_cleanup_errors=True)
-    except OSError as error:
-        raise disk_error(Path(gettempdir()), error) from error
-    with folder as path:
-        yield path
+    with held_lock(folder.lock, folder.holder):
+        try:
+            _prepare(folder, fresh=fresh)
+            yield folder
+        finally:
+            folder.remove_temporary()
 
 
 def read_summary(path: Path) -> RunSummary:
@@ -217,46 +196,9 @@ def read_summary(path: Path) -> RunSummary:
 
 
 def recommended_of(path: Path) -> Path:
-    """The recommended.yaml of a run folder; the path itself where it is no folder.
-
-    Raises:
-        ConfigError: the folder's is a link, a FIFO or the like.
-    """
-    if not isdir(path):  # noqa: PTH112 - unlike Path.is_dir, no error for a name that no file system takes
-        return path
-    file = RunFolder(path).recommended
-    unusual = why_unusual(file)
-    if unusual is not None:
-        raise ConfigError(f"{file}: must be an ordinary file of the run folder's own, but it {unusual}; give the file")
-    return file
-
-
-def refuse_unusual_study(folder: RunFolder) -> None:
-    """Refuse to open a study that is a link, a FIFO or the like, or has such a thing beside it.
-
-    Raises:
-        RunFolderError: it is; the message names the file.
-    """
-    for end in ("", *_OF_SQLITE):
-        _refuse_unusual(folder.study.with_name(f"{folder.study.name}{end}"))
-
-
-def _refuse_all_unusual(folder: RunFolder, *, fresh: bool) -> None:
-    """Before anything is opened: a link would be written through, a FIFO waited for, a folder found in the way at last.
-
-    What `fresh` removes in any case may be anything but a folder in the place of a file.
-    """
-    _refuse_unusual(folder.lock)
-    if fresh:
-        for path in folder.files:
-            if why_unusual(path) == "is a folder":
-                _refuse_unusual(path)
-        return
-    refuse_unusual_study(folder)
-    for path in (folder.logs, folder.payload, folder.scratch):
-        _refuse_unusual(path, is_folder=True)
-    for path in (*folder.files, *folder.logs.glob("*")):
-        _refuse_unusual(path)
+    """Return the recommended.yaml of a run folder; the path itself where it is no folder."""
+    is_folder = isdir(path)  # noqa: PTH112 - unlike Path.is_dir, no error for a name that no file system takes
+    return RunFolder(path).recommended if is_folder else path
 
 
 def _append(path: Path, lines: Sequence[bytes]) -> None:
@@ -271,13 +213,6 @@ def _append(path: Path, lines: Sequence[bytes]) -> None:
         raise disk_error(path, error) from error
 
 
-def _refuse_unusual(path: Path, *, is_folder: bool = False) -> None:
-    unusual = why_unusual(path, is_folder=is_folder)
-    if unusual is not None:
-        kind = "a folder" if is_folder else "an ordinary file"
-        raise RunFolderError(f"{path} must be {kind} of the run folder's own, but it {unusual}; move it away")
-
-
 def _prepare(folder: RunFolder, *, fresh: bool) -> None:
     try:
         if fresh:
@@ -285,6 +220,7 @@ def _prepare(folder: RunFolder, *, fresh: bool) -> None:
         folder.remove_temporary()
         for kept in (folder.logs, folder.scratch):
             kept.mkdir(mode=0o700, exist_ok=True)
+            os.close(os.open(kept, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW))
         os.close(os.open(folder.study, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))  # SQLite would let others read
         sync_folder(folder.path)
         with suppress(PermissionError):  # whoever may make a folder in another may not always read that

@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError
 from autotune.analysis.decisions.run_spread import assumed_spread
 from autotune.errors import RunFolderError
 from autotune.frozen import FrozenModel
-from autotune.protocol.disk import read_ordinary, write_model
+from autotune.protocol.disk import read_own, write_model
 from autotune.protocol.private_folder import make_private
 from autotune.records.run_spread import RunSpread
 from autotune.settings.environment import DeviceKind
@@ -77,6 +77,6 @@ def _file_of(fingerprint: str) -> Path | None:
 
 def _read(file: Path) -> _Known:
     try:
-        return _Known.model_validate_json(read_ordinary(file))
+        return _Known.model_validate_json(read_own(file))
     except (OSError, ValidationError):  # not there, no file, cut, or of another version: as if nothing was known
         return _Known()

@@ -1,4 +1,4 @@
-"""A trial's files by name; files written whole or not at all, and read without a trap.
+"""A trial's files by name; files written whole or not at all, and read without following a link.
 
 The one message for a place that can't be written stands here as well.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +22,10 @@ __all__ = [
     "TrialFolder",
     "disk_error",
     "read_model",
-    "read_ordinary",
+    "read_own",
     "read_some",
     "remove_unfinished",
     "sync_folder",
-    "why_unusual",
     "write_atomic",
     "write_model",
 ]
@@ -170,31 +168,12 @@ def read_model(path: Path, model_type: type[Model]) -> Model:
     return model_type.model_validate_json(path.read_bytes())
 
 
-def why_unusual(path: Path, *, is_folder: bool = False) -> str | None:
-    """Why a path is not what we have written there: an ordinary file, or a folder; None where it is, or is not there.
-
-    A link may lead to what is somebody else's, and to open a FIFO or a device may never end.
-    """
-    try:
-        mode = path.lstat().st_mode
-    except OSError:  # not there; or the folder above can't be entered, which is told when it is used
-        return None
-    if stat.S_ISLNK(mode):
-        return "is a link"
-    if is_folder:
-        return None if stat.S_ISDIR(mode) else "is no folder"
-    return None if stat.S_ISREG(mode) else "is a folder" if stat.S_ISDIR(mode) else "is no ordinary file"
-
-
-def read_ordinary(path: Path) -> bytes:
-    """The bytes of a file that we have written: no link is followed, and nothing is waited for.
+def read_own(path: Path) -> bytes:
+    """Read a file that we have written, without following a link.
 
     Raises:
-        OSError: it is missing, can't be read, is no ordinary file, or is far too large.
+        OSError: it is missing, is a link, can't be read, or is far too large.
     """
-    unusual = why_unusual(path)
-    if unusual is not None:
-        raise OSError(errno.EINVAL, unusual, str(path))
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:  # noqa: PTH123 - a descriptor
         if os.fstat(file.fileno()).st_size > _MOST_BYTES:
             raise OSError(errno.EFBIG, f"is larger than {_MOST_BYTES // 2**20} MiB", str(path))
@@ -223,7 +202,8 @@ def disk_error(path: Path, error: OSError) -> RunFolderError:
     """The error for a file or folder that autotune must write but can't; the system may name one below it."""
     if isinstance(error.filename, str) and error.filename2 is None:
         path = Path(error.filename)
+    reason = "it is a link" if error.errno == errno.ELOOP else error.strerror or error
     return RunFolderError(
-        f"autotune must be able to write to its run folder, but {path} can't be written ({error.strerror or error}). "
+        f"autotune must be able to write to its run folder, but {path} can't be written ({reason}). "
         "Free space there, or name another folder by run_dir (a search) or TMPDIR (anything else)."
     )

@@ -1,8 +1,7 @@
-"""Who may reach what a search writes: folders that only their owner can enter, and that nobody can put another in.
+"""Keep what a search writes to its user alone: folders of mode 0700 that belong to them, files of mode 0600.
 
 Comes in: paths that autotune is about to write to. Goes out: folders made so, or a RunFolderError that says what is in
-the way. A file system without owners or modes (FAT, a drive of Windows) shows the same for all; nothing is refused
-there for that.
+the way.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from autotune.errors import RunFolderError
 
-__all__ = ["make_private", "may_be_swapped", "private_file", "refuse_unfit"]
+__all__ = ["close_to_others", "make_private", "private_file", "refuse_unfit"]
 
 _PRIVATE = 0o700
 _ABOVE = 0o755
@@ -33,17 +32,27 @@ def make_private(path: Path) -> None:
 
 
 def private_file(path: str, flags: int) -> int:
-    """An opener for `open`, which makes a file that its owner alone may read."""
-    return os.open(path, flags, 0o600)
+    """Open a file that its owner alone may read, and follow no link: an opener for `open`."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
-def may_be_swapped(path: Path) -> bool:
-    """Whether any user of the machine may rename a folder or one above it, and so put another in its place.
+def close_to_others(path: Path) -> None:
+    """Refuse a folder that belongs to somebody else; take it from everybody where anybody may write in it.
 
-    In a folder with the sticky bit, such as /tmp, nobody renames what another owns. Source: man 7 inode.
+    A folder of the user's that others may only read keeps its mode: the files in it are their owner's alone.
+
+    Raises:
+        RunFolderError: it belongs to another user.
+        OSError: its mode can't be changed.
     """
-    modes = (folder.stat().st_mode for folder in (path, *path.parents))
-    return any(mode & stat.S_IWOTH and not mode & stat.S_ISVTX for mode in modes)
+    status = path.stat()
+    if status.st_uid != os.geteuid():
+        raise RunFolderError(
+            f"a run folder must belong to the user who runs autotune (user id {os.geteuid()}), but {path} belongs to "
+            f"user id {status.st_uid}; name another folder by run_dir"
+        )
+    if status.st_mode & stat.S_IWOTH:
+        path.chmod(_PRIVATE)  # a file system without modes, such as a drive of Windows, ignores it
 
 
 def refuse_unfit(path: Path) -> None:

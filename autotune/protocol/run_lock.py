@@ -42,6 +42,7 @@ def held_lock(lock: Path, holder: Path) -> Iterator[None]:
     """
     held = FileLock(lock, timeout=0, mode=0o600)
     try:
+        os.close(os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))  # FileLock may follow a link
         held.acquire()
     except Timeout:
         raise RunFolderError(

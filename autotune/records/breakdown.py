@@ -16,7 +16,6 @@ from autotune.records.trace_intervals import DeviceTime
 __all__ = [
     "PARTS",
     "FormatCost",
-    "ImageDecoding",
     "LoaderCosts",
     "Part",
     "Share",
@@ -59,8 +58,6 @@ class TimeBreakdown(FrozenModel):
     """The device waits for the host to launch the next operation."""
     restart_fraction: _Fraction = 0.0
     """The part of `data_wait` that the restarts of epochs take."""
-    copy_fraction_ci: tuple[float, float] | None = None
-    """95 % interval of `device_copy`, by how much the profiled steps differ; None of a single step, and on the CPU."""
 
     @model_validator(mode="after")
     def _adds_up(self) -> Self:
@@ -95,19 +92,6 @@ class FormatCost(FrozenModel):
     def saved_fraction(self) -> float:
         """Share of an item's time that the better way saves."""
         return self.item_fraction * max(0.0, 1.0 - self.better_s / self.now_s) if self.now_s > 0 else 0.0
-
-
-class ImageDecoding(FrozenModel):
-    """What of an item's time goes into decoding JPEG files on the CPU, by Pillow or by torchvision."""
-
-    items: int
-    """Items that were watched."""
-    images_per_item: float
-    """Images that are decoded for an item."""
-    item_fraction: _Fraction
-    """Share of an item's time on a core in decoding them."""
-    item_fraction_ci: tuple[float, float]
-    """Its 95 % interval, by how much items differ."""
 
 
 class LoaderCosts(FrozenModel):
@@ -150,18 +134,11 @@ class LoaderCosts(FrozenModel):
 
     formats: tuple[FormatCost, ...] = ()
     """Formats that something better was found for."""
-    decoding: ImageDecoding | None = None
-    """Decoding of JPEG files; None where an item decodes none, or it was not measured."""
 
     @property
     def cpu_fraction(self) -> float:
         """Share of an item's time in which a core worked on it; above 1 where several did."""
         return self.item_cpu_s / self.item_s if self.item_s > 0 else 1.0
-
-    @property
-    def decoding_fraction(self) -> float | None:
-        """Share of an item's time on a core in decoding JPEG files; None where it decodes none."""
-        return None if self.decoding is None else self.decoding.item_fraction
 
 
 def breakdown_on_device(

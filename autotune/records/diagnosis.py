@@ -27,7 +27,6 @@ __all__ = [
     "Diagnosis",
     "Evidence",
     "Finding",
-    "Float8Products",
     "Roofline",
 ]
 
@@ -68,25 +67,6 @@ class CurvePoint(FrozenModel):
     """Why it could not: a note of ours, or the text of an error."""
 
 
-class Float8Products(FrozenModel):
-    """The products of a batch's linear layers, as bfloat16 and as float8 compute them on this device.
-
-    Those whose dimensions can all be divided by 16, of the shapes that most of the arithmetic is in. All times are of
-    one micro batch, forward and backward.
-    """
-
-    flops: float
-    """Floating-point operations of the products that were timed."""
-    bfloat16_s: float
-    """Seconds of them in bfloat16."""
-    float8_s: float
-    """The same in float8, their operands at hand in it."""
-    cast_s: float
-    """Seconds of scaling and casting the operands, operator by operator."""
-    moved_cast_s: float
-    """The least that takes: each operand read twice and written once, at the rate of a large copy."""
-
-
 class Roofline(FrozenModel):
     """What one step asks of the device, and what the device can do, each measured.
 
@@ -103,8 +83,6 @@ class Roofline(FrozenModel):
     """Of a large matrix product in the same precision: TF32 where float32's convolutions do most, and run in that."""
     peak_bytes_per_s: float
     """Of a large copy, read and written bytes together."""
-    float8: Float8Products | None = None
-    """None where the device does not compute in float8, or no product could be timed."""
 
 
 with with_field_copy():

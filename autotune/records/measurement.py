@@ -18,7 +18,7 @@ from autotune.records.ceilings import Ceiling
 from autotune.records.conditions import DeviceConditions
 from autotune.records.host_load import HostLoad
 from autotune.records.lengths import Lengths, Tokens
-from autotune.records.memory import Activations, MemoryGrowth, ModelState
+from autotune.records.memory import Activations, MemoryGrowth
 from autotune.records.ranks import Communication, RankFigures
 from autotune.records.utilization import BusyReading, Fullness
 
@@ -189,8 +189,6 @@ class Measurement(FrozenModel):
     """Lengths of items, and what batches of like lengths would win; None where not asked for, or all are equal."""
     activations: Activations | None = None
     """What is kept for the backward pass; None where not asked for, in groups, and where the model is compiled."""
-    model_state: ModelState | None = None
-    """Parameters, gradients and the optimizer's state, of one rank; None where not asked for."""
     growth: tuple[MemoryGrowth, ...] = ()
     """How memory has grown in the window, of a group that of rank 0; none where the window was too short to tell."""
     ranks: tuple[RankFigures, ...] = ()

@@ -1,6 +1,6 @@
-"""What takes memory in training: what is kept for the backward pass, and the model's own state.
+"""Memory in training: how it grows, and what is kept for the backward pass.
 
-Data alone: the worker measures it after a trial's window (worker/after_window/activations), diagnosis/memory judges.
+Data alone: the worker measures it (worker/measure, worker/after_window/activations), analysis and diagnosis judge.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Literal
 
 from autotune.frozen import FrozenModel
 
-__all__ = ["Activations", "MemoryGrowth", "ModelState", "PairedRatio", "SavedBytes"]
+__all__ = ["Activations", "MemoryGrowth", "PairedRatio", "SavedBytes"]
 
 
 class MemoryGrowth(FrozenModel):
@@ -122,26 +122,3 @@ class Activations(FrozenModel):
             return whole / self.whole.samples
         half: int = getattr(self.half, name)
         return max(0.0, (whole - half) / (self.whole.samples - self.half.samples))
-
-
-class ModelState(FrozenModel):
-    """What training keeps of the model whatever the batch: of one rank, where nothing is divided among ranks.
-
-    Source: Rajbhandari, Rasley, Ruwase, He 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter
-    Models", section 3.1 (model states).
-    """
-
-    parameter_bytes: int
-    """Of all parameters, those that are not trained among them."""
-    gradient_bytes: int
-    """Of all parameters that require a gradient."""
-    optimizer_bytes: int
-    """Of the tensors that the optimizer keeps, single numbers left out."""
-    row_bytes: int
-    """One row (of the first dimension) of each parameter: by so much at most a rank's part is larger than an even one,
-    since FSDP2 divides parameters by rows."""
-
-    @property
-    def total_bytes(self) -> int:
-        """All three."""
-        return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes

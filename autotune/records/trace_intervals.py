@@ -13,7 +13,7 @@ from typing import Literal
 
 from autotune.frozen import FrozenModel
 
-__all__ = ["DeviceEvent", "DeviceTime", "device_time", "exposed_copies", "kind_of", "length", "union"]
+__all__ = ["DeviceEvent", "DeviceTime", "device_time", "kind_of", "length", "union"]
 
 EventKind = Literal["compute", "copy", "communication"]
 
@@ -91,26 +91,6 @@ def device_time(events: Sequence[DeviceEvent], host_waits: Sequence[tuple[int, i
         communication_s=_seconds(length(everything) - length(computing_or_copying)),
         after_waits_s=_seconds(_after_waits(everything, host_waits)),
     )
-
-
-def exposed_copies(events: Sequence[DeviceEvent], parts: int) -> list[float]:
-    """Seconds of copies that no computing hides, in so many equal parts of one device's time; none without events.
-
-    Steps that are alike repeat: each part as long as a step holds as much of copies, wherever in a step it begins.
-    """
-    if not events or parts < 1:
-        return []
-    begin, end = min(event.start_ns for event in events), max(event.end_ns for event in events)
-    edges = [begin + (end - begin) * number // parts for number in range(parts + 1)]
-    found = []
-    for first, last in pairwise(edges):
-        here = [
-            event.model_copy(update={"start_ns": max(event.start_ns, first), "end_ns": min(event.end_ns, last)})
-            for event in events
-            if event.start_ns < last and event.end_ns > first
-        ]
-        found.append(device_time(here).copy_s)
-    return found
 
 
 def _after_waits(busy: Sequence[tuple[int, int]], host_waits: Sequence[tuple[int, int]]) -> int:

@@ -85,8 +85,6 @@ class Environment(FrozenModel):
     malloc: tuple[str, ...] = ()
     """What is set for glibc's malloc in trials, as NAME=value: whether it keeps the memory that is freed. () where
     nothing is, and where another malloc or C library is used."""
-    has_expandable_segments: bool = False
-    """The environment has torch's CUDA allocator grow its segments (`PYTORCH_ALLOC_CONF`)."""
     keeps_memory: bool = False
     """autotune has set that for trials; training has the same only where it is set there too."""
     remarks: tuple[Note, ...] = ()

@@ -243,8 +243,6 @@ class WorkloadFacts(FrozenModel):
     """Numbers in all parameters."""
     trainable_parameter_count: int = 0
     """Numbers in the parameters that require a gradient: what an optimizer keeps state for. 0: not known."""
-    parameter_bytes: int = 0
-    """Bytes of all parameters, whether they require a gradient or not. 0: not known."""
     gradient_bytes: int = 0
     """Bytes of all gradients: what the ranks of a group exchange each step."""
     has_buffers: bool = False

@@ -64,8 +64,12 @@ def open_finished(path: Path) -> optuna.Study:
     """The study of a search that has ended, as Optuna has it.
 
     Raises:
-        RunFolderError: there is no such file, it can't be read, or it holds no study.
+        RunFolderError: there is no such file, it is a link, it can't be read, or it holds no study.
     """
+    if path.is_symlink():
+        raise RunFolderError(
+            f"a run folder must hold its study as a file, but {path} is a link; name the linked folder"
+        )
     if not path.is_file():
         raise RunFolderError(f"a run folder must hold {path.name}, but {path.parent} does not; name that of a search")
     with guarded(path):

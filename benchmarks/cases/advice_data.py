@@ -1,4 +1,4 @@
-"""Advice on data and on the device's own work that benchmarks/advice.py follows: padding here, the rest on paper.
+"""Advice on padding that benchmarks/advice.py follows.
 
 Nothing here knows how it is measured.
 """
@@ -114,29 +114,5 @@ def _buckets() -> FollowedCase:
     )
 
 
-DATA_CASES: tuple[FollowedCase, ...] = (
-    _packing(),
-    _buckets(),
-    FollowedCase(
-        name="photographs decoded by the GPU",
-        kind="decode_on_gpu",
-        where="paper",
-        why="needs nvJPEG: JPEG files that Pillow decodes in all cores' time below a model that trains faster than "
-        "that; LoaderCosts.decoding of today, and the rate with torchvision.io.decode_jpeg(device='cuda') in the step",
-    ),
-    FollowedCase(
-        name="copies ahead of the step",
-        kind="prefetch_to_device",
-        where="paper",
-        why="needs copies beside computing: float32 images from pinned memory, a small model, and device_copy of a "
-        "tenth or more with its interval; the rate with a loader that copies the next batch on a stream of its own",
-    ),
-    FollowedCase(
-        name="linear layers in float8",
-        kind="train_in_float8",
-        where="paper",
-        why="needs a GPU of capability 8.9 or more: a transformer of width 4,096 in bfloat16, Roofline.float8 of its "
-        "products; the rate with torchao's convert_to_float8_training under torch.compile, and with the latter alone",
-    ),
-)
-"""The advice on data, copies and float8: padding is removed here, the rest takes a GPU."""
+DATA_CASES = (_packing(), _buckets())
+"""The advice on padding."""

@@ -1,4 +1,4 @@
-"""Advice on memory that benchmarks/advice.py follows: checkpointing here, what needs GPUs on paper.
+"""Advice on memory that benchmarks/advice.py follows: checkpointing.
 
 Nothing here knows how it is measured.
 """
@@ -129,32 +129,8 @@ MEMORY_CASES = (
         kind="checkpoint_activations",
         today=_TODAY,
         followed=replace(_TODAY, model=_checkpointed, settings={"micro_batch_size": _FACTOR * _BATCH, "lr": 1e-4}),
-        figure="rate",
-        where="here",
         memory_limit=_LIMIT,
         environment=_MALLOC,
         why="most of a step does not grow with the batch, and a larger batch fits only without the blocks' activations",
     ),
-    FollowedCase(
-        name="fragments",
-        kind="expandable_segments",
-        figure=None,
-        where="paper",
-        why="of 60 GiB that CUDA's allocator has reserved under a limit of 64 tensors take 40, and lengths vary",
-    ),
-    FollowedCase(
-        name="empty_gpu",
-        kind="share_gpu",
-        figure=None,
-        where="paper",
-        why="a launch-bound job keeps a tenth of an H100's multiprocessors busy and takes a tenth of its memory",
-    ),
-    FollowedCase(
-        name="large_state",
-        kind="shard_parameters",
-        figure="peak_bytes",
-        where="paper",
-        why="on each of four GPUs of 80 GiB AdamW keeps 40 GiB for 2.5 billion parameters under ddp",
-    ),
 )
-"""Advice on memory, in the order in which it is listed."""

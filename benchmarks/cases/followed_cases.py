@@ -1,14 +1,12 @@
 """What benchmarks/advice.py follows beside settings: a job as it is, and the same job with a piece of advice followed.
 
-A FollowedCase names the kind of advice, and which of its figures is held against what was reached. Advice that needs
-another machine stands here on paper, with the evidence that it would take. Nothing here knows how it is measured.
+Nothing here knows how it is measured.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from benchmarks.cases.cpu import Case
 
@@ -22,15 +20,9 @@ class FollowedCase:
     name: str
     kind: str
     """Of the advice."""
-    today: Case | None = None
-    """None on paper."""
-    followed: Case | None = None
+    today: Case
+    followed: Case
     """The same job, with the advice followed; its settings may differ. Of a batch that is promised it takes that."""
-    figure: Literal["rate", "peak_bytes"] | None = "rate"
-    """What is promised: times today's rate, by gain_low and gain_high, or bytes less at the peak, by least_saved_bytes
-    and most_saved_bytes. None, on paper alone: neither."""
-    where: Literal["here", "paper"] = "here"
-    """On this machine, or on paper: where it can't be followed."""
     samples_per_item: float = 1.0
     """Today's samples that an item of the followed job holds: several to a packed row."""
     memory_limit: str | None = None
@@ -38,4 +30,4 @@ class FollowedCase:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables of the processes that are measured."""
     why: str
-    """Why the advice is given to such a job; on paper, what evidence it would take."""
+    """Why the advice is given to such a job."""

@@ -23,42 +23,29 @@ from benchmarks.yardsticks.product_run import RunTrial, measurement_figures, ope
 __all__ = ["follow", "follow_case", "kept"]
 
 
-_PROMISED = {"rate": ("gain_low", "gain_high"), "peak_bytes": ("least_saved_bytes", "most_saved_bytes")}
-"""The ends of the interval among an advice's figures, by what is promised."""
-
-
 def follow_case(case: FollowedCase, window_s: float, pairs: int) -> dict[str, Any]:
-    """What was promised of a case and what was reached; of one on paper, what it would take."""
-    known = {"kind": case.kind, "figure": case.figure, "where": case.where, "why": case.why}
-    if case.today is None or case.followed is None:
-        say(f"{case.name}: on paper. {case.why}")
-        return known
+    """Return what was promised of a case and what was reached."""
     limit = case.memory_limit
     with patch.dict(os.environ, case.environment):
         _, found = follow(case.name, case.kind, case.today, case.followed, window_s, pairs, memory_limit=limit)
-    return known | found | kept(case, found)
+    return {"kind": case.kind, "why": case.why} | found | kept(found, case.samples_per_item)
 
 
-def kept(case: FollowedCase, found: dict[str, Any]) -> dict[str, Any]:
-    """What each pair has reached of the figure that is promised, and whether it lies within the promised interval.
+def kept(found: dict[str, Any], samples_per_item: float = 1.0) -> dict[str, Any]:
+    """Return what each pair has gained in throughput, and whether that lies within the promised interval.
 
-    A gain in the rate, less 1, of today's samples, or bytes that the peak is lower by.
+    Args:
+        found: What follow() has found.
+        samples_per_item: Today's samples that an item of the followed job holds.
     """
-    reached = [_reached(case, pair["today"], pair["followed"]) for pair in found["pairs"]]
-    assert case.figure is not None, "on paper alone nothing is reached"
-    promised, (low, high) = found["promised"], _PROMISED[case.figure]
-    interval = None if promised is None else [promised["figures"].get(low), promised["figures"].get(high)]
+    reached = [samples_per_item * _ratio((pair["today"], pair["followed"])) - 1 for pair in found["pairs"]]
+    promised = found["promised"]
+    interval = None if promised is None else [promised["figures"].get(end) for end in ("gain_low", "gain_high")]
     if interval is None or None in interval:
         return {"reached": reached, "interval": None, "is_within": None, "pairs_within": None}
     within = [interval[0] <= one <= interval[1] for one in reached]
     is_within = bool(interval[0] <= median(reached) <= interval[1])
     return {"reached": reached, "interval": interval, "is_within": is_within, "pairs_within": sum(within)}
-
-
-def _reached(case: FollowedCase, today: dict[str, Any], followed: dict[str, Any]) -> float:
-    if case.figure == "peak_bytes":
-        return float(today["peak_memory_bytes"] - followed["peak_memory_bytes"])
-    return float(case.samples_per_item * followed["samples_per_s"] / today["samples_per_s"] - 1)
 
 
 def follow(  # noqa: PLR0913 - two jobs, and how they are measured

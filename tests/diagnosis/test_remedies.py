@@ -50,7 +50,7 @@ def test_half_of_the_bytes_give_at_best_half_of_the_share() -> None:
 def test_fewer_bytes_shorten_copies_by_what_is_known_of_them(float32: float | None, left: float, kind: str) -> None:
     costs = make_loader_costs(float32_fraction=float32)
     evidence = make_evidence(config=PINNED, loader_costs=costs, breakdown=make_breakdown(copy=0.6))
-    (fewer,) = [piece for piece in remedies(evidence) if piece.kind != "prefetch_to_device"]
+    (fewer,) = remedies(evidence)
     assert fewer.expected_gain == pytest.approx(1 / (0.4 + 0.6 * left) - 1)
     assert fewer.kind == kind
     assert fewer.figures.get("float32_fraction") == (float32 if kind == "copy_uint8" else None)

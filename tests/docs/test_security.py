@@ -36,7 +36,6 @@ RUNNING = {
 """Modules that run code by its text."""
 READERS = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 TEMPORARY = {
-    "files/run_folder.py": "names the folder in a message",
     "launch/local/watch.py": "has tempfile make a name there where the usual place's is too long for a socket",
     "ray/host.py": "removes what this user's killed hosts have left",
     "worker/attach/redirect/protection.py": "leaves out what a script writes there from what is listed",

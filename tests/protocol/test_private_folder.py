@@ -12,7 +12,7 @@ import pytest
 
 from autotune.errors import RunFolderError
 from autotune.protocol.disk import write_atomic
-from autotune.protocol.private_folder import make_private, may_be_swapped, refuse_unfit
+from autotune.protocol.private_folder import close_to_others, make_private, refuse_unfit
 
 
 @contextmanager
@@ -51,16 +51,6 @@ def test_a_name_that_is_no_utf_8_is_refused(tmp_path: Path) -> None:
         refuse_unfit(tmp_path / "a\udcff")
 
 
-def test_a_folder_may_be_swapped_where_anybody_may_write_above_it(tmp_path: Path) -> None:
-    inner = tmp_path / "shared" / "run"
-    make_private(inner)
-    assert not may_be_swapped(inner)
-    (tmp_path / "shared").chmod(0o777)
-    assert may_be_swapped(inner)
-    (tmp_path / "shared").chmod(0o1777)
-    assert not may_be_swapped(inner)
-
-
 def test_what_is_written_follows_no_link_that_stands_in_the_place_of_the_new_file(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("mine")
@@ -68,3 +58,17 @@ def test_what_is_written_follows_no_link_that_stands_in_the_place_of_the_new_fil
     write_atomic(tmp_path / "report.md", b"ours")
     assert (victim.read_text(), (tmp_path / "report.md").read_text()) == ("mine", "ours")
     assert not (tmp_path / "report.md").is_symlink()
+
+
+def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = tmp_path.stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.raises(RunFolderError, match=f"belongs to user id {owner}"):
+        close_to_others(tmp_path)
+
+
+@pytest.mark.parametrize(("before", "after"), [(0o777, 0o700), (0o1777, 0o700), (0o775, 0o775), (0o755, 0o755)])
+def test_a_folder_that_anybody_may_write_is_closed(tmp_path: Path, before: int, after: int) -> None:
+    tmp_path.chmod(before)
+    close_to_others(tmp_path)
+    assert mode_of(tmp_path) == after

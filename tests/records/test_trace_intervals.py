@@ -12,7 +12,6 @@ from autotune.records.trace_intervals import (
     DeviceEvent,
     EventKind,
     device_time,
-    exposed_copies,
     kind_of,
     length,
     union,
@@ -98,23 +97,3 @@ def test_a_gap_follows_a_wait_that_saw_the_work_before_it_end(wait: tuple[int, i
 )
 def test_only_copies_that_reach_or_leave_the_device_are_copies(name: str, kind: str) -> None:
     assert kind_of(name) == kind
-
-
-def step(begin_ns: int, copy_ns: int) -> list[DeviceEvent]:
-    """A step of 100 ns: a copy, half of which a kernel hides, then that kernel until the end."""
-    return [
-        DeviceEvent(name="Memcpy HtoD", kind="copy", start_ns=begin_ns, end_ns=begin_ns + copy_ns),
-        DeviceEvent(name="gemm", kind="compute", start_ns=begin_ns + copy_ns // 2, end_ns=begin_ns + 100),
-    ]
-
-
-def test_each_step_has_its_own_exposed_copies() -> None:
-    events = [event for number, copy_ns in enumerate((20, 40, 60)) for event in step(100 * number, copy_ns)]
-    assert exposed_copies(events, 3) == pytest.approx([10e-9, 20e-9, 30e-9])
-    assert exposed_copies([], 3) == []
-
-
-@given(events, st.integers(1, 7))
-def test_the_exposed_copies_of_all_parts_are_those_of_the_whole(worked: list[DeviceEvent], parts: int) -> None:
-    forwards = [event for event in worked if event.end_ns > event.start_ns]
-    assert sum(exposed_copies(forwards, parts)) == pytest.approx(device_time(forwards).copy_s, abs=1e-15)

@@ -14,8 +14,7 @@ from autotune.diagnosis.remedies import FORMAT_ADVICE
 from autotune.diagnosis.scaling_bottlenecks import Cause, ScalingBottleneck
 from autotune.diagnosis.verdict import judge
 from autotune.note import note
-from autotune.records.breakdown import ImageDecoding
-from autotune.records.diagnosis import Bottleneck, Curves, Float8Products
+from autotune.records.diagnosis import Bottleneck, Curves
 from autotune.records.lengths import BucketForecast, Lengths, PackForecast
 from autotune.report.sections.advice import advice_in_words, diagnosis_in_words, say_group_evidence
 from autotune.report.wording.catalogue import load_codes
@@ -24,8 +23,6 @@ from autotune.report.wording.say import say
 from autotune.settings.training_config import TrainingConfig
 from tests.factories import CPU, make_breakdown, make_evidence, make_loader_costs, make_point, make_roofline
 
-DECODING = ImageDecoding(items=8, images_per_item=1.0, item_fraction=0.8, item_fraction_ci=(0.7, 0.9))
-FLOAT8 = Float8Products(flops=0.9e9, bfloat16_s=20e-3, float8_s=10e-3, cast_s=4e-3, moved_cast_s=2e-3)
 LENGTHS = Lengths(
     items=500,
     mean=30.0,
@@ -239,14 +236,6 @@ def test_advice_on_settings_reads_with_its_caution_and_its_basis() -> None:
         },
         {"breakdown": WAITING, "loader_costs": make_loader_costs(slow_tail_fraction=0.5), "device_ceiling": 9000.0},
         {"breakdown": make_breakdown(wait=0.5, restart=0.5), "workers": 2},
-        {
-            "breakdown": WAITING,
-            "loader_costs": make_loader_costs(8e-3, decoding=DECODING),
-            "loader_ceiling": 400.0,
-            "device_ceiling": 9000.0,
-        },
-        {"curves": Curves(roofline=make_roofline(flops=1e9, float8=FLOAT8)), "loader_ceiling": 1e6, "amp": "bfloat16"},
-        {"breakdown": make_breakdown(copy=0.5), "is_pinned": True},
         {"lengths": LENGTHS},
         {"curves": Curves(roofline=make_roofline(moved_bytes=2e9), loader=(make_point(9e9, num_workers=4),))},
         {},
@@ -254,8 +243,7 @@ def test_advice_on_settings_reads_with_its_caution_and_its_basis() -> None:
 )
 def test_all_advice_of_a_diagnosis_has_a_text_and_a_basis_without_gaps(evidence: dict[str, Any]) -> None:
     workers, kind = evidence.pop("workers", 0), evidence.pop("device_kind", "cuda")
-    settings = {"amp_dtype": evidence.pop("amp", "float32"), "pin_memory": evidence.pop("is_pinned", False)}
-    config = TrainingConfig(num_workers=workers, persistent_workers=workers > 0, **settings)
+    config = TrainingConfig(num_workers=workers, persistent_workers=workers > 0)
     environment = CPU.model_copy(update={"device_kind": kind})
     found = diagnosis_in_words(judge("case", make_evidence(config=config, environment=environment, **evidence)))
     assert found.advice
@@ -297,39 +285,10 @@ def test_advice_on_full_rows_tells_how_many_samples_a_row_holds() -> None:
     assert basis.endswith("the gain is +60 % to 2.5 times")
 
 
-def test_advice_on_decoding_says_that_the_gpus_own_cost_is_not_known() -> None:
-    figures = {"images_per_item": 1.0, "item_fraction": 0.8, "items": 8, "loader_samples_per_s": 5000.0}
-    text, basis = words_of("decode_on_gpu", **figures)
-    assert "an item decodes 1 on the CPU, in 80 % of its time" in text
-    assert basis == (
-        "without decoding the loader alone would reach 5,000 samples/s; at most, since what decoding takes of the GPU "
-        "was not measured; by how much 8 items differ the gain is no more than 2.5 times"
-    )
-
-
 @pytest.mark.parametrize(("number", "words"), [(1.0, "1"), (2.94, "2.9"), (128.0, "128"), (1280.0, "1,280")])
-def test_how_many_to_a_row_or_an_item_is_told_without_a_power_of_ten(number: float, words: str) -> None:
+def test_how_many_to_a_row_is_told_without_a_power_of_ten(number: float, words: str) -> None:
     row: dict[str, Any] = {"row_tokens": 2048, "samples_per_row": number, "padding": 0.45, "packed_padding": 0.02}
-    item: dict[str, Any] = {"images_per_item": number, "item_fraction": 0.8, "items": 8, "loader_samples_per_s": 5.0}
     assert f"about {words} to a row" in words_of("pack_sequences", **row, items=1024, timed=7, device_time=0.5)[0]
-    assert f"an item decodes {words} on the CPU" in words_of("decode_on_gpu", **item)[0]
-
-
-def test_advice_on_copies_ahead_says_where_their_scatter_is_not_known() -> None:
-    _, known = words_of("prefetch_to_device", share=0.4, is_spread_known=True)
-    _, unknown = words_of("prefetch_to_device", share=0.4, is_spread_known=False)
-    assert "take 40 % of the time from page-locked memory too; by how much the profiled steps differ" in known
-    assert known.endswith("the gain is no more than 2.5 times")
-    assert unknown.endswith("a single step was profiled, so that its scatter is not known")
-
-
-@pytest.mark.parametrize("is_first", [False, True])
-def test_advice_on_float8_names_bfloat16_where_that_comes_first(is_first: bool) -> None:
-    figures = {"flops_fraction": 0.9, "bfloat16_s": 20e-3, "float8_s": 11e-3, "step_fraction": 0.6}
-    text, basis = words_of("train_in_float8", **figures, products_times=1.8, is_bfloat16_first=is_first)
-    assert ("beside amp_dtype=bfloat16" in text) == is_first
-    assert "what the precision costs was not looked at" in text
-    assert "take 20 ms in bfloat16, 60 % of its time, and 11 ms in float8 here (1.8 times as fast)" in basis
 
 
 KEPT = {
@@ -385,65 +344,6 @@ KEPT = {
                 "a batch of 32 samples keeps 20.0 GiB for its backward pass, 18.0 GiB of it inside these blocks; with "
                 "32 samples 58.0 GiB to 65.0 GiB of it are saved"
             ),
-        ),
-        (
-            "expandable_segments",
-            {
-                "unused_bytes": 20 * 2**30,
-                "reserved_bytes": 60 * 2**30,
-                "allocated_bytes": 40 * 2**30,
-                "alloc_retries": 3,
-                "limit_fraction": 0.9,
-            },
-            (
-                "Set PYTORCH_ALLOC_CONF=expandable_segments:True in the environment (before torch 2.9: "
-                "PYTORCH_CUDA_ALLOC_CONF), so that torch's allocator grows its segments instead of leaving fragments "
-                "where sizes change: up to 20.0 GiB of memory"
-            ),
-            (
-                "at the peak 60.0 GiB were reserved, while tensors took 40.0 GiB at most; that fills 90 % of the "
-                "memory limit, and the allocator found no room 3 times in the window"
-            ),
-        ),
-        (
-            "share_gpu",
-            {"jobs": 7, "mig_slices": 1, "sm_fraction": 0.1, "sm_occupancy": 0.05, "memory_fraction": 0.12},
-            (
-                "Let 7 such jobs share the GPU, each in a MIG instance of 1 slice: how fast each of them would be was "
-                "not measured"
-            ),
-            (
-                "by GPM 10 % of the multiprocessors were busy, with 5.0 % of their warps, and the peak is 12 % of the "
-                "device's memory"
-            ),
-        ),
-        (
-            "share_gpu",
-            {"jobs": 3, "mig_slices": None, "sm_fraction": 0.3, "sm_occupancy": None, "memory_fraction": 0.12},
-            (
-                "Let 3 such jobs share the GPU, by MPS (the Multi-Process Service): how fast each of them would be was "
-                "not measured"
-            ),
-            "by GPM 30 % of the multiprocessors were busy, and the peak is 12 % of the device's memory",
-        ),
-        (
-            "shard_parameters",
-            {
-                "ranks": 4,
-                "saved_fraction": 0.75,
-                "state_bytes": 40 * 2**30,
-                "least_saved_bytes": 29 * 2**30,
-                "most_saved_bytes": 30 * 2**30,
-                "limit_fraction": 0.6,
-                "is_measured": True,
-                "is_today": False,
-            },
-            (
-                "Divide parameters, gradients and optimizer state among 4 ranks (FSDP2: "
-                "torch.distributed.fsdp.fully_shard) on the 4 devices here: each rank keeps 29.0 GiB to 30.0 GiB less "
-                "of them; the parameters of the block that is computed come on top"
-            ),
-            "they take 40.0 GiB, as measured, 60 % of the memory limit; 4 ranks save 75 % of it each",
         ),
     ],
 )

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from autotune.errors import ConfigError
-from autotune.protocol.disk import read_ordinary
+from autotune.protocol.disk import read_own
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import TrialRecord
 
@@ -63,7 +63,7 @@ def first_of(error: ValidationError) -> str:
 
 def _read(file: Path) -> bytes:
     try:
-        return read_ordinary(file)
+        return read_own(file)
     except (FileNotFoundError, NotADirectoryError) as error:
         rule = f"a run folder must hold {file.name}, but {file.parent} does not ({error.strerror})"
         raise ConfigError(f"{rule}; name that of a finished search") from error

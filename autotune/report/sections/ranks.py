@@ -69,12 +69,12 @@ def _compare(summary: RunSummary) -> StrategyComparison | None:
     """
     found = summary.recommendation
     if found is None:
-        return compare_strategies(summary.trials, summary.environment, (), summary.run_spread, summary.facts)
+        return compare_strategies(summary.trials, summary.environment, (), summary.run_spread)
     refuted = {entrant.number for entrant in found.confirmations if not entrant.is_feasible}.union(found.overloaded)
     trials = [
         trial.model_copy(update={"score": None}) if trial.number in refuted else trial for trial in summary.trials
     ]
-    return compare_strategies(trials, summary.environment, found.confirmations, summary.run_spread, summary.facts)
+    return compare_strategies(trials, summary.environment, found.confirmations, summary.run_spread)
 
 
 def _name(best: StrategyBest) -> str:

@@ -37,7 +37,6 @@ _FULLNESS = {
 _COSTS: dict[str, tuple[str, Unit]] = {
     "one item": ("item_s", "seconds"),
     "of it CPU work": ("cpu_fraction", "share"),
-    "of that decoding JPEG files": ("decoding_fraction", "share"),
     "its median": ("item_median_s", "seconds"),
     "its 99th percentile": ("item_p99_s", "seconds"),
     "its slowest": ("item_slowest_s", "seconds"),

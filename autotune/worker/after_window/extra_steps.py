@@ -24,7 +24,7 @@ from autotune.note import Note, note
 from autotune.protocol.jobs import Extras
 from autotune.records.measurement import Ceilings, Measurement
 from autotune.settings.applied.tf_data import TfLoader
-from autotune.worker.after_window.activations.measure import measure_activations, model_state_of
+from autotune.worker.after_window.activations.measure import measure_activations
 from autotune.worker.after_window.communication import measure_communication
 from autotune.worker.after_window.formats import measure_formats
 from autotune.worker.after_window.item_costs import measure_items, with_batch_rates
@@ -214,7 +214,7 @@ def _measure_items(after: _After) -> None:
         after.add(loader_costs=costs)
         if after.scratch is not None:
             formats = measure_formats(run.feed.loader, costs.item_s, after.scratch, run.ends_at)
-            costs = costs.model_copy(update={"formats": formats.costs, "decoding": formats.decoding})
+            costs = costs.model_copy(update={"formats": formats})
     ceiling = (after.measurement.ceilings or Ceilings()).loader
     after.add(loader_costs=with_batch_rates(costs, ceiling, config, run.group.local_size) if ceiling else costs)
 
@@ -232,18 +232,18 @@ def _measure_lengths(after: _After) -> None:
 
 
 def _measure_activations(after: _After) -> None:
-    """The model's state; of one device without compiling also what is kept for the backward pass.
+    """Measure what one device keeps for the backward pass, without compiling.
 
     A group's ranks would come to a different number of passes, and a compiled model shows no blocks.
     """
     trainer, run, config = after.trainer, after.run, after.trainer.config
     if not isinstance(trainer, Trainer):  # a script's
         return
-    after.add(model_state=model_state_of(trainer))
-    if config.world_size == 1 and not config.compile:
-        _need_batches(after)
-        seconds, ends_at = after.extras.stretch_s, run.ends_at
-        after.add(activations=measure_activations(trainer, after.held, seconds=seconds, ends_at=ends_at))
+    if config.world_size > 1 or config.compile:
+        return
+    _need_batches(after)
+    seconds, ends_at = after.extras.stretch_s, run.ends_at
+    after.add(activations=measure_activations(trainer, after.held, seconds=seconds, ends_at=ends_at))
 
 
 def _need_batches(after: _After) -> None:

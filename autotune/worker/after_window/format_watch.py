@@ -1,4 +1,4 @@
-"""Which calls that read files make an item: of np.loadtxt, Pillow, torchvision and pyarrow, by whatever name they have.
+"""Which calls that read files make an item: of np.loadtxt, Pillow and pyarrow, by whatever name they have.
 
 Watches this thread for a while; hands on the calls that were made in it, with their seconds. A profile function sees
 calls by their code, so that `from numpy import loadtxt` or another library in between hides none. It sees every call of
@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from time import perf_counter, thread_time
+from time import perf_counter
 from types import CodeType, FrameType
 from typing import Any, Literal
 
@@ -25,12 +25,11 @@ import numpy as np
 
 __all__ = ["Call", "Size", "Watch", "image_bytes", "watched"]
 
-_Reader = Literal["text", "decode", "tensor_decode", "resize", "table"]
+_Reader = Literal["text", "decode", "resize", "table"]
 Size = tuple[int, int]
 """Width and height."""
 _MOST_BYTES = 64 * 2**20
 """Of all images' files and arrays that are kept to be timed again: our own convention."""
-_JPEG_BEGINS = [0xFF, 0xD8, 0xFF]
 _TIMED_ROWS = 3
 """Tables of which a row is taken out: our own convention."""
 
@@ -45,8 +44,6 @@ class Call:
     is_inside: bool = False
     """Another one that is watched has made it."""
     seconds: float = 0.0
-    cpu_s: float = 0.0
-    """Seconds in which this thread had a core: waiting for a file is none."""
 
     again: Callable[[], Any] | None = None
     """Of a text's file: reads it once more."""
@@ -55,8 +52,6 @@ class Call:
 
     encoded: bytes | None = None
     """Of an image that is decoded: its file."""
-    is_jpeg: bool = False
-    """Of an image that is decoded on the CPU: its file is a JPEG."""
     size: Size = (0, 0)
     """Of an image: decoded, or before it is resized."""
     to_size: Size | None = None
@@ -84,37 +79,30 @@ class Watch:
     """Seconds of all of them."""
     own_s: float = 0.0
     """Seconds of those that watching itself took."""
-    item_cpu_s: list[float] = field(default_factory=list)
-    """Seconds in which this thread had a core for each item, without those of watching."""
-    own_cpu_s: float = 0.0
-    """Those of watching itself."""
     _kept_bytes: int = 0
-    _open: list[tuple[FrameType, Call, float, float, float, float]] = field(default_factory=list)
-    """Calls under way, when each began, on either clock, and what watching itself had taken by then."""
+    _open: list[tuple[FrameType, Call, float, float]] = field(default_factory=list)
+    """Calls under way, when each began, and what watching itself had taken by then."""
     _sources: dict[int, Hashable] = field(default_factory=dict)
     """Files of the ParquetFiles that were opened, by their id."""
 
     def __call__(self, frame: FrameType, event: str, value: Any) -> None:
         """Take one of Python's profile events."""
         if event == "call" and frame.f_code in self.codes:
-            begun, begun_cpu_s, open_before = perf_counter(), thread_time(), len(self._open)
+            begun, open_before = perf_counter(), len(self._open)
             with suppress(Exception):  # objects may be anything; what is raised here would end the user's item
                 self._begin(frame, self.codes[frame.f_code])
-            now, now_cpu_s = perf_counter(), thread_time()
+            now = perf_counter()
             self.own_s += now - begun
-            self.own_cpu_s += now_cpu_s - begun_cpu_s
             if len(self._open) > open_before:  # its time begins where looking at it has ended
-                self._open[-1] = (frame, self._open[-1][1], now, self.own_s, now_cpu_s, self.own_cpu_s)
+                self._open[-1] = (frame, self._open[-1][1], now, self.own_s)
         elif event == "return" and self._open and self._open[-1][0] is frame:
-            ended, ended_cpu_s = perf_counter(), thread_time()
-            _, call, begun, own_s, begun_cpu_s, own_cpu_s = self._open.pop()
+            ended = perf_counter()
+            _, call, begun, own_s = self._open.pop()
             call.seconds = ended - begun - (self.own_s - own_s)
-            call.cpu_s = ended_cpu_s - begun_cpu_s - (self.own_cpu_s - own_cpu_s)
             self.calls.append(call)
             with suppress(Exception):  # as above
                 self._end(call, frame, value)
             self.own_s += perf_counter() - ended
-            self.own_cpu_s += thread_time() - ended_cpu_s
 
     def _begin(self, frame: FrameType, reader: _Reader) -> None:
         arguments = frame.f_locals
@@ -129,7 +117,7 @@ class Watch:
             return  # it was decoded before
         with suppress(Exception):  # what is not known of it stays so
             self._look(call, frame.f_code.co_name, arguments)
-        self._open.append((frame, call, perf_counter(), self.own_s, thread_time(), self.own_cpu_s))
+        self._open.append((frame, call, perf_counter(), self.own_s))
 
     def _look(self, call: Call, name: str, arguments: dict[str, Any]) -> None:
         """Note what a call is given."""
@@ -137,10 +125,7 @@ class Watch:
             path = _path_of(arguments["fname"])
             if path is not None:
                 call.again = partial(getattr(np, name), **(arguments | {"fname": path}))
-        elif call.reader == "tensor_decode":
-            call.is_jpeg = _is_jpeg(arguments["input"]) and "cuda" not in str(arguments.get("device", "cpu"))
         elif call.reader == "decode":
-            call.is_jpeg = getattr(arguments["self"], "format", None) == "JPEG"
             call.encoded = image_bytes(arguments["self"], _MOST_BYTES - self._kept_bytes)
             self._kept_bytes += len(call.encoded or b"")
         elif call.reader == "resize":
@@ -201,7 +186,6 @@ def _codes() -> dict[CodeType, _Reader]:
 _READERS: Iterable[tuple[_Reader, str, tuple[str, ...]]] = (
     ("text", "numpy", ("loadtxt", "genfromtxt")),
     ("decode", "PIL.ImageFile", ("ImageFile.load",)),
-    ("tensor_decode", "torchvision.io.image", ("decode_jpeg", "decode_image")),
     ("resize", "PIL.Image", ("Image.resize",)),
     (
         "table",
@@ -215,18 +199,6 @@ _READERS: Iterable[tuple[_Reader, str, tuple[str, ...]]] = (
         ),
     ),
 )
-
-
-def _is_jpeg(encoded: Any) -> bool:
-    """Whether a file, its name or a tensor of its bytes, begins as a JPEG does; of a list, decoded at once, the first.
-
-    Source: ITU-T T.81, annex B: a start-of-image marker, and the marker that follows it.
-    """
-    first = encoded[0] if isinstance(encoded, list) else encoded
-    if isinstance(first, str | os.PathLike):
-        with Path(first).open("rb") as file:
-            first = file.read(len(_JPEG_BEGINS))
-    return [int(value) for value in first[: len(_JPEG_BEGINS)]] == _JPEG_BEGINS
 
 
 def _path_of(source: Any) -> str | None:

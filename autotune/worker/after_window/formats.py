@@ -1,9 +1,9 @@
 """What the formats that items are read from cost here, beside a better one for the same input.
 
-Takes a trial's loader after its items were timed; hands on FormatCosts, and what decoding JPEG files takes. A few items
-are made while their calls are watched; then each kind of call is timed on what the user's own calls have read, and so
-is the better way. Nothing of the user's is written: copies lie in memory, or in the trial's scratch. What can't be
-timed is left out, and noted in the debug log: it is not the user's fault, and never a trial's end.
+Takes a trial's loader after its items were timed; returns FormatCosts. A few items are made while their calls are
+watched; then each kind of call is timed on what the user's own calls have read, and so is the better way. Nothing of
+the user's is written: copies lie in memory, or in the trial's scratch. What can't be timed is left out, and noted in
+the debug log: it is not the user's fault, and never a trial's end.
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ from itertools import islice
 from pathlib import Path
 from statistics import fmean, median
 from tempfile import TemporaryDirectory
-from time import perf_counter, thread_time
-from typing import Any, NamedTuple, TypeVar
+from time import perf_counter
+from typing import Any, TypeVar
 
 import numpy as np
 from torch.utils.data import DataLoader
 
-from autotune.analysis.statistics import batch_means_half_width
-from autotune.records.breakdown import FormatCost, ImageDecoding
+from autotune.records.breakdown import FormatCost
 from autotune.worker.after_window.format_watch import Call, Size, Watch, watched
 from autotune.worker.after_window.item_costs import draws_of
 from autotune.worker.measure.step import torch_threads
 
-__all__ = ["Formats", "measure_formats"]
+__all__ = ["measure_formats"]
 
 _Found = TypeVar("_Found")
 _LOG = logging.getLogger(__name__)
@@ -44,16 +43,7 @@ _JPEG_QUALITY = 95  # Pillow's documentation calls more than that a waste
 _CALLS_AN_ITEM = 0.5  # from so many on, an item reads its table for itself
 
 
-class Formats(NamedTuple):
-    """What the formats of items cost."""
-
-    costs: tuple[FormatCost, ...] = ()
-    """Of those that something better was found for."""
-    decoding: ImageDecoding | None = None
-    """None where an item decodes no JPEG file."""
-
-
-def measure_formats(loader: DataLoader[Any], item_s: float, scratch: Path, ends_at: float) -> Formats:
+def measure_formats(loader: DataLoader[Any], item_s: float, scratch: Path, ends_at: float) -> tuple[FormatCost, ...]:
     """Time the calls that make items, and better ways, for about a second.
 
     Args:
@@ -63,7 +53,7 @@ def measure_formats(loader: DataLoader[Any], item_s: float, scratch: Path, ends_
         ends_at: Time of perf_counter after which nothing is begun.
     """
     if item_s > _SLOWEST_ITEM_S or perf_counter() > ends_at:
-        return Formats()
+        return ()
     found = list[FormatCost]()
     with torch_threads(1):
         watch = _tried(lambda: _watch_items(loader, min(ends_at, perf_counter() + _WATCH_S)))
@@ -71,8 +61,7 @@ def measure_formats(loader: DataLoader[Any], item_s: float, scratch: Path, ends_
             if watch is None or perf_counter() > ends_at:
                 break
             found += _tried(partial(way, watch, scratch)) or []
-        decoding = None if watch is None else _tried(partial(_decoding, watch))
-    return Formats(tuple(found), decoding)
+    return tuple(found)
 
 
 def _tried(work: Callable[[], _Found]) -> _Found | None:
@@ -96,10 +85,9 @@ def _watch_items(loader: DataLoader[Any], until: float) -> Watch | None:
         if watch is None:
             return None
         while not watch.item or (watch.item < _ITEMS and perf_counter() < until):
-            draw, begun, begun_cpu_s = next(draws), perf_counter(), thread_time() - watch.own_cpu_s
+            draw, begun = next(draws), perf_counter()
             draw()
             watch.spent_s += perf_counter() - begun
-            watch.item_cpu_s.append(max(0.0, thread_time() - watch.own_cpu_s - begun_cpu_s))
             watch.item += 1
         watch.spent_s = max(watch.spent_s - watch.own_s, 0.0)
         draw()
@@ -235,23 +223,6 @@ def _small_copy(encoded: bytes, size: Size, resample: Any) -> bytes:
     copy = BytesIO()
     smaller.save(copy, kind, **({"quality": _JPEG_QUALITY} if kind == "JPEG" else {}))
     return copy.getvalue()
-
-
-def _decoding(watch: Watch) -> ImageDecoding | None:
-    """What decoding JPEG files takes of an item's time on a core, so that waiting for a file counts as neither."""
-    calls = [call for reader in ("decode", "tensor_decode") for call in _calls(watch, reader) if call.is_jpeg]
-    decoded_s, whole_s = [0.0] * watch.item, sum(watch.item_cpu_s)
-    for call in calls:
-        decoded_s[call.item] += call.cpu_s
-    if not calls or whole_s <= 0:
-        return None
-    share, half_width = min(1.0, sum(decoded_s) / whole_s), batch_means_half_width(decoded_s, watch.item_cpu_s)
-    return ImageDecoding(
-        items=watch.item,
-        images_per_item=len(calls) / watch.item,
-        item_fraction=share,
-        item_fraction_ci=(max(0.0, share - half_width), min(1.0, share + half_width)),
-    )
 
 
 def _tables(watch: Watch, _: Path) -> list[FormatCost]:

@@ -9,18 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
-from math import ceil, sqrt
-from statistics import fmean, stdev
+from math import ceil
 from time import perf_counter
 from typing import Any
 
 from torch.profiler import ProfilerActivity, profile, record_function, supported_activities
 
 from autotune.analysis.rates import window_rate
-from autotune.analysis.statistics import t_95
 from autotune.records.breakdown import TimeBreakdown, breakdown_on_cpu, breakdown_on_device
 from autotune.records.measurement import Restart, Window
-from autotune.records.trace_intervals import DeviceEvent, device_time, exposed_copies
+from autotune.records.trace_intervals import device_time
 from autotune.records.utilization import PROFILER_SOURCE, BusyReading
 from autotune.worker.after_window.trace import (
     MARK,
@@ -34,10 +32,9 @@ from autotune.worker.after_window.trace import (
 from autotune.worker.measure.batch import Reused
 from autotune.worker.measure.step import StepTrainer
 
-__all__ = ["StepTimes", "break_down", "copy_interval", "profile_steps", "step_times"]
+__all__ = ["StepTimes", "break_down", "profile_steps", "step_times"]
 
 _STEPS = 5  # our own convention: enough for a mean, few enough that the trace stays small
-_FEWEST_STEPS = 2  # that a spread can be told of
 _LONGEST_S = 1.0  # our own convention, as steps go without the profiler
 
 
@@ -90,19 +87,7 @@ def break_down(
         )
     worked = device_time(events, host_waits(traces))
     busy = min(1.0, worked.busy_s / steps / (times.step_s + times.restart_s))
-    breakdown = breakdown_on_device(worked, **known)
-    interval = copy_interval(breakdown.device_copy.fraction, events, steps)
-    breakdown = breakdown.model_copy(update={"copy_fraction_ci": interval})
-    return breakdown, BusyReading(fraction=busy, source=PROFILER_SOURCE)
-
-
-def copy_interval(fraction: float, events: Sequence[DeviceEvent], steps: int) -> tuple[float, float] | None:
-    """The 95 % interval of the share of exposed copies, by how much the steps differ; None of fewer than two steps."""
-    copies = exposed_copies(events, steps)
-    if len(copies) < _FEWEST_STEPS or fmean(copies) <= 0:
-        return None
-    half_width = t_95(len(copies) - 1) * stdev(copies) / sqrt(len(copies)) / fmean(copies)
-    return max(0.0, fraction * (1 - half_width)), min(1.0, fraction * (1 + half_width))
+    return breakdown_on_device(worked, **known), BusyReading(fraction=busy, source=PROFILER_SOURCE)
 
 
 def profile_steps(trainer: StepTrainer, batches: Sequence[Any], steps: int) -> list[TraceEvent]:

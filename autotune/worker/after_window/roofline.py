@@ -1,16 +1,13 @@
 """A batch's roofline: what training on it asks of the device, and what the device can do, each measured.
 
 Takes a Trainer and a batch on its device; hands on a Roofline. Costs an optimizer step and a batch more under dispatch
-modes, which slow them down, and some 0.5 s for the two peaks: never inside a window. Where the device computes in
-float8, another batch, and some 0.06 s for each shape of the linear layers' products.
+modes, which slow them down, and some 0.5 s for the two peaks: never inside a window.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -20,18 +17,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from autotune.records.diagnosis import Float8Products, Roofline
+from autotune.records.diagnosis import Roofline
 from autotune.settings.applied.float32_precision import tf32_products
 from autotune.settings.training_config import TrainingConfig
-from autotune.worker.after_window.float8_products import ProductsMode, has_float8, time_products
-from autotune.worker.measure.step import StepTrainer, Trainer
+from autotune.worker.measure.step import StepTrainer
 from autotune.worker.setup.device import Device
 
 __all__ = ["BytesMode", "trace_roofline"]
 
-_LOG = logging.getLogger(__name__)
 _PEAK_S = 0.2  # as long as a window's block
-_SHAPE_S = 0.02  # of each product in float8: there are many
 _MATRIX = {"cpu": 1024}  # rows and columns; large enough for the device's best rate: our own convention
 _MATRIX_ON_ACCELERATORS = 4096
 _COPY_BYTES = 256 * 2**20  # beyond every cache
@@ -85,30 +79,13 @@ def trace_roofline(trainer: StepTrainer, batch: Any, device: Device) -> Roofline
     in_tf32 = _runs_in_tf32(trainer.config, device.kind, flops.get_flop_counts().get("Global", {}))
     with tf32_products() if in_tf32 else nullcontext():
         peak_flops_per_s = _peak_flops_per_s(trainer, device)
-    peak_bytes_per_s = _peak_bytes_per_s(device)
     return Roofline(
         flops=float(flops.get_total_flops()),
         moved_bytes=moved.moved_bytes / per_step,
         operators=round(moved.operators / per_step),
         peak_flops_per_s=peak_flops_per_s,
-        peak_bytes_per_s=peak_bytes_per_s,
-        float8=_float8_products(trainer, batch, device, peak_bytes_per_s) if has_float8(device) else None,
+        peak_bytes_per_s=_peak_bytes_per_s(device),
     )
-
-
-def _float8_products(
-    trainer: StepTrainer, batch: Any, device: Device, peak_bytes_per_s: float
-) -> Float8Products | None:
-    """The linear layers' products of a batch, timed; None where they can't be: nothing else depends on it."""
-    try:
-        with ProductsMode() as products:
-            trainer.train(batch)
-        return time_products(products.shapes, device, partial(_repeats_per_s, least_s=_SHAPE_S), peak_bytes_per_s)
-    except Exception:  # noqa: BLE001 - of a build or a device without them; out of memory too
-        _LOG.debug("products in float8 could not be timed", exc_info=True)
-        if isinstance(trainer, Trainer):
-            trainer.accumulator.reset()  # a batch may have been broken off
-        return None
 
 
 def _runs_in_tf32(config: TrainingConfig, device_kind: str, flops: Mapping[Any, int]) -> bool:
@@ -142,7 +119,7 @@ def _peak_bytes_per_s(device: Device) -> float:
     return 2.0 * size * _repeats_per_s(lambda: target.copy_(source), device)
 
 
-def _repeats_per_s(work: Callable[[], object], device: Device, least_s: float = _PEAK_S) -> float:
+def _repeats_per_s(work: Callable[[], object], device: Device) -> float:
     """How often a second something runs; warmed up twice, the device synchronised at the edges of growing rounds."""
     for _ in range(2):
         work()
@@ -154,9 +131,9 @@ def _repeats_per_s(work: Callable[[], object], device: Device, least_s: float = 
             work()
         device.synchronize()
         spent_s = max(perf_counter() - begun, 1e-9)
-        if spent_s >= least_s:
+        if spent_s >= _PEAK_S:
             return count / spent_s
-        count = max(2 * count, int(count * least_s / spent_s))
+        count = max(2 * count, int(count * _PEAK_S / spent_s))
 
 
 def _only_views(schema: Any) -> bool:

@@ -98,7 +98,6 @@ def probe(workload: Workload, config: TrainingConfig, device: Device, scratch: P
         has_4d_input=any(tensor.ndim == _IMAGE_DIMS and tensor.is_floating_point() for tensor in inputs),
         parameter_count=sum(parameter.numel() for parameter in parameters),
         trainable_parameter_count=sum(parameter.numel() for parameter in trained),
-        parameter_bytes=sum(parameter.nbytes for parameter in parameters),
         gradient_bytes=sum(parameter.nbytes for parameter in trained),
         has_buffers=any(True for _ in model.buffers()),
         has_unused_parameters=has_unused,

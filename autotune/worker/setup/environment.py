@@ -63,7 +63,6 @@ def describe(device: Device, *, job_blocks: bool = False) -> Environment:
         versions=_versions(),
         tf32_overrides=machine.tf32_overrides() if device.kind == "cuda" else (),
         malloc=malloc_switches(os.environ),
-        has_expandable_segments=device.kind == "cuda" and machine.has_expandable_segments(),
         keeps_memory=has_kept_memory(os.environ),
         remarks=tuple(_remarks(device, job_blocks=job_blocks)),
     )

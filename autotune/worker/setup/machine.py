@@ -17,7 +17,6 @@ from autotune.settings.applied.cores.processor import cgroup_folders, cpuinfo
 
 __all__ = [
     "bytes_from_disk",
-    "has_expandable_segments",
     "processor_flags",
     "reset_tree_peak",
     "tf32_overrides",
@@ -28,8 +27,6 @@ __all__ = [
 _TF32_VARIABLES = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
 """Variables of the environment that change what float32 means: NVIDIA's libraries' own switch, and torch's.
 Source: cuBLAS's documentation; aten/src/ATen/Context.h."""
-
-_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 def usable_ram_bytes() -> int:
@@ -48,15 +45,6 @@ def tf32_overrides() -> tuple[str, ...]:
     Source: c10::utils::check_env for torch's; NVIDIA's is documented for 0 alone.
     """
     return tuple(f"{name}={os.environ[name]}" for name in _TF32_VARIABLES if os.environ.get(name) in {"0", "1"})
-
-
-def has_expandable_segments() -> bool:
-    """Whether the environment asks torch's CUDA allocator for segments that grow, by the variable's new or old name.
-
-    Source: c10/core/AllocatorConfig.h: options as NAME:VALUE, separated by commas.
-    """
-    options = ",".join(os.environ.get(name, "") for name in _ALLOCATOR_VARIABLES)
-    return "expandable_segments:true" in options.lower().replace(" ", "").split(",")
 
 
 def bytes_from_disk() -> int:

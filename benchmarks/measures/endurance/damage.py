@@ -1,7 +1,7 @@
 """Part "damage": every file of a run folder damaged in every way, and the folder used in every way.
 
 A use ends with a result, or with an error of ours that names the file; where it needs the file and goes on without it,
-it says so. It never falls, hangs, follows a link out of the folder or unpickles.
+it says so. It never falls, hangs or unpickles.
 """
 
 from __future__ import annotations
@@ -31,15 +31,13 @@ _FILES = (
 _FOLDERS = ("logs", "payload", "scratch")
 _LONGEST_S = 60.0
 """Of a use, many times what it takes: then it hangs."""
-_IN_THE_WAY = ("folder", "link outside", "fifo")
-"""Damages that a fresh start, which takes a whole search, has to clear."""
 _NOT_READ = {("finished", "curves.json"), ("interrupted", "study.db-wal")}
 """A search that is over needs no curves; one that was interrupted has taken its log into the database."""
 _UNNAMED = re.compile(r"a run folder must hold|is feasible|recommended\.yaml: there is no such file")
 """Refusals for what a folder does not hold at all, as that of a search that was killed."""
 _NOBODY = 65534
 _OFTEN_USED = ("report", "resume", "open_run")
-_LESS_OFTEN = ("load", "export", "warm_start", "fresh")
+_LESS_OFTEN = ("load", "export", "warm_start")
 
 
 def _cases(is_quick: bool) -> Sequence[str]:
@@ -58,7 +56,7 @@ def _run(case: str, folder: Path) -> Figures:
     if error := run_guarded(lambda _: _made(state, whole), limit_s=2 * _LONGEST_S).get("error"):
         raise RuntimeError(error)
     for damage in OF_A_FOLDER if name in _FOLDERS else DAMAGES if state == "finished" else ONE_OF_A_KIND:
-        for use in _uses_of(name, damage):
+        for use in _uses_of(name):
             place = folder / "try"
             ending, fault = _tried(whole, place, name, damage, use, is_read=(state, name) not in _NOT_READ)
             endings[f"{damage}: {use}"] = ending["kind"]
@@ -74,9 +72,9 @@ def _made(state: str, whole: Path) -> Figures:
     return {}
 
 
-def _uses_of(name: str, damage: str) -> Iterator[str]:
+def _uses_of(name: str) -> Iterator[str]:
     yield from _OFTEN_USED
-    yield from (use for use in _LESS_OFTEN if name in READS[use] or (use == "fresh" and damage in _IN_THE_WAY))
+    yield from (use for use in _LESS_OFTEN if name in READS[use])
 
 
 def _tried(whole: Path, place: Path, name: str, damage: str, use: str, *, is_read: bool) -> tuple[Figures, str | None]:
@@ -150,7 +148,7 @@ def _reached(before: Mapping[str, object], after: Mapping[str, object]) -> str |
 
 def _cleared(place: Path) -> None:
     for path in place.rglob("*"):
-        if not path.is_symlink() and path.is_file() and not os.access(path, os.R_OK):
+        if path.is_file() and not os.access(path, os.R_OK):
             path.chmod(0o600)
     shutil.rmtree(place)
 

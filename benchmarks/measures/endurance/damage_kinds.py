@@ -1,6 +1,7 @@
-"""What may have happened to a file of a run folder: cut, flipped, replaced by something else, or by a trap.
+"""What may have happened to a file of a run folder: cut, flipped, or replaced by something else.
 
-Comes in: a file, and a folder outside of the run folder for what links lead to. Goes out: the file damaged in place.
+Comes in: a file, and a folder outside of the run folder, where a pickle of ours makes a folder if somebody reads it.
+Goes out: the file damaged in place.
 """
 
 from __future__ import annotations
@@ -61,55 +62,6 @@ def _flipped(seed: int) -> Callable[[Path, Path], None]:
     return _written(lambda before: bits_flipped(before, seed))
 
 
-def _folder(file: Path, _outside: Path) -> None:
-    _removed(file)
-    file.mkdir()
-    (file / "mine.txt").write_text("not autotune's")
-
-
-def _dangling(file: Path, outside: Path) -> None:
-    _removed(file)
-    file.symlink_to(outside / "nothing")
-
-
-def _linked(file: Path, outside: Path) -> None:
-    """A link to what was there, outside."""
-    target = outside / "target"
-    if file.exists():
-        shutil.move(file, target)
-    else:
-        target.write_bytes(b"")
-    file.symlink_to(target)
-
-
-def _circle(file: Path, _outside: Path) -> None:
-    _removed(file)
-    file.symlink_to(file.name)
-
-
-def _endless(file: Path, _outside: Path) -> None:
-    _removed(file)
-    file.symlink_to("/dev/zero")
-
-
-def _fifo(file: Path, _outside: Path) -> None:
-    _removed(file)
-    os.mkfifo(file)
-
-
-def _socket(file: Path, _outside: Path) -> None:
-    import socket
-
-    _removed(file)
-    here = Path.cwd()
-    os.chdir(file.parent)  # a socket's name is short
-    try:
-        with closing(socket.socket(socket.AF_UNIX)) as made:
-            made.bind(file.name)
-    finally:
-        os.chdir(here)
-
-
 def _pickled(file: Path, outside: Path) -> None:
     _removed(file)
     file.write_bytes(pickle.dumps(_Trap(outside / OPENED)))
@@ -156,13 +108,6 @@ DAMAGES: Mapping[str, Callable[[Path, Path], None]] = {
     "pickle": _pickled,
     "other version": _other_version,
     "doubled": _written(lambda before: before + before),
-    "folder": _folder,
-    "dangling link": _dangling,
-    "link outside": _linked,
-    "link to itself": _circle,
-    "endless device": _endless,
-    "fifo": _fifo,
-    "socket": _socket,
     "sparse": _sparse,
     "removed": _gone,
     "unreadable": _unreadable,
@@ -171,9 +116,8 @@ DAMAGES: Mapping[str, Callable[[Path, Path], None]] = {
 NOT_SEEN = frozenset({"removed", "doubled", *(name for name in DAMAGES if name.startswith(("bits", "cut")))})
 """What may leave a file that is whole in itself: nobody must see it, though nobody may fall over it."""
 ONE_OF_A_KIND = (
-    *("emptied", "cut to 70%", "bits flipped 1", "other text", "pickle", "other version", "folder", "link outside"),
-    *("fifo", "removed", "unreadable"),
+    *("emptied", "cut to 70%", "bits flipped 1", "other text", "pickle", "other version", "removed", "unreadable"),
 )
 """What is tried of a search that has not ended, where all are of one that has."""
-OF_A_FOLDER = ("removed", "other text", "dangling link", "link outside", "link to itself", "fifo")
+OF_A_FOLDER = ("removed", "other text")
 """What may have happened to a folder."""

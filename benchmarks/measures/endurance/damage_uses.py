@@ -114,11 +114,6 @@ def _warm_start(run_dir: Path) -> str:
     return "\n".join(map(say, found.summary.notes))
 
 
-def _fresh(run_dir: Path) -> str:
-    search(run_dir, fresh=True)
-    return ""
-
-
 USES: Mapping[str, Callable[[Path], str]] = {
     "report": _report,
     "resume": _resume,
@@ -126,7 +121,6 @@ USES: Mapping[str, Callable[[Path], str]] = {
     "load": _load,
     "export": _export,
     "warm_start": _warm_start,
-    "fresh": _fresh,
 }
 """By name: uses a run folder, and hands on what it said."""
 READS: Mapping[str, frozenset[str]] = {
@@ -136,7 +130,6 @@ READS: Mapping[str, frozenset[str]] = {
     "load": frozenset({"recommended.yaml"}),
     "export": frozenset({"recommended.yaml", "summary.json", "trials.jsonl"}),
     "warm_start": frozenset({"summary.json", "trials.jsonl"}),
-    "fresh": frozenset(),
 }
 """The files that a use needs: where one is damaged, it must be told."""
 

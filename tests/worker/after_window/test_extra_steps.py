@@ -181,8 +181,6 @@ def test_what_is_kept_for_the_backward_pass_is_measured_where_asked_for_and_the_
     assert found.remarks == ()
     assert found.activations is not None
     assert found.activations.whole.samples == 8
-    assert found.model_state is not None
-    assert found.model_state.parameter_bytes == 4 * (4 * 2 + 2)
     assert {name: getattr(found, name) for name in WINDOW} == {name: getattr(scene.measured, name) for name in WINDOW}
     assert Measurement.model_validate_json(found.model_dump_json()) == found
 
@@ -197,7 +195,6 @@ def test_users_code_that_fails_while_its_memory_is_looked_at_costs_that_alone() 
     found = scene.after(Extras(activations=True, stretch_s=0.01))
     assert found.remarks == (note("extra_failed", stage="activations", cause="RuntimeError: at last"),)
     assert found.activations is None
-    assert found.model_state is not None, "for which nothing is run"
     assert found.window == scene.measured.window
 
 
@@ -206,7 +203,6 @@ def test_a_compiled_model_is_not_looked_into() -> None:
     scene.trainer.config = scene.trainer.config.model_copy(update={"compile": True})
     found = scene.after(Extras(activations=True, stretch_s=0.01))
     assert (found.activations, found.remarks) == (None, ())
-    assert found.model_state is not None
 
 
 @pytest.mark.parametrize(("kind", "copies"), [("cpu", False), ("mps", False), ("cuda", True)])

@@ -7,14 +7,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter, thread_time
-from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
 from torch.utils.data import DataLoader, Dataset
 
-from autotune.records.breakdown import FormatCost, ImageDecoding
+from autotune.records.breakdown import FormatCost
 from autotune.worker.after_window import format_watch, formats
 from autotune.worker.after_window.format_watch import Call, Watch, watched
 from autotune.worker.after_window.formats import measure_formats
@@ -39,7 +37,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The given NumPy array is not wri
 
 
 def found(dataset: Dataset[Any], scratch: Path, **settings: Any) -> dict[str, FormatCost]:
-    costs = measure_formats(DataLoader(dataset, **settings), 0.01, scratch, perf_counter() + 60).costs
+    costs = measure_formats(DataLoader(dataset, **settings), 0.01, scratch, perf_counter() + 60)
     return {cost.kind: cost for cost in costs}
 
 
@@ -223,122 +221,33 @@ def test_a_format_that_cannot_be_timed_gets_no_figure(
 
 def test_slow_items_and_a_deadline_that_is_near_are_left_alone(folder: Path, scratch: Path) -> None:
     loader = DataLoader(Failing(write_texts(folder)[0]))
-    assert measure_formats(loader, 5.0, scratch, perf_counter() + 60).costs == ()
-    assert measure_formats(loader, 0.01, scratch, 0.0).costs == ()
+    assert measure_formats(loader, 5.0, scratch, perf_counter() + 60) == ()
+    assert measure_formats(loader, 0.01, scratch, 0.0) == ()
     assert loader.dataset.made == 0  # type: ignore[attr-defined] # nothing was made
 
 
-def decoding(dataset: Dataset[Any], scratch: Path) -> ImageDecoding | None:
-    return measure_formats(DataLoader(dataset), 0.01, scratch, perf_counter() + 60).decoding
-
-
-@pytest.mark.parametrize("kind", [Photos, PhotosInMemory, Whole])
-def test_what_decoding_jpeg_files_takes_of_an_item_is_told(kind: type[Files], folder: Path, scratch: Path) -> None:
-    found = decoding(kind(write_photos(folder)), scratch)
-    assert found is not None
-    assert found.items >= 2
-    assert found.images_per_item == 1
-    low, high = found.item_fraction_ci
-    assert 0 <= low <= found.item_fraction <= high <= 1
-    assert found.item_fraction > 0
-
-
-def test_nothing_is_told_of_files_that_the_gpu_cannot_decode(folder: Path, scratch: Path) -> None:
-    assert decoding(Photos(write_photos(folder, "png")), scratch) is None
-    assert decoding(Texts(write_texts(folder)[0]), scratch) is None
-
-
-class Tensors(Files):
-    """Decoded by a function that has torchvision's name and arguments."""
-
-    device = "cpu"
-
-    def read(self, path: Path) -> Any:
-        encoded = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
-        return sys.modules["torchvision.io.image"].decode_jpeg(encoded, device=self.device).numpy()
-
-
-class OnTheDevice(Tensors):
-    """Decoded on the GPU already."""
-
-    device = "cuda"
-
-
-@pytest.mark.parametrize(
-    ("kind", "suffix", "is_told"), [(Tensors, "jpg", True), (Tensors, "png", False), (OnTheDevice, "jpg", False)]
-)
-def test_jpeg_files_that_torchvision_decodes_on_the_cpu_count_too(
-    kind: type[Files], suffix: str, is_told: bool, folder: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def decode_jpeg(input: torch.Tensor, mode: int = 0, device: str = "cpu") -> torch.Tensor:  # noqa: A002
-        return torch.stack([input.float().sort().values for _ in range(20)])
-
-    stand_in = ModuleType("torchvision.io.image")
-    stand_in.decode_jpeg = decode_jpeg  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "torchvision.io.image", stand_in)
-    found = decoding(kind(write_photos(folder, suffix)), scratch)
-    assert (found is not None) == is_told
-    if found is not None:
-        assert found.images_per_item == 1
-        assert 0 < found.item_fraction <= 1
-
-
-class AndMore(Tensors):
-    """A millisecond of a core beside decoding, by a clock of the test."""
-
-    cpu_s: list[float]
-
-    def read(self, path: Path) -> Any:
-        array = super().read(path)
-        self.cpu_s[0] += 1e-3
-        return array
-
-
-def test_the_share_of_decoding_is_of_an_items_time_on_a_core(
-    folder: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By a clock that runs while something is worked on alone: waiting for a file counts as nothing."""
-    cpu_s = [0.0]
-
-    def decode_jpeg(input: torch.Tensor, mode: int = 0, device: str = "cpu") -> torch.Tensor:  # noqa: A002
-        cpu_s[0] += 3e-3
-        return input
-
-    stand_in = ModuleType("torchvision.io.image")
-    stand_in.decode_jpeg = decode_jpeg  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "torchvision.io.image", stand_in)
-    for module in (format_watch, formats):
-        monkeypatch.setattr(module, "thread_time", lambda: cpu_s[0])
-    dataset = AndMore(write_photos(folder))
-    dataset.cpu_s = cpu_s
-    found = decoding(dataset, scratch)
-    assert found is not None
-    assert found.item_fraction == pytest.approx(0.75)
-    assert found.item_fraction_ci == pytest.approx((0.75, 0.75))
-
-
-def test_looking_at_what_a_call_makes_in_turn_is_none_of_its_time_on_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu_s = [0.0]
+def test_looking_at_what_a_call_makes_in_turn_is_none_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock_s = [0.0]
 
     def look(*_: object) -> None:
-        cpu_s[0] += 5.0
+        clock_s[0] += 5.0
 
     def inner() -> None:
-        cpu_s[0] += 1.0
+        clock_s[0] += 1.0
 
     def outer() -> None:
-        cpu_s[0] += 2.0
+        clock_s[0] += 2.0
         inner()
 
-    monkeypatch.setattr(format_watch, "thread_time", lambda: cpu_s[0])
+    monkeypatch.setattr(format_watch, "perf_counter", lambda: clock_s[0])
     monkeypatch.setattr(Watch, "_look", look)
-    watch = Watch({outer.__code__: "tensor_decode", inner.__code__: "text"})
+    watch = Watch({outer.__code__: "resize", inner.__code__: "text"})
     sys.setprofile(watch)
     try:
         outer()
     finally:
         sys.setprofile(None)
-    assert {call.reader: call.cpu_s for call in watch.calls} == {"text": 1.0, "tensor_decode": 3.0}
+    assert {call.reader: call.seconds for call in watch.calls} == {"text": 1.0, "resize": 3.0}
 
 
 def test_somebody_elses_profile_is_not_replaced() -> None:

@@ -11,9 +11,8 @@ from torch import nn
 
 from autotune.analysis.rates import window_rate
 from autotune.records.measurement import Block, Restart, Window
-from autotune.records.trace_intervals import DeviceEvent
 from autotune.settings.training_config import TrainingConfig
-from autotune.worker.after_window.profile import break_down, copy_interval, profile_steps, step_times
+from autotune.worker.after_window.profile import break_down, profile_steps, step_times
 from autotune.worker.after_window.trace import MARK, marked_part
 from autotune.worker.measure import batch as reuse
 from autotune.worker.measure.step import Step, Trainer, make_trainer
@@ -122,26 +121,3 @@ def test_a_profile_holds_the_marked_steps_and_those_before() -> None:
     assert len({event.correlation_id for event in traces}) == len(traces), (
         "each operator and mark has a number of its own"
     )
-
-
-def copies(*lengths_ns: int) -> list[DeviceEvent]:
-    """Steps of 100 ns, each with a copy of so long and then a kernel."""
-    events = []
-    for number, length_ns in enumerate(lengths_ns):
-        begin, between, end = 100 * number, 100 * number + length_ns, 100 * (number + 1)
-        events.append(DeviceEvent(name="Memcpy HtoD", kind="copy", start_ns=begin, end_ns=between))
-        events.append(DeviceEvent(name="gemm", kind="compute", start_ns=between, end_ns=end))
-    return events
-
-
-def test_the_interval_of_exposed_copies_is_by_how_much_the_steps_differ() -> None:
-    assert copy_interval(0.4, copies(40, 40, 40), 3) == pytest.approx((0.4, 0.4))
-    found = copy_interval(0.4, copies(38, 40, 42), 3)
-    assert found is not None
-    assert found[0] == pytest.approx(0.4 * (1 - 4.303 * 0.05 / 3**0.5), abs=1e-4), "t of two degrees of freedom"
-    assert sum(found) == pytest.approx(0.8)
-
-
-def test_without_copies_or_of_a_single_step_there_is_no_interval() -> None:
-    assert copy_interval(0.4, copies(40), 1) is None
-    assert copy_interval(0.0, copies(0, 0), 2) is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,13 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.after_window import roofline
 from autotune.worker.after_window.roofline import BytesMode, trace_roofline
-from autotune.worker.measure.step import Trainer, infer_step, make_trainer
+from autotune.worker.measure.step import infer_step, make_trainer
 from autotune.worker.setup.build import build_model
 from autotune.worker.setup.device import Device, open_device
 
@@ -71,20 +69,12 @@ def test_an_expanded_tensor_is_as_large_as_its_memory() -> None:
     assert mode.moved_bytes <= 12  # zeros, and one number read and one written
 
 
-def traced_roofline(
-    cpu: Device,
-    layer: nn.Linear | None = None,
-    *,
-    samples: int = 4,
-    seen: Callable[[Trainer], object] = id,
-    **settings: Any,
-) -> Any:
-    config, layer = TrainingConfig(micro_batch_size=samples, **settings), layer or nn.Linear(8, 2)
-    model = build_model(Workload(model=layer, dataset=None), config, cpu)
-    batch = (torch.zeros(samples, layer.in_features), torch.zeros(samples, dtype=torch.long))
+def traced_roofline(cpu: Device, **settings: Any) -> Any:
+    config = TrainingConfig(micro_batch_size=4, **settings)
+    model = build_model(Workload(model=nn.Linear(8, 2), dataset=None), config, cpu)
+    batch = (torch.zeros(4, 8), torch.zeros(4, dtype=torch.long))
     step = infer_step(Workload(model=model, dataset=None), batch)
     trainer = make_trainer(model, torch.optim.SGD(model.parameters()), step, config, cpu)
-    seen(trainer)
     return trace_roofline(trainer, batch, cpu)
 
 
@@ -93,48 +83,6 @@ def test_a_roofline_counts_the_products_of_forward_and_backward(cpu: Device) -> 
     assert found.flops == 2 * (2 * 4 * 8 * 2)  # the outputs, and the weights' gradient; none for the inputs
     assert found.operators > 5
     assert min(found.peak_flops_per_s, found.peak_bytes_per_s) > 0
-
-
-def test_products_in_float8_are_timed_where_the_device_has_them(cpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roofline, "_SHAPE_S", 0.001)
-    assert traced_roofline(cpu).float8 is None
-    monkeypatch.setattr(roofline, "has_float8", lambda _: True)
-    assert traced_roofline(cpu).float8 is None, "a dimension of 2"
-    found = traced_roofline(cpu, nn.Linear(32, 16), samples=16).float8
-    assert found is not None
-    assert found.flops == 2 * (2 * 16 * 32 * 16)
-    assert min(found.bfloat16_s, found.float8_s, found.cast_s, found.moved_cast_s) > 0
-
-
-def test_products_in_float8_that_fail_cost_no_roofline(cpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(*_: Any) -> Any:
-        raise RuntimeError("torch._scaled_mm is only supported on ...")
-
-    monkeypatch.setattr(roofline, "has_float8", lambda _: True)
-    monkeypatch.setattr(roofline, "time_products", failing)
-    found = traced_roofline(cpu)
-    assert found.float8 is None
-    assert found.flops > 0
-
-
-class Exhausted(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch
-    """Whatever runs inside it finds no memory."""
-
-    def __torch_dispatch__(self, *_: Any, **__: Any) -> Any:
-        raise torch.OutOfMemoryError("no memory is left for this batch")
-
-
-def test_a_batch_whose_products_can_not_be_watched_costs_no_roofline(
-    cpu: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(roofline, "has_float8", lambda _: True)
-    monkeypatch.setattr(roofline, "ProductsMode", Exhausted)
-    trainers: list[Trainer] = []
-    found = traced_roofline(cpu, grad_accum_steps=4, seen=trainers.append)
-    assert found.float8 is None
-    assert found.flops > 0
-    assert trainers[0].accumulated == 0
-    assert all(weight.grad is None for weight in trainers[0].model.parameters())
 
 
 def test_a_batch_bears_its_share_of_the_optimizers_step(cpu: Device) -> None:

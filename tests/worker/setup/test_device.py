@@ -12,7 +12,7 @@ from autotune.note import note
 from autotune.settings.applied.cores.numa import allowed_cores
 from autotune.worker.setup.device import Device, DeviceError, open_device, opened_device
 from autotune.worker.setup.environment import _device_nodes, describe
-from autotune.worker.setup.machine import has_expandable_segments, tf32_overrides
+from autotune.worker.setup.machine import tf32_overrides
 
 
 def test_the_processor_is_described_with_what_it_computes_natively() -> None:
@@ -105,26 +105,6 @@ def test_switches_of_float32_are_told_by_their_two_values_alone(
         monkeypatch.setenv(name, value)
     assert tf32_overrides() == told
     assert describe(open_device("cpu")).tf32_overrides == (), "they mean nothing there"
-
-
-@pytest.mark.parametrize(
-    ("variable", "value", "is_set"),
-    [
-        ("PYTORCH_ALLOC_CONF", "expandable_segments:True", True),
-        ("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:128, expandable_segments: true", True),
-        ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:False", False),
-        ("PYTORCH_ALLOC_CONF", "max_split_size_mb:128", False),
-        ("OTHER", "expandable_segments:True", False),
-    ],
-)
-def test_segments_that_grow_are_told_by_the_options_of_torchs_allocator(
-    variable: str, value: str, is_set: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv(variable, value)
-    assert has_expandable_segments() == is_set
-    assert not describe(open_device("cpu")).has_expandable_segments, "it is CUDA's"
 
 
 def test_what_was_found_beside_the_device_is_told_with_it() -> None:

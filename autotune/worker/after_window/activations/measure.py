@@ -1,8 +1,8 @@
 """What a micro batch keeps for its backward pass, and what checkpointing the model's repeated blocks would leave of it.
 
-Takes a Trainer and batches on its device; hands on Activations, and the model's state. Costs some steps: two under
-hooks of saved tensors, the others for the time of a step and of the blocks' forward pass. Hooks stand on the model and
-around its forward pass only for these; nothing of the user's is wrapped or replaced.
+Takes a Trainer and batches on its device; returns Activations. Costs some steps: two under hooks of saved tensors, the
+others for the time of a step and of the blocks' forward pass. Hooks stand on the model and around its forward pass only
+for these; nothing of the user's is wrapped or replaced.
 """
 
 from __future__ import annotations
@@ -19,29 +19,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from autotune.records.memory import Activations, ModelState, PairedRatio
+from autotune.records.memory import Activations, PairedRatio
 from autotune.worker.after_window.activations.watch import Watch, hooked
-from autotune.worker.measure.batch import Held, copied, resized, tensors_of
+from autotune.worker.measure.batch import Held, copied, resized
 from autotune.worker.measure.edges import timed_events
 from autotune.worker.measure.side_alone import train_on
 from autotune.worker.measure.step import Step, Trainer
 
-__all__ = ["measure_activations", "model_state_of"]
+__all__ = ["measure_activations"]
 
 _FEWEST_TURNS = 3  # from which on a scatter is told
 _OVERTIME = 3.0  # times the time for it, after which fewer turns have to do: our own convention
-
-
-def model_state_of(trainer: Trainer) -> ModelState:
-    """Bytes of parameters, of their gradients and of what the optimizer keeps, after steps have been taken."""
-    parameters = list(trainer.model.parameters())
-    kept = [value for values in trainer.optimizer.state.values() for value in tensors_of(values)]
-    return ModelState(
-        parameter_bytes=sum(one.nbytes for one in parameters),
-        gradient_bytes=sum(one.nbytes for one in parameters if one.requires_grad),
-        optimizer_bytes=sum(one.nbytes for one in kept if one.ndim > 0),
-        row_bytes=sum(one.nbytes // max(1, one.shape[0]) for one in parameters if one.ndim > 0),
-    )
 
 
 def measure_activations(trainer: Trainer, held: Sequence[Held], *, seconds: float, ends_at: float) -> Activations:

@@ -205,7 +205,6 @@ class Sightings:
             **step_facts(self.outermost, self.shapes),
             parameter_count=sum(part.numel() for part in parts),
             trainable_parameter_count=sum(part.numel() for part in trained),
-            parameter_bytes=sum(part.nbytes for part in parts),
             gradient_bytes=sum(part.nbytes for part in trained),
             has_buffers=any(True for module in self.outermost for _ in module.buffers()),
             has_unused_parameters=self.ddp is not None and self.ddp.find_unused_parameters,

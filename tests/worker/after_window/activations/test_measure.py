@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from autotune.records.memory import Activations, ModelState, SavedBytes
+from autotune.records.memory import Activations, SavedBytes
 from autotune.settings.training_config import TrainingConfig
-from autotune.worker.after_window.activations.measure import measure_activations, model_state_of
+from autotune.worker.after_window.activations.measure import measure_activations
 from autotune.worker.measure.batch import Held
 from autotune.worker.measure.step import Step, Trainer, make_trainer
 from autotune.worker.setup.device import open_device
@@ -259,18 +259,3 @@ def test_training_takes_the_same_steps_as_without_a_watch() -> None:
     assert found.half is None
     for one, other in zip(model.parameters(), watched, strict=True):
         assert torch.equal(one, other)
-
-
-@pytest.mark.parametrize(("optimizer", "states"), [(torch.optim.SGD, 0), (torch.optim.AdamW, 2)])
-def test_the_models_state_is_what_rules_of_zero_say(optimizer: Any, states: int) -> None:
-    model = nn.Sequential(nn.Linear(WIDTH, INNER), nn.Linear(INNER, WIDTH))
-    model[1].requires_grad_(requires_grad=False)
-    trainer = trainer_of(model, optimizer=optimizer)
-    trainer.train((torch.randn(SAMPLES, WIDTH),))
-    first, second = 4 * (WIDTH * INNER + INNER), 4 * (WIDTH * INNER + WIDTH)
-    assert model_state_of(trainer) == ModelState(
-        parameter_bytes=first + second,
-        gradient_bytes=first,
-        optimizer_bytes=states * first,
-        row_bytes=4 * (WIDTH + 1 + INNER + 1),
-    )
