@@ -223,20 +223,17 @@ def headroom_cases() -> dict[str, RunSummary]:
 
 def condition_cases() -> dict[str, RunSummary]:
     """What moves rates: the device, other processes, sources that differ, few runs."""
-    clock, tf32 = {"sm_clock_mhz": (1980, 1755)}, {"tf32_overrides": ("NVIDIA_TF32_OVERRIDE=0",)}
+    tf32 = {"tf32_overrides": ("NVIDIA_TF32_OVERRIDE=0",)}
     wide = RunSpread(sd=0.05, degrees_of_freedom=4.0, source="machine")
     sources = {source: [BusyReading(source=source, fraction=0.9)] for source in ("its own", NVML_SOURCE)}
     apart = [BusyReading(source=NVML_SOURCE, fraction=0.9), BusyReading(source=PROFILER_SOURCE, fraction=0.7)]
     unlike = single_runs({"busy_readings": sources["its own"]}, {"busy_readings": sources[NVML_SOURCE]})
-    broken = make_confirmation(7, 77.0, None, config=SAME_BATCH)
     own, fast, same = make_recommendation().confirmations
     return {
         "hot": make_conditions_summary(HOT, HOT, retries=7),
-        "clock fell": make_conditions_summary(clock),
         "one switch": make_conditions_summary(tf32),
         "others' memory": make_conditions_summary({"others_memory_bytes": 3 * 2**30}),
         "others' load": make_conditions_summary({"others_busy_fraction": 0.2}),
-        "power limit in some windows": make_conditions_summary(CAPPED, CAPPED),
         "cores shared": loaded(0.9, 0.1),
         "no runs compared": make_summary(run_spread=ASSUMED),
         "runs compared on the machine": make_summary(run_spread=wide),
@@ -247,7 +244,6 @@ def condition_cases() -> dict[str, RunSummary]:
                 confirmations=(own, fast.model_copy(update={"rounds": fast.rounds[:2]}), same)
             )
         ),
-        "a round failed": make_summary(recommendation=make_recommendation(confirmations=(own, fast, same, broken))),
         "many trials": make_summary(
             trials=[make_trial(number, BASELINE, measurement=make_measurement(1000.0)) for number in range(201)]
         ),

@@ -74,7 +74,12 @@ def test_every_kind_of_advice_has_its_text_and_its_basis_and_no_other_has() -> N
         },
         {"breakdown": make_breakdown(idle=0.5), "loader_ceiling": 1000.0},
         {"breakdown": make_breakdown(synchronise=0.5), "loader_ceiling": 1500.0},
-        {"breakdown": WAITING, "loader_costs": None, "curves": Curves(loader=(make_point(900.0, num_workers=4),))},
+        {
+            "breakdown": WAITING,
+            "loader_costs": None,
+            "loader_ceiling": 500.0,
+            "curves": Curves(loader=(make_point(900.0, num_workers=4),)),
+        },
         {"breakdown": WAITING, "loader_ceiling": 250.0, "device_ceiling": 10_000.0, "device_kind": "cpu"},
         {
             "breakdown": WAITING,

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -76,11 +77,12 @@ def calls() -> list[Call]:
     return [call for path, source in users.items() for call in calls_in(source, str(path.relative_to(PACKAGE)))]
 
 
-def literals() -> set[str]:
+@cache
+def literals() -> frozenset[str]:
     """Every text that stands in the package, keywords' values included."""
     trees = (ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py"))
     texts = (node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant))
-    return {text for text in texts if isinstance(text, str)}
+    return frozenset(text for text in texts if isinstance(text, str))
 
 
 def needed(code: str) -> set[str]:
