@@ -28,6 +28,7 @@ from optuna.storages import RDBStorage
 from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.report.render import html as page
 from autotune.study import storage
+from tests import golden
 from tests.nvml_stub import NvmlStub, build_libraries
 from tests.processes import marked
 
@@ -85,8 +86,14 @@ processes without work. All tests of a file run in one process, which makes what
 marks of groups, which pytest-xdist 3.8 no longer sees from pytest 9.2 on (pytest-xdist's issue 1386)."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--update`, which writes golden files in place of comparing with them."""
+    parser.addoption("--update", action="store_true", help="rewrite the golden files of reports")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Before torch is imported."""
+    golden.is_updating = config.getoption("--update")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so a shell starts what runs in its background
         signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests' own processes inherit it
     if hasattr(config, "workerinput"):  # pytest-xdist's own processes

@@ -149,11 +149,11 @@ def test_run_hands_the_plan_on_and_shows_the_summary(api: Any, shown: None) -> N
 
     def run_plan(plan: Plan, **options: Any) -> SimpleNamespace:
         calls.append((plan, options))
-        return SimpleNamespace(summary="the summary", run_dir=Path("out"))
+        return SimpleNamespace(summary="summary", run_dir=Path("out"))
 
     api.run_plan = run_plan
     result = call("run", "x.yaml", "--set", "budget.n_trials=3", "--set", "seed=4", "--fresh")
-    assert (result.exit_code, result.stdout) == (0, "the summary in out\n")
+    assert (result.exit_code, result.stdout) == (0, "summary in out\n")
     ((plan, options),) = calls
     assert (plan.budget.n_trials, plan.seed, plan.run_dir) == (3, 4, Path("out"))
     assert options == {"fresh": True, "progress": "auto"}
@@ -190,34 +190,34 @@ def test_an_error_is_told_on_stderr_with_its_exit_code(api: Any, error: Exceptio
 def test_a_wrong_configuration_exits_with_2_before_anything_is_started() -> None:
     result = call("run", "x.yaml", "--set", "baseline.num_worker=3")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "did you mean 'num_workers'?" in result.stderr
+    assert "'num_workers'" in result.stderr
 
 
 def test_any_other_exception_is_called_a_bug_with_its_traceback(api: Any) -> None:
     api.run_plan = raising(KeyError("lost"))
     result = call("run", "x.yaml")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr.startswith(
-        f"this is a bug in autotune {autotune.__version__}, please report it: KeyError: 'lost'\n"
-    )
-    assert "Traceback (most recent call last)" in result.stderr
+    first = result.stderr.splitlines()[0]
+    assert autotune.__version__ in first
+    assert first.endswith("KeyError: 'lost'")
+    assert "Traceback" in result.stderr
 
 
 def test_an_interrupted_run_names_the_best_so_far(api: Any) -> None:
     api.run_plan = raising(KeyboardInterrupt())
     result = call("run", "x.yaml")
     assert (result.exit_code, result.stdout) == (130, "")
-    assert result.stderr == "interrupted before anything could be recommended; run the same command to go on\n"
+    assert result.stderr.startswith("interrupted")
+    assert "recommended.yaml" not in result.stderr
     Path("out").mkdir()
     Path("out/recommended.yaml").touch()
-    expected = "interrupted; the best so far is in out/recommended.yaml; run the same command to go on\n"
-    assert call("run", "x.yaml").stderr == expected
+    assert "out/recommended.yaml" in call("run", "x.yaml").stderr
 
 
 def test_an_interrupted_run_without_a_folder_names_the_one_it_took(api: Any) -> None:
     api.run_plan, api.new_run_dir = raising(KeyboardInterrupt()), lambda: Path("runs/new")
     result = call("run", "x.yaml", "--set", "run_dir=")
-    assert (result.exit_code, "--set run_dir=runs/new to go on" in result.stderr) == (130, True)
+    assert (result.exit_code, "--set run_dir=runs/new" in result.stderr) == (130, True)
 
 
 def test_sigterm_ends_a_run_as_ctrl_c_does() -> None:
@@ -236,7 +236,7 @@ main()
 """
     done = run_process("run", "x.yaml", code=code)
     assert (done.returncode, done.stdout) == (130, "")
-    assert "the best so far is in out/recommended.yaml" in done.stderr
+    assert "out/recommended.yaml" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -333,14 +333,14 @@ def test_a_file_of_a_framework_stands_below_config_and_what_it_does_not_say_is_t
     done = call(name, "--from", "hf", "args.json", "--set", "baseline.lr=0.5", "plan.yaml")
     assert done.exit_code == 0, done.stderr
     assert (plans[0].baseline.micro_batch_size, plans[0].baseline.lr) == (4, 0.5)
-    assert "args.json: not read: optim: trials train with SGD" in done.stderr
+    assert any({"args.json:", "optim:"} <= set(line.split()) for line in done.stderr.splitlines())
 
 
 def test_a_file_of_a_framework_is_refused_beside_a_command(plans: list[Plan]) -> None:
     Path("args.json").write_text("{}")
     done = call("run", "--from", "hf", "args.json", "--", "python", "train.py")
     assert (done.exit_code, plans) == (2, [])
-    assert "--from can't stand beside a command, whose baseline is what the script itself is seen to do" in done.stderr
+    assert "--from" in done.stderr
 
 
 def test_a_file_of_a_framework_that_is_wrong_exits_with_2() -> None:
@@ -348,7 +348,7 @@ def test_a_file_of_a_framework_that_is_wrong_exits_with_2() -> None:
     Path("args.json").write_text("{")
     done = call("run", "--from", "hf", "args.json", "plan.yaml")
     assert done.exit_code == 2
-    assert done.stderr.startswith("error: args.json: must be JSON")
+    assert done.stderr.startswith("error: args.json: ")
 
 
 def test_options_of_ours_stand_before_the_two_dashes(api: Any, plans: list[Plan]) -> None:
@@ -371,21 +371,15 @@ def test_options_of_ours_stand_before_the_two_dashes(api: Any, plans: list[Plan]
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ([], "Error: CONFIG, or a command after --, must be given: autotune {name} -- python train.py\n"),
-        (["--"], "Error: CONFIG, or a command after --, must be given: autotune {name} -- python train.py\n"),
-        (
-            ["x.yaml", "--", "python", "train.py"],
-            "Error: CONFIG and a command after -- can't both be given, but got 'x.yaml' and 'python train.py'; leave ",
-        ),
-        (
-            ["python", "train.py", "--epochs", "3"],
-            "Error: a command must stand after --, but got 'train.py' before it; write -- python train.py\n",
-        ),
-        (["--", "python", "-c", "pass"], "workload.command: Python must be given a script or -m and a module"),
-        (["--", "python", "lost.py"], "error: -- python lost.py: workload.command: the script of a command must exist"),
-        (["--", "python", "train.py", "{num_worker}"], "did you mean {num_workers}?"),
-        (["--executor", "ray", "--", "python", "train.py"], "executor: must be local beside workload.command"),
-        (["--set", "workload.shuffle=true", "--", "python", "train.py"], "nothing can stand beside workload.command"),
+        ([], "autotune {name} -- python train.py\n"),
+        (["--"], "autotune {name} -- python train.py\n"),
+        (["x.yaml", "--", "python", "train.py"], "'x.yaml' and 'python train.py'"),
+        (["python", "train.py", "--epochs", "3"], "-- python train.py\n"),
+        (["--", "python", "-c", "pass"], "workload.command: "),
+        (["--", "python", "lost.py"], "error: -- python lost.py: workload.command: "),
+        (["--", "python", "train.py", "{num_worker}"], "{num_workers}"),
+        (["--executor", "ray", "--", "python", "train.py"], "executor: "),
+        (["--set", "workload.shuffle=true", "--", "python", "train.py"], "workload.shuffle: "),
     ],
 )
 def test_what_is_wrong_with_a_command_is_told_with_exit_code_2_before_anything_starts(
@@ -411,9 +405,10 @@ def test_an_interrupted_run_of_a_command_says_where_the_folder_is_to_be_written(
     api.run_plan, api.new_run_dir = raising(KeyboardInterrupt()), lambda: Path("runs/new")
     result = call("run", "--", "python", "train.py")
     assert result.exit_code == 130
-    assert result.stderr.endswith("; run it again with --set run_dir=runs/new (before any --) to go on\n")
+    assert "--set run_dir=runs/new" in result.stderr
     kept = call("run", "--set", "run_dir=runs/x", "--", "python", "train.py")
-    assert kept.stderr.endswith("; run the same command to go on\n")
+    assert kept.exit_code == 130
+    assert "--set" not in kept.stderr
 
 
 @pytest.mark.parametrize("name", ["run", "check", "diagnose", "apply"])
@@ -440,10 +435,10 @@ def test_apply_hands_the_command_on_as_it_is(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["runs/x"], "the command that trains must be given after --"),
-        (["runs/x", "--"], "the command that trains must be given after --"),
-        (["--", "python", "train.py"], "Missing argument 'RECOMMENDED'"),
-        (["runs/x", "python", "train.py"], "a command must stand after --, but got 'train.py' before it"),
+        (["runs/x"], " after --"),
+        (["runs/x", "--"], " after --"),
+        (["--", "python", "train.py"], "'RECOMMENDED'"),
+        (["runs/x", "python", "train.py"], "'train.py'"),
     ],
 )
 def test_apply_needs_both_settings_and_a_command(arguments: list[str], told: str) -> None:
@@ -460,7 +455,7 @@ def test_export_writes_the_text_alone_to_stdout_and_what_is_missing_to_stderr() 
     done = call("export", "recommended.yaml", "--to", "hf")
     assert done.exit_code == 0, done.stderr
     assert done.stdout == TrainingConfig(lr=0.5).to("hf").text
-    assert "differs by default: lr_scheduler_type: linear" in done.stderr
+    assert " lr_scheduler_type: " in done.stderr
     document = call("export", "recommended.yaml", "--to", "timm", "--json")
     assert json.loads(document.stdout)["settings"]["lr"] == 0.5
     assert document.stderr == ""
@@ -503,7 +498,7 @@ def test_check_shows_what_the_api_found(api: Any, shown: None) -> None:
 
     api.check_plan = lambda plan: SimpleNamespace(space=Space(environment=plan.name, facts=plan.seed), stale="old")
     result = call("check", "x.yaml", "--set", "seed=5")
-    assert (result.exit_code, result.stdout) == (0, "x 5 space old\n")
+    assert (result.exit_code, result.stdout.split()) == (0, ["x", "5", "space", "old"])
 
 
 @pytest.mark.parametrize(("stale", "code"), [("old", 4), (None, 0)])
@@ -515,7 +510,8 @@ def test_check_tells_by_its_exit_code_that_a_recommendation_is_stale(
     assert call("check", "x.yaml", "--exit-code").exit_code == code
     api.check_plan = lambda plan: SimpleNamespace(space=space, stale=None, has_recommendation=False)
     missing = call("check", "x.yaml", "--exit-code")
-    assert (missing.exit_code, missing.stderr) == (0, "run_dir holds no recommendation that could be stale\n")
+    assert missing.exit_code == 0
+    assert missing.stderr.startswith("run_dir ")
     assert call("check", "x.yaml").exit_code == 0
 
 
@@ -532,10 +528,10 @@ def test_diagnose_tells_by_its_exit_code_that_something_holds_training_up(
 
 
 def test_report_shows_the_summary_of_a_run_folder(api: Any, shown: None) -> None:
-    api.open_report = lambda run_dir: (f"summary of {run_dir}", str(run_dir))
+    api.open_report = lambda run_dir: (f"summary-{run_dir}", str(run_dir))
     api.rewrite_reports = lambda found, run_dir: ((*found, "without page"), "no plots")
-    assert call("report", "out").stdout == "summary of out in out\n"
-    assert json.loads(call("report", "out", "--json").stdout) == ["summary of out", "out", "without page"]
+    assert call("report", "out").stdout == "summary-out in out\n"
+    assert json.loads(call("report", "out", "--json").stdout) == ["summary-out", "out", "without page"]
     assert call("report", "out").stderr == "no plots\n"
 
 

@@ -114,22 +114,18 @@ def test_the_training_runs_to_its_end_with_exactly_the_settings(probed: Script, 
     }
     assert (tmp_path / "at-exit.txt").read_text() == "written"
     assert (tmp_path / "last.pt").read_text() == "of this training"
-    assert "autotune: starting" in done.stderr
-    assert "could not be put in" not in done.stderr
+    assert done.stderr.count("autotune: ") == 1, "that it starts, and no more"
 
 
 def test_without_a_placeholder_that_was_searched_nothing_is_started(probed: Script, tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"but \{lr\} is missing; it was searched as: .*train.py 100000 '--lr=\{lr\}'$"
-    ):
+    with pytest.raises(ConfigError, match=r"\{lr\}.*train.py 100000 '--lr=\{lr\}'$"):
         applied(recommended(tmp_path, probed), [sys.executable, "train.py", "3", "--lr=0.1"])
 
 
 def test_another_file_is_told_for_what_it_is(tmp_path: Path) -> None:
     (tmp_path / "autotune.yaml").write_text("workload: {command: python train.py}\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match="format") as caught:
+    with pytest.raises(ConfigError, match="format"):
         applied(tmp_path / "autotune.yaml", ["python", "train.py"])
-    assert "a model and a dataset" not in str(caught.value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +178,7 @@ def test_a_training_lets_go_of_loaders_and_modules_as_ever(moved: Moved) -> None
 
 def test_a_script_that_makes_its_loader_elsewhere_is_told_that_nothing_was_put_in(moved: Moved) -> None:
     assert moved.seen["workers"] == 0
-    assert moved.errors.count("the loader's settings could not be put in: the script makes no DataLoader at") == 1
+    assert moved.errors.count("DataLoader") == 1
 
 
 def test_what_is_started_has_the_settings_and_the_allocators_switches(
@@ -224,9 +220,9 @@ def test_what_would_be_started_can_be_printed(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("command", "told"),
     [
-        (["no-such-program-at-all"], "must name a program that can be started, but 'no-such-program-at-all' can't be"),
-        (["python", "-I", "train.py"], "Python must be started without -I"),
-        ([], "a command must have at least one word"),
+        (["no-such-program-at-all"], "'no-such-program-at-all'"),
+        (["python", "-I", "train.py"], "-I"),
+        ([], "command"),
     ],
 )
 def test_a_command_that_can_not_be_used_is_refused(tmp_path: Path, command: list[str], told: str) -> None:
@@ -237,5 +233,5 @@ def test_a_command_that_can_not_be_used_is_refused(tmp_path: Path, command: list
 def test_a_file_that_was_found_for_a_model_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "recommended.yaml"
     path.write_text(yaml.safe_dump({"format": 1, "settings": TrainingConfig().model_dump()}), encoding="utf-8")
-    with pytest.raises(ConfigError, match="must have been found for a command to be applied to one"):
+    with pytest.raises(ConfigError, match=r"autotune\.load"):
         applied(path, ["python", "train.py"])

@@ -23,9 +23,9 @@ from autotune.testing import FakeLauncher
 @pytest.mark.parametrize("function", [autotune.search, autotune.diagnose])
 def test_a_device_that_torch_does_not_know_is_the_callers_error_before_anything_starts(function: Any) -> None:
     launcher = FakeLauncher()
-    with pytest.raises(ConfigError, match=r"^device: must be auto, cpu, .* but got 'gpu'$"):
+    with pytest.raises(ConfigError, match=r"^device: .*'gpu'$"):
         function(object, list, device="gpu", launcher=launcher, progress=False)
-    with pytest.raises(ConfigError, match=r"^device: must be auto, cpu, .* but got 'gpu'$"):
+    with pytest.raises(ConfigError, match=r"^device: .*'gpu'$"):
         environment("gpu")
     assert launcher.jobs == []
 
@@ -36,13 +36,13 @@ class Undescribable(FakeLauncher):
     def launch(self, launch: Any) -> Any:
         exit_ = super().launch(launch)
         report = read_model(launch.folder.report, RankReport)
-        result = report.result.model_copy(update={"outcome": "crashed", "reason": "torch can't be imported"})
+        result = report.result.model_copy(update={"outcome": "crashed", "reason": "no torch"})
         write_model(launch.folder.report, report.model_copy(update={"environment": None, "result": result}))
         return exit_
 
 
 def test_a_machine_that_can_not_be_described_is_no_wrong_usage() -> None:
-    with pytest.raises(LauncherError, match=r"describe this machine .* torch can't be imported; ") as caught:
+    with pytest.raises(LauncherError, match="no torch") as caught:
         environment(launcher=Undescribable())
     assert caught.value.exit_code == 1
 
@@ -70,13 +70,12 @@ def test_a_real_search_says_before_its_first_trial_that_the_default_optimizer_ke
     options: Any = {"loss": loss, "device": "cpu", "baseline": {"micro_batch_size": 8}, "n_trials": 1, "timeout_s": 8}
     result = autotune.search(*workload(), run_dir=tmp_path / "run", progress=True, launcher=fork_server, **options)
     shown = capfd.readouterr().err
-    lines = shown.replace("\n", " ")
-    assert lines.index("Note: No optimizer was given: trials train with SGD") < lines.index("Searching:")
-    assert shown.count("No optimizer was given") == 1
-    assert " 544 B more memory on each device (8 bytes for each of 68 trainable parameters)" in " ".join(lines.split())
+    lines = " ".join(shown.split())
+    assert lines.count(say(STATE)) == 1
+    assert lines.index(say(STATE)) < lines.index("Searching:")
     assert result.summary.facts.trainable_parameter_count == 68
     assert STATE in result.summary.notes
-    assert "8 bytes for each of 68 trainable parameters" in result.report()
+    assert say(STATE) in result.report().replace("\\", "")
 
 
 @pytest.mark.parametrize("optimizer", [None, torch.optim.SGD])

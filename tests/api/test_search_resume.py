@@ -243,7 +243,7 @@ def test_a_study_of_a_dataset_whose_code_has_changed_is_refused_by_name(tmp_path
 
     assert run("slowly(index)").launched
     assert run("slowly(index)").jobs == [], "equal code goes on, also where a partial holds an object"
-    with pytest.raises(StudyMismatchError, match=r"differs in dataset: Photos#\w+ there, Photos#\w+ here.*--fresh"):
+    with pytest.raises(StudyMismatchError, match=r"dataset: Photos#\w+ .*Photos#\w+.*--fresh"):
         run("fast(index)")
     assert run("fast(index)", fresh=True).launched
 
@@ -259,7 +259,7 @@ def test_a_search_that_goes_on_says_so_and_what_it_does_not_compare(tmp_path: Pa
 def test_one_search_at_a_time_holds_a_run_folder(tmp_path: Path) -> None:
     class Nested(FakeLauncher):
         def launch(self, launch: Any) -> Any:
-            with pytest.raises(RunFolderError, match="one search at a time"):
+            with pytest.raises(RunFolderError, match="one search"):
                 search(tmp_path)
             return super().launch(launch)
 

@@ -360,7 +360,7 @@ def test_a_better_format_is_advised_with_the_rate_that_an_items_saved_share_brin
     assert advice.figures.items() >= figures.items()
     words = advice_in_words(advice)
     assert "2 ms" in words.text
-    assert "80 % of its time" in words.basis
+    assert "80 %" in words.basis
 
 
 def test_a_batchs_way_from_its_worker_is_not_saved_by_a_format() -> None:

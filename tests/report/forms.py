@@ -1,23 +1,46 @@
-"""Every form of a report made from a RunSummary, for tests that compare what they show."""
+"""Every form of a report, a diagnosis, a comparison and of progress as text, for tests that compare what they show."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterable
+from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
+import pytest
 from rich.console import Console
 
-from autotune.records.run_summary import RunSummary
+from autotune.records.diagnosis import Diagnosis
+from autotune.records.run_summary import Progress, RunSummary
+from autotune.records.trial import TrialRecord
+from autotune.report.blocks import Block, Bullets, Paragraph, Section, Table, Trace
+from autotune.report.comparison import Comparison
 from autotune.report.figures import Column, make_columns
 from autotune.report.model import ReportModel, build_report
 from autotune.report.plots.plots import Plot
+from autotune.report.render import progress
 from autotune.report.render.html import Page, render_page
 from autotune.report.render.json_document import summary_json
 from autotune.report.render.markdown import render_markdown
 from autotune.report.render.notebook import render_notebook
+from autotune.report.render.progress import ProgressMode, make_progress
 from autotune.report.render.terminal import print_summary
+from autotune.report.sections.comparison import print_comparison
+from autotune.report.sections.diagnosis import print_diagnosis
+from tests.factories import make_trials
 
 NOWHERE = Path("/nowhere")
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+class Terminal(StringIO):
+    """A stream that takes itself for a terminal."""
+
+    def isatty(self) -> bool:
+        """Return True."""
+        return True
 
 
 def report_of(summary: RunSummary, run_dir: Path = NOWHERE) -> ReportModel:
@@ -33,11 +56,44 @@ def plots_of(summary: RunSummary) -> tuple[Plot, ...]:
     return tuple(block for block in blocks if isinstance(block, Plot))
 
 
+def table_of(section: Section) -> Table:
+    """A section's first table."""
+    return next(block for block in section.blocks if isinstance(block, Table))
+
+
+def sentences_of(blocks: Iterable[Block]) -> list[str]:
+    """What blocks say in sentences."""
+    said: list[str] = []
+    for block in blocks:
+        match block:
+            case Paragraph():
+                said.append(block.text)
+            case Bullets():
+                said += block.sentences
+            case Plot():
+                said.append(block.caption)
+            case Trace():
+                said.append(f"{block.count} {block.text}")
+    return said
+
+
+def on_console_of(show: Callable[[Console], object], width: int = 80) -> str:
+    """What is printed on a console without colours."""
+    file = StringIO()
+    show(Console(file=file, width=width, force_terminal=False))
+    return file.getvalue()
+
+
 def on_console(summary: RunSummary, run_dir: Path = NOWHERE) -> str:
-    console = Console(file=StringIO(), width=80, force_terminal=False)
-    print_summary(report_of(summary, run_dir), console)
-    assert isinstance(console.file, StringIO)
-    return console.file.getvalue()
+    return on_console_of(lambda console: print_summary(report_of(summary, run_dir), console))
+
+
+def diagnosis_on_console(diagnosis: Diagnosis) -> str:
+    return on_console_of(lambda console: print_diagnosis(diagnosis, console))
+
+
+def comparison_on_console(comparison: Comparison) -> str:
+    return on_console_of(lambda console: print_comparison(comparison, console))
 
 
 def as_markdown(summary: RunSummary, run_dir: Path = NOWHERE) -> str:
@@ -54,3 +110,50 @@ def as_notebook(summary: RunSummary, run_dir: Path = NOWHERE) -> str:
 
 def as_json(summary: RunSummary, run_dir: Path = NOWHERE) -> str:
     return summary_json(report_of(summary, run_dir))
+
+
+def make_step(last: TrialRecord | None, **parts: Any) -> Progress:
+    """Progress in the middle of a search; keywords change fields."""
+    trials = make_trials()
+    given: dict[str, Any] = {
+        "phase": "search",
+        "done": 7,
+        "total": 40,
+        "elapsed_s": 30.0,
+        "remaining_s": 80.0,
+        "baseline": trials[0],
+        "best": trials[1],
+        "last": last,
+    }
+    return Progress(**{**given, **parts})
+
+
+def make_steps() -> list[Progress]:
+    """A whole search: the probe, trials of each outcome, the confirmation."""
+    trials = make_trials()
+    start = {"baseline": None, "best": None, "done": 0}
+    return [
+        make_step(None, phase="probe", total=1, **start),
+        make_step(None, **start),
+        *(make_step(trial, done=trial.number + 1) for trial in trials),
+        make_step(None, phase="confirm", done=0, total=9, remaining_s=None),
+        make_step(trials[1], phase="confirm", done=1, total=9, remaining_s=None),
+    ]
+
+
+def show_progress(mode: ProgressMode, steps: Iterable[Progress], stderr: StringIO | None = None) -> tuple[str, str]:
+    """What is written to stdout and to stderr; pytest's own capturing stays out of it."""
+    stdout, stderr = StringIO(), StringIO() if stderr is None else stderr
+    with redirect_stdout(stdout), redirect_stderr(stderr), make_progress(mode) as step_done:
+        for step in steps:
+            step_done(step)
+    return stdout.getvalue(), "" if stderr.closed else stderr.getvalue()
+
+
+def live_line(step: Progress) -> str:
+    """The line of a terminal whose clock stands still."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(progress, "monotonic", lambda: 0.0)
+        _, stderr = show_progress("auto", [step], Terminal())
+    (line,) = {line for line in ESCAPES.sub("", stderr).replace("\r", "\n").splitlines() if line.strip()}
+    return line.strip()

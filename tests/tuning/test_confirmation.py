@@ -184,21 +184,21 @@ def test_what_passes_there_wins_over_a_faster_one_that_could_not_be_run(tmp_path
 
 @pytest.mark.parametrize("outcome", ["oom", "host_oom"])
 def test_running_out_of_memory_there_refutes(tmp_path: Path, outcome: Outcome) -> None:
-    launcher = FailingLauncher(failures={"stress": TrialResult(outcome=outcome, reason="no room was left")})
+    launcher = FailingLauncher(failures={"stress": TrialResult(outcome=outcome, reason="no room")})
     sure, chosen = finished(tmp_path, launcher, **FEW)
     assert len(sure.overloaded) == len(stressed(launcher)) >= 1
     assert chosen.number == 0
-    assert figures_of(sure.notes, "stress_out_of_memory")[0]["reason"] == "no room was left"
+    assert figures_of(sure.notes, "stress_out_of_memory")[0]["reason"] == "no room"
 
 
 @pytest.mark.parametrize("outcome", ["timeout", "crashed"])
 def test_a_run_that_says_nothing_of_the_memory_refutes_nobody(tmp_path: Path, outcome: Outcome) -> None:
-    launcher = FailingLauncher(failures={"stress": TrialResult(outcome=outcome, reason="it took too long")})
+    launcher = FailingLauncher(failures={"stress": TrialResult(outcome=outcome, reason="too long")})
     sure, chosen = finished(tmp_path, launcher, **FEW)
     assert not sure.overloaded
     assert chosen.verdict == "faster"
     assert chosen.stress is None
-    assert figures_of(sure.notes, "stress_failed") == [{"trial": chosen.number, "reason": "it took too long"}]
+    assert figures_of(sure.notes, "stress_failed") == [{"trial": chosen.number, "reason": "too long"}]
 
 
 @pytest.mark.parametrize("is_over", [False, True])

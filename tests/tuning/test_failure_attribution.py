@@ -82,7 +82,7 @@ def test_a_loader_setting_in_which_all_differ_is_left_out_too(tmp_path: Path) ->
 
 def test_failures_in_which_nothing_is_changed_throughout_end_the_search(tmp_path: Path) -> None:
     failed = ({"micro_batch_size": 32}, {"num_workers": 1}, {"pin_memory": True})
-    with pytest.raises(RepeatedFailureError, match="the same exception at the same place ended 3 configurations"):
+    with pytest.raises(RepeatedFailureError, match="3 configurations"):
         learned(tmp_path, *failed)
 
 

@@ -65,7 +65,7 @@ def test_a_fused_optimizer_that_a_frameworks_file_has_by_default_is_no_error_whe
         assert told == ([] if reason is None else [reason])
         if not optimizer.can_fuse:
             said = replace(plan, read_over={})
-            with pytest.raises(ConfigError, match="fused needs an optimizer of torch's"):
+            with pytest.raises(ConfigError, match="fused"):
                 probe_workload(said, runner_for(said, folder, launcher))
 
 
@@ -96,9 +96,7 @@ def test_trials_leave_a_reserve_below_the_limit_which_must_be_larger(
     with temporary_folder() as folder:
         runner = runner_for(plan, folder, FakeLauncher())
         if kept >= whole:
-            with pytest.raises(
-                ConfigError, match=f"reserve must be less than memory_limit, but got {kept:,} of {whole:,}"
-            ):
+            with pytest.raises(ConfigError, match=f"reserve .*memory_limit.* {kept:,} of {whole:,}"):
                 probe_workload(plan, runner)
             return
         ready, space = probe_workload(plan, runner)

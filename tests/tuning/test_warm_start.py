@@ -122,7 +122,7 @@ def test_a_relative_path_is_looked_for_in_the_working_directory_and_a_tilde_in_t
 
 
 def test_a_home_folder_that_nobody_knows_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"^warm_start: '~' must stand for a known home folder, but got '~nobody-"):
+    with pytest.raises(ConfigError, match=r"^warm_start: .*'~nobody-"):
         read_hints(Path("~nobody-has-this-name/run"))
 
 
@@ -267,11 +267,11 @@ def broken_copy(there: Path, folder: Path, name: str, content: bytes | None) -> 
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("summary.json", None, "a run folder must hold summary.json, but"),
-        ("trials.jsonl", None, "a run folder must hold trials.jsonl, but"),
-        ("summary.json", b'{"name": 3}', "must be a run folder of this version of autotune, but"),
-        ("summary.json", b"\xff\xfe", "must be a run folder of this version of autotune, but"),
-        ("trials.jsonl", b"{\n", "must be a run folder of this version of autotune, but"),
+        ("summary.json", None, "summary.json"),
+        ("trials.jsonl", None, "trials.jsonl"),
+        ("summary.json", b'{"name": 3}', "version"),
+        ("summary.json", b"\xff\xfe", "version"),
+        ("trials.jsonl", b"{\n", "version"),
     ],
 )
 def test_a_run_folder_that_is_not_whole_is_one_clear_error_which_names_what_may_do(
@@ -283,7 +283,7 @@ def test_a_run_folder_that_is_not_whole_is_one_clear_error_which_names_what_may_
     (problem,) = caught.value.problems
     assert problem.startswith("warm_start: ")
     assert said in problem
-    assert problem.endswith(f"; {folder / 'recommended.yaml'} may do in its place")
+    assert str(folder / "recommended.yaml") in problem
 
 
 @pytest.mark.parametrize(
@@ -315,17 +315,17 @@ def test_a_file_that_is_neither_is_one_clear_error_before_anything_is_begun(
 def test_a_folder_that_is_no_run_folder_is_told_without_a_remedy_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         read_hints(tmp_path)
-    assert caught.value.problems[0].endswith("name that of a finished search")
+    assert "recommended.yaml" not in caught.value.problems[0]
 
 
 @pytest.mark.parametrize("value", [3, "", ["runs/a"], "a\0b", True])
 def test_a_value_that_is_no_path_is_told(tmp_path: Path, value: Any) -> None:
-    with pytest.raises(ConfigError, match=r"^search\.warm_start: must be the path of a run folder or of a recommended"):
+    with pytest.raises(ConfigError, match=r"^search\.warm_start: "):
         search(tmp_path / "here", warm_start=value)
 
 
 def test_an_unknown_method_is_told_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^search\.method: must be one of 'model', .* but got 'bayes'"):
+    with pytest.raises(ConfigError, match=r"^search\.method: .*'model', .*'bayes'"):
         search(tmp_path / "here", method="bayes")
 
 
@@ -343,7 +343,7 @@ def test_a_recommended_yaml_of_somebody_else_is_data_and_nothing_in_it_is_called
     path.write_text(text.replace(f"driver: '{content['machine']['driver']}'", f"driver: {CALL}"))
     assert read_hints(path).configs == (autotune.load(there / "recommended.yaml"),)
     path.write_text(text.replace("pin_memory: ", f"pin_memory: {CALL} #", 1))
-    with pytest.raises(ConfigError, match="pin_memory: must be plain data"):
+    with pytest.raises(ConfigError, match="pin_memory: "):
         read_hints(path)
     assert not (tmp_path / "made").exists()
 
@@ -444,7 +444,10 @@ def test_a_check_says_that_a_recommendation_was_found_on_another_machine(
     launcher = FakeLauncher(environment=HERE.model_copy(update={part: value}))
     found = check_plan(make_plan(Path("there")), launcher=launcher)
     said = f"{COMPARED[name]} {was} there, {is_now} here"
-    assert found.stale == f"there/recommended.yaml is stale: {said}; run again with --fresh."
+    assert found.stale is not None
+    assert found.stale.startswith("there/recommended.yaml ")
+    assert said in found.stale
+    assert "--fresh" in found.stale
 
 
 def test_a_check_says_nothing_of_a_recommendation_that_holds_or_is_not_there(there: Path, tmp_path: Path) -> None:
@@ -461,7 +464,7 @@ def test_a_check_leaves_alone_what_it_can_not_read(tmp_path: Path, text: str) ->
 
 
 def test_a_check_refuses_a_warm_start_as_a_run_does(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^warm_start: .*there is no such file"):
+    with pytest.raises(ConfigError, match=r"^warm_start: .*gone.yaml"):
         check_plan(make_plan(None, warm_start=tmp_path / "gone.yaml"), launcher=FakeLauncher())
 
 
@@ -480,4 +483,4 @@ def test_a_run_on_another_machine_is_refused_with_what_differs_and_the_remedy(
         search(there, launcher=launcher)
     message = str(caught.value)
     assert f" differs in {COMPARED[name]}: {was} there, {is_now} here. " in message
-    assert "begin anew with --fresh" in message
+    assert "--fresh" in message

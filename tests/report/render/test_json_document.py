@@ -103,5 +103,4 @@ def test_copies_are_a_ceiling_of_the_document_and_of_the_report(tmp_path: Path) 
         document = json.loads(as_json(summary, tmp_path))
         assert document["baseline"]["figures"]["copy_ceiling"] == run.copy_ceiling
     assert "copying alone" in shown["copied"]
-    assert "Copying alone: batches moved to the device" in shown["copied"]
     assert "copying alone" not in shown["bare"]

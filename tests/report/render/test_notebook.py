@@ -19,14 +19,6 @@ def test_every_verdict_is_a_well_formed_fragment(any_summary: RunSummary, tmp_pa
     assert reader.tags.count("table") == 2
 
 
-def test_it_tells_headline_headroom_and_every_trial(tmp_path: Path) -> None:
-    text = Reader(as_notebook(make_rich_summary(), tmp_path)).text
-    assert "2.41 times as fast as your configuration" in text
-    assert "the loader is the bottleneck" in text
-    assert "out of memory" in text
-    assert "Busy: share of time with a kernel running (NVML). baseline: two sources disagree by 19 points" in text
-
-
 def test_a_diagnosis_shows_its_answer_its_advice_and_where_the_time_goes() -> None:
     found = autotune.diagnose(object, list, progress=False, launcher=FakeLauncher())
     hostile = found.diagnosis.model_copy(update={"notes": (ATTACK,), "headline": f"{found.headline} {ATTACK}"})

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -76,11 +77,12 @@ def calls() -> list[Call]:
     return [call for path, source in users.items() for call in calls_in(source, str(path.relative_to(PACKAGE)))]
 
 
-def literals() -> set[str]:
+@cache
+def literals() -> frozenset[str]:
     """Every text that stands in the package, keywords' values included."""
     trees = (ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py"))
     texts = (node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant))
-    return {text for text in texts if isinstance(text, str)}
+    return frozenset(text for text in texts if isinstance(text, str))
 
 
 def needed(code: str) -> set[str]:
@@ -108,6 +110,16 @@ def test_every_wording_is_used() -> None:
     used = literals()
     sentences = {code for code in load_sentences() if not code.startswith("_")}
     assert {code for code in sentences if not {code, *(code.removesuffix(end) for end in SUFFIXES)} & used} == set()
+
+
+def test_what_a_sentence_chooses_by_is_a_text_of_the_package() -> None:
+    """A choice by a kind or a reason that no room knows would never be taken."""
+    used, chosen = literals(), set[str]()
+    for template in load_sentences().values():
+        for choice in make_environment().parse(template).find_all(nodes.Compare):
+            chosen |= {text.value for text in choice.find_all(nodes.Const) if isinstance(text.value, str)}
+    assert "no_loader" in chosen
+    assert chosen <= used
 
 
 def test_every_part_is_included_by_a_sentence() -> None:
@@ -184,5 +196,6 @@ def test_a_figure_that_is_missing_is_an_error() -> None:
 
 
 def test_a_stored_sentence_passes_and_an_unknown_code_is_shown_with_its_figures() -> None:
-    assert say("A sentence of an older version.") == "A sentence of an older version."
+    stored = "A sentence of an older version."
+    assert say(stored) == stored
     assert say(note("of_another_version", number=3)) == "of_another_version: number=3"

@@ -1,0 +1,473 @@
+"""Searches, comparisons and diagnoses that, with the variants of tests.factories, bring up every message."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+from autotune.diagnosis.verdict import judge
+from autotune.note import note
+from autotune.records.breakdown import ImageDecoding
+from autotune.records.diagnosis import Curves, Diagnosis, Float8Products
+from autotune.records.host_load import HostLoad
+from autotune.records.lengths import BucketForecast, Lengths, PackForecast, Tokens
+from autotune.records.measurement import Measurement
+from autotune.records.noise_scale import NoiseScale
+from autotune.records.recommendation import BreakEven, LargerBatch, Ratio
+from autotune.records.run_spread import RunSpread
+from autotune.records.run_summary import RunSummary
+from autotune.records.trial import Outcome
+from autotune.records.utilization import NVML_SOURCE, PROFILER_SOURCE, BusyReading, Fullness
+from autotune.report.comparison import Comparison, compare_summaries
+from autotune.report.sections.advice import diagnosis_in_words
+from autotune.settings.objective import Objective
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import ObjectFacts
+from autotune.space.learning_rate import LrAdvice
+from tests.factories import (
+    BASELINE,
+    CPU,
+    FAST,
+    GROUP,
+    HOT,
+    NO_ADVICE,
+    SAME_BATCH,
+    TALK,
+    make_breakdown,
+    make_conditions_summary,
+    make_confirmation,
+    make_evidence,
+    make_group_summary,
+    make_guard,
+    make_loader_costs,
+    make_measurement,
+    make_point,
+    make_rank,
+    make_recommendation,
+    make_rich_summary,
+    make_roofline,
+    make_script,
+    make_summary,
+    make_trial,
+    make_variants,
+    three_rounds,
+)
+
+TOKENS = Tokens(per_sample=50.0, relative_sd=0.02, batches=90, shortest=20, longest=80, padding=0.4)
+BUCKETS = BucketForecast(
+    pool_batches=50, random_padding=0.42, bucket_padding=0.05, device_time=0.6, device_time_ci=(0.5, 0.7)
+)
+ROWS = PackForecast(row_tokens=90, samples_per_row=2.9, padding=0.02, device_time=0.5, device_time_ci=(0.4, 0.6))
+LENGTHS = Lengths(
+    items=500, mean=30.0, median=25.0, longest=90, batch_samples=32, padding=0.39, buckets=BUCKETS, packed=ROWS
+)
+NOISE = NoiseScale(value=40, low=30, high=60, samples=9, has_checkpoint=True)
+ASSUMED = RunSpread(sd=0.05, degrees_of_freedom=4.0, source="assumed")
+SAME_RATE = Ratio(value=1.0, low=1.0, high=1.0)
+NO_OTHERS: dict[str, Any] = {"confirmations": (), "same_batch": None, "same_batch_number": None}
+STAYS: dict[str, Any] = {"config": BASELINE, "number": 0, "verdict": "already_best", "lr_advice": NO_ADVICE}
+CAPPED: dict[str, Any] = {"throttle_reasons": ("power_cap",)}
+
+
+def single_runs(own: Any = None, best: Any = None, *, baseline: TrainingConfig = BASELINE, **found: Any) -> RunSummary:
+    """Trials of 1,000 and 4,000 samples/s that measured this besides, and a recommendation by them alone."""
+    trials = (
+        make_trial(0, baseline, measurement=make_measurement(1000.0, **(own or {}))),
+        make_trial(1, FAST, measurement=make_measurement(4000.0, **(best or {}))),
+    )
+    return make_summary(trials=trials, baseline=baseline, recommendation=make_recommendation(**NO_OTHERS | found))
+
+
+def ceilings(loader: float | None = None, device: float | None = None, copy: float | None = None) -> dict[str, float]:
+    """Rates of each side alone, as a measurement's fields."""
+    rates = {"loader_ceiling": loader, "device_ceiling": device, "copy_ceiling": copy}
+    return {name: rate for name, rate in rates.items() if rate is not None}
+
+
+def loaded(baseline: float, fast: float) -> RunSummary:
+    """A search on two cores, of which others used so many next to a trial that used one."""
+    loads = [
+        HostLoad(seconds=1.0, cores=2, reachable_cores=2, busy_s=1.0 + others, own_s=1.0, stolen_s=0.0)
+        for others in (baseline, fast)
+    ]
+    return single_runs({"host_load": loads[0]}, {"host_load": loads[1]})
+
+
+def larger_batch(
+    over: Ratio | None = None, break_even: BreakEven | None = None, *, is_kept: bool = False, **parts: Any
+) -> RunSummary:
+    """A search whose FAST has the larger batch and pays above a noise scale; `is_kept`: it isn't recommended."""
+    known = {key: parts.pop(key) for key in ("noise_scale",) if key in parts}
+    larger = LargerBatch(
+        config=FAST,
+        number=1,
+        speedup=None,
+        over_same_batch=over or Ratio(value=1.25, low=1.2, high=1.3),
+        worth=parts.pop("worth", 1.0),
+        is_worth_it=not is_kept,
+        break_even=break_even or BreakEven(samples=640.0, low=500.0, high=830.0),
+    )
+    own = {"config": SAME_BATCH, "number": 2} if is_kept else {}
+    return make_summary(recommendation=make_recommendation(larger_batch=larger, **own | parts), **known)
+
+
+def failed_baseline(outcome: Outcome, measurement: Measurement | None = None, **result: Any) -> RunSummary:
+    """A search whose baseline did not run."""
+    infeasible = make_variants()["baseline_infeasible"]
+    own = make_trial(0, BASELINE, outcome, measurement=measurement, **result)
+    return infeasible.model_copy(update={"trials": (own, *infeasible.trials[1:])})
+
+
+def failed_trials(*outcomes: Outcome, **result: Any) -> RunSummary:
+    """A search that recommends nothing."""
+    trials = tuple(make_trial(number, BASELINE, outcome, **result) for number, outcome in enumerate(outcomes))
+    return make_summary(recommendation=None, trials=trials)
+
+
+def thrashing() -> Measurement:
+    """Training for which there was hardly room."""
+    run = make_measurement(5000.0, gib=15.9)
+    return run.model_copy(update={"memory": run.memory.model_copy(update={"alloc_retries": 4})})
+
+
+def verdict_cases() -> dict[str, RunSummary]:
+    """Every headline."""
+    proven = make_recommendation()
+    return {
+        "by how much was not measured": single_runs(speedup=None),
+        "judged by single runs": single_runs(verdict="unconfirmed", speedup=None),
+        "single runs, weighed": single_runs(verdict="unconfirmed", speedup=None, worth=0.4).model_copy(
+            update={"noise_scale": NOISE, "objective": Objective(global_batch="goodput")}
+        ),
+        "nothing faster so far": single_runs(**STAYS | {"verdict": "unconfirmed", "speedup": None}),
+        "measured once": make_summary(
+            trials=(), recommendation=make_recommendation(verdict="unconfirmed", speedup=None, **NO_OTHERS)
+        ),
+        "not proven": make_summary(recommendation=proven.model_copy(update={"verdict": "unconfirmed"})),
+        "proven by an assumed spread": make_summary(run_spread=ASSUMED),
+        "proven without an end": make_summary(
+            recommendation=make_recommendation(speedup=Ratio(value=2.4, low=0.0, high=inf))
+        ),
+        "already the best": single_runs(**STAYS | {"speedup": SAME_RATE}),
+        "already the best that may be used": single_runs(**STAYS | {"speedup": SAME_RATE, "is_outrun": True}),
+        "faster ones overload": single_runs(**STAYS | {"speedup": SAME_RATE, "overloaded": (1,)}),
+        "larger batches are faster": larger_batch(
+            **STAYS, speedup=SAME_RATE, same_batch=BASELINE, same_batch_number=0, same_batch_speedup=None
+        ),
+        "baseline fails later": single_runs(verdict="baseline_infeasible", speedup=None),
+        "baseline out of memory": failed_baseline("oom", reason="CUDA out of memory", violation=0.1),
+        "baseline out of time": failed_baseline("timeout", reason="it took too long"),
+        "baseline crashes": failed_baseline("crashed", reason="ValueError: no"),
+        "baseline without room": failed_baseline("over_memory", thrashing()),
+        "nothing measured": make_summary(trials=(), recommendation=None),
+        "all without room": make_summary(
+            recommendation=None, trials=(make_trial(0, BASELINE, "over_memory", measurement=thrashing()),)
+        ),
+        "all out of memory": failed_trials("oom", "oom", violation=0.2),
+        "out of memory by how much is not known": failed_trials("oom", "crashed", "oom"),
+        "all crashed": failed_trials("crashed", "crashed", reason="ValueError: no"),
+    }
+
+
+def batch_cases() -> dict[str, RunSummary]:
+    """The best at the baseline's batch and at a larger one, reasons and learning rate."""
+    own = {"same_batch": BASELINE, "same_batch_number": 0, "same_batch_speedup": None}
+    advice = LrAdvice(lr=0.004, rule="linear", batch_ratio=4.0, betas=(0.6, 0.996), eps=5e-9, notes=())
+    unbounded = NoiseScale(value=inf, low=30, high=inf, samples=9, has_checkpoint=False)
+    return {
+        "the larger pays above a scale": larger_batch(),
+        "the larger pays at any scale": larger_batch(
+            break_even=BreakEven(samples=0.0, low=0.0, high=0.0), **own, config=FAST, number=1
+        ),
+        "the own was not measured in turns": larger_batch(
+            break_even=BreakEven(samples=640.0, low=500.0, high=inf), same_batch_speedup=None
+        ),
+        "too little": larger_batch(Ratio(value=1.04, low=1.02, high=1.06), is_kept=True),
+        "perhaps noise": larger_batch(Ratio(value=1.01, low=0.97, high=1.05), is_kept=True),
+        "worth less": larger_batch(is_kept=True, worth=0.4, noise_scale=NOISE),
+        "scale without an end": larger_batch(noise_scale=unbounded),
+        "nothing faster at the own batch": make_summary(recommendation=make_recommendation(**own)),
+        "faster ones at the own batch overload": make_summary(
+            recommendation=make_recommendation(**own, overloaded=(2,))
+        ),
+        "learning rate, betas and eps": single_runs(lr_advice=advice),
+        "claimed and measured": make_summary(
+            recommendation=make_recommendation(measured_speedup=Ratio(value=2.5, low=2.4, high=2.6))
+        ),
+        "pays for itself": make_summary(wall_s=200.0, promised_s=150.0),
+        "little is expected": make_summary(stopped_because=note("little_expected", gain_fraction=0.003)),
+    }
+
+
+def headroom_cases() -> dict[str, RunSummary]:
+    """Where the rates stand between the ceilings."""
+    with_workers, four = TrainingConfig(num_workers=2), GROUP.model_copy(update={"world_size": 4})
+    own_best = STAYS | {"speedup": SAME_RATE}
+    return {
+        "loader holds, little is left": single_runs(ceilings(1050.0, 2300.0), ceilings(9000.0, 4160.0)),
+        "device holds": single_runs(ceilings(5000.0, 1010.0), baseline=with_workers),
+        "devices hold": single_runs(ceilings(5000.0, 1010.0), baseline=four),
+        "sides take turns": single_runs(ceilings(2000.0, 2000.0)),
+        "no side holds": single_runs(ceilings(2000.0, 2000.0), baseline=with_workers),
+        "loader not measured": single_runs(ceilings(None, 2000.0)),
+        "device not measured": single_runs(ceilings(2000.0)),
+        "device's ceiling too low": single_runs(ceilings(5000.0, 500.0)),
+        "copies' ceiling too low": single_runs(ceilings(5000.0, 2000.0, 500.0)),
+        "copies hold": single_runs(ceilings(9000.0, 2300.0, 1100.0), ceilings(9000.0, 5000.0, 4100.0)),
+        "nothing is left": single_runs(best=ceilings(9000.0, 4000.0)),
+        "much is left": single_runs(best=ceilings(8000.0, 9000.0)),
+        "loader's ceiling too low": single_runs(best=ceilings(900.0, 9000.0)),
+        "own is best": single_runs(ceilings(5000.0, 1020.0), **own_best),
+    }
+
+
+def condition_cases() -> dict[str, RunSummary]:
+    """What moves rates: the device, other processes, sources that differ, few runs."""
+    tf32 = {"tf32_overrides": ("NVIDIA_TF32_OVERRIDE=0",)}
+    wide = RunSpread(sd=0.05, degrees_of_freedom=4.0, source="machine")
+    sources = {source: [BusyReading(source=source, fraction=0.9)] for source in ("its own", NVML_SOURCE)}
+    apart = [BusyReading(source=NVML_SOURCE, fraction=0.9), BusyReading(source=PROFILER_SOURCE, fraction=0.7)]
+    unlike = single_runs({"busy_readings": sources["its own"]}, {"busy_readings": sources[NVML_SOURCE]})
+    own, fast, same = make_recommendation().confirmations
+    return {
+        "hot": make_conditions_summary(HOT, HOT, retries=7),
+        "one switch": make_conditions_summary(tf32),
+        "others' memory": make_conditions_summary({"others_memory_bytes": 3 * 2**30}),
+        "others' load": make_conditions_summary({"others_busy_fraction": 0.2}),
+        "cores shared": loaded(0.9, 0.1),
+        "no runs compared": make_summary(run_spread=ASSUMED),
+        "runs compared on the machine": make_summary(run_spread=wide),
+        "unlike sources": without_scores_source(unlike),
+        "sources disagree": single_runs({"busy_readings": apart}),
+        "unlike numbers of runs": make_summary(
+            recommendation=make_recommendation(
+                confirmations=(own, fast.model_copy(update={"rounds": fast.rounds[:2]}), same)
+            )
+        ),
+        "many trials": make_summary(
+            trials=[make_trial(number, BASELINE, measurement=make_measurement(1000.0)) for number in range(201)]
+        ),
+        "lengths": single_runs({"tokens": TOKENS, "lengths": LENGTHS}),
+        "remark on the precision guard": remarked_guard(),
+    }
+
+
+def without_scores_source(summary: RunSummary) -> RunSummary:
+    """The same where scores were made from no reading of the device."""
+    trials = []
+    for trial in summary.trials:
+        assert trial.measurement is not None
+        run = trial.measurement.model_copy(update={"busy_fraction": None, "busy_source": None})
+        trials.append(trial.model_copy(update={"result": trial.result.model_copy(update={"measurement": run})}))
+    return summary.model_copy(update={"trials": tuple(trials)})
+
+
+def remarked_guard() -> RunSummary:
+    """A search of whose comparisons of precision each has the same remark."""
+    guard = make_guard().model_copy(update={"remarks": (note("float32_unknown", variable="NVIDIA_TF32_OVERRIDE"),)})
+    rich = make_rich_summary()
+    results = [trial.result.model_copy(update={"guard": guard}) for trial in rich.trials]
+    trials = [trial.model_copy(update={"result": new}) for trial, new in zip(rich.trials, results, strict=True)]
+    return rich.model_copy(update={"trials": tuple(trials)})
+
+
+def group_cases() -> dict[str, RunSummary]:
+    """Several devices: whether they help, and what of memory is told of them."""
+    four = GROUP.model_copy(update={"world_size": 4})
+    uneven = (make_rank(0, device_ceiling=20_000.0), make_rank(1, device_ceiling=12_800.0))
+    group, rich = make_group_summary(), make_rich_summary()
+    assert group.recommendation is not None
+    assert rich.recommendation is not None
+    refuted = group.recommendation.model_copy(update={"overloaded": (2, 3), "config": FAST, "number": 1})
+    facts = rich.facts.model_copy(update={"gradient_bytes": 2 * 2**30})
+    whole = rich.recommendation.model_copy(update={"config": GROUP})
+    return {
+        "ddp helps": group,
+        "an uneven rank holds": make_group_summary(ranks=uneven),
+        "two help": one_against(2000.0),
+        "no measurable help": one_against(1000.0),
+        "no help": one_against(800.0, ranks=(make_rank(0), make_rank(1))),
+        "four help": one_against(3900.0, four),
+        "four don't": one_against(900.0, four),
+        "interval without an end": one_against(1050.0, noise=inf),
+        "all refuted": group.model_copy(update={"recommendation": refuted}),
+        "nothing to compare with": group.model_copy(update={"trials": group.trials[2:]}),
+        "stress run in one process": rich.model_copy(update={"recommendation": whole, "facts": facts}),
+        "lines of two groups": memory_cases()["two groups"],
+        "lines with workers": memory_cases()["workers"],
+    }
+
+
+def one_against(rate: float, config: TrainingConfig = GROUP, **measured: Any) -> RunSummary:
+    """The baseline at 1,000 samples/s against a group, each measured once; the baseline is recommended."""
+    trials = (
+        make_trial(0, BASELINE, measurement=make_measurement(1000.0)),
+        make_trial(1, config, measurement=make_measurement(rate, **measured)),
+    )
+    return make_summary(trials=trials, recommendation=make_recommendation(**STAYS | NO_OTHERS))
+
+
+def memory_cases() -> dict[str, RunSummary]:
+    """Peaks that lines can be fitted to."""
+
+    def batch(size: int, config: TrainingConfig = BASELINE, workers: int = 0) -> TrainingConfig:
+        return config.model_copy(update={"micro_batch_size": size, "num_workers": workers})
+
+    group = TrainingConfig(strategy="ddp", world_size=2)
+    sizes = (32, 64, 128)
+    alone = {batch(size): 1 + size / 64 for size in sizes}
+    both = alone | {batch(size, group): 3 + size / 32 for size in sizes}
+    workers = {batch(size, workers=own): 1 + size / 64 + own / 8 for size in sizes for own in (0, 2, 4)}
+    return {
+        "one group": peaks(alone),
+        "two groups": peaks(both),
+        "two groups, the larger recommended": peaks(both, chosen=group),
+        "workers": peaks(workers, kind="cpu", chosen=batch(32, workers=2)),
+        "workers, GPU": peaks(workers),
+    }
+
+
+def peaks(gib: dict[TrainingConfig, float], *, kind: str = "cuda", chosen: TrainingConfig = BASELINE) -> RunSummary:
+    """A search that recommends some settings; what each trial took, in GiB."""
+    trials = [
+        make_trial(number, config, measurement=make_measurement(1000.0, gib=peak))
+        for number, (config, peak) in enumerate(gib.items())
+    ]
+    environment = make_summary().environment.model_copy(update={"device_kind": kind})
+    found = make_recommendation(config=chosen)
+    return make_summary(trials=tuple(trials), recommendation=found, environment=environment)
+
+
+def comparison_cases() -> dict[str, Comparison]:
+    """Two searches beside each other."""
+    plain, rich = make_summary(), make_rich_summary()
+    machine = plain.environment.model_copy(update={"torch": "9.9.9", "cores": 96})
+    facts = plain.facts.model_copy(update={"dataset_length": 77})
+    slow = make_recommendation(config=FAST.model_copy(update={"num_workers": 2}), confirmations=rounds(1.25))
+    changed = make_summary(environment=machine, facts=facts, seed=7, baseline=SAME_BATCH, recommendation=slow)
+    small = make_recommendation(config=SAME_BATCH, number=2, same_batch=SAME_BATCH, same_batch_number=2)
+    unmeasured = make_summary(trials=(), recommendation=make_recommendation(**NO_OTHERS))
+    second = {
+        "same": plain,
+        "changed": changed,
+        "rich": rich,
+        "nothing-recommended": make_summary(recommendation=None, run_spread=ASSUMED),
+        "nothing-measured": unmeasured,
+        "another-batch": make_summary(recommendation=small),
+    }
+    return {
+        name: compare_summaries(rich if name == "rich" else plain, other, ("runs/a", "runs/b"))
+        for name, other in second.items()
+    }
+
+
+def rounds(times: float) -> tuple[Any, ...]:
+    """Confirmations on a machine that is so many times as fast."""
+    return (
+        make_confirmation(0, *three_rounds(times * 5100.0), config=BASELINE, gib=3.0),
+        make_confirmation(1, *three_rounds(times * 12300.0), config=FAST, gib=9.4),
+        make_confirmation(2, *three_rounds(times * 9850.0), config=SAME_BATCH, gib=3.0),
+    )
+
+
+DECODING = ImageDecoding(items=8, images_per_item=1.0, item_fraction=0.8, item_fraction_ci=(0.7, 0.9))
+
+
+def diagnosis_cases() -> dict[str, Diagnosis]:
+    """Diagnoses with their words: each answer, each part of the report."""
+    wait = {"breakdown": make_breakdown(wait=0.57)}
+    costs = make_loader_costs(item_p99_s=0.077, batches_per_worker_per_s=31.0, decoding=DECODING)
+    float8 = Float8Products(flops=0.9e9, bfloat16_s=20e-3, float8_s=10e-3, cast_s=4e-3, moved_cast_s=2e-3)
+    broken = make_point(None, num_workers=8).model_copy(update={"reason": "it broke"})
+    curves = Curves(
+        loader=(make_point(440.0), make_point(900.0, num_workers=4), broken),
+        device=(make_point(1000.0), make_point(1500.0, amp_dtype="bfloat16")),
+        copy=(make_point(1000.0), make_point(6000.0, pin_memory=True)),
+        roofline=make_roofline(float8=float8),
+    )
+    fullness = Fullness(sm_fraction=0.91, sm_occupancy=None, tensor_fraction=0.13, dram_fraction=0.47)
+    hot = make_conditions_summary(HOT).trials[2].measurement
+    assert hot is not None
+    known = {
+        "loader-holds": make_evidence(
+            430.0,
+            **wait,
+            loader_ceiling=440.0,
+            device_ceiling=1000.0,
+            loader_costs=costs,
+            fullness=fullness,
+            curves=curves,
+            busy_readings=(BusyReading(source=NVML_SOURCE, fraction=0.4),),
+        ),
+        "healthy": make_evidence(1000.0, device_ceiling=1005.0, breakdown=make_breakdown(wait=0.01)),
+        "in-turns": make_evidence(
+            500.0, config=TrainingConfig(), environment=CPU, **wait, loader_ceiling=1000.0, device_ceiling=1000.0
+        ),
+        "copies-hold": make_evidence(
+            500.0, breakdown=make_breakdown(copy=0.5), device_ceiling=1000.0, copy_ceiling=520.0
+        ),
+        "device-not-measured": make_evidence(430.0, **wait, loader_ceiling=440.0, device_ceiling=None),
+        "loader-not-measured": make_evidence(430.0, **wait, loader_ceiling=None, device_ceiling=1000.0),
+        "window-alone": make_evidence(
+            430.0, breakdown=None, loader_ceiling=None, device_ceiling=None, loader_costs=None, data_wait_fraction=0.57
+        ),
+        "ranks-lengths-a-hot-device": make_evidence(
+            1000.0,
+            ranks=(make_rank(0), make_rank(1, device_ceiling=6_400.0)),
+            communication=TALK,
+            tokens=TOKENS,
+            lengths=LENGTHS,
+            conditions=hot.conditions,
+            breakdown=make_breakdown(wait=0.6, restart=0.5),
+        ),
+    }
+    return {name: diagnosis_in_words(judge("resnet", evidence, wall_s=83.0)) for name, evidence in known.items()}
+
+
+def recommended_cases() -> dict[str, RunSummary]:
+    """Every head of a recommended.yaml."""
+    group = TrainingConfig(strategy="ddp", world_size=2)
+    own: dict[str, Any] = {"has_loader": True}
+    beside = own | {"beside": ("collate_fn", "batch_sampler")}
+    malloc = make_summary().environment.model_copy(update={"malloc": ("A=1", "B=2"), "keeps_memory": True})
+    script = make_summary().facts.model_copy(update={"script": make_script()})
+    switches = {"baseline": TrainingConfig(fused=True, cudnn_benchmark=True)}
+    trainers = {"transformers.Trainer": "beside_training", "Lightning's Trainer": "beside_training"}
+    trainers |= {"accelerate": "prepared_by"}
+    return {
+        "map-style dataset": recommending(TrainingConfig()),
+        "ddp, bound": recommending(group.model_copy(update={"numa_binding": "node"})),
+        "dp": recommending(TrainingConfig(strategy="dp", world_size=2)),
+        "stream": recommending(TrainingConfig(), is_iterable=True),
+        "tf.data": recommending(TrainingConfig(), is_tf_data=True, is_iterable=True),
+        "token budget": recommending(TrainingConfig(max_tokens=9), has_token_budget=True),
+        "own batches": recommending(TrainingConfig(worker_threads=1, num_workers=2), fixed_batch_size=2),
+        "own loader, ddp": recommending(group, own),
+        "own loader, and something beside it": recommending(TrainingConfig(), beside),
+        "switches, malloc": recommending(TrainingConfig()).model_copy(update=switches | {"environment": malloc}),
+        "script": make_summary(facts=script, command=("python", "train.py")),
+        **{
+            name: recommending(TrainingConfig(fused=True), beside).model_copy(
+                update={"notes": (note(code, framework=name, names=["logging"]),)}
+            )
+            for name, code in trainers.items()
+        },
+    }
+
+
+def recommending(config: TrainingConfig, objects: dict[str, Any] | None = None, **facts: Any) -> RunSummary:
+    """A search that found this configuration, for a workload with these objects and facts."""
+    summary = make_summary(recommendation=make_recommendation(config=config))
+    known = summary.facts.model_copy(update={"objects": ObjectFacts.model_validate(objects or {}), **facts})
+    return summary.model_copy(update={"facts": known})
+
+
+def every_case() -> dict[str, dict[str, RunSummary]]:
+    """All searches whose sentences are kept, by groups."""
+    return {
+        "verdicts": verdict_cases(),
+        "batches": batch_cases(),
+        "headroom": headroom_cases(),
+        "conditions": condition_cases(),
+        "devices": group_cases(),
+    }
