@@ -7,12 +7,10 @@ from typing import Any
 
 from autotune.diagnosis.verdict import judge
 from autotune.note import note
-from autotune.records.breakdown import ImageDecoding
-from autotune.records.diagnosis import Curves, Diagnosis, Float8Products
+from autotune.records.diagnosis import Curves, Diagnosis
 from autotune.records.host_load import HostLoad
 from autotune.records.lengths import BucketForecast, Lengths, PackForecast, Tokens
 from autotune.records.measurement import Measurement
-from autotune.records.noise_scale import NoiseScale
 from autotune.records.recommendation import BreakEven, LargerBatch, Ratio
 from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import RunSummary
@@ -20,7 +18,6 @@ from autotune.records.trial import Outcome
 from autotune.records.utilization import NVML_SOURCE, PROFILER_SOURCE, BusyReading, Fullness
 from autotune.report.comparison import Comparison, compare_summaries
 from autotune.report.sections.advice import diagnosis_in_words
-from autotune.settings.objective import Objective
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import ObjectFacts
 from autotune.space.learning_rate import LrAdvice
@@ -61,7 +58,6 @@ ROWS = PackForecast(row_tokens=90, samples_per_row=2.9, padding=0.02, device_tim
 LENGTHS = Lengths(
     items=500, mean=30.0, median=25.0, longest=90, batch_samples=32, padding=0.39, buckets=BUCKETS, packed=ROWS
 )
-NOISE = NoiseScale(value=40, low=30, high=60, samples=9, has_checkpoint=True)
 ASSUMED = RunSpread(sd=0.05, degrees_of_freedom=4.0, source="assumed")
 SAME_RATE = Ratio(value=1.0, low=1.0, high=1.0)
 NO_OTHERS: dict[str, Any] = {"confirmations": (), "same_batch": None, "same_batch_number": None}
@@ -97,18 +93,16 @@ def larger_batch(
     over: Ratio | None = None, break_even: BreakEven | None = None, *, is_kept: bool = False, **parts: Any
 ) -> RunSummary:
     """A search whose FAST has the larger batch and pays above a noise scale; `is_kept`: it isn't recommended."""
-    known = {key: parts.pop(key) for key in ("noise_scale",) if key in parts}
     larger = LargerBatch(
         config=FAST,
         number=1,
         speedup=None,
         over_same_batch=over or Ratio(value=1.25, low=1.2, high=1.3),
-        worth=parts.pop("worth", 1.0),
         is_worth_it=not is_kept,
         break_even=break_even or BreakEven(samples=640.0, low=500.0, high=830.0),
     )
     own = {"config": SAME_BATCH, "number": 2} if is_kept else {}
-    return make_summary(recommendation=make_recommendation(larger_batch=larger, **own | parts), **known)
+    return make_summary(recommendation=make_recommendation(larger_batch=larger, **own | parts))
 
 
 def failed_baseline(outcome: Outcome, measurement: Measurement | None = None, **result: Any) -> RunSummary:
@@ -136,9 +130,6 @@ def verdict_cases() -> dict[str, RunSummary]:
     return {
         "by how much was not measured": single_runs(speedup=None),
         "judged by single runs": single_runs(verdict="unconfirmed", speedup=None),
-        "single runs, weighed": single_runs(verdict="unconfirmed", speedup=None, worth=0.4).model_copy(
-            update={"noise_scale": NOISE, "objective": Objective(global_batch="goodput")}
-        ),
         "nothing faster so far": single_runs(**STAYS | {"verdict": "unconfirmed", "speedup": None}),
         "measured once": make_summary(
             trials=(), recommendation=make_recommendation(verdict="unconfirmed", speedup=None, **NO_OTHERS)
@@ -171,9 +162,8 @@ def verdict_cases() -> dict[str, RunSummary]:
 
 def batch_cases() -> dict[str, RunSummary]:
     """The best at the baseline's batch and at a larger one, reasons and learning rate."""
-    own = {"same_batch": BASELINE, "same_batch_number": 0, "same_batch_speedup": None}
+    own: dict[str, Any] = {"same_batch": BASELINE, "same_batch_number": 0, "same_batch_speedup": None}
     advice = LrAdvice(lr=0.004, rule="linear", batch_ratio=4.0, betas=(0.6, 0.996), eps=5e-9, notes=())
-    unbounded = NoiseScale(value=inf, low=30, high=inf, samples=9, has_checkpoint=False)
     return {
         "the larger pays above a scale": larger_batch(),
         "the larger pays at any scale": larger_batch(
@@ -184,8 +174,6 @@ def batch_cases() -> dict[str, RunSummary]:
         ),
         "too little": larger_batch(Ratio(value=1.04, low=1.02, high=1.06), is_kept=True),
         "perhaps noise": larger_batch(Ratio(value=1.01, low=0.97, high=1.05), is_kept=True),
-        "worth less": larger_batch(is_kept=True, worth=0.4, noise_scale=NOISE),
-        "scale without an end": larger_batch(noise_scale=unbounded),
         "nothing faster at the own batch": make_summary(recommendation=make_recommendation(**own)),
         "faster ones at the own batch overload": make_summary(
             recommendation=make_recommendation(**own, overloaded=(2,))
@@ -370,20 +358,16 @@ def rounds(times: float) -> tuple[Any, ...]:
     )
 
 
-DECODING = ImageDecoding(items=8, images_per_item=1.0, item_fraction=0.8, item_fraction_ci=(0.7, 0.9))
-
-
 def diagnosis_cases() -> dict[str, Diagnosis]:
     """Diagnoses with their words: each answer, each part of the report."""
-    wait = {"breakdown": make_breakdown(wait=0.57)}
-    costs = make_loader_costs(item_p99_s=0.077, batches_per_worker_per_s=31.0, decoding=DECODING)
-    float8 = Float8Products(flops=0.9e9, bfloat16_s=20e-3, float8_s=10e-3, cast_s=4e-3, moved_cast_s=2e-3)
+    wait: dict[str, Any] = {"breakdown": make_breakdown(wait=0.57)}
+    costs = make_loader_costs(item_p99_s=0.077, batches_per_worker_per_s=31.0)
     broken = make_point(None, num_workers=8).model_copy(update={"reason": "it broke"})
     curves = Curves(
         loader=(make_point(440.0), make_point(900.0, num_workers=4), broken),
         device=(make_point(1000.0), make_point(1500.0, amp_dtype="bfloat16")),
         copy=(make_point(1000.0), make_point(6000.0, pin_memory=True)),
-        roofline=make_roofline(float8=float8),
+        roofline=make_roofline(),
     )
     fullness = Fullness(sm_fraction=0.91, sm_occupancy=None, tensor_fraction=0.13, dram_fraction=0.47)
     hot = make_conditions_summary(HOT).trials[2].measurement

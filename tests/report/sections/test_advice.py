@@ -12,8 +12,7 @@ import autotune.diagnosis
 from autotune.diagnosis.remedies import FORMAT_ADVICE
 from autotune.diagnosis.scaling_bottlenecks import Cause
 from autotune.diagnosis.verdict import judge
-from autotune.records.breakdown import ImageDecoding
-from autotune.records.diagnosis import Bottleneck, Curves, Float8Products
+from autotune.records.diagnosis import Bottleneck, Curves
 from autotune.records.lengths import BucketForecast, Lengths, PackForecast
 from autotune.report.sections.advice import diagnosis_in_words
 from autotune.report.wording.catalogue import load_codes
@@ -21,8 +20,6 @@ from autotune.report.wording.names import BOTTLENECKS, CAUSES
 from autotune.settings.training_config import TrainingConfig
 from tests.factories import CPU, make_breakdown, make_evidence, make_loader_costs, make_point, make_roofline
 
-DECODING = ImageDecoding(items=8, images_per_item=1.0, item_fraction=0.8, item_fraction_ci=(0.7, 0.9))
-FLOAT8 = Float8Products(flops=0.9e9, bfloat16_s=20e-3, float8_s=10e-3, cast_s=4e-3, moved_cast_s=2e-3)
 LENGTHS = Lengths(
     items=500,
     mean=30.0,
@@ -107,13 +104,6 @@ def test_every_kind_of_advice_has_its_text_and_its_basis_and_no_other_has() -> N
         },
         {"breakdown": WAITING, "loader_costs": make_loader_costs(slow_tail_fraction=0.5), "device_ceiling": 9000.0},
         {"breakdown": make_breakdown(wait=0.5, restart=0.5), "workers": 2},
-        {
-            "breakdown": WAITING,
-            "loader_costs": make_loader_costs(8e-3, decoding=DECODING),
-            "loader_ceiling": 400.0,
-            "device_ceiling": 9000.0,
-        },
-        {"curves": Curves(roofline=make_roofline(flops=1e9, float8=FLOAT8)), "loader_ceiling": 1e6, "amp": "bfloat16"},
         {"curves": Curves(roofline=make_roofline(flops=0.25e12 * 0.032))},
         {"lengths": LENGTHS},
         {"curves": Curves(roofline=make_roofline(moved_bytes=2e9), loader=(make_point(9e9, num_workers=4),))},
