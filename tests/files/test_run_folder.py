@@ -135,7 +135,7 @@ def test_a_link_among_the_names_leads_no_write_out_of_the_folder(tmp_path: Path,
     run.mkdir()
     (run / name).symlink_to(outside)
     if name != ".holder":
-        with pytest.raises(RunFolderError, match=rf"{name} must be .* but it is a link"):
+        with pytest.raises(RunFolderError, match=rf"{name} .*link"):
             simulated(run)
     else:
         simulated(run)  # it is replaced, not followed
@@ -171,5 +171,5 @@ def test_whatever_a_run_folder_is_called_all_of_it_lies_there(tmp_path: Path, na
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write whatever its mode")
 def test_a_study_that_may_not_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "study.db").touch(mode=0o400)
-    with pytest.raises(RunFolderError, match=r"study\.db can't be written"), open_run_folder(tmp_path, fresh=False):
+    with pytest.raises(RunFolderError, match=r"study\.db"), open_run_folder(tmp_path, fresh=False):
         pass

@@ -131,7 +131,7 @@ def test_the_loss_and_the_clipping_of_a_trainer_are_its_own(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("beside", [{"dataset": Words()}, {"loss": nn.MSELoss()}, {"optimizer": torch.optim.SGD}])
 def test_nothing_stands_beside_a_trainer_that_it_decides_itself(beside: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"{next(iter(beside))}: can't stand beside a Trainer"):
+    with pytest.raises(ConfigError, match=f"^{next(iter(beside))}: .*Trainer"):
         autotune.search(made_trainer(tmp_path), **beside)
 
 

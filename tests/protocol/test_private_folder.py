@@ -39,7 +39,7 @@ def test_a_folder_is_its_owners_alone_and_those_above_it_are_not_for_others_to_w
 
 
 def test_a_umask_that_locks_the_owner_out_is_refused(tmp_path: Path) -> None:
-    with umask(0o777), pytest.raises(RunFolderError, match=r"umask must leave you your own files, but it is 0777"):
+    with umask(0o777), pytest.raises(RunFolderError, match=r"umask .*0777"):
         refuse_unfit(tmp_path)
     with umask(0o022):
         refuse_unfit(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -24,6 +25,7 @@ from autotune.settings.command import (
     without_secrets,
 )
 from autotune.settings.training_config import TrainingConfig
+from tests.golden import assert_golden
 
 CONFIG = TrainingConfig(
     micro_batch_size=48, grad_accum_steps=2, lr=3e-4, amp_dtype="bfloat16", num_workers=3, prefetch_factor=4
@@ -61,41 +63,57 @@ def test_words_that_are_joined_and_split_again_are_the_same(words: list[str]) ->
 @pytest.mark.parametrize(
     "sign", ["&&", "||", "|", "&", ">", "2>&1", "<in", ">log", "&>log", "$HOME", "${X}", "`date`", "~", "~/x"]
 )
-def test_what_only_a_shell_can_do_is_refused_with_the_way_to_one(sign: str) -> None:
-    with pytest.raises(
-        ValueError, match=r"^a command is started without a shell, but got .*; write bash -c "
-    ) as caught:
+def test_what_only_a_shell_can_do_is_refused(sign: str) -> None:
+    with pytest.raises(ValueError, match=f"got {re.escape(sign)} in "):
         command_words(f"python train.py {sign} x")
-    assert f"got {sign} in " in str(caught.value)
 
 
 @pytest.mark.parametrize("written", ['"$HOME/data"', '"a `date`"', "'a'\"$X\""])
 def test_what_a_shell_puts_in_between_double_quotes_is_refused_too(written: str) -> None:
-    with pytest.raises(ValueError, match=r"^a command is started without a shell, but got .* in single quotes$"):
-        command_words(f"python train.py --data {written}")
-    assert command_words(f"python train.py --data '{written.replace(chr(39), '')}'")
+    command = "python train.py --data"
+    with pytest.raises(ValueError, match=re.escape(command)):
+        command_words(f"{command} {written}")
+    assert command_words(f"{command} '{written.replace(chr(39), '')}'")
 
 
-def test_a_second_command_after_a_semicolon_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"but got src; in 'cd src; python train.py'"):
-        command_words("cd src; python train.py")
+MISTAKES: dict[str, Any] = {
+    "a sign of the shell": "python train.py && rm x",
+    "a shell's value in double quotes": 'python train.py --data "$HOME/data"',
+    "a second command": "cd src; python train.py",
+    "an open quotation": "python 'train.py",
+    "a set": {"python"},
+    "bytes": b"python",
+    "a number": 3,
+    "a number among the words": ["python", "train.py", "--epochs", 3],
+    "None among the words": ["python", None],
+    "bytes among the words": ["python", b"a"],
+    "a misspelt placeholder": ["python", "train.py", "--x={num_worker}"],
+    "another framework's name": ["python", "train.py", "--x={gradient_accumulation_steps}"],
+    "a setting that no option can hold": ["python", "train.py", "{compile}"],
+    "no words": [],
+    "an empty word first": ["", "x"],
+    "NUL": ["python", "a\0b"],
+    "a variable first": ["A=1", "python", "train.py"],
+    "an isolated Python": ["python", "-uI", "train.py"],
+    "a Python without site": ["python3", "-X", "dev", "-S", "-m", "pkg"],
+    "code": ["python", "-c", "pass"],
+    "standard input": ["python", "-"],
+    "a module without its name": ["python", "-m"],
+    "nothing after python": ["python"],
+    "an option alone": ["python", "--version"],
+}
 
 
-@pytest.mark.parametrize(
-    ("written", "told"),
-    [
-        ("python 'train.py", r"\(no closing quotation\); write it as a list of words$"),
-        ({"python"}, r"^a command must be a list of words, or one text, but got \{'python'\}"),
-        (b"python", r"but got b'python'"),
-        (3, "but got 3"),
-        (["python", "train.py", "--epochs", 3], r"^a word of a command must be a text, but got 3; write it in quotes$"),
-        (["python", None], "but got None; write it in quotes"),
-        (["python", b"a"], "but got b'a'"),
-    ],
-)
-def test_what_holds_other_than_words_is_told(written: Any, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
-        command_words(written)
+def test_each_mistake_has_its_message() -> None:
+    lines = []
+    for name, command in MISTAKES.items():
+        try:
+            message = command_fault(command_words(command))
+        except ValueError as error:
+            message = str(error)
+        assert message
+        lines.append(f"{name}\n  {message}\n")
+    assert_golden(Path(__file__).parent / "golden" / "commands.txt", "".join(lines))
 
 
 # Placeholders
@@ -152,15 +170,14 @@ def test_filling_keeps_the_number_of_words_and_leaves_nothing_to_fill(words: lis
 def test_a_name_that_is_nearly_a_placeholders_is_refused_with_the_nearest(written: str, meant: str) -> None:
     fault = command_fault(["python", "train.py", f"--x={{{written}}}"])
     assert fault is not None
-    assert fault.endswith(f"but got {{{written}}}; did you mean {{{meant}}}?")
-    assert fault.startswith("a placeholder must be one of micro_batch_size, ")
+    assert fault.endswith(f"{{{meant}}}?")
 
 
 @pytest.mark.parametrize("name", ["intra_op_threads", "compile", "world_size", "pin_memory"])
 def test_a_setting_that_can_be_no_placeholder_is_refused(name: str) -> None:
     fault = command_fault(["python", "train.py", f"{{{name}}}"])
     assert fault is not None
-    assert fault.endswith(f"but got {{{name}}}; write its value, or leave it out")
+    assert f"got {{{name}}}" in fault
 
 
 # What it starts
@@ -237,44 +254,6 @@ def test_a_command_is_named_by_its_script(command: str, name: str) -> None:
 )
 def test_nothing_speaks_against_what_people_type(command: str) -> None:
     assert command_fault(command.split()) is None
-
-
-@pytest.mark.parametrize(
-    ("command", "fault"),
-    [
-        ([], "a command must have at least one word, but got none; write what you type to train"),
-        (["", "x"], "a command must have at least one word, but got none; write what you type to train"),
-        (["python", "a\0b"], "a word of a command must be without NUL, but got 'a\\x00b'; leave it out"),
-        (
-            ["A=1", "python", "train.py"],
-            "a command must begin with a program, but got the variable 'A=1'; write env before it",
-        ),
-        (
-            ["python", "-uI", "train.py"],
-            "Python must be started without -I, under which nothing can attach to a script; leave -I out",
-        ),
-        (
-            ["python3", "-X", "dev", "-S", "-m", "pkg"],
-            "Python must be started without -S, under which nothing can attach to a script; leave -S out",
-        ),
-        (
-            ["python", "-c", "pass"],
-            "Python must be given a script or -m and a module, but got '-c'; write python train.py",
-        ),
-        (["python", "-"], "Python must be given a script or -m and a module, but got '-'; write python train.py"),
-        (["python", "-m"], "Python must be given a script or -m and a module, but got '-m'; write python train.py"),
-        (
-            ["python"],
-            "Python must be given a script or -m and a module, but got 'nothing after python'; write python train.py",
-        ),
-        (
-            ["python", "--version"],
-            "Python must be given a script or -m and a module, but got '--version'; write python train.py",
-        ),
-    ],
-)
-def test_a_bad_command_is_told_with_rule_value_and_remedy(command: list[str], fault: str) -> None:
-    assert command_fault(command) == fault
 
 
 @given(

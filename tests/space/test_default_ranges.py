@@ -106,7 +106,7 @@ def test_on_devices_one_of_ranks_and_strategy_asks_for_the_other(
 
 def test_more_ranks_than_devices_are_told_by_the_rule() -> None:
     space = make_space({"world_size": [1, 2]}, environment=make_environment())
-    assert str(compose({"strategy": "ddp", "world_size": 2}, space)).startswith("world_size must be at most 1")
+    assert "world_size=2" in str(compose({"strategy": "ddp", "world_size": 2}, space))
     space = make_space({"world_size": 2}, environment=make_environment(device="mps", device_kind="mps"))
     assert "strategy 'ddp'" in str(compose({}, space))
 

@@ -229,13 +229,13 @@ def test_a_batch_has_one_block_and_one_backward() -> None:
         total: Tensor = model(torch.ones(1, 2)).sum()
         return total
 
-    with pytest.raises(RuntimeError, match="outside of one"):
+    with pytest.raises(RuntimeError, match="with accumulator"):
         accumulator.backward(loss())
     with accumulator:
-        with pytest.raises(RuntimeError, match="must end before the next"), accumulator:
+        with pytest.raises(RuntimeError, match="with accumulator"), accumulator:
             raise AssertionError("entered twice")
         accumulator.backward(loss())
-        with pytest.raises(RuntimeError, match="a second time; of several losses give the sum"):
+        with pytest.raises(RuntimeError, match="with accumulator"):
             accumulator.backward(loss())
     assert not torch.is_autocast_enabled("cpu")
     with accumulator:
@@ -297,7 +297,7 @@ def test_a_group_of_another_size_is_refused(settings: dict[str, Any], monkeypatc
     monkeypatch.setattr(group, "is_initialized", lambda: True)
     monkeypatch.setattr(group, "get_world_size", lambda: 2)
     monkeypatch.setattr(group, "destroy_process_group", lambda: None)
-    with pytest.raises(ConfigError, match=r"but it has 2; start training with \d processes \(on one machine: torchrun"):
+    with pytest.raises(ConfigError, match=r"has 2; .*torchrun"):
         TrainingConfig.model_validate(settings).prepare(network(), "cpu")
 
 

@@ -120,10 +120,10 @@ def test_a_process_with_devices_on_two_nodes_has_the_cores_of_both(two_sockets: 
 def test_fewer_cores_than_ranks_and_a_node_without_cores_are_told(two_sockets: Path) -> None:
     nodes = allowed_nodes(frozenset({0, 8, 4}), two_sockets)
     on_one = [frozenset({0})] * 2
-    with pytest.raises(CoresError, match=r"a physical core for each rank of a NUMA node, but 2 ranks share 1; set"):
+    with pytest.raises(CoresError, match=r"2 .* 1;"):
         cores_of_rank("exclusive", 1, on_one, nodes)
     assert cores_of_rank("node", 1, on_one, nodes) == {0, 8}
-    with pytest.raises(CoresError, match=r"may use none of node 3; start it with more cores"):
+    with pytest.raises(CoresError, match="node 3"):
         cores_of_rank("node", 0, [frozenset({3})], nodes)
 
 
@@ -229,7 +229,7 @@ def test_a_rank_is_bound_beside_its_gpu(sys_of: Callable[..., Path]) -> None:
         ("node", [["0000:af:00.0"]]),
     ]
     for binding, places in untold:
-        with pytest.raises(CoresError, match="the machine does not tell it"):
+        with pytest.raises(CoresError, match="CUDA_VISIBLE_DEVICES"):
             bind_rank(binding, 0, places, root=root)
 
 
@@ -269,7 +269,7 @@ def test_threads_follow_the_cores(sys_of: Callable[..., Path]) -> None:
 
 def test_a_process_that_the_kernel_or_openmp_keeps_from_it_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     before = allowed_cores()
-    with pytest.raises(CoresError, match=r"the kernel did not let it \(.+\); leave numa_binding out"):
+    with pytest.raises(CoresError, match="numa_binding"):
         bind_to(frozenset({max(before) + 999}))
     monkeypatch.setenv("OMP_PROC_BIND", "close")
     with pytest.raises(CoresError, match="OMP_PROC_BIND=close; unset it"):
@@ -284,7 +284,7 @@ def test_a_thread_that_the_kernel_narrows_only_in_part_is_put_back() -> None:
     before = allowed_cores()
 
     def work() -> frozenset[int]:
-        with pytest.raises(CoresError, match="it leaves others"):
+        with pytest.raises(CoresError, match="numa_binding"):
             bind_to(frozenset({min(before), max(before) + 999}))
         return allowed_cores()
 
@@ -297,7 +297,7 @@ def test_a_binding_without_effect_is_only_said(monkeypatch: pytest.MonkeyPatch) 
     assert not [kind for kind in ("mps", "xpu") if can_bind(torch.device(kind))]
     config, before = TrainingConfig(numa_binding="node"), allowed_cores()
     monkeypatch.setattr(prepared, "can_bind", lambda _: False)
-    with pytest.warns(UserWarning, match="numa_binding has no effect"):
+    with pytest.warns(UserWarning, match="numa_binding"):
         config.prepare(torch.nn.Linear(1, 1), "cpu")
     assert allowed_cores() == before
 
@@ -305,10 +305,10 @@ def test_a_binding_without_effect_is_only_said(monkeypatch: pytest.MonkeyPatch) 
 def test_where_nothing_binds_processes_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_setaffinity")
     assert allowed_cores() == frozenset()
-    with pytest.raises(ConfigError, match="which Linux alone can"):
+    with pytest.raises(ConfigError, match="Linux"):
         bind_rank("node", 0, [()])
     assert not can_bind(torch.device("cpu"))
-    with pytest.warns(UserWarning, match="Linux alone"):
+    with pytest.warns(UserWarning, match="numa_binding.*Linux"):
         TrainingConfig(numa_binding="node").prepare(torch.nn.Linear(1, 1), "cpu")
 
 
