@@ -177,7 +177,7 @@ def make_load(*, busy_s: float, own_s: float, seconds: float = 10.0) -> HostLoad
     return HostLoad(seconds=seconds, cores=4, reachable_cores=4, busy_s=busy_s, own_s=own_s, stolen_s=0.0)
 
 
-def test_the_ranks_of_a_host_are_not_others_to_each_other_and_the_most_loaded_host_counts() -> None:
+def test_ranks_of_a_host_share_its_load_and_the_most_loaded_host_counts() -> None:
     mild, heavy = make_load(busy_s=30.0, own_s=10.0), make_load(busy_s=30.0, own_s=5.0, seconds=9.0)
     parts = [make_part(rank, host=rank // 2, host_load=(mild, heavy)[rank // 2]) for rank in range(4)]
     load = merged_measurement(parts).host_load
@@ -186,6 +186,6 @@ def test_the_ranks_of_a_host_are_not_others_to_each_other_and_the_most_loaded_ho
     assert load.others_cores == pytest.approx(20 / 9)
 
 
-def test_where_a_rank_does_not_tell_its_own_time_nothing_is_known_of_the_others() -> None:
+def test_other_load_is_unknown_where_a_rank_lacks_its_own_time() -> None:
     parts = [make_part(0, host_load=make_load(busy_s=30.0, own_s=10.0)), make_part(1)]
     assert merged_measurement(parts).host_load is None

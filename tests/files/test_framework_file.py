@@ -66,7 +66,7 @@ def test_prefetching_of_the_file_goes_where_config_takes_the_workers_away() -> N
     assert (baseline.num_workers, baseline.prefetch_factor, baseline.persistent_workers) == (0, None, False)
 
 
-def test_a_fused_optimizer_of_the_file_waits_for_an_optimizer_of_the_workload() -> None:
+def test_a_fused_optimizer_needs_an_optimizer_of_the_workload() -> None:
     file = {**HF, "optim": "adamw_torch_fused"}
     plan, told = plan_of("hf", file)
     assert plan.baseline.fused is False

@@ -307,7 +307,7 @@ def test_a_search_left_open_is_the_default(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("written", ["runs/a", "runs/a/recommended.yaml", "../a b", "~/runs/a", "/runs/a"])
-def test_what_a_search_starts_from_is_kept_as_it_is_written_and_looked_for_later(tmp_path: Path, written: str) -> None:
+def test_a_warm_start_is_kept_as_written(tmp_path: Path, written: str) -> None:
     plan = read_plan(write(tmp_path, WORKLOAD), [f"search.warm_start={written}"])
     assert plan.search.warm_start == Path(written)
 

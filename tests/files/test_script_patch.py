@@ -106,7 +106,7 @@ def test_order_and_defaults_of_the_arguments_are_torchs() -> None:
     assert {"batch_size", *LOADER_ARGUMENTS} == _SETTINGS
 
 
-def test_settings_are_added_in_their_own_order_whatever_the_order_in_which_they_are_wanted() -> None:
+def test_settings_are_added_in_their_own_order() -> None:
     expected = (
         "DataLoader(ds, batch_size=64, num_workers=4, prefetch_factor=8, persistent_workers=True, pin_memory=True, "
         "in_order=False)"
@@ -207,7 +207,7 @@ def test_what_is_no_literal_is_left(value: str) -> None:
 
 
 @pytest.mark.parametrize("assigned", ["N = 1", "N: int = 1", "N: Final[int] = 1  # workers", "M = 2; N = 1; print(M)"])
-def test_a_constant_that_the_call_alone_reads_is_changed_where_it_is_assigned(assigned: str) -> None:
+def test_a_constant_of_the_call_alone_is_changed_where_assigned(assigned: str) -> None:
     script = f"{IMPORT}{assigned}\ndef main():\n    return DataLoader(ds, num_workers=N)\n"
     text, patch = patched(script, WORKERS, ["num_workers"])
     assert text == script.replace("= 1", "= 4")

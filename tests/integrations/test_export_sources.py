@@ -178,7 +178,7 @@ def test_composer_does_by_itself_what_is_said_of_it() -> None:
     )
 
 
-def test_an_export_of_everything_to_each_of_them_drops_only_what_has_no_name_there(
+def test_an_export_of_everything_drops_only_what_has_no_name(
     axolotl: dict[str, Any], ultralytics: dict[str, Any], composer: dict[str, Any]
 ) -> None:
     for target, names in (("axolotl", axolotl), ("ultralytics", ultralytics), ("composer", composer)):

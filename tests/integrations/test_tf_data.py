@@ -39,7 +39,7 @@ SETTINGS = (
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_each_epoch_holds_each_sample_once_and_batches_are_counted_as_they_came(settings: dict[str, Any]) -> None:
+def test_each_epoch_holds_each_sample_once(settings: dict[str, Any]) -> None:
     feed = Feed(loader_of(numbers, **settings))
     for epoch in range(2):
         came = [feed.start() if epoch == 0 else feed.take()] + [feed.take() for _ in range(3)]
@@ -142,7 +142,7 @@ def test_a_bare_pipeline_is_told_to_come_as_tf_data(tf: Any) -> None:
         build_dataset(Workload(model=None, dataset=lambda: tf.data.Dataset.range(3)))
 
 
-def test_what_a_loader_alone_takes_is_refused_where_a_function_returns_the_pipeline(tmp_path: Path) -> None:
+def test_a_loaders_arguments_are_refused_with_a_function_too(tmp_path: Path) -> None:
     workload = Workload(model=None, dataset=lambda: TfData(numbers), collate_fn=list)
     with pytest.raises(WorkloadFault, match="collate_fn"):
         build_loader(workload, build_dataset(workload), TrainingConfig(), tmp_path)

@@ -154,7 +154,7 @@ def test_a_workload_travels_whole(tmp_path: Path) -> None:
     assert got.drop_last is False
 
 
-def test_a_large_tensor_is_mapped_and_costs_its_readers_no_memory_of_their_own(tmp_path: Path) -> None:
+def test_a_large_tensor_is_mapped_without_private_memory(tmp_path: Path) -> None:
     write_payload({"x": torch.ones(50_000_000)}, tmp_path / "payload")
     script = """
 import sys

@@ -94,7 +94,7 @@ def test_a_restart_that_queued_work_hides_costs_what_the_work_leaves() -> None:
     assert breakdown.restart_fraction == pytest.approx(0.1)
 
 
-def test_idle_time_that_follows_the_hosts_waits_is_synchronising_up_to_what_is_left() -> None:
+def test_idle_time_after_the_hosts_waits_is_synchronizing() -> None:
     worked = device_time(compute_s=5 * 0.5, after_waits_s=5 * 0.2)
     breakdown = breakdown_on_device(worked, profiled_steps=5, step_s=1.0, data_wait_s=0.1, restart_s=0.0)
     assert fractions(breakdown) == pytest.approx(

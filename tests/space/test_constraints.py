@@ -134,7 +134,7 @@ def test_the_bf16_hook_alone_is_refused_on_gloo(
     assert (rules.hook_obstacle(hook, CPU) is not None) == is_refused
 
 
-def test_a_hook_may_round_what_is_computed_as_coarsely_or_what_is_run_today() -> None:
+def test_a_hook_may_round_as_coarsely_as_computing_or_the_baseline() -> None:
     def group(hook: str | None, amp_dtype: str = "float32") -> TrainingConfig:
         values = {"strategy": "ddp", "world_size": 2, "amp_dtype": amp_dtype, "ddp": {"comm_hook": hook}}
         return TrainingConfig.model_validate(values)
@@ -179,7 +179,7 @@ def test_a_fused_optimizer_that_torch_does_not_have_is_told(obstacle: Callable[.
     assert obstacle({"fused": False}, optimizer=OptimizerFacts(name="RMSprop")) is None
 
 
-def test_cudnns_timing_of_a_model_without_modules_that_convolve_is_left_alone() -> None:
+def test_cudnn_benchmark_stays_without_convolution_modules() -> None:
     """It may call torch's functions that do."""
     settings: dict[str, object] = {"cudnn_benchmark": True, "strategy": "single"}
     assert rules.normalised(settings, make_facts(), make_environment())["cudnn_benchmark"] is True

@@ -84,7 +84,7 @@ def test_float16_is_refused_unless_the_script_scales_its_losses_itself() -> None
     assert reached(own, amp_dtype=["float16"])["amp_dtype"] == fixed("float16")
 
 
-def test_settings_of_ddp_are_fixed_where_ranks_exchange_gradients_otherwise() -> None:
+def test_ddps_settings_are_fixed_where_ddp_is_not_used() -> None:
     group: dict[str, Any] = {"strategy": "ddp", "world_size": 2, "ddp": {"static_graph": True}}
     script = make_script(observed=group, reached=("ddp.bucket_cap_mb", "num_workers"))
     found = reached(script)

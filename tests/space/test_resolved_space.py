@@ -279,7 +279,7 @@ def test_what_has_no_effect_is_put_to_neutral() -> None:
     assert (config.prefetch_factor, config.persistent_workers, config.channels_last) == (None, False, False)
 
 
-def test_the_order_of_batches_is_searched_where_it_is_listed_and_there_are_workers() -> None:
+def test_in_order_is_searched_where_listed_and_with_workers() -> None:
     space = make_space({**_ONE_VALUE_EACH, "num_workers": [0, 2], "in_order": [True, False]})
     configs = [compose(params, space) for params in space.combinations()]
     assert {(config.num_workers, config.in_order) for config in configs if isinstance(config, TrainingConfig)} == {
@@ -393,7 +393,7 @@ def test_a_kept_batch_is_split_over_the_ranks() -> None:
     assert re.search("micro_batch_size=32 .*4 ranks", reason)
 
 
-def test_gradients_are_not_rounded_unasked_beyond_what_computing_them_rounds() -> None:
+def test_gradients_are_not_rounded_more_than_computed_unasked() -> None:
     group: dict[str, Any] = {"strategy": "ddp", "world_size": 2, "ddp.comm_hook": "bf16"}
     space = make_space(environment=FOUR_DEVICES)
     assert "ddp.comm_hook=bf16" in str(compose(group, space))

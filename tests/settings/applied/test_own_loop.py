@@ -242,7 +242,7 @@ def test_a_batch_has_one_block_and_one_backward() -> None:
         assert accumulator.backward(loss())
 
 
-def test_an_exception_before_a_step_drops_its_batches_and_the_next_step_is_whole() -> None:
+def test_an_exception_drops_its_batches_and_the_next_step_is_whole() -> None:
     model, accumulator = in_float16(steps=2)
     before, seen = model.weight.detach().clone(), list[Any]()
 
@@ -364,7 +364,7 @@ def test_ranks_share_the_cores_of_their_host(given: str, expected: int, monkeypa
     assert set_to == [expected]
 
 
-def test_cudnns_benchmark_is_switched_on_where_the_configuration_has_it_and_else_left_to_the_users_code() -> None:
+def test_cudnn_benchmark_is_switched_on_but_never_off() -> None:
     for is_on, before in ((True, False), (False, True), (False, False)):
         torch.backends.cudnn.benchmark = before
         TrainingConfig(cudnn_benchmark=is_on).prepare(network(), "cpu")
@@ -388,7 +388,7 @@ class _OfAGraph(torch.autograd.Function):
         return None, _OfAGraph.memory.view(2, 1)
 
 
-def test_gradients_in_the_memory_of_a_cuda_graph_are_accumulated_nonetheless(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_in_a_cuda_graphs_memory_are_accumulated(monkeypatch: pytest.MonkeyPatch) -> None:
     marked = list[int]()
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marked.append(1))
     batches = [torch.randn(3, 2) for _ in range(6)]

@@ -155,7 +155,7 @@ def test_deepspeed_which_demands_a_batch_size_says_that_it_is_a_mean() -> None:
 
 
 @pytest.mark.parametrize(("target", "is_told"), [("composer", True), ("ultralytics", True), ("lightning", False)])
-def test_an_accumulation_that_is_counted_in_samples_is_dropped_with_a_token_budget(target: str, is_told: bool) -> None:
+def test_accumulation_in_samples_is_dropped_with_a_token_budget(target: str, is_told: bool) -> None:
     assert ("grad_accum_steps" in dropped(BUDGET.to(target))) is is_told
 
 
@@ -167,7 +167,7 @@ def test_ranks_of_accelerate_need_not_have_batches_of_one_size() -> None:
 
 
 @pytest.mark.parametrize(("target", "name"), [("hf", "ddp_bucket_cap_mb"), ("axolotl", "ddp_bucket_cap_mb")])
-def test_a_bucket_that_is_no_whole_number_is_dropped_where_only_those_are_taken(target: str, name: str) -> None:
+def test_a_fractional_bucket_is_dropped_by_targets_of_whole_numbers(target: str, name: str) -> None:
     config = TrainingConfig(strategy="ddp", world_size=2, ddp=DdpConfig(bucket_cap_mb=12.5))
     assert name not in config.to(target).settings
     assert "ddp.bucket_cap_mb" in dropped(config.to(target))
@@ -298,9 +298,7 @@ def test_a_fused_adamw_is_an_optimizer_by_its_own_name(target: str, name: str) -
     ("optimizer", "is_written", "is_dropped"),
     [("SGD", True, False), ("AdamW", False, False), ("RMSprop", False, True), (None, False, True)],
 )
-def test_deepspeed_fuses_torchs_optimizers_by_their_params_and_its_own_by_itself(
-    optimizer: str | None, is_written: bool, is_dropped: bool
-) -> None:
+def test_deepspeed_fuses_torchs_optimizers_by_params(optimizer: str | None, is_written: bool, is_dropped: bool) -> None:
     export = FUSED.to("deepspeed", optimizer=optimizer)
     assert export.settings.get("optimizer", {}).get("params", {}).get("fused", False) is is_written
     assert ("fused" in dropped(export)) is is_dropped

@@ -132,9 +132,7 @@ CORES = st.lists(st.integers(1, 4), min_size=1, max_size=24)
 
 
 @given(CORES, st.lists(st.integers(0, 2), min_size=1, max_size=12))
-def test_shares_are_disjoint_whole_cores_that_cover_the_node_and_differ_by_one_at_most(
-    threads: Sequence[int], places: Sequence[int]
-) -> None:
+def test_shares_are_disjoint_whole_cores_of_nearly_equal_size(threads: Sequence[int], places: Sequence[int]) -> None:
     numbers = iter(range(1000))
     nodes = {node: [frozenset(next(numbers) for _ in range(count)) for count in threads] for node in range(3)}
     ranks = [frozenset({place}) for place in places]
@@ -272,7 +270,7 @@ def test_a_process_that_the_kernel_or_openmp_keeps_from_it_stays_as_it_is(monkey
     with pytest.raises(CoresError, match="numa_binding"):
         bind_to(frozenset({max(before) + 999}))
     monkeypatch.setenv("OMP_PROC_BIND", "close")
-    with pytest.raises(CoresError, match="OMP_PROC_BIND=close; unset it"):
+    with pytest.raises(CoresError, match="OMP_PROC_BIND=close"):
         bind_rank("node", 0, [()])
     assert allowed_cores() == before
     monkeypatch.setenv("OMP_PROC_BIND", "FALSE")
@@ -380,7 +378,7 @@ def test_prepare_binds_ranks_their_threads_and_their_workers_as_trials_do(tmp_pa
 
 @two_cores
 @pytest.mark.timeout(180)
-def test_prepare_leaves_the_share_that_a_launcher_has_given_and_the_threads_that_are_set(tmp_path: Path) -> None:
+def test_prepare_leaves_a_launchers_cores_and_set_threads(tmp_path: Path) -> None:
     cores = sorted(allowed_cores())[:2]
     given = [str(core) for core in reversed(cores)]
     found = prepared_by_two(tmp_path, given, numa_binding="exclusive", intra_op_threads=3)
