@@ -114,7 +114,7 @@ def test_what_was_not_read_and_what_was_assumed_is_told() -> None:
         (
             "hf",
             {"dataloader_num_workers": 0, "dataloader_prefetch_factor": 2},
-            r"own\.json.*prefetch_factor=2",
+            r"baseline: .*prefetch_factor=2",
         ),
         ("axolotl", "micro_batch_size: 2.5\n", r"own\.yaml:1:19: baseline\.micro_batch_size: .*2\.5"),
     ],
@@ -155,7 +155,7 @@ def test_a_file_that_is_not_there_is_told() -> None:
 
 def test_a_command_in_config_is_observed_instead() -> None:
     Path("train.py").touch()
-    with pytest.raises(ConfigError, match=r"^workload\.command: --from "):
+    with pytest.raises(ConfigError, match=r"workload\.command: --from "):
         plan_of("hf", HF, "workload: {command: [python, train.py]}\n")
 
 

@@ -306,8 +306,8 @@ def tampered(folder: Path, old: str, new: str, config: TrainingConfig | None = N
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("format: 1", "format: 2", r"x\.yaml:\d+:9: format: .*2$"),
-        ("format: 1", "format: true", "format: .*True$"),
+        ("format: 1", "format: 2", r"x\.yaml:\d+:9: format: .*got 2;"),
+        ("format: 1", "format: true", "format: .*got True;"),
         ("format: 1", "", r"x\.yaml.*recommended\.yaml"),
         ("settings:", "sets:", r"x\.yaml.*recommended\.yaml"),
         ("num_workers: 0", "num_workers: -1", r"x\.yaml:\d+:16: settings\.num_workers: .*-1$"),

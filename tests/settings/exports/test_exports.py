@@ -7,7 +7,6 @@ import json
 from argparse import ArgumentParser
 from collections.abc import Callable
 from itertools import product
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -21,8 +20,7 @@ from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.exports.export import LOADER, Export
 from autotune.settings.exports.registry import READERS, TARGETS, read_settings
 from autotune.settings.training_config import LOADER_ARGUMENTS, CompileMode, TrainingConfig
-from tests.golden import assert_golden
-from tests.settings.exports.configs import EVERYTHING, any_configs, flat
+from tests.settings.exports.configs import BUDGET, EVERYTHING, any_configs, flat
 
 DEVICES = st.sampled_from([None, "cpu", "cuda:0"])
 FILES: dict[str, Callable[[str], Any]] = {
@@ -133,9 +131,6 @@ def test_a_snippet_is_python_and_calls_the_trainer_with_the_settings(target: str
     for name, value in config.loader_settings.items():
         plain = getattr(TrainingConfig(), name)
         assert value == (ast.literal_eval(loader[name]) if name in loader else plain)
-
-
-BUDGET = TrainingConfig(micro_batch_size=1313, max_tokens=4096, grad_accum_steps=2)
 
 
 @pytest.mark.parametrize("target", sorted(TARGETS.keys() - {"deepspeed"}))
@@ -249,33 +244,8 @@ def test_a_mode_of_the_compiler_is_carried_or_dropped_by_name() -> None:
 FUSED = TrainingConfig(fused=True)
 
 
-def bound(binding: Any, **settings: Any) -> TrainingConfig:
-    return TrainingConfig(world_size=2, strategy="ddp", numa_binding=binding, **settings)
-
-
-NO_GRAPHS = TrainingConfig(amp_dtype="float16", compile=True, compile_mode="max-autotune-no-cudagraphs")
-RENDERED = {
-    "every setting": (EVERYTHING, None, "AdamW"),
-    "every setting, on a CPU": (EVERYTHING, "cpu", None),
-    "no setting": (TrainingConfig(), "cuda", "Adam"),
-    "a budget of tokens": (BUDGET, None, "SGD"),
-    "two ranks bound to cores": (bound("exclusive"), "cuda", None),
-    "two ranks bound to nodes": (bound("node", compile=True), None, None),
-    "two ranks bound to nodes, on a CPU": (bound("node"), "cpu", None),
-    "float16 and a mode of the compiler, on a CPU": (NO_GRAPHS, "cpu", "Prodigy"),
-}
-
-
-def test_exports_of_several_configurations() -> None:
-    texts = []
-    for name, (config, device, optimizer) in RENDERED.items():
-        for target in TARGETS:
-            export = config.to(target, device=device, optimizer=optimizer)
-            lines = [f"== {target}: {name}", export.text.rstrip()]
-            lines += [f"dropped {one.setting}: {one.reason}" for one in export.dropped]
-            lines += [f"default {one.name}: {one.reason}" for one in export.defaults]
-            texts.append("\n".join(lines) + "\n\n")
-    assert_golden(Path(__file__).parent / "golden" / "exports.txt", "".join(texts))
+def bound(binding: Any) -> TrainingConfig:
+    return TrainingConfig(world_size=2, strategy="ddp", numa_binding=binding)
 
 
 @pytest.mark.parametrize(("target", "name"), [("hf", "optim"), ("axolotl", "optimizer")])
