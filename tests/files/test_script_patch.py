@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Collection, Mapping
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -105,7 +106,7 @@ def test_order_and_defaults_of_the_arguments_are_torchs() -> None:
     assert {"batch_size", *LOADER_ARGUMENTS} == _SETTINGS
 
 
-def test_settings_are_added_in_their_own_order_whatever_the_order_in_which_they_are_wanted() -> None:
+def test_settings_are_added_in_their_own_order() -> None:
     expected = (
         "DataLoader(ds, batch_size=64, num_workers=4, prefetch_factor=8, persistent_workers=True, pin_memory=True, "
         "in_order=False)"
@@ -206,7 +207,7 @@ def test_what_is_no_literal_is_left(value: str) -> None:
 
 
 @pytest.mark.parametrize("assigned", ["N = 1", "N: int = 1", "N: Final[int] = 1  # workers", "M = 2; N = 1; print(M)"])
-def test_a_constant_that_the_call_alone_reads_is_changed_where_it_is_assigned(assigned: str) -> None:
+def test_a_constant_of_the_call_alone_is_changed_where_assigned(assigned: str) -> None:
     script = f"{IMPORT}{assigned}\ndef main():\n    return DataLoader(ds, num_workers=N)\n"
     text, patch = patched(script, WORKERS, ["num_workers"])
     assert text == script.replace("= 1", "= 4")
@@ -453,27 +454,44 @@ ONE_ROW_AFTER = """\
 """
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        (HANGING, HANGING_AFTER),
-        (COMMA, COMMA_AFTER),
-        (ALIGNED, ALIGNED_AFTER),
-        (ALIGNED_COMMA, ALIGNED_COMMA_AFTER),
-        (ONE_ROW, ONE_ROW_AFTER),
-    ],
-)
-@pytest.mark.parametrize("tool", ["patch", "git"])
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
-@pytest.mark.parametrize("is_tabbed", [False, True])
-@pytest.mark.parametrize("has_last_end", [True, False])
-def test_the_form_of_the_call_is_kept(
-    before: str, after: str, tool: Tool, end: str, is_tabbed: bool, has_last_end: bool
-) -> None:
+CALLS = {
+    "hanging": (HANGING, HANGING_AFTER),
+    "comma": (COMMA, COMMA_AFTER),
+    "aligned": (ALIGNED, ALIGNED_AFTER),
+    "aligned comma": (ALIGNED_COMMA, ALIGNED_COMMA_AFTER),
+    "one row": (ONE_ROW, ONE_ROW_AFTER),
+}
+FORMS: list[tuple[str, Tool, str, bool, bool]] = [
+    ("hanging", "patch", "\n", False, True),
+    ("hanging", "git", "\r\n", True, False),
+    ("comma", "git", "\n", False, False),
+    ("comma", "patch", "\r\n", True, True),
+    ("aligned", "git", "\n", True, True),
+    ("aligned", "patch", "\r\n", False, False),
+    ("aligned comma", "patch", "\n", True, False),
+    ("aligned comma", "git", "\r\n", False, True),
+    ("one row", "patch", "\n", True, False),
+    ("one row", "git", "\r\n", False, True),
+]
+"""How a call is written: its layout, the tool, the end of a line, whether tabs indent, whether the last line ends."""
+
+
+def test_each_pair_of_forms_is_tried_together() -> None:
+    values = [sorted(set(column), key=repr) for column in zip(*FORMS, strict=True)]
+    assert values[0] == sorted(CALLS, key=repr)
+    assert [len(column) for column in values[1:]] == [2, 2, 2, 2]
+    for first, second in combinations(range(len(values)), 2):
+        tried = {(form[first], form[second]) for form in FORMS}
+        assert tried == set(product(values[first], values[second]))
+
+
+@pytest.mark.parametrize(("name", "tool", "end", "is_tabbed", "has_last_end"), FORMS)
+def test_the_form_of_the_call_is_kept(name: str, tool: Tool, end: str, is_tabbed: bool, has_last_end: bool) -> None:
     def written(call: str) -> str:
         text = f"{IMPORT}def main():\n{call}" if has_last_end else f"{IMPORT}def main():\n{call}".removesuffix("\n")
         return (text.replace("    ", "\t") if is_tabbed else text).replace("\n", end)
 
+    before, after = CALLS[name]
     config = TrainingConfig(micro_batch_size=64, num_workers=4, pin_memory=True)
     text, patch = patched(written(before), config, tool=tool)
     assert text == written(after)
@@ -502,12 +520,12 @@ def test_the_diff_finds_a_file_of_any_name(name: str, tool: Tool) -> None:
 def test_the_paths_are_as_seen_from_the_current_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = folder / "src" / "train.py"
     _, patch = patched(f"{IMPORT}DataLoader(ds)\n", WORKERS, ["num_workers"], name=str(source))
-    assert patch.diff.startswith("--- a/src/train.py\n+++ b/src/train.py\n@@ ")
+    assert patch.diff.splitlines()[:2] == ["--- a/src/train.py", "+++ b/src/train.py"]
     source.write_text(f"{IMPORT}DataLoader(ds)\n")
     (folder / "elsewhere").mkdir()
     monkeypatch.chdir(folder / "elsewhere")
     patch = patch_script(source, 2, WORKERS, ["num_workers"])
-    assert patch.diff.startswith("--- a/train.py\n+++ b/train.py\n@@ ")
+    assert patch.diff.splitlines()[:2] == ["--- a/train.py", "+++ b/train.py"]
     (folder / "elsewhere" / "link.py").symlink_to(source)
     assert patch_script(Path("link.py"), 2, WORKERS, ["num_workers"]) == patch
 

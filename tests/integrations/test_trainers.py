@@ -131,11 +131,11 @@ def test_the_loss_and_the_clipping_of_a_trainer_are_its_own(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("beside", [{"dataset": Words()}, {"loss": nn.MSELoss()}, {"optimizer": torch.optim.SGD}])
 def test_nothing_stands_beside_a_trainer_that_it_decides_itself(beside: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"{next(iter(beside))}: can't stand beside a Trainer"):
+    with pytest.raises(ConfigError, match=f"^{next(iter(beside))}: .*Trainer"):
         autotune.search(made_trainer(tmp_path), **beside)
 
 
-def test_an_index_of_any_name_a_devices_name_and_compilation_are_as_under_lightning() -> None:
+def test_steps_see_index_device_and_compilation_as_under_lightning() -> None:
     from lightning import pytorch as lightning
 
     from autotune.trainers.lightning import take_module
@@ -261,7 +261,7 @@ def test_a_lightning_module_with_its_data_is_searched_with(tmp_path: Path, searc
 def test_a_lightning_module_that_optimizes_by_hand_is_refused() -> None:
     module = made_module()
     module.automatic_optimization = False
-    with pytest.raises(ConfigError, match="must optimize automatically"):
+    with pytest.raises(ConfigError, match="optimize"):
         autotune.search(module, made_data())
 
 

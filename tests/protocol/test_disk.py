@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from autotune.protocol.disk import write_atomic
 def test_a_full_disk_leaves_the_old_file_and_nothing_half_written(full_disk: Path) -> None:
     target = full_disk / "report.json"
     write_atomic(target, b"old")
-    with pytest.raises(RunFolderError, match=r"No space left on device\)\. Free space there"):
+    with pytest.raises(RunFolderError, match=os.strerror(errno.ENOSPC)):
         write_atomic(target, b"y" * 2**18)
     assert target.read_bytes() == b"old"
     assert sorted(one.name for one in full_disk.iterdir()) == ["ballast", "report.json"]

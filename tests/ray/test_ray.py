@@ -2,11 +2,15 @@
 
 They mostly wait, for nodes that start or are missed, so that they run beside other tests; but all in one process, since
 the cluster is one, and it takes the tests in their order.
+
+Those that are not marked slow hold one promise each from end to end: a cluster that does not answer, ranks over several
+nodes, a workload that travels in parts, a lost node, a search, and a close that leaves nothing behind.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
@@ -182,12 +186,11 @@ def test_a_cluster_that_does_not_answer_is_told_at_once() -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         address = "{}:{}".format(*nobody.getsockname())
-        with pytest.raises(
-            ConfigError, match=f"executor ray needs a running Ray cluster, but none answers at {address}"
-        ):
+        with pytest.raises(ConfigError, match=f"executor .*{address}"):
             RayLauncher.connect(Executor(kind="ray", address=address), device="cpu")
 
 
+@pytest.mark.slow
 def test_trials_run_at_once_each_on_a_host_of_its_own(rig: Rig, nodes: Nodes) -> None:
     assert slots_of(rig.launcher) == 3
     results = run_many(rig, "meeting", 4)
@@ -195,12 +198,14 @@ def test_trials_run_at_once_each_on_a_host_of_its_own(rig: Rig, nodes: Nodes) ->
     assert len(nodes.noted("host")) == 3, "the fourth had to wait for one of three hosts"
 
 
+@pytest.mark.slow
 def test_one_after_the_other_run_on_the_same_host(rig: Rig, nodes: Nodes) -> None:
     nodes.note("go")
     assert {rig.run(model=in_user_hosts("waiting")).outcome for _ in range(3)} == {"ok"}
     assert len(nodes.noted("waiting")) == 1, "what is compared in turns must be measured by one machine"
 
 
+@pytest.mark.slow
 def test_a_groups_ranks_are_packed_on_one_host(rig: Rig, nodes: Nodes) -> None:
     result = rig.run(settings=TWO_RANKS, model=in_user_hosts("noting_its_place"))
     assert (result.outcome, result.reason) == ("ok", "")
@@ -218,6 +223,7 @@ def test_a_groups_ranks_are_spread_over_hosts_and_find_each_other(spread: Rig, n
     assert spread.log.count(b"[") == 3, "the log tells the hosts apart"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["raising_in_1", "killing_itself_in_1", "exiting_hard_in_1"])
 def test_a_rank_that_fails_on_another_host_is_the_one_that_is_named(spread: Rig, model: str) -> None:
     result = spread.run(settings=TWO_RANKS, model=in_user_ranks(model))
@@ -226,23 +232,24 @@ def test_a_rank_that_fails_on_another_host_is_the_one_that_is_named(spread: Rig,
     assert spread.run(settings=TWO_RANKS).outcome == "ok"
 
 
-def test_a_rank_that_does_not_follow_anothers_end_on_another_host_is_ended(
-    spread: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.slow
+def test_a_rank_that_outlives_another_hosts_end_is_ended(spread: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_launcher, "_FOLLOW_WITHIN_S", 1.0)
     result = spread.run(settings=TWO_RANKS, model=in_user_ranks("raising_in_0_while_1_hangs"))
     assert result.outcome == "crashed"
     assert result.reason.startswith("rank 0: "), "not that the other was ended"
 
 
+@pytest.mark.slow
 def test_what_the_cluster_has_no_room_for_is_an_invalid_trial(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_hosts, "_BACK_WITHIN_S", 0.0)
     result = rig.run(settings=TWO_RANKS | {"world_size": 64})
     assert result.outcome == "invalid"
-    assert "a trial of 64 ranks needs hosts of the cluster, but the 3 that there are can't hold it" in result.reason
+    assert re.search(r"64 ranks.* 3 ", result.reason)
     assert rig.run().outcome == "ok"
 
 
+@pytest.mark.slow
 def test_a_host_that_another_job_keeps_is_left_alone_for_others(
     rig: Rig, shared: RayLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,15 +278,17 @@ def test_a_workload_comes_in_parts(rig: Rig, monkeypatch: pytest.MonkeyPatch) ->
     assert (rig.folder / "payload" / "bytes").stat().st_size > 100
 
 
+@pytest.mark.slow
 def test_a_trial_ends_when_it_is_cancelled(rig: Rig, nodes: Nodes, tmp_path: Path) -> None:
     runner = rig.runner(model=in_user_hosts("waiting"))
     calling_off = replace(runner, launcher=CallingOff(rig.launcher, lambda: bool(nodes.noted("waiting"))))
     config = TrainingConfig(micro_batch_size=4)
     result = calling_off.run(config, name="trial", deadline_s=GENEROUS_S, window=SHORT)
-    assert (result.outcome, result.reason) == ("pruned", "the trial was cancelled")
+    assert result.outcome == "pruned"
     assert rig.run().outcome == "ok"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, TWO_RANKS], ids=["one rank", "two ranks on two hosts"])
 def test_a_trial_is_stopped_early_by_the_blocks_that_come_from_its_host(spread: Rig, settings: dict[str, Any]) -> None:
     shown: list[tuple[Block, ...]] = []
@@ -308,11 +317,12 @@ def test_a_lost_node_costs_its_trial_nothing_but_time(rig: Rig, nodes: Nodes) ->
     await_slots(rig.launcher, 3)
 
 
+@pytest.mark.slow
 def test_a_trial_that_takes_its_hosts_with_it_is_given_up(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_launcher, "_MOST_LOSSES", 2)  # each takes seconds
     result = rig.run(model=in_user_hosts("fatal"))
     assert result.outcome == "crashed"
-    assert result.reason.startswith("2 hosts were lost one after the other while it ran")
+    assert result.reason.startswith("2 hosts ")
     await_slots(rig.launcher, 3)
     assert rig.run().outcome == "ok"
 
@@ -350,6 +360,7 @@ def test_a_search_loses_no_trial_with_a_node_and_has_none_twice(rig: Rig, nodes:
     assert not [trial for trial in result.study.trials if trial.state == TrialState.RUNNING]
 
 
+@pytest.mark.slow
 def test_hosts_of_another_kind_are_left_alone_and_named(shared: RayLauncher, nodes: Nodes) -> None:
     cores = os.sched_getaffinity(0)
     if len(cores) == 1:
@@ -380,7 +391,7 @@ def test_closing_ends_what_runs_and_leaves_nothing_on_the_hosts(
         host = psutil.Process(int(*nodes.await_notes("waiting")))
         below = host.children(recursive=True)
         shared.close()
-        with pytest.raises(LauncherError, match="the search is over"):
+        with pytest.raises(LauncherError):
             running.result()
     assert not ray.is_initialized()
     assert below, "its fork server and the rank"

@@ -54,7 +54,7 @@ def test_trials_see_the_callers_environment_but_for_what_is_the_hosts_own() -> N
     assert trial_environment(here, {"OMP_NUM_THREADS": "4"})["OMP_NUM_THREADS"] == "4", "what the caller set, not Ray"
 
 
-def test_what_the_disk_refuses_ray_is_not_told_as_a_cluster_that_does_not_answer(
+def test_a_disk_error_is_not_taken_for_a_missing_cluster(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def init(**_: object) -> None:

@@ -20,7 +20,7 @@ from autotune.settings.training_config import TrainingConfig
         ({"world_size": 4}, "world_size=4"),
         ({"ddp": DdpConfig()}, "'single'"),
         ({"strategy": "ddp", "ddp": DdpConfig(static_graph=True), "grad_accum_steps": 4}, "grad_accum_steps=4"),
-        ({"strategy": "dp", "world_size": 2, "compile": True}, "compile=True; set strategy: ddp"),
+        ({"strategy": "dp", "world_size": 2, "compile": True}, "compile=True"),
     ],
 )
 def test_a_contradiction_names_the_values_seen(changes: dict[str, Any], named: str) -> None:

@@ -40,10 +40,8 @@ def test_a_clusters_address_is_a_host_and_a_port_or_left_to_ray(address: str) ->
 @pytest.mark.parametrize(
     "address", ["", "local", "10.0.0.1", "host:", "host:0", "host:65536", "ray://host:10001", " a:1", "a:1\n", "::1:1"]
 )
-def test_another_address_is_refused_with_the_rule_and_the_value(address: str) -> None:
-    told = refusal({"kind": "ray", "address": address})
-    assert "must be auto, or host and port of the cluster" in told
-    assert repr(address) in told
+def test_another_address_is_refused(address: str) -> None:
+    assert repr(address) in refusal({"kind": "ray", "address": address})
 
 
 @pytest.mark.parametrize(
@@ -55,8 +53,7 @@ def test_another_address_is_refused_with_the_rule_and_the_value(address: str) ->
     ],
 )
 def test_what_only_a_cluster_obeys_is_refused_on_this_machine_alone(settings: dict[str, Any], named: str) -> None:
-    told = refusal(settings)
-    assert f"kind='local' with {named}; set kind: ray, or leave them out" in told
+    assert f"kind='local' with {named};" in refusal(settings)
 
 
 def test_packing_is_what_one_machine_does_anyway() -> None:
@@ -68,7 +65,7 @@ def test_packing_is_what_one_machine_does_anyway() -> None:
 
 @pytest.mark.parametrize("value", [3, True, ["ray"], None])
 def test_what_is_neither_text_nor_mapping_is_refused(value: object) -> None:
-    assert refusal(value).endswith(f"must be local, ray, or a mapping of kind, address and ranks, but got {value!r}")
+    assert refusal(value).endswith(f" {value!r}")
 
 
 @pytest.mark.parametrize(
@@ -86,7 +83,7 @@ def test_a_device_by_its_number_means_nothing_on_several_hosts() -> None:
 
     assert plan("cuda:1", "local").device == "cuda:1"
     assert [plan(device, "ray").device for device in ("auto", "cpu", "cuda")] == ["auto", "cpu", "cuda"]
-    with pytest.raises(ValidationError, match="a device of its host, but got 'cuda:1'; write cuda"):
+    with pytest.raises(ValidationError, match=r"'cuda:1'; .*cuda"):
         plan("cuda:1", "ray")
 
 
@@ -127,5 +124,5 @@ def test_every_rank_has_a_place_and_no_host_too_many(ranks: int, hosts: int, per
 @pytest.mark.parametrize("numbers", [(0, 1, 1), (1, 0, 1), (1, 1, 0), (-1, 1, 1)])
 def test_no_rank_and_no_host_is_refused(numbers: tuple[int, int, int]) -> None:
     ranks, hosts, per_host = numbers
-    with pytest.raises(ValueError, match="one or more, must fit"):
+    with pytest.raises(ValueError, match=rf"ranks={ranks}, hosts={hosts}, per_host={per_host}"):
         places(ranks, hosts=hosts, per_host=per_host, spread=False)

@@ -42,17 +42,17 @@ def test_a_command_is_kept_as_its_words(command: Any) -> None:
 )
 def test_nothing_stands_beside_a_command(beside: dict[str, Any]) -> None:
     (name,) = beside
-    with pytest.raises(ValidationError, match=f"nothing can stand beside workload.command, .*, but got {name}; leave"):
+    with pytest.raises(ValidationError, match=rf"workload\.command.* {name};"):
         Workload(command=("python", "train.py"), **beside)
 
 
 @pytest.mark.parametrize(
     ("command", "told"),
     [
-        ([], "at least one word"),
-        ("python -c pass", "a script or -m and a module, but got '-c'"),
-        (["python", 3], "a word of a command must be a text, but got 3"),
-        ("python train.py {num_worker}", "did you mean {num_workers}?"),
+        ([], "got none"),
+        ("python -c pass", "got '-c'"),
+        (["python", 3], "got 3"),
+        ("python train.py {num_worker}", "{num_workers}?"),
     ],
 )
 def test_a_bad_command_is_refused(command: Any, told: str) -> None:

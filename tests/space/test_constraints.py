@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -65,7 +66,7 @@ def obstacle() -> Callable[..., str | None]:
 def test_a_batch_must_fit_into_the_dataset_where_the_last_one_is_dropped(obstacle: Callable[..., str | None]) -> None:
     fits, larger = TrainingConfig(micro_batch_size=100), TrainingConfig(micro_batch_size=101)
     assert obstacle(fits, dataset_length=100) is None
-    assert str(obstacle(larger, dataset_length=100)).startswith("a batch must fit into the dataset of 100 samples")
+    assert "micro_batch_size=101" in str(obstacle(larger, dataset_length=100))
     assert obstacle(larger, dataset_length=100, drop_last=False) is None
     assert obstacle(larger, dataset_length=None) is None
 
@@ -75,15 +76,15 @@ def test_a_batch_of_every_rank_must_fit_into_the_dataset(obstacle: Callable[...,
     group = {"strategy": strategy, "world_size": 2}
     assert obstacle({**group, "micro_batch_size": 50}, dataset_length=100) is None
     reason = obstacle({**group, "micro_batch_size": 51}, dataset_length=100)
-    assert str(reason).endswith("100 samples, but got micro_batch_size=51 on 2 ranks")
+    assert re.search(r"micro_batch_size=51 .*2 ranks$", str(reason))
 
 
 def test_a_fixed_batch_sampler_fixes_the_batch_of_a_process(obstacle: Callable[..., str | None]) -> None:
     group = {"world_size": 2, "micro_batch_size": 16}
     assert obstacle({"micro_batch_size": 16}, fixed_batch_size=16) is None
-    assert "batches of 16" in str(obstacle({}, fixed_batch_size=16))
+    assert obstacle({}, fixed_batch_size=16) is not None
     assert obstacle({**group, "strategy": "ddp"}, fixed_batch_size=16) is None
-    assert "micro_batch_size=16 over 2 devices" in str(obstacle({**group, "strategy": "dp"}, fixed_batch_size=16))
+    assert "micro_batch_size=16" in str(obstacle({**group, "strategy": "dp"}, fixed_batch_size=16))
     assert obstacle({**group, "strategy": "dp"}, fixed_batch_size=32) is None
 
 
@@ -94,21 +95,21 @@ def test_ranks_beyond_the_devices_are_told_with_both_numbers(
     group = {"strategy": strategy, "world_size": 3}
     assert obstacle(group) is None
     two, named = make_environment(device_count=2), make_environment(device="cuda:2", device_count=4)
-    told = "world_size must be at most 2, the devices {}, but got world_size=3; set a smaller one"
-    assert obstacle(group, environment=two) == told.format("here")
-    assert obstacle(group, environment=named) == told.format("from cuda:2 on")
+    for environment in (two, named):
+        assert re.search(r"^world_size.* 2, .*world_size=3;", str(obstacle(group, environment=environment)))
+    assert "cuda:2" in str(obstacle(group, environment=named))
 
 
 def test_on_the_cpu_each_rank_needs_a_core(obstacle: Callable[..., str | None]) -> None:
     assert obstacle({"strategy": "ddp", "world_size": 4}, environment=CPU) is None
     reason = obstacle({"strategy": "ddp", "world_size": 5}, environment=CPU)
-    assert str(reason).startswith("world_size must be at most 4, the cores here (a rank needs one)")
+    assert re.search(r"^world_size.* 4, .*cores", str(reason))
 
 
 def test_a_strategy_that_the_device_does_not_have_is_told(obstacle: Callable[..., str | None]) -> None:
     apple = make_environment(device="mps", device_kind="mps")
-    assert "CUDA or ROCm" in str(obstacle({"strategy": "dp", "world_size": 2}, environment=CPU))
-    assert "NCCL, XCCL or gloo" in str(obstacle({"strategy": "ddp"}, environment=apple))
+    assert "CUDA" in str(obstacle({"strategy": "dp", "world_size": 2}, environment=CPU))
+    assert "gloo" in str(obstacle({"strategy": "ddp"}, environment=apple))
     assert obstacle({}, environment=apple) is None
 
 
@@ -116,7 +117,7 @@ def test_parameters_without_a_gradient_must_be_looked_for(obstacle: Callable[...
     def told(**ddp: bool) -> str | None:
         return obstacle({"strategy": "ddp", "world_size": 2, "ddp": ddp}, has_unused_parameters=True)
 
-    assert "set ddp.find_unused_parameters: true" in str(told())
+    assert "ddp.find_unused_parameters" in str(told())
     assert told(find_unused_parameters=True) is None
     assert told(static_graph=True) is None
     assert obstacle({}, has_unused_parameters=True) is None
@@ -133,7 +134,7 @@ def test_the_bf16_hook_alone_is_refused_on_gloo(
     assert (rules.hook_obstacle(hook, CPU) is not None) == is_refused
 
 
-def test_a_hook_may_round_what_is_computed_as_coarsely_or_what_is_run_today() -> None:
+def test_a_hook_may_round_as_coarsely_as_computing_or_the_baseline() -> None:
     def group(hook: str | None, amp_dtype: str = "float32") -> TrainingConfig:
         values = {"strategy": "ddp", "world_size": 2, "amp_dtype": amp_dtype, "ddp": {"comm_hook": hook}}
         return TrainingConfig.model_validate(values)
@@ -178,7 +179,7 @@ def test_a_fused_optimizer_that_torch_does_not_have_is_told(obstacle: Callable[.
     assert obstacle({"fused": False}, optimizer=OptimizerFacts(name="RMSprop")) is None
 
 
-def test_cudnns_timing_of_a_model_without_modules_that_convolve_is_left_alone() -> None:
+def test_cudnn_benchmark_stays_without_convolution_modules() -> None:
     """It may call torch's functions that do."""
     settings: dict[str, object] = {"cudnn_benchmark": True, "strategy": "single"}
     assert rules.normalised(settings, make_facts(), make_environment())["cudnn_benchmark"] is True

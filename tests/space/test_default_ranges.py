@@ -106,7 +106,7 @@ def test_on_devices_one_of_ranks_and_strategy_asks_for_the_other(
 
 def test_more_ranks_than_devices_are_told_by_the_rule() -> None:
     space = make_space({"world_size": [1, 2]}, environment=make_environment())
-    assert str(compose({"strategy": "ddp", "world_size": 2}, space)).startswith("world_size must be at most 1")
+    assert "world_size=2" in str(compose({"strategy": "ddp", "world_size": 2}, space))
     space = make_space({"world_size": 2}, environment=make_environment(device="mps", device_kind="mps"))
     assert "strategy 'ddp'" in str(compose({}, space))
 
@@ -162,7 +162,7 @@ def test_unused_parameters_are_looked_for_where_the_probe_has_seen_them() -> Non
     assert config.ddp == DdpConfig(find_unused_parameters=True)
 
 
-def test_hooks_are_tried_that_round_to_a_precision_of_the_space_and_that_the_backend_has() -> None:
+def test_hooks_follow_the_spaces_precisions_and_the_backend() -> None:
     coarse = {"amp_dtype": ["float16", "bfloat16"]}
     assert values(make_space(GROUP, environment=CPU), "ddp.comm_hook") == [None]
     assert values(make_space({**GROUP, **coarse}, environment=CPU), "ddp.comm_hook") == [None, "fp16"]
@@ -237,7 +237,7 @@ def test_cuda_graphs_are_tried_where_the_model_may_be_compiled(
     assert values(make_space(given_space, baseline=baseline, has_fixed_shapes=True), "compile_mode") == tried
 
 
-def test_cuda_graphs_need_a_gpu_that_records_them_and_shapes_that_are_known_to_stay() -> None:
+def test_cuda_graphs_need_a_gpu_and_fixed_shapes() -> None:
     compiled = TrainingConfig(compile=True)
     assert values(make_space(baseline=compiled, environment=ROCM, has_fixed_shapes=True), "compile_mode") == [
         "default",

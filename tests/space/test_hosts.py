@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -49,20 +50,19 @@ def test_an_environment_of_before_is_one_host() -> None:
 
 
 def test_all_hosts_together_have_room_for_ranks() -> None:
-    for environment, what in ((FOUR_DEVICES, "devices of all 3 hosts"), (CPU, "cores of all 3 hosts")):
+    for environment in (FOUR_DEVICES, CPU):
         three = over(environment, 3)
         assert rules.most_ranks(three) == 12
         assert obstacle({"strategy": "ddp", "world_size": 12}, make_facts(), three) is None
-        told = str(obstacle({"strategy": "ddp", "world_size": 13}, make_facts(), three))
-        assert told.startswith(f"world_size must be at most 12, the {what}")
-        assert told.endswith("but got world_size=13; set a smaller one")
+        refused = obstacle({"strategy": "ddp", "world_size": 13}, make_facts(), three)
+        assert re.search(r"^world_size.* 12, .*world_size=13", str(refused))
 
 
 def test_data_parallel_stays_on_one_host() -> None:
     three = over(FOUR_DEVICES, 3)
     assert obstacle({"strategy": "dp", "world_size": 4}, make_facts(), three) is None
-    told = str(obstacle({"strategy": "dp", "world_size": 8}, make_facts(), three))
-    assert told.startswith("world_size must be at most 4, the devices of a host, on which strategy 'dp' stays")
+    refused = obstacle({"strategy": "dp", "world_size": 8}, make_facts(), three)
+    assert re.search(r"^world_size.* 4, .*'dp'", str(refused))
 
 
 def test_a_devices_number_counts_on_a_lone_host_only() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -59,12 +60,8 @@ def test_a_setting_is_refused_exactly_where_it_is_out_of_reach(names: set[str], 
 
 
 def test_the_refusal_names_the_setting_and_the_way_to_reach_it() -> None:
-    assert refused(make_script(), grad_accum_steps=[1, 2]) == (
-        "space.grad_accum_steps of a script must be within reach from outside, but got 2, and the script alone sets "
-        "it, to 1; leave it out of the space, or put {grad_accum_steps} into the command where the script has an "
-        "option for it"
-    )
-    assert refused(make_script(), compile=[True]).endswith("sets it, to False; leave it out of the space")
+    assert "{grad_accum_steps}" in refused(make_script(), grad_accum_steps=[1, 2])
+    assert re.search(r"^space\.compile .*True.*False", refused(make_script(), compile=[True]))
 
 
 def test_a_setting_out_of_reach_may_be_given_the_value_that_the_script_has() -> None:
@@ -80,14 +77,14 @@ def test_precisions_are_those_of_the_device_without_float16(environment: Any, dt
 
 def test_float16_is_refused_unless_the_script_scales_its_losses_itself() -> None:
     asked = {"amp_dtype": ["float32", "float16"]}
-    assert refused(make_script(), **asked).startswith("space.amp_dtype of a script must leave float16 out")
+    assert re.search(r"^space\.amp_dtype .*float16", refused(make_script(), **asked))
     placed = make_script(placeholders=("amp_dtype",))
     assert reached(placed, **asked)["amp_dtype"] == Choices(values=("float32", "float16"))
     own = make_script(observed={"amp_dtype": "float16"}, reached=())
     assert reached(own, amp_dtype=["float16"])["amp_dtype"] == fixed("float16")
 
 
-def test_settings_of_ddp_are_fixed_where_ranks_exchange_gradients_otherwise() -> None:
+def test_ddps_settings_are_fixed_where_ddp_is_not_used() -> None:
     group: dict[str, Any] = {"strategy": "ddp", "world_size": 2, "ddp": {"static_graph": True}}
     script = make_script(observed=group, reached=("ddp.bucket_cap_mb", "num_workers"))
     found = reached(script)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import islice
 from random import Random
 from typing import Any
@@ -243,21 +244,21 @@ def test_a_kept_batch_refuses_what_does_not_divide_it() -> None:
         {"micro_batch_size": [24, 32, 64]}, global_batch="keep", baseline=TrainingConfig(micro_batch_size=64)
     )
     reasons = {size: compose({"micro_batch_size": size}, space) for size in (24, 32, 64)}
-    assert "does not divide" in str(reasons[24])
+    assert "micro_batch_size=24" in str(reasons[24])
     assert isinstance(reasons[32], TrainingConfig)
     assert reasons[32].grad_accum_steps == 2
 
 
 def test_a_value_outside_the_space_is_refused_by_name() -> None:
-    assert compose({"num_workers": 99}, make_space()) == "num_workers=99 lies outside the space"
+    assert "num_workers=99" in str(compose({"num_workers": 99}, make_space()))
 
 
-def test_a_contradiction_is_told_in_the_rules_own_words() -> None:
+def test_a_contradiction_is_refused_by_its_rule() -> None:
     space = make_space(
         {"strategy": "ddp", "world_size": 2, "ddp": {"static_graph": True}, "grad_accum_steps": [1, 2]},
         environment=FOUR_DEVICES,
     )
-    assert str(compose({"grad_accum_steps": 2}, space)).startswith("ddp.static_graph can't stand with gradient")
+    assert str(compose({"grad_accum_steps": 2}, space)).startswith("ddp.static_graph ")
 
 
 def test_dataparallel_is_never_proposed_with_a_compiled_model() -> None:
@@ -268,7 +269,7 @@ def test_dataparallel_is_never_proposed_with_a_compiled_model() -> None:
     assert ran == {("single", False), ("single", True), ("dp", False), ("ddp", False), ("ddp", True)}
     only_that = {"compile": True, "strategy": "dp", "world_size": 2}
     refused = compose({}, make_space(only_that, environment=FOUR_DEVICES))
-    assert str(refused).startswith("compile can't stand with strategy 'dp'")
+    assert re.search(r"^compile .*'dp'", str(refused))
 
 
 def test_what_has_no_effect_is_put_to_neutral() -> None:
@@ -278,7 +279,7 @@ def test_what_has_no_effect_is_put_to_neutral() -> None:
     assert (config.prefetch_factor, config.persistent_workers, config.channels_last) == (None, False, False)
 
 
-def test_the_order_of_batches_is_searched_where_it_is_listed_and_there_are_workers() -> None:
+def test_in_order_is_searched_where_listed_and_with_workers() -> None:
     space = make_space({**_ONE_VALUE_EACH, "num_workers": [0, 2], "in_order": [True, False]})
     configs = [compose(params, space) for params in space.combinations()]
     assert {(config.num_workers, config.in_order) for config in configs if isinstance(config, TrainingConfig)} == {
@@ -351,7 +352,7 @@ def test_a_setting_is_found_by_the_name_that_it_has_in_a_space() -> None:
 
 def test_one_rank_is_refused_where_the_user_has_left_it_out() -> None:
     space = make_space({"strategy": "ddp", "world_size": [1, 2]}, environment=FOUR_DEVICES)
-    assert "lies outside the space" in str(compose({"world_size": 1}, space))
+    assert "'single'" in str(compose({"world_size": 1}, space))
     assert isinstance(compose({"world_size": 2}, space), TrainingConfig)
     with_one = make_space({"strategy": ["single", "ddp"], "world_size": 2}, environment=FOUR_DEVICES)
     config = compose({"strategy": "single"}, with_one)
@@ -371,7 +372,7 @@ def test_workers_of_all_ranks_stay_within_what_one_process_may_have() -> None:
 def test_the_cap_of_the_batch_holds_for_all_ranks_together() -> None:
     space = make_space(environment=FOUR_DEVICES)
     group: dict[str, Any] = {"strategy": "ddp", "world_size": 4}
-    assert "must stay within 256, but got 512" in str(compose({**group, "micro_batch_size": 128}, space))
+    assert re.search(r"256.*512", str(compose({**group, "micro_batch_size": 128}, space)))
     assert isinstance(compose({**group, "micro_batch_size": 64}, space), TrainingConfig)
 
 
@@ -389,14 +390,14 @@ def test_a_kept_batch_is_split_over_the_ranks() -> None:
     assert isinstance(config, TrainingConfig)
     assert (config.grad_accum_steps, config.global_batch_size) == (2, 64)
     reason = str(compose({**group, "micro_batch_size": 32}, space))
-    assert "micro_batch_size=32 on 4 ranks does not divide it" in reason
+    assert re.search("micro_batch_size=32 .*4 ranks", reason)
 
 
-def test_gradients_are_not_rounded_unasked_beyond_what_computing_them_rounds() -> None:
+def test_gradients_are_not_rounded_more_than_computed_unasked() -> None:
     group: dict[str, Any] = {"strategy": "ddp", "world_size": 2, "ddp.comm_hook": "bf16"}
     space = make_space(environment=FOUR_DEVICES)
-    assert str(compose(group, space)).startswith("gradients must not be rounded more")
-    assert str(compose({**group, "amp_dtype": "float16"}, space)).startswith("gradients must not be rounded more")
+    assert "ddp.comm_hook=bf16" in str(compose(group, space))
+    assert "ddp.comm_hook=bf16" in str(compose({**group, "amp_dtype": "float16"}, space))
     assert isinstance(compose({**group, "amp_dtype": "bfloat16"}, space), TrainingConfig)
     listed = make_space({"ddp": {"comm_hook": [None, "bf16"]}}, environment=FOUR_DEVICES)
     assert isinstance(compose(group, listed), TrainingConfig)

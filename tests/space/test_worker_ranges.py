@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from autotune.note import note as make_note
-from autotune.report.wording.say import say
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.resolved_space import ResolvedSpace
 from autotune.space.worker_ranges import LEAST_CORES_PER_ITEM, LEAST_TAIL_FRACTION
@@ -31,15 +30,13 @@ def test_another_order_is_tried_from_a_share_of_slow_items_on(share: float | Non
     [({"in_order": True}, {}), ({"num_workers": [0, 1]}, {}), ({}, {"is_deterministic": True})],
     ids=["fixed", "one worker", "deterministic"],
 )
-def test_the_order_stays_where_it_is_fixed_or_can_not_gain_or_must_not_change(
-    given_space: dict[str, Any], facts: dict[str, Any]
-) -> None:
+def test_in_order_stays_where_it_can_not_gain(given_space: dict[str, Any], facts: dict[str, Any]) -> None:
     space = make_space(given_space, **TAIL, **facts)
     assert values(space, "in_order") == [True]
     assert space.notes == ()
 
 
-def test_a_baseline_out_of_order_is_kept_and_nothing_is_said_of_what_is_run_today() -> None:
+def test_a_baseline_out_of_order_is_kept_without_a_note() -> None:
     today = TrainingConfig(num_workers=2, in_order=False)
     assert values(make_space(baseline=today), "in_order") == [False]
     assert make_space(baseline=today, **TAIL).notes == ()
@@ -50,10 +47,6 @@ def test_what_another_order_changes_is_said_and_how_to_keep_it() -> None:
     by_default, listed = make_space(**TAIL), make_space({"in_order": [True, False]}, **TAIL)
     assert by_default.notes == (make_note("out_of_order_tried", slow_tail_fraction=0.5),)
     assert listed.notes == (make_note("out_of_order_tried", slow_tail_fraction=None),)
-    first, second = (say(space.notes[0]) for space in (by_default, listed))
-    assert "space: {in_order: true}" in first
-    assert "50" in first
-    assert "not alike bit for bit" in second
 
 
 @pytest.mark.parametrize(
@@ -68,7 +61,7 @@ def test_what_another_order_changes_is_said_and_how_to_keep_it() -> None:
         (1.9, 1, [None]),
     ],
 )
-def test_fewer_threads_are_tried_as_far_as_items_use_them_and_two_workers_have_cores(
+def test_fewer_worker_threads_are_tried_as_far_as_items_use_them(
     busy: float | None, cores: int, tried: list[int | None]
 ) -> None:
     environment = GPU.model_copy(update={"cores": cores})

@@ -101,7 +101,7 @@ def test_a_grid_tries_first_what_is_proposed() -> None:
 def test_a_grid_that_is_too_large_is_refused_with_both_numbers() -> None:
     large = make_fake_space(MANY_CORES)
     assert large.size > 20_000
-    with pytest.raises(ConfigError, match=rf"at most 20,000 combinations, but the space has {large.size:,}; list"):
+    with pytest.raises(ConfigError, match=rf"20,000 .*{large.size:,};"):
         Study.open(None, large, identity={}, seed=0, method="grid")
     Study.open(None, large, identity={}, seed=0, method="random")
 

@@ -75,7 +75,7 @@ def test_a_copy_delivers_what_the_loader_would_with_another_batch_size(
     assert len(copied) == len(made(wanted))
 
 
-def test_settings_of_a_loader_are_read_and_set_under_the_names_of_a_configuration() -> None:
+def test_a_loaders_settings_have_the_configurations_names() -> None:
     loader = DataLoader(
         Numbers(), 4, num_workers=2, prefetch_factor=3, persistent_workers=True, in_order=False, timeout=7
     )
@@ -141,5 +141,5 @@ def test_a_loader_is_found_inside_of_what_was_put_around_it() -> None:
     assert inner_loader(outer) is loader
     assert inner_loader(Pairs(outer)) is loader
     assert inner_loader(dataset) is dataset
-    with pytest.raises(ValueError, match=r"stages follow it \(negative\).*make batches in the dataset"):
+    with pytest.raises(ValueError, match=r"\(negative\)"):
         inner_loader(Pairs(loader, negative))

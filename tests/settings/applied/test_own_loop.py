@@ -229,20 +229,20 @@ def test_a_batch_has_one_block_and_one_backward() -> None:
         total: Tensor = model(torch.ones(1, 2)).sum()
         return total
 
-    with pytest.raises(RuntimeError, match="outside of one"):
+    with pytest.raises(RuntimeError, match="with accumulator"):
         accumulator.backward(loss())
     with accumulator:
-        with pytest.raises(RuntimeError, match="must end before the next"), accumulator:
+        with pytest.raises(RuntimeError, match="with accumulator"), accumulator:
             raise AssertionError("entered twice")
         accumulator.backward(loss())
-        with pytest.raises(RuntimeError, match="a second time; of several losses give the sum"):
+        with pytest.raises(RuntimeError, match="with accumulator"):
             accumulator.backward(loss())
     assert not torch.is_autocast_enabled("cpu")
     with accumulator:
         assert accumulator.backward(loss())
 
 
-def test_an_exception_before_a_step_drops_its_batches_and_the_next_step_is_whole() -> None:
+def test_an_exception_drops_its_batches_and_the_next_step_is_whole() -> None:
     model, accumulator = in_float16(steps=2)
     before, seen = model.weight.detach().clone(), list[Any]()
 
@@ -297,7 +297,7 @@ def test_a_group_of_another_size_is_refused(settings: dict[str, Any], monkeypatc
     monkeypatch.setattr(group, "is_initialized", lambda: True)
     monkeypatch.setattr(group, "get_world_size", lambda: 2)
     monkeypatch.setattr(group, "destroy_process_group", lambda: None)
-    with pytest.raises(ConfigError, match=r"but it has 2; start training with \d processes \(on one machine: torchrun"):
+    with pytest.raises(ConfigError, match=r"has 2; .*torchrun"):
         TrainingConfig.model_validate(settings).prepare(network(), "cpu")
 
 
@@ -364,7 +364,7 @@ def test_ranks_share_the_cores_of_their_host(given: str, expected: int, monkeypa
     assert set_to == [expected]
 
 
-def test_cudnns_benchmark_is_switched_on_where_the_configuration_has_it_and_else_left_to_the_users_code() -> None:
+def test_cudnn_benchmark_is_switched_on_but_never_off() -> None:
     for is_on, before in ((True, False), (False, True), (False, False)):
         torch.backends.cudnn.benchmark = before
         TrainingConfig(cudnn_benchmark=is_on).prepare(network(), "cpu")
@@ -388,7 +388,7 @@ class _OfAGraph(torch.autograd.Function):
         return None, _OfAGraph.memory.view(2, 1)
 
 
-def test_gradients_in_the_memory_of_a_cuda_graph_are_accumulated_nonetheless(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_in_a_cuda_graphs_memory_are_accumulated(monkeypatch: pytest.MonkeyPatch) -> None:
     marked = list[int]()
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marked.append(1))
     batches = [torch.randn(3, 2) for _ in range(6)]

@@ -77,7 +77,7 @@ def test_a_user_is_warned_of_what_the_installed_torch_lacks(monkeypatch: pytest.
 
     monkeypatch.setattr(DistributedDataParallel, "__init__", older)
     wanted = DdpConfig(first_bucket_mb=2)
-    with pytest.warns(UserWarning, match="first_bucket_mb has no effect with torch"):
+    with pytest.warns(UserWarning, match="first_bucket_mb"):
         distributed_model(nn.Linear(1, 1), torch.device("cpu"), wanted)
     distributed_model(nn.Linear(1, 1), torch.device("cpu"), wanted, is_trial=True)  # which has a note of it
 
@@ -155,12 +155,13 @@ def test_only_a_message_about_the_others_is_collateral(job: TrialJob) -> None:
     closed = RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:23456")
     assert not is_collateral(closed)  # without a group there are no others
     open_group(job, 0, open_device("cpu"))
-    assert is_collateral(closed)
-    assert is_collateral(distributed.DistBackendError("NCCL error: remote process exited or there was a network error"))
-    assert is_collateral(RuntimeError("Timed out waiting 17000ms for recv operation to complete"))
-    assert not is_collateral(distributed.DistBackendError("NCCL error: Cuda failure 2 'out of memory'"))
-    assert not is_collateral(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
-    assert not is_collateral(ValueError("Connection closed by peer"))
+    lost = distributed.DistBackendError("NCCL error: remote process exited or there was a network error")
+    late = RuntimeError("Timed out waiting 17000ms for recv operation to complete")
+    assert [is_collateral(error) for error in (closed, lost, late)] == [True] * 3
+    full = distributed.DistBackendError("NCCL error: Cuda failure 2 'out of memory'")
+    own = RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+    users = ValueError("Connection closed by peer")
+    assert [is_collateral(error) for error in (full, own, users)] == [False] * 3
 
 
 def test_each_rank_of_ddp_is_a_process() -> None:

@@ -39,8 +39,8 @@ def of_pipeline() -> WorkloadFacts:
 
 
 @pytest.mark.usefixtures("missing")
-def test_without_tensorflow_one_sentence_says_what_to_install() -> None:
-    with pytest.raises(ConfigError, match=r"^TfData needs the package tensorflow.*pip install tensorflow-cpu$"):
+def test_without_tensorflow_the_error_names_what_to_install() -> None:
+    with pytest.raises(ConfigError, match=r"pip install tensorflow-cpu$"):
         TfData(build)
 
 
@@ -72,7 +72,7 @@ def test_what_is_no_builder_is_refused_with_the_rule(given: Any, said: str) -> N
     ],
 )
 def test_what_belongs_to_the_pipeline_is_refused_by_name(name: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=f"a tf.data pipeline itself says.*but got {name} beside it"):
+    with pytest.raises(ValueError, match=f"got {name} "):
         Workload(model=None, dataset=TfData(build), **{name: value})
 
 

@@ -13,7 +13,7 @@ from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.exports.export import Wanted, wanted
 from autotune.settings.training_config import AMP_DTYPES, CompileMode, TrainingConfig
 
-__all__ = ["EVERYTHING", "any_configs", "flat"]
+__all__ = ["BUDGET", "EVERYTHING", "any_configs", "flat"]
 
 _DDP = st.builds(
     DdpConfig,
@@ -78,6 +78,8 @@ EVERYTHING = TrainingConfig(
     ),
 )
 """Each setting but static_graph, which can't stand here, and first_bucket_mb at another value than torch's own."""
+BUDGET = TrainingConfig(micro_batch_size=1313, max_tokens=4096, grad_accum_steps=2)
+"""A batch sampler makes batches of so many tokens; their size in samples is a mean."""
 
 
 @st.composite

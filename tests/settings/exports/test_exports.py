@@ -6,6 +6,7 @@ import ast
 import json
 from argparse import ArgumentParser
 from collections.abc import Callable
+from itertools import product
 from typing import Any, get_args
 
 import pytest
@@ -19,7 +20,7 @@ from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.exports.export import LOADER, Export
 from autotune.settings.exports.registry import READERS, TARGETS, read_settings
 from autotune.settings.training_config import LOADER_ARGUMENTS, CompileMode, TrainingConfig
-from tests.settings.exports.configs import EVERYTHING, any_configs, flat
+from tests.settings.exports.configs import BUDGET, EVERYTHING, any_configs, flat
 
 DEVICES = st.sampled_from([None, "cpu", "cuda:0"])
 FILES: dict[str, Callable[[str], Any]] = {
@@ -102,8 +103,8 @@ def test_a_setting_that_no_table_knows_is_dropped_by_name() -> None:
     for target in TARGETS:
         assert not {"patience", "places"} & dropped(Later().to(target)).keys()
         reasons = dropped(Later(patience=9, places={"a": 1}).to(target))
-        assert reasons["patience"].endswith("your own loop takes it: patience=9")
-        assert reasons["places"].endswith("your own loop takes it: places={'a': 1}")
+        assert reasons["patience"].endswith("patience=9")
+        assert reasons["places"].endswith("places={'a': 1}")
 
 
 def test_each_setting_of_the_loader_is_told_as_the_loaders() -> None:
@@ -111,7 +112,7 @@ def test_each_setting_of_the_loader_is_told_as_the_loaders() -> None:
 
 
 def test_an_unknown_target_names_those_that_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"must be one of hf, .* but got 'lightening'; did you mean 'lightning'\?"):
+    with pytest.raises(ConfigError, match=r"hf, .*'lightening'.*'lightning'"):
         TrainingConfig().to("lightening")
 
 
@@ -132,39 +133,6 @@ def test_a_snippet_is_python_and_calls_the_trainer_with_the_settings(target: str
         assert value == (ast.literal_eval(loader[name]) if name in loader else plain)
 
 
-def test_lightning_gets_the_arguments_of_its_strategy() -> None:
-    arguments = {
-        name: ast.unparse(value) for name, value in keywords(EVERYTHING.to("lightning").text, "DDPStrategy").items()
-    }
-    assert arguments == {
-        "bucket_cap_mb": "50.0",
-        "gradient_as_bucket_view": "True",
-        "find_unused_parameters": "True",
-        "broadcast_buffers": "False",
-        "ddp_comm_hook": "default_hooks.fp16_compress_hook",
-    }
-
-
-@pytest.mark.parametrize("target", ["accelerate", "lightning", "composer"])
-def test_of_a_loader_only_the_arguments_that_are_known_are_written(target: str) -> None:
-    text = EVERYTHING.to(target).text
-    steps = EVERYTHING.grad_accum_steps if target == "composer" else 1
-    assert f"batch_size={64 * steps}" in text
-    assert "num_workers=4" in text
-    assert "its sampler or shuffle, collate_fn and drop_last stay as they are" in text
-    assert "DataLoader(" not in text
-    assert "shuffle=" not in text
-    assert "drop_last=" not in text
-
-
-def test_composer_says_that_its_loader_has_the_batches_of_an_optimizer_step() -> None:
-    assert "batch_size: that of a whole optimizer step" in EVERYTHING.to("composer").text
-    assert "whole optimizer step" not in TrainingConfig().to("composer").text
-
-
-BUDGET = TrainingConfig(micro_batch_size=1313, max_tokens=4096, grad_accum_steps=2)
-
-
 @pytest.mark.parametrize("target", sorted(TARGETS.keys() - {"deepspeed"}))
 def test_the_mean_of_a_token_budgets_batches_is_no_batch_size(target: str) -> None:
     export = BUDGET.to(target, optimizer="SGD")
@@ -177,13 +145,13 @@ def test_the_mean_of_a_token_budgets_batches_is_no_batch_size(target: str) -> No
 def test_deepspeed_which_demands_a_batch_size_says_that_it_is_a_mean() -> None:
     export = BUDGET.to("deepspeed")
     assert export.settings["train_micro_batch_size_per_gpu"] == 1313
-    assert "the mean of your batch" in defaults(export)["train_micro_batch_size_per_gpu"]
+    assert "train_micro_batch_size_per_gpu" in defaults(export)
     assert "max_tokens=4096" in dropped(export)["max_tokens"]
     assert "train_micro_batch_size_per_gpu" not in defaults(TrainingConfig().to("deepspeed"))
 
 
 @pytest.mark.parametrize(("target", "is_told"), [("composer", True), ("ultralytics", True), ("lightning", False)])
-def test_an_accumulation_that_is_counted_in_samples_is_dropped_with_a_token_budget(target: str, is_told: bool) -> None:
+def test_accumulation_in_samples_is_dropped_with_a_token_budget(target: str, is_told: bool) -> None:
     assert ("grad_accum_steps" in dropped(BUDGET.to(target))) is is_told
 
 
@@ -194,28 +162,11 @@ def test_ranks_of_accelerate_need_not_have_batches_of_one_size() -> None:
     assert "even_batches" not in TrainingConfig(world_size=2, strategy="ddp").to("accelerate").text
 
 
-@pytest.mark.parametrize("target", ["hf", "deepspeed", "axolotl"])
-def test_clipping_is_said_of_the_target_and_not_of_trials_which_may_have_clipped(target: str) -> None:
-    said = next(reason for name, reason in defaults(EVERYTHING.to(target)).items() if "grad" in name)
-    assert said.startswith("1.0")
-    assert "trials did not" not in said
-    assert "in trials only where your own step or Trainer does" in said
-
-
-def test_hf_does_not_say_that_a_trainers_own_drop_last_was_left_out() -> None:
-    said = defaults(EVERYTHING.to("hf"))["dataloader_drop_last"]
-    assert "unless your own loader or Trainer keeps it" in said
-
-
-def test_hf_gets_no_prefetching_without_workers() -> None:
-    assert "dataloader_prefetch_factor" not in TrainingConfig().to("hf").settings
-
-
 @pytest.mark.parametrize(("target", "name"), [("hf", "ddp_bucket_cap_mb"), ("axolotl", "ddp_bucket_cap_mb")])
-def test_a_bucket_that_is_no_whole_number_is_dropped_where_only_those_are_taken(target: str, name: str) -> None:
+def test_a_fractional_bucket_is_dropped_by_targets_of_whole_numbers(target: str, name: str) -> None:
     config = TrainingConfig(strategy="ddp", world_size=2, ddp=DdpConfig(bucket_cap_mb=12.5))
     assert name not in config.to(target).settings
-    assert "whole numbers" in dropped(config.to(target))["ddp.bucket_cap_mb"]
+    assert "ddp.bucket_cap_mb" in dropped(config.to(target))
 
 
 @pytest.mark.parametrize(
@@ -230,7 +181,7 @@ def test_a_bucket_that_is_no_whole_number_is_dropped_where_only_those_are_taken(
 def test_a_precision_that_a_cpu_can_not_have_is_dropped(target: str, name: str, value: object) -> None:
     export = TrainingConfig(amp_dtype="float16").to(target, device="cpu")
     assert export.settings[name] == value
-    assert "CPU" in dropped(export)["amp_dtype"]
+    assert "amp_dtype" in dropped(export)
     assert "amp_dtype" not in dropped(TrainingConfig(amp_dtype="float16").to(target, device="cuda"))
 
 
@@ -251,17 +202,8 @@ def test_deepspeed_gets_a_learning_rate_where_the_optimizer_is_known() -> None:
 def test_deepspeed_is_given_no_optimizer_that_it_can_not_make(optimizer: str) -> None:
     export = EVERYTHING.to("deepspeed", optimizer=optimizer)
     assert "optimizer" not in export.settings
-    assert f"knows no optimizer {optimizer}; make it in your script with lr=1e-05" in dropped(export)["lr"]
+    assert optimizer in dropped(export)["lr"]
     assert "optimizer.params" not in defaults(export)
-
-
-def test_deepspeed_says_that_it_has_the_learning_rate_alone_of_an_optimizer() -> None:
-    assert (
-        "momentum, betas, eps, weight decay"
-        in defaults(EVERYTHING.to("deepspeed", optimizer="SGD"))["optimizer.params"]
-    )
-    assert "adam_w_mode" in defaults(EVERYTHING.to("deepspeed", optimizer="Adam"))["optimizer.params"]
-    assert "optimizer.params" not in defaults(EVERYTHING.to("deepspeed"))
 
 
 def test_a_bucket_of_deepspeed_is_counted_in_elements_of_its_precision() -> None:
@@ -277,20 +219,6 @@ def test_accumulation_of_ultralytics_follows_from_its_nominal_batch() -> None:
     assert found["batch"] == EVERYTHING.micro_batch_size * EVERYTHING.world_size
 
 
-def test_ultralytics_says_that_its_own_optimizer_takes_another_learning_rate() -> None:
-    assert "lr0" in defaults(EVERYTHING.to("ultralytics"))["optimizer"]
-    named = EVERYTHING.to("ultralytics", optimizer="SGD")
-    assert named.settings["optimizer"] == "SGD"
-    assert "optimizer" not in defaults(named)
-
-
-def test_timm_is_always_told_its_learning_rate_and_precision() -> None:
-    words = EVERYTHING.to("timm").text.split()
-    assert words[words.index("--lr") + 1] == "1e-05"
-    assert words[words.index("--amp-dtype") + 1] == "bfloat16"
-    assert "--amp" in words
-
-
 def test_options_are_those_of_a_parser_of_the_same_names() -> None:
     export = EVERYTHING.to("timm", device="cpu")
     parser = ArgumentParser()
@@ -300,54 +228,24 @@ def test_options_are_those_of_a_parser_of_the_same_names() -> None:
     assert vars(parser.parse_args(export.text.split())) == export.settings
 
 
-def test_torchrun_starts_the_processes_with_their_threads() -> None:
-    assert (
-        EVERYTHING.to("torchrun").text == "env OMP_NUM_THREADS=3 torchrun --standalone --nnodes 1 --nproc-per-node 2\n"
-    )
-    alone = TrainingConfig(world_size=2, strategy="ddp").to("torchrun")
-    assert alone.text == "torchrun --standalone --nnodes 1 --nproc-per-node 2\n"
-    assert "OMP_NUM_THREADS" in defaults(alone)
-
-
-def test_axolotl_never_prefetches_256_batches() -> None:
-    settings = TrainingConfig().to("axolotl").settings
-    assert {"dataloader_num_workers", "dataloader_pin_memory"} <= settings.keys()
-
-
 def test_a_small_learning_rate_is_a_number_to_those_who_read_yaml() -> None:
     assert yaml.safe_load(TrainingConfig(lr=1e-5).to("axolotl").text)["learning_rate"] == 1e-5
 
 
-def test_accelerate_says_that_it_launches_one_process_on_a_cpu() -> None:
-    config = TrainingConfig(world_size=2, strategy="ddp")
-    assert "torchrun --nproc-per-node 2" in dropped(config.to("accelerate", device="cpu"))["world_size"]
-    assert "world_size" not in dropped(config.to("accelerate", device="cuda"))
-
-
-MODES = get_args(CompileMode)
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("target", sorted(TARGETS))
-def test_a_mode_of_the_compiler_is_carried_or_dropped_by_name(target: str, mode: str) -> None:
-    export = TrainingConfig(compile=True, compile_mode=mode).to(target)
-    is_default = mode == "default"
-    assert ("compile_mode" in dropped(export)) is (not is_default and mode not in export.text)
-    assert is_default is (mode not in export.text and "compile_mode" not in dropped(export))
-
-
-def test_axolotl_says_which_modes_it_takes() -> None:
-    config = TrainingConfig(compile=True, compile_mode="max-autotune-no-cudagraphs")
-    assert "torch_compile_mode" not in config.to("axolotl").settings
-    assert "default, reduce-overhead, max-autotune alone" in dropped(config.to("axolotl"))["compile_mode"]
-
-
-def test_ultralytics_takes_a_mode_in_the_place_of_the_switch() -> None:
-    assert EVERYTHING.to("ultralytics").settings["compile"] == "reduce-overhead"
-    assert TrainingConfig(compile=True).to("ultralytics").settings["compile"] is True
+def test_a_mode_of_the_compiler_is_carried_or_dropped_by_name() -> None:
+    for target, mode in product(TARGETS, get_args(CompileMode)):
+        export = TrainingConfig(compile=True, compile_mode=mode).to(target)
+        is_default = mode == "default"
+        is_dropped = "compile_mode" in dropped(export)
+        assert is_dropped is (not is_default and mode not in export.text), (target, mode)
+        assert is_default is (not is_dropped and mode not in export.text), (target, mode)
 
 
 FUSED = TrainingConfig(fused=True)
+
+
+def bound(binding: Any) -> TrainingConfig:
+    return TrainingConfig(world_size=2, strategy="ddp", numa_binding=binding)
 
 
 @pytest.mark.parametrize(("target", "name"), [("hf", "optim"), ("axolotl", "optimizer")])
@@ -356,7 +254,7 @@ def test_a_fused_adamw_is_an_optimizer_by_its_own_name(target: str, name: str) -
     assert export.settings[name] == "adamw_torch_fused"
     assert "fused" not in dropped(export)
     assert name not in defaults(export)
-    assert "those of your AdamW" in defaults(export)["adam_beta1"]
+    assert "adam_beta1" in defaults(export)
     for other in (FUSED.to(target, optimizer="SGD"), FUSED.to(target)):
         assert name not in other.settings
         assert name in defaults(other)
@@ -368,9 +266,7 @@ def test_a_fused_adamw_is_an_optimizer_by_its_own_name(target: str, name: str) -
     ("optimizer", "is_written", "is_dropped"),
     [("SGD", True, False), ("AdamW", False, False), ("RMSprop", False, True), (None, False, True)],
 )
-def test_deepspeed_fuses_torchs_optimizers_by_their_params_and_its_own_by_itself(
-    optimizer: str | None, is_written: bool, is_dropped: bool
-) -> None:
+def test_deepspeed_fuses_torchs_optimizers_by_params(optimizer: str | None, is_written: bool, is_dropped: bool) -> None:
     export = FUSED.to("deepspeed", optimizer=optimizer)
     assert export.settings.get("optimizer", {}).get("params", {}).get("fused", False) is is_written
     assert ("fused" in dropped(export)) is is_dropped
@@ -388,11 +284,6 @@ def test_ultralytics_fuses_nothing_on_a_cpu() -> None:
     assert "fused" not in defaults(TrainingConfig().to("ultralytics", optimizer="Adam", device="cpu"))
 
 
-def test_lightning_has_its_own_switch_for_cudnns_algorithms() -> None:
-    assert EVERYTHING.to("lightning").settings["benchmark"] is True
-    assert "benchmark" not in TrainingConfig().to("lightning").settings
-
-
 def test_timm_times_cudnns_algorithms_by_itself() -> None:
     config, name = TrainingConfig(cudnn_benchmark=True), "torch.backends.cudnn.benchmark"
     assert "cudnn_benchmark" not in dropped(config.to("timm", device="cuda"))
@@ -401,71 +292,18 @@ def test_timm_times_cudnns_algorithms_by_itself() -> None:
     assert name not in defaults(TrainingConfig().to("timm", device="cpu"))
 
 
-@pytest.mark.parametrize("target", ["accelerate", "lightning", "composer"])
-def test_a_snippet_has_all_that_is_set_beside_the_trainer(target: str) -> None:
-    text = EVERYTHING.to(target).text
-    assert "fused=True" in text
-    assert 'autotune.TrainingConfig(num_workers=4, worker_threads=1).dataloader_kwargs()["worker_init_fn"]' in text
-    assert "benchmark=True" in text or "torch.backends.cudnn.benchmark = True" in text
-    plain = TrainingConfig().to(target).text
-    assert not [word for word in ("fused", "worker_init_fn", "benchmark", "autotune.") if word in plain]
-
-
-@pytest.mark.parametrize("target", ["lightning", "composer"])
-def test_a_snippet_imports_what_it_calls(target: str) -> None:
-    lines = EVERYTHING.to(target).text.splitlines()
-    assert lines[:2] == ["import autotune", "import torch"]
-
-
-def test_the_lines_for_accelerate_import_what_they_call() -> None:
-    lines = EVERYTHING.to("accelerate").text.splitlines()
-    assert lines.index("# import autotune") < next(place for place, line in enumerate(lines) if "accelerator =" in line)
-    assert "import autotune" not in TrainingConfig().to("accelerate").text
-
-
-@pytest.mark.parametrize("target", ["hf", "timm", "axolotl"])
-def test_a_target_whose_workers_begin_by_a_function_of_its_own_says_so(target: str) -> None:
-    assert "worker_init_fn of its own" in dropped(EVERYTHING.to(target))["worker_threads"]
-
-
 def test_ultralytics_gives_each_worker_one_thread_by_itself() -> None:
     one, two = (TrainingConfig(num_workers=2, worker_threads=count).to("ultralytics") for count in (1, 2))
     assert "worker_threads" not in dropped(one)
     assert "OMP_NUM_THREADS=2" in dropped(two)["worker_threads"]
 
 
-def test_hf_says_which_defaults_differ() -> None:
-    assert {"optim", "lr_scheduler_type", "max_grad_norm", "dataloader_drop_last"} <= defaults(
-        EVERYTHING.to("hf")
-    ).keys()
-
-
-def bound(binding: Any) -> TrainingConfig:
-    return TrainingConfig(world_size=2, strategy="ddp", numa_binding=binding)
-
-
-@pytest.mark.parametrize("device", [None, "cuda:0"])
-def test_torchrun_binds_beside_gpus_and_says_what_that_needs(device: str | None) -> None:
-    export = bound("exclusive").to("torchrun", device=device)
-    assert export.text == "torchrun --standalone --nnodes 1 --nproc-per-node 2 --numa-binding exclusive\n"
-    assert "numa_binding" not in dropped(export)
-    assert "numactl" in defaults(export)["--numa-binding"]
-    assert "no config.prepare beside it" in defaults(export)["--numa-binding"]
-    assert "all of its GPUs" in defaults(export)["--numa-binding"]
-    assert "all of its GPUs" not in defaults(bound("node").to("torchrun", device=device))["--numa-binding"]
-
-
 @pytest.mark.parametrize("device", ["cpu", "xpu"])
 def test_torchrun_can_not_bind_elsewhere(device: str) -> None:
     export = bound("node").to("torchrun", device=device)
     assert "numa" not in export.text
-    assert "config.prepare binds" in dropped(export)["numa_binding"]
+    assert "numa_binding" in dropped(export)
     assert "--numa-binding" not in defaults(export)
-
-
-def test_wherever_it_binds_torchrun_is_said_to_bind_beside_the_same_gpus() -> None:
-    said = [dropped(bound("node").to(target, device="cpu"))["numa_binding"] for target in ("torchrun", "hf")]
-    assert all("beside NVIDIA's and AMD's GPUs" in one for one in said)
 
 
 def test_torchrun_knows_the_flag_and_its_values() -> None:
@@ -480,11 +318,11 @@ def test_torchrun_knows_the_flag_and_its_values() -> None:
 def test_accelerate_binds_to_the_node_of_a_gpu_alone() -> None:
     assert bound("node").to("accelerate").settings["enable_cpu_affinity"] is True
     assert "numa_binding" not in dropped(bound("node").to("accelerate", device="cuda"))
-    assert defaults(bound("node").to("accelerate"))["enable_cpu_affinity"] == "needs nvidia-ml-py, and NVIDIA GPUs"
+    assert "enable_cpu_affinity" in defaults(bound("node").to("accelerate"))
     assert "enable_cpu_affinity" not in defaults(bound("node").to("accelerate", device="cpu"))
     for export in (bound("node").to("accelerate", device="cpu"), bound("exclusive").to("accelerate")):
         assert "enable_cpu_affinity" not in export.settings
-        assert "config.prepare binds" in dropped(export)["numa_binding"]
+        assert "numa_binding" in dropped(export)
     assert "enable_cpu_affinity" not in bound(None).to("accelerate").settings
 
 

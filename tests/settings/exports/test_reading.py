@@ -18,7 +18,7 @@ def baseline(kind: str, given: dict[str, Any]) -> dict[str, Any]:
     return dict(read_settings(kind, given).baseline)
 
 
-def test_what_transformers_does_where_its_file_is_silent_is_the_baseline_too() -> None:
+def test_defaults_of_transformers_are_the_baseline_too() -> None:
     found = read_settings("hf", {"dataloader_num_workers": 4})
     assert found.assumed == {"micro_batch_size": 8, "lr": 5e-5, "pin_memory": True}
     assert found.origins == {"num_workers": "dataloader_num_workers"}
@@ -66,7 +66,7 @@ def test_a_precision_that_can_not_be_told_is_said_by_name(kind: str, given: dict
 
 
 def test_tf32_beside_a_lower_precision_is_said() -> None:
-    assert "beside bfloat16" in unread("hf", {"bf16": True, "tf32": True})["tf32"]
+    assert "bfloat16" in unread("hf", {"bf16": True, "tf32": True})["tf32"]
 
 
 @pytest.mark.parametrize(
@@ -141,11 +141,11 @@ def test_the_processes_of_accelerate_are_ranks() -> None:
 @pytest.mark.parametrize("kind", ["FSDP", "DEEPSPEED", "MEGATRON_LM"])
 def test_what_shards_a_model_does_not_run_in_trials(kind: str) -> None:
     given = {"distributed_type": kind, "num_processes": 4}
-    assert "does not run" in unread("accelerate", given)["distributed_type"]
+    assert "distributed_type" in unread("accelerate", given)
     assert "world_size" not in baseline("accelerate", given)
 
 
-def test_a_compiler_of_accelerate_is_compile_with_what_it_does_otherwise_said() -> None:
+def test_accelerates_compiler_is_compile_and_its_rest_is_unread() -> None:
     given = {"dynamo_config": {"dynamo_backend": "INDUCTOR", "dynamo_mode": "MAX-AUTOTUNE", "dynamo_use_dynamic": True}}
     assert baseline("accelerate", given) == {"compile": True, "compile_mode": "max-autotune"}
     assert unread("accelerate", given).keys() == {"dynamo_config.dynamo_use_dynamic"}

@@ -120,10 +120,10 @@ def test_a_process_with_devices_on_two_nodes_has_the_cores_of_both(two_sockets: 
 def test_fewer_cores_than_ranks_and_a_node_without_cores_are_told(two_sockets: Path) -> None:
     nodes = allowed_nodes(frozenset({0, 8, 4}), two_sockets)
     on_one = [frozenset({0})] * 2
-    with pytest.raises(CoresError, match=r"a physical core for each rank of a NUMA node, but 2 ranks share 1; set"):
+    with pytest.raises(CoresError, match=r"2 .* 1;"):
         cores_of_rank("exclusive", 1, on_one, nodes)
     assert cores_of_rank("node", 1, on_one, nodes) == {0, 8}
-    with pytest.raises(CoresError, match=r"may use none of node 3; start it with more cores"):
+    with pytest.raises(CoresError, match="node 3"):
         cores_of_rank("node", 0, [frozenset({3})], nodes)
 
 
@@ -132,9 +132,7 @@ CORES = st.lists(st.integers(1, 4), min_size=1, max_size=24)
 
 
 @given(CORES, st.lists(st.integers(0, 2), min_size=1, max_size=12))
-def test_shares_are_disjoint_whole_cores_that_cover_the_node_and_differ_by_one_at_most(
-    threads: Sequence[int], places: Sequence[int]
-) -> None:
+def test_shares_are_disjoint_whole_cores_of_nearly_equal_size(threads: Sequence[int], places: Sequence[int]) -> None:
     numbers = iter(range(1000))
     nodes = {node: [frozenset(next(numbers) for _ in range(count)) for count in threads] for node in range(3)}
     ranks = [frozenset({place}) for place in places]
@@ -229,7 +227,7 @@ def test_a_rank_is_bound_beside_its_gpu(sys_of: Callable[..., Path]) -> None:
         ("node", [["0000:af:00.0"]]),
     ]
     for binding, places in untold:
-        with pytest.raises(CoresError, match="the machine does not tell it"):
+        with pytest.raises(CoresError, match="CUDA_VISIBLE_DEVICES"):
             bind_rank(binding, 0, places, root=root)
 
 
@@ -269,10 +267,10 @@ def test_threads_follow_the_cores(sys_of: Callable[..., Path]) -> None:
 
 def test_a_process_that_the_kernel_or_openmp_keeps_from_it_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     before = allowed_cores()
-    with pytest.raises(CoresError, match=r"the kernel did not let it \(.+\); leave numa_binding out"):
+    with pytest.raises(CoresError, match="numa_binding"):
         bind_to(frozenset({max(before) + 999}))
     monkeypatch.setenv("OMP_PROC_BIND", "close")
-    with pytest.raises(CoresError, match="OMP_PROC_BIND=close; unset it"):
+    with pytest.raises(CoresError, match="OMP_PROC_BIND=close"):
         bind_rank("node", 0, [()])
     assert allowed_cores() == before
     monkeypatch.setenv("OMP_PROC_BIND", "FALSE")
@@ -284,7 +282,7 @@ def test_a_thread_that_the_kernel_narrows_only_in_part_is_put_back() -> None:
     before = allowed_cores()
 
     def work() -> frozenset[int]:
-        with pytest.raises(CoresError, match="it leaves others"):
+        with pytest.raises(CoresError, match="numa_binding"):
             bind_to(frozenset({min(before), max(before) + 999}))
         return allowed_cores()
 
@@ -297,7 +295,7 @@ def test_a_binding_without_effect_is_only_said(monkeypatch: pytest.MonkeyPatch) 
     assert not [kind for kind in ("mps", "xpu") if can_bind(torch.device(kind))]
     config, before = TrainingConfig(numa_binding="node"), allowed_cores()
     monkeypatch.setattr(prepared, "can_bind", lambda _: False)
-    with pytest.warns(UserWarning, match="numa_binding has no effect"):
+    with pytest.warns(UserWarning, match="numa_binding"):
         config.prepare(torch.nn.Linear(1, 1), "cpu")
     assert allowed_cores() == before
 
@@ -305,10 +303,10 @@ def test_a_binding_without_effect_is_only_said(monkeypatch: pytest.MonkeyPatch) 
 def test_where_nothing_binds_processes_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_setaffinity")
     assert allowed_cores() == frozenset()
-    with pytest.raises(ConfigError, match="which Linux alone can"):
+    with pytest.raises(ConfigError, match="Linux"):
         bind_rank("node", 0, [()])
     assert not can_bind(torch.device("cpu"))
-    with pytest.warns(UserWarning, match="Linux alone"):
+    with pytest.warns(UserWarning, match="numa_binding.*Linux"):
         TrainingConfig(numa_binding="node").prepare(torch.nn.Linear(1, 1), "cpu")
 
 
@@ -380,7 +378,7 @@ def test_prepare_binds_ranks_their_threads_and_their_workers_as_trials_do(tmp_pa
 
 @two_cores
 @pytest.mark.timeout(180)
-def test_prepare_leaves_the_share_that_a_launcher_has_given_and_the_threads_that_are_set(tmp_path: Path) -> None:
+def test_prepare_leaves_a_launchers_cores_and_set_threads(tmp_path: Path) -> None:
     cores = sorted(allowed_cores())[:2]
     given = [str(core) for core in reversed(cores)]
     found = prepared_by_two(tmp_path, given, numa_binding="exclusive", intra_op_threads=3)
