@@ -29,6 +29,11 @@ TWO_RANKS: dict[str, Any] = {"strategy": "ddp", "world_size": 2}
 
 AnyLauncher = ForkServerLauncher | FreshInterpreterLauncher
 
+forked_first = pytest.mark.parametrize(
+    "any_launcher", ["fork server", pytest.param("fresh interpreter", marks=pytest.mark.slow)], indirect=True
+)
+"""Marks a test of each launcher in turn whose second half, which starts interpreters for seconds, is slow."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rig:

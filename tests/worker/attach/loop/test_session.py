@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.worker.attach.scripts import HEAD, LOOP, ScriptRig
 
 _EVALUATION_S = 0.16
@@ -69,6 +71,7 @@ def test_a_validation_loader_is_not_the_training_loader_and_its_time_is_no_train
     assert all(block.seconds < _EVALUATION_S * block.batches / 8 for block in measured.blocks)
 
 
+@pytest.mark.slow
 def test_an_evaluation_in_the_middle_of_an_epoch_is_left_out_too(rig: ScriptRig) -> None:
     words = rig.write(_MID_EPOCH.replace("LAST", "None"))
     found = rig.probe(words)
@@ -78,6 +81,7 @@ def test_an_evaluation_in_the_middle_of_an_epoch_is_left_out_too(rig: ScriptRig)
     assert outside.code == "outside_training"
 
 
+@pytest.mark.slow
 def test_an_evaluation_at_a_blocks_edge_belongs_to_no_block(rig: ScriptRig) -> None:
     words = rig.write(
         HEAD
@@ -137,6 +141,7 @@ for epoch in range(100000):
     assert workers <= 2, "those of earlier epochs have ended"
 
 
+@pytest.mark.slow
 def test_a_loader_that_another_thread_reads_ahead_counts_as_none(rig: ScriptRig) -> None:
     words = rig.write(
         HEAD
@@ -159,6 +164,7 @@ while True:
     assert found.observed.micro_batch_size == 16
 
 
+@pytest.mark.slow
 def test_several_views_of_a_batch_are_one_batch_and_an_accumulation_is_told(rig: ScriptRig) -> None:
     text = """
 x, y = data.tensors[0][:24], data.tensors[1][:24]
@@ -177,12 +183,14 @@ while True:
     assert [(one.micro_batch_size, one.grad_accum_steps) for one in found] == [(24, 1), (24, 2)]
 
 
+@pytest.mark.slow
 def test_of_an_evaluation_that_ends_early_what_passes_until_its_last_batch_is_left_out(rig: ScriptRig) -> None:
     words = rig.write(_MID_EPOCH.replace("LAST", "1"))
     (outside,) = rig.measured(words, rig.probe(words)).remarks
     assert outside.code == "outside_training"
 
 
+@pytest.mark.slow
 def test_a_loader_that_is_iterated_beside_the_training_loader_is_part_of_training(rig: ScriptRig) -> None:
     words = rig.write(
         HEAD
@@ -201,6 +209,7 @@ for epoch in range(100000):
     assert all(block.seconds >= 0.001 * block.batches for block in measured.blocks)
 
 
+@pytest.mark.slow
 def test_short_last_batches_are_counted_as_they_are(rig: ScriptRig) -> None:
     words = rig.write(LOOP.replace("torch.randn(512, 8), torch.arange(512)", "torch.randn(40, 8), torch.arange(40)"))
     found = rig.probe(words)
@@ -210,6 +219,7 @@ def test_short_last_batches_are_counted_as_they_are(rig: ScriptRig) -> None:
     assert all(block.samples * 3 == block.batches * 40 for block in window.blocks)  # 16 + 16 + 8, whole epochs
 
 
+@pytest.mark.slow
 def test_short_batches_of_a_stream_are_counted_in_its_workers(rig: ScriptRig) -> None:
     words = rig.write(
         HEAD
@@ -243,6 +253,7 @@ while True:
     assert all(block.seconds >= 0.001 * block.batches for block in measured.blocks)
 
 
+@pytest.mark.slow
 def test_a_script_that_has_taken_all_its_batches_beforehand_is_measured_like_one_without_a_loader(
     rig: ScriptRig,
 ) -> None:

@@ -66,7 +66,7 @@ def test_the_documents_law_is_the_models() -> None:
 def test_filling_in_a_document_twice_changes_nothing() -> None:
     document = f"before\n<!-- table: plans -->\n{NOT_RUN}\n<!-- end -->\nafter"
     once = tables.filled(document, {"plans": "| a |"})
-    assert once == "before\n<!-- table: plans -->\n| a |\n<!-- end -->\nafter"
+    assert once == document.replace(NOT_RUN, "| a |")
     assert tables.filled(once, {"plans": "| a |"}) == once
 
 
