@@ -26,18 +26,17 @@ SHARED = frozenset({"tmp_path", "tmp_path_factory", "monkeypatch", "capsys", "ca
 """Fixtures of pytest's own, which are not counted."""
 HAS_PROCESS = frozenset(
     {
+        "Cluster",
         "ForkServerLauncher",
         "FreshInterpreterLauncher",
         "Popen",
         "Process",
-        "RayLauncher",
         "ProcessPoolExecutor",
         "Server",
         "check_call",
         "check_output",
         "fork",
         "fork_server",
-        "on_simulated_device",
         "subprocess",
     }
 )
@@ -51,7 +50,6 @@ STARTS_ONE = frozenset(
         "guard",
         "guarded",
         "measured",
-        "on_simulated_device",
         "probe",
         "run",
         "run_limited",
@@ -62,7 +60,6 @@ STARTS_ONE = frozenset(
 """Calls that each start a process, where a test starts any."""
 STARTS_SEVERAL = frozenset(
     {
-        "RayLauncher",
         "TWO_RANKS",
         "assert_next_trial_works",
         "diagnose",
@@ -76,7 +73,8 @@ STARTS_SEVERAL = frozenset(
     }
 )
 """Names in the code of a test that starts more than one, where it starts any."""
-KINDS = ("no process", "one process", "several processes")
+KINDS = ("no process", "simulated device", "one process", "several processes")
+"""A test on the simulated device runs in a fork of its own."""
 MOST = 40
 """Rows of a table that lists fixtures or tests."""
 
@@ -174,9 +172,9 @@ def reached(test: str, seen: Mapping[str, Code]) -> tuple[frozenset[str], Counte
 def kind_of(fixtures: Iterable[str], names: Counter[str]) -> str:
     """Return which of KINDS a test is."""
     if not (HAS_PROCESS & {*fixtures, *names}):
-        return KINDS[0]
+        return KINDS[1] if "on_simulated_device" in names else KINDS[0]
     started = sum(names[word] for word in STARTS_ONE)
-    return KINDS[2] if started > 1 or STARTS_SEVERAL & {*names} else KINDS[1]
+    return KINDS[3] if started > 1 or STARTS_SEVERAL & {*names} else KINDS[2]
 
 
 def file_of(classname: str) -> Path:

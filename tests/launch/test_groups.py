@@ -1,6 +1,7 @@
 """The contract of a launcher for groups: whatever one rank does, the trial has one outcome that names it, and ends.
 
-Two gloo ranks on the CPU throughout. Which rank is named is tested on recorded answers, in test_group_reports.py.
+Two gloo ranks on the CPU throughout, over the fork server. The two cases that each launcher must pass are in
+test_launchers.py; which rank is named is tested on recorded answers, in test_group_reports.py.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from autotune.protocol.jobs import Extras, WindowRules
 from autotune.records.measurement import Block
 from autotune.records.ranks import uneven_ranks
 from autotune.records.trial import TrialResult
-from tests.launch.conftest import GENEROUS_S, TWO_RANKS, Rig, forked_first, in_user_ranks, rig_over
+from tests.launch.conftest import GENEROUS_S, TWO_RANKS, Rig, in_user_ranks, rig_over
 from tests.launch.user_ranks import PAUSE_S, STANDSTILL_S
 from tests.processes import marked
 
+pytestmark = pytest.mark.slow
 HANG_S = 7.0
 """A deadline that two forked ranks have long begun to train by."""
 ENDLESS = WindowRules(max_s=600.0, precision=1e-9, block_s=0.02)
@@ -55,38 +57,11 @@ def says_go(after: int) -> Callable[[tuple[Block, ...]], None]:
 
 
 def assert_over(rig: Rig) -> None:
-    """That nothing of the group is left, and that a server's next trial is not affected by it."""
+    """That nothing of the group is left, and that the server's next trial is not affected by it."""
     assert not rig.left_over()
-    if rig.server_pid is not None:
-        rig.assert_next_trial_works()
+    rig.assert_next_trial_works()
 
 
-@forked_first
-def test_a_group_is_one_measurement_with_each_ranks_own_figures(any_rig: Rig) -> None:
-    result = any_rig.run_group("speaking", num_workers=1)
-    assert (result.outcome, result.reason) == ("ok", "")
-    assert result.measurement is not None
-    assert [one.rank for one in result.measurement.ranks] == [0, 1]
-    assert result.measurement.samples_per_s > 0
-    assert b"rank 0 of 2 speaks" in any_rig.log
-    assert b"rank 1 of 2 speaks" in any_rig.log
-    assert sorted(one.name for one in any_rig.folder.iterdir()) == ["payload", "trial.log"], "nothing else is left"
-    assert_over(any_rig)
-
-
-@forked_first
-@pytest.mark.usefixtures("_ends_stragglers_soon")
-def test_a_rank_that_is_killed_ends_its_group_whatever_started_it(any_rig: Rig) -> None:
-    result = any_rig.run_group("killing_itself_in_build_of_1")
-    assert result.outcome == "crashed"
-    assert result.reason.startswith("rank 1: ")
-    assert "SIGKILL" in result.reason
-    assert result.failure is None
-    assert result.measurement is None
-    assert_over(any_rig)
-
-
-@pytest.mark.slow
 @pytest.mark.usefixtures("_ends_stragglers_soon")
 @pytest.mark.parametrize(("model", "rank"), [("raising_in_1", 1), ("raising_in_0_while_1_hangs_deaf", 0)])
 def test_an_exception_in_one_rank_is_the_groups_with_that_ranks_traceback(rig: Rig, model: str, rank: int) -> None:
@@ -99,7 +74,6 @@ def test_an_exception_in_one_rank_is_the_groups_with_that_ranks_traceback(rig: R
     assert_over(rig)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("_ends_stragglers_soon")
 def test_a_rank_that_is_killed_while_others_wait_for_it_is_named(rig: Rig) -> None:
     result = rig.run_group("killing_itself_in_1", num_workers=1)
@@ -109,7 +83,6 @@ def test_a_rank_that_is_killed_while_others_wait_for_it_is_named(rig: Rig) -> No
     assert_over(rig)
 
 
-@pytest.mark.slow
 def test_of_a_group_that_hangs_the_rank_is_told_that_the_others_wait_for(rig: Rig) -> None:
     result = rig.run_group("hanging_in_1", deadline_s=HANG_S)
     assert result.outcome == "timeout"
@@ -121,7 +94,6 @@ def test_of_a_group_that_hangs_the_rank_is_told_that_the_others_wait_for(rig: Ri
     assert_over(rig)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "place"), [("hanging_in_1_at_last", "in hang"), ("calling_the_others_alone_in_1", "in <lambda>")]
 )
@@ -137,7 +109,6 @@ def test_a_group_that_stands_still_in_its_window_is_ended_long_before_its_deadli
     assert_over(rig)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("_no_time_for_stacks")
 def test_a_pause_as_long_as_one_before_is_no_standstill(rig: Rig) -> None:
     result = rig.run_group("pausing_in_1", window=LONG, should_end=says_go(after=3))
@@ -147,7 +118,6 @@ def test_a_pause_as_long_as_one_before_is_no_standstill(rig: Rig) -> None:
     assert_over(rig)
 
 
-@pytest.mark.slow
 def test_a_group_that_goes_on_after_all_is_not_ended(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its ranks have written where they stand, half a second before the pause is over. The window is longer than the
     parent's patience, and the items take time but no core."""
@@ -158,7 +128,6 @@ def test_a_group_that_goes_on_after_all_is_not_ended(rig: Rig, monkeypatch: pyte
     assert_over(rig)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("_no_time_for_stacks")
 def test_what_follows_the_window_is_no_standstill(rig: Rig) -> None:
     result = rig.run_group("impatient", extras=Extras(loader_ceiling=True, device_ceiling=True, stretch_s=0.7))
@@ -169,7 +138,6 @@ def test_what_follows_the_window_is_no_standstill(rig: Rig) -> None:
     assert_over(rig)
 
 
-@pytest.mark.slow
 def test_what_follows_the_window_is_measured_of_each_rank_and_of_all(rig: Rig) -> None:
     extras = Extras(loader_ceiling=True, device_ceiling=True, stretch_s=0.1)
     result = rig.run_group("speaking", num_workers=1, extras=extras)
@@ -188,7 +156,6 @@ def test_what_follows_the_window_is_measured_of_each_rank_and_of_all(rig: Rig) -
     assert_over(rig)
 
 
-@pytest.mark.slow
 def test_a_rank_whose_loader_is_slower_is_named(rig: Rig) -> None:
     result = rig.run_group("impatient", dataset="SlowInRank1", extras=Extras(loader_ceiling=True, stretch_s=0.1))
     assert (result.outcome, result.reason) == ("ok", "")
@@ -197,7 +164,6 @@ def test_a_rank_whose_loader_is_slower_is_named(rig: Rig) -> None:
     assert (named[0], named[1].side) == (1, "loader")
 
 
-@pytest.mark.slow
 def test_an_iterable_dataset_that_repeats_itself_in_each_rank_is_refused(rig: Rig) -> None:
     result = rig.run_group("speaking", dataset="Repeating")
     assert result.outcome == "invalid"
@@ -205,7 +171,6 @@ def test_an_iterable_dataset_that_repeats_itself_in_each_rank_is_refused(rig: Ri
     assert_over(rig)
 
 
-@pytest.mark.slow
 def test_an_iterable_dataset_that_shares_its_items_out_is_measured(rig: Rig) -> None:
     result = rig.run_group("speaking", dataset="Sharing")
     assert (result.outcome, result.reason) == ("ok", "")
@@ -213,13 +178,11 @@ def test_an_iterable_dataset_that_shares_its_items_out_is_measured(rig: Rig) -> 
     assert result.measurement.samples_per_s > 0
 
 
-@pytest.mark.slow
 def test_ranks_hold_equal_weights_and_exchange_gradients_in_a_steps_last_batch_alone(rig: Rig) -> None:
     result = rig.run_group("Comparing", grad_accum_steps=2)
     assert (result.outcome, result.reason) == ("ok", "")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("hook", [None, "fp16"])
 def test_steps_that_the_fp16_hook_makes_the_scaler_skip_are_none_of_the_windows(rig: Rig, hook: str | None) -> None:
     """The hook rounds before it divides: what float32 holds becomes infinite on its way, until the scale has fallen."""
@@ -234,7 +197,6 @@ def test_steps_that_the_fp16_hook_makes_the_scaler_skip_are_none_of_the_windows(
         assert steps[-timed:].count("0") <= len(steps) // GROWTH_INTERVAL
 
 
-@pytest.mark.slow
 def test_gradients_that_the_fp16_hook_makes_infinite_end_the_trial_where_nothing_scales_them(rig: Rig) -> None:
     result = rig.run_group("precipitous", ddp={"comm_hook": "fp16"})
     assert result.outcome == "diverged"
@@ -242,7 +204,6 @@ def test_gradients_that_the_fp16_hook_makes_infinite_end_the_trial_where_nothing
     assert_over(rig)
 
 
-@pytest.mark.slow
 def test_what_the_ranks_of_a_group_hold_together_is_held_against_the_limit(rig: Rig) -> None:
     result = rig.run_limited(1000 * 2**20, settings=TWO_RANKS, model=in_user_ranks("holding"))
     assert result.outcome == "host_oom"
@@ -250,7 +211,6 @@ def test_what_the_ranks_of_a_group_hold_together_is_held_against_the_limit(rig: 
     assert_over(rig)
 
 
-@pytest.mark.slow
 def test_a_group_whose_server_is_killed_is_a_crash(rig: Rig) -> None:
     result = rig.run_group("killing_the_server_in_1")
     assert result.outcome == "crashed"
@@ -258,7 +218,6 @@ def test_a_group_whose_server_is_killed_is_a_crash(rig: Rig) -> None:
     assert_over(rig)
 
 
-@pytest.mark.slow
 def test_groups_that_run_at_the_same_time_do_not_meet(rig: Rig, tmp_path: Path) -> None:
     other = rig_over(ForkServerLauncher(tmp_path / "server.log"), tmp_path / "other")
     try:

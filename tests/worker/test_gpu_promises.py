@@ -41,6 +41,7 @@ from tests.nvml_stub import NvmlStub
 from . import gpu_cases as cases
 from . import gpu_promises as promises
 
+pytestmark = pytest.mark.slow
 MIB = 2**20
 broken = pytest.raises(AssertionError)
 """A promise that is not kept."""
@@ -89,7 +90,6 @@ def told(result: TrialResult, **changes: Any) -> Measurement:
     return result.measurement.model_copy(update=changes)
 
 
-@pytest.mark.slow
 def test_a_trial_that_failed_or_learned_nothing_breaks_the_promise_to_train(
     good: TrialResult, crash: TrialResult
 ) -> None:
@@ -110,7 +110,6 @@ def seen(on_cpu: Callable[..., TrialResult], tmp_path_factory: pytest.TempPathFa
     return found | {"tf32": replace(found["float32"], rounding=4e-4)}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("amp_dtype", ["float32", "tf32", "bfloat16", "float16"])
 def test_a_step_that_computed_in_another_precision_breaks_the_promise(
     amp_dtype: AmpDtype, seen: dict[str, cases.Seen]
@@ -121,20 +120,17 @@ def test_a_step_that_computed_in_another_precision_breaks_the_promise(
             promises.computes_in(seen[other], amp_dtype)
 
 
-@pytest.mark.slow
 def test_products_that_are_rounded_more_coarsely_than_tf32_break_the_promise(seen: dict[str, cases.Seen]) -> None:
     with broken:
         promises.computes_in(replace(seen["tf32"], rounding=1e-2), "tf32")
 
 
-@pytest.mark.slow
 def test_a_batch_that_stayed_behind_breaks_the_promise(seen: dict[str, cases.Seen]) -> None:
     promises.arrived_on(seen["float32"], "cpu")
     with broken:
         promises.arrived_on(seen["float32"], "cuda")
 
 
-@pytest.mark.slow
 def test_ranks_that_met_otherwise_break_the_promise(
     on_cpu: Callable[..., TrialResult], seen: dict[str, cases.Seen], tmp_path: Path
 ) -> None:
@@ -147,7 +143,6 @@ def test_ranks_that_met_otherwise_break_the_promise(
         promises.met_over(seen["float32"], "gloo")
 
 
-@pytest.mark.slow
 def test_a_group_without_devices_of_its_own_or_an_exchange_breaks_the_promise(
     on_cpu: Callable[..., TrialResult],
 ) -> None:
@@ -210,7 +205,6 @@ def sampled(run: Measurement, source: str, fraction: float) -> Measurement:
     return run.model_copy(update=changes)
 
 
-@pytest.mark.slow
 def test_a_busy_loop_that_reads_as_idle_and_a_starved_one_that_reads_as_busy_break_the_promise(
     nvml: NvmlStub, good: TrialResult
 ) -> None:
@@ -230,13 +224,11 @@ def test_a_busy_loop_that_reads_as_idle_and_a_starved_one_that_reads_as_busy_bre
             promise(between)
 
 
-@pytest.mark.slow
 def test_a_driver_that_tells_nothing_breaks_the_promise_of_a_busy_fraction(nvml: NvmlStub, good: TrialResult) -> None:
     with broken:
         promises.is_told_by_the_device(read_by_nvml(nvml, told(good), gpm=0))
 
 
-@pytest.mark.slow
 def test_a_busy_fraction_of_the_loops_waits_alone_breaks_the_promise(
     on_cpu: Callable[..., TrialResult], good: TrialResult
 ) -> None:
@@ -249,7 +241,6 @@ def test_a_busy_fraction_of_the_loops_waits_alone_breaks_the_promise(
             promise(run)
 
 
-@pytest.mark.slow
 def test_a_busy_fraction_that_none_of_its_sources_told_breaks_the_promise(good: TrialResult) -> None:
     run = sampled(told(good), NVML_SOURCE, 0.9)
     promises.is_told_by_the_device(run)
@@ -259,7 +250,6 @@ def test_a_busy_fraction_that_none_of_its_sources_told_breaks_the_promise(good: 
         promises.is_told_by_the_device(run.model_copy(update={"busy_fraction": None, "busy_source": None}))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("refused", ["sm_clock", "max_sm_clock", "memory_clock", "temperature", "energy_mj"])
 def test_each_condition_that_is_not_known_breaks_the_promise(refused: str, nvml: NvmlStub, good: TrialResult) -> None:
     promises.saw_conditions(read_by_nvml(nvml, told(good)))
@@ -267,7 +257,6 @@ def test_each_condition_that_is_not_known_breaks_the_promise(refused: str, nvml:
         promises.saw_conditions(read_by_nvml(nvml, told(good), **{refused: None}))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -284,7 +273,6 @@ def test_conditions_that_no_gpu_has_break_the_promise(
         promises.saw_conditions(read_by_nvml(nvml, told(good), **wrong))
 
 
-@pytest.mark.slow
 def test_energy_in_another_unit_breaks_the_promise(nvml: NvmlStub, good: TrialResult) -> None:
     run = read_by_nvml(nvml, told(good))
     assert run.conditions is not None
@@ -305,7 +293,6 @@ def profiled(run: Measurement, *, compute_s: float, copy_s: float) -> Measuremen
     return run.model_copy(update={"breakdown": parts, "busy_readings": (reading,)})
 
 
-@pytest.mark.slow
 def test_a_breakdown_without_kernels_or_copies_breaks_the_promise(good: TrialResult) -> None:
     run = told(good)
     promises.broke_its_time_down(profiled(run, compute_s=6.0, copy_s=1.0))
@@ -390,7 +377,6 @@ def test_a_gpu_that_was_to_be_there_and_is_not_fails(monkeypatch: pytest.MonkeyP
         cases.leave_out("no driver")
 
 
-@pytest.mark.slow
 def test_memory_that_does_not_add_up_or_passes_the_limit_breaks_the_promise(on_sim: Callable[..., TrialResult]) -> None:
     limit_bytes = 32 * MIB
     result = on_sim(limit_bytes=limit_bytes)
@@ -414,7 +400,6 @@ def test_memory_that_does_not_add_up_or_passes_the_limit_breaks_the_promise(on_s
             )
 
 
-@pytest.mark.slow
 def test_memory_of_the_host_breaks_the_promise_of_a_devices(good: TrialResult) -> None:
     with broken:
         promises.accounts_for_memory(told(good), 2**50)
@@ -427,7 +412,6 @@ class HostFull(nn.Linear):
         raise MemoryError
 
 
-@pytest.mark.slow
 def test_a_batch_that_does_not_fit_and_is_told_otherwise_breaks_the_promise(
     on_sim: Callable[..., TrialResult], on_cpu: Callable[..., TrialResult], good: TrialResult, crash: TrialResult
 ) -> None:
@@ -456,7 +440,6 @@ class NoEngineAtAll(NoEngine):
     fills = False
 
 
-@pytest.mark.slow
 def test_a_full_memory_that_is_told_as_a_crash_breaks_the_promise(
     on_sim: Callable[..., TrialResult], on_cpu: Callable[..., TrialResult], good: TrialResult, crash: TrialResult
 ) -> None:
@@ -492,7 +475,6 @@ def loss_that_waits(outputs: Tensor, targets: Tensor) -> Tensor:
 _ASSERTED = "CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported"
 
 
-@pytest.mark.slow
 def test_a_kernels_error_told_at_the_wrong_place_breaks_the_promise(
     on_cpu: Callable[..., TrialResult], good: TrialResult, crash: TrialResult
 ) -> None:
@@ -507,14 +489,12 @@ def test_a_kernels_error_told_at_the_wrong_place_breaks_the_promise(
             promises.crashed_at(bad, place)
 
 
-@pytest.mark.slow
 def test_the_lookup_is_where_it_says(crash: TrialResult) -> None:
     """On the processor an index beyond the table is told at once."""
     assert crash.failure is not None
     assert crash.failure.signature == f"IndexError at {cases.place_of_the_lookup()}"
 
 
-@pytest.mark.slow
 def test_a_device_that_is_refused_without_the_remedy_breaks_the_promise(
     on_sim: Callable[..., TrialResult], on_cpu: Callable[..., TrialResult], good: TrialResult, crash: TrialResult
 ) -> None:
@@ -526,7 +506,6 @@ def test_a_device_that_is_refused_without_the_remedy_breaks_the_promise(
             promises.refused_the_device(bad, "cuda")
 
 
-@pytest.mark.slow
 def test_an_environment_of_another_device_breaks_the_promise(fork_server: ForkServerLauncher, tmp_path: Path) -> None:
     runner = TrialRunner(launcher=fork_server, payload=tmp_path, scratch=tmp_path, logs=tmp_path, device="cpu", seed=0)
     environment = runner.describe(deadline_s=60).environment
