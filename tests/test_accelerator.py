@@ -13,6 +13,8 @@ from torch import nn
 from tests import accelerator
 from tests.accelerator import DEVICES, MIB, on_simulated_device
 
+pytestmark = pytest.mark.slow  # a tool of tests, which the tests that use it hold to most of this
+
 
 def stepped(device: str) -> list[float]:
     """Losses of a few steps of a small net."""

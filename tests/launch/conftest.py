@@ -23,7 +23,7 @@ USER_CODE = Path(__file__).with_name("user_code.py")
 USER_RANKS = Path(__file__).with_name("user_ranks.py")
 SHORT = WindowRules(max_s=0.2, precision=10.0, block_s=0.01)
 """A window that ends as soon as it may."""
-GENEROUS_S = 60.0
+GENEROUS_S = 100.0
 """A deadline that only a test which is about to fail meets."""
 TWO_RANKS: dict[str, Any] = {"strategy": "ddp", "world_size": 2}
 

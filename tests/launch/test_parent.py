@@ -44,7 +44,8 @@ except KeyboardInterrupt:
 PATIENCE_S = 60.0
 
 
-@pytest.mark.parametrize("kind", ["fork server", pytest.param("fresh interpreter", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["fork server", "fresh interpreter"])
 def test_a_parent_that_is_killed_takes_server_rank_and_loader_workers_along(kind: str, tmp_path: Path) -> None:
     parent, token = start_hanging_trial(kind, tmp_path)
     parent.kill()

@@ -72,6 +72,7 @@ print("SEEN", json.dumps([__name__, Path(__file__).name, sys.argv[1:], given(), 
     assert rig.printed(name="probe") == expected
 
 
+@pytest.mark.slow
 def test_a_shell_script_that_prepares_something_and_ends_in_python_is_attached_to(rig: ScriptRig) -> None:
     rig.write(PREPARING, "prepare.py")
     rig.write("import json, sys\nprint('SEEN', json.dumps([sys.executable, *sys.argv[1:]]))\n" + LOOP)
@@ -195,8 +196,8 @@ HOSTILE = {
     + "def train():\n    for _ in range(100000):\n        for x, y in loader:\n            step(x, y)\n"
     "thread = threading.Thread(target=train)\nthread.start()\nthread.join()\n",
 }
-_FAST = {"re-executes itself", "writes when it ends", "trains in a function of another thread"}
-"""One that starts otherwise, one that is to leave nothing, one that trains elsewhere; the others are slow."""
+_FAST = {"writes when it ends", "trains in a function of another thread"}
+"""One that is to leave nothing, and one that trains elsewhere; the others are slow."""
 
 
 @pytest.mark.parametrize(
