@@ -1,6 +1,6 @@
 # Sets up .venv once (and again when pyproject.toml or constraints.txt change), then does what is asked.
 #     make demo     tunes configs/quickstart.yaml on this machine
-#     make test     runs the tests
+#     make test     runs the tests that every change must pass; make test-all runs all of them
 #     make test-gpu runs those that need a CUDA device, and says of each how it went; without one it fails
 #     make integrations runs the tests that hold us against the frameworks of others, in a venv of their own
 #     make docs     builds the site
@@ -30,11 +30,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-integrations demo test test-gpu integrations integrations-frameworks integrations-tensorflow lint docs notebooks dist audit oldest pythons clean
+.PHONY: help setup setup-integrations demo test test-all test-gpu integrations integrations-frameworks integrations-tensorflow lint docs notebooks dist audit oldest pythons clean
 
 help:
 	@echo "make demo        tune configs/quickstart.yaml on this machine, from the start"
-	@echo "make test        run the tests"
+	@echo "make test        run the tests that every change must pass"
+	@echo "make test-all    run all tests, those of the benchmarks and those that judge a measurement too"
 	@echo "make test-gpu    run the tests that need a CUDA device, one after the other"
 	@echo "make integrations  run the tests that need accelerate, Lightning, transformers, ... (gigabytes to fetch)"
 	@echo "make lint        ruff check, ruff format --check, lint-imports, mypy --strict; then a report of tokens"
@@ -54,6 +55,10 @@ demo: $(READY)
 	$(BIN)/autotune run configs/quickstart.yaml --fresh --set budget.timeout_s=$(DEMO_S)
 
 test: $(READY)
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m 'not slow and not gpu and not integrations' \
+		--durations 15
+
+test-all: $(READY)
 	$(call run-tests,$(BIN))
 
 define run-tests

@@ -3,9 +3,9 @@
 matplotlib draws for those of the report alone; elsewhere its second a search would add up. A study begins as a copy of
 an empty one, and nothing waits for the disk: no test pulls the plug. Where tests run side by side, torch has one thread
 in each process, trials included: threads that wait for a core which another test holds spin meanwhile. Tests marked
-quiet have the machine to themselves, and all of its threads. They alone are run again when they fail: they judge
-measurements, which another program on the machine can disturb. So that nothing else fails at times, hypothesis draws
-the same examples whenever tests run side by side, and new ones where a file is run by itself.
+quiet judge a measurement, which another program on the machine can disturb: make test-all alone runs them, one after
+another. No test is repeated. Hypothesis draws the same examples whenever tests run side by side, and new ones where a
+file is run by itself.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from tests import golden
 from tests.nvml_stub import NvmlStub, build_libraries
 from tests.processes import marked
 
-QUIET_RERUNS = 2
 TESTS = Path(__file__).parent
 LONGEST = (
     "ray/test_ray.py",
@@ -111,10 +110,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Only a test that judges a measurement is run again; files that take longest begin first."""
+    """Leave measurements and the benchmarks' own tests to make test-all; begin with the files that take longest."""
     for item in items:
-        if item.get_closest_marker("quiet") is not None:
-            item.add_marker(pytest.mark.flaky(reruns=QUIET_RERUNS))
+        if item.get_closest_marker("quiet") is not None or item.path.is_relative_to(TESTS / "benchmarks"):
+            item.add_marker(pytest.mark.slow)
     if hasattr(config, "workerinput"):
         places = {TESTS / name: place for place, name in enumerate(LONGEST)}
         items.sort(key=lambda item: places.get(item.path, len(places)))

@@ -13,6 +13,8 @@ from torch import nn
 from tests import accelerator
 from tests.accelerator import DEVICES, MIB, on_simulated_device
 
+pytestmark = pytest.mark.slow  # a tool of tests, which the tests that use it hold to most of this
+
 
 def stepped(device: str) -> list[float]:
     """Losses of a few steps of a small net."""
@@ -55,7 +57,7 @@ def test_over_the_cap_what_is_kept_is_given_back_first_and_then_memory_is_out() 
     torch.zeros(3 * MIB, dtype=torch.uint8, device="sim:0")
     larger = torch.zeros(4 * MIB, dtype=torch.uint8, device="sim:0")
     assert accelerator.memory_stats()["num_alloc_retries"] == 1
-    with pytest.raises(torch.OutOfMemoryError, match="Sim out of memory"):
+    with pytest.raises(torch.OutOfMemoryError, match="Sim"):
         torch.zeros(MIB, dtype=torch.uint8, device="sim:0")
     assert (DEVICES[0].memory.ooms, DEVICES[0].memory.allocated) == (1, larger.nbytes)
     torch.zeros(MIB, dtype=torch.uint8, device="sim:1")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from io import BytesIO
 
 import numpy as np
 import torch
@@ -12,38 +11,6 @@ from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset, get_worker_info
 
 Pair = tuple[Tensor, int]
-
-
-class Photos(Dataset[Pair]):
-    """A JPEG, decoded and scaled in Python for each item."""
-
-    def __init__(self) -> None:
-        from PIL import Image
-
-        pixels = np.random.default_rng(0).integers(0, 255, (128, 128, 3)).astype(np.uint8)
-        file = BytesIO()
-        Image.fromarray(pixels).save(file, "jpeg")
-        self.jpeg = file.getvalue()
-
-    def __len__(self) -> int:
-        return 2000
-
-    def __getitem__(self, index: int) -> Pair:
-        from PIL import Image
-
-        image = Image.open(BytesIO(self.jpeg)).convert("RGB").resize((4, 4))
-        return torch.from_numpy(np.asarray(image, dtype=np.float32)).flatten()[:16] / 255, index % 2
-
-
-class SleepingReader(Dataset[Pair]):
-    """Each item waits, as a remote file system makes it."""
-
-    def __len__(self) -> int:
-        return 2000
-
-    def __getitem__(self, index: int) -> Pair:
-        time.sleep(0.003)
-        return torch.zeros(16), index % 2
 
 
 class SlowTail(Dataset[Pair]):
@@ -100,20 +67,6 @@ class Products(Dataset[Pair]):
         return (time.process_time() - begun_cpu_s) / (time.perf_counter() - begun)
 
 
-class HundredsOfOperations(nn.Module):
-    """Multiplies eight numbers, over and over."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(16))
-        self.head = nn.Linear(16, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for _ in range(200):
-            x = x * self.weight + 0.001
-        return functional.linear(x, self.head.weight, self.head.bias)
-
-
 class LargeElementwise(nn.Module):
     """Element-wise operations on tensors of 8 MiB: bytes, and next to no arithmetic."""
 
@@ -126,21 +79,6 @@ class LargeElementwise(nn.Module):
         wide = x[:, :1] * self.weight
         for _ in range(6):
             wide = wide * 0.5 + 1.0
-        return functional.linear(x, self.head.weight, self.head.bias) + wide.mean(1, keepdim=True)
-
-
-class ManyBarriers(nn.Module):
-    """Element-wise operations just large enough for torch to share each out among all of its threads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(2**12))
-        self.head = nn.Linear(16, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        wide = x[:, :1] * self.weight
-        for _ in range(40):
-            wide = torch.tanh(wide)
         return functional.linear(x, self.head.weight, self.head.bias) + wide.mean(1, keepdim=True)
 
 
@@ -166,10 +104,6 @@ def wide_net() -> nn.Module:
 
 def numbers(count: int = 4096, width: int = 16) -> TensorDataset:
     return TensorDataset(torch.zeros(count, width), torch.zeros(count, dtype=torch.long))
-
-
-def few_numbers() -> TensorDataset:
-    return numbers(count=320)
 
 
 class Waiting(Dataset[Pair]):

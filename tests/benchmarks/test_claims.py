@@ -51,10 +51,8 @@ def test_every_row_of_a_table_with_figures_is_in_the_list() -> None:
 
 def test_a_figure_that_differs_from_its_file_is_told_as_written_and_as_recomputed(page: Path) -> None:
     (told,) = told_of(ONE)
-    assert (told.written, told.recomputed) == (
-        "A trial lies 4.2 % beside it in 3 pairs",
-        "A trial lies 12.3 % beside it in 4 pairs",
-    )
+    assert told.recomputed == ONE.says.format(error=0.1234, pairs=4)
+    assert told.written == ONE.says.format(error=0.042, pairs=3)
     assert not told.is_held
     page.write_text("Nothing.")
     assert [one.written for one in told_of(ONE)] == [None]

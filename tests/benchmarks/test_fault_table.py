@@ -48,18 +48,18 @@ def test_what_ends_as_it_must_has_no_fault() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seen", "said"),
+    ("seen", "named"),
     [
-        (replace(ENDED, struck=frozenset()), "the fault never struck in probe"),
-        (replace(ENDED, exit_code=0), "exit code must be one of"),
-        (replace(ENDED, errors="error: the device ran out of memory"), "what ends it must say 'SIGSEGV'"),
-        (replace(ENDED, errors='SIGSEGV at "/autotune/worker/rank.py"'), "must not show our own code"),
+        (replace(ENDED, struck=frozenset()), "probe"),
+        (replace(ENDED, exit_code=0), "exit code"),
+        (replace(ENDED, errors="error: out of memory"), "'SIGSEGV'"),
+        (replace(ENDED, errors='SIGSEGV at "/autotune/worker/rank.py"'), "code"),
     ],
 )
-def test_what_ends_otherwise_is_told(seen: Seen, said: str) -> None:
-    assert said in next(faults_in(FAULTS["segfault"], ("probe",), seen))
+def test_what_ends_otherwise_is_a_fault(seen: Seen, named: str) -> None:
+    assert named in next(faults_in(FAULTS["segfault"], ("probe",), seen))
 
 
 def test_a_harmless_fault_must_not_end_anything() -> None:
     (first, *_) = faults_in(FAULTS["cwd"], ("probe",), ENDED)
-    assert first.startswith("nothing must end otherwise, but exit code 2")
+    assert "exit code 2" in first

@@ -45,11 +45,11 @@ def test_a_part_within_a_part_comes_to_its_end() -> None:
 def test_a_part_that_raises_is_written_down_with_its_traceback_and_what_it_kept() -> None:
     def work(keep: Keep) -> Figures:
         keep({"first": 1})
-        raise KeyError("no such kernel")
+        raise KeyError("no kernel")
 
     figures = run_guarded(work, limit_s=LONG_S)
     assert figures["first"] == 1
-    assert figures["error"].splitlines()[-1] == "KeyError: 'no such kernel'"
+    assert figures["error"].splitlines()[-1] == "KeyError: 'no kernel'"
 
 
 def test_a_part_that_dies_is_written_down_with_what_it_kept() -> None:
@@ -100,7 +100,7 @@ def test_a_part_that_hangs_is_ended_with_all_that_it_has_started(
 
     figures = run_guarded(work, limit_s=2.0)
     assert figures["first"] == 1
-    assert figures["error"].splitlines()[-1] == "TimeoutError: the part took more than 2 s"
+    assert figures["error"].splitlines()[-1].startswith("TimeoutError: ")
     assert "in work" in figures["error"], "where it stood"
     pid = int(noted.read_text())
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE

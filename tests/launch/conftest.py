@@ -23,11 +23,16 @@ USER_CODE = Path(__file__).with_name("user_code.py")
 USER_RANKS = Path(__file__).with_name("user_ranks.py")
 SHORT = WindowRules(max_s=0.2, precision=10.0, block_s=0.01)
 """A window that ends as soon as it may."""
-GENEROUS_S = 60.0
+GENEROUS_S = 100.0
 """A deadline that only a test which is about to fail meets."""
 TWO_RANKS: dict[str, Any] = {"strategy": "ddp", "world_size": 2}
 
 AnyLauncher = ForkServerLauncher | FreshInterpreterLauncher
+
+forked_first = pytest.mark.parametrize(
+    "any_launcher", ["fork server", pytest.param("fresh interpreter", marks=pytest.mark.slow)], indirect=True
+)
+"""Marks a test of each launcher in turn whose second half, which starts interpreters for seconds, is slow."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,6 +32,7 @@ def test_a_trial_measures_what_follows_its_window(rig: Rig) -> None:
     rig.assert_next_trial_works()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dataset", "deadline_s"), [("killing_its_reader", GENEROUS_S), ("hanging_its_reader", 5.0)])
 def test_a_process_that_ends_or_hangs_after_the_window_has_measured_what_it_had(
     rig: Rig, dataset: str, deadline_s: float

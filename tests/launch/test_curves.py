@@ -35,7 +35,10 @@ def seen() -> dict[str, list[int]]:
 
 @pytest.mark.parametrize(
     ("model", "reason"),
-    [("losing_the_device_at_8", LOST), ("dying_at_8", note("process_ended_at_point"))],
+    [
+        ("losing_the_device_at_8", LOST),
+        pytest.param("dying_at_8", note("process_ended_at_point"), marks=pytest.mark.slow),
+    ],
 )
 def test_what_a_process_does_not_outlive_is_left_with_its_reason_and_the_rest_is_measured_in_another(
     rig: Rig, model: str, reason: Note | str
@@ -56,6 +59,7 @@ def test_what_a_process_does_not_outlive_is_left_with_its_reason_and_the_rest_is
     assert not rig.left_over()
 
 
+@pytest.mark.slow
 def test_after_a_third_process_that_ended_early_there_is_no_other(rig: Rig) -> None:
     report = trace(rig, "losing_the_device_at_any_other_size")
     assert report.curves is not None

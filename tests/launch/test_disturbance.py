@@ -26,10 +26,10 @@ LOST_WORKER = "a loader worker was killed: DataLoader worker (pid 7) is killed b
     ("what", "workers", "remark"),
     [
         ("killed_rank", 0, KILLED),
-        ("killed_rank", 1, KILLED),
-        ("killed_server", 0, KILLED),
-        ("stopped_rank", 0, STOPPED),
-        ("stopped_rank", 1, STOPPED),
+        pytest.param("killed_rank", 1, KILLED, marks=pytest.mark.slow),
+        pytest.param("killed_server", 0, KILLED, marks=pytest.mark.slow),
+        pytest.param("stopped_rank", 0, STOPPED, marks=pytest.mark.slow),
+        pytest.param("stopped_rank", 1, STOPPED, marks=pytest.mark.slow),
     ],
     ids=["rank killed", "worker killed", "server killed", "rank stopped", "worker stopped"],
 )

@@ -1,6 +1,7 @@
 """The contract of a launcher for groups: whatever one rank does, the trial has one outcome that names it, and ends.
 
-Two gloo ranks on the CPU throughout.
+Two gloo ranks on the CPU throughout, over the fork server. The two cases that each launcher must pass are in
+test_launchers.py; which rank is named is tested on recorded answers, in test_group_reports.py.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from autotune.protocol.jobs import Extras, WindowRules
 from autotune.records.measurement import Block
 from autotune.records.ranks import uneven_ranks
 from autotune.records.trial import TrialResult
-from autotune.settings.applied.cores.processor import usable_cores
 from tests.launch.conftest import GENEROUS_S, TWO_RANKS, Rig, in_user_ranks, rig_over
 from tests.launch.user_ranks import PAUSE_S, STANDSTILL_S
 from tests.processes import marked
 
+pytestmark = pytest.mark.slow
 HANG_S = 7.0
 """A deadline that two forked ranks have long begun to train by."""
 ENDLESS = WindowRules(max_s=600.0, precision=1e-9, block_s=0.02)
@@ -56,72 +57,29 @@ def says_go(after: int) -> Callable[[tuple[Block, ...]], None]:
 
 
 def assert_over(rig: Rig) -> None:
-    """That nothing of the group is left, and that a server's next trial is not affected by it."""
+    """That nothing of the group is left, and that the server's next trial is not affected by it."""
     assert not rig.left_over()
-    if rig.server_pid is not None:
-        rig.assert_next_trial_works()
-
-
-def test_a_group_is_one_measurement_with_each_ranks_own_figures(any_rig: Rig) -> None:
-    result = any_rig.run_group("speaking", num_workers=1)
-    assert (result.outcome, result.reason) == ("ok", "")
-    assert result.measurement is not None
-    assert [one.rank for one in result.measurement.ranks] == [0, 1]
-    assert result.measurement.samples_per_s > 0
-    assert b"rank 0 of 2 speaks" in any_rig.log
-    assert b"rank 1 of 2 speaks" in any_rig.log
-    assert sorted(one.name for one in any_rig.folder.iterdir()) == ["payload", "trial.log"], "nothing else is left"
-    assert_over(any_rig)
+    rig.assert_next_trial_works()
 
 
 @pytest.mark.usefixtures("_ends_stragglers_soon")
-def test_a_rank_that_is_killed_ends_its_group_whatever_started_it(any_rig: Rig) -> None:
-    result = any_rig.run_group("killing_itself_in_build_of_1")
-    assert result.outcome == "crashed"
-    assert result.reason.startswith("rank 1: ")
-    assert "SIGKILL" in result.reason
-    assert_over(any_rig)
-
-
-@pytest.mark.usefixtures("_ends_stragglers_soon")
-@pytest.mark.parametrize(
-    ("model", "reason", "place"),
-    [
-        ("raising_in_1", "rank 1: ValueError: this rank is broken", "in _raise"),
-        ("raising_in_build_of_1", "rank 1: LookupError: no such weights", "in raising_in_build_of_1"),
-        ("exiting_in_1", "rank 1: SystemExit: 4", "in <lambda>"),
-        ("raising_in_0_while_1_hangs", "rank 0: ValueError: this rank is broken", "in _raise"),
-        ("raising_in_0_while_1_hangs_deaf", "rank 0: ValueError: this rank is broken", "in _raise"),
-    ],
-)
-def test_an_exception_in_one_rank_is_the_groups_with_that_ranks_traceback(
-    rig: Rig, model: str, reason: str, place: str
-) -> None:
+@pytest.mark.parametrize(("model", "rank"), [("raising_in_1", 1), ("raising_in_0_while_1_hangs_deaf", 0)])
+def test_an_exception_in_one_rank_is_the_groups_with_that_ranks_traceback(rig: Rig, model: str, rank: int) -> None:
     result = rig.run_group(model)
-    assert (result.outcome, result.reason) == ("crashed", reason)
+    assert result.outcome == "crashed"
+    assert result.reason.startswith(f"rank {rank}: ValueError: ")
     assert result.failure is not None
-    assert place in result.failure.traceback
+    assert "in _raise" in result.failure.traceback
     assert "/autotune/worker/" not in result.failure.traceback
     assert_over(rig)
 
 
 @pytest.mark.usefixtures("_ends_stragglers_soon")
-@pytest.mark.parametrize(
-    ("model", "outcome", "reasons"),
-    [
-        ("killing_itself_in_1", "crashed", ("rank 1: ", "SIGKILL")),
-        ("exiting_hard_in_1", "crashed", ("rank 1: ", "exit code 3")),
-        ("running_out_in_1", "host_oom", ("rank 1: ", "MemoryError")),
-    ],
-)
-def test_an_end_of_one_rank_is_the_end_of_the_group_and_named(
-    rig: Rig, model: str, outcome: str, reasons: tuple[str, ...]
-) -> None:
-    result = rig.run_group(model, num_workers=1)
-    assert result.outcome == outcome
-    assert [part for part in reasons if part not in result.reason] == [], result.reason
-    assert result.failure is None
-    assert result.measurement is None
+def test_a_rank_that_is_killed_while_others_wait_for_it_is_named(rig: Rig) -> None:
+    result = rig.run_group("killing_itself_in_1", num_workers=1)
+    assert result.outcome == "crashed"
+    assert result.reason.startswith("rank 1: ")
+    assert "SIGKILL" in result.reason
     assert_over(rig)
 
 
@@ -144,8 +102,7 @@ def test_a_group_that_stands_still_in_its_window_is_ended_long_before_its_deadli
 ) -> None:
     result = rig.run_group(model, deadline_s=FAR_OFF_S, window=ENDLESS, should_end=says_go(after=3))
     assert result.outcome == "timeout"
-    assert result.reason.startswith("rank 1: no block ended within ten times the longest one's time"), result.reason
-    assert "the others waited for this rank" in result.reason
+    assert result.reason.startswith("rank 1: "), result.reason
     assert result.failure is not None
     assert place in result.failure.traceback
     assert "user_ranks.py" in result.failure.signature
@@ -210,7 +167,7 @@ def test_a_rank_whose_loader_is_slower_is_named(rig: Rig) -> None:
 def test_an_iterable_dataset_that_repeats_itself_in_each_rank_is_refused(rig: Rig) -> None:
     result = rig.run_group("speaking", dataset="Repeating")
     assert result.outcome == "invalid"
-    assert "an iterable dataset must share its items out among ranks, but all 2 got the same" in result.reason
+    assert result.measurement is None
     assert_over(rig)
 
 
@@ -243,16 +200,8 @@ def test_steps_that_the_fp16_hook_makes_the_scaler_skip_are_none_of_the_windows(
 def test_gradients_that_the_fp16_hook_makes_infinite_end_the_trial_where_nothing_scales_them(rig: Rig) -> None:
     result = rig.run_group("precipitous", ddp={"comm_hook": "fp16"})
     assert result.outcome == "diverged"
-    assert "the loss became nan" in result.reason
     assert rig.run_group("precipitous", lr=1e-12).outcome == "ok", "float32 holds them"
     assert_over(rig)
-
-
-@pytest.mark.quiet  # where tests run side by side, torch has one thread anyway
-def test_the_cores_are_divided_among_the_ranks(rig: Rig) -> None:
-    assert rig.run_group("telling_its_threads").outcome == "ok"
-    threads = [int(rig.note(f"threads-{rank}")) for rank in range(2)]
-    assert threads == [max(1, usable_cores() // 2)] * 2
 
 
 def test_what_the_ranks_of_a_group_hold_together_is_held_against_the_limit(rig: Rig) -> None:

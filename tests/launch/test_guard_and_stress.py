@@ -32,8 +32,8 @@ def guarded(rig: Rig, dtype: str, **parts: Ref) -> RankReport:
     ("model", "dtype", "code"),
     [
         (None, "bfloat16", None),
-        ("beyond_float16", "float16", "loss_not_finite"),
-        ("losing_digits", "bfloat16", "losses_deviate"),
+        pytest.param("beyond_float16", "float16", "loss_not_finite", marks=pytest.mark.slow),
+        pytest.param("losing_digits", "bfloat16", "losses_deviate", marks=pytest.mark.slow),
     ],
 )
 def test_a_precision_is_judged_in_a_process_of_its_own(
@@ -46,13 +46,16 @@ def test_a_precision_is_judged_in_a_process_of_its_own(
     assert (against and against.code) == code
 
 
+@pytest.mark.slow
 def test_a_fault_of_the_model_in_the_guard_is_an_outcome(rig: Rig) -> None:
     report = guarded(rig, "bfloat16", **named(model="raising_under_autocast"))
     assert report.result.outcome == "crashed"
     assert report.guard is None
-    assert "no half precision here" in report.result.reason
+    assert report.result.failure is not None
+    assert report.result.failure.signature.startswith("ValueError at user_sizes.py:")
 
 
+@pytest.mark.slow
 def test_a_hang_in_the_guard_ends_at_the_deadline(rig: Rig) -> None:
     config = TrainingConfig(micro_batch_size=8, amp_dtype="bfloat16")
     report = rig.runner(model="hanging").guard(config, name="guard", deadline_s=2.0)
@@ -74,6 +77,7 @@ def test_a_stress_run_sees_the_largest_samples_with_workers_too(rig: Rig) -> Non
     assert figures.memory.peak_bytes > 2**20
 
 
+@pytest.mark.slow
 def test_a_compiled_model_keeps_its_code_where_the_training_looks_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,6 +89,7 @@ def test_a_compiled_model_keeps_its_code_where_the_training_looks_for_it(
     assert reason.endswith(f" {compile_cache_variables()['TORCHINDUCTOR_CACHE_DIR']}")
 
 
+@pytest.mark.slow
 def test_memory_that_the_largest_samples_take_is_an_outcome(rig: Rig) -> None:
     runner = rig.runner(**named(**(TEXTS | {"step": "running_out_at_64"})))
     config = TrainingConfig(micro_batch_size=4)
@@ -92,6 +97,7 @@ def test_memory_that_the_largest_samples_take_is_an_outcome(rig: Rig) -> None:
     assert report.result.outcome == "host_oom"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("max_tokens", "outcome"), [(64, "ok"), (100, "ok"), (128, "host_oom")])
 def test_memory_is_judged_on_the_largest_bucket_of_a_token_budget(rig: Rig, max_tokens: int, outcome: str) -> None:
     parts = TEXTS | {"step": "out_of_memory_in_the_largest_bucket", "batch_sampler": "Buckets"}

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = """
 import threading
 from pathlib import Path
@@ -63,6 +65,7 @@ launcher.close()
 """
 
 
+@pytest.mark.slow
 def test_objects_of_an_unguarded_script_reach_loader_workers_however_these_start(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

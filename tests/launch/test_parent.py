@@ -44,6 +44,7 @@ except KeyboardInterrupt:
 PATIENCE_S = 60.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fork server", "fresh interpreter"])
 def test_a_parent_that_is_killed_takes_server_rank_and_loader_workers_along(kind: str, tmp_path: Path) -> None:
     parent, token = start_hanging_trial(kind, tmp_path)
@@ -52,6 +53,7 @@ def test_a_parent_that_is_killed_takes_server_rank_and_loader_workers_along(kind
     await_that(lambda: not marked(token))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fork server", "fresh interpreter"])
 def test_an_interrupt_during_a_trial_leaves_no_process(kind: str, tmp_path: Path) -> None:
     parent, token = start_hanging_trial(kind, tmp_path)
@@ -70,6 +72,7 @@ def test_a_server_that_was_killed_between_trials_is_started_anew(rig: Rig) -> No
     assert rig.server_pid != before
 
 
+@pytest.mark.slow
 def test_a_closed_launcher_starts_again(tmp_path: Path) -> None:
     launcher = ForkServerLauncher(tmp_path / "server.log")
     (tmp_path / "payload").mkdir()
@@ -107,6 +110,7 @@ def await_that(condition: Callable[[], bool]) -> None:
         sleep(0.02)
 
 
+@pytest.mark.slow
 def test_a_parent_that_is_killed_while_its_server_starts_takes_it_along(tmp_path: Path) -> None:
     script = "import os, signal, sys; from pathlib import Path; from autotune.launch.local.server import Server\n"
     script += "server = Server(Path('log'), os.environ, sys.argv[1]); print(server.process.pid, flush=True)\n"

@@ -17,7 +17,7 @@ from autotune.protocol.jobs import WindowRules
 from autotune.records.measurement import Block
 from autotune.records.trial import TrialResult
 from autotune.settings.training_config import TrainingConfig
-from tests.launch.conftest import GENEROUS_S, SHORT, TWO_RANKS, AnyLauncher, Rig, in_user_ranks, rig_over
+from tests.launch.conftest import GENEROUS_S, SHORT, TWO_RANKS, AnyLauncher, Rig, forked_first, in_user_ranks, rig_over
 
 ENDLESS = WindowRules(max_s=600.0, precision=1e-9, block_s=0.02)
 """A window that only a reason or the deadline ends."""
@@ -71,6 +71,7 @@ def ended(any_launcher: AnyLauncher, tmp_path_factory: pytest.TempPathFactory) -
     return Ended(rig=rig, judge=judge, result=result, left_over=rig.left_over(), files=files)
 
 
+@forked_first
 def test_blocks_come_one_after_the_other_while_the_trial_runs(ended: Ended) -> None:
     shown = ended.judge.shown
     assert len(shown) > 1
@@ -80,6 +81,7 @@ def test_blocks_come_one_after_the_other_while_the_trial_runs(ended: Ended) -> N
     assert all(block.samples == 4 * block.batches and block.seconds > 0 for block in shown[-1])
 
 
+@forked_first
 def test_a_reason_ends_the_trial_within_its_window_and_is_told_with_the_blocks(ended: Ended) -> None:
     result = ended.result
     assert (result.outcome, result.reason) == ("pruned", REASON)
@@ -90,10 +92,12 @@ def test_a_reason_ends_the_trial_within_its_window_and_is_told_with_the_blocks(e
     assert result.wall_s > 0
 
 
+@forked_first
 def test_nobody_is_asked_again_once_there_is_a_reason(ended: Ended) -> None:
     assert ended.judge.reasons == 1
 
 
+@forked_first
 def test_nothing_is_left_of_a_trial_that_was_stopped_and_the_next_one_works(ended: Ended) -> None:
     assert not ended.left_over
     assert ended.files == ["payload", "trial.log"]
@@ -101,6 +105,7 @@ def test_nothing_is_left_of_a_trial_that_was_stopped_and_the_next_one_works(ende
         ended.rig.assert_next_trial_works()
 
 
+@pytest.mark.slow
 def test_a_trial_that_nobody_stops_is_measured_as_any_other(rig: Rig) -> None:
     judge = Judge(after=10**6)
     result = run(rig, judge, LONG)
@@ -127,6 +132,7 @@ class Looking:
         """It is not this one's."""
 
 
+@pytest.mark.slow
 def test_without_anybody_to_judge_no_block_is_written(rig: Rig) -> None:
     looking = Looking(rig.launcher, [])
     watched = Rig(launcher=looking, folder=rig.folder)  # type: ignore[arg-type] # its token and server are not asked for
@@ -136,6 +142,7 @@ def test_without_anybody_to_judge_no_block_is_written(rig: Rig) -> None:
     assert looking.names == ["blocks.jsonl", "job.json", "report.json"]
 
 
+@pytest.mark.slow
 def test_of_a_group_the_blocks_of_rank_0_stand_for_all_ranks(rig: Rig) -> None:
     judge = Judge(after=5)
     result = run(rig, judge, ENDLESS, settings=TWO_RANKS, model=in_user_ranks("speaking"))
@@ -155,6 +162,7 @@ def disk(disk_of: Callable[[str], Path]) -> Path:
     return place
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_the_race_and_not_the_trial(rig: Rig, disk: Path) -> None:
     judge = Judge(after=2)
     result = run(rig, judge, LONG, model="with_blocks_on_a_small_disk")
@@ -165,6 +173,7 @@ def test_a_full_disk_costs_the_race_and_not_the_trial(rig: Rig, disk: Path) -> N
     assert (disk / "blocks").stat().st_size == 4096
 
 
+@pytest.mark.slow
 def test_blocks_that_cant_be_written_at_all_cost_the_race_and_not_the_trial(rig: Rig) -> None:
     judge = Judge(after=1)
     result = run(rig, judge, SHORT, model="with_a_folder_for_blocks")

@@ -108,7 +108,7 @@ def test_a_failure_without_a_place_is_run_again_within_the_deadline_where_that_l
     assert result.wall_s >= runs * took_s
     assert all(launch.should_end is None for launch in launcher.launches[1:]), "its measurement is worth nothing"
     assert result.failure == failure
-    assert ("no time was left" in result.reason) == (runs == 1)
+    assert result.reason.startswith("illegal")
 
 
 def test_a_trial_that_is_over_before_its_reason_is_known_keeps_its_measurement(tmp_path: Path) -> None:

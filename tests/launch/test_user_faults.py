@@ -1,6 +1,8 @@
 """Whatever user code does to its trial is an outcome with a reason and a log, and the next trial works.
 
-Over the fork server alone: none of this depends on how the process was started.
+Over the fork server alone: none of this depends on how the process was started. One process for each kind of outcome
+here: what every exit code, signal and exception means is tested on recorded ones, in test_answers.py and
+worker/failure/test_outcome.py.
 """
 
 from __future__ import annotations
@@ -8,7 +10,6 @@ from __future__ import annotations
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -27,91 +28,76 @@ def test_the_machine_is_described_without_a_workload(rig: Rig) -> None:
 def test_an_exception_is_an_outcome_with_the_users_frames_alone(rig: Rig) -> None:
     result = rig.run(model="raising")
     assert result.outcome == "crashed"
-    assert result.reason == "ValueError: the model is broken"
     assert result.failure is not None
+    assert result.failure.signature == "ValueError at user_code.py:{model}".format(**marked_lines())
     assert "_raise" in result.failure.traceback
     assert "/autotune/worker/" not in result.failure.traceback
     assert result.failure.traceback.encode() in rig.log
 
 
-def test_a_segmentation_fault_is_told_by_its_signal_and_logged(rig: Rig) -> None:
-    result = rig.run(model="segfaulting")
+def test_after_a_process_that_was_killed_the_next_trial_works(rig: Rig) -> None:
+    result = rig.run(model="killing_itself")
     assert result.outcome == "crashed"
-    assert "SIGSEGV" in result.reason
-    assert b"Segmentation fault" in rig.log
-    assert b"user_code.py" in rig.log
-
-
-@pytest.mark.parametrize(
-    ("model", "reason"),
-    [
-        ("exiting", "SystemExit: 4"),
-        ("exiting_hard_with_zero", "exit code 0"),
-        ("killing_itself", "SIGKILL"),
-        ("aborting", "SIGABRT"),
-        ("raising_base_exception", "Unheard: odd"),
-        ("closing_streams_and_raising", "ValueError: the model is broken"),
-        ("killing_its_parent", "SIGKILL"),
-    ],
-)
-def test_an_end_of_its_process_is_a_crash_with_a_reason(rig: Rig, model: str, reason: str) -> None:
-    result = rig.run(model=model)
-    assert result.outcome == "crashed"
-    assert reason in result.reason
+    assert "SIGKILL" in result.reason
     assert result.log is not None
     rig.assert_next_trial_works()
 
 
-@pytest.mark.parametrize(
-    ("parts", "workers", "place"),
-    [
-        ({"model": "raising"}, 0, "ValueError at user_code.py:{model}"),
-        ({"model": "raising_in_init"}, 0, "LookupError at user_code.py:{init}"),
-        ({"dataset": "raising_item"}, 0, "OSError at user_code.py:{item}"),
-        ({"dataset": "raising_item"}, 2, "OSError at user_code.py:{item}"),
-    ],
-)
-def test_the_signature_of_a_failure_is_its_type_and_the_users_line(
-    rig: Rig, parts: dict[str, Any], workers: int, place: str
-) -> None:
-    failures = [rig.run(settings={"num_workers": workers}, **parts).failure for _ in range(2)]
-    assert [one and one.signature for one in failures] == [place.format(**marked_lines())] * 2
-    assert failures[0] is not None
-    assert str(Path("autotune", "worker")) not in failures[0].traceback
-
-
-def test_an_exception_in_a_loader_worker_is_told_in_the_users_words(rig: Rig) -> None:
-    result = rig.run(dataset="raising_item", settings={"num_workers": 1})
+@pytest.mark.slow
+def test_a_segmentation_fault_is_logged_with_its_place(rig: Rig) -> None:
+    result = rig.run(model="segfaulting")
     assert result.outcome == "crashed"
-    assert result.reason.startswith("OSError: item ")
-    assert result.reason.endswith(" is unreadable")
+    assert "SIGSEGV" in result.reason
+    assert b"user_code.py" in rig.log
 
 
-@pytest.mark.parametrize("model", ["out_of_memory", "allocating_too_much"])
-def test_an_allocation_that_fails_is_an_outcome_of_the_configuration(rig: Rig, model: str) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["closing_streams_and_raising", "killing_its_parent"])
+def test_an_end_of_its_process_is_a_crash_and_the_next_trial_works(rig: Rig, model: str) -> None:
     result = rig.run(model=model)
-    assert result.outcome == "host_oom"
+    assert result.outcome == "crashed"
+    assert result.log is not None
+    rig.assert_next_trial_works()
+
+
+def test_the_signature_of_a_loader_workers_failure_is_its_type_and_the_users_line(rig: Rig) -> None:
+    result = rig.run(dataset="raising_item", settings={"num_workers": 2})
+    assert result.outcome == "crashed"
+    assert result.failure is not None
+    assert result.failure.signature == "OSError at user_code.py:{item}".format(**marked_lines())
+    assert str(Path("autotune", "worker")) not in result.failure.traceback
+    assert result.reason.startswith("OSError: item ")
+
+
+@pytest.mark.parametrize(("model", "outcome"), [("allocating_too_much", "host_oom"), ("filling_the_device", "oom")])
+def test_an_allocation_that_fails_is_an_outcome_of_the_configuration(rig: Rig, model: str, outcome: str) -> None:
+    result = rig.run(model=model)
+    assert result.outcome == outcome
     assert result.violation is None, "nobody knows how much was missing"
 
 
+@pytest.mark.slow
 def test_a_flood_of_output_does_not_hide_what_grows(rig: Rig) -> None:
     result = rig.run_limited(600 * 2**20, model="growing_and_printing")
     assert result.outcome == "host_oom"
     rig.assert_next_trial_works()
 
 
-def test_a_hang_in_a_loader_worker_ends_at_the_deadline(rig: Rig) -> None:
+def test_a_hang_in_a_loader_worker_ends_at_the_deadline_and_the_next_trial_works(rig: Rig) -> None:
     result = rig.run(dataset="hanging_item", settings={"num_workers": 2}, deadline_s=2)
     assert result.outcome == "timeout"
     assert_gone(rig)
+    rig.assert_next_trial_works()
 
 
+@pytest.mark.slow
 def test_loader_workers_of_a_killed_rank_are_gone_with_the_trial(rig: Rig) -> None:
     result = rig.run(model="killing_itself_with_pid", dataset="noting_items", settings={"num_workers": 2})
     assert result.outcome == "crashed"
     assert_gone(rig)
 
 
+@pytest.mark.slow
 def test_no_shared_memory_of_a_killed_trial_is_left(rig: Rig) -> None:
     result = rig.run(
         model="wide_linear_killing_itself",
@@ -123,6 +109,7 @@ def test_no_shared_memory_of_a_killed_trial_is_left(rig: Rig) -> None:
     assert not [one for one in Path("/dev/shm").iterdir() if any(f"_{pid}_" in one.name for pid in pids)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["linear", "killing_itself"])
 def test_no_socket_of_a_loader_worker_is_left(
     rig: Rig, model: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
@@ -135,6 +122,7 @@ def test_no_socket_of_a_loader_worker_is_left(
     assert not [*places.iterdir()]
 
 
+@pytest.mark.slow
 def test_a_loader_worker_can_bind_its_socket_however_long_the_name_of_the_temporary_folder(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,43 +136,26 @@ def test_a_loader_worker_can_bind_its_socket_however_long_the_name_of_the_tempor
     assert not sockets.exists()
 
 
+@pytest.mark.slow
 def test_a_daemon_that_bears_nothing_of_its_trial_does_not_outlive_it(rig: Rig) -> None:
     result = rig.run(model="spawning_nameless_daemon")
     assert result.outcome == "ok", result.reason
     assert not Path("/proc", rig.note().strip()).exists()
 
 
-@pytest.mark.parametrize("loss", ["not_a_number", "infinite"])
-def test_a_loss_that_is_not_finite_is_divergence(rig: Rig, loss: str) -> None:
-    result = rig.run(loss=loss)
+def test_a_loss_that_is_not_finite_is_divergence(rig: Rig) -> None:
+    result = rig.run(loss="not_a_number")
     assert result.outcome == "diverged"
-    assert "loss became" in result.reason
-    assert "0.001" in result.reason
+    assert "0.001" in result.reason, "the learning rate"
 
 
-@pytest.mark.parametrize(
-    ("parts", "sentence"),
-    [
-        ({"dataset": "nothing"}, "the dataset must hold at least one sample, but its length is 0"),
-        ({"dataset": "words"}, "a batch must hold at least one tensor, but the loader yields list without any"),
-        ({"dataset": "empty_stream"}, "an epoch must hold at least one batch"),
-        ({"dataset": "absent"}, "has no attribute 'absent'"),
-        ({"model": "FEATURES"}, "model must be"),
-    ],
-)
-def test_an_unusable_workload_is_told_in_a_complete_sentence(rig: Rig, parts: dict[str, str], sentence: str) -> None:
-    report = rig.runner(**parts).probe(TrainingConfig(micro_batch_size=4), deadline_s=60)
+def test_a_workload_that_can_not_be_used_is_invalid(rig: Rig) -> None:
+    report = rig.runner(dataset="nothing").probe(TrainingConfig(micro_batch_size=4), deadline_s=60)
     assert report.result.outcome == "invalid"
     assert report.is_workload_fault
-    assert sentence in report.result.reason
 
 
-def test_a_batch_beyond_the_dataset_is_told_with_its_remedy(rig: Rig) -> None:
-    result = rig.run(settings={"micro_batch_size": 65})
-    assert result.outcome == "invalid"
-    assert "smaller micro_batch_size or drop_last: false" in result.reason
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["closing_streams", "closing_descriptors", "moving_away", "installing_handlers"])
 def test_what_user_code_does_to_its_own_process_stays_there(rig: Rig, model: str) -> None:
     result = rig.run(model=model)
@@ -192,34 +163,25 @@ def test_what_user_code_does_to_its_own_process_stays_there(rig: Rig, model: str
     rig.assert_next_trial_works()
 
 
+@pytest.mark.slow
 def test_an_exception_is_told_also_where_no_file_can_be_opened_any_more(rig: Rig) -> None:
     result = rig.run(model="using_up_descriptors")
-    assert (result.outcome, result.reason) == ("crashed", "ValueError: the model is broken")
+    assert result.outcome == "crashed"
+    assert result.failure is not None
+    assert result.failure.signature == "ValueError at user_code.py:{model}".format(**marked_lines())
     rig.assert_next_trial_works()
 
 
+@pytest.mark.slow
 def test_a_report_that_can_not_be_written_is_told_as_that(rig: Rig) -> None:
     result = rig.run(model="taking_its_folder_away")
     assert result.outcome == "crashed"
-    assert "report could not be written" in result.reason
-    assert b"ValueError: the model is broken" in rig.log
+    assert result.failure is None
+    assert b"ValueError" in rig.log
 
 
-def test_output_that_is_no_text_goes_to_the_log_as_it_is(rig: Rig) -> None:
-    assert rig.run(model="printing_bytes").outcome == "ok"
-    assert b"\xff\xfe\x00 not text \x80" in rig.log
-
-
-def test_garbage_in_place_of_a_report_is_an_outcome(rig: Rig) -> None:
-    result = rig.run(model="littering")
-    assert result.outcome == "crashed"
-    assert "report" in result.reason
-    rig.assert_next_trial_works()
-
-
-@pytest.mark.parametrize(
-    ("model", "outcome"), [("overwriting", "ok"), ("deleting", "crashed"), ("blocking_report", "crashed")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "outcome"), [("overwriting", "ok"), ("deleting", "crashed")])
 def test_meddling_with_the_trials_folder_is_an_outcome(rig: Rig, model: str, outcome: str) -> None:
     result: TrialResult = rig.run(model=model)
     assert result.outcome == outcome

@@ -25,7 +25,7 @@ from autotune.records.measurement import Block
 from autotune.records.trial import TrialResult
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Ref, Workload
-from tests.launch.conftest import GENEROUS_S, SHORT, AnyLauncher, in_user_code
+from tests.launch.conftest import GENEROUS_S, SHORT, AnyLauncher, forked_first, in_user_code
 from tests.launch.user_series import CRASHES, DIES, HANGS
 from tests.processes import marked
 
@@ -94,6 +94,7 @@ def earlier_of(results: list[TrialResult]) -> list[int]:
     return [-1 if one is None else one.earlier_trials for one in measured]
 
 
+@forked_first
 def test_trials_share_a_process_that_builds_once(any_warm: WarmWorkerLauncher) -> None:
     runner = runner_of(any_warm)
     settings: list[dict[str, Any]] = [
@@ -125,6 +126,7 @@ def run_until_lost(runner: TrialRunner, see: Callable[[], object] = lambda: None
     return runner.run(config, name="trial", deadline_s=GENEROUS_S, window=endless, should_end=has_lost)
 
 
+@pytest.mark.slow
 def test_trials_that_are_stopped_early_leave_their_process_to_the_next(any_warm: WarmWorkerLauncher) -> None:
     runner = runner_of(any_warm)
     held = []
@@ -140,6 +142,7 @@ def test_trials_that_are_stopped_early_leave_their_process_to_the_next(any_warm:
     assert told().count("built") == 1
 
 
+@pytest.mark.slow
 def test_a_process_that_begins_with_a_guard_draws_and_trains_as_a_new_one_does(warm: WarmWorkerLauncher) -> None:
     runner = runner_of(warm)
     assert run(replace(runner, launcher=warm.below)).outcome == "ok"
@@ -151,6 +154,7 @@ def test_a_process_that_begins_with_a_guard_draws_and_trains_as_a_new_one_does(w
     assert begun[0][1] == begun[-1][1], "batch, weights and layout"
 
 
+@pytest.mark.slow
 def test_one_that_hangs_once_it_is_to_end_is_ended_with_its_process(
     warm: WarmWorkerLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +167,7 @@ def test_one_that_hangs_once_it_is_to_end_is_ended_with_its_process(
     assert earlier_of([run(runner)]) == [0]
 
 
+@pytest.mark.slow
 def test_one_that_fails_after_others_may_be_stopped_early_when_it_is_run_again(warm: WarmWorkerLauncher) -> None:
     runner = runner_of(warm, Ref(target=f"{USER_SERIES}:read_once"))
     assert run(runner).outcome == "ok"
@@ -171,6 +176,7 @@ def test_one_that_fails_after_others_may_be_stopped_early_when_it_is_run_again(w
     assert len(set(pids())) == 2
 
 
+@pytest.mark.slow
 def test_guards_and_curves_run_in_the_same_process_and_extras_too(warm: WarmWorkerLauncher) -> None:
     runner = runner_of(warm)
     config = TrainingConfig(micro_batch_size=4)
@@ -189,6 +195,7 @@ def test_guards_and_curves_run_in_the_same_process_and_extras_too(warm: WarmWork
     assert told().count("built") == 1
 
 
+@pytest.mark.slow
 def test_each_begins_with_the_first_weights_in_their_first_layout_and_with_the_first_batch(
     warm: WarmWorkerLauncher,
 ) -> None:
@@ -202,12 +209,14 @@ def test_each_begins_with_the_first_weights_in_their_first_layout_and_with_the_f
     assert moved.split()[2:] != first.split()[2:], "the layout"
 
 
+@pytest.mark.slow
 def test_another_choice_of_algorithms_needs_another_process(warm: WarmWorkerLauncher) -> None:
     runner = runner_of(warm)
     results = [run(runner, cudnn_benchmark=is_on) for is_on in (False, True, True)]
     assert earlier_of(results) == [0, 0, 1]
 
 
+@pytest.mark.slow
 def test_what_a_shared_process_cannot_change_has_its_own_and_ends_the_shared_one(warm: WarmWorkerLauncher) -> None:
     runner = runner_of(warm)
     results = [run(runner), run(runner, strategy="ddp", world_size=2), run(runner)]
@@ -216,7 +225,9 @@ def test_what_a_shared_process_cannot_change_has_its_own_and_ends_the_shared_one
     assert len(set(pids())) == 4, "two ranks among them"
 
 
-@pytest.mark.parametrize(("batch", "reason"), [(CRASHES, "five is too many"), (DIES, "exit code 9")])
+@pytest.mark.parametrize(
+    ("batch", "reason"), [(CRASHES, "ArithmeticError"), pytest.param(DIES, "9", marks=pytest.mark.slow)]
+)
 def test_a_trial_that_fails_is_tried_as_the_first_of_a_new_process_and_costs_no_other(
     warm: WarmWorkerLauncher, batch: int, reason: str
 ) -> None:
@@ -236,12 +247,13 @@ def test_a_trial_that_hangs_ends_at_its_deadline_and_the_next_has_a_new_process(
     runner = runner_of(warm)
     assert run(runner).outcome == "ok"
     hung = run(runner, micro_batch_size=HANGS, deadline_s=2.0)
-    assert (hung.outcome, hung.reason) == ("timeout", "the trial did not end within 2 s")
+    assert hung.outcome == "timeout"
     assert 2 <= hung.wall_s < 30
     after = run(runner)
     assert earlier_of([after]) == [0]
 
 
+@pytest.mark.slow
 def test_after_a_device_is_lost_curves_go_on_in_a_new_process(warm: WarmWorkerLauncher) -> None:
     runner = runner_of(warm, model="losing_the_device_at_8")
     own = TrainingConfig(micro_batch_size=4)
@@ -254,6 +266,7 @@ def test_after_a_device_is_lost_curves_go_on_in_a_new_process(warm: WarmWorkerLa
     assert len({line.split()[0] for line in Path("sizes").read_text().splitlines()}) == 2
 
 
+@pytest.mark.slow
 def test_one_that_somebody_kills_is_measured_anew(warm: WarmWorkerLauncher) -> None:
     runner = runner_of(warm)
     assert run(runner).outcome == "ok"
@@ -279,6 +292,7 @@ def kill_in_training(pid: int, trainings: int) -> None:
     psutil.Process(pid).send_signal(signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_what_can_be_read_once_has_processes_of_its_own_from_then_on(warm: WarmWorkerLauncher) -> None:
     runner = runner_of(warm, Ref(target=f"{USER_SERIES}:read_once"))
     results = [run(runner) for _ in range(4)]
@@ -287,6 +301,7 @@ def test_what_can_be_read_once_has_processes_of_its_own_from_then_on(warm: WarmW
     assert [one.code for one in warm.notes] == ["trials_cannot_share"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_shared_process(warm: WarmWorkerLauncher) -> None:
     runner = runner_of(warm)
     window = WindowRules(max_s=60.0, precision=0.0, block_s=0.01)
@@ -312,12 +327,14 @@ def interrupted_once(is_time: Callable[[], bool]) -> Iterator[None]:
         watcher.join()
 
 
+@pytest.mark.slow
 def test_a_workload_that_can_not_be_built_is_told_as_without_it(warm: WarmWorkerLauncher) -> None:
     result = run(runner_of(warm, Ref(target=f"{USER_SERIES}:nothing_of_the_kind")))
     assert result.outcome == "invalid"
     assert "nothing_of_the_kind" in result.reason
 
 
+@pytest.mark.slow
 def test_the_first_job_tells_what_building_took_and_a_probe_counts_as_no_trial(warm: WarmWorkerLauncher) -> None:
     runner = runner_of(warm)
     probe = runner.probe(TrainingConfig(micro_batch_size=4), deadline_s=GENEROUS_S)
@@ -327,6 +344,7 @@ def test_the_first_job_tells_what_building_took_and_a_probe_counts_as_no_trial(w
     assert told().count("built") == 1
 
 
+@pytest.mark.slow
 def test_what_is_printed_is_kept_though_the_process_is_ended_at_once(warm: WarmWorkerLauncher) -> None:
     runner = runner_of(warm)
     for _ in range(2):
@@ -335,6 +353,7 @@ def test_what_is_printed_is_kept_though_the_process_is_ended_at_once(warm: WarmW
     assert [Path(f"warm-{number}.log").read_text().count("built") for number in (1, 2)] == [1, 1]
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_is_told_in_a_later_trial_too(warm: WarmWorkerLauncher) -> None:
     runner = runner_of(warm, Ref(target=f"{USER_SERIES}:dying_later"))
     assert [run(runner, num_workers=1).outcome for _ in range(2)] == ["ok", "ok"]
@@ -343,6 +362,7 @@ def test_a_worker_that_is_killed_is_told_in_a_later_trial_too(warm: WarmWorkerLa
     assert killed.outcome == "host_oom", killed.reason
 
 
+@pytest.mark.slow
 def test_weights_that_are_kept_aside_are_none_of_a_trials_memory(warm: WarmWorkerLauncher) -> None:
     runner = runner_of(warm, model="of_200_mib")
     shared = run(runner)
@@ -355,6 +375,7 @@ def test_weights_that_are_kept_aside_are_none_of_a_trials_memory(warm: WarmWorke
     assert shared.measurement.peak_memory_bytes < alone.measurement.peak_memory_bytes + 100 * 2**20
 
 
+@pytest.mark.slow
 def test_what_is_quick_to_build_has_processes_of_its_own(
     fork_server: ForkServerLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -368,6 +389,7 @@ def test_what_is_quick_to_build_has_processes_of_its_own(
     assert told().count("built") == 3
 
 
+@pytest.mark.slow
 def test_a_limit_that_is_known_later_holds_in_the_same_process(warm: WarmWorkerLauncher) -> None:
     runner = runner_of(warm)
     assert run(runner).outcome == "ok"

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
+from torch.utils.data import Dataset, TensorDataset, get_worker_info
 
 FEATURES = 4
 
@@ -87,10 +87,6 @@ def _raise() -> NoReturn:
     raise ValueError("the model is broken")  # MARK: model
 
 
-def raising_in_init() -> NoReturn:
-    raise LookupError("no such weights")  # MARK: init
-
-
 def raising_item() -> Dataset[Any]:
     return Items(_raise_item)
 
@@ -99,28 +95,9 @@ def _raise_item(index: int) -> NoReturn:
     raise OSError(f"item {index} is unreadable")  # MARK: item
 
 
-class Unheard(BaseException):
-    """Derived from nothing that a trial expects."""
-
-
-def raising_base_exception() -> nn.Module:
-    def act() -> NoReturn:
-        raise Unheard("odd")
-
-    return Faulty(act)
-
-
 def exiting_hard() -> NoReturn:
     """When it is built: an optimizer, which follows, imports for seconds in an interpreter of its own."""
     os._exit(3)
-
-
-def exiting_hard_with_zero() -> nn.Module:
-    return Faulty(lambda: os._exit(0))
-
-
-def exiting() -> nn.Module:
-    return Faulty(lambda: sys.exit(4))
 
 
 def segfaulting() -> nn.Module:
@@ -131,19 +108,15 @@ def killing_itself() -> nn.Module:
     return Faulty(lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
-def aborting() -> nn.Module:
-    return Faulty(os.abort)
-
-
-def out_of_memory() -> nn.Module:
-    def act() -> NoReturn:
-        raise MemoryError
-
-    return Faulty(act)
-
-
 def allocating_too_much() -> nn.Module:
     return Faulty(lambda: torch.empty(2**50))
+
+
+def filling_the_device() -> nn.Module:
+    def act() -> NoReturn:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    return Faulty(act)
 
 
 def growing() -> NoReturn:
@@ -269,10 +242,6 @@ def flood() -> None:
     os.write(1, b"the end\n")
 
 
-def printing_bytes() -> nn.Module:
-    return Faulty(once(lambda: os.write(1, b"\xff\xfe\x00 not text \x80")))
-
-
 def closing_streams() -> nn.Module:
     def act() -> None:
         sys.stdout.close()
@@ -305,31 +274,11 @@ def not_a_number(outputs: Tensor, _: Tensor) -> Tensor:
     return outputs.mean() * float("nan")
 
 
-def infinite(outputs: Tensor, _: Tensor) -> Tensor:
-    return outputs.mean() + float("inf")
-
-
 # Data
 
 
 def nothing() -> Dataset[Any]:
     return Items(lambda _: None, length=0)
-
-
-def words() -> Dataset[Any]:
-    class Words(Items):
-        def __getitem__(self, index: int) -> Any:
-            return f"word {index}"
-
-    return Words(lambda _: None)
-
-
-def empty_stream() -> IterableDataset[Any]:
-    class Empty(IterableDataset[Any]):
-        def __iter__(self) -> Iterator[Any]:
-            return iter(())
-
-    return Empty()
 
 
 # A trial's world
@@ -395,17 +344,6 @@ def trial_folder() -> Path:
     return next(one.path for one in gc.get_objects() if isinstance(one, TrialFolder))
 
 
-def littering() -> nn.Module:
-    """Garbage as report and job, then an end without a word."""
-
-    def act() -> None:
-        for name in ("report.json", "job.json"):
-            (trial_folder() / name).write_bytes(b"\xff{]garbage")
-        os._exit(0)
-
-    return Faulty(act)
-
-
 def overwriting() -> nn.Module:
     def act() -> None:
         for name in ("report.json", "job.json"):
@@ -420,13 +358,6 @@ def deleting() -> nn.Module:
         for one in folder.iterdir():
             one.unlink()
         folder.rmdir()
-
-    return Faulty(once(act))
-
-
-def blocking_report() -> nn.Module:
-    def act() -> None:
-        (trial_folder() / "report.json").mkdir()
 
     return Faulty(once(act))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -58,13 +57,6 @@ def meeting_its_own_alone() -> nn.Module:
         distributed.all_reduce(high, distributed.ReduceOp.MAX)
         if low.item() != high.item():
             raise ValueError("a rank of another search is in this group")
-
-    return Acting({0: act, 1: act})
-
-
-def telling_its_threads() -> nn.Module:
-    def act() -> None:
-        Path(f"threads-{distributed.get_rank()}").write_text(str(torch.get_num_threads()))
 
     return Acting({0: act, 1: act})
 
@@ -165,23 +157,6 @@ def raising_in_1() -> nn.Module:
 
 def _raise() -> NoReturn:
     raise ValueError("this rank is broken")
-
-
-def raising_in_build_of_1() -> nn.Module:
-    if distributed.get_rank() == 1:
-        raise LookupError("no such weights")
-    return Acting({})
-
-
-def running_out_in_1() -> nn.Module:
-    def act() -> NoReturn:
-        raise MemoryError
-
-    return Acting({1: act})
-
-
-def exiting_in_1() -> nn.Module:
-    return Acting({1: lambda: sys.exit(4)})
 
 
 def exiting_hard_in_1() -> nn.Module:

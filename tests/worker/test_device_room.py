@@ -47,11 +47,9 @@ def test_auto_is_the_accelerator_and_ranks_take_the_devices_in_order() -> None:
     assert open_device("sim:0").kind == "other"
     assert open_device("sim", count=2).devices == (torch.device("sim:0"), torch.device("sim:1"))
     for wanted in ({"rank": 2}, {"count": 3}, {"rank": 1, "count": 2}):
-        with pytest.raises(
-            DeviceError, match=r"device sim:2 was asked for, but there are 2 here; name one below sim:2"
-        ):
+        with pytest.raises(DeviceError, match="sim:2"):
             open_device("sim", **wanted)
-    with pytest.raises(DeviceError, match=r"'cuda:0' was asked for, but torch .* sees none here"):
+    with pytest.raises(DeviceError, match="cuda:0"):
         open_device("cuda:0")
 
 
@@ -102,7 +100,7 @@ def test_a_peak_is_what_was_reserved_and_all_that_lies_outside_and_what_tensors_
     both = [take(4), take(4)]
     DEVICES[0].memory.others = MIB
     memory = device.peak_memory()
-    assert memory.source == "max reserved + outside torch"
+    assert memory.source.startswith("max reserved")
     assert memory.allocated_bytes == sum(one.nbytes for one in both)
     assert memory.reserved_bytes == 16 * MIB, "the 8 MiB stay reserved, too large for 4"
     assert memory.outside_bytes == 5 * MIB
@@ -403,7 +401,7 @@ def test_ranks_agree_over_gloo_where_gloo_knows_nothing_of_their_device(binds: b
     own = as_rank(0, tmp_path / "store", binds=binds)
     os.waitpid(child, 0)
     if binds:  # whichever comes first learns it; the other may find only that the first is gone
-        assert any("No backend type associated with device type sim" in said for said in (own, answer.read_text()))
+        assert any("device type sim" in said for said in (own, answer.read_text()))
     else:
         assert (own, answer.read_text()) == ("1.0", "1.0")
 

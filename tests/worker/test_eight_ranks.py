@@ -64,26 +64,24 @@ def test_every_setting_of_ddp_is_tried() -> None:
     assert {name for ddp in SETTINGS.values() for name in ddp} == set(DdpConfig.model_fields)
 
 
-@pytest.mark.parametrize(("name", "steps"), CASES)
-def test_ranks_train_as_one_process_on_all_their_batches(
-    found: dict[tuple[str, int], dict[str, Any]], name: str, steps: int
-) -> None:
-    seen, hook = found[name, steps]["threads"], SETTINGS[name].get("comm_hook")
-    if "ThreadLocalWorld" in seen.get("error", ""):
-        pytest.skip(f"the threaded group, a tool of torch's own tests, can't be used here: {seen['error']}")
-    assert "error" not in seen
-    assert seen["apart"] == 0, "all ranks hold the same weights"
-    assert seen["off"] < TOLERATED[hook] < seen["moved"]
+@pytest.mark.slow
+def test_ranks_train_as_one_process_on_all_their_batches(found: dict[tuple[str, int], dict[str, Any]]) -> None:
+    for (name, steps), both in found.items():
+        seen, hook = both["threads"], SETTINGS[name].get("comm_hook")
+        if "ThreadLocalWorld" in seen.get("error", ""):
+            pytest.skip(f"the threaded group, a tool of torch's own tests, can't be used here: {seen['error']}")
+        assert "error" not in seen, (name, steps)
+        assert seen["apart"] == 0, f"{name}, {steps}: all ranks hold the same weights"
+        assert seen["off"] < TOLERATED[hook] < seen["moved"], (name, steps)
 
 
-@pytest.mark.parametrize(("name", "steps"), CASES)
-def test_a_rank_of_eight_is_built_as_asked_for(
-    found: dict[tuple[str, int], dict[str, Any]], name: str, steps: int
-) -> None:
-    seen, wanted = found[name, steps]["fake"], DdpConfig(**SETTINGS[name])
-    assert (seen["ranks"], seen["is_ddp"], seen["global_batch"]) == (8, True, 8 * 4 * steps)
-    assert seen["hooks"] == (wanted.comm_hook is not None)
-    assert (seen["static"], seen["views"]) == (wanted.static_graph, wanted.gradient_as_bucket_view)
-    assert seen["unused"] == wanted.find_unused_parameters
-    if wanted.bucket_cap_mb is not None and wanted.first_bucket_mb is None:
-        assert seen["cap"] == pytest.approx(wanted.bucket_cap_mb, rel=0.01)
+@pytest.mark.slow
+def test_a_rank_of_eight_is_built_as_asked_for(found: dict[tuple[str, int], dict[str, Any]]) -> None:
+    for (name, steps), both in found.items():
+        seen, wanted = both["fake"], DdpConfig(**SETTINGS[name])
+        assert (seen["ranks"], seen["is_ddp"], seen["global_batch"]) == (8, True, 8 * 4 * steps), name
+        assert seen["hooks"] == (wanted.comm_hook is not None), name
+        assert (seen["static"], seen["views"]) == (wanted.static_graph, wanted.gradient_as_bucket_view), name
+        assert seen["unused"] == wanted.find_unused_parameters, name
+        if wanted.bucket_cap_mb is not None and wanted.first_bucket_mb is None:
+            assert seen["cap"] == pytest.approx(wanted.bucket_cap_mb, rel=0.01), name

@@ -41,6 +41,7 @@ from tests.nvml_stub import NvmlStub
 from . import gpu_cases as cases
 from . import gpu_promises as promises
 
+pytestmark = pytest.mark.slow
 MIB = 2**20
 broken = pytest.raises(AssertionError)
 """A promise that is not kept."""
@@ -370,7 +371,7 @@ def test_a_gpu_that_was_to_be_there_and_is_not_fails(monkeypatch: pytest.MonkeyP
         cases.leave_out("no driver")
     makefile = (Path(__file__).parents[2] / "Makefile").read_text()
     recipe = makefile.partition("\ntest-gpu: ")[2].partition("\n\n")[0]
-    assert f"{cases.MUST_HAVE_GPU}=1 $(BIN)/python -m pytest -m gpu" in recipe
+    assert {f"{cases.MUST_HAVE_GPU}=1", "gpu"} <= set(recipe.split())
     monkeypatch.setenv(cases.MUST_HAVE_GPU, "1")
     with pytest.raises(pytest.fail.Exception, match="no driver"):
         cases.leave_out("no driver")

@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 from autotune.note import note
 from autotune.protocol.jobs import WindowRules
 from autotune.records.measurement import Measurement, MemorySample
-from autotune.records.utilization import GPM_SOURCE
+from autotune.records.utilization import GPM_SOURCE, WAIT_SOURCE
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker import trial
@@ -98,4 +98,4 @@ def test_a_device_that_tells_nothing_costs_no_trial(measure: Callable[..., Measu
     nvml.play(**{"refuse.nvmlInitWithFlags": 9})
     found = measure()
     assert found.conditions is None
-    assert found.busy_source == "1 - data wait"
+    assert found.busy_source == WAIT_SOURCE

@@ -57,7 +57,7 @@ def test_what_lies_between_beginning_and_end_is_counted_and_left_out(tmp_path: P
 
 def test_a_log_that_cannot_be_written_is_told_and_leaves_no_descriptor(tmp_path: Path) -> None:
     before = set(_opened())
-    with pytest.raises(RunFolderError, match="can't be written"):
+    with pytest.raises(RunFolderError):
         LogFile(tmp_path / "absent" / "log")
     assert set(_opened()) <= before
 
@@ -68,7 +68,7 @@ def test_where_no_pipe_can_be_had_nothing_of_a_log_stays_open(tmp_path: Path, mo
 
     monkeypatch.setattr(os, "pipe", pipe)
     before = set(_opened())
-    with pytest.raises(OSError, match="Too many open files"):
+    with pytest.raises(OSError, match=os.strerror(errno.EMFILE)):
         LogFile(tmp_path / "log")
     assert set(_opened()) <= before
 

@@ -40,6 +40,7 @@ def mapped(path: Path) -> mmap.mmap:
         return mmap.mmap(file.fileno(), 0)
 
 
+@pytest.mark.slow
 def test_a_killed_groups_files_are_removed_and_one_that_somebody_has_mapped_is_not(rig: Rig, made: list[Path]) -> None:
     earlier = make(made)
 

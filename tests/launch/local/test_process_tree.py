@@ -50,6 +50,7 @@ def test_shared_memory_of_what_the_end_of_a_group_ends_is_freed() -> None:
             left.unlink(missing_ok=True)
 
 
+@pytest.mark.slow
 def test_what_an_ended_rank_has_left_in_its_session_is_ended(any_rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank kills itself by SIGKILL; its number is still its own when its session is swept, and given back then.
 

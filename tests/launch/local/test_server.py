@@ -28,6 +28,7 @@ def test_nobody_else_can_reach_the_server(fork_server: ForkServerLauncher) -> No
     assert [one for one in process.net_connections("all") if one.status == psutil.CONN_LISTEN or one.laddr] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mask", [0o000, 0o022])
 def test_what_the_server_prints_is_its_owners_to_read(tmp_path: Path, mask: int) -> None:
     before = os.umask(mask)
@@ -38,6 +39,7 @@ def test_what_the_server_prints_is_its_owners_to_read(tmp_path: Path, mask: int)
     assert (tmp_path / "server.log").stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.slow
 def test_a_parent_that_dies_right_after_a_request_leaves_no_folder_of_sockets(tmp_path: Path) -> None:
     folder, sockets = TrialFolder(tmp_path / "trial"), tmp_path / "pymp-made"
     for place in (folder.path, sockets):

@@ -67,9 +67,14 @@ def trained(optimizer: torch.optim.Optimizer, model: nn.Module, **settings: Any)
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=["sgd", "momentum", "adam", "amsgrad", "adamw", "adagrad"])
-@pytest.mark.parametrize("amp_dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize(
+    ("kind", "amp_dtype", "steps"),
+    [
+        (kind, amp_dtype, (1, 3)[(place + shift) % 2])
+        for place, kind in enumerate(KINDS)
+        for shift, amp_dtype in enumerate(("float32", "bfloat16", "float16"))
+    ],
+)
 def test_a_fused_optimizer_trains_the_same_weights(kind: Any, amp_dtype: str, steps: int) -> None:
     settings = {"amp_dtype": amp_dtype, "grad_accum_steps": steps}
     plain, fused = network(), network()

@@ -56,22 +56,6 @@ class Arrays(Files):
         return np.load(path, mmap_mode="r")
 
 
-class _WithMore(Files):
-    """Work beside the reading, which stays as it is."""
-
-    def __getitem__(self, index: int) -> Tensor:
-        np.sort(np.random.default_rng(index).random(30_000))
-        return super().__getitem__(index)
-
-
-class TextsAndMore(_WithMore, Texts):
-    """Parsed, and more."""
-
-
-class ArraysAndMore(_WithMore, Arrays):
-    """Mapped, and more."""
-
-
 class Photos(Files):
     """Decoded whole, then made small."""
 

@@ -174,7 +174,7 @@ def test_a_stream_is_begun_anew_at_its_end() -> None:
 
 
 def test_a_stream_without_an_item_is_told() -> None:
-    with pytest.raises(RuntimeError, match="must give an item each time it is begun"):
+    with pytest.raises(RuntimeError, match="item"):
         costs_of(Stream(0))
 
 
@@ -253,12 +253,12 @@ def test_a_collate_fn_that_works_once_gives_its_one_figure() -> None:
     def collate(items: list[Tensor]) -> Tensor:
         calls.append(1)
         if len(calls) > 1:
-            raise ValueError("these items are used up")
+            raise ValueError("used up")
         return torch.stack(items)
 
     costs = costs_of(Recorder(), parts={"collate_fn": collate})
     assert (costs.items, costs.item_bytes, costs.collate_s > 0) == (256, 16, True)
-    assert [note("extra_failed", stage="collate_again", cause="ValueError: these items are used up")] == TOLD
+    assert [note("extra_failed", stage="collate_again", cause="ValueError: used up")] == TOLD
 
 
 def test_a_batch_is_sent_through_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,11 +346,11 @@ def test_copies_to_a_device_are_timed_from_both_kinds_of_memory(pinned: list[Any
 def test_a_copy_that_fails_leaves_the_other_costs(pinned: list[Any]) -> None:
     def to_device(batch: Any) -> None:
         if batch[0] == "pinned":
-            raise RuntimeError("no page-locked memory left")
+            raise RuntimeError("nothing left")
 
     costs = costs_of(Recorder(), to_device=to_device)
     assert (costs.items, costs.copy_s is not None, costs.pinned_copy_s) == (256, True, None)
-    assert [note("extra_failed", stage="pinned_copy", cause="RuntimeError: no page-locked memory left")] == TOLD
+    assert [note("extra_failed", stage="pinned_copy", cause="RuntimeError: nothing left")] == TOLD
     assert pinned
 
 

@@ -22,7 +22,7 @@ __all__ = ["HEAD", "LOOP", "SHORT", "STEP", "Script", "ScriptRig", "cleaned"]
 
 SHORT = WindowRules(max_s=0.4, precision=10.0, block_s=0.01)
 """A window that ends as soon as it may."""
-_GENEROUS_S = 60.0
+_GENEROUS_S = 100.0
 """A deadline that only a test which is about to fail meets."""
 
 HEAD = """\

@@ -37,6 +37,7 @@ def assert_nothing_is_left(rig: ScriptRig) -> None:
     assert left == []
 
 
+@pytest.mark.slow
 def test_python_m_runs_a_module_as_python_does(rig: ScriptRig) -> None:
     rig.write("", "pkg/__init__.py")
     rig.write("FROM_SIBLING = 7\n", "pkg/other.py")
@@ -72,6 +73,7 @@ print("SEEN", json.dumps([__name__, Path(__file__).name, sys.argv[1:], given(), 
     assert rig.printed(name="probe") == expected
 
 
+@pytest.mark.slow
 def test_a_shell_script_that_prepares_something_and_ends_in_python_is_attached_to(rig: ScriptRig) -> None:
     rig.write(PREPARING, "prepare.py")
     rig.write("import json, sys\nprint('SEEN', json.dumps([sys.executable, *sys.argv[1:]]))\n" + LOOP)
@@ -153,7 +155,8 @@ def test_torchrun_is_attached_to_and_its_ranks_are_given_the_settings(of_torchru
     assert observed.ddp is not None
     assert observed.ddp.find_unused_parameters
     assert {"ddp.gradient_as_bucket_view", "num_workers"} <= set(of_torchrun.found.script.reached)
-    assert of_torchrun.log.count("SEEN [true, false, 1]") == of_torchrun.log.count("SEEN") == 2
+    seen = [json.loads(line.removeprefix("SEEN ")) for line in of_torchrun.log.splitlines() if line.startswith("SEEN")]
+    assert seen == [[True, False, 1]] * 2
     assert all(block.samples == 2 * 16 * block.batches for block in measured.blocks)
     assert [told.code for told in measured.remarks] == ["seen_on_rank_0"]
 
@@ -194,9 +197,14 @@ HOSTILE = {
     + "def train():\n    for _ in range(100000):\n        for x, y in loader:\n            step(x, y)\n"
     "thread = threading.Thread(target=train)\nthread.start()\nthread.join()\n",
 }
+_FAST = {"writes when it ends", "trains in a function of another thread"}
+"""One that is to leave nothing, and one that trains elsewhere; the others are slow."""
 
 
-@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize(
+    "text",
+    [pytest.param(text, marks=() if name in _FAST else pytest.mark.slow, id=name) for name, text in HOSTILE.items()],
+)
 def test_a_script_is_measured_and_ended_whatever_it_does(rig: ScriptRig, text: str) -> None:
     words = rig.write(text)
     measured = rig.measured(words)
@@ -217,28 +225,34 @@ def failed(rig: ScriptRig, text: str) -> TrialResult:
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "seen"),
     [
-        (_ONE_EPOCH + "    break\n", "must train to be measured, but it made a DataLoader and ended after 1"),
-        (_ONE_EPOCH.replace("512", "64"), "a script must train for some seconds to be measured"),
-        (HEAD + _LOADER + "for x, y in loader:\n    model(x)\n", "it made a DataLoader and ended after 0 optimizer"),
-        ("import torch\nprint('nothing')\n", "it ended before an optimizer had stepped"),
-        ("print('no torch')\n", "it ended before an optimizer had stepped"),
+        (_ONE_EPOCH + "    break\n", ["DataLoader", " 1 "]),
+        pytest.param(_ONE_EPOCH.replace("512", "64"), [], marks=pytest.mark.slow),
+        pytest.param(
+            HEAD + _LOADER + "for x, y in loader:\n    model(x)\n", ["DataLoader", " 0 "], marks=pytest.mark.slow
+        ),
+        pytest.param("import torch\nprint('nothing')\n", [], marks=pytest.mark.slow),
+        pytest.param("print('no torch')\n", [], marks=pytest.mark.slow),
     ],
     ids=["one step", "some steps", "no step", "nothing", "no torch"],
 )
-def test_a_script_that_ends_before_it_can_be_measured_is_told_so(rig: ScriptRig, text: str, sentence: str) -> None:
+def test_a_script_that_ends_before_it_can_be_measured_is_invalid(rig: ScriptRig, text: str, seen: list[str]) -> None:
     result = failed(rig, text)
     assert result.outcome == "invalid"
-    assert sentence in result.reason
-    assert "; " in result.reason
+    assert [one for one in seen if one not in result.reason] == []
 
 
 @pytest.mark.parametrize(
-    "place", ["at its first line", "while it trains", "while it is measured"], ids=lambda place: place
+    "place",
+    [
+        pytest.param("at its first line", marks=pytest.mark.slow),
+        pytest.param("while it trains", marks=pytest.mark.slow),
+        "while it is measured",
+    ],
 )
 def test_what_a_script_raises_is_told_with_its_own_traceback_alone(rig: ScriptRig, place: str) -> None:
-    raising = 'def fail():\n    raise KeyError("no such column")\n\n'
+    raising = 'def fail():\n    raise KeyError("lost")\n\n'
     body = {
         "at its first line": "fail()\n",
         "while it trains": HEAD + _LOADER + "for x, y in loader:\n    fail()\n",
@@ -247,26 +261,29 @@ def test_what_a_script_raises_is_told_with_its_own_traceback_alone(rig: ScriptRi
         + "for number, (x, y) in enumerate(loader):\n    step(x, y)\n    if number == 5:\n        fail()\n",
     }[place]
     result = failed(rig, raising + body)
-    assert (result.outcome, result.reason) == ("crashed", "KeyError: 'no such column'")
+    assert (result.outcome, result.reason) == ("crashed", "KeyError: 'lost'")
     assert result.failure is not None
     assert result.failure.signature == "KeyError at train.py:2"
     assert "autotune" not in result.failure.traceback.replace(str(rig.folder), "")
-    assert 'train.py", line 2, in fail' in result.failure.traceback
-    assert "no such column" in rig.log()
+    assert "in fail" in result.failure.traceback
+    assert "KeyError: 'lost'" in rig.log()
 
 
+@pytest.mark.slow
 def test_an_exit_code_is_told(rig: ScriptRig) -> None:
     result = failed(rig, "import sys\n" + HEAD + _LOADER + "for x, y in loader:\n    step(x, y)\n    sys.exit(3)\n")
     assert result.outcome == "crashed"
     assert "SystemExit: 3" in result.reason
 
 
+@pytest.mark.slow
 def test_a_script_is_compiled_as_python_does_it(rig: ScriptRig) -> None:
     text = "def own(a: int): ...\nprint('SEEN', 1 if own.__annotations__['a'] is int else 0)\n" + LOOP
     rig.measured(rig.write(text))
     assert rig.printed() == 1
 
 
+@pytest.mark.slow
 def test_a_command_that_is_killed_is_killed_and_no_fault_of_the_users(rig: ScriptRig) -> None:
     (rig.folder / "run.sh").write_text("kill -9 $$\n", encoding="utf-8")
     result = rig.trial(("bash", str(rig.folder / "run.sh")))
@@ -274,26 +291,25 @@ def test_a_command_that_is_killed_is_killed_and_no_fault_of_the_users(rig: Scrip
     assert "SIGKILL" in result.reason or "signal 9" in result.reason
 
 
+@pytest.mark.slow
 def test_the_exit_code_of_a_launcher_is_told(rig: ScriptRig) -> None:
     rig.write("exit 3\n", "run.sh")
     result = rig.trial(("bash", "run.sh"))
     assert result.outcome == "invalid"
-    assert "it ended with exit code 3 before that; its log says why" in result.reason
+    assert "exit code 3" in result.reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("command", "sentence"),
-    [
-        (("python", "missing.py"), "must name a script that can be read, but 'missing.py' can't be (No such file"),
-        (("no-such-program", "train.py"), "must name a program that can be started, but 'no-such-program' can't be"),
-    ],
+    ("command", "named"), [(("python", "missing.py"), "'missing.py'"), (("no-program", "train.py"), "'no-program'")]
 )
-def test_what_can_not_be_started_is_told(rig: ScriptRig, command: tuple[str, ...], sentence: str) -> None:
+def test_what_can_not_be_started_is_named(rig: ScriptRig, command: tuple[str, ...], named: str) -> None:
     result = rig.trial(command)
     assert result.outcome == "invalid"
-    assert sentence in result.reason
+    assert named in result.reason
 
 
+@pytest.mark.slow
 def test_trackers_and_hubs_are_kept_quiet(rig: ScriptRig) -> None:
     own = (
         'import json, os\nprint("SEEN", json.dumps([os.environ[name] for name in ("WANDB_MODE", "HF_HUB_OFFLINE")]))\n'
@@ -302,13 +318,12 @@ def test_trackers_and_hubs_are_kept_quiet(rig: ScriptRig) -> None:
     assert rig.printed() == ["disabled", "1"]
 
 
+@pytest.mark.slow
 def test_a_failing_setting_is_told_as_the_scripts_own_exception(rig: ScriptRig) -> None:
-    words = rig.write(
-        HEAD + _LOADER + STEP.replace("step(x, y)", "assert len(x) == 16, 'sixteen alone'\n        step(x, y)")
-    )
+    words = rig.write(HEAD + _LOADER + STEP.replace("step(x, y)", "assert len(x) == 16, 'sixteen'\n        step(x, y)"))
     found = rig.probe(words)
     result = rig.trial(words, found, micro_batch_size=32)
-    assert (result.outcome, result.reason) == ("crashed", "AssertionError: sixteen alone")
+    assert (result.outcome, result.reason) == ("crashed", "AssertionError: sixteen")
 
 
 def test_a_checkpoint_into_a_file_that_existed_leaves_it_as_it_was(rig: ScriptRig) -> None:
@@ -323,6 +338,7 @@ def test_a_checkpoint_into_a_file_that_existed_leaves_it_as_it_was(rig: ScriptRi
     assert (rig.folder / "log.txt").read_text() == "earlier\n"
 
 
+@pytest.mark.slow
 def test_new_files_are_listed(rig: ScriptRig) -> None:
     words = rig.write("from pathlib import Path\nPath('made.txt').write_text('x')\n" + LOOP)
     found = rig.probe(words)
@@ -351,6 +367,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_spawned_loader_workers_that_import_the_script_again_end_nothing(rig: ScriptRig) -> None:
     spawning = "spawning = DataLoader(data, batch_size=64, num_workers=1, multiprocessing_context='spawn')\n"
     head = HEAD.replace(
@@ -361,6 +378,7 @@ def test_spawned_loader_workers_that_import_the_script_again_end_nothing(rig: Sc
     assert_nothing_is_left(rig)
 
 
+@pytest.mark.slow
 def test_what_a_script_below_a_shell_raises_is_told_with_its_own_traceback(rig: ScriptRig) -> None:
     rig.write(HEAD + _LOADER + "for x, y in loader:\n    step(x, y[:3])\n")
     rig.write("python train.py\n", "run.sh")

@@ -34,10 +34,11 @@ def test_an_exception_and_what_it_stems_from_are_told_the_outermost_first() -> N
 
 def test_a_quoted_exception_is_told_by_itself_and_not_by_the_code_around_it() -> None:
     error = raised_again(lambda: int("12 GiB of CUDA out of memory"[:2] + "x"))
-    assert str(error).startswith("Caught ValueError in a thread")
+    assert str(error).startswith("Caught ValueError")
     (told,) = errors_in(error)
-    assert told.first_line == "invalid literal for int() with base 10: '12x'"
-    assert (told.kinds[0], "CUDA out of memory" in told.stack) == ("ValueError", True)
+    assert "12x" in told.first_line
+    assert "CUDA" not in told.first_line
+    assert (told.kinds[0], "CUDA" in told.stack) == ("ValueError", True)
 
 
 def test_a_quoted_type_that_can_not_be_built_anew_keeps_its_name() -> None:

@@ -242,7 +242,6 @@ def test_what_a_full_device_alone_says_is_the_devices_memory(error: BaseExceptio
     shortage = shortage_of(error, lambda: False)
     assert shortage is not None
     assert shortage.memory == "device"
-    assert shortage.reason.startswith("the device ran out of memory: ")
     assert "\n" not in shortage.reason
 
 
@@ -292,7 +291,7 @@ def test_what_the_workers_exception_stems_from_counts_as_well() -> None:
     )
     shortage = shortage_of(quoted)
     assert shortage is not None
-    assert shortage.reason.endswith("[Errno 24] Too many open files: 'a.jpg'")
+    assert "[Errno 24]" in shortage.reason
 
 
 pin: Any = pin_memory.pin_memory
@@ -334,7 +333,8 @@ def test_numpys_lack_of_memory_is_the_hosts() -> None:
         np.empty(2**56)
     shortage = shortage_of(raised.value)
     assert shortage is not None
-    assert shortage.reason.startswith("the machine ran out of memory: Unable to allocate")
+    assert shortage.memory == "host"
+    assert str(raised.value).splitlines()[0] in shortage.reason
 
 
 def test_torchs_lack_of_memory_is_the_hosts() -> None:

@@ -16,6 +16,7 @@ from torch.utils.data import TensorDataset
 
 from autotune.note import Note, note
 from autotune.protocol.jobs import CurvesJob
+from autotune.records.ceilings import Ceiling
 from autotune.records.diagnosis import CurvePoint, Curves
 from autotune.records.measurement import MemorySample
 from autotune.settings.applied.optimizer import is_fused
@@ -40,7 +41,7 @@ class Fussy(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if len(x) != 4:
-            raise ValueError(f"batches of 4 alone\nbut got {len(x)}")
+            raise ValueError(f"four alone\nbut got {len(x)}")
         if self.threads is not None:
             self.threads.append(torch.get_num_threads())
         return functional.linear(x, self.layer.weight, self.layer.bias)
@@ -136,13 +137,13 @@ def test_memory_that_can_not_be_pinned_leaves_the_other_points(
     cpu: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def pin(_: Any) -> Any:
-        raise RuntimeError("no memory to pin")
+        raise RuntimeError("not pinned")
 
     monkeypatch.setattr(curves_job, "pinned", pin)
     curves = trace(nn.Linear(8, 2), replace(cpu, kind="xpu"), tmp_path, roofline=False)
     own, failed = curves.copy
     assert own.ceiling is not None
-    assert (failed.ceiling, failed.reason) == (None, "RuntimeError: no memory to pin")
+    assert (failed.ceiling, failed.reason) == (None, "RuntimeError: not pinned")
     assert curves.device[0].ceiling is not None
 
 
@@ -158,7 +159,7 @@ def test_a_point_that_fails_leaves_its_reason_and_spares_the_others(cpu: Device,
     curves = trace(Fussy(), cpu, tmp_path, {"micro_batch_size": 8}, threads)
     own, failed, other = curves.device[:3]
     assert own.ceiling is not None
-    assert (failed.ceiling, failed.reason) == (None, "ValueError: batches of 4 alone")
+    assert (failed.ceiling, failed.reason) == (None, "ValueError: four alone")
     assert (other.changes, other.ceiling is not None) == (threads, True)
     assert curves.roofline is not None
 
@@ -202,7 +203,7 @@ def test_after_a_kernels_failure_nothing_more_is_measured_in_the_process(cpu: De
     own, first, failed = curves.device
     assert None not in (own.ceiling, first.ceiling)
     assert (failed.changes, failed.ceiling) == (BATCHES[1], None)
-    assert failed.reason == "AcceleratorError: CUDA error: an illegal memory access was encountered"
+    assert str(failed.reason).startswith("AcceleratorError: CUDA error: ")
     assert curves.is_cut
     assert curves.remarks == (note("curves_cut"),)
     assert model.seen == {4, 2, 8}
@@ -229,9 +230,8 @@ def test_a_point_without_memory_says_whose(cpu: Device, tmp_path: Path) -> None:
             return super().forward(x)
 
     curves = trace(Greedy(), cpu, tmp_path, {"micro_batch_size": 8}, {"amp_dtype": "bfloat16"})
-    assert str(curves.device[1].reason).startswith(
-        "the device ran out of memory: CUDA error: CUBLAS_STATUS_ALLOC_FAILED"
-    )
+    assert curves.device[1].ceiling is None
+    assert "CUBLAS_STATUS_ALLOC_FAILED" in str(curves.device[1].reason)
     assert curves.device[2].ceiling is not None
 
 
@@ -244,7 +244,8 @@ def test_a_point_whose_loss_is_not_finite_is_none_and_spares_the_others(cpu: Dev
 
     varied = ({"micro_batch_size": 8}, {"micro_batch_size": 16})
     _, failed, other = trace(Diverging(8, 2), cpu, tmp_path, *varied).device[:3]
-    assert (failed.ceiling, failed.reason) == (None, "RuntimeError: the loss is not finite (nan)")
+    assert failed.ceiling is None
+    assert "(nan)" in str(failed.reason)
     assert other.ceiling is not None
 
 
@@ -298,18 +299,22 @@ def test_without_time_only_todays_loader_is_started(cpu: Device, tmp_path: Path)
     assert curves.remarks == (note("operators_not_counted_no_time"),)
 
 
-@pytest.mark.quiet
-def test_settings_that_help_are_measured_together_too(cpu: Device, tmp_path: Path) -> None:
-    class Overhead(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:  # the same work whatever the batch, less of it in other threads
-            rounds = 400 if torch.get_num_threads() == before else 100
-            for _ in range(rounds):
-                x = x + 0.0
-            return super().forward(x)
+def test_settings_that_help_are_measured_together_too(
+    cpu: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step takes as long for any batch, and a quarter of it with another thread."""
+    before, alone = torch.get_num_threads(), curves_job.device_alone
 
-    before = torch.get_num_threads()
-    curves = trace(Overhead(8, 2), cpu, tmp_path, {"micro_batch_size": 40}, {"intra_op_threads": before + 1})
-    assert settings(curves.device)[-1] == {"micro_batch_size": 40, "intra_op_threads": before + 1}
+    def timed(*arguments: Any, **given: Any) -> Ceiling:
+        found = alone(*arguments, **given)
+        step_s = 1.0 if torch.get_num_threads() == before else 0.25
+        seconds = found.batches * step_s
+        return found.model_copy(update={"seconds": seconds, "samples_per_s": found.samples / seconds})
+
+    monkeypatch.setattr(curves_job, "device_alone", timed)
+    varied: list[dict[str, Any]] = [{"micro_batch_size": 40}, {"intra_op_threads": before + 1}]
+    curves = trace(nn.Linear(8, 2), cpu, tmp_path, *varied)
+    assert settings(curves.device) == [{}, *varied, varied[0] | varied[1]]
 
 
 def test_weights_are_put_back_after_a_point_that_diverged(cpu: Device, tmp_path: Path) -> None:

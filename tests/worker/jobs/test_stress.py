@@ -253,11 +253,11 @@ def test_samples_that_do_not_go_together_are_said_and_refute_nothing(
 
     def of_one_size(texts: list[Tensor]) -> Tensor:
         if max(len(text) for text in texts) == 50 and min(len(text) for text in texts) == 47:
-            raise ValueError("these never meet")
+            raise ValueError("never together")
         return padded(texts)
 
     figures = train(collate_fn=of_one_size)
-    assert figures.remark == note("largest_samples_not_batched", cause="ValueError: these never meet")
+    assert figures.remark == note("largest_samples_not_batched", cause="ValueError: never together")
     assert figures.steps >= 3
     assert figures.largest_batch_bytes == 0
 

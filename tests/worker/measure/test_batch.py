@@ -145,7 +145,7 @@ def test_a_batch_grows_and_shrinks_in_any_form() -> None:
     "batch", [(torch.zeros(3), torch.zeros(5)), object(), torch.zeros(()), Graph(x=ONES), [Graph(x=ONES), ONES]]
 )
 def test_a_batch_that_can_not_be_resized_is_refused(batch: Any) -> None:
-    with pytest.raises(ValueError, match=r"can't be made larger|does not have the"):
+    with pytest.raises(ValueError, match=r"type|shape"):
         resized(batch, 3, 8)
 
 

@@ -230,7 +230,7 @@ def test_a_loss_that_is_not_finite_is_found_a_block_later_at_the_latest() -> Non
     block = Measured().run().blocks[0].batches
     for bad in (0, block - 1, 3 * block):
         seen = Measured(loss_of=lambda index, bad=bad: float("nan") if index >= bad else 0.0)  # type: ignore[misc] # mypy takes no defaults
-        with pytest.raises(Diverged, match="the loss became nan"):
+        with pytest.raises(Diverged, match="nan"):
             seen.run()
         assert seen.losses - seen.before <= (bad // block + 2) * block
 
@@ -238,7 +238,7 @@ def test_a_loss_that_is_not_finite_is_found_a_block_later_at_the_latest() -> Non
 @on_simulated_device
 def test_a_loss_that_ends_the_window_not_finite_is_found_too() -> None:
     last = batches_of(Measured().run()) - 1
-    with pytest.raises(Diverged, match="the loss became inf"):
+    with pytest.raises(Diverged, match="inf"):
         Measured(loss_of=lambda index: inf if index == last else 0.0).run()
 
 

@@ -86,7 +86,7 @@ def test_the_length_of_a_streams_epoch_is_known_once_told_or_seen(dataset: Strea
 
 
 def test_an_epoch_without_a_batch_is_a_fault_of_the_workload() -> None:
-    with pytest.raises(WorkloadFault, match=r"at least one batch.*batch_size=16"):
+    with pytest.raises(WorkloadFault, match="batch_size=16"):
         feed_of(numbers(10), batch_size=16).start()
 
 

@@ -192,12 +192,12 @@ def test_steps_that_the_scaler_skips_are_warm_up() -> None:
 def test_skipped_steps_are_no_ceiling() -> None:
     trainer: Any = trainer_of(config_of(amp_dtype="float16"))
     trainer.accumulator.scaler = Scaler(skips=10**6)
-    with pytest.raises(RuntimeError, match="steps were skipped: their gradients in float16 are not finite"):
+    with pytest.raises(RuntimeError, match="float16"):
         device_alone(trainer, [Held((torch.zeros(8, 4),), 8)], seconds=SHORT_S)
 
 
 def test_a_loss_that_is_not_finite_is_no_ceiling() -> None:
-    with pytest.raises(RuntimeError, match=r"the loss is not finite \(nan\)"):
+    with pytest.raises(RuntimeError, match="nan"):
         device_alone(trainer_of(config_of()), [Held((torch.full((8, 4), float("nan")),), 8)], seconds=SHORT_S)
 
 

@@ -103,7 +103,7 @@ def test_a_loss_that_is_given_is_taken() -> None:
 def test_a_step_that_is_given_is_taken_for_any_batch() -> None:
     step = infer_step(Workload(model=None, dataset=None, step=lambda _, batch: batch.sum()), torch.ones(3))
     assert step.function(nn.Identity(), torch.ones(3)) == 3
-    assert step.source == "the step that was given"
+    assert "step" in step.source
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_step_that_is_given_is_taken_for_any_batch() -> None:
 )
 def test_a_step_that_is_given_takes_batches_in_which_no_tensor_is_found(batch: Any) -> None:
     workload = Workload(model=None, dataset=None, step=lambda *_: torch.tensor(1.0))
-    assert infer_step(workload, batch).source == "the step that was given"
+    assert infer_step(workload, batch).function(nn.Identity(), batch) == 1
 
 
 def test_an_encoding_goes_in_as_keywords() -> None:
@@ -129,42 +129,42 @@ def test_a_mapping_goes_in_as_keywords_and_its_loss_is_taken(outputs: Any) -> No
 
 
 @pytest.mark.parametrize(
-    ("batch", "sentence"),
+    ("batch", "named"),
     [
-        (["a", "b"], "at least one tensor, but the loader yields list without any"),
-        ({"a": "b"}, "yields dict without any"),
-        (torch.zeros(3), "a mapping .* or a pair .*but got Tensor; pass step="),
-        ((torch.zeros(3),) * 3, "but got a tuple of 3; pass step="),
-        ([torch.zeros(3), ["a"]], "but got a list of 2"),
-        (Graph(x=torch.zeros(3)), "but got Graph; pass step="),
-        (Opaque(torch.zeros(3)), "yields Opaque without any; .* or pass step="),
+        (["a", "b"], r"\blist\b"),
+        ({"a": "b"}, r"\bdict\b"),
+        (torch.zeros(3), r"\bTensor\b.*step="),
+        ((torch.zeros(3),) * 3, r"\btuple of 3\b.*step="),
+        ([torch.zeros(3), ["a"]], r"\blist of 2\b"),
+        (Graph(x=torch.zeros(3)), r"\bGraph\b.*step="),
+        (Opaque(torch.zeros(3)), r"\bOpaque\b.*step="),
     ],
 )
-def test_a_batch_that_says_nothing_is_refused_with_the_remedy(batch: Any, sentence: str) -> None:
-    with pytest.raises(WorkloadFault, match=sentence):
+def test_a_batch_that_says_nothing_is_refused_with_the_remedy(batch: Any, named: str) -> None:
+    with pytest.raises(WorkloadFault, match=named):
         infer_step(Workload(model=None, dataset=None), batch)
 
 
 @pytest.mark.parametrize(
-    ("outputs", "targets", "sentence"),
+    ("outputs", "targets", "named"),
     [
-        (torch.zeros(4), torch.zeros(4, dtype=torch.int64), r"one score a class.*\(4,\), but returned shape \(4,\)"),
-        (torch.zeros(4, 2), torch.zeros(4, 1, dtype=torch.int64), "one dimension more"),
-        ((torch.zeros(4, 2),), torch.zeros(4, dtype=torch.int64), "but returned tuple"),
-        (torch.zeros(4, 2), torch.zeros(4), r"shape \(4,\) the model must return as many values.*\(4, 2\)"),
-        ("words", torch.zeros(4), "but returned str"),
+        (torch.zeros(4), torch.zeros(4, dtype=torch.int64), r"\(4,\).*\(4,\)"),
+        (torch.zeros(4, 2), torch.zeros(4, 1, dtype=torch.int64), r"\(4, 1\).*\(4, 2\)"),
+        ((torch.zeros(4, 2),), torch.zeros(4, dtype=torch.int64), r"\btuple\b"),
+        (torch.zeros(4, 2), torch.zeros(4), r"\(4,\).*\(4, 2\)"),
+        ("words", torch.zeros(4), r"\bstr\b"),
     ],
 )
 def test_outputs_that_do_not_fit_their_targets_are_told_with_both_shapes(
-    outputs: Any, targets: Tensor, sentence: str
+    outputs: Any, targets: Tensor, named: str
 ) -> None:
-    with pytest.raises(WorkloadFault, match=sentence):
+    with pytest.raises(WorkloadFault, match=named):
         loss_of(outputs, targets)
 
 
 def test_a_mapping_without_a_loss_is_refused() -> None:
     batch = {"x": torch.zeros(2)}
-    with pytest.raises(WorkloadFault, match=r"\.loss or a mapping with 'loss', but returned Tensor; pass step="):
+    with pytest.raises(WorkloadFault, match=r"Tensor.*step="):
         infer_step(Workload(model=None, dataset=None), batch).function(Constant(torch.zeros(2)), batch)
 
 
@@ -172,7 +172,7 @@ def test_a_mapping_without_a_loss_is_refused() -> None:
 def test_a_step_must_return_a_scalar(value: Any, got: str, trainer: Callable[..., Trainer]) -> None:
     batch = (torch.zeros(2, 3), torch.zeros(2))
     workload = Workload(model=None, dataset=None, step=lambda *_: value)
-    with pytest.raises(WorkloadFault, match=f"scalar loss tensor, but returned {got}"):
+    with pytest.raises(WorkloadFault, match=got):
         trainer(nn.Linear(3, 1), batch, workload=workload).train(batch)
 
 

@@ -86,18 +86,20 @@ def test_live_objects_stay_what_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "sentence"),
+    ("target", "named"),
     [
-        ("no_such_module_anywhere:f", "workload.model: there is no module named 'no_such_module_anywhere'; install it"),
-        ("json.no_such_part:f", "there is no module named 'json.no_such_part'"),
-        ("absent.py:f", r"there is no file absent.py \(looked for .*absent.py\)"),
-        ("nets.py:make_modle", "has no attribute 'make_modle'; did you mean 'make_model'?"),
-        ("nets.py:Nets.smal", "has no attribute 'smal'; did you mean 'small'?"),
-        ("nets.py:zzzzzz", "has no attribute 'zzzzzz'$"),
+        ("no_such_module_anywhere:f", r"workload\.model.*'no_such_module_anywhere'"),
+        ("json.no_such_part:f", r"'json\.no_such_part'"),
+        ("absent.py:f", r"absent\.py.*/absent\.py"),
+        ("nets.py:make_modle", "'make_modle'.*'make_model'"),
+        ("nets.py:Nets.smal", "'smal'.*'small'"),
+        ("nets.py:zzzzzz", "'zzzzzz'$"),
     ],
 )
-def test_a_reference_to_nothing_says_what_is_missing(target: str, sentence: str, folder: Path) -> None:
-    with pytest.raises(WorkloadFault, match=sentence):
+def test_a_reference_to_nothing_names_what_is_missing_and_what_may_be_meant(
+    target: str, named: str, folder: Path
+) -> None:
+    with pytest.raises(WorkloadFault, match=named):
         model_of(target, folder)
 
 
@@ -117,16 +119,16 @@ def test_a_model_is_built_by_its_factory_and_set_to_train() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "sentence"),
+    ("model", "named"),
     [
-        (3, "model must be an object of its kind or a callable that returns one, but got builtins.int"),
-        (lambda: 3, "model must be an nn.Module or a callable that returns one, but got builtins.int"),
-        (lambda size: size, "model must be callable without arguments.*missing a required argument: 'size'"),
-        (nn.Linear, "model must be callable without arguments"),
+        (3, r"model.*\bbuiltins\.int\b"),
+        (lambda: 3, r"model.*\bnn\.Module\b.*\bbuiltins\.int\b"),
+        (lambda size: size, "model.*'size'"),
+        (nn.Linear, "model.*'in_features'"),
     ],
 )
-def test_what_is_no_model_is_told(model: Any, sentence: str) -> None:
-    with pytest.raises(WorkloadFault, match=sentence):
+def test_what_is_no_model_is_named(model: Any, named: str) -> None:
+    with pytest.raises(WorkloadFault, match=named):
         build_model(Workload(model=model, dataset=None), TrainingConfig(), open_device("cpu"))
 
 
@@ -136,16 +138,11 @@ def test_a_dataset_is_an_object_or_made_by_a_callable(dataset: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dataset", "sentence"),
-    [
-        ([], "at least one sample, but its length is 0"),
-        (list, "at least one sample"),
-        (3, "dataset must be"),
-        (lambda: 3, "dataset must have __getitem__ or __iter__"),
-    ],
+    ("dataset", "named"),
+    [([], r"dataset.*\b0\b"), (list, r"dataset.*\b0\b"), (3, "dataset"), (lambda: 3, "dataset.*__getitem__")],
 )
-def test_what_is_no_dataset_is_told(dataset: Any, sentence: str) -> None:
-    with pytest.raises(WorkloadFault, match=sentence):
+def test_what_is_no_dataset_is_named(dataset: Any, named: str) -> None:
+    with pytest.raises(WorkloadFault, match=named):
         build_dataset(Workload(model=None, dataset=dataset))
 
 
@@ -177,14 +174,14 @@ def test_an_optimizer_is_described_for_its_rule() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "optimizer", "sentence"),
+    ("model", "optimizer", "named"),
     [
-        (nn.ReLU(), None, "the model must have parameters to train"),
-        (nn.Linear(1, 1), lambda *_: 3, r"must return a torch.optim.Optimizer, but returned builtins.int"),
+        (nn.ReLU(), None, "model.*parameters"),
+        (nn.Linear(1, 1), lambda *_: 3, r"\btorch\.optim\.Optimizer\b.*\bbuiltins\.int\b"),
     ],
 )
-def test_what_cannot_be_trained_is_told(model: nn.Module, optimizer: Any, sentence: str) -> None:
-    with pytest.raises(WorkloadFault, match=sentence):
+def test_what_cannot_be_trained_is_named(model: nn.Module, optimizer: Any, named: str) -> None:
+    with pytest.raises(WorkloadFault, match=named):
         build_optimizer(Workload(model=None, dataset=None, optimizer=optimizer), model, 0.1)
 
 

@@ -51,18 +51,16 @@ def test_each_devices_node_is_told_by_its_place_among_those_with_allowed_cores(
     assert _device_nodes(Device(torch.device("xpu:0"), "xpu"), nodes, tmp_path) == ()
 
 
-@pytest.mark.parametrize(
-    ("name", "sentence"), [("nonsense", "one of torch's names, such as cuda:0"), ("meta", "sees none")]
-)
-def test_a_device_that_is_not_there_is_told(name: str, sentence: str) -> None:
-    with pytest.raises(DeviceError, match=sentence):
+@pytest.mark.parametrize("name", ["nonsense", "meta"])
+def test_a_device_that_is_not_there_is_named(name: str) -> None:
+    with pytest.raises(DeviceError, match=name):
         open_device(name)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_without_an_accelerator_auto_is_the_processor_and_cuda_an_error() -> None:
     assert open_device("auto").kind == "cpu"
-    with pytest.raises(DeviceError, match=r"'cuda:0' was asked for, but torch .* sees none here; set device: auto"):
+    with pytest.raises(DeviceError, match=r"cuda:0.*device: auto"):
         open_device("cuda:0")
 
 

@@ -34,60 +34,46 @@ def test_where_there_is_no_gpu_the_processor_is_taken_without_a_word(built_for: 
 
 
 @pytest.mark.parametrize(
-    ("built_for", "gpu", "driver", "said"),
+    ("built_for", "gpu", "driver", "named"),
     [
-        (CUDA, "NVIDIA", "535.104", "torch 2.13.0, built for CUDA 13.0, can't use the NVIDIA GPU here with driver 535"),
-        (CUDA, "NVIDIA", None, "GPU here with a driver of unknown version; install the driver's libcuda.so.1; in a"),
-        (ROCM, "AMD", None, "see that another program which uses ROCm runs here, or set device: cpu"),
+        (CUDA, "NVIDIA", "535.104", ["2.13.0", CUDA, "NVIDIA", "535.104"]),
+        (CUDA, "NVIDIA", None, ["libcuda.so.1"]),
+        (ROCM, "AMD", None, ["AMD", ROCM]),
     ],
 )
 def test_a_gpu_that_torch_was_built_for_and_can_not_use_is_refused_with_the_remedy(
-    built_for: str, gpu: str, driver: str | None, said: str
+    built_for: str, gpu: str, driver: str | None, named: list[str]
 ) -> None:
-    with pytest.raises(
-        DeviceError, match=r"^device: auto must not pass over a GPU, but .*, or set device: cpu$"
-    ) as told:
+    with pytest.raises(DeviceError, match=r"^device: auto.*device: cpu$") as told:
         choose(seen(built_for=built_for, gpu=gpu, driver=driver))
-    assert said in str(told.value)
+    assert [one for one in named if one not in str(told.value)] == []
 
 
 NOT_READY = "CUDA initialization: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized"
 
 
 @pytest.mark.parametrize(
-    ("known", "told"),
+    ("known", "named"),
     [
-        (
-            {"driver_cuda": 12},
-            "driver 550.54; this driver is for CUDA 12: install a newer one, or a torch built for that ",
-        ),
-        (
-            {"driver_cuda": 12, "torch_warning": "too old"},
-            "driver 550.54 (torch says: too old); this driver is for CUDA 12: inst",
-        ),
-        (
-            {"driver_cuda": 13, "torch_warning": NOT_READY},
-            f"driver 550.54 (torch says: {NOT_READY}); mend what it says",
-        ),
-        (
-            {"driver_cuda": 13, "visible": "CUDA_VISIBLE_DEVICES=7"},
-            "driver 550.54 and CUDA_VISIBLE_DEVICES=7; let that name GPUs that are here, or unset it",
-        ),
+        ({"driver_cuda": 12}, ["CUDA 12"]),
+        ({"driver_cuda": 12, "torch_warning": "too old"}, ["(torch says: too old)", "CUDA 12"]),
+        ({"driver_cuda": 13, "torch_warning": NOT_READY}, [NOT_READY]),
+        ({"driver_cuda": 13, "visible": "CUDA_VISIBLE_DEVICES=7"}, ["CUDA_VISIBLE_DEVICES=7"]),
         (
             {"driver_cuda": 13, "visible": "CUDA_VISIBLE_DEVICES=0", "torch_warning": NOT_READY},
-            f"driver 550.54 and CUDA_VISIBLE_DEVICES=0 (torch says: {NOT_READY}); mend",
+            ["CUDA_VISIBLE_DEVICES=0", NOT_READY],
         ),
-        (
-            {},
-            "driver 550.54; install the driver's libcuda.so.1; in a container, set NVIDIA_DRIVER_CAPABILITIES=compute,",
-        ),
-        ({"driver_cuda": 13}, "driver 550.54; see that another program which uses CUDA runs here"),
+        ({}, ["libcuda.so.1", "NVIDIA_DRIVER_CAPABILITIES=compute,"]),
+        ({"driver_cuda": 13}, []),
     ],
 )
-def test_the_drivers_age_is_blamed_only_where_it_is_to_blame(known: dict[str, Any], told: str) -> None:
+def test_the_drivers_age_is_blamed_only_where_it_is_to_blame(known: dict[str, Any], named: list[str]) -> None:
     reason = unusable(seen(built_for=CUDA, gpu="NVIDIA", driver="550.54", **known))
     assert reason is not None
-    assert told in reason
+    assert "driver 550.54" in reason
+    assert [one for one in named if one not in reason] == []
+    assert ("CUDA 12" in reason) == (known.get("driver_cuda") == 12)
+    assert ("libcuda.so.1" in reason) == (not known)
 
 
 def test_a_driver_runs_all_minor_versions_of_its_cuda() -> None:
@@ -160,13 +146,9 @@ def test_a_device_is_opened_by_what_is_seen(cuda: str | None, nvml: NvmlStub, mo
         assert remark is not None
         assert remark.code == "torch_without_cuda"
         return
-    for name, begins in (("auto", "device: auto must not pass over"), ("cuda:0", "device 'cuda:0' was asked for, but")):
-        with pytest.raises(
-            DeviceError, match=r"built for CUDA 13.0, can't use the NVIDIA GPU here with driver 535.104"
-        ) as told:
+    for name in ("auto", "cuda:0"):
+        with pytest.raises(DeviceError, match=rf"{name}.*CUDA 13\.0.*NVIDIA.*535\.104.*CUDA 12"):
             open_device(name)
-        assert str(told.value).startswith(begins)
-        assert "this driver is for CUDA 12: install a newer one" in str(told.value)
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="torch can use an accelerator")
@@ -189,7 +171,7 @@ def test_torchs_own_words_are_quoted_and_stay_in_the_log(
     nvml.play(driver="580.65", cuda=13000)
     with pytest.warns(UserWarning, match="Error 802"), pytest.raises(DeviceError) as told:
         open_device(name)
-    assert f"580.65 and CUDA_VISIBLE_DEVICES=1 (torch says: {NOT_READY}); mend what it says" in str(told.value)
+    assert [one for one in ("580.65", "CUDA_VISIBLE_DEVICES=1", NOT_READY) if one not in str(told.value)] == []
 
 
 @pytest.mark.skipif(torch.accelerator.is_available() or any(Path("/dev").glob("nvidia[0-9]*")), reason="has a GPU")

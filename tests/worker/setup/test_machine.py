@@ -126,6 +126,6 @@ def test_a_peak_that_a_worker_has_had_and_given_back_counts() -> None:
     again, _ = machine.tree_peak()
     here.send("end")
     worker.join()
-    assert source == "PSS of the process tree"
+    assert source.startswith("PSS")
     assert after - before > 48 * 2**20
     assert after - again > 48 * 2**20

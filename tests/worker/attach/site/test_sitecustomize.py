@@ -55,7 +55,8 @@ def test_one_that_fails_keeps_python_from_starting_no_more_than_it_does_alone(tm
 def test_an_interpreter_that_can_not_import_us_starts_and_says_so(tmp_path: Path) -> None:
     out, err = started("print('started')", applied(), folder=tmp_path, python=str(OTHER_PYTHON))
     assert out == "started\n"
-    assert err.startswith("autotune: could not attach to this process: ModuleNotFoundError: No module named ")
+    assert err.startswith("autotune: ")
+    assert "ModuleNotFoundError" in err
 
 
 def test_a_process_without_torch_stays_without_it(tmp_path: Path) -> None:
@@ -73,4 +74,5 @@ def test_a_folder_that_is_gone_is_said_and_torch_works(tmp_path: Path) -> None:
     code = "import torch; print(torch.ones(2).sum().item())"
     out, err = started(code, '{"folder": "/no/such/folder", "started": 1}', folder=tmp_path)
     assert out == "2.0\n"
-    assert "autotune: could not attach to this process" in err
+    assert err.startswith("autotune: ")
+    assert "/no/such/folder" in err

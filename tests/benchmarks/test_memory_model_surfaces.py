@@ -11,7 +11,7 @@ from autotune.analysis.memory.lines import memory_of_trials
 from autotune.analysis.statistics import t_95
 from autotune.records.trial import TrialRecord
 from benchmarks.replay import replay
-from tests.analysis.forecast.test_rate_model_surfaces import PATHS, looks
+from tests.benchmarks.test_rate_model_surfaces import PATHS, looks
 
 TRIALS, DRAWS = 8, 5
 MOST_MEDIAN_ERROR = 0.05
