@@ -82,6 +82,7 @@ def test_kernels_run_on_behind_the_caller_until_somebody_waits() -> None:
     assert clock.now() == queue.ends_at == 0.5 * queue.kernels
 
 
+@pytest.mark.slow
 def test_an_entry_point_registers_it_with_torch_itself(tmp_path: Path) -> None:
     folders = accelerator.write_entry_point(tmp_path)
     done = subprocess.run(

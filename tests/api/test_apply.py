@@ -171,6 +171,7 @@ print(json.dumps({"gone": gone, "call": torch.nn.Module.__call__.__module__, "wo
     return Moved(seen=json.loads(done.stdout), errors=done.stderr)
 
 
+@pytest.mark.slow
 def test_a_training_lets_go_of_loaders_and_modules_as_ever(moved: Moved) -> None:
     assert moved.seen["gone"] == [True] * 6
     assert moved.seen["call"] == "torch.nn.modules.module"

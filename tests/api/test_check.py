@@ -64,6 +64,7 @@ def workload() -> tuple[torch.nn.Module, torch.utils.data.Dataset[Any]]:
     return model, torch.utils.data.TensorDataset(torch.zeros(64, SIZES[0]), torch.zeros(64, SIZES[1]))
 
 
+@pytest.mark.slow
 def test_a_real_search_says_before_its_first_trial_that_the_default_optimizer_keeps_no_state(
     tmp_path: Path, fork_server: ForkServerLauncher, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -139,6 +139,7 @@ def test_a_diagnosis_tells_rates_in_tokens_and_what_like_lengths_would_win(
     assert advice.text in report.replace("\\", "")
 
 
+@pytest.mark.slow
 def test_of_equal_lengths_nothing_is_said(fork_server: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diagnosing, "list_variations", lambda _: [])
     brief = MeasuringTime(window_s=0.4, stretch_s=0.1)
@@ -150,6 +151,7 @@ def test_of_equal_lengths_nothing_is_said(fork_server: ForkServerLauncher, monke
     assert all(piece.kind != "batch_like_lengths" for piece in found.advice)
 
 
+@pytest.mark.slow
 def test_buckets_of_lengths_are_searched_by_their_batch_size(tmp_path: Path, brief: dict[str, Any]) -> None:
     result = search(
         tmp_path,

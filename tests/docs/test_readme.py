@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 import autotune
@@ -28,6 +29,7 @@ for folder in sys.argv[1:]:
 """Runs the loop once in each folder, so that torch is imported but once."""
 
 
+@pytest.mark.slow
 def test_the_first_example_runs_and_prints_a_report(tmp_path: Path) -> None:
     assert "n_trials=6, timeout_s=30" in BLOCKS[0]
     (tmp_path / "example.py").write_text(BLOCKS[0].replace("n_trials=6, timeout_s=30", "n_trials=1, timeout_s=6"))
@@ -40,6 +42,7 @@ def test_the_first_example_runs_and_prints_a_report(tmp_path: Path) -> None:
     assert isinstance(autotune.load(found), autotune.TrainingConfig)
 
 
+@pytest.mark.slow
 def test_the_users_own_loop_runs_with_what_was_recommended(tmp_path: Path) -> None:
     searched, space = tmp_path / "searched", {"amp_dtype": "bfloat16", "num_workers": [0, 2], "pin_memory": False}
     autotune.search(object, list, space=space, launcher=FakeLauncher(), n_trials=2, run_dir=searched, progress=False)

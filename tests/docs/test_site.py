@@ -47,6 +47,7 @@ def test_every_page_is_in_the_navigation() -> None:
     assert pages == {page.name for page in DOCS.glob("*.md")} | ELSEWHERE
 
 
+@pytest.mark.slow
 def test_a_page_loads_nothing_from_elsewhere(site: Path) -> None:
     for page in site.rglob("*.html"):
         loaded = re.findall(r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=[\"']?(\S+)", page.read_text())
@@ -84,6 +85,7 @@ def test_what_is_public_has_a_docstring(name: str) -> None:
     assert not bare
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", [Plan, RunSummary, SummaryDocument, Comparison, Diagnosis], ids=lambda kind: kind.__name__
 )

@@ -23,6 +23,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
 
 
+@pytest.mark.slow
 def test_its_script_trains_with_what_was_recommended(tmp_path: Path) -> None:
     (script,) = blocks("python")
     workloads = tmp_path / "configs" / "workloads"

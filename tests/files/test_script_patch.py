@@ -600,6 +600,7 @@ for sys.argv[1:] in [[]] * len(scripts):
 """Runs scripts one after the other, so that torch is imported but once."""
 
 
+@pytest.mark.slow
 def test_the_script_runs_with_exactly_the_settings_of_its_diff() -> None:
     configs = [
         TrainingConfig(micro_batch_size=32, num_workers=1, prefetch_factor=5, in_order=False),

@@ -54,6 +54,7 @@ def searched(setting: str, folder: Path) -> autotune.SearchResult:
     )
 
 
+@pytest.mark.slow
 def test_what_the_look_has_shown_to_do_nothing_is_not_recommended(tmp_path: Path) -> None:
     found = searched("nothing", tmp_path)
     assert (found.best.in_order, found.best.worker_threads) == (True, None)

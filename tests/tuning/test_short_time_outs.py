@@ -36,6 +36,7 @@ def windows_of(search: Search) -> list[float]:
     return [job.window.max_s for job in launcher.jobs if job.kind == "trial"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("timeout_s", "first_s"), [(None, 8.0), (20.0, SHORTEST_WINDOW_S), (600.0, 8.0)])
 def test_windows_of_an_open_search_are_as_long_as_its_time_allows(
     tmp_path: Path, timeout_s: float | None, first_s: float

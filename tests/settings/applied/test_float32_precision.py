@@ -157,6 +157,7 @@ def test_a_torch_without_the_tree_has_the_older_settings_back(monkeypatch: pytes
         torch._C._set_fp32_precision_setter(backend, "matmul", own)
 
 
+@pytest.mark.slow
 def test_a_model_is_compiled_inside_after_the_newer_interface_alone_was_used() -> None:
     """torch.compile asks the older interface, which raises where the two differ."""
     backends: Any = torch.backends

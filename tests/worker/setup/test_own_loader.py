@@ -137,6 +137,7 @@ class Threads(Dataset[tuple[torch.Tensor, list[int]]]):
         return torch.zeros(4), [most, int(os.environ.get("TEST_OWN_INIT", "0"))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 @pytest.mark.parametrize("is_loader", [False, True], ids=["a dataset", "a loader"])
 def test_workers_of_a_trial_have_the_threads_asked_for_and_the_users_own_function(

@@ -80,6 +80,7 @@ def test_every_pool_of_a_worker_has_as_many_threads_as_asked_for(start: str) -> 
     assert os.environ.get(CALLED) is None, "all of it in the worker's own process"
 
 
+@pytest.mark.slow
 def test_torch_has_more_threads_in_a_worker_only_where_it_was_not_forked() -> None:
     torch.ones(600, 600) @ torch.ones(600, 600)
     config = TrainingConfig(num_workers=1, worker_threads=2)
@@ -89,6 +90,7 @@ def test_torch_has_more_threads_in_a_worker_only_where_it_was_not_forked() -> No
     assert max(forked["blas"]) <= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("default_start", "threads"), [("fork", 1), ("spawn", 2)], indirect=["default_start"])
 def test_a_worker_that_is_started_by_default_knows_whether_it_was_forked(default_start: str, threads: int) -> None:
     seen = seen_in_worker(loader_of(None, TrainingConfig(num_workers=1, worker_threads=2)))
