@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import stat
 import sys
+import tempfile
 from hashlib import sha256
+from pathlib import Path
 
 from platformdirs import user_cache_path
 
@@ -18,7 +20,11 @@ from autotune.settings.applied.cores.processor import cpuinfo, processor_name
 __all__ = ["compile_cache_variables"]
 
 _VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
-"""Source: torch/_inductor/runtime/cache_dir_utils.py, which makes the folder where it is not there."""
+_USUAL_PREFIX = "torchinductor_"
+"""Of the folder's name that torch uses by itself, in the folder for temporary files; it sets the variable to it.
+
+Source: torch/_inductor/runtime/cache_dir_utils.py, which also makes the folder that is named if it is not there.
+"""
 
 
 def compile_cache_variables() -> dict[str, str]:
@@ -36,7 +42,8 @@ def compile_cache_variables() -> dict[str, str]:
     # A home may be shared by unlike hosts, and torch compiles for the instructions of the one that it runs on.
     instructions = cpuinfo("flags", "Features") or processor_name()
     folder = str(cache / sha256(instructions.encode()).hexdigest()[:16])
-    if not cache.is_absolute() or os.environ.get(_VARIABLE, folder) != folder:
+    named = os.environ.get(_VARIABLE, folder)
+    if not cache.is_absolute() or (named != folder and not _is_usual(Path(named))):
         return {}
     try:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -48,3 +55,8 @@ def compile_cache_variables() -> dict[str, str]:
     if not is_own or is_open_to_others or not os.access(cache, os.W_OK | os.X_OK):  # the disk may be read-only
         return {}
     return {_VARIABLE: folder}
+
+
+def _is_usual(folder: Path) -> bool:
+    """Return whether torch, rather than the user, has set the variable to this folder: it does once it is imported."""
+    return folder.name.startswith(_USUAL_PREFIX) and folder.parent == Path(tempfile.gettempdir())

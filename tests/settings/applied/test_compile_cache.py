@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from runpy import run_path
 
 import pytest
 import torch
@@ -40,6 +41,13 @@ def test_a_folder_that_the_user_has_named_stays(cache: Path, monkeypatch: pytest
     monkeypatch.setenv(VARIABLE, "mine")
     assert compile_cache_variables() == {}
     assert not cache.exists()
+
+
+def test_what_torch_has_named_by_itself_is_not_the_users(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Path(torch.__file__).parent / "_inductor" / "runtime" / "cache_dir_utils.py"
+    usual = run_path(str(source))["default_cache_dir"]  # by its file: importing its package takes seconds
+    monkeypatch.setenv(VARIABLE, usual())
+    assert Path(compile_cache_variables()[VARIABLE]).parent == cache
 
 
 def test_a_process_below_another_one_has_the_same_folder(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
