@@ -212,8 +212,8 @@ def test_a_copy_bound_job_always_gets_advice(kind: DeviceKind, is_pinned: bool) 
     environment = GPU.model_copy(update={"device_kind": kind})
     config, breakdown = TrainingConfig(pin_memory=is_pinned), make_breakdown(copy=0.6)
     found = ranked(make_evidence(config=config, environment=environment, breakdown=breakdown))
-    on_settings, ahead = kind == "cuda" and not is_pinned, kind == "cuda" and is_pinned
-    assert [bool(piece.settings) for piece in found] == [True] * on_settings + [False] * (1 + ahead)
+    on_settings = kind == "cuda" and not is_pinned
+    assert [bool(piece.settings) for piece in found] == [True] * on_settings + [False]
     assert all(piece.expected_gain is not None for piece in found)
 
 
