@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -55,7 +56,8 @@ def test_without_ceilings_there_is_no_headroom() -> None:
 
 
 def test_a_baseline_that_is_no_reference_has_no_headroom() -> None:
-    best, found = ceilings(9000.0, 4100.0), {"verdict": "baseline_infeasible", "speedup": None}
+    best = ceilings(9000.0, 4100.0)
+    found: dict[str, Any] = {"verdict": "baseline_infeasible", "speedup": None}
     told = headroom(single_runs(ceilings(2000.0, 2000.0), best, **found))
     assert told == headroom(single_runs({}, best, **found)) != ""
 
