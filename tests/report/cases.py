@@ -96,7 +96,7 @@ def loaded(baseline: float, fast: float) -> RunSummary:
 def larger_batch(
     over: Ratio | None = None, break_even: BreakEven | None = None, *, is_kept: bool = False, **parts: Any
 ) -> RunSummary:
-    """Build a search whose FAST has a larger batch that pays above a noise scale; `is_kept`: the baseline's batch wins."""
+    """Build a search whose larger batch pays above a noise scale; `is_kept`: the baseline's batch wins."""
     known = {key: parts.pop(key) for key in ("noise_scale",) if key in parts}
     larger = LargerBatch(
         config=FAST,
@@ -299,7 +299,7 @@ def group_cases() -> dict[str, RunSummary]:
 
 
 def one_against(rate: float, config: TrainingConfig = GROUP, **measured: Any) -> RunSummary:
-    """Build a search with the baseline at 1,000 samples/s and a group, each measured once; the baseline is recommended."""
+    """Build a search that recommends the baseline, of 1,000 samples/s, over a group; each was measured once."""
     trials = (
         make_trial(0, BASELINE, measurement=make_measurement(1000.0)),
         make_trial(1, config, measurement=make_measurement(rate, **measured)),
