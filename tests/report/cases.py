@@ -66,7 +66,7 @@ CAPPED: dict[str, Any] = {"throttle_reasons": ("power_cap",)}
 
 
 def single_runs(own: Any = None, best: Any = None, *, baseline: TrainingConfig = BASELINE, **found: Any) -> RunSummary:
-    """Trials of 1,000 and 4,000 samples/s that measured this besides, and a recommendation by them alone."""
+    """Build a search with single trials of 1,000 and 4,000 samples/s that measured this besides."""
     trials = (
         make_trial(0, baseline, measurement=make_measurement(1000.0, **(own or {}))),
         make_trial(1, FAST, measurement=make_measurement(4000.0, **(best or {}))),
@@ -75,13 +75,13 @@ def single_runs(own: Any = None, best: Any = None, *, baseline: TrainingConfig =
 
 
 def ceilings(loader: float | None = None, device: float | None = None, copy: float | None = None) -> dict[str, float]:
-    """Rates of each side alone, as a measurement's fields."""
+    """Return each side's throughput alone, as a measurement's fields."""
     rates = {"loader_ceiling": loader, "device_ceiling": device, "copy_ceiling": copy}
     return {name: rate for name, rate in rates.items() if rate is not None}
 
 
 def loaded(baseline: float, fast: float) -> RunSummary:
-    """A search on two cores, of which others used so many next to a trial that used one."""
+    """Build a search on two cores, of which other processes used some next to a trial that used one."""
     loads = [
         HostLoad(seconds=1.0, cores=2, reachable_cores=2, busy_s=1.0 + others, own_s=1.0, stolen_s=0.0)
         for others in (baseline, fast)
@@ -92,7 +92,7 @@ def loaded(baseline: float, fast: float) -> RunSummary:
 def larger_batch(
     over: Ratio | None = None, break_even: BreakEven | None = None, *, is_kept: bool = False, **parts: Any
 ) -> RunSummary:
-    """A search whose FAST has the larger batch and pays above a noise scale; `is_kept`: it isn't recommended."""
+    """Build a search whose larger batch pays above a noise scale; `is_kept`: the baseline's batch wins."""
     larger = LargerBatch(
         config=FAST,
         number=1,
@@ -106,26 +106,26 @@ def larger_batch(
 
 
 def failed_baseline(outcome: Outcome, measurement: Measurement | None = None, **result: Any) -> RunSummary:
-    """A search whose baseline did not run."""
+    """Build a search whose baseline failed."""
     infeasible = make_variants()["baseline_infeasible"]
     own = make_trial(0, BASELINE, outcome, measurement=measurement, **result)
     return infeasible.model_copy(update={"trials": (own, *infeasible.trials[1:])})
 
 
 def failed_trials(*outcomes: Outcome, **result: Any) -> RunSummary:
-    """A search that recommends nothing."""
+    """Build a search that recommends nothing."""
     trials = tuple(make_trial(number, BASELINE, outcome, **result) for number, outcome in enumerate(outcomes))
     return make_summary(recommendation=None, trials=trials)
 
 
 def thrashing() -> Measurement:
-    """Training for which there was hardly room."""
+    """Return a measurement with allocator retries in its window."""
     run = make_measurement(5000.0, gib=15.9)
     return run.model_copy(update={"memory": run.memory.model_copy(update={"alloc_retries": 4})})
 
 
 def verdict_cases() -> dict[str, RunSummary]:
-    """Every headline."""
+    """Build a search for each headline."""
     proven = make_recommendation()
     return {
         "by how much was not measured": single_runs(speedup=None),
@@ -161,7 +161,7 @@ def verdict_cases() -> dict[str, RunSummary]:
 
 
 def batch_cases() -> dict[str, RunSummary]:
-    """The best at the baseline's batch and at a larger one, reasons and learning rate."""
+    """Build searches with larger batches, reasons and learning rates."""
     own: dict[str, Any] = {"same_batch": BASELINE, "same_batch_number": 0, "same_batch_speedup": None}
     advice = LrAdvice(lr=0.004, rule="linear", batch_ratio=4.0, betas=(0.6, 0.996), eps=5e-9, notes=())
     return {
@@ -188,7 +188,7 @@ def batch_cases() -> dict[str, RunSummary]:
 
 
 def headroom_cases() -> dict[str, RunSummary]:
-    """Where the rates stand between the ceilings."""
+    """Build a search for each sentence on headroom."""
     with_workers, four = TrainingConfig(num_workers=2), GROUP.model_copy(update={"world_size": 4})
     own_best = STAYS | {"speedup": SAME_RATE}
     return {
@@ -210,7 +210,7 @@ def headroom_cases() -> dict[str, RunSummary]:
 
 
 def condition_cases() -> dict[str, RunSummary]:
-    """What moves rates: the device, other processes, sources that differ, few runs."""
+    """Build a search for each thing that makes throughput doubtful."""
     tf32 = {"tf32_overrides": ("NVIDIA_TF32_OVERRIDE=0",)}
     wide = RunSpread(sd=0.05, degrees_of_freedom=4.0, source="machine")
     sources = {source: [BusyReading(source=source, fraction=0.9)] for source in ("its own", NVML_SOURCE)}
@@ -241,7 +241,7 @@ def condition_cases() -> dict[str, RunSummary]:
 
 
 def without_scores_source(summary: RunSummary) -> RunSummary:
-    """The same where scores were made from no reading of the device."""
+    """Remove the busy fraction that scores are made from."""
     trials = []
     for trial in summary.trials:
         assert trial.measurement is not None
@@ -251,7 +251,7 @@ def without_scores_source(summary: RunSummary) -> RunSummary:
 
 
 def remarked_guard() -> RunSummary:
-    """A search of whose comparisons of precision each has the same remark."""
+    """Build a search whose precision checks all have the same remark."""
     guard = make_guard().model_copy(update={"remarks": (note("float32_unknown", variable="NVIDIA_TF32_OVERRIDE"),)})
     rich = make_rich_summary()
     results = [trial.result.model_copy(update={"guard": guard}) for trial in rich.trials]
@@ -260,7 +260,7 @@ def remarked_guard() -> RunSummary:
 
 
 def group_cases() -> dict[str, RunSummary]:
-    """Several devices: whether they help, and what of memory is told of them."""
+    """Build searches on several devices."""
     four = GROUP.model_copy(update={"world_size": 4})
     uneven = (make_rank(0, device_ceiling=20_000.0), make_rank(1, device_ceiling=12_800.0))
     group, rich = make_group_summary(), make_rich_summary()
@@ -287,7 +287,7 @@ def group_cases() -> dict[str, RunSummary]:
 
 
 def one_against(rate: float, config: TrainingConfig = GROUP, **measured: Any) -> RunSummary:
-    """The baseline at 1,000 samples/s against a group, each measured once; the baseline is recommended."""
+    """Build a search that recommends the baseline, of 1,000 samples/s, over a group; each was measured once."""
     trials = (
         make_trial(0, BASELINE, measurement=make_measurement(1000.0)),
         make_trial(1, config, measurement=make_measurement(rate, **measured)),
@@ -296,7 +296,7 @@ def one_against(rate: float, config: TrainingConfig = GROUP, **measured: Any) ->
 
 
 def memory_cases() -> dict[str, RunSummary]:
-    """Peaks that lines can be fitted to."""
+    """Build searches to whose memory peaks lines can be fitted."""
 
     def batch(size: int, config: TrainingConfig = BASELINE, workers: int = 0) -> TrainingConfig:
         return config.model_copy(update={"micro_batch_size": size, "num_workers": workers})
@@ -316,7 +316,7 @@ def memory_cases() -> dict[str, RunSummary]:
 
 
 def peaks(gib: dict[TrainingConfig, float], *, kind: str = "cuda", chosen: TrainingConfig = BASELINE) -> RunSummary:
-    """A search that recommends some settings; what each trial took, in GiB."""
+    """Build a search with a trial for each configuration and its peak in GiB."""
     trials = [
         make_trial(number, config, measurement=make_measurement(1000.0, gib=peak))
         for number, (config, peak) in enumerate(gib.items())
@@ -327,7 +327,7 @@ def peaks(gib: dict[TrainingConfig, float], *, kind: str = "cuda", chosen: Train
 
 
 def comparison_cases() -> dict[str, Comparison]:
-    """Two searches beside each other."""
+    """Compare two searches, in each way that they can differ."""
     plain, rich = make_summary(), make_rich_summary()
     machine = plain.environment.model_copy(update={"torch": "9.9.9", "cores": 96})
     facts = plain.facts.model_copy(update={"dataset_length": 77})
@@ -350,7 +350,7 @@ def comparison_cases() -> dict[str, Comparison]:
 
 
 def rounds(times: float) -> tuple[Any, ...]:
-    """Confirmations on a machine that is so many times as fast."""
+    """Return confirmations on a machine that is `times` as fast."""
     return (
         make_confirmation(0, *three_rounds(times * 5100.0), config=BASELINE, gib=3.0),
         make_confirmation(1, *three_rounds(times * 12300.0), config=FAST, gib=9.4),
@@ -359,7 +359,7 @@ def rounds(times: float) -> tuple[Any, ...]:
 
 
 def diagnosis_cases() -> dict[str, Diagnosis]:
-    """Diagnoses with their words: each answer, each part of the report."""
+    """Build a diagnosis for each answer and each part of its report."""
     wait: dict[str, Any] = {"breakdown": make_breakdown(wait=0.57)}
     costs = make_loader_costs(item_p99_s=0.077, batches_per_worker_per_s=31.0)
     broken = make_point(None, num_workers=8).model_copy(update={"reason": "it broke"})
@@ -409,7 +409,7 @@ def diagnosis_cases() -> dict[str, Diagnosis]:
 
 
 def recommended_cases() -> dict[str, RunSummary]:
-    """Every head of a recommended.yaml."""
+    """Build a search for each head of a recommended.yaml."""
     group = TrainingConfig(strategy="ddp", world_size=2)
     own: dict[str, Any] = {"has_loader": True}
     beside = own | {"beside": ("collate_fn", "batch_sampler")}
@@ -440,14 +440,14 @@ def recommended_cases() -> dict[str, RunSummary]:
 
 
 def recommending(config: TrainingConfig, objects: dict[str, Any] | None = None, **facts: Any) -> RunSummary:
-    """A search that found this configuration, for a workload with these objects and facts."""
+    """Build a search that found this configuration, for a workload with these objects and facts."""
     summary = make_summary(recommendation=make_recommendation(config=config))
     known = summary.facts.model_copy(update={"objects": ObjectFacts.model_validate(objects or {}), **facts})
     return summary.model_copy(update={"facts": known})
 
 
 def every_case() -> dict[str, dict[str, RunSummary]]:
-    """All searches whose sentences are kept, by groups."""
+    """Return all searches whose sentences stand in golden files, by group."""
     return {
         "verdicts": verdict_cases(),
         "batches": batch_cases(),

@@ -15,7 +15,7 @@ def any_summary(request: pytest.FixtureRequest) -> RunSummary:
 
 @pytest.fixture
 def plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A terminal of 80 columns, whatever the tests themselves run in."""
+    """Set a terminal of 80 columns, whatever the tests themselves run in."""
     for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "80")

@@ -36,7 +36,7 @@ ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Terminal(StringIO):
-    """A stream that takes itself for a terminal."""
+    """Play a terminal."""
 
     def isatty(self) -> bool:
         """Return True."""
@@ -57,12 +57,12 @@ def plots_of(summary: RunSummary) -> tuple[Plot, ...]:
 
 
 def table_of(section: Section) -> Table:
-    """A section's first table."""
+    """Return a section's first table."""
     return next(block for block in section.blocks if isinstance(block, Table))
 
 
 def sentences_of(blocks: Iterable[Block]) -> list[str]:
-    """What blocks say in sentences."""
+    """List the sentences of blocks."""
     said: list[str] = []
     for block in blocks:
         match block:
@@ -78,7 +78,7 @@ def sentences_of(blocks: Iterable[Block]) -> list[str]:
 
 
 def on_console_of(show: Callable[[Console], object], width: int = 80) -> str:
-    """What is printed on a console without colours."""
+    """Return what is printed on a console without colours."""
     file = StringIO()
     show(Console(file=file, width=width, force_terminal=False))
     return file.getvalue()
@@ -113,7 +113,7 @@ def as_json(summary: RunSummary, run_dir: Path = NOWHERE) -> str:
 
 
 def make_step(last: TrialRecord | None, **parts: Any) -> Progress:
-    """Progress in the middle of a search; keywords change fields."""
+    """Make progress in the middle of a search; keywords change fields."""
     trials = make_trials()
     given: dict[str, Any] = {
         "phase": "search",
@@ -129,7 +129,7 @@ def make_step(last: TrialRecord | None, **parts: Any) -> Progress:
 
 
 def make_steps() -> list[Progress]:
-    """A whole search: the probe, trials of each outcome, the confirmation."""
+    """Make the progress of a whole search: the probe, trials of each outcome, the confirmation."""
     trials = make_trials()
     start = {"baseline": None, "best": None, "done": 0}
     return [
@@ -142,7 +142,7 @@ def make_steps() -> list[Progress]:
 
 
 def show_progress(mode: ProgressMode, steps: Iterable[Progress], stderr: StringIO | None = None) -> tuple[str, str]:
-    """What is written to stdout and to stderr; pytest's own capturing stays out of it."""
+    """Return what is written to stdout and to stderr; pytest's own capturing stays out of it."""
     stdout, stderr = StringIO(), StringIO() if stderr is None else stderr
     with redirect_stdout(stdout), redirect_stderr(stderr), make_progress(mode) as step_done:
         for step in steps:
@@ -151,7 +151,7 @@ def show_progress(mode: ProgressMode, steps: Iterable[Progress], stderr: StringI
 
 
 def live_line(step: Progress) -> str:
-    """The line of a terminal whose clock stands still."""
+    """Return the line of a terminal whose clock stands still."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(progress, "monotonic", lambda: 0.0)
         _, stderr = show_progress("auto", [step], Terminal())

@@ -46,7 +46,7 @@ EXAMPLES: dict[str, dict[str, list[dict[str, Any]]]] = yaml.safe_load(
 
 
 def say_examples(room: str) -> str:
-    """Each code of a room with its sentences."""
+    """Write each code of a room with its sentences."""
     lines: list[str] = []
     for code, examples in EXAMPLES[room].items():
         for each in (code, f"{code}_basis"):
@@ -56,13 +56,13 @@ def say_examples(room: str) -> str:
 
 
 def say_cases(summaries: Mapping[str, RunSummary]) -> str:
-    """The sentences of each search's report, after those of a plain search."""
+    """Write the sentences of each search's report that a plain search's lacks."""
     sentences = {name: report_sentences(summary) for name, summary in summaries.items()}
     return list_news(sentences, known=report_sentences(make_summary()))
 
 
 def list_news(lines: Mapping[str, Iterable[str]], known: Iterable[str] = ()) -> str:
-    """Each case's lines that no case before it has."""
+    """Write each case's lines that no case before it has."""
     seen, texts = set(known), []
     for name, own in lines.items():
         texts.append("\n".join([f"# {name}", *(line for line in dict.fromkeys(own) if line not in seen)]))
@@ -77,7 +77,7 @@ def report_sentences(summary: RunSummary) -> list[str]:
 
 
 def page_of(summary: RunSummary) -> str:
-    """The page without its styles and drawings."""
+    """Render the page without its styles and drawings."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(html, "draw", title_of)
         page = forms.as_page(summary).html
@@ -89,7 +89,7 @@ def title_of(plot: Plot) -> str:
 
 
 def rich_document() -> str:
-    """The JSON document, its figures to six digits: the last ones differ from processor to processor."""
+    """Render the JSON document, its figures to six digits: the last ones differ between processors."""
     document = json.loads(
         forms.as_json(make_variants()["rich"]), parse_float=lambda digits: float(f"{float(digits):.6g}")
     )
@@ -97,7 +97,7 @@ def rich_document() -> str:
 
 
 def check_of(*, is_script: bool) -> str:
-    """What `autotune check` prints, of a machine and a workload."""
+    """Print what `autotune check` does."""
     facts = make_facts(has_4d_input=False, script=make_script() if is_script else None)
     given = SearchSpace(
         num_workers=IntRange(low=0, high=6),
@@ -121,7 +121,7 @@ def plain_lines() -> str:
 
 
 def facts_in_words() -> str:
-    """Machines, workloads and what was asked for, by what sets each apart."""
+    """Describe machines, workloads and what was asked for."""
     odd = {
         "device_count": 2,
         "device_names": ("A", "B"),
@@ -161,7 +161,7 @@ def recommended_heads() -> str:
 
 
 def settings_in_words() -> str:
-    """Settings by themselves, and next to a baseline."""
+    """Describe settings by themselves, and next to a baseline."""
     tokens = FAST.model_copy(update={"max_tokens": 4096})
     alone = [BASELINE, FAST, GROUP, tokens, GROUP.model_copy(update={"ddp": None, "numa_binding": "node"})]
     pairs = [
@@ -178,7 +178,7 @@ def settings_in_words() -> str:
 
 
 def make_golden() -> dict[str, Callable[[], str]]:
-    """Every golden file's name, and what makes its text."""
+    """Return every golden file's name, and what makes its text."""
     variants, diagnoses = make_variants(), cases.diagnosis_cases()
     made: dict[str, Callable[[], str]] = {f"notes/{room}.txt": partial(say_examples, room) for room in EXAMPLES}
     made |= {f"sentences/{name}.txt": partial(say_cases, group) for name, group in cases.every_case().items()}
@@ -230,7 +230,7 @@ def test_every_sentence_has_figures_to_show_it_with() -> None:
 
 
 def test_every_part_of_every_sentence_is_seen() -> None:
-    """Each branch of a template is written into some golden file."""
+    """Hold each branch of a template to be written into some golden file."""
     seen = squeezed("\n".join(map(text_of, MADE)))
     unseen = {
         code: missing
@@ -241,7 +241,7 @@ def test_every_part_of_every_sentence_is_seen() -> None:
 
 
 def parts_of(template: str) -> Iterable[str]:
-    """The texts that a template can write: between its figures, and within its conditional expressions."""
+    """List what a template can write: between its figures, and within its conditional expressions."""
     tree = make_environment().parse(template)
     texts = [data.data for data in tree.find_all(nodes.TemplateData)]
     texts += [each.value for each in tree.find_all(nodes.Const) if isinstance(each.value, str) and " " in each.value]
