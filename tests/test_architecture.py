@@ -65,8 +65,9 @@ def asserted_sentences(tree: ast.Module) -> Iterator[int]:
         else:
             continue
         for inner in ast.walk(asserted):
-            is_text = isinstance(inner, ast.Constant) and isinstance(inner.value, str)
-            if is_text and len(inner.value.split()) >= SENTENCE_WORDS:
+            if not isinstance(inner, ast.Constant) or not isinstance(inner.value, str):
+                continue
+            if len(inner.value.split()) >= SENTENCE_WORDS:
                 yield inner.lineno
 
 
