@@ -51,8 +51,9 @@ def test_every_row_of_a_table_with_figures_is_in_the_list() -> None:
 
 def test_a_figure_that_differs_from_its_file_is_told_as_written_and_as_recomputed(page: Path) -> None:
     (told,) = told_of(ONE)
-    assert told.recomputed == ONE.says.format(error=0.1234, pairs=4)
-    assert told.written == ONE.says.format(error=0.042, pairs=3)
+    assert told.written is not None
+    assert [part in told.written for part in ("4.2 %", "3 pairs")] == [True, True]
+    assert [part in str(told.recomputed) for part in ("12.3 %", "4 pairs")] == [True, True]
     assert not told.is_held
     page.write_text("Nothing.")
     assert [one.written for one in told_of(ONE)] == [None]
