@@ -2,6 +2,7 @@
 #     make demo     tunes configs/quickstart.yaml on this machine
 #     make test     runs the tests that every change must pass; make test-all runs all of them
 #     make test-gpu runs those that need a CUDA device, and says of each how it went; without one it fails
+#     make integration runs those that hold our exports against accelerate, in .venv
 #     make integrations runs the tests that hold us against the frameworks of others, in a venv of their own
 #     make docs     builds the site
 #     make dist     builds wheel and sdist, and tries both
@@ -30,13 +31,14 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-integrations demo test test-all test-gpu integrations integrations-frameworks integrations-tensorflow lint docs notebooks dist audit oldest pythons clean
+.PHONY: help setup setup-integrations demo test test-all test-gpu integration integrations integrations-frameworks integrations-tensorflow lint docs notebooks dist audit oldest pythons clean
 
 help:
 	@echo "make demo        tune configs/quickstart.yaml on this machine, from the start"
 	@echo "make test        run the tests that every change must pass"
 	@echo "make test-all    run all tests, those of the benchmarks and those that judge a measurement too"
 	@echo "make test-gpu    run the tests that need a CUDA device, one after the other"
+	@echo "make integration run the tests of our exports that need accelerate"
 	@echo "make integrations  run the tests that need accelerate, Lightning, transformers, ... (gigabytes to fetch)"
 	@echo "make lint        ruff check, ruff format --check, lint-imports, mypy --strict; then a report of tokens"
 	@echo "make docs        build the site into build/docs; a broken link fails"
@@ -55,20 +57,23 @@ demo: $(READY)
 	$(BIN)/autotune run configs/quickstart.yaml --fresh --set budget.timeout_s=$(DEMO_S)
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m 'not slow and not gpu and not integrations' \
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not slow and not gpu and not integrations' \
 		--durations 15
 
 test-all: $(READY)
 	$(call run-tests,$(BIN))
 
 define run-tests
-	$(1)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m 'not quiet and not gpu and not integrations' \
+	$(1)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not quiet and not gpu and not integrations' \
 		--durations 15
 	$(1)/python -m pytest -m 'quiet or gpu' --durations 15 $(ALONE)
 endef
 
 test-gpu: $(READY)
 	AUTOTUNE_TEST_GPU=1 $(BIN)/python -m pytest -m gpu --verbose --durations 0 --durations-min 1 tests/worker
+
+integration: $(READY)
+	$(BIN)/python -m pytest -m integrations -k accelerate --durations 5 tests/integrations/test_exports.py
 
 integrations: integrations-frameworks integrations-tensorflow
 

@@ -98,7 +98,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):  # pytest-xdist's own processes
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     hypothesis.settings.register_profile("a process of its own", deadline=None)  # no test asserts times
-    hypothesis.settings.register_profile("side by side", deadline=None, derandomize=True)
+    examples = 25 if "not slow" in config.option.markexpr else 100  # of a property; make test-all looks at more
+    hypothesis.settings.register_profile("side by side", deadline=None, derandomize=True, max_examples=examples)
     hypothesis.settings.load_profile("side by side" if hasattr(config, "workerinput") else "a process of its own")
 
 

@@ -177,6 +177,7 @@ def test_a_training_lets_go_of_loaders_and_modules_as_ever(moved: Moved) -> None
     assert moved.seen["call"] == "torch.nn.modules.module"
 
 
+@pytest.mark.slow
 def test_a_script_that_makes_its_loader_elsewhere_is_told_that_nothing_was_put_in(moved: Moved) -> None:
     assert moved.seen["workers"] == 0
     assert moved.errors.count("DataLoader") == 1

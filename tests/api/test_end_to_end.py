@@ -196,6 +196,7 @@ print("as before")
     assert done.stdout == "as before\n"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_here")
 def test_ctrl_c_saves_the_best_so_far_and_the_same_command_goes_on(folder: Path) -> None:
     process = start(folder, "run", "tune.yaml", "--quiet", *LONG)

@@ -20,6 +20,7 @@ from tests.factories.searches import fake_search as search
 TWO_PRECISIONS = NARROW | {"amp_dtype": ["float32", "bfloat16"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "fewest", "most"), [("model", 3, 20), ("tpe", 16, 40)])
 def test_an_open_number_of_trials_stops_at_40_or_before_and_a_larger_one_is_honoured(
     tmp_path: Path, method: Any, fewest: int, most: int

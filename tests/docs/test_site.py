@@ -55,6 +55,7 @@ def test_a_page_loads_nothing_from_elsewhere(site: Path) -> None:
         assert not [place for place in loaded if re.match(r"(https?:)?//", place)]
 
 
+@pytest.mark.slow
 def test_a_file_that_a_page_links_to_is_in_the_site(site: Path) -> None:
     assert 'href="repository/configs/quickstart.yaml"' in (site / "index.html").read_text()
     copied = site / "repository" / "configs" / "quickstart.yaml"

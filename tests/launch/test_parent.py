@@ -63,6 +63,7 @@ def test_an_interrupt_during_a_trial_leaves_no_process(kind: str, tmp_path: Path
     assert not marked(token)
 
 
+@pytest.mark.slow
 def test_a_server_that_was_killed_between_trials_is_started_anew(rig: Rig) -> None:
     rig.assert_next_trial_works()
     before = rig.server_pid

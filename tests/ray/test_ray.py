@@ -215,6 +215,7 @@ def test_a_groups_ranks_are_packed_on_one_host(rig: Rig, nodes: Nodes) -> None:
     assert nodes.noted("place") == ["0-0", "1-1"]
 
 
+@pytest.mark.slow
 def test_a_groups_ranks_are_spread_over_hosts_and_find_each_other(spread: Rig, nodes: Nodes) -> None:
     result = spread.run(settings=TWO_RANKS | {"world_size": 3}, model=in_user_hosts("noting_its_place"))
     assert (result.outcome, result.reason) == ("ok", "")
@@ -272,6 +273,7 @@ def test_a_host_that_another_job_keeps_is_left_alone_for_others(
     ray.kill(other)
 
 
+@pytest.mark.slow
 def test_a_workload_comes_in_parts(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_nodes, "_PART_BYTES", 100)
     assert (rig.folder / "payload").exists() is False
@@ -306,6 +308,7 @@ def test_a_trial_is_stopped_early_by_the_blocks_that_come_from_its_host(spread: 
     assert spread.run(settings=settings).outcome == "ok"
 
 
+@pytest.mark.slow
 def test_a_lost_node_costs_its_trial_nothing_but_time(rig: Rig, nodes: Nodes) -> None:
     with ThreadPoolExecutor(1) as thread:
         result = thread.submit(rig.run, model=in_user_hosts("waiting"))

@@ -34,7 +34,9 @@ from tests.tuning.guided import (
 
 
 @pytest.mark.parametrize(
-    ("space", "seed"), [({}, 0), (SMALL, 0), (SMALL, 1)], ids=["default space", "small space", "another seed"]
+    ("space", "seed"),
+    [({}, 0), pytest.param(SMALL, 0, marks=pytest.mark.slow), pytest.param(SMALL, 1, marks=pytest.mark.slow)],
+    ids=["default space", "small space", "another seed"],
 )
 @pytest.mark.parametrize("cost", [analytic_cost, slow_loader, slow_device, memory_cliff])
 def test_a_few_trials_lead_near_the_best_of_the_space(

@@ -65,6 +65,7 @@ def test_the_confirmations_time_is_for_trials_while_there_is_nobody_to_confirm(
     assert for_trials_s - trial_s <= launcher.now_s <= for_trials_s
 
 
+@pytest.mark.slow
 def test_what_takes_long_to_measure_is_not_proposed_where_time_is_short(tmp_path: Path) -> None:
     """Eight workers with deep queues are the fastest, but their queues alone hold more than the time-out has."""
 

@@ -148,6 +148,7 @@ def of_torchrun(fork_server: ForkServerLauncher, tmp_path_factory: pytest.TempPa
     return OfTorchrun(found=found, measured=measured, log=rig.log())
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_torchrun_is_attached_to_and_its_ranks_are_given_the_settings(of_torchrun: OfTorchrun) -> None:
     observed, measured = of_torchrun.found.observed, of_torchrun.measured

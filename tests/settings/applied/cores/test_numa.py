@@ -376,6 +376,7 @@ def test_prepare_binds_ranks_their_threads_and_their_workers_as_trials_do(tmp_pa
         assert found["threads"] == len(cores)
 
 
+@pytest.mark.slow
 @two_cores
 @pytest.mark.timeout(180)
 def test_prepare_leaves_a_launchers_cores_and_set_threads(tmp_path: Path) -> None:
