@@ -114,6 +114,7 @@ def test_another_module_that_is_missing_is_not_taken_for_ray(monkeypatch: pytest
         opened_launcher(None, folder, PLAN).__enter__()
 
 
+@pytest.mark.slow
 def test_the_environment_is_this_machines_whatever_the_cluster(on_ray: Callable[[Launcher], FakeRay]) -> None:
     fake = on_ray(FakeLauncher())
     assert environment().hosts == 1
@@ -191,6 +192,7 @@ def test_a_baseline_over_hosts_is_refused_by_name_where_there_are_too_few(tmp_pa
     assert search(tmp_path, FakeLauncher(slots=4), baseline=baseline).trials[0].outcome == "ok"
 
 
+@pytest.mark.slow
 def test_hosts_that_are_not_used_are_said_once_in_every_answer(tmp_path: Path) -> None:
     said = note("host_of_other_kind", host="node-3", reason="it has another kind of device")
     launcher = FakeLauncher(slots=2, notes=(said,))
@@ -210,6 +212,7 @@ class Losing(FakeLauncher):
         return super().launch(launch)
 
 
+@pytest.mark.slow
 def test_hosts_that_are_not_used_any_more_are_said_too(tmp_path: Path) -> None:
     assert GONE in search(tmp_path, Losing(slots=2)).summary.notes
 
@@ -240,11 +243,13 @@ def test_what_other_jobs_leave_free_is_not_asked_of_this_machine(on_ray: Callabl
 # Going on
 
 
+@pytest.mark.slow
 def test_a_study_goes_on_with_other_hosts_where_its_ranks_were_listed(tmp_path: Path) -> None:
     search(tmp_path, FakeLauncher(slots=4), space=PAIR, n_trials=2)
     assert len(search(tmp_path, FakeLauncher(slots=2), space=PAIR).trials) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("space", "ranks", "there"),
     [

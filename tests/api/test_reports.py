@@ -64,6 +64,7 @@ def test_a_folder_that_can_not_be_written_is_said_and_the_summary_is_there(
     assert remark.endswith(" file system")
 
 
+@pytest.mark.slow
 def test_a_search_outlives_a_fault_in_drawing_and_says_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -104,6 +105,7 @@ def test_a_search_outlives_any_fault_in_a_report_and_says_it(
     assert "ZeroDivisionError: no share" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_fault_in_a_report_does_not_take_the_place_of_what_ended_the_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

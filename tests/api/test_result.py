@@ -108,6 +108,7 @@ def test_a_folder_without_a_result_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [], "nothing is made there"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "says"), [(None, "must hold study.db"), (b"no database", "SQLite"), (b"", "one study")]
 )

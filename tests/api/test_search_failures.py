@@ -102,6 +102,7 @@ def test_a_value_that_alone_fails_is_left_out_and_said(tmp_path: Path) -> None:
     assert figures_of(result.summary.notes, "setting_left_out")[0]["values"] == ["bfloat16"]
 
 
+@pytest.mark.slow
 def test_a_value_that_is_always_refused_is_left_out_too_but_refusals_alone_stop_nothing(tmp_path: Path) -> None:
     def cost(config: TrainingConfig) -> FakeTrial:
         if config.amp_dtype != "float32":
@@ -140,6 +141,7 @@ def _fails_when_confirmed(launcher: FakeLauncher, trials: int, fails: Any) -> Co
     return cost
 
 
+@pytest.mark.slow
 def test_a_baseline_that_fails_only_in_the_confirmation_is_not_called_infeasible(tmp_path: Path) -> None:
     launcher = FakeLauncher()
 
@@ -156,6 +158,7 @@ def test_a_baseline_that_fails_only_in_the_confirmation_is_not_called_infeasible
     assert result.speedup is None
 
 
+@pytest.mark.slow
 def test_finalists_that_pass_the_limit_in_the_confirmation_do_not_make_the_baseline_the_best(tmp_path: Path) -> None:
     launcher = FakeLauncher()
     launcher.cost = _fails_when_confirmed(launcher, 8, lambda config: config != TrainingConfig())
@@ -176,6 +179,7 @@ def test_a_failed_baseline_can_be_mended_and_the_same_call_begins_anew(tmp_path:
     assert result.speedup is not None
 
 
+@pytest.mark.slow
 def test_a_batch_that_fails_again_and_again_stops_the_search(tmp_path: Path) -> None:
     def cost(config: TrainingConfig) -> FakeTrial:
         return analytic_cost(config) if config.micro_batch_size == 32 else failing("only 32")

@@ -140,6 +140,7 @@ def test_of_a_time_out_some_is_kept_to_write_the_reports(tmp_path: Path) -> None
     assert last.process.deadline_s < 19
 
 
+@pytest.mark.slow
 def test_an_interrupted_stress_run_keeps_the_confirmation_and_is_made_up_for_by_the_next_call(tmp_path: Path) -> None:
     class Interrupting(FakeLauncher):
         def launch(self, launch: Any) -> Any:
@@ -159,6 +160,7 @@ def test_an_interrupted_stress_run_keeps_the_confirmation_and_is_made_up_for_by_
     assert again.recommendation.stress is not None
 
 
+@pytest.mark.slow
 def test_a_finished_search_is_known_again_though_a_guard_has_seen_what_is_no_number(tmp_path: Path) -> None:
     def cost(config: TrainingConfig) -> FakeTrial:
         if config.amp_dtype == "float32":
@@ -195,6 +197,7 @@ def test_another_gain_that_is_asked_of_a_larger_batch_is_not_answered_by_the_old
     assert second.best.micro_batch_size == 64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["select", "_summarise", "_write"])
 def test_an_interrupt_once_the_search_is_done_costs_it_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
@@ -248,6 +251,7 @@ def test_a_study_of_a_dataset_whose_code_has_changed_is_refused_by_name(tmp_path
     assert run("fast(index)", fresh=True).launched
 
 
+@pytest.mark.slow
 def test_a_search_that_goes_on_says_so_and_what_it_does_not_compare(tmp_path: Path) -> None:
     options: Any = {"launcher": FakeLauncher(), "progress": False, "run_dir": tmp_path / "run"}
     first = autotune.search(object, list, n_trials=2, **options).summary.notes

@@ -394,6 +394,7 @@ def test_a_host_that_waits_should_run_ahead_which_gains_its_share_at_best(is_pin
     assert remedy.figures == {"share": 0.4, "is_pinned": is_pinned}
 
 
+@pytest.mark.slow
 @given(
     rate=st.floats(10, 1e5),
     loader=st.floats(1.0, 100.0),

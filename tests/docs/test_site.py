@@ -62,12 +62,14 @@ def test_a_file_that_a_page_links_to_is_in_the_site(site: Path) -> None:
     assert copied.read_bytes() == (ROOT / "configs" / "quickstart.yaml").read_bytes()
 
 
+@pytest.mark.slow
 def test_each_picture_says_what_it_shows(site: Path) -> None:
     for page in site.rglob("*.html"):
         for picture in re.findall(r"<img\b[^>]*>", page.read_text()):
             assert re.search(r"alt=\"[^\"]{10,}\"", picture), picture
 
 
+@pytest.mark.slow
 def test_the_reference_names_all_that_is_public_and_nothing_private(site: Path) -> None:
     page = (DOCS / "python.md").read_text()
     assert set(re.findall(r"^::: autotune\.(\w+)$", page, flags=re.MULTILINE)) == set(autotune.__all__)
@@ -102,6 +104,7 @@ def test_every_key_of_a_file_is_described(kind: Any) -> None:
     assert not bare
 
 
+@pytest.mark.slow
 def test_the_tables_of_keys_come_from_the_schemas(site: Path) -> None:
     for page, keys in {"configuration": {"max_batch_scale", "bucket_cap_mb"}, "files": {"samples_per_s_ci"}}.items():
         text = (site / f"{page}.html").read_text()
@@ -116,11 +119,13 @@ def test_the_configuration_page_has_each_section() -> None:
     assert set(SearchSpace.model_fields) <= set(re.findall(r"`(\w+)`", (DOCS / "searching.md").read_text()))
 
 
+@pytest.mark.slow
 def test_the_command_line_page_has_each_command(site: Path) -> None:
     shown = re.findall(r'<h\d id="autotune-(\w+)"', (site / "command-line.html").read_text())
     assert set(cli.commands) == set(shown)
 
 
+@pytest.mark.slow
 def test_the_site_holds_nothing_that_is_run(site: Path) -> None:
     assert not [path for path in site.rglob("*.py*") if "repository" not in path.parts]
 

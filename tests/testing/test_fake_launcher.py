@@ -90,6 +90,7 @@ def test_data_parallel_gains_less_than_ddp() -> None:
     assert parallel.communication is None
 
 
+@pytest.mark.slow
 def test_a_search_over_two_devices_measures_groups_and_finds_the_second_device_useful(tmp_path: Path) -> None:
     launcher = FakeLauncher(environment=fake_environment(device_count=2, cores=16))
     result = autotune.search(
@@ -147,6 +148,7 @@ def test_the_fake_launcher_answers_several_threads_at_once(tmp_path: Path) -> No
     assert len(set(rates)) == 4, "each has a noise of its own"
 
 
+@pytest.mark.slow
 def test_a_search_over_several_machines_is_a_search(tmp_path: Path) -> None:
     launcher = FakeLauncher(slots=3)
     result = autotune.search(

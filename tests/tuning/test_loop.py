@@ -101,6 +101,7 @@ def test_ceilings_are_known_after_a_resume(tmp_path: Path) -> None:
     assert again.ceilings == first.ceilings
 
 
+@pytest.mark.slow
 def test_a_ceiling_that_was_asked_for_and_not_reached_is_asked_for_once(tmp_path: Path) -> None:
     search = make_search(tmp_path, FakeLauncher())
     search.run()
@@ -116,6 +117,7 @@ def test_a_ceiling_that_was_asked_for_and_not_reached_is_asked_for_once(tmp_path
     assert (again.loader_ceiling, again.device_ceiling) == (False, False)
 
 
+@pytest.mark.slow
 def test_what_came_after_a_window_is_no_part_of_what_a_run_takes(tmp_path: Path) -> None:
     search = make_search(tmp_path, FakeLauncher())
     search.run()

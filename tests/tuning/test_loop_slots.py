@@ -171,6 +171,7 @@ def test_with_one_slot_or_none_trials_run_one_by_one_in_the_calling_thread(tmp_p
     assert launcher.threads == {threading.current_thread().name}
 
 
+@pytest.mark.slow
 def test_one_slot_of_a_cluster_asks_for_the_same_as_a_single_machine(tmp_path: Path) -> None:
     plain, cluster = FakeLauncher(), FakeLauncher(slots=1)
     for name, launcher in (("plain", plain), ("cluster", cluster)):
@@ -357,6 +358,7 @@ def test_once_time_is_up_no_further_trial_begins_and_what_runs_is_awaited(tmp_pa
     assert search.ended_because == note("no_time_for_a_trial", timeout_s=100.0)
 
 
+@pytest.mark.slow
 def test_windows_and_the_time_left_are_reckoned_with_all_slots(tmp_path: Path) -> None:
     windows, left = {}, dict[int, float]()
     for slots in (1, 3):

@@ -47,6 +47,7 @@ def test_a_few_trials_lead_near_the_best_of_the_space(
     assert len(search.study.records) < 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("batches", "seed"), [([16, 32, 64, 128, 256], 0), ({"low": 8, "high": 512}, 1)])
 def test_where_the_memory_ends_within_the_space_no_trial_runs_out_of_it(
     tmp_path: Path, batches: object, seed: int

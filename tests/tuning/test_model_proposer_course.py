@@ -294,6 +294,7 @@ def resumed(
     return autotune.search(object, list, launcher=launcher, **arguments), launcher.jobs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_trials", [9, None])
 def test_an_interrupted_search_goes_on_with_what_its_look_has_shown(tmp_path: Path, n_trials: int | None) -> None:
     result, jobs = resumed(tmp_path, lambda job, launched: job.kind == "trial" and launched == 2, n_trials=n_trials)
@@ -315,6 +316,7 @@ def test_a_look_that_was_interrupted_is_taken_by_the_next_call(tmp_path: Path) -
 # The other methods
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", sorted({*get_args(Method)} - {"model"}))
 def test_with_a_sampler_of_optunas_nothing_is_looked_at_or_stopped_early(tmp_path: Path, method: Method) -> None:
     launcher = FakeLauncher()

@@ -406,6 +406,7 @@ def test_ranks_agree_over_gloo_where_gloo_knows_nothing_of_their_device(binds: b
         assert (own, answer.read_text()) == ("1.0", "1.0")
 
 
+@pytest.mark.slow
 def test_the_device_of_a_plug_in_is_found_by_the_process_of_a_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,6 +57,7 @@ def test_more_rounds_and_more_entrants_tell_the_noise_better() -> None:
     assert error(4, 3) < error(2, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sd", [0.015, 0.05, 0.1])
 @pytest.mark.parametrize(("rounds", "entrants"), [(1, 2), (3, 2), (3, 4), (12, 3)])
 def test_the_interval_of_a_ratio_covers_the_truth(rounds: int, entrants: int, sd: float) -> None:

@@ -93,6 +93,7 @@ def fresh(request: pytest.FixtureRequest) -> Torch:
     return one
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(sets=_SETS, contexts=_CONTEXTS)
 def test_all_is_as_before_whichever_interface_has_set_it(

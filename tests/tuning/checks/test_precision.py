@@ -133,6 +133,7 @@ def test_answers_survive_a_resume(tmp_path: Path) -> None:
     assert [one["amp_dtype"] for one in figures_of(search.notes, "precision_left_out")] == ["bfloat16"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outcome", ["timeout", "oom"])
 def test_a_comparison_that_could_not_run_is_made_up_for_after_a_resume(tmp_path: Path, outcome: Outcome) -> None:
     failing = FailingLauncher(failures={"guard": TrialResult(outcome=outcome, reason="it went wrong")})

@@ -162,6 +162,7 @@ def test_torchrun_is_attached_to_and_its_ranks_are_given_the_settings(of_torchru
     assert [told.code for told in measured.remarks] == ["seen_on_rank_0"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.skipif(not _CAN_BIND, reason="needs Linux and two cores")
 def test_the_ranks_of_torchrun_and_their_workers_stay_on_their_cores(of_torchrun: OfTorchrun) -> None:

@@ -26,6 +26,7 @@ from autotune.worker.after_window import roofline
 from autotune.worker.jobs import curves as curves_job
 from autotune.worker.jobs.bench import WorkloadBench
 from autotune.worker.jobs.curves import trace_curves
+from autotune.worker.measure.side_alone import device_alone
 from autotune.worker.setup.device import Device, open_device
 from tests.factories import make_process
 
@@ -303,7 +304,7 @@ def test_settings_that_help_are_measured_together_too(
     cpu: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step takes as long for any batch, and a quarter of it with another thread."""
-    before, alone = torch.get_num_threads(), curves_job.device_alone
+    before, alone = torch.get_num_threads(), device_alone
 
     def timed(*arguments: Any, **given: Any) -> Ceiling:
         found = alone(*arguments, **given)

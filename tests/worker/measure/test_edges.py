@@ -160,6 +160,7 @@ def test_drained_edges_cost_what_the_host_takes_to_come_back() -> None:
         assert block.seconds == pytest.approx(BATCH_S * (block.batches + 0.5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fetch_s", [0.002, 0.013])
 @on_simulated_device
 def test_a_pause_of_the_loader_lengthens_the_block_that_it_falls_into(fetch_s: float) -> None:
@@ -196,6 +197,7 @@ def test_the_blocks_add_up_to_the_wall_time(fetch_s: float) -> None:
     assert seen.course.longest_s >= max(block.seconds for block in window.blocks), "the warm-up counts as well"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("length", "fetch_s"), [(157, 0.002), (150, 0.013)])
 @on_simulated_device
 def test_restarts_that_nobody_foresees_take_no_time_from_the_blocks(length: int, fetch_s: float) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pynvml
 import pytest
@@ -127,7 +128,7 @@ def test_what_nvml_refuses_is_missing_and_all_else_is_read(error: int, answering
     whole = all_readings(gpu)
     for function, reading in READ_BY.items():
         answering.refuse(function, error)
-        missing = {} if isinstance(whole[reading], dict) else None
+        missing: dict[str, Any] | None = {} if isinstance(whole[reading], dict) else None
         assert all_readings(gpu) == whole | {reading: missing}, function
         assert answering.live_samples == 0, "what was allocated for GPM is freed"
         answering.play(**{f"refuse.{function}": None})

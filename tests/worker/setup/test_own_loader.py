@@ -190,6 +190,7 @@ def test_what_the_workload_says_takes_the_place_of_the_loaders_own(tmp_path: Pat
     assert numbers(built(collated, TrainingConfig(), tmp_path)) == [[7]]
 
 
+@pytest.mark.slow
 def test_loader_workers_that_are_not_forked_get_the_loaders_functions(tmp_path: Path) -> None:
     def collate(items: list[Any]) -> Any:  # pickled by name, it would not reach a worker
         return None, torch.tensor([number for _, number in items])

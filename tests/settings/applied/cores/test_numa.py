@@ -365,6 +365,7 @@ def prepared_by_two(folder: Path, launched: Sequence[str] = ("", ""), **settings
     return [json.loads(rank.communicate(timeout=120)[0]) for rank in ranks]
 
 
+@pytest.mark.slow
 @two_cores
 @pytest.mark.timeout(180)
 def test_prepare_binds_ranks_their_threads_and_their_workers_as_trials_do(tmp_path: Path) -> None:

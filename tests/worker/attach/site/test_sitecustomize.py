@@ -70,6 +70,7 @@ def test_once_torch_is_imported_its_loaders_are_watched(tmp_path: Path) -> None:
     assert out.startswith("torch.utils.data.dataloader <function")
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_gone_is_said_and_torch_works(tmp_path: Path) -> None:
     code = "import torch; print(torch.ones(2).sum().item())"
     out, err = started(code, '{"folder": "/no/such/folder", "started": 1}', folder=tmp_path)
