@@ -126,7 +126,7 @@ oldest: $(READY)
 
 pythons:
 	@set -e; for python in $(NEWER); do \
-		if $$python -c '' 2>/dev/null; then $(MAKE) PYTHON=$$python VENV=.venv-$$python test; \
+		if $$python -c '' 2>/dev/null; then $(MAKE) PYTHON=$$python VENV=.venv-$$python test-all; \
 		else echo "$$python is not installed, and not tried"; fi; \
 	done
 

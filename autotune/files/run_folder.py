@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from autotune.files.run_files.summary_file import first_of, read_summary_files, record_of, whole_lines
 from autotune.note import Note, note
 from autotune.protocol.disk import disk_error, read_own, remove_unfinished, sync_folder, write_atomic
-from autotune.protocol.private_folder import close_to_others, make_private, refuse_unfit
+from autotune.protocol.private_folder import make_private, refuse_foreign, refuse_unfit
 from autotune.protocol.run_lock import held_lock
 from autotune.records.diagnosis import Curves
 from autotune.records.run_summary import RunSummary
@@ -72,6 +72,11 @@ class RunFolder:
         """What a search leaves, but for the logs and the lock."""
         reports = (self.recommended, self.patch, self.report, self.page)
         return (self.study, self.trials, self.lost, *reports, self.environment, self.summary, self.curves)
+
+    @property
+    def sqlite_files(self) -> tuple[Path, ...]:
+        """Files that SQLite writes next to the study."""
+        return tuple(self.study.with_name(f"{self.study.name}{end}") for end in _OF_SQLITE)
 
     def read_curves(self) -> Curves | Note | None:
         """What an earlier call measured of loader and device alone, or why that can't be read: it is measured again."""
@@ -138,7 +143,7 @@ class RunFolder:
         """Remove a former run: the files named here, and no other."""
         self.remove_temporary()
         _remove_folder(self.logs)
-        for file in (*self.files, *(self.study.with_name(f"{self.study.name}{end}") for end in _OF_SQLITE)):
+        for file in (*self.files, *self.sqlite_files):
             file.unlink(missing_ok=True)
 
     def remove_temporary(self) -> None:
@@ -151,7 +156,7 @@ class RunFolder:
 def _remove_folder(path: Path) -> None:
     """Remove a folder with what is in it; of a link the link alone, and a file in its place."""
     if path.is_symlink() or path.is_file():
-        path.unlink()
+        path.unlink(missing_ok=True)
     else:
         shutil.rmtree(path, ignore_errors=True)
 
@@ -168,13 +173,14 @@ def open_run_folder(path: Path, *, fresh: bool) -> Iterator[RunFolder]:
     """Make or open a run folder and hold its lock; `fresh` removes a former run.
 
     Raises:
-        RunFolderError: it belongs to somebody else, can't be written, or another search works there.
+        RunFolderError: it belongs to somebody else, anybody may write in it, it can't be written, or another search
+            works there.
     """
     folder = RunFolder(path.absolute())
     refuse_unfit(folder.path)
     try:
         make_private(folder.path)
-        close_to_others(folder.path)
+        refuse_foreign(folder.path)
     except OSError as error:
         raise disk_error(path, error) from error
     with held_lock(folder.lock, folder.holder):
@@ -182,7 +188,8 @@ def open_run_folder(path: Path, *, fresh: bool) -> Iterator[RunFolder]:
             _prepare(folder, fresh=fresh)
             yield folder
         finally:
-            folder.remove_temporary()
+            with suppress(OSError):  # what the search has raised comes first; the next search removes what is left
+                folder.remove_temporary()
 
 
 def read_summary(path: Path) -> RunSummary:
@@ -218,6 +225,9 @@ def _prepare(folder: RunFolder, *, fresh: bool) -> None:
         if fresh:
             folder.clear()
         folder.remove_temporary()
+        for file in folder.sqlite_files:  # SQLite would follow a link there
+            with suppress(FileNotFoundError):
+                os.close(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK))
         for kept in (folder.logs, folder.scratch):
             kept.mkdir(mode=0o700, exist_ok=True)
             os.close(os.open(kept, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW))

@@ -202,7 +202,12 @@ def disk_error(path: Path, error: OSError) -> RunFolderError:
     """The error for a file or folder that autotune must write but can't; the system may name one below it."""
     if isinstance(error.filename, str) and error.filename2 is None:
         path = Path(error.filename)
-    reason = "it is a link" if error.errno == errno.ELOOP else error.strerror or error
+    if path.is_symlink():
+        return RunFolderError(
+            f"autotune follows no link in its run folder, but {path} is one; move it away, or name another folder by "
+            "run_dir"
+        )
+    reason = error.strerror or error
     return RunFolderError(
         f"autotune must be able to write to its run folder, but {path} can't be written ({reason}). "
         "Free space there, or name another folder by run_dir (a search) or TMPDIR (anything else)."

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from autotune.errors import RunFolderError
 
-__all__ = ["close_to_others", "make_private", "private_file", "refuse_unfit"]
+__all__ = ["make_private", "private_file", "refuse_foreign", "refuse_unfit"]
 
 _PRIVATE = 0o700
 _ABOVE = 0o755
@@ -36,14 +36,15 @@ def private_file(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
-def close_to_others(path: Path) -> None:
-    """Refuse a folder that belongs to somebody else; take it from everybody where anybody may write in it.
+def refuse_foreign(path: Path) -> None:
+    """Refuse a folder that belongs to another user, or in which anybody may write.
 
-    A folder of the user's that others may only read keeps its mode: the files in it are their owner's alone.
+    Others could have put files there that trials would run. Its mode is not changed: it may be shared on purpose, as
+    /tmp is. A folder of the user's that others may only read is accepted, since the files in it are private.
 
     Raises:
-        RunFolderError: it belongs to another user.
-        OSError: its mode can't be changed.
+        RunFolderError: it belongs to another user, or anybody may write in it.
+        OSError: it can't be asked.
     """
     status = path.stat()
     if status.st_uid != os.geteuid():
@@ -52,7 +53,10 @@ def close_to_others(path: Path) -> None:
             f"user id {status.st_uid}; name another folder by run_dir"
         )
     if status.st_mode & stat.S_IWOTH:
-        path.chmod(_PRIVATE)  # a file system without modes, such as a drive of Windows, ignores it
+        raise RunFolderError(
+            f"only its owner may write in a run folder, but {path} has mode {stat.S_IMODE(status.st_mode):04o}; "
+            "name another folder by run_dir, or close it with chmod 700"
+        )
 
 
 def refuse_unfit(path: Path) -> None:

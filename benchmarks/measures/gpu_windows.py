@@ -41,8 +41,8 @@ _SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "resnet50": {"micro_batch_size": 32, "num_workers": 8, "amp_dtype": "bfloat16", "channels_last": True},
     "starved": {"micro_batch_size": 256, "num_workers": 8, "pin_memory": True},
 }
-"""One held by the host that launches, the only kind that an edge can cost time; one held by the device, with copies
-that the host waits for; one held by the loader."""
+"""Two held by the host that launches, the only kind that an edge can cost time, one of them with copies that the host
+waits for; one held by the loader."""
 _BUSY_SETTINGS = {"micro_batch_size": 16, "num_workers": 2, "pin_memory": True, "amp_dtype": "bfloat16"}  # of GPT-2
 
 

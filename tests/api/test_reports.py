@@ -77,7 +77,7 @@ def test_a_search_outlives_a_fault_in_drawing_and_says_it(
     text = (result.run_dir / "report.html").read_text(encoding="utf-8")
     for told in (caplog.text, text):
         assert "MemoryError: no room" in told
-    assert "times as fast" in text
+    assert "</html>" in text
 
 
 def test_a_search_outlives_reports_that_can_not_be_written(

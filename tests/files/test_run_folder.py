@@ -133,7 +133,7 @@ REPLACED = {"scratch", "payload", ".holder", "report.md", "summary.json"}
 """Made anew by each search: a link in their place is removed, not followed."""
 
 
-@pytest.mark.parametrize("name", ["study.db", "trials.jsonl", ".lock", "logs", *sorted(REPLACED)])
+@pytest.mark.parametrize("name", ["study.db", "study.db-wal", "trials.jsonl", ".lock", "logs", *sorted(REPLACED)])
 def test_a_link_among_the_names_leads_no_write_out_of_the_folder(tmp_path: Path, name: str) -> None:
     outside = tmp_path / "outside"
     outside.mkdir() if name in FOLDERS else outside.write_text("mine")
@@ -143,7 +143,7 @@ def test_a_link_among_the_names_leads_no_write_out_of_the_folder(tmp_path: Path,
     if name in REPLACED:
         simulated(run)
     else:
-        with pytest.raises(RunFolderError, match=rf"{name} can't be written"):
+        with pytest.raises(RunFolderError, match=name):
             simulated(run)
     assert (list(outside.iterdir()) if name in FOLDERS else outside.read_text()) == ([] if name in FOLDERS else "mine")
 

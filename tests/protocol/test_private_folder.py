@@ -12,7 +12,7 @@ import pytest
 
 from autotune.errors import RunFolderError
 from autotune.protocol.disk import write_atomic
-from autotune.protocol.private_folder import close_to_others, make_private, refuse_unfit
+from autotune.protocol.private_folder import make_private, refuse_foreign, refuse_unfit
 
 
 @contextmanager
@@ -64,11 +64,16 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest
     owner = tmp_path.stat().st_uid
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     with pytest.raises(RunFolderError, match=f"belongs to user id {owner}"):
-        close_to_others(tmp_path)
+        refuse_foreign(tmp_path)
 
 
-@pytest.mark.parametrize(("before", "after"), [(0o777, 0o700), (0o1777, 0o700), (0o775, 0o775), (0o755, 0o755)])
-def test_a_folder_that_anybody_may_write_is_closed(tmp_path: Path, before: int, after: int) -> None:
-    tmp_path.chmod(before)
-    close_to_others(tmp_path)
-    assert mode_of(tmp_path) == after
+def test_a_folder_that_anybody_may_write_is_refused(tmp_path: Path) -> None:
+    """It keeps its mode: it may be /tmp."""
+    for mode in (0o777, 0o1777):
+        tmp_path.chmod(mode)
+        with pytest.raises(RunFolderError, match=f"{mode:04o}"):
+            refuse_foreign(tmp_path)
+        assert mode_of(tmp_path) == mode
+    for mode in (0o775, 0o755, 0o700):
+        tmp_path.chmod(mode)
+        refuse_foreign(tmp_path)

@@ -31,7 +31,7 @@ def compile_cache_variables() -> dict[str, str]:
     """Return the variable that makes torch keep compiled code in a folder of the user's cache.
 
     It is empty where the user has named a folder, or where the cache can't be used: torch then has its usual folder.
-    torch unpickles and loads what it finds, so the folder must be the user's own, and nobody else may write it.
+    torch unpickles and loads what it finds, so the folder must be the user's own, and nobody else may enter it.
     """
     if sys.platform == "win32":  # files there have no owner to compare
         return {}
@@ -51,7 +51,7 @@ def compile_cache_variables() -> dict[str, str]:
     except OSError:
         return {}
     is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
-    is_open_to_others = bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+    is_open_to_others = bool(status.st_mode & (stat.S_IRWXG | stat.S_IRWXO))  # torch makes folders below it by umask
     if not is_own or is_open_to_others or not os.access(cache, os.W_OK | os.X_OK):  # the disk may be read-only
         return {}
     return {_VARIABLE: folder}
