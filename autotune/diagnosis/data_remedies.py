@@ -1,4 +1,4 @@
-"""What helps with the data beyond the loader's settings: batches without padding. Pure.
+"""Advise on the data beyond the loader's settings: batches without padding. Pure.
 
 Comes in: an Evidence. Goes out: advice without settings, as codes with figures, each with the interval of its gain.
 """

@@ -58,7 +58,7 @@ class Extras(FrozenModel):
     breakdown: bool = False
     """Where the time goes, by extra steps under a profiler, and what an item costs."""
     activations: bool = False
-    """What is kept for the backward pass, by some steps more."""
+    """Measure the activations kept for the backward pass, in some further steps."""
     stretch_s: float = 0.5
     """Length of each of these. Our convention."""
 

@@ -76,7 +76,7 @@ class Objective(FrozenModel):
     busy_weight: Annotated[float, Field(ge=0, le=1)] = 0.02
     """How much an idle device lowers the score: enough to choose between equals."""
     global_batch: Literal["scale", "keep"] = "scale"
-    """Whether the global batch may grow, with the learning rate, or stays and is split anew."""
+    """`scale`: the global batch may grow, and the learning rate with it; `keep`: it stays, split differently."""
     max_batch_scale: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 8
     """How far the global batch may grow beyond the baseline's."""
     larger_batch_gain: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.05

@@ -18,7 +18,7 @@ from benchmarks.measures.followed import follow, kept
 
 
 def found(figures: dict[str, float] | None, *pairs: tuple[float, float]) -> dict[str, Any]:
-    """What follow() says, for pairs of rates."""
+    """Return the verdict of follow() for pairs of throughputs."""
     sides = [[{"samples_per_s": value} for value in pair] for pair in pairs]
     return {
         "promised": None if figures is None else {"figures": figures},

@@ -17,7 +17,7 @@ from tests.golden import assert_golden
 GROUP = TrainingConfig(strategy="ddp", world_size=2)
 SMALL = TrainingConfig(micro_batch_size=2)
 SWITCHED = TrainingConfig(fused=True, cudnn_benchmark=True)
-BESIDE = {"has_loader": True, "beside": ("collate_fn", "batch_sampler")}
+OWN_LOADER = {"has_loader": True, "beside": ("collate_fn", "batch_sampler")}
 HF = note("beside_training", framework="transformers.Trainer", names=["logging"])
 LIGHTNING = note("beside_training", framework="Lightning's Trainer", names=["logging"])
 ACCELERATE = note("prepared_by", framework="accelerate")
@@ -42,10 +42,10 @@ CASES: dict[str, RunSummary] = {
     "a loop of one's own": summary(TrainingConfig()),
     "a name that no comment can hold": summary(TrainingConfig(), name="a\nformat: 2\u2028\x07"),
     "a loader of one's own": summary(TrainingConfig(), objects={"has_loader": True}),
-    "a loader made for a batch size": summary(SMALL, objects=BESIDE),
-    "a loader with a batch sampler that is kept": summary(SMALL, objects=BESIDE, facts={"fixed_batch_size": 2}),
+    "a loader made for a batch size": summary(SMALL, objects=OWN_LOADER),
+    "a loader with a batch sampler that is kept": summary(SMALL, objects=OWN_LOADER, facts={"fixed_batch_size": 2}),
     "a loader with a budget of tokens": summary(
-        TrainingConfig(micro_batch_size=2, max_tokens=9), objects=BESIDE, facts={"has_token_budget": True}
+        TrainingConfig(micro_batch_size=2, max_tokens=9), objects=OWN_LOADER, facts={"has_token_budget": True}
     ),
     "two ranks": summary(GROUP),
     "two ranks with a loader of one's own": summary(GROUP, objects={"has_loader": True}),

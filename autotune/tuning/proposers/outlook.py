@@ -1,4 +1,4 @@
-"""What a further trial can win: the candidates' forecasts against the best trial so far.
+"""Estimate what a further trial can win: the candidates' forecasts against the best trial so far.
 
 Reads the study, and changes nothing.
 """

@@ -1,4 +1,4 @@
-"""What may have happened to a file of a run folder: cut, flipped, or replaced by something else.
+"""Damage a file of a run folder: cut it, flip bits, or replace it by something else.
 
 Comes in: a file, and a folder outside of the run folder, where a pickle of ours makes a folder if somebody reads it.
 Goes out: the file damaged in place.
