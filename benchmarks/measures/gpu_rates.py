@@ -209,7 +209,7 @@ def settings_of(case: Case, settings: Mapping[str, Any], scale: Scale) -> dict[s
 
 
 def _compared(workload: str, settings: Mapping[str, Any], run: RunTrial, scale: Scale) -> Figures:
-    """Run plain, trial, trial, plain, and nothing else; an error is a trial over the mean of the plain loops, less 1."""
+    """Run plain, trial, trial, plain, and nothing else; an error is a trial over the plain mean, less 1."""
     plains = [plain_alone(workload, scale, settings, seconds=scale.long_plain_s)]
     results: list[TrialResult] = [run(settings) for _ in range(2)]
     plains.append(plain_alone(workload, scale, settings, seconds=scale.long_plain_s))
