@@ -30,7 +30,7 @@ from typing import Any
 import pynvml
 import torch
 
-from benchmarks.measures import gpu_checks, gpu_memory, gpu_rates, gpu_searches, gpu_shared, gpu_windows
+from benchmarks.measures import gpu_checks, gpu_memory, gpu_rates, gpu_searches, gpu_settings, gpu_shared, gpu_windows
 from benchmarks.measures.gpu_nvml_log import describe_gpu
 from benchmarks.measures.gpu_ranks import check_ranks
 from benchmarks.measures.gpu_scale import LARGE, QUICK, SMOKE, Scale, Task
@@ -92,7 +92,13 @@ PARTS: Mapping[str, Part] = {
     "jpeg": _part(gpu_searches.search_jpeg, 90, 110, "a CNN on JPEGs gets to 95 % of the lowest ceiling"),
     "gpt2": _part(gpu_searches.search_gpt2, 180, 200, "GPT-2 small: 1.2 times bfloat16 with a batch picked by hand"),
     "default_search": _part(
-        gpu_searches.search_by_default, 320, 320, "a search left to itself, of the cheapest workload, ends in 5 minutes"
+        gpu_searches.search_by_default, 150, 320, "a search left to itself, of the cheapest workload, ends in 5 minutes"
+    ),
+    "settings": _part(
+        gpu_settings.try_settings,
+        120,
+        190,
+        "compile, CUDA graphs, cudnn_benchmark, channels_last and fused: each trains as eager does, and is not slower",
     ),
     "fidelity": _part(
         gpu_rates.compare_to_plain,

@@ -244,11 +244,14 @@ def test_the_list_says_what_was_never_run_and_what_was_never_judged() -> None:
     assert [gpu._state(one) for one in states.values()] == list(states)
 
 
-def test_a_default_search_past_its_time_is_a_broken_promise(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(gpu_searches, "_ENDED_AFTER_S", 0.05)
+@pytest.mark.parametrize(("within_s", "told"), [(0.01, False), (LONG_S, None)])
+def test_a_default_search_that_is_cut_off_is_judged_once_five_minutes_are_over(
+    within_s: float, told: bool | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(gpu_searches, "_DEFAULT_WITHIN_S", within_s)
     monkeypatch.setattr(gpu_searches, "search", lambda *_, **__: sleep(LONG_S))
-    task = Task(scale=SMOKE, seconds=LONG_S, folder=tmp_path, keep=lambda _: None)
-    assert gpu_searches.search_by_default(task)["promises"] == {"ends_within_5_minutes": False}
+    task = Task(scale=SMOKE, seconds=0.05, folder=tmp_path, keep=lambda _: None)
+    assert gpu_searches.search_by_default(task)["promises"] == {"ends_within_5_minutes": told}
 
 
 @pytest.mark.parametrize(
