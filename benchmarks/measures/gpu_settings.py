@@ -110,7 +110,7 @@ def _try_on(workload: str, settings: Mapping[str, Any], path: Path, task: Task, 
                 say(f"settings: {workload}, {name}: {result.outcome}, {own[name]['samples_per_s']}")
                 task.keep({"trials": [*trials, *own.values()]})
     for name, figures in own.items():
-        figures |= _against_eager(name, figures, own)
+        figures.update(_against_eager(name, figures, own))
     trials += own.values()
 
 
