@@ -16,14 +16,21 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from autotune.protocol.jobs import NO_EXTRAS, WindowRules
+from autotune import TrainingConfig
+from autotune.protocol.jobs import WindowRules
 from autotune.records.precision_check import deviation_of
 from autotune.records.trial import TrialResult
 from benchmarks.measures.gpu_scale import TRIAL_S, Task, case_of, one_server
 from benchmarks.measures.gpu_watch import GpuWatch
 from benchmarks.measures.part_guard import Figures
 from benchmarks.measures.recording import say
-from benchmarks.yardsticks.product_run import LaunchTimes, TimedLauncher, measurement_figures, open_trials
+from benchmarks.yardsticks.product_run import (
+    TRIAL_DEADLINE_S,
+    LaunchTimes,
+    TimedLauncher,
+    measurement_figures,
+    open_runner,
+)
 
 __all__ = ["try_settings"]
 
@@ -58,8 +65,9 @@ def try_settings(task: Task) -> Figures:
     with TemporaryDirectory(prefix="autotune-benchmark-") as folder:
         for workload, settings in _WORKLOADS.items():
             _try_on(workload, settings, Path(folder) / "losses.json", task, trials)
-    why = None if len(trials) == 2 * len(_VARIANTS) - len(_OF_IMAGES) else "there was no time for all of them"
-    judged = list(map(_judged, trials))
+    ended = [one for one in trials if one["outcome"] != "timeout"]
+    why = None if len(ended) == 2 * len(_VARIANTS) - len(_OF_IMAGES) else "there was no time for all of them"
+    judged = list(map(_judged, ended))
     return {
         "trials": trials,
         "why_not_judged": why,
@@ -96,15 +104,15 @@ def _try_on(workload: str, settings: Mapping[str, Any], path: Path, task: Task, 
     used = {"lr": case.settings["lr"], **settings}
     with one_server() as inner, GpuWatch() as watch:
         launcher = TimedLauncher(inner)
-        with open_trials(
-            case, device=task.scale.device, window=WindowRules(), extras=NO_EXTRAS, launcher=launcher
-        ) as run:
+        with open_runner(case, device=task.scale.device, launcher=launcher) as (runner, _):
             own: dict[str, Figures] = {}
             for name, variant in _VARIANTS.items():
                 if (name in _OF_IMAGES and workload == "gpt2") or task.left_s < TRIAL_S:
                     continue
                 path.unlink(missing_ok=True)
-                result = run({**used, **variant})
+                config = TrainingConfig.model_validate({**used, **variant})
+                deadline_s = min(TRIAL_DEADLINE_S, task.left_s)  # on an H100 ResNet-50 compiled for over 45 s
+                result = runner.run(config, name="trial", deadline_s=deadline_s, window=WindowRules())
                 own[name] = _figures_of(result, launcher.launches[-1], watch, path)
                 own[name] |= {"workload": workload, "name": name}
                 say(f"settings: {workload}, {name}: {result.outcome}, {own[name]['samples_per_s']}")
