@@ -65,7 +65,7 @@ test-all: $(READY)
 
 define run-tests
 	$(1)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not quiet and not gpu and not integrations' \
-		--durations 15
+		--hypothesis-profile thorough --durations 15
 	$(1)/python -m pytest -m 'quiet or gpu' --durations 15 $(ALONE)
 endef
 
@@ -79,13 +79,12 @@ integrations: integrations-frameworks integrations-tensorflow
 
 setup-integrations: $(INTEGRATIONS)/.ready build/sources/.ready
 
-# Each once more where it fails: launchers of several processes are at odds with a busy machine now and then.
 integrations-frameworks: setup-integrations
-	$(INTEGRATIONS)/bin/python -m pytest -n 2 --dist loadfile --reruns 1 -m integrations $(TF_TESTS:%=--ignore=%) \
+	$(INTEGRATIONS)/bin/python -m pytest -n 2 --dist loadfile -m integrations $(TF_TESTS:%=--ignore=%) \
 		--durations 10 tests/integrations
 
 integrations-tensorflow: $(TENSORFLOW)/.ready
-	$(TENSORFLOW)/bin/python -m pytest --reruns 1 -m integrations --durations 10 $(TF_TESTS)
+	$(TENSORFLOW)/bin/python -m pytest -m integrations --durations 10 $(TF_TESTS)
 
 lint: $(READY)
 	$(BIN)/ruff check

@@ -4,8 +4,7 @@ matplotlib draws for those of the report alone; elsewhere its second a search wo
 an empty one, and nothing waits for the disk: no test pulls the plug. Where tests run side by side, torch has one thread
 in each process, trials included: threads that wait for a core which another test holds spin meanwhile. Tests marked
 quiet judge a measurement, which another program on the machine can disturb: make test-all alone runs them, one after
-another. No test is repeated. Hypothesis draws the same examples whenever tests run side by side, and new ones where a
-file is run by itself.
+another. No test is repeated. Hypothesis draws the same twenty examples of a property each time; make test-all new ones.
 """
 
 from __future__ import annotations
@@ -97,10 +96,10 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests' own processes inherit it
     if hasattr(config, "workerinput"):  # pytest-xdist's own processes
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-    hypothesis.settings.register_profile("a process of its own", deadline=None)  # no test asserts times
-    examples = 25 if "not slow" in config.option.markexpr else 100  # of a property; make test-all looks at more
-    hypothesis.settings.register_profile("side by side", deadline=None, derandomize=True, max_examples=examples)
-    hypothesis.settings.load_profile("side by side" if hasattr(config, "workerinput") else "a process of its own")
+    # No test asserts times. make test-all asks for the second profile, which looks at new examples each time.
+    hypothesis.settings.register_profile("quick", deadline=None, derandomize=True, max_examples=20)
+    hypothesis.settings.register_profile("thorough", deadline=None, max_examples=100)
+    hypothesis.settings.load_profile("quick")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

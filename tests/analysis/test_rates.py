@@ -7,7 +7,7 @@ from math import inf, isinf, nan
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.analysis.rates import window_rate
@@ -89,7 +89,6 @@ def _simulate(
     }
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     ratio=st.floats(0.1, 10),
     device=st.floats(1, 1000),
@@ -181,7 +180,6 @@ def test_a_single_block_has_no_upper_end(expected_restart_s: float, epoch_sample
     assert isinf(rate.relative_half_width)
 
 
-@settings(max_examples=100, deadline=None)
 @given(_WINDOWS)
 def test_any_window_has_an_ordered_interval_and_no_more_than_what_came(window: Window) -> None:
     rate = window_rate(window)
@@ -198,7 +196,6 @@ def test_the_relative_half_width_is_half_the_interval_over_the_value(value: floa
     assert isinf(Rate(value=0.0, low=0.0, high=1.0).relative_half_width)
 
 
-@settings(max_examples=70, deadline=None)
 @given(_MEASUREMENTS)
 def test_a_measurement_comes_back_from_json_exactly(measurement: Measurement) -> None:
     back = Measurement.model_validate_json(measurement.model_dump_json())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.analysis.decisions.confirmation_plan import UNHURRIED_CONFIRMATION_S
@@ -43,7 +43,6 @@ def make_records(count: int, overhead_s: float = 2.0) -> list[TrialRecord]:
     return [make_record(number, result=result) for number in range(count)]
 
 
-@settings(deadline=None)
 @given(st.integers(1, 60) | st.none(), st.floats(0.0, 1e3), st.integers(1, 8), st.floats(0.0, 60.0), st.booleans())
 def test_nothing_is_promised_beyond_the_timeout(
     trials: int | None, left_s: float, slots: int, probe_s: float, is_guided: bool
@@ -53,7 +52,6 @@ def test_nothing_is_promised_beyond_the_timeout(
     assert 0 <= expected_s(pace) <= left_s
 
 
-@settings(deadline=None)
 @given(st.integers(1, 60), st.booleans())
 def test_more_trials_take_longer_before_any_has_run(trials: int, is_guided: bool) -> None:
     fewer, more = (expected_s(Pace(**asked_for(count), is_guided=is_guided)) for count in (trials, trials + 1))
@@ -118,7 +116,6 @@ def test_a_slow_start_seen_by_the_probe_makes_every_trial_longer() -> None:
     assert slow - quick > 10 * (3.0 - 1.0)
 
 
-@settings(deadline=None)
 @given(st.floats(1.0, 1e5), st.floats(1.001, 100.0))
 def test_after_the_payback_training_has_won_what_the_search_took(search_s: float, speedup: float) -> None:
     before_s = payback_s(search_s, speedup)

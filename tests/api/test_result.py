@@ -27,9 +27,23 @@ def search(run_dir: Path, **arguments: object) -> autotune.SearchResult:
     return autotune.search(object, list, run_dir=run_dir, **given)  # type: ignore[arg-type] # each is what it takes
 
 
-def test_a_run_is_opened_again_as_it_ended(tmp_path: Path) -> None:
-    found = search(tmp_path / "run")
-    again = autotune.open_run(str(tmp_path / "run"))
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> autotune.SearchResult:
+    """A search that has ended, whose folder stays as it is."""
+    found = search(tmp_path_factory.mktemp("ended") / "run")
+    gc.collect()
+    return found
+
+
+@pytest.fixture
+def run_dir(ended: autotune.SearchResult, tmp_path: Path) -> Path:
+    """A copy of its folder."""
+    return Path(shutil.copytree(ended.run_dir, tmp_path / "run"))
+
+
+def test_a_run_is_opened_again_as_it_ended(ended: autotune.SearchResult) -> None:
+    found = ended
+    again = autotune.open_run(str(found.run_dir))
     for field in fields(found):
         if field.name != "study":
             assert getattr(again, field.name) == getattr(found, field.name), field.name
@@ -48,17 +62,14 @@ def test_a_result_keeps_no_file_open_and_its_study_opens_again(tmp_path: Path) -
     assert autotune.open_run(tmp_path / "run").study.user_attrs["noted"]
 
 
-def test_a_run_that_was_moved_elsewhere_is_opened_there(tmp_path: Path) -> None:
-    search(tmp_path / "run")
-    shutil.move(tmp_path / "run", tmp_path / "moved")
-    assert autotune.open_run(tmp_path / "moved").run_dir == tmp_path / "moved"
+def test_a_run_that_was_moved_elsewhere_is_opened_there(run_dir: Path) -> None:
+    assert autotune.open_run(run_dir).run_dir == run_dir
 
 
 def test_a_run_that_can_not_be_written_is_opened_with_what_its_log_holds_and_left_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_dir = tmp_path / "a run"
-    found = search(run_dir)
+    found = autotune.open_run(run_dir)
     found.study.set_user_attr("noted", "later")  # opens the study again: this lies in its log, as a kill leaves it
     values = [trial.values for trial in found.study.trials]
     files = {path.name: path.read_bytes() for path in run_dir.iterdir() if path.is_file()}
@@ -77,11 +88,9 @@ def test_a_run_that_can_not_be_written_is_opened_with_what_its_log_holds_and_lef
 
 
 def test_a_file_that_is_no_database_and_can_not_be_written_leaves_no_copy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    search(tmp_path / "run")
-    gc.collect()
-    (tmp_path / "run" / "study.db").write_bytes(b"no database")
+    (run_dir / "study.db").write_bytes(b"no database")
     monkeypatch.setattr(os, "access", lambda *_: False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(RunFolderError, match="SQLite"):
@@ -89,17 +98,17 @@ def test_a_file_that_is_no_database_and_can_not_be_written_leaves_no_copy(
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_a_line_that_was_torn_by_a_kill_is_passed_over(tmp_path: Path) -> None:
-    found = search(tmp_path / "run")
-    path = tmp_path / "run" / "trials.jsonl"
+def test_a_line_that_was_torn_by_a_kill_is_passed_over(ended: autotune.SearchResult, run_dir: Path) -> None:
+    found = ended
+    path = run_dir / "trials.jsonl"
     whole = path.read_bytes()
     path.write_bytes(whole + whole[:40])
-    assert autotune.open_run(tmp_path / "run").trials == found.trials
-    with open_run_folder(tmp_path / "run", fresh=False) as folder:
+    assert autotune.open_run(run_dir).trials == found.trials
+    with open_run_folder(run_dir, fresh=False) as folder:
         assert folder.restore_trials(found.trials) == []
         assert path.read_bytes() == whole, "the next line would stand behind the torn one"
     path.write_bytes(whole.rstrip())
-    assert autotune.open_run(tmp_path / "run").trials == found.trials
+    assert autotune.open_run(run_dir).trials == found.trials
 
 
 def test_a_folder_without_a_result_is_refused(tmp_path: Path) -> None:
@@ -108,18 +117,16 @@ def test_a_folder_without_a_result_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [], "nothing is made there"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "says"), [(None, "must hold study.db"), (b"no database", "SQLite"), (b"", "one study")]
 )
-def test_a_study_that_is_lost_is_told(content: bytes | None, says: str, tmp_path: Path) -> None:
-    search(tmp_path / "run")
-    for path in (tmp_path / "run").glob("study.db*"):
+def test_a_study_that_is_lost_is_told(content: bytes | None, says: str, run_dir: Path) -> None:
+    for path in run_dir.glob("study.db*"):
         path.unlink()
     if content is not None:
-        (tmp_path / "run" / "study.db").write_bytes(content)
+        (run_dir / "study.db").write_bytes(content)
     with pytest.raises(RunFolderError, match=says):
-        autotune.open_run(tmp_path / "run")
+        autotune.open_run(run_dir)
 
 
 def test_a_search_that_found_nothing_feasible_says_so_again(tmp_path: Path) -> None:
@@ -132,8 +139,9 @@ def test_a_search_that_found_nothing_feasible_says_so_again(tmp_path: Path) -> N
     assert str(again.value) == str(first.value)
 
 
-def test_trials_that_the_study_has_lost_are_noted(tmp_path: Path) -> None:
-    long, short = (search(tmp_path / name, n_trials=count, method="random") for name, count in (("a", 4), ("b", 2)))
+def test_trials_that_the_study_has_lost_are_noted(run_dir: Path, tmp_path: Path) -> None:
+    long = autotune.open_run(run_dir)
+    short = search(tmp_path / "short", n_trials=2, method="random")
     assert not [one for one in autotune.open_run(long.run_dir).summary.notes if one.code == "trials_lost"]
     for file in long.run_dir.glob("study.db*"):
         file.unlink()

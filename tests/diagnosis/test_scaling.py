@@ -6,7 +6,7 @@ from math import exp, isfinite, sqrt
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.analysis.forecast.rate_law import joint_s
@@ -366,7 +366,6 @@ _rates = st.floats(1.0, 1e6)
 _known = st.none() | _rates
 
 
-@settings(deadline=None)
 @given(
     rate=_rates,
     alone=_known,

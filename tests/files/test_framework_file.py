@@ -164,7 +164,7 @@ def test_nothing_of_a_baseline_that_is_no_mapping_is_touched() -> None:
         plan_of("hf", HF, CONFIG + "baseline: 3\n")
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.sampled_from(["hf", "accelerate", "deepspeed", "axolotl"]),
     st.dictionaries(

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.errors import ConfigError
@@ -438,47 +438,40 @@ def read_whatever(path: Path, *overrides: str) -> None:
         assert "pydantic.dev" not in problem
 
 
-@settings(deadline=None)
 @given(raw=st.binary() | st.text().map(lambda text: text.encode("utf-8", "surrogatepass")))
 def test_any_bytes_give_a_plan_or_a_config_error(folder: Path, raw: bytes) -> None:
     (folder / "x.yaml").write_bytes(raw)
     read_whatever(folder / "x.yaml")
 
 
-@settings(deadline=None, max_examples=200)
 @given(tokens=st.lists(_TOKENS, max_size=25))
 def test_any_row_of_yaml_tokens_gives_a_plan_or_a_config_error(folder: Path, tokens: list[str]) -> None:
     read_whatever(write(folder, "".join(tokens)))
     read_whatever(write(folder, f"{WORKLOAD}{''.join(tokens)}"))
 
 
-@settings(deadline=None, max_examples=300)
 @given(sections=_SECTIONS)
 def test_any_data_gives_a_plan_or_a_config_error(folder: Path, sections: dict[str, Any]) -> None:
     text = yaml.safe_dump({"workload": {"model": "a:b", "dataset": "a:b"}, **sections}, sort_keys=False)
     read_whatever(write(folder, text))
 
 
-@settings(deadline=None)
 @given(override=st.text() | st.lists(_TOKENS, max_size=8).map("".join).map(lambda text: f"space.num_workers={text}"))
 def test_any_override_gives_a_plan_or_a_config_error(folder: Path, override: str) -> None:
     read_whatever(write(folder, WORKLOAD), override)
 
 
-@settings(deadline=None, max_examples=200)
 @given(value=_VALUES, key=st.sampled_from(_SECTION_NAMES))
 def test_any_python_value_gives_a_plan_or_a_config_error(value: Any, key: str) -> None:
     assert all(problem.startswith(key) for problem in errors_in(lambda: call(**{key: value})))
 
 
-@settings(deadline=None)
 @given(command=_VALUES | st.lists(st.text(max_size=5)) | st.text())
 def test_any_command_gives_a_plan_or_a_config_error(command: Any) -> None:
     told = errors_in(lambda: parse_plan({"workload": {"command": command}}, name="x"))
     assert all(problem.startswith("workload.") for problem in told)
 
 
-@settings(deadline=None)
 @given(words=st.lists(st.text(max_size=8), max_size=4))
 def test_any_typed_words_give_a_plan_or_a_config_error(words: list[str]) -> None:
     assert all(problem.isprintable() for problem in errors_in(lambda: command_plan(words)))

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
@@ -185,7 +185,6 @@ def summary(config: TrainingConfig, *, rounds: int = 3, name: str = "resnet") ->
     )
 
 
-@settings(deadline=None, max_examples=200)
 @given(config=training_configs(), name=st.text(max_size=20))
 def test_a_recommendation_is_read_back_exactly(folder: Path, config: TrainingConfig, name: str) -> None:
     assert read_recommended(write(folder, recommended_yaml(summary(config, name=name)))) == config
@@ -340,7 +339,6 @@ _VALUES = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(value=_VALUES, key=st.sampled_from(["settings", "format", "num_workers", "lr", "ddp", "amp_dtype"]))
 def test_any_change_gives_settings_or_a_config_error(folder: Path, value: Any, key: str) -> None:
     content = yaml.safe_load(recommended_yaml(summary(TrainingConfig())))

@@ -12,7 +12,7 @@ from zipfile import ZipFile
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 
 from autotune.settings.exports.targets.axolotl import AXOLOTL
 from autotune.settings.exports.targets.composer import COMPOSER
@@ -21,7 +21,6 @@ from tests.settings.exports.configs import EVERYTHING, any_configs
 
 pytestmark = pytest.mark.integrations
 SOURCES = Path(__file__).parents[2] / "build" / "sources"
-ANY = settings(max_examples=60, deadline=None)
 
 
 def source(package: str, *files: str) -> str:
@@ -65,7 +64,6 @@ def axolotl() -> dict[str, Any]:
     return fields(tree("axolotl", *(f"axolotl/utils/schemas/{name}.py" for name in names)))
 
 
-@ANY
 @given(config=any_configs())
 def test_each_name_of_an_export_is_one_of_axolotl(axolotl: dict[str, Any], config: TrainingConfig) -> None:
     assert set(config.to("axolotl").settings) <= axolotl.keys()
@@ -102,7 +100,6 @@ def ultralytics() -> dict[str, Any]:
     return dict(yaml.safe_load(source("ultralytics", "ultralytics/cfg/default.yaml")))
 
 
-@ANY
 @given(config=any_configs())
 def test_each_name_of_an_export_is_an_argument_of_ultralytics(
     ultralytics: dict[str, Any], config: TrainingConfig
@@ -148,7 +145,6 @@ def composer() -> dict[str, Any]:
     return {argument.arg: None if value is None else ast.unparse(value) for argument, value in pairs}
 
 
-@ANY
 @given(config=any_configs())
 def test_each_name_of_an_export_is_an_argument_of_composers_trainer(
     composer: dict[str, Any], config: TrainingConfig

@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 ROOT = Path(__file__).parents[2]
-ANY = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+ANY = settings(suppress_health_check=list(HealthCheck))
 TINY = TrainingConfig(
     micro_batch_size=4,
     grad_accum_steps=2,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch.utils.data import DataLoader, TensorDataset
@@ -47,7 +47,6 @@ def _valid(values: dict[str, Any]) -> TrainingConfig:
         raise
 
 
-@settings(max_examples=100, deadline=None)
 @given(_ANY_SETTINGS)
 def test_every_valid_config_gives_kwargs_that_the_dataloader_takes(values: dict[str, Any]) -> None:
     kwargs = _valid(values).dataloader_kwargs()
@@ -75,7 +74,6 @@ def test_global_batches_are_compared_in_tokens_where_both_have_a_budget() -> Non
     assert half.global_batch_ratio(TrainingConfig(micro_batch_size=12)) == 0.5
 
 
-@settings(max_examples=70, deadline=None)
 @given(_ANY_SETTINGS)
 def test_a_config_comes_back_from_json_as_it_was(values: dict[str, Any]) -> None:
     config = _valid(values)
@@ -84,7 +82,6 @@ def test_a_config_comes_back_from_json_as_it_was(values: dict[str, Any]) -> None
     assert hash(TrainingConfig.model_validate(config.model_dump())) == hash(config)
 
 
-@settings(max_examples=70, deadline=None)
 @given(_ANY_SETTINGS)
 def test_the_global_batch_is_the_product_over_ranks_and_accumulation(values: dict[str, Any]) -> None:
     config = _valid(values)

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.note import note
@@ -116,7 +116,6 @@ def test_a_small_dataset_caps_the_batch_where_the_last_one_is_dropped() -> None:
     assert _values(make_space(dataset_length=100, drop_last=False), "micro_batch_size")[-1] == 256
 
 
-@settings(max_examples=50, deadline=None)
 @given(_BASELINES)
 def test_the_default_ranges_hold_the_baseline(baseline: TrainingConfig) -> None:
     space = make_space(baseline=baseline)
@@ -170,7 +169,6 @@ def test_a_batch_sampler_of_fixed_size_leaves_one_batch() -> None:
 # Composing
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     given_space=_SPACES,
     baseline=_BASELINES,
@@ -224,7 +222,6 @@ def test_what_is_composed_breaks_no_rule_and_no_cap(
         assert config.world_size in space.domains["world_size"] or config.strategy == "single"
 
 
-@settings(max_examples=50, deadline=None)
 @given(_BASELINES)
 def test_keeping_the_batch_always_leaves_a_way_and_never_changes_it(baseline: TrainingConfig) -> None:
     space = make_space(baseline=baseline, global_batch="keep")

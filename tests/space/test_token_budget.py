@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.analysis.forecast.observations import device_variations, loader_variations
@@ -65,7 +65,6 @@ def test_the_samples_of_a_batch_follow_the_budget() -> None:
     assert samples_within(1, BASELINE) == 1
 
 
-@settings(max_examples=200, deadline=None)
 @given(_BASELINES, st.booleans(), st.data())
 def test_composed_batches_follow_the_budget_within_the_cap(
     baseline: TrainingConfig, keeps: bool, data: st.DataObject

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.records.trial import TrialRecord, TrialResult
@@ -122,7 +122,6 @@ def test_params_say_what_a_default_prefetch_means() -> None:
     assert "prefetch_factor" not in params_of(TrainingConfig(), make_fake_space())
 
 
-@settings(deadline=None)
 @given(data=st.data())
 def test_a_configuration_is_composed_again_from_its_params(data: st.DataObject) -> None:
     more: dict[str, Any] = data.draw(st.sampled_from([{}, {"ddp": {"bucket_cap_mb": {"low": 10, "high": 90}}}]))

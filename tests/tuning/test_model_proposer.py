@@ -38,7 +38,10 @@ from tests.tuning.guided import (
     [({}, 0), pytest.param(SMALL, 0, marks=pytest.mark.slow), pytest.param(SMALL, 1, marks=pytest.mark.slow)],
     ids=["default space", "small space", "another seed"],
 )
-@pytest.mark.parametrize("cost", [analytic_cost, slow_loader, slow_device, memory_cliff])
+@pytest.mark.parametrize(
+    "cost",
+    [slow_loader, memory_cliff, *(pytest.param(one, marks=pytest.mark.slow) for one in (analytic_cost, slow_device))],
+)
 def test_a_few_trials_lead_near_the_best_of_the_space(
     tmp_path: Path, cost: CostModel, space: dict[str, Any], seed: int
 ) -> None:

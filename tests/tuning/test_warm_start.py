@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import autotune
@@ -225,7 +225,6 @@ SPACES = [
 ]
 
 
-@settings(deadline=None, max_examples=60)
 @given(config=hints(), space=st.sampled_from(SPACES))
 def test_whatever_was_found_elsewhere_becomes_a_configuration_of_this_space_or_nothing(
     config: TrainingConfig, space: ResolvedSpace

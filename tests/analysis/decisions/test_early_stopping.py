@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.analysis.decisions.early_stopping import PruningThreshold, behind_threshold
@@ -20,7 +20,6 @@ def blocks(*rates: float, seconds: float = 0.2) -> list[Block]:
     return [Block(samples=round(rate * seconds), batches=4, seconds=seconds, data_wait_s=0.0) for rate in rates]
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(1.0, 1e5), max_size=2))
 def test_nothing_is_stopped_before_its_third_block(rates: list[float]) -> None:
     assert behind_threshold(blocks(*rates), THRESHOLD) is None
@@ -56,7 +55,6 @@ def test_within_what_a_busier_device_is_worth_of_the_threshold_a_trial_goes_on()
     assert behind_threshold(blocks(*[981] * 10, seconds=1.0), THRESHOLD) is None
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(1.0, 5_000.0), min_size=3, max_size=30))
 def test_what_is_at_the_threshold_so_far_is_not_stopped(rates: list[float]) -> None:
     seen = blocks(*rates, seconds=1.0)
@@ -64,7 +62,6 @@ def test_what_is_at_the_threshold_so_far_is_not_stopped(rates: list[float]) -> N
     assert not is_at_it or behind_threshold(seen, THRESHOLD) is None
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(1.0, 5_000.0), min_size=3, max_size=30), st.floats(1.0, 4.0))
 def test_a_higher_threshold_stops_no_less(rates: list[float], factor: float) -> None:
     higher = PruningThreshold(number=4, low_samples_per_s=THRESHOLD.low_samples_per_s * factor)

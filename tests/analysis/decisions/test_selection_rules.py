@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import log1p
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -184,7 +184,6 @@ def test_what_shares_no_round_with_the_reference_is_not_chosen() -> None:
     assert chosen(baseline, fast) == 0
 
 
-@settings(max_examples=100, deadline=None)
 @given(field=_FIELD, data=st.data())
 def test_choosing_keeps_its_promises_in_any_order(
     field: list[tuple[list[float], int, int, float]], data: st.DataObject

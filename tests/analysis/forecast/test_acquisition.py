@@ -6,7 +6,7 @@ from math import exp, inf, log
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.analysis.forecast.acquisition import (
@@ -68,7 +68,6 @@ def test_without_uncertainty_the_gain_is_the_difference() -> None:
     assert expected_gain(forecast(1.25 * SLOW, 0.8 * SLOW, sd=0.0), SLOW) == pytest.approx([0.25, 0.0])
 
 
-@settings(deadline=None)
 @given(RATES, RATES, SDS, st.floats(1.0, 3.0))
 def test_a_higher_rate_or_a_wider_one_never_lowers_the_gain(rate: float, best: float, sd: float, factor: float) -> None:
     (gain,) = expected_gain(forecast(rate, sd=sd), best)
@@ -78,7 +77,6 @@ def test_a_higher_rate_or_a_wider_one_never_lowers_the_gain(rate: float, best: f
     assert min(faster, vaguer) >= gain * (1 - 1e-6) - 1e-9
 
 
-@settings(deadline=None)
 @given(RATES, RATES, SDS, st.floats(0.1, 10.0))
 def test_the_gain_is_a_share_whatever_the_unit(rate: float, best: float, sd: float, factor: float) -> None:
     gains = [expected_gain(forecast(rate * by, sd=sd), best * by)[0] for by in (1.0, factor)]

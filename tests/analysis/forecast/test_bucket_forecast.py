@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.analysis.forecast.bucket_forecast import forecast_buckets
@@ -61,7 +61,6 @@ def test_what_repeats_leave_open_widens_the_interval() -> None:
     assert spans[1] > 2 * spans[0]
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=80), st.integers(1, 300), st.floats(0, 2))
 def test_like_lengths_never_have_more_padding_than_random_ones(
     lengths: list[int], size: int, relative_sd: float

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.linalg import block_diag
@@ -50,7 +50,6 @@ ADDED = (lambda now: now.sum(axis=0), np.ones_like)
 SOFTENED_MINIMUM = (softened_minimum, lambda now: np.exp(-8 * (now - softened_minimum(now))))
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(-3, 3), min_size=1, max_size=8), st.floats(0.1, 2.0))
 def test_factors_multiply_to_the_covariance_and_repeated_places_need_no_column_more(
     places: list[float], scale: float
@@ -63,7 +62,6 @@ def test_factors_multiply_to_the_covariance_and_repeated_places_need_no_column_m
     assert max(np.bincount(factor.process)) <= len(places)
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.floats(-3, 3), st.floats(-2, 2), st.floats(0.05, 1.0)),
@@ -93,7 +91,6 @@ def test_a_minimum_above_both_sides_raises_both(observed: float) -> None:
         assert min(first, second) == pytest.approx(observed, abs=0.1)
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.floats(-3, 3), st.floats(-4, 4)),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
@@ -44,7 +44,6 @@ def minpacks(
     return fit.x, fit.nfev
 
 
-@settings(deadline=None)
 @given(
     seed=st.integers(0, 10_000),
     observations=st.integers(1, 8),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.analysis.forecast.pack_forecast import forecast_packing
@@ -62,7 +62,6 @@ def test_nothing_is_told_without_the_time_of_two_lengths(padded: list[int], step
     assert forecast_packing(LENGTHS, padded, steps) is None
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 64), min_size=64, max_size=200), st.floats(0.0, 0.2))
 def test_the_expected_time_lies_within_its_interval(lengths: list[int], sd: float) -> None:
     found = forecast_packing(

@@ -11,7 +11,7 @@ from statistics import median
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.analysis.forecast.acquisition import most_gain
@@ -78,7 +78,6 @@ OBSERVATIONS = st.lists(
 """Whatever a machine may show, contradictions among it."""
 
 
-@settings(max_examples=50, deadline=None)
 @given(OBSERVATIONS, RATES, st.sampled_from([MANY_CORES, FOUR_GPUS]))
 def test_whatever_was_seen_forecasts_are_finite_and_no_less_certain_than_before(
     observations: list[Observation], rate: float, environment: Environment
@@ -93,7 +92,6 @@ def test_whatever_was_seen_forecasts_are_finite_and_no_less_certain_than_before(
     assert max(known.loader_sd.max(), known.device_sd.max()) < 2.5
 
 
-@settings(max_examples=50, deadline=None)
 @given(OBSERVATIONS, RATES, st.integers(0, 6))
 def test_the_order_of_observations_changes_nothing(observations: list[Observation], rate: float, cut: int) -> None:
     seen = [run(rate, config()), *observations]
@@ -111,7 +109,6 @@ def test_the_same_observations_give_the_same_forecast() -> None:
     assert np.array_equal(once.sd, again.sd)
 
 
-@settings(max_examples=50, deadline=None)
 @given(RATES, RATES, RATES, st.floats(0.01, 100.0))
 def test_a_machine_that_is_faster_in_all_is_forecast_as_much_faster(
     loads: float, trains: float, runs: float, factor: float
@@ -160,7 +157,6 @@ def test_with_one_run_all_that_was_not_run_is_wide_open() -> None:
     assert min(known.device_sd) > 0.5
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(CONFIGS, max_size=4), CONFIGS, RATES, st.sampled_from(["loader", "device"]))
 def test_a_look_at_a_side_leaves_less_uncertainty_of_it_there(
     others: list[TrainingConfig], one: TrainingConfig, rate: float, side: str
@@ -240,7 +236,6 @@ def test_without_workers_an_accelerator_trains_while_the_next_batch_is_loaded() 
     assert rates(known)[0] == pytest.approx(1_000, rel=0.01)
 
 
-@settings(max_examples=50, deadline=None)
 @given(RATES, RATES, st.floats(0.3, 1.0), st.sampled_from([0, 1, 4]))
 def test_nothing_is_forecast_above_the_lower_side(loads: float, trains: float, share: float, workers: int) -> None:
     seen = [loader(loads, config(workers)), device(trains, config())]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.analysis.forecast.observations import ConfiguredPoint, configured_points
@@ -61,7 +61,6 @@ def fitted(points: Sequence[tuple[int, int]]) -> MemoryLine:
     return MemoryLine(model=model, config=TrainingConfig(), batches=tuple(sorted(batch for batch, _ in points)))
 
 
-@settings(deadline=None)
 @given(BATCHES, st.integers(0, 10**10), st.integers(1, 10**8))
 def test_memory_that_is_a_line_is_found_again(batches: list[int], fixed: int, slope: int) -> None:
     line = fitted([(batch, fixed + slope * batch) for batch in batches])
@@ -70,7 +69,6 @@ def test_memory_that_is_a_line_is_found_again(batches: list[int], fixed: int, sl
         assert abs(expected - fixed - slope * batch) < 1.5 * error
 
 
-@settings(deadline=None)
 @given(BATCHES, st.lists(st.integers(10**6, 10**9), min_size=12, max_size=12), st.integers(10**6, 10**10))
 def test_the_largest_batch_is_sure_to_fit_and_the_next_is_not(batches: list[int], peaks: list[int], limit: int) -> None:
     line = fitted(list(zip(batches, peaks, strict=False)))
@@ -82,7 +80,6 @@ def test_the_largest_batch_is_sure_to_fit_and_the_next_is_not(batches: list[int]
     assert largest == most or chances[-1] < SURE_TO_FIT
 
 
-@settings(deadline=None)
 @given(BATCHES, st.lists(st.integers(10**6, 10**9), min_size=12, max_size=12))
 def test_the_error_grows_away_from_the_points(batches: list[int], peaks: list[int]) -> None:
     line = fitted(list(zip(batches, peaks, strict=False)))
@@ -129,7 +126,6 @@ def test_trials_on_other_devices_have_lines_of_their_own(trial: MakeTrial) -> No
 # Loader workers
 
 
-@settings(deadline=None)
 @given(st.integers(0, 10**10), st.integers(1, 10**8), st.integers(1, 10**9), st.integers(0, 8))
 def test_what_a_worker_takes_is_found_beside_the_batch(base: int, sample: int, worker: int, workers: int) -> None:
     peaks = [

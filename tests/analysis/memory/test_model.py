@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.analysis.memory.model import MemoryModel, Peak
@@ -43,7 +43,6 @@ def test_a_line_through_two_batches_is_found_again() -> None:
     )
 
 
-@settings(deadline=None)
 @given(st.integers(1, 64), st.integers(1, 4), st.floats(0.05, 1.0), st.integers(10 * MIB, 2**36), st.integers(2, 1024))
 def test_a_line_stays_within_its_uncertainty(
     smallest: int, doublings: int, share: float, highest: int, further: int
@@ -70,7 +69,6 @@ def test_before_a_second_batch_the_uncertainty_is_as_large_as_the_growth() -> No
     assert expected(two, batch(128))[1][0] < expected(one, batch(128))[1][0] / 3
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from([8, 16, 32, 64, 128]), min_size=1, max_size=6), st.sampled_from([8, 64, 512]))
 def test_what_is_seen_besides_never_adds_uncertainty(sizes: list[int], asked: int) -> None:
     peaks = [(batch(size), line(size)) for size in sizes]
@@ -183,7 +181,6 @@ def test_running_out_of_memory_makes_larger_batches_unlikely() -> None:
     assert max(fits[1:]) < 0.01
 
 
-@settings(deadline=None)
 @given(
     st.sets(st.sampled_from([4, 8, 16, 32, 64, 128]), min_size=1, max_size=4),
     st.integers(0, 4_000),

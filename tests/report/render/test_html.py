@@ -148,7 +148,7 @@ def test_hostile_text_is_shown_and_never_obeyed(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_undrawn")
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(), traceback=st.text())
 def test_no_text_changes_the_pages_elements(text: str, traceback: str, tmp_path: Path) -> None:
     def make(reason: str, trace: str) -> RunSummary:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.settings.applied.float32_precision import exact_matmuls, tf32_products
@@ -94,7 +94,6 @@ def fresh(request: pytest.FixtureRequest) -> Torch:
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
 @given(sets=_SETS, contexts=_CONTEXTS)
 def test_all_is_as_before_whichever_interface_has_set_it(
     fresh: Torch, sets: list[tuple[str, Any]], contexts: list[str]
@@ -102,7 +101,6 @@ def test_all_is_as_before_whichever_interface_has_set_it(
     assert fresh.ask(sets, *contexts)["after"] == fresh.ask(sets)["after"]
 
 
-@settings(max_examples=20, deadline=None)
 @given(sets=_SETS, contexts=_CONTEXTS)
 def test_both_interfaces_tell_what_is_computed_in(
     fresh: Torch, sets: list[tuple[str, Any]], contexts: list[str]
@@ -115,7 +113,6 @@ def test_both_interfaces_tell_what_is_computed_in(
     assert inside["cudnn.allow_tf32"] is True
 
 
-@settings(max_examples=20, deadline=None)
 @given(sets=_SETS)
 def test_exact_matmuls_are_exact_and_leave_convolutions_alone(fresh: Torch, sets: list[tuple[str, Any]]) -> None:
     before, inside = fresh.ask(sets)["inside"], fresh.ask(sets, "exact")["inside"]

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.arguments import EXPORT_TARGETS, FILE_KINDS
@@ -45,7 +45,6 @@ def test_the_command_line_names_the_targets_that_there_are() -> None:
     assert FILES.keys() == READERS.keys()
 
 
-@settings(max_examples=60, deadline=None)
 @given(any_configs(), DEVICES, st.sampled_from([None, "SGD", "AdamW"]), st.sampled_from(sorted(TARGETS)))
 def test_what_is_dropped_has_a_reason_and_is_not_what_torch_does_by_itself(
     config: TrainingConfig, device: str | None, optimizer: str | None, target: str
@@ -58,14 +57,12 @@ def test_what_is_dropped_has_a_reason_and_is_not_what_torch_does_by_itself(
     assert all(name and reason for name, reason in export.defaults)
 
 
-@settings(max_examples=60, deadline=None)
 @given(any_configs(), DEVICES, st.sampled_from(sorted(FILES)))
 def test_a_file_holds_the_settings_of_its_export(config: TrainingConfig, device: str | None, target: str) -> None:
     export = config.to(target, device=device)
     assert FILES[target](export.text) == export.settings
 
 
-@settings(max_examples=150, deadline=None)
 @given(any_configs(), DEVICES, st.sampled_from(sorted(FILES)))
 def test_a_file_that_was_exported_reads_back_as_what_it_could_carry(
     config: TrainingConfig, device: str | None, target: str
@@ -81,7 +78,6 @@ def test_a_file_that_was_exported_reads_back_as_what_it_could_carry(
     assert not found.others
 
 
-@settings(max_examples=60, deadline=None)
 @given(any_configs(), st.sampled_from(sorted(FILES)))
 def test_each_setting_of_a_file_is_read_or_dropped(config: TrainingConfig, target: str) -> None:
     export = config.to(target, optimizer="SGD")
@@ -117,7 +113,6 @@ def test_an_unknown_target_names_those_that_there_are() -> None:
 
 
 @pytest.mark.parametrize("target", ["lightning", "composer"])
-@settings(max_examples=40, deadline=None)
 @given(config=any_configs())
 def test_a_snippet_is_python_and_calls_the_trainer_with_the_settings(target: str, config: TrainingConfig) -> None:
     export = config.to(target)

@@ -258,7 +258,7 @@ def after(seen: Callable[[], Any]) -> Any:
 
 
 @given(steps)
-@settings(deadline=None, max_examples=15, report_multiple_bugs=False)
+@settings(report_multiple_bugs=False)
 def test_a_script_sees_what_it_would_have_seen_and_leaves_what_was_there(taken: list[tuple[str, ...]]) -> None:
     with TemporaryDirectory() as folder:
         tree, model, scratch = (
