@@ -81,10 +81,10 @@ setup-integrations: $(INTEGRATIONS)/.ready build/sources/.ready
 
 integrations-frameworks: setup-integrations
 	$(INTEGRATIONS)/bin/python -m pytest -n 2 --dist loadfile -m integrations $(TF_TESTS:%=--ignore=%) \
-		--durations 10 tests/integrations
+		--hypothesis-profile thorough --durations 10 tests/integrations
 
 integrations-tensorflow: $(TENSORFLOW)/.ready
-	$(TENSORFLOW)/bin/python -m pytest -m integrations --durations 10 $(TF_TESTS)
+	$(TENSORFLOW)/bin/python -m pytest -m integrations --hypothesis-profile thorough --durations 10 $(TF_TESTS)
 
 lint: $(READY)
 	$(BIN)/ruff check

@@ -2,7 +2,8 @@
 
     python .ci/token_report.py
 
-Comments, line ends and indents are not counted. A docstring is one token, however long it is.
+Comments, line ends and indents are not counted. A docstring is one token, however long it is. From Python 3.12 on an
+f-string is several tokens.
 """
 
 from __future__ import annotations
@@ -10,8 +11,6 @@ from __future__ import annotations
 import tokenize
 from collections import Counter
 from pathlib import Path
-
-__all__ = ["count_tokens", "table"]
 
 _ROOT = Path(__file__).parents[1]
 _NOT_COUNTED = {
@@ -31,8 +30,8 @@ def count_tokens(path: Path) -> int:
         return sum(token.type not in _NOT_COUNTED for token in tokenize.tokenize(file.readline))
 
 
-def table(root: Path) -> str:
-    """Return the table: each room of autotune by size, then autotune, tests and benchmarks in total."""
+def make_table(root: Path) -> str:
+    """Return the table: each package in autotune by size, then autotune, tests and benchmarks in total."""
     rooms = Counter[str]()
     files = Counter[str]()
     totals = Counter[str]()
@@ -54,4 +53,4 @@ def table(root: Path) -> str:
 
 
 if __name__ == "__main__":
-    print(table(_ROOT))
+    print(make_table(_ROOT))

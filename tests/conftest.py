@@ -34,53 +34,25 @@ from tests.processes import marked
 TESTS = Path(__file__).parent
 LONGEST = (
     "ray/test_ray.py",
-    "worker/attach/test_start.py",
-    "launch/test_groups.py",
     "api/test_end_to_end.py",
-    "launch/test_parent.py",
-    "launch/test_launchers.py",
-    "launch/local/test_preload.py",
-    "launch/test_binding.py",
-    "launch/test_user_faults.py",
-    "worker/measure/test_edges.py",
-    "worker/test_gpu_promises.py",
-    "api/test_search.py",
-    "api/test_search_failures.py",
-    "api/test_search_resume.py",
-    "api/test_command.py",
-    "worker/attach/loop/test_sightings.py",
-    "worker/attach/loop/test_scenes.py",
-    "worker/attach/loop/test_session.py",
-    "worker/attach/seams/test_overrides.py",
-    "api/test_apply.py",
-    "api/test_lengths.py",
-    "docs/test_readme.py",
-    "docs/test_tutorial.py",
-    "tuning/checks/test_precision.py",
-    "tuning/test_model_proposer.py",
-    "tuning/test_model_proposer_course.py",
-    "launch/test_main_objects.py",
-    "launch/test_racing.py",
-    "launch/local/test_bad_forks.py",
-    "worker/test_device_room.py",
-    "tuning/test_confirmation.py",
-    "tuning/test_loop_slots.py",
     "study/test_study.py",
-    "api/test_executor.py",
+    "tuning/test_confirmation.py",
+    "worker/measure/test_edges.py",
+    "launch/test_launchers.py",
+    "tuning/test_loop_slots.py",
+    "tuning/test_model_proposer.py",
+    "api/test_search_resume.py",
+    "worker/attach/redirect/test_protection.py",
+    "api/test_search.py",
+    "tuning/test_model_proposer_course.py",
+    "api/test_search_failures.py",
+    "api/test_command.py",
+    "tuning/test_loop.py",
+    "docs/test_security.py",
     "analysis/forecast/test_rate_model.py",
-    "tuning/test_warm_start.py",
-    "api/test_check.py",
-    "launch/test_guard_and_stress.py",
-    "launch/test_batch_types.py",
-    "launch/test_after_the_window.py",
-    "worker/jobs/test_stress.py",
-    "worker/test_eight_ranks.py",
-    "files/test_plan_file.py",
-    "files/test_recommended_file.py",
-    "test_accelerator.py",
 )
-"""Files that take longest, seconds each, in the order in which they begin: begun last, one would leave the other
-processes without work. All tests of a file run in one process, which makes what they share once; by files and not by
+"""Files that take 15 s and more in make test, in the order in which they begin: begun last, one would leave the other
+process without work. All tests of a file run in one process, which makes what they share once; by files and not by
 marks of groups, which pytest-xdist 3.8 no longer sees from pytest 9.2 on (pytest-xdist's issue 1386)."""
 
 
@@ -90,7 +62,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Before torch is imported."""
+    """Set the process up, before torch is imported."""
     golden.is_updating = config.getoption("--update")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so a shell starts what runs in its background
         signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests' own processes inherit it
@@ -103,7 +75,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """What the tests' modules hold lives as long as the process: the garbage collector need not go through it."""
+    """Spare the garbage collector what the tests' modules hold, which lives as long as the process."""
     if hasattr(session.config, "workerinput"):
         gc.collect()
         gc.freeze()
@@ -121,7 +93,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServerLauncher]:
-    """One server for all tests: it takes seconds to start."""
+    """Start one server for all tests: it takes seconds."""
     launcher = ForkServerLauncher(tmp_path_factory.mktemp("server") / "server.log")
     yield launcher
     launcher.close()
@@ -130,13 +102,13 @@ def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer
 
 @pytest.fixture(scope="session")
 def nvml_libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Folders with a libnvidia-ml.so.1 that plays scenarios, of a driver of "today" and of an "old" one."""
+    """Build folders with a libnvidia-ml.so.1 that plays scenarios, of a driver of "today" and of an "old" one."""
     return build_libraries(tmp_path_factory.mktemp("nvml"))
 
 
 @pytest.fixture
 def nvml(nvml_libraries: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NvmlStub:
-    """One GPU, "GPU-0", that answers nothing yet: pynvml's real code runs over it. See tests/nvml_stub."""
+    """Make one GPU, "GPU-0", that answers nothing yet: pynvml's real code runs over it. See tests/nvml_stub."""
     stub = NvmlStub(nvml_libraries["today"], tmp_path / "nvml.scenario")
     stub.load(monkeypatch)
     return stub
@@ -144,7 +116,7 @@ def nvml(nvml_libraries: dict[str, Path], tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.fixture
 def disk_of(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    """Mounts a real disk of a size ("64k"), where that may be done here."""
+    """Mount a real disk of a size ("64k"), where that may be done here."""
     with ExitStack() as mounted:
 
         def mount(size: str) -> Path:
@@ -166,7 +138,7 @@ def disk_of(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No search of a test learns from the user's cache, nor writes there."""
+    """Keep tests from the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
@@ -175,7 +147,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _nothing_waits_for_the_disk() -> Iterator[None]:
-    """A search writes some fifty files, and each would wait for the disk."""
+    """Spare each of the fifty files that a search writes its wait for the disk."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
         yield
@@ -183,7 +155,7 @@ def _nothing_waits_for_the_disk() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _studies_begin_as_a_copy(_migrations_read_once: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Optuna makes a new study's tables one by one, which takes a tenth of a search; the first study is made so."""
+    """Begin each study as a copy of the first: Optuna makes tables one by one, which takes a tenth of a search."""
     make, empty = storage._sqlite, tmp_path_factory.mktemp("study") / "empty.db"
 
     def copied(path: Path) -> RDBStorage:
@@ -200,7 +172,7 @@ def _studies_begin_as_a_copy(_migrations_read_once: None, tmp_path_factory: pyte
 
 @pytest.fixture(autouse=True, scope="session")
 def _migrations_read_once() -> Iterator[None]:
-    """Optuna reads all of its schema's history for each study that is opened, which takes a sixth of a search."""
+    """Read Optuna's schema history once: for each study that is opened it would take a sixth of a search."""
     read, known = ScriptDirectory.from_config, dict[str | None, ScriptDirectory]()
 
     def from_config(config: Config) -> ScriptDirectory:

@@ -4,7 +4,8 @@
     python -m tests.seconds RUN.xml --to benchmarks/results/NAME
 
 As a plugin it notes with each test the processes that the test's own process starts, trials of a fork server among
-them, and the seconds of each fixture that is set up for it. What a started process starts in its turn is not counted.
+them, and the seconds of each fixture that is set up for it. Not counted are what a started process starts in its turn,
+and what multiprocessing starts other than by a fork.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def pytest_configure() -> None:
         return launch(self, *arguments)
 
     sys.addaudithook(count)
-    ForkServerLauncher.launch = counted  # type: ignore[method-assign] # only while seconds are counted
+    ForkServerLauncher.launch = counted  # type: ignore[method-assign, assignment] # while seconds are counted
 
 
 @pytest.hookimpl(wrapper=True)
@@ -87,7 +88,7 @@ def summarize(files: Iterable[Path]) -> dict[str, Any]:
         "by_directory": _sums(tests, "directory"),
         "by_fixture": _sums(fixtures, "name")[:_MOST],
         "slowest": _sums(tests, "name")[:_MOST],
-        "starting": _sums(starting, "name"),
+        "starting": [row for row in _sums(starting, "name") if row["seconds"] >= 0.1],
     }
 
 

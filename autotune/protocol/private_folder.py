@@ -40,7 +40,8 @@ def refuse_foreign(path: Path) -> None:
     """Refuse a folder that belongs to another user, or in which anybody may write.
 
     Others could have put files there that trials would run. Its mode is not changed: it may be shared on purpose, as
-    /tmp is. A folder of the user's that others may only read is accepted, since the files in it are private.
+    /tmp is. Accepted is one that others may read, since the files in it are private, and one that the user's group may
+    write: its members can change the user's code as well.
 
     Raises:
         RunFolderError: it belongs to another user, or anybody may write in it.
@@ -54,8 +55,8 @@ def refuse_foreign(path: Path) -> None:
         )
     if status.st_mode & stat.S_IWOTH:
         raise RunFolderError(
-            f"only its owner may write in a run folder, but {path} has mode {stat.S_IMODE(status.st_mode):04o}; "
-            "name another folder by run_dir, or close it with chmod 700"
+            f"others must not be able to write in a run folder, but {path} has mode "
+            f"{stat.S_IMODE(status.st_mode):04o}; name another folder by run_dir, or close it with chmod 700"
         )
 
 
@@ -63,7 +64,7 @@ def refuse_unfit(path: Path) -> None:
     """Raise where trials can't be told the folder's name, or where the umask would lock its owner out.
 
     Raises:
-        RunFolderError: one of both.
+        RunFolderError: a name is no UTF-8, or the umask takes the owner's own rights away.
     """
     for name, what in ((path, "the run folder"), (Path.cwd(), "the working directory")):
         try:

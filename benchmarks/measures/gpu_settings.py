@@ -6,7 +6,7 @@ Each is a trial of its own, held against eager trials of the same batch before a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from autotune import TrainingConfig
 from autotune.protocol.jobs import WindowRules
-from autotune.records.precision_check import deviation_of
 from autotune.records.trial import TrialResult
 from benchmarks.measures.gpu_scale import TRIAL_S, Task, case_of, one_server
 from benchmarks.measures.gpu_watch import GpuWatch
@@ -32,7 +31,7 @@ from benchmarks.yardsticks.product_run import (
     open_runner,
 )
 
-__all__ = ["try_settings"]
+__all__ = ["deviation", "try_settings"]
 
 _GRAPHS = {"compile": True, "compile_mode": "reduce-overhead"}
 _TWICE = {"grad_accum_steps": 2}
@@ -54,7 +53,11 @@ _WORKLOADS: Mapping[str, Mapping[str, Any]] = {
     "resnet50": {"micro_batch_size": 32, "num_workers": 8, **_LOADING},
 }
 _LOSSES = 20  # of a trial's first micro batches: later ones of equal runs drift apart by themselves
-_MOST_DEVIATION = 0.01
+_MOST_DEVIATION = 0.1
+"""Of the losses, as a share of the range of eager training's: a model that is not updated is off by half of it.
+
+Recorded on an H100, GPT-2: below 0.015. Our own convention.
+"""
 _PEAKS_AGREE = 0.03
 _LEAST_SHARE = 0.95  # of the eager rate
 
@@ -65,7 +68,7 @@ def try_settings(task: Task) -> Figures:
     with TemporaryDirectory(prefix="autotune-benchmark-") as folder:
         for workload, settings in _WORKLOADS.items():
             _try_on(workload, settings, Path(folder) / "losses.json", task, trials)
-    ended = [one for one in trials if one["outcome"] != "timeout"]
+    ended = [one for one in trials if not one["is_cut_off"]]
     why = None if len(ended) == 2 * len(_VARIANTS) - len(_OF_IMAGES) else "there was no time for all of them"
     judged = list(map(_judged, ended))
     return {
@@ -73,7 +76,7 @@ def try_settings(task: Task) -> Figures:
         "why_not_judged": why,
         "promises": {
             name: _all(one[name] for one in judged)
-            for name in ("ended_ok", "trains_as_eager_within_1%", "peak_is_nvml's_within_3%", "not_5%_below_eager")
+            for name in ("ended_ok", "trains_as_eager", "peak_is_nvml's_within_3%", "not_5%_below_eager")
         },
     }
 
@@ -114,7 +117,8 @@ def _try_on(workload: str, settings: Mapping[str, Any], path: Path, task: Task, 
                 deadline_s = min(TRIAL_DEADLINE_S, task.left_s)  # on an H100 ResNet-50 compiled for over 45 s
                 result = runner.run(config, name="trial", deadline_s=deadline_s, window=WindowRules())
                 own[name] = _figures_of(result, launcher.launches[-1], watch, path)
-                own[name] |= {"workload": workload, "name": name}
+                is_cut_off = result.outcome == "timeout" and deadline_s < TRIAL_DEADLINE_S
+                own[name] |= {"workload": workload, "name": name, "is_cut_off": is_cut_off}
                 say(f"settings: {workload}, {name}: {result.outcome}, {own[name]['samples_per_s']}")
                 task.keep({"trials": [*trials, *own.values()]})
     for name, figures in own.items():
@@ -144,11 +148,17 @@ def _against_eager(name: str, figures: Figures, own: Mapping[str, Figures]) -> F
     """Compare with the eager trials of as many micro batches."""
     names = ["eager, two micro batches"] if "two micro batches" in name else ["eager", "eager again"]
     rates = [rate for one in names if one in own and (rate := own[one]["samples_per_s"])]
-    reference = own.get(names[0], {}).get("losses")
+    losses, reference = figures["losses"], own.get(names[0], {}).get("losses")
     return {
         "over_eager": figures["samples_per_s"] / mean(rates) if rates and figures["samples_per_s"] else None,
-        "loss_deviation": deviation_of(reference, figures["losses"]) if reference and figures["losses"] else None,
+        "loss_deviation": deviation(losses, reference) if losses and reference else None,
     }
+
+
+def deviation(losses: Sequence[float], reference: Sequence[float]) -> float:
+    """Return the mean absolute difference of some losses, over the range of the reference's."""
+    apart = mean(abs(one - exact) for one, exact in zip(losses, reference, strict=True))
+    return apart / (max(reference) - min(reference))
 
 
 def _judged(trial: Figures) -> dict[str, bool | None]:
@@ -156,13 +166,13 @@ def _judged(trial: Figures) -> dict[str, bool | None]:
     peak, outside = trial["peak_bytes"], trial["nvml_peak_bytes"]
     return {
         "ended_ok": trial["outcome"] == "ok",
-        "trains_as_eager_within_1%": None if deviation is None else deviation <= _MOST_DEVIATION,
+        "trains_as_eager": None if deviation is None else deviation <= _MOST_DEVIATION,
         "peak_is_nvml's_within_3%": abs(peak / outside - 1) <= _PEAKS_AGREE if peak and outside else None,
         "not_5%_below_eager": None if share is None else share >= _LEAST_SHARE,
     }
 
 
 def _all(kept: Iterable[bool | None]) -> bool | None:
-    """False where one is; None where none is, but one could not be judged."""
+    """Return whether all were kept: False where one was not, None where one could not be judged."""
     told = list(kept)
     return False if False in told else None if None in told or not told else True

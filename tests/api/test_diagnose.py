@@ -366,13 +366,13 @@ def test_a_large_network_on_tensors_in_memory_only_computes(look: Callable[..., 
 
 
 @pytest.mark.quiet
-def test_a_large_network_fed_by_a_worker_only_computes(look: Callable[..., autotune.DiagnosisResult]) -> None:
+def test_a_large_network_fed_by_a_worker_is_held_by_computing(look: Callable[..., autotune.DiagnosisResult]) -> None:
     fed = {"num_workers": 1, "persistent_workers": True, "intra_op_threads": 1}
     none = {"num_workers": 0, "persistent_workers": False}
     longer = MeasuringTime(window_s=1.5, stretch_s=0.4)  # a short window waits for more than it may where a core stalls
     found = look(cases.wide_net, cases.wide_numbers, TWO_WORKERS, none, micro_batch_size=256, measuring=longer, **fed)
-    assert [finding.bottleneck for finding in found.findings] == ["compute"]
-    assert found.is_healthy, found.advice
+    assert found.verdict == "compute"
+    assert found.findings[0].share > 0.75  # what taking a worker's batch costs differs: on a virtual machine up to 0.12
 
 
 def test_a_setting_that_fails_spares_the_others(look: Callable[..., autotune.DiagnosisResult]) -> None:

@@ -18,7 +18,16 @@ from autotune.records.trial import Outcome, TrialResult
 from autotune.settings.training_config import TrainingConfig
 from benchmarks import gpu
 from benchmarks.gpu import PARTS, Part, run_parts, seconds_for, wanted_parts
-from benchmarks.measures import gpu_checks, gpu_memory, gpu_ranks, gpu_rates, gpu_searches, gpu_windows, part_guard
+from benchmarks.measures import (
+    gpu_checks,
+    gpu_memory,
+    gpu_ranks,
+    gpu_rates,
+    gpu_searches,
+    gpu_settings,
+    gpu_windows,
+    part_guard,
+)
 from benchmarks.measures.gpu_scale import SMOKE, Task
 from benchmarks.measures.part_guard import Figures, Keep, run_guarded
 from benchmarks.measures.recording import Recording, git_revision, read_results
@@ -242,6 +251,14 @@ def test_the_list_says_what_was_never_run_and_what_was_never_judged() -> None:
         "recorded": {"value": 1},
     }
     assert [gpu._state(one) for one in states.values()] == list(states)
+
+
+def test_a_model_that_is_not_updated_does_not_train_as_eager() -> None:
+    eager = [10.99 - 0.01 * step for step in range(20)]
+    once_in_two_steps = [10.99 - 0.005 * step for step in range(20)]
+    assert gpu_settings.deviation(eager, eager) == 0
+    assert gpu_settings.deviation([10.99] * 20, eager) > gpu_settings._MOST_DEVIATION
+    assert gpu_settings.deviation(once_in_two_steps, eager) > gpu_settings._MOST_DEVIATION
 
 
 @pytest.mark.parametrize(("within_s", "told"), [(0.01, False), (LONG_S, None)])

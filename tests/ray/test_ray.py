@@ -1,4 +1,4 @@
-"""Trials on a real Ray cluster: three local nodes, which these tests start and kill, and a head that runs no trials.
+"""Trials on a real Ray cluster: two or three local nodes, which these tests start and kill, and a head without trials.
 
 They mostly wait, for nodes that start or are missed, so that they run beside other tests; but all in one process, since
 the cluster is one, and it takes the tests in their order.
@@ -45,7 +45,7 @@ from autotune.settings.workload import Ref
 from tests.launch.conftest import GENEROUS_S, SHORT, TWO_RANKS, Rig, in_user_code, in_user_ranks
 from tests.ray.user_hosts import NOTES
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 USER_HOSTS = Path(__file__).with_name("user_hosts.py")
 _NODES = 3
@@ -120,8 +120,10 @@ def shared(nodes: Nodes) -> Iterator[RayLauncher]:
 
 @pytest.fixture
 def rig(shared: RayLauncher, nodes: Nodes, tmp_path: Path) -> Rig:
+    """On three nodes at least, whose hosts are ready."""
     nodes.forget()
     nodes.mend()
+    await_slots(shared, _NODES)
     launcher: Any = shared  # whatever a Rig does with its launcher, this one does as well
     return Rig(launcher=launcher, folder=tmp_path)
 

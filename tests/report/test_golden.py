@@ -1,6 +1,6 @@
 """What every renderer makes of known input, and every sentence of the catalogue, as golden files.
 
-No other test reads our English. `pytest tests/report --update` rewrites the files; `git diff` shows what has changed.
+`pytest tests/report --update` rewrites the files; `git diff` shows what has changed.
 """
 
 from __future__ import annotations
@@ -229,8 +229,8 @@ def test_every_sentence_has_figures_to_show_it_with() -> None:
         assert codes.keys() == load_codes(room) - bases, room
 
 
-def test_every_part_of_every_sentence_is_seen() -> None:
-    """Hold each branch of a template to be written into some golden file."""
+def test_the_words_of_every_sentence_stand_in_a_golden_file() -> None:
+    """Hold each text of a template to stand in some golden file; a branch without words of its own may be missed."""
     seen = squeezed("\n".join(map(text_of, MADE)))
     unseen = {
         code: missing

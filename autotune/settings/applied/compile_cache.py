@@ -6,7 +6,9 @@ Comes in: the user's environment. Goes out: the variable that names the folder t
 
 from __future__ import annotations
 
+import getpass
 import os
+import re
 import stat
 import sys
 import tempfile
@@ -20,17 +22,12 @@ from autotune.settings.applied.cores.processor import cpuinfo, processor_name
 __all__ = ["compile_cache_variables"]
 
 _VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
-_USUAL_PREFIX = "torchinductor_"
-"""Of the folder's name that torch uses by itself, in the folder for temporary files; it sets the variable to it.
-
-Source: torch/_inductor/runtime/cache_dir_utils.py, which also makes the folder that is named if it is not there.
-"""
 
 
 def compile_cache_variables() -> dict[str, str]:
     """Return the variable that makes torch keep compiled code in a folder of the user's cache.
 
-    It is empty where the user has named a folder, or where the cache can't be used: torch then has its usual folder.
+    Return {} where the user has named a folder, or where the cache can't be used: torch then has its usual folder.
     torch unpickles and loads what it finds, so the folder must be the user's own, and nobody else may enter it.
     """
     if sys.platform == "win32":  # files there have no owner to compare
@@ -58,5 +55,12 @@ def compile_cache_variables() -> dict[str, str]:
 
 
 def _is_usual(folder: Path) -> bool:
-    """Return whether torch, rather than the user, has set the variable to this folder: it does once it is imported."""
-    return folder.name.startswith(_USUAL_PREFIX) and folder.parent == Path(tempfile.gettempdir())
+    """Return whether torch, rather than the user, has set the variable to this folder: it does once it is imported.
+
+    Source: torch/_inductor/runtime/cache_dir_utils.py, default_cache_dir.
+    """
+    try:
+        user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
+    except (OSError, KeyError):  # nobody has this process's user id
+        return False
+    return folder == Path(tempfile.gettempdir(), f"torchinductor_{user}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from pathlib import Path
 from runpy import run_path
 
@@ -37,8 +38,9 @@ def test_the_folder_is_made_for_its_user_alone(cache: Path) -> None:
     assert stat.S_IMODE(cache.stat().st_mode) == 0o700
 
 
-def test_a_folder_that_the_user_has_named_stays(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "mine")
+@pytest.mark.parametrize("name", ["mine", str(Path(tempfile.gettempdir(), "torchinductor_of_a_project"))])
+def test_a_folder_that_the_user_has_named_stays(name: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, name)
     assert compile_cache_variables() == {}
     assert not cache.exists()
 
