@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from itertools import count
 from math import inf
 from pathlib import Path
 from time import perf_counter
@@ -18,12 +19,28 @@ from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler
 from autotune.records.lengths import Lengths, Tokens
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
+from autotune.worker.after_window import lengths as timed
 from autotune.worker.after_window.lengths import LengthLimits, length_of_item, measure_lengths
 from autotune.worker.measure.feed import Feed
 from autotune.worker.measure.step import open_trainer
 from autotune.worker.setup.device import open_device
 from autotune.worker.setup.loader import build_loader
 from tests.factories.lengths import ByLength, Sequences, Tagger, padded_rows, rows_with_mask, tagging_step
+
+_TICK_S = 5e-4
+
+
+@pytest.fixture(autouse=True)
+def _clock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each look at the clock take as long, so that no busy machine keeps steps from being timed."""
+    if "real_clock" not in request.fixturenames:
+        monkeypatch.setattr(timed, "perf_counter", count(step=_TICK_S).__next__)
+
+
+@pytest.fixture
+def real_clock() -> None:
+    """For what depends on the seconds that pass."""
+
 
 VARIED = [(4, 8, 16, 64)[number % 4] for number in range(400)]
 
@@ -50,7 +67,7 @@ def found(
     loader, device = built(workload, dataset, config, folder), open_device("cpu")
     trainer = open_trainer(workload, Tagger(), next(iter(loader)), config, device) if is_trained else None
     tokens = Tokens(per_sample=60.0, batches=9, shortest=64, longest=64, padding=0.6)
-    limits = LengthLimits(stretch_s=0.01, ends_at=inf)
+    limits = LengthLimits(stretch_s=0.002, ends_at=inf)
     return measure_lengths(loader, config, tokens, padded, trainer, limits)
 
 
@@ -136,6 +153,7 @@ def test_lengths_end_where_the_collate_function_cuts(tmp_path: Path) -> None:
     assert lengths.mean == pytest.approx(7)
 
 
+@pytest.mark.usefixtures("real_clock")
 def test_steps_that_are_too_slow_are_given_up(tmp_path: Path) -> None:
     def slow(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         seen.append(batch)
@@ -163,7 +181,7 @@ def test_a_stream_whose_batches_are_counted_is_collated_without_its_count(tmp_pa
     feed = Feed(loader)
     trainer = open_trainer(workload, Tagger(), feed.start().batch, config, open_device("cpu"))
     tokens = Tokens(per_sample=60.0, batches=9, shortest=64, longest=64)
-    lengths = measure_lengths(loader, config, tokens, [64], trainer, LengthLimits(stretch_s=0.01, ends_at=inf))
+    lengths = measure_lengths(loader, config, tokens, [64], trainer, LengthLimits(stretch_s=0.002, ends_at=inf))
     assert lengths is not None
     assert {step.padded for step in lengths.steps} == {4, 8, 16, 64}
 
@@ -189,7 +207,7 @@ def test_batches_that_another_length_would_change_otherwise_are_not_timed(
     loader = built(workload, Sequences(VARIED), config, tmp_path)
     trainer = open_trainer(workload, Tagger(), next(iter(loader)), config, open_device("cpu"))
     tokens = Tokens(per_sample=60.0, batches=9, shortest=64, longest=64)
-    limits = LengthLimits(stretch_s=0.01, ends_at=inf)
+    limits = LengthLimits(stretch_s=0.002, ends_at=inf)
     lengths = measure_lengths(loader, own, tokens, [64], trainer, limits)
     assert lengths is not None
     assert lengths.steps == ()
@@ -197,12 +215,13 @@ def test_batches_that_another_length_would_change_otherwise_are_not_timed(
     assert lengths.padding == pytest.approx(1 - 23 / 60)
 
 
+@pytest.mark.usefixtures("real_clock")
 def test_near_the_deadline_nothing_is_timed(tmp_path: Path) -> None:
     config = TrainingConfig(micro_batch_size=8)
     loader = built(Workload(model=None, dataset=None, collate_fn=padded_rows), Sequences(VARIED), config, tmp_path)
     tokens = Tokens(per_sample=60.0, batches=9, shortest=64, longest=64)
     assert (
-        measure_lengths(loader, config, tokens, [64], None, LengthLimits(stretch_s=0.01, ends_at=perf_counter() - 1.0))
+        measure_lengths(loader, config, tokens, [64], None, LengthLimits(stretch_s=0.002, ends_at=perf_counter() - 1.0))
         is None
     )
 
