@@ -12,9 +12,10 @@ from math import isfinite
 from os.path import isdir
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
+from pydantic import Field
 
 from autotune.analysis.decisions.run_spread import rate_of_runs
 from autotune.errors import ConfigError
@@ -86,6 +87,10 @@ def read_recommended(path: str | Path) -> TrainingConfig:
     return config
 
 
+_MallocSwitch = Annotated[str, Field(pattern=r"^MALLOC_(MMAP|TRIM)_THRESHOLD_=[0-9]+$")]
+"""No other variable: one such as LD_PRELOAD would run code where the file is applied."""
+
+
 class AppliedScript(FrozenModel):
     """What a recommended.yaml says of the script that it was found for."""
 
@@ -93,7 +98,7 @@ class AppliedScript(FrozenModel):
     """As it was searched with, placeholders and all."""
     script: ScriptFacts
     """How its settings are reached."""
-    malloc: tuple[str, ...] = ()
+    malloc: tuple[_MallocSwitch, ...] = ()
     """What was set for glibc's malloc in trials, as NAME=value."""
 
 

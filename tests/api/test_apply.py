@@ -122,6 +122,16 @@ def test_without_a_placeholder_that_was_searched_nothing_is_started(probed: Scri
         applied(recommended(tmp_path, probed), [sys.executable, "train.py", "3", "--lr=0.1"])
 
 
+@pytest.mark.parametrize(
+    "switch", ["LD_PRELOAD=evil.so", "MALLOC_TRIM_THRESHOLD_=1\nLD_PRELOAD=evil.so", "MALLOC_CHECK_=3", "PATH"]
+)
+def test_a_file_sets_no_variables_but_those_of_malloc(switch: str, tmp_path: Path) -> None:
+    path = recommended(tmp_path)
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "malloc": [switch]}), encoding="utf-8")
+    with pytest.raises(ConfigError, match="malloc"):
+        applied(path, ["python", "train.py"])
+
+
 def test_another_file_is_told_for_what_it_is(tmp_path: Path) -> None:
     (tmp_path / "autotune.yaml").write_text("workload: {command: python train.py}\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="format"):

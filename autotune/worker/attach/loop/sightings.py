@@ -162,7 +162,11 @@ class Sightings:
             **observed_step(self.main_optimizer if self.steps else None),
         }
         if loader is not None:
-            own |= {name: getattr(loader, name) for name in LOADER_ARGUMENTS if hasattr(loader, name)}
+            seen = {name: getattr(loader, name) for name in LOADER_ARGUMENTS if hasattr(loader, name)}
+            # torch takes 1 for True
+            own |= {
+                name: bool(value) if isinstance(getattr(given, name), bool) else value for name, value in seen.items()
+            }
             own["worker_threads"] = threads_in_workers(loader.worker_init_fn)
         own |= {name: getattr(given, name) for name in placeholders}
         if not own.get("num_workers"):
