@@ -146,6 +146,11 @@ class ScriptFeed:
         """The script has begun an epoch: its iterator, and when it began to make one."""
         self._iterator, self._asked_again, self.is_between_epochs = ref(iterator), begun, False
 
+    def ask_of(self, iterator: Any) -> None:
+        """The script wants its next batch from this iterator, which may be an older one: it has several."""
+        if not self.is_own and self._iterator() is not iterator:
+            self._iterator = ref(iterator)
+
     @property
     def queue_capacity(self) -> int:
         """As a Feed has it."""

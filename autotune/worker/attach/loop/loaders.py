@@ -10,6 +10,7 @@ from threading import get_ident
 from time import perf_counter
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
 from autotune.settings.workload import ScriptFacts
@@ -44,6 +45,18 @@ class Loaders:
         """By thread: the loader that it has last taken a batch of, and the optimizer steps before that."""
         self._begun = 0.0
         """When the last iterator of a counted loader was begun."""
+        self._with_gradients: set[int] = set()
+        """Ids of the loaders that were iterated with gradients on."""
+
+    def is_evaluated(self, loader: DataLoader[Any]) -> bool:
+        """Return whether a loader is about to be iterated for an evaluation: gradients are off, which were on before.
+
+        The training loader is, where a script looks at its accuracy on what it trains on.
+        """
+        if torch.is_grad_enabled():
+            self._with_gradients.add(id(loader))
+            return False
+        return id(loader) in self._with_gradients
 
     def begin(self, loader: DataLoader[Any], *, is_sure: bool) -> CountedLoader | None:
         """A loader is about to be iterated; how it is counted, where it trains for sure or may be the one that does."""
@@ -75,6 +88,7 @@ class Loaders:
     def forget(self, loader: DataLoader[Any]) -> None:
         """The script has made its training loader anew: hold the former one no longer, so that its workers end."""
         self.counted.pop(id(loader), None)
+        self._with_gradients.discard(id(loader))
         kept = getattr(loader, "_iterator", None)  # of persistent workers: it knows its loader, which knows it
         if kept is not None:
             kept.autotune_loader = None

@@ -88,6 +88,10 @@ class Session:
         for made in self.sightings.made:
             made.was_iterated |= made.loader() is loader
         feed = self.feed
+        if self._loaders.is_evaluated(loader):
+            if isinstance(feed, ScriptFeed):
+                feed.beside.begin()
+            return None
         if feed is not None:
             if not isinstance(feed, ScriptFeed):
                 return None
@@ -108,7 +112,11 @@ class Session:
         """See hooks.Watcher."""
         if self._is_passive or self._is_measuring:
             return
-        iterator.autotune_loader = loader
+        with suppress(AttributeError):  # a subclass's may be a generator, which nothing can be noted on
+            iterator.autotune_loader = loader
+            iterator.autotune_is_evaluation = self._loaders.is_evaluated(loader)
+        if getattr(iterator, "autotune_is_evaluation", False):
+            return
         begun = self._loaders.began(loader)
         if isinstance(self.feed, ScriptFeed) and loader is self.feed.loader:
             self.feed.began_epoch(iterator, begun)
@@ -118,11 +126,15 @@ class Session:
         loader: DataLoader[Any] | None = getattr(iterator, "autotune_loader", None)
         if loader is None or self._is_measuring:
             return uncounted(iterator)
+        is_evaluation = iterator.autotune_is_evaluation
         if isinstance(self.feed, ScriptFeed) and self.conductor is not None:
-            if loader is self.feed.loader:
+            if loader is self.feed.loader and not is_evaluation:
                 self.feed.beside.on_training()
+                self.feed.ask_of(iterator)
                 return self.conductor.ask()
             return self._batch_beside(iterator, self.feed.beside)
+        if is_evaluation:
+            return uncounted(iterator)
         if loader is self._loaders.training and self.conductor is None:
             return self._begin(loader, iterator)
         return self._loaders.next(loader, iterator)

@@ -83,6 +83,41 @@ def test_an_evaluation_in_the_middle_of_an_epoch_is_left_out_too(rig: ScriptRig)
     assert outside.code == "outside_training"
 
 
+_ON_TRAINING_DATA = (
+    HEAD
+    + """
+loader = DataLoader(data, batch_size=16, shuffle=True)
+
+def evaluate(most):
+    with torch.no_grad():
+        for number, (x, y) in enumerate(loader):
+            if number == most:
+                break
+            model(x)
+
+number = 0
+for epoch in range(100000):
+    for x, y in loader:
+        step(x, y)
+        number += 1
+        if EVERY and number % EVERY == 0:
+            evaluate(3)
+    evaluate(None)
+"""
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("every", [None, 10], ids=["after an epoch", "in the middle of an epoch"])
+def test_an_evaluation_on_the_training_loader_is_no_training(rig: ScriptRig, every: int | None) -> None:
+    words = rig.write(_ON_TRAINING_DATA.replace("EVERY", str(every)))
+    found = rig.probe(words)
+    assert (found.observed.micro_batch_size, found.observed.grad_accum_steps) == (16, 1)
+    measured = rig.measured(words, found)
+    assert measured.window.epoch_samples == 512
+    assert "outside_training" in {remark.code for remark in measured.remarks}
+
+
 @pytest.mark.slow
 def test_an_evaluation_at_a_blocks_edge_belongs_to_no_block(rig: ScriptRig) -> None:
     words = rig.write(
