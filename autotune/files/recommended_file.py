@@ -6,6 +6,7 @@ Comes in: the RunSummary of a search, or the path of a file. Goes out: the file'
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from math import isfinite
@@ -15,7 +16,7 @@ from statistics import fmean
 from typing import Annotated, Any
 
 import yaml
-from pydantic import Field
+from pydantic import AfterValidator
 
 from autotune.analysis.decisions.run_spread import rate_of_runs
 from autotune.errors import ConfigError
@@ -87,8 +88,11 @@ def read_recommended(path: str | Path) -> TrainingConfig:
     return config
 
 
-_MallocSwitch = Annotated[str, Field(pattern=r"^MALLOC_(MMAP|TRIM)_THRESHOLD_=[0-9]+$")]
-"""No other variable: one such as LD_PRELOAD would run code where the file is applied."""
+def _malloc_switch(switch: str) -> str:
+    """Refuse any other variable: one such as LD_PRELOAD would run code where the file is applied."""
+    if re.fullmatch(r"MALLOC_(MMAP|TRIM)_THRESHOLD_=[0-9]+", switch) is None:
+        raise ValueError(f"must be MALLOC_MMAP_THRESHOLD_=N or MALLOC_TRIM_THRESHOLD_=N, N whole, but got {switch!r}")
+    return switch
 
 
 class AppliedScript(FrozenModel):
@@ -98,7 +102,7 @@ class AppliedScript(FrozenModel):
     """As it was searched with, placeholders and all."""
     script: ScriptFacts
     """How its settings are reached."""
-    malloc: tuple[_MallocSwitch, ...] = ()
+    malloc: tuple[Annotated[str, AfterValidator(_malloc_switch)], ...] = ()
     """What was set for glibc's malloc in trials, as NAME=value."""
 
 
