@@ -19,11 +19,11 @@ from autotune.worker.attach.loop.sightings import Sightings
 from autotune.worker.attach.seams.hooks import plain_next
 from autotune.worker.measure.batch_sizes import CountedBatch
 
-__all__ = ["Loaders", "uncounted"]
+__all__ = ["STEPS_BEYOND_BATCHES", "Loaders", "uncounted"]
 
 _STEPS_WITHOUT_LOADER = 3
 """Optimizer steps without a batch of a DataLoader after which a script counts as one that has none: our convention."""
-_STEPS_BEYOND_BATCHES = 64
+STEPS_BEYOND_BATCHES = 64
 """Steps since the last batch, beyond as many as it took batches, from which on it trains on what it has kept: ours."""
 
 
@@ -99,7 +99,7 @@ class Loaders:
         """An optimizer has stepped: either that shows which loader trains, or, after some steps, that none does."""
         last, count = self._last.get(get_ident()), len(self._sightings.samples)
         steps = self._sightings.most_steps - (0 if last is None else last[1])
-        if last is not None and steps <= count + _STEPS_BEYOND_BATCHES:
+        if last is not None and steps <= count + STEPS_BEYOND_BATCHES:
             self.training = last[0]
             return False
         if steps >= _STEPS_WITHOUT_LOADER:
