@@ -265,8 +265,10 @@ def env(as_json: bool) -> None:
 
 
 def main() -> None:
-    """Entry point of the `autotune` command. SIGTERM ends a search as Ctrl-C does: the best so far is saved."""
+    """Run the `autotune` command; SIGTERM and a closed terminal end a search as Ctrl-C does, the best so far saved."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
     cli(prog_name="autotune")
 
 

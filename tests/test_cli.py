@@ -220,15 +220,16 @@ def test_an_interrupted_run_without_a_folder_names_the_one_it_took(api: Any) -> 
     assert (result.exit_code, "--set run_dir=runs/new" in result.stderr) == (130, True)
 
 
-def test_sigterm_ends_a_run_as_ctrl_c_does() -> None:
-    code = """
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_signal_ends_a_run_as_ctrl_c_does(name: str) -> None:
+    code = f"""
 import os, signal, sys, types
 from autotune.cli import main
 
 def run_plan(plan, **options):
     plan.run_dir.mkdir()
     (plan.run_dir / "recommended.yaml").touch()
-    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.{name})
     signal.pause()
 
 sys.modules["autotune.api.search"] = types.SimpleNamespace(run_plan=run_plan)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,6 +69,7 @@ def apply_command(path: Path, command: Sequence[str], *, only_print: bool = Fals
     sys.stdout.flush()
     sys.stderr.write(f"{say(note('applying', command=shlex.join(words)))}\n")
     sys.stderr.flush()
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and what is started would go on ignoring it
     try:
         os.execvpe(words[0], list(words), {**os.environ, **environment})  # noqa: S606 - no shell: the user's own words
     except OSError as error:

@@ -60,11 +60,12 @@ def kept_random_state() -> Iterator[None]:
 
 @contextmanager
 def without_interrupts() -> Iterator[None]:
-    """While entered, Ctrl-C and SIGTERM do nothing: the results of a search must be saved completely."""
+    """Ignore Ctrl-C, SIGTERM and SIGHUP while entered: the results of a search must be saved completely."""
     if current_thread() is not main_thread():  # no other thread gets or handles signals
         yield
         return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
     try:
         yield
     finally:

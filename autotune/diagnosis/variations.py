@@ -50,7 +50,8 @@ def _device_changes(space: ResolvedSpace) -> Iterator[Mapping[str, object]]:
     own, environment = space.baseline, space.environment
     for factor in _BATCH_FACTORS:
         yield with_batch(own, max(1, int(own.micro_batch_size * factor))).model_dump()
-    yield from ({"amp_dtype": dtype} for dtype in environment.native_amp_dtypes)
+    reached = space.domains["amp_dtype"]  # of a script only what can be set from outside, float16 never
+    yield from ({"amp_dtype": dtype} for dtype in environment.native_amp_dtypes if dtype in reached)
     if environment.device_kind == "cpu":
         yield from ({"intra_op_threads": count} for count in (1, environment.cores))
     if space.facts.has_4d_input:

@@ -6,15 +6,17 @@ Comes in: the RunSummary of a search, or the path of a file. Goes out: the file'
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from math import isfinite
 from os.path import isdir
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
+from pydantic import AfterValidator
 
 from autotune.analysis.decisions.run_spread import rate_of_runs
 from autotune.errors import ConfigError
@@ -86,6 +88,13 @@ def read_recommended(path: str | Path) -> TrainingConfig:
     return config
 
 
+def _malloc_switch(switch: str) -> str:
+    """Refuse any other variable: one such as LD_PRELOAD would run code where the file is applied."""
+    if re.fullmatch(r"MALLOC_(MMAP|TRIM)_THRESHOLD_=[0-9]+", switch) is None:
+        raise ValueError(f"must be MALLOC_MMAP_THRESHOLD_=N or MALLOC_TRIM_THRESHOLD_=N, N whole, but got {switch!r}")
+    return switch
+
+
 class AppliedScript(FrozenModel):
     """What a recommended.yaml says of the script that it was found for."""
 
@@ -93,7 +102,7 @@ class AppliedScript(FrozenModel):
     """As it was searched with, placeholders and all."""
     script: ScriptFacts
     """How its settings are reached."""
-    malloc: tuple[str, ...] = ()
+    malloc: tuple[Annotated[str, AfterValidator(_malloc_switch)], ...] = ()
     """What was set for glibc's malloc in trials, as NAME=value."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -120,6 +121,28 @@ def test_the_training_runs_to_its_end_with_exactly_the_settings(probed: Script, 
 def test_without_a_placeholder_that_was_searched_nothing_is_started(probed: Script, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"\{lr\}.*train.py 100000 '--lr=\{lr\}'$"):
         applied(recommended(tmp_path, probed), [sys.executable, "train.py", "3", "--lr=0.1"])
+
+
+def test_what_is_started_is_ended_by_a_closed_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python ignores SIGPIPE, and what it becomes would go on ignoring it."""
+    seen: list[object] = []
+    before = signal.getsignal(signal.SIGPIPE)
+    monkeypatch.setattr(os, "execvpe", lambda *_: seen.append(signal.getsignal(signal.SIGPIPE)))
+    try:
+        apply_command(recommended(tmp_path), ["python", "train.py"])
+    finally:
+        signal.signal(signal.SIGPIPE, before)
+    assert seen == [signal.SIG_DFL]
+
+
+@pytest.mark.parametrize(
+    "switch", ["LD_PRELOAD=evil.so", "MALLOC_TRIM_THRESHOLD_=1\nLD_PRELOAD=evil.so", "MALLOC_CHECK_=3", "PATH"]
+)
+def test_a_file_sets_no_variables_but_those_of_malloc(switch: str, tmp_path: Path) -> None:
+    path = recommended(tmp_path)
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "malloc": [switch]}), encoding="utf-8")
+    with pytest.raises(ConfigError, match="malloc"):
+        applied(path, ["python", "train.py"])
 
 
 def test_another_file_is_told_for_what_it_is(tmp_path: Path) -> None:

@@ -44,9 +44,14 @@ def diagnose(launcher: FakeLauncher | None = None, **arguments: Any) -> autotune
 
 
 def space_of(
-    config: TrainingConfig, *, kind: str = "cpu", given: dict[str, Domain] | None = None, **facts: Any
+    config: TrainingConfig,
+    *,
+    kind: str = "cpu",
+    native: tuple[str, ...] = ("float32",),
+    given: dict[str, Domain] | None = None,
+    **facts: Any,
 ) -> ResolvedSpace:
-    environment = fake_environment().model_copy(update={"device_kind": kind, "native_amp_dtypes": ("float32",)})
+    environment = fake_environment().model_copy(update={"device_kind": kind, "native_amp_dtypes": native})
     found = fake_facts().model_copy(update=facts)
     return resolve(
         Basis(given=given or {}, baseline=config, objective=Objective(), facts=found, environment=environment)
@@ -379,6 +384,13 @@ def test_a_setting_that_fails_spares_the_others(look: Callable[..., autotune.Dia
     found = look(cases.small_net, cases.Unruly, TWO_WORKERS, {"micro_batch_size": 64})
     assert "no workers, please" in remarks_of(found)["side_not_measured"]["reason"]
     assert any(point.changes == {"micro_batch_size": 64} for point in found.diagnosis.evidence.curves.device)
+
+
+def test_only_precisions_of_the_space_are_varied() -> None:
+    given = SearchSpace.model_validate({"amp_dtype": ["float32", "bfloat16"]}).given()
+    native = ("float32", "bfloat16", "float16")
+    varied = list_variations(space_of(TrainingConfig(), kind="cuda", native=native, given=given))
+    assert {one.amp_dtype for one in varied} == {"float32", "bfloat16"}
 
 
 def test_a_fused_optimizer_is_varied_where_torch_has_it() -> None:

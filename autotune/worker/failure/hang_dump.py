@@ -8,9 +8,10 @@ The parent ends a group once such a dump is there.
 from __future__ import annotations
 
 import faulthandler
+import os
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from time import perf_counter
 from typing import TextIO
@@ -31,6 +32,8 @@ class HangDump:
     """Where they go."""
     ends_at: float
     """Time of perf_counter of the trial's deadline."""
+    pid: int = field(default_factory=os.getpid)
+    """The process whose words they are."""
 
     def before_deadline(self) -> None:
         """Let them come shortly before the deadline."""
@@ -44,6 +47,8 @@ class HangDump:
         Args:
             longest_s: Seconds of the longest block so far, of any rank: all come to the same time.
         """
+        if os.getpid() != self.pid:
+            return  # a forked child has no timer's thread, for which faulthandler would wait without end
         left_s = self.ends_at - _BEFORE_DEADLINE_S - perf_counter()
         seconds = min(left_s, max(_LEAST_S, _PATIENCE * longest_s))
         with suppress(OSError, ValueError):  # the user's code may have closed it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -44,6 +45,12 @@ def timers(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_words_are_due(timers: list[float], left_s: float, ask: Callable[[HangDump], None], expected_s: float) -> None:
     ask(HangDump(file=sys.stderr, ends_at=NOW + left_s))
     assert timers == [pytest.approx(expected_s)]
+
+
+def test_a_forked_child_has_none(timers: list[float]) -> None:
+    """faulthandler would wait there without end for its parent's thread."""
+    HangDump(file=sys.stderr, ends_at=NOW + 60.0, pid=os.getpid() + 1).before_deadline()
+    assert timers == []
 
 
 def test_words_are_taken_back_once_a_block_has_ended(tmp_path: Path) -> None:

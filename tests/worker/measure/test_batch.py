@@ -37,9 +37,17 @@ class InPlace(Graph):
         super().to(device, non_blocking=non_blocking)
 
 
+class Output(OrderedDict[str, Any]):
+    """An output of transformers, which is changed by its keys alone."""
+
+    def update(self, *_: object, **__: object) -> None:
+        raise Exception("You cannot use `update`")  # noqa: TRY002 - as transformers does
+
+
 MAKERS: dict[str, Callable[[], Any]] = {
     "dict": lambda: {"x": ONES, "y": TWOS},
     "ordered": lambda: OrderedDict(x=ONES, y=TWOS),
+    "transformers' output": lambda: Output(x=ONES, y=TWOS),
     "user's dict": lambda: UserDict(x=ONES, y=TWOS),
     "mapping": lambda: MappingProxyType({"x": ONES, "y": TWOS}),
     "list": lambda: [ONES, [TWOS]],

@@ -47,6 +47,10 @@ class Beside:
             self._seconds += self._until - self._since
         self._since = None
 
+    def add(self, seconds: float) -> None:
+        """Leave out seconds in which nobody could tell what was trained on."""
+        self._seconds += seconds
+
     def take(self) -> float:
         """Seconds that were no training, since this was last asked."""
         seconds, self._seconds = self._seconds, 0.0

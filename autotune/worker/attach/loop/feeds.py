@@ -83,6 +83,11 @@ class ScriptFeed:
         self._iterator: Callable[[], Any] = ref(iterator)
         """The script's is held by the script alone, so that leaving an epoch early ends its workers."""
         self.is_own = False
+        self.is_dry = False
+        """The script trains on, and asks for no more batches: it has kept them. It asks by its steps from now on."""
+        self.batches = 0
+        """Batches that it was given."""
+        self._usual_samples = 1
         self.is_between_epochs = False
         """The script was told that its epoch is over, and has begun no other."""
         self.watches_queue = True
@@ -114,6 +119,8 @@ class ScriptFeed:
         had_to_wait = self.watches_queue and self.ready() == 0
         asked, restarted, apart_s = perf_counter(), False, 0.0
         while True:
+            if self.is_dry:
+                return Delivery(None, self._usual_samples * self._ranks, perf_counter(), 0.0, False, False, 0.0)
             try:
                 batch, samples = self._counted.fetch(self._iterator())
             except StopIteration:
@@ -129,6 +136,7 @@ class ScriptFeed:
                 apart_s, asked = apart_s + outside_s, asked + outside_s
                 continue
             self.outside_s += apart_s
+            self.batches, self._usual_samples = self.batches + 1, samples
             wait_s = perf_counter() - asked
             return Delivery(batch, samples * self._ranks, asked, wait_s, restarted, had_to_wait, apart_s)
 
@@ -147,9 +155,19 @@ class ScriptFeed:
         self._iterator, self._asked_again, self.is_between_epochs = ref(iterator), begun, False
 
     @property
+    def was_left(self) -> bool:
+        """The script has let go of its iterator: it is between two epochs, though the one before had more batches."""
+        return not self.is_own and not self.is_dry and self._iterator() is None
+
+    def ask_of(self, iterator: Any) -> None:
+        """The script wants its next batch from this iterator, which may be an older one: it has several."""
+        if not self.is_own and self._iterator() is not iterator:
+            self._iterator = ref(iterator)
+
+    @property
     def queue_capacity(self) -> int:
         """As a Feed has it."""
-        return capacity_of(self.loader, self.epoch_batches)
+        return 0 if self.is_dry else capacity_of(self.loader, self.epoch_batches)
 
     @property
     def is_iterable(self) -> bool:
@@ -158,11 +176,11 @@ class ScriptFeed:
 
     def is_at_end(self) -> bool:
         """As a Feed has it."""
-        return self._counted.in_epoch == self.epoch_batches
+        return not self.is_dry and self._counted.in_epoch == self.epoch_batches
 
     def ready(self) -> int | None:
         """As a Feed has it."""
-        return ready_in(self.loader, self._iterator())
+        return 0 if self.is_dry else ready_in(self.loader, self._iterator())
 
     def take_over(self) -> None:
         """Iterate the loader here from now on: the script is given what measuring gives it."""

@@ -10,6 +10,7 @@ from threading import get_ident
 from time import perf_counter
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
 from autotune.settings.workload import ScriptFacts
@@ -18,11 +19,11 @@ from autotune.worker.attach.loop.sightings import Sightings
 from autotune.worker.attach.seams.hooks import plain_next
 from autotune.worker.measure.batch_sizes import CountedBatch
 
-__all__ = ["Loaders", "uncounted"]
+__all__ = ["STEPS_BEYOND_BATCHES", "Loaders", "uncounted"]
 
 _STEPS_WITHOUT_LOADER = 3
 """Optimizer steps without a batch of a DataLoader after which a script counts as one that has none: our convention."""
-_STEPS_BEYOND_BATCHES = 64
+STEPS_BEYOND_BATCHES = 64
 """Steps since the last batch, beyond as many as it took batches, from which on it trains on what it has kept: ours."""
 
 
@@ -44,6 +45,18 @@ class Loaders:
         """By thread: the loader that it has last taken a batch of, and the optimizer steps before that."""
         self._begun = 0.0
         """When the last iterator of a counted loader was begun."""
+        self._with_gradients: set[int] = set()
+        """Ids of the loaders that were iterated with gradients on."""
+
+    def is_evaluated(self, loader: DataLoader[Any]) -> bool:
+        """Return whether a loader is about to be iterated for an evaluation: gradients are off, which were on before.
+
+        The training loader is, where a script looks at its accuracy on what it trains on.
+        """
+        if torch.is_grad_enabled():
+            self._with_gradients.add(id(loader))
+            return False
+        return id(loader) in self._with_gradients
 
     def begin(self, loader: DataLoader[Any], *, is_sure: bool) -> CountedLoader | None:
         """A loader is about to be iterated; how it is counted, where it trains for sure or may be the one that does."""
@@ -75,6 +88,7 @@ class Loaders:
     def forget(self, loader: DataLoader[Any]) -> None:
         """The script has made its training loader anew: hold the former one no longer, so that its workers end."""
         self.counted.pop(id(loader), None)
+        self._with_gradients.discard(id(loader))
         kept = getattr(loader, "_iterator", None)  # of persistent workers: it knows its loader, which knows it
         if kept is not None:
             kept.autotune_loader = None
@@ -85,7 +99,7 @@ class Loaders:
         """An optimizer has stepped: either that shows which loader trains, or, after some steps, that none does."""
         last, count = self._last.get(get_ident()), len(self._sightings.samples)
         steps = self._sightings.most_steps - (0 if last is None else last[1])
-        if last is not None and steps <= count + _STEPS_BEYOND_BATCHES:
+        if last is not None and steps <= count + STEPS_BEYOND_BATCHES:
             self.training = last[0]
             return False
         if steps >= _STEPS_WITHOUT_LOADER:

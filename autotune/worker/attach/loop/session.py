@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from threading import get_ident
+from time import perf_counter
 from typing import Any
 from weakref import ref
 
@@ -28,7 +29,7 @@ from autotune.settings.workload import LoaderSite
 from autotune.worker.attach.loop.beside import Beside
 from autotune.worker.attach.loop.conductor import Conductor, HeldBatches, ScriptTrainer
 from autotune.worker.attach.loop.feeds import ScriptFeed, StepFeed
-from autotune.worker.attach.loop.loaders import Loaders, uncounted
+from autotune.worker.attach.loop.loaders import STEPS_BEYOND_BATCHES, Loaders, uncounted
 from autotune.worker.attach.loop.scene import Doer, Scene, is_clean_exit, no_loop, raised, rank, ranks, told, unapplied
 from autotune.worker.attach.loop.sightings import Made, Sightings, is_trained
 from autotune.worker.attach.seams.hooks import release_module_calls
@@ -41,6 +42,11 @@ from autotune.worker.setup.build import WorkloadFault
 from autotune.worker.setup.device import open_device
 
 __all__ = ["Session"]
+
+
+def _may_be_followed(feed: ScriptFeed) -> bool:
+    """Return whether the script may make its training loader anew now: its epoch is over, or was left early."""
+    return feed.is_between_epochs or feed.was_left
 
 
 class Session:
@@ -64,7 +70,9 @@ class Session:
         self._is_passive = job is None or os.environ.get("RANK", "0") != "0"
         """Nothing is measured in this process: there is no job, or another rank does it."""
         self._loaders = Loaders(self.sightings, None if job is None else job.script)
-        self._drives_by_forward = False
+        self._drives_by_forward = self._drives_by_step = False
+        self._unasked, self._asked_at = 0, 0.0
+        """Optimizer steps since the training loader was asked for a batch, and when it was."""
         self._was_backward = True
         """Gradients were computed since the last forward pass that counted."""
 
@@ -78,7 +86,7 @@ class Session:
         """See hooks.Watcher."""
         dataset = None if self._is_passive else loader.dataset
         made = Made(site, ref(loader), dataset, takes_batch_size=loader.batch_size is not None)
-        made.is_between_epochs = isinstance(self.feed, ScriptFeed) and self.feed.is_between_epochs
+        made.is_between_epochs = isinstance(self.feed, ScriptFeed) and _may_be_followed(self.feed)
         self.sightings.made.append(made)
 
     def before_iter(self, loader: DataLoader[Any]) -> object | None:
@@ -88,11 +96,15 @@ class Session:
         for made in self.sightings.made:
             made.was_iterated |= made.loader() is loader
         feed = self.feed
+        if self._loaders.is_evaluated(loader):
+            if isinstance(feed, ScriptFeed):
+                feed.beside.begin()
+            return None
         if feed is not None:
             if not isinstance(feed, ScriptFeed):
                 return None
             if loader is not feed.loader and not (
-                feed.is_between_epochs and self.sightings.is_anew(loader, feed.loader)
+                _may_be_followed(feed) and self.sightings.is_anew(loader, feed.loader)
             ):
                 feed.beside.begin()
                 return None
@@ -108,7 +120,11 @@ class Session:
         """See hooks.Watcher."""
         if self._is_passive or self._is_measuring:
             return
-        iterator.autotune_loader = loader
+        with suppress(AttributeError):  # a subclass's may be a generator, which nothing can be noted on
+            iterator.autotune_loader = loader
+            iterator.autotune_is_evaluation = self._loaders.is_evaluated(loader)
+        if getattr(iterator, "autotune_is_evaluation", False):
+            return
         begun = self._loaders.began(loader)
         if isinstance(self.feed, ScriptFeed) and loader is self.feed.loader:
             self.feed.began_epoch(iterator, begun)
@@ -118,11 +134,16 @@ class Session:
         loader: DataLoader[Any] | None = getattr(iterator, "autotune_loader", None)
         if loader is None or self._is_measuring:
             return uncounted(iterator)
+        is_evaluation = iterator.autotune_is_evaluation
         if isinstance(self.feed, ScriptFeed) and self.conductor is not None:
-            if loader is self.feed.loader:
+            if loader is self.feed.loader and not is_evaluation:
                 self.feed.beside.on_training()
+                self.feed.ask_of(iterator)
+                self._unasked, self._asked_at = 0, perf_counter()
                 return self.conductor.ask()
             return self._batch_beside(iterator, self.feed.beside)
+        if is_evaluation:
+            return uncounted(iterator)
         if loader is self._loaders.training and self.conductor is None:
             return self._begin(loader, iterator)
         return self._loaders.next(loader, iterator)
@@ -158,10 +179,25 @@ class Session:
         if self.trainer is not None:
             if optimizer is self.trainer.optimizer:
                 self.trainer.accumulated = 0
+            if self._drives_by_step and self.conductor is not None:
+                self.conductor.ask()
+            else:
+                self._look_for_asking()
             return
-        if self._drives_by_forward:
+        if self._drives_by_forward or self._drives_by_step:
             return
         if self._loaders.has_none_after_step():
+            self._drive_by_forward()
+
+    def _look_for_asking(self) -> None:
+        """Go on by steps where the script trains and asks for no more batches: it has kept them (itertools.cycle)."""
+        feed, conductor = self.feed, self.conductor
+        if not isinstance(feed, ScriptFeed) or feed.is_dry or conductor is None or conductor.thread != get_ident():
+            return
+        self._unasked += 1
+        if self._unasked > feed.batches + STEPS_BEYOND_BATCHES:
+            feed.is_dry = True
+            feed.beside.add(perf_counter() - self._asked_at)
             self._drive_by_forward()
 
     def _tell_unapplied(self) -> None:
@@ -207,6 +243,10 @@ class Session:
         """Take the lead at the next forward pass of the largest module."""
         module = self.sightings.main_module
         if module is None:
+            self._drives_by_step = True
+            if self.conductor is None:
+                self._lead()
+                self._start(StepFeed(ranks()))
             return
         self._drives_by_forward = True
 

@@ -138,9 +138,15 @@ class Sightings:
         return [*(made for made in before if made.dataset is data and not made.was_iterated), self.made[place]]
 
     def is_anew(self, loader: DataLoader[Any], former: DataLoader[Any]) -> bool:
-        """Whether a loader was made between two epochs, where a former one was, of the same data in the same manner."""
+        """Return whether a loader was made between two epochs, where a former one was, in the same manner.
+
+        It is of the same data, or of data of the same type that are trained on: gradients are on.
+        """
         new, old = (next((made for made in self.made if made.loader() is one), None) for one in (loader, former))
-        if new is None or old is None or not new.is_between_epochs or new.dataset is not old.dataset:
+        if new is None or old is None or not new.is_between_epochs:
+            return False
+        is_alike = type(new.dataset) is type(old.dataset) and torch.is_grad_enabled()
+        if new.dataset is not old.dataset and not is_alike:
             return False
         is_there = (new.site.file, new.site.line) == (old.site.file, old.site.line)
         return is_there and type(loader.sampler) is type(former.sampler)
@@ -162,7 +168,11 @@ class Sightings:
             **observed_step(self.main_optimizer if self.steps else None),
         }
         if loader is not None:
-            own |= {name: getattr(loader, name) for name in LOADER_ARGUMENTS if hasattr(loader, name)}
+            seen = {name: getattr(loader, name) for name in LOADER_ARGUMENTS if hasattr(loader, name)}
+            # torch takes 1 for True
+            own |= {
+                name: bool(value) if isinstance(getattr(given, name), bool) else value for name, value in seen.items()
+            }
             own["worker_threads"] = threads_in_workers(loader.worker_init_fn)
         own |= {name: getattr(given, name) for name in placeholders}
         if not own.get("num_workers"):

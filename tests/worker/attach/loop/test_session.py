@@ -69,8 +69,6 @@ def test_a_validation_loader_is_not_the_training_loader_and_its_time_is_no_train
     assert isinstance(epochs, int)
     assert seconds >= 0.9 * _EVALUATION_S * (epochs - 1) > 0
     assert measured.window.epoch_samples == 512
-    epochs_trained = sum(block.batches for block in measured.blocks) / 8
-    assert sum(block.seconds for block in measured.blocks) < _EVALUATION_S * epochs_trained
 
 
 @pytest.mark.slow
@@ -81,6 +79,90 @@ def test_an_evaluation_in_the_middle_of_an_epoch_is_left_out_too(rig: ScriptRig)
     assert site.line == _line_of(_MID_EPOCH, "loader = DataLoader")
     (outside,) = rig.measured(words, found).remarks
     assert outside.code == "outside_training"
+
+
+_ON_TRAINING_DATA = (
+    HEAD
+    + """
+loader = DataLoader(data, batch_size=16, shuffle=True)
+
+def evaluate(most):
+    with torch.no_grad():
+        for number, (x, y) in enumerate(loader):
+            if number == most:
+                break
+            model(x)
+
+number = 0
+for epoch in range(100000):
+    for x, y in loader:
+        step(x, y)
+        number += 1
+        if EVERY and number % EVERY == 0:
+            evaluate(3)
+    evaluate(None)
+"""
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("every", [None, 10], ids=["after an epoch", "in the middle of an epoch"])
+def test_an_evaluation_on_the_training_loader_is_no_training(rig: ScriptRig, every: int | None) -> None:
+    words = rig.write(_ON_TRAINING_DATA.replace("EVERY", str(every)))
+    found = rig.probe(words)
+    assert (found.observed.micro_batch_size, found.observed.grad_accum_steps) == (16, 1)
+    assert rig.measured(words, found).window.epoch_samples == 512
+
+
+_NO_MORE_ASKING = {
+    "itertools.cycle": """
+from itertools import cycle
+for x, y in cycle(DataLoader(data, batch_size=16, shuffle=True)):
+    step(x, y)
+""",
+    "a loader for each epoch, left early": """
+while True:
+    for number, (x, y) in enumerate(DataLoader(data, batch_size=16, shuffle=True)):
+        if number == 10:
+            break
+        step(x, y)
+""",
+    "a dataset for each epoch": """
+while True:
+    fresh = TensorDataset(*data.tensors)
+    for x, y in DataLoader(fresh, batch_size=16, shuffle=True):
+        step(x, y)
+""",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", _NO_MORE_ASKING.values(), ids=_NO_MORE_ASKING)
+def test_a_script_that_asks_its_first_loader_no_more_is_measured_all_the_same(rig: ScriptRig, text: str) -> None:
+    words = rig.write(HEAD + text)
+    found = rig.probe(words)
+    assert (found.observed.micro_batch_size, found.observed.grad_accum_steps) == (16, 1)
+    measured = rig.measured(words, found)
+    assert {round(block.samples / block.batches) for block in measured.blocks} == {16}
+
+
+@pytest.mark.slow
+def test_parameters_without_a_module_are_measured_by_their_steps(rig: ScriptRig) -> None:
+    words = rig.write(
+        """
+import torch
+
+image, target = torch.rand(64, 64, requires_grad=True), torch.rand(64, 64)
+optimizer = torch.optim.Adam([image], lr=1e-2)
+while True:
+    optimizer.zero_grad()
+    ((image - target) ** 2).mean().backward()
+    optimizer.step()
+"""
+    )
+    found = rig.probe(words)
+    assert found.script.loaders == ()
+    assert rig.measured(words, found).samples_per_s > 0
 
 
 @pytest.mark.slow

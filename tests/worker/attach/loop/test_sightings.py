@@ -95,7 +95,7 @@ for epoch in range(100000):
     ),
     "four batches a step": Kind(
         text=HEAD
-        + "loader = DataLoader(data, batch_size=4, shuffle=True, num_workers=1, prefetch_factor=3, in_order=False)\n"
+        + "loader = DataLoader(data, 4, shuffle=True, num_workers=1, prefetch_factor=3, persistent_workers=1)\n"
         + """
 for epoch in range(100000):
     for number, (x, y) in enumerate(loader):
@@ -109,7 +109,7 @@ for epoch in range(100000):
             "grad_accum_steps": 4,
             "num_workers": 1,
             "prefetch_factor": 3,
-            "in_order": False,
+            "persistent_workers": True,
         },
     ),
     "two optimizers": Kind(
