@@ -73,6 +73,8 @@ class Session:
         self._drives_by_forward = self._drives_by_step = False
         self._unasked, self._asked_at = 0, 0.0
         """Optimizer steps since the training loader was asked for a batch, and when it was."""
+        self._is_searched = True
+        """The loader that is about to be made is one of those that are searched."""
         self._was_backward = True
         """Gradients were computed since the last forward pass that counted."""
 
@@ -80,12 +82,13 @@ class Session:
 
     def loader_arguments(self, site: LoaderSite, arguments: dict[str, Any]) -> None:
         """See hooks.Watcher."""
-        self.overrides.loader(site, arguments)
+        self._is_searched = self.overrides.loader(site, arguments)
 
     def loader_made(self, site: LoaderSite, loader: DataLoader[Any]) -> None:
         """See hooks.Watcher."""
         dataset = None if self._is_passive else loader.dataset
         made = Made(site, ref(loader), dataset, takes_batch_size=loader.batch_size is not None)
+        made.is_searched = self._is_searched
         made.is_between_epochs = isinstance(self.feed, ScriptFeed) and _may_be_followed(self.feed)
         self.sightings.made.append(made)
 

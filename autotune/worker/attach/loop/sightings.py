@@ -62,6 +62,8 @@ class Made:
     was_iterated: bool = False
     is_between_epochs: bool = False
     """It was made while a training epoch was over and the next had not begun."""
+    is_searched: bool = True
+    """It has the settings of the trial, or there are none."""
 
 
 @dataclass(slots=True)
@@ -140,12 +142,12 @@ class Sightings:
     def is_anew(self, loader: DataLoader[Any], former: DataLoader[Any]) -> bool:
         """Return whether a loader was made between two epochs, where a former one was, in the same manner.
 
-        It is of the same data, or of data of the same type that are trained on: gradients are on.
+        It is of the same data, or of others of their type that are trained on: gradients are on.
         """
         new, old = (next((made for made in self.made if made.loader() is one), None) for one in (loader, former))
         if new is None or old is None or not new.is_between_epochs:
             return False
-        is_alike = type(new.dataset) is type(old.dataset) and torch.is_grad_enabled()
+        is_alike = type(new.dataset) is type(old.dataset) and new.is_searched and torch.is_grad_enabled()
         if new.dataset is not old.dataset and not is_alike:
             return False
         is_there = (new.site.file, new.site.line) == (old.site.file, old.site.line)

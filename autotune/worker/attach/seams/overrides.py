@@ -51,6 +51,7 @@ class Overrides:
         self.config, self.facts, self._is_trial, self._is_switched = config, facts, is_trial, is_switched
         self.changed = frozenset[str]() if facts is None else changed_settings(config, facts)
         self._datasets: list[object] = []
+        self._manners: list[tuple[Any, ...]] = []
         """Of the loaders that were searched."""
 
     def in_process(self) -> None:
@@ -77,15 +78,21 @@ class Overrides:
                 raise DeviceError(str(error)) from error
             sys.stderr.write(f"autotune: this process runs unbound: {error}\n")
 
-    def loader(self, site: LoaderSite, arguments: dict[str, Any]) -> None:
-        """Change the arguments of a DataLoader that is about to be made at a place."""
-        if self.facts is None or not self._is_searched(site, arguments.get("dataset")):
-            return
+    def loader(self, site: LoaderSite, arguments: dict[str, Any]) -> bool:
+        """Change the arguments of a DataLoader that is about to be made at a place.
+
+        Returns:
+            Whether it is one of those that are searched; before the probe any may be.
+        """
+        if self.facts is None:
+            return True
+        if not self._is_searched(site, arguments):
+            return False
         has_own_batches = arguments.get("batch_sampler") is not None or arguments.get("batch_size", 1) is None
         if "micro_batch_size" in self.changed and not has_own_batches:
             arguments["batch_size"] = self.config.loader_batch_size
         if not self.changed & set(LOADER_SETTINGS):
-            return
+            return True
         settings = {name: value for name, value in self.config.loader_settings.items() if name in self.facts.reached}
         arguments |= settings
         if "worker_threads" in self.changed:
@@ -93,15 +100,26 @@ class Overrides:
         if not arguments.get("num_workers"):  # what only workers use; torch refuses it without any
             for name in ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout", "in_order"):
                 arguments.pop(name, None)
+        return True
 
-    def _is_searched(self, site: LoaderSite, dataset: object) -> bool:
-        """Whether a loader is one of those that were searched, or such a one made anew for the same data."""
+    def _is_searched(self, site: LoaderSite, arguments: Mapping[str, Any]) -> bool:
+        """Return whether a loader is one of those that were searched, or such a one made again.
+
+        That is one at the same line, for the same data, or for others of their type that are drawn at random in the
+        same manner: a function that makes all loaders makes those of an evaluation in order.
+        """
         assert self.facts is not None  # noqa: S101 - asked for by `loader` alone
+        dataset, samplers = arguments.get("dataset"), (arguments.get("sampler"), arguments.get("batch_sampler"))
+        is_drawn = bool(arguments.get("shuffle")) or any(one is not None for one in samplers)
+        plain = (arguments.get(name) for name in ("batch_size", "shuffle", "drop_last"))
+        manner = (type(dataset), *map(type, samplers), *plain)
         if site in self.facts.loaders:
             self._datasets.append(dataset)
+            self._manners.append(manner)
             return True
         is_there = any((site.file, site.line) == (known.file, known.line) for known in self.facts.loaders)
-        return is_there and any(dataset is known for known in self._datasets)
+        is_alike = any(dataset is known for known in self._datasets) or (is_drawn and manner in self._manners)
+        return is_there and is_alike
 
     @property
     def follows_modules(self) -> bool:

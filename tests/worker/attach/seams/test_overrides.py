@@ -10,6 +10,10 @@ import pytest
 import torch
 
 from autotune.launch.local.fork_server import ForkServerLauncher
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings.workload import LoaderSite
+from autotune.worker.attach.seams.overrides import Overrides
+from tests.factories.scripts import make_script
 from tests.worker.attach.scripts import Script, ScriptRig
 
 _SHOWS = """
@@ -80,6 +84,27 @@ def seen_with(rig: ScriptRig, probed: Script, **settings: Any) -> dict[str, Any]
     rig.measured(probed.words, probed, **settings)
     found: dict[str, Any] = rig.printed()
     return found
+
+
+def test_a_loader_that_is_made_again_has_the_settings_where_it_is_made_in_the_same_manner() -> None:
+    facts = make_script()
+    (first,) = facts.loaders
+    overrides = Overrides(TrainingConfig(micro_batch_size=64, lr=0.1), facts)
+
+    def size(place: LoaderSite, **changes: Any) -> int:
+        arguments: dict[str, Any] = {"dataset": [1, 2], "batch_size": 16, "shuffle": True, **changes}
+        is_searched = overrides.loader(place, arguments)
+        assert is_searched is (arguments["batch_size"] == 64)
+        return int(arguments["batch_size"])
+
+    later = first.model_copy(update={"nth": 1})
+    assert size(later) == 16, "nobody knows the first one's manner yet"
+    assert size(first) == 64
+    assert size(later) == 64
+    assert size(later, dataset=(1, 2)) == 16, "of another type"
+    assert size(later, shuffle=False) == 16, "in order, as an evaluation's"
+    assert size(later, batch_size=20) == 16 + 4
+    assert size(later.model_copy(update={"line": 8})) == 16, "made elsewhere"
 
 
 def test_the_baselines_trial_changes_nothing(shared: ScriptRig, probed: Script) -> None:
