@@ -126,7 +126,7 @@ def _probe(
 ) -> RankReport:
     """Watch some steps of a script that began with these modules and variables."""
     seen, feed, loader = scene.sightings, scene.feed, scene.loader
-    seen.counted_from, begun, least = seen.most_steps, perf_counter(), _OBSERVED_S
+    begun, least = perf_counter(), _OBSERVED_S
     if loader is not None:
         seen.samples.clear()
     while True:
@@ -134,8 +134,10 @@ def _probe(
         seen.samples.append(delivery.samples // ranks())
         seen.shapes.see(delivery.batch)
         seen.batches += 1
+        steps_before = sum(seen.steps.values())
         scene.trainer.train(delivery.batch)
-        steps, spent_s = seen.most_steps - seen.counted_from, perf_counter() - begun
+        seen.stepped += sum(seen.steps.values()) > steps_before
+        steps, spent_s = seen.stepped, perf_counter() - begun
         if (steps >= _OBSERVED_STEPS and spent_s >= least[0]) or (steps >= 2 and spent_s >= least[1]):
             break
         if perf_counter() > start.ends_at:

@@ -80,8 +80,8 @@ class Sightings:
     """Of the batches, or of the largest outermost module's inputs."""
     shapes: BatchShapes = field(default_factory=BatchShapes)
     batches: int = 0
-    counted_from: int = 0
-    """Optimizer steps before the batches began to be counted."""
+    stepped: int = 0
+    """Of these batches, those after which an optimizer stepped, be it a new one: for each client, say."""
     autocast: str | None = None
     """The precision that the script itself computes in, where that is not float32."""
     has_images: bool = False
@@ -157,11 +157,10 @@ class Sightings:
         self, given: TrainingConfig, loader: DataLoader[Any] | None, ranks: int, placeholders: tuple[str, ...]
     ) -> TrainingConfig:
         """What the script does by itself; what nobody sees, and what its command takes as words, is as given."""
-        steps = max(1, self.most_steps - self.counted_from)
         size = getattr(loader, "batch_size", None) or (median_low(self.samples) if self.samples else 0)
         own: dict[str, Any] = {
             "micro_batch_size": size or given.micro_batch_size,
-            "grad_accum_steps": max(1, round(self.batches / steps)),
+            "grad_accum_steps": max(1, round(self.batches / max(1, self.stepped))),
             "lr": self.lr or given.lr,
             "amp_dtype": self._precision(),
             "compile": any(type(module).__name__ == "OptimizedModule" for module in self.outermost),

@@ -127,6 +127,16 @@ while True:
             break
         step(x, y)
 """,
+    "a model and an optimizer for each client": """
+from copy import deepcopy
+while True:
+    client = deepcopy(model)
+    own = torch.optim.SGD(client.parameters(), lr=0.1)
+    for x, y in DataLoader(data, batch_size=16, shuffle=True):
+        own.zero_grad()
+        nn.functional.cross_entropy(client(x), y).backward()
+        own.step()
+""",
     "a dataset for each epoch": """
 while True:
     fresh = TensorDataset(*data.tensors)
