@@ -134,9 +134,10 @@ def _probe(
         seen.samples.append(delivery.samples // ranks())
         seen.shapes.see(delivery.batch)
         seen.batches += 1
-        steps_before = sum(seen.steps.values())
+        before = dict(seen.steps)
         scene.trainer.train(delivery.batch)
-        seen.stepped += sum(seen.steps.values()) > steps_before
+        made = (count - before.get(optimizer, 0) for optimizer, count in seen.steps.items())
+        seen.stepped += max(made, default=0)
         steps, spent_s = seen.stepped, perf_counter() - begun
         if (steps >= _OBSERVED_STEPS and spent_s >= least[0]) or (steps >= 2 and spent_s >= least[1]):
             break

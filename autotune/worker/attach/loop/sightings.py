@@ -81,7 +81,7 @@ class Sightings:
     shapes: BatchShapes = field(default_factory=BatchShapes)
     batches: int = 0
     stepped: int = 0
-    """Of these batches, those after which an optimizer stepped, be it a new one: for each client, say."""
+    """Steps on these batches: of the optimizer that steps most after each, be it a new one, for each client, say."""
     autocast: str | None = None
     """The precision that the script itself computes in, where that is not float32."""
     has_images: bool = False
