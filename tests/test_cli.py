@@ -224,6 +224,7 @@ def test_an_interrupted_run_without_a_folder_names_the_one_it_took(api: Any) -> 
 def test_a_signal_ends_a_run_as_ctrl_c_does(name: str) -> None:
     code = f"""
 import os, signal, sys, types
+signal.signal(signal.{name}, signal.SIG_DFL)  # it may be ignored around these tests, as by nohup
 from autotune.cli import main
 
 def run_plan(plan, **options):
