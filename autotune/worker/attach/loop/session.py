@@ -45,7 +45,7 @@ __all__ = ["Session"]
 
 
 def _may_be_followed(feed: ScriptFeed) -> bool:
-    """Return whether the script may make its training loader anew now: its epoch is over, or was left early."""
+    """Return whether the script may make its training loader again now: its epoch is over, or was left early."""
     return feed.is_between_epochs or feed.was_left
 
 
@@ -135,7 +135,8 @@ class Session:
     def on_next(self, iterator: Any) -> Any:
         """See hooks.Watcher."""
         loader: DataLoader[Any] | None = getattr(iterator, "autotune_loader", None)
-        if loader is None or self._is_measuring:
+        has_given_up = isinstance(self.feed, ScriptFeed) and self.feed.is_dry  # forward passes have the lead by now
+        if loader is None or self._is_measuring or has_given_up:
             return uncounted(iterator)
         is_evaluation = iterator.autotune_is_evaluation
         if isinstance(self.feed, ScriptFeed) and self.conductor is not None:
@@ -153,6 +154,7 @@ class Session:
 
     def _batch_beside(self, iterator: Any, beside: Beside) -> Any:
         """A batch of a loader that does not train."""
+        self._unasked = 0  # what is stepped on now is not what the script has kept
         try:
             batch = uncounted(iterator)
         except StopIteration:

@@ -120,6 +120,16 @@ from itertools import cycle
 for x, y in cycle(DataLoader(data, batch_size=16, shuffle=True)):
     step(x, y)
 """,
+    "batches that are kept for several passes": """
+loader = DataLoader(data, batch_size=16, shuffle=True)
+for epoch in range(2):
+    for x, y in loader:
+        step(x, y)
+while True:
+    kept = list(loader)
+    for x, y in kept * 10:
+        step(x, y)
+""",
     "a loader for each epoch, left early": """
 while True:
     for number, (x, y) in enumerate(DataLoader(data, batch_size=16, shuffle=True)):
@@ -154,6 +164,21 @@ def test_a_script_that_asks_its_first_loader_no_more_is_measured_all_the_same(ri
     assert (found.observed.micro_batch_size, found.observed.grad_accum_steps) == (16, 1)
     measured = rig.measured(words, found)
     assert {round(block.samples / block.batches) for block in measured.blocks} == {16}
+
+
+@pytest.mark.slow
+def test_long_training_on_a_second_loader_ends_nothing(rig: ScriptRig) -> None:
+    words = rig.write(
+        HEAD
+        + """
+first, second = DataLoader(data, batch_size=128, shuffle=True), DataLoader(data, batch_size=2, shuffle=True)
+while True:
+    for loader in (first, second):
+        for x, y in loader:
+            step(x, y)
+"""
+    )
+    assert rig.measured(words, rig.probe(words)).samples_per_s > 0
 
 
 @pytest.mark.slow
