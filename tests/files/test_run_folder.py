@@ -163,8 +163,8 @@ def test_a_run_folder_may_itself_be_reached_by_a_link(tmp_path: Path) -> None:
     assert (tmp_path / "disk" / "recommended.yaml").is_file()
 
 
-@pytest.mark.parametrize("name", ["a?b=c", "{SCHEMA_VERSION}", "{a}", "100%20", "a#b", "a b;c&d", "größe\n"])
-def test_whatever_a_run_folder_is_called_all_of_it_lies_there(tmp_path: Path, name: str) -> None:
+def test_whatever_a_run_folder_is_called_all_of_it_lies_there(tmp_path: Path) -> None:
+    name = "a?b=c {SCHEMA_VERSION} {a} 100%20 a#b;c&d größe\n"  # means something to addresses, templates, shells
     run = simulated(tmp_path / name)
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (tmp_path / name / "study.db").is_file()

@@ -199,7 +199,8 @@ def test_a_number_of_trials_that_is_given_is_run_however_little_is_left_to_win(t
 
 
 def test_a_small_space_is_run_to_its_end_where_more_trials_are_asked_for(tmp_path: Path) -> None:
-    search = guided(tmp_path, analytic_cost, n_trials=50, **SMALL)
+    space = {**SMALL, "micro_batch_size": [16, 32], "num_workers": [0, 4]}
+    search = guided(tmp_path, analytic_cost, n_trials=50, **space)
     assert search.study.is_exhausted
     assert {one.config for one in search.study.records} == set(composed(search))
     assert search.ended_because == note("space_exhausted")

@@ -77,6 +77,7 @@ def rich(tmp_path_factory: pytest.TempPathFactory) -> Page:
     return as_page(make_rich_summary(), tmp_path_factory.mktemp("run"))
 
 
+@pytest.mark.usefixtures("_undrawn")
 def test_every_verdict_is_well_formed_html(any_summary: RunSummary, tmp_path: Path) -> None:
     reader = read(any_summary, tmp_path)
     assert reader.tags[:2] == ["html", "head"]
