@@ -18,7 +18,8 @@ from pydantic import ValidationError
 
 from autotune.files.run_files.summary_file import first_of, read_summary_files, record_of, whole_lines
 from autotune.note import Note, note
-from autotune.protocol.disk import disk_error, read_own, remove_unfinished, sync_folder, write_atomic
+from autotune.protocol.disk import TrialFolder, disk_error, read_own, remove_unfinished, sync_folder, write_atomic
+from autotune.protocol.made_files import remove_made
 from autotune.protocol.private_folder import make_private, refuse_foreign, refuse_unfit
 from autotune.protocol.run_lock import held_lock
 from autotune.records.diagnosis import Curves
@@ -149,6 +150,9 @@ class RunFolder:
     def remove_temporary(self) -> None:
         """Remove what only trials need, and files half written: a search that was killed has left them."""
         remove_unfinished(self.path)
+        if self.scratch.is_dir() and not self.scratch.is_symlink():
+            for trial in self.scratch.iterdir():
+                remove_made(TrialFolder(trial).overlay)
         for folder in (self.payload, self.scratch):
             _remove_folder(folder)
 

@@ -25,6 +25,7 @@ from autotune.note import Note, note
 from autotune.protocol import jobs
 from autotune.protocol.clock import deadline_within
 from autotune.protocol.disk import TrialFolder, write_model
+from autotune.protocol.made_files import remove_made
 from autotune.protocol.reports import RankReport
 from autotune.records.trial import TrialResult
 from autotune.settings.training_config import TrainingConfig
@@ -187,8 +188,14 @@ class TrialRunner:
         )
         try:
             write_model(folder.job, job)
-            exit_ = self.launcher.launch(launch)
+            try:
+                exit_ = self.launcher.launch(launch)
+            finally:
+                left = remove_made(folder.overlay)
             report = read_answer(launch, exit_, self.limits)
+            if left and report.facts is not None and report.facts.script is not None:
+                script = report.facts.script.model_copy(update={"left_files": left})
+                report = report.model_copy(update={"facts": report.facts.model_copy(update={"script": script})})
             if stream is not None and exit_.ended_for == "cancelled" and report.result.outcome == "pruned":
                 report = report.model_copy(update={"result": stream.stopped(self.say)})
         finally:

@@ -28,6 +28,7 @@ from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.launch.runner import TrialRunner
 from autotune.protocol.disk import TrialFolder, write_model
 from autotune.protocol.jobs import DescribeJob, GroupPart, Job, TrialJob
+from autotune.protocol.made_files import remove_made
 from autotune.settings.environment import Environment
 from autotune.version import __version__
 
@@ -182,6 +183,7 @@ class Host:
             files = {name: data for name, data in found.items() if data is not None}
             return HostAnswer(exit=exit_, files=files, log=_read(log) or b"")
         finally:
+            remove_made(folder.overlay)
             shutil.rmtree(folder.path, ignore_errors=True)
 
     def _own_job(self, job: Job, folder: TrialFolder) -> Job:
@@ -235,4 +237,6 @@ def _remove_left_behind() -> None:
         pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
         with suppress(OSError):  # another host's actor may remove it at the same time
             if pid.isdecimal() and not psutil.pid_exists(int(pid)) and folder.stat().st_uid == os.getuid():
+                for trial in folder.glob("trial-*"):
+                    remove_made(TrialFolder(trial).overlay)
                 shutil.rmtree(folder, ignore_errors=True)

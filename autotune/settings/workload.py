@@ -188,8 +188,8 @@ class ScriptFacts(FrozenModel):
     """Settings that can't be, each with the reason and the way to reach it."""
     modules: tuple[str, ...] = ()
     """Modules of installed packages that it had imported, in their order."""
-    new_files: tuple[str, ...] = ()
-    """Files that it has made outside of the trial's own folder."""
+    left_files: tuple[str, ...] = ()
+    """Files and folders that its first trial has made and that could not be removed, or may be somebody else's."""
     is_in_process: bool = True
     """It runs in the trial's own process; else a launcher or a shell starts it."""
     placeholders: tuple[str, ...] = ()

@@ -40,7 +40,6 @@ TEMPORARY = {
     "launch/local/watch.py": "has tempfile make a name there where the usual place's is too long for a socket",
     "ray/host.py": "removes what this user's killed hosts have left",
     "settings/applied/compile_cache.py": "knows by it the folder that torch has named by itself",
-    "worker/attach/redirect/protection.py": "leaves out what a script writes there from what is listed",
 }
 """Modules that name the shared temporary folder, and why: all others have tempfile make a name at random."""
 

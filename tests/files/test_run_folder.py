@@ -13,7 +13,9 @@ import pytest
 import autotune
 from autotune.errors import ConfigError, RunFolderError
 from autotune.files.run_folder import RunFolder, new_run_dir, open_run_folder, read_summary
+from autotune.protocol.disk import TrialFolder
 from autotune.testing import FakeLauncher
+from tests.protocol.journals import write_journal
 
 
 def test_everything_in_a_run_folder_is_the_users_alone(tmp_path: Path) -> None:
@@ -45,9 +47,12 @@ def test_a_folder_of_the_users_keeps_its_mode(tmp_path: Path) -> None:
 def test_leftovers_of_a_killed_search_are_removed(tmp_path: Path) -> None:
     (tmp_path / "payload").mkdir()
     (tmp_path / "payload" / "bytes").write_bytes(b"x" * 100)
+    (checkpoint := tmp_path / "last.pt").touch()
+    write_journal(TrialFolder(tmp_path / "scratch" / "trial-0").overlay, checkpoint)
     with open_run_folder(tmp_path, fresh=False) as folder:
         assert not folder.payload.exists()
         assert folder.scratch.is_dir()
+        assert not checkpoint.exists(), "the script's, made in the trial that was killed"
     assert not RunFolder(tmp_path).scratch.exists()
 
 

@@ -19,6 +19,9 @@ from autotune.records.trial import Failure
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.training_config import TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial
+from autotune.testing.fake_figures import fake_facts
+from tests.factories.scripts import make_script
+from tests.protocol.journals import write_journal
 
 GROUP = TrainingConfig(strategy="ddp", world_size=2, ddp=DdpConfig(bucket_cap_mb=50))
 ALONE = TrainingConfig()
@@ -141,3 +144,24 @@ def test_a_test_may_shorten_every_deadline(
     runner.run(ALONE, name="trial", deadline_s=60.0, window=WindowRules())
     runner.guard(ALONE, name="guard", deadline_s=4.0)
     assert [launch.deadline_s for launch in launcher.launches] == [5.0, 4.0]
+
+
+@dataclass(slots=True)
+class MakingLauncher(FakeLauncher):
+    """Has each trial make a folder of the user's, in which another program makes one as well."""
+
+    made: Path = Path()
+
+    def launch(self, launch: Launch) -> Exit:
+        (self.made / "theirs").mkdir(parents=True)
+        write_journal(launch.folder.overlay, self.made)
+        return FakeLauncher.launch(self, launch)
+
+
+def test_of_what_a_script_has_made_the_probe_tells_what_stays(runner: TrialRunner, tmp_path: Path) -> None:
+    facts = fake_facts().model_copy(update={"script": make_script()})
+    launcher = MakingLauncher(made=tmp_path / "out", facts=facts)
+    report = replace(runner, launcher=launcher).probe(ALONE, deadline_s=60.0)
+    assert report.facts is not None
+    assert report.facts.script is not None
+    assert report.facts.script.left_files == (str(tmp_path / "out/theirs"),)

@@ -30,7 +30,6 @@ from autotune.worker.attach.loop.bench import ScriptBench, loader_like
 from autotune.worker.attach.loop.feeds import ScriptFeed
 from autotune.worker.attach.loop.guard import compare_to_float32
 from autotune.worker.attach.loop.scene import Doer, Scene, ranks
-from autotune.worker.attach.redirect.protection import new_files
 from autotune.worker.failure.hang_dump import HangDump
 from autotune.worker.jobs.curves import trace_curves
 from autotune.worker.jobs.largest_batch import largest_batch
@@ -62,7 +61,7 @@ def doer_of(job: jobs.WorkloadJob, place: Place, dump: HangDump, start: Start) -
         case jobs.TrialJob():
             return partial(_measure_trial, job, place, dump, start)
         case jobs.ProbeJob():
-            return partial(_probe, job, place, start, frozenset(sys.modules), dict(os.environ))
+            return partial(_probe, job, start, frozenset(sys.modules), dict(os.environ))
         case jobs.CurvesJob():
             return partial(_trace, job, place, start)
         case jobs.PrecisionJob():
@@ -118,7 +117,6 @@ def _with_remarks(measurement: Measurement, scene: Scene) -> Measurement:
 
 def _probe(
     job: jobs.ProbeJob,
-    place: Place,
     start: Start,
     modules: frozenset[str],
     variables: Mapping[str, str],
@@ -161,7 +159,6 @@ def _probe(
     has_python_start = python_start(filled(job.command or (), job.config)) is not None
     own = {
         "modules": installed_modules(modules),
-        "new_files": new_files(place.folder.overlay),
         "is_in_process": job.command is not None and is_own_python(job.command[0]) and has_python_start,
     }
     script = script.model_copy(update=own)

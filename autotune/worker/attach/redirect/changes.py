@@ -189,9 +189,12 @@ class Changes:
         follow = not (flags & os.O_NOFOLLOW or is_new)
         end = "/" if text.endswith("/") else ""
         self._view.is_idle()  # learns what other processes have changed
-        physical = self._view.physical(self._view.logical(text, dir_fd, follow=follow))
+        logical = self._view.logical(text, dir_fd, follow=follow)
+        physical = self._view.physical(logical)
         if physical is not None and self._view.is_own(physical):
-            return REAL["open"](physical + end, flags, mode)  # type: ignore[no-any-return]
+            makes_none = not flags & os.O_CREAT or self._view.is_free(physical)
+            if makes_none or self._view.status(logical) is not None:
+                return REAL["open"](physical + end, flags, mode)  # type: ignore[no-any-return]
         with self._view.changing():
             logical = self._view.logical(text, dir_fd, follow=follow)
             physical, status = self._view.physical(logical), self._view.status(logical)
@@ -202,7 +205,7 @@ class Changes:
             if end and flags & os.O_CREAT:
                 self._view.folder_of(logical)
                 raise error_of(errno.EISDIR)
-            if physical is None or (status is None and not self._view.is_own(physical)):
+            if physical is None or (status is None and not self._view.is_free(physical)):
                 made: int = self._view.create(
                     logical, lambda at: REAL["open"](at, flags | os.O_EXCL, mode), REAL["unlink"]
                 )

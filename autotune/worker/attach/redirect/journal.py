@@ -20,7 +20,7 @@ from autotune.worker.attach.redirect.real import FUNCTIONS as REAL
 __all__ = ["STAMP_BYTES", "Journal", "Record", "read_records"]
 
 STAMP_BYTES = 8
-Record = list[str | bool | None]
+Record = list[str | int | None]
 
 
 class Journal:

@@ -1,6 +1,7 @@
 """Gives native code that writes files by itself a path of the view: torch, safetensors, sqlite3, numpy's memory maps.
 
 Comes in: a module just imported. Goes out: the same module, its functions replaced that take a path to C++ or Rust.
+What torch.hub and torchvision download is kept for later trials.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 import urllib.parse
 from collections.abc import Callable, Mapping
+from functools import wraps
 from types import ModuleType
 from typing import Any
 
@@ -64,6 +66,24 @@ def _protect_torch(torch: ModuleType, view: View, changes: Changes) -> None:
         return load(view.seen(f) if isinstance(f, str | os.PathLike) else f, *arguments, **named)
 
     replace_everywhere([(load, load_script)])
+
+
+def _protect_downloads(*names: str) -> Callable[[ModuleType, View, Changes], None]:
+    """Keep what functions of a module download for later trials."""
+
+    def protect(module: ModuleType, view: View, _: Changes) -> None:
+        def keeping(function: Callable[..., Any]) -> Callable[..., Any]:
+            @wraps(function)
+            def call(*arguments: Any, **named: Any) -> Any:
+                with view.keeping():
+                    return function(*arguments, **named)
+
+            return call
+
+        found = [module.__dict__[name] for name in names if name in module.__dict__]
+        replace_everywhere([(function, keeping(function)) for function in found])
+
+    return protect
 
 
 def _protect_safetensors(safetensors: ModuleType, view: View, changes: Changes) -> None:
@@ -145,5 +165,9 @@ PROTECTORS: Mapping[str, Callable[[ModuleType, View, Changes], None]] = {
     "safetensors": _protect_safetensors,
     "sqlite3": _protect_sqlite3,
     "torch": _protect_torch,
+    "torch.hub": _protect_downloads("download_url_to_file"),
+    "torchvision.datasets.utils": _protect_downloads(
+        "download_and_extract_archive", "download_file_from_google_drive", "download_url", "extract_archive"
+    ),
 }
 """By the module that has to be imported."""

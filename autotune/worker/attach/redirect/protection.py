@@ -1,12 +1,12 @@
-"""Keeps a script's files from harm: what existed before a trial is never changed by it, and what is new is listed.
+"""Keeps a script's files from harm: what existed before a trial is never changed by it, and what is new is recorded.
 
 Comes in: the trial's scratch. Goes out: a process in which opening for writing, renaming and removing are redirected,
 as the script itself and every other process of the trial then see it; and the list of the files that are new.
 
 Redirected on Python's level: `open`, `io.open`, the functions of `os` (so pathlib, shutil, tempfile, logging,
 numpy.save, Pillow, ...), `sqlite3.connect`, and the native writers of torch and safetensors. New files lie where the
-script wants them. Those below scratch, the trial's own folders, /proc and /sys are never listed; those below the
-temporary folder and /dev/shm only where they are below the folder in which the trial was started.
+script wants them, so that native code and other programs find them, until the parent removes them once the trial has
+ended: `autotune.protocol.made_files`. Those in the caches of torch, Hugging Face and others stay, as do downloads.
 
 Not redirected: what native code and other programs write by themselves (HDF5, pyarrow, `rm` in a shell, OpenCV's
 imwrite, a `sqlite3.Connection` made without `connect`), `io.FileIO`, functions of os that a dict or a default value
@@ -20,23 +20,20 @@ from __future__ import annotations
 import builtins
 import io
 import os
-import stat
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 
 from autotune.worker.attach.redirect.changes import Changes
-from autotune.worker.attach.redirect.journal import read_records
 from autotune.worker.attach.redirect.native import PROTECTORS
 from autotune.worker.attach.redirect.reads import Reads
 from autotune.worker.attach.redirect.real import FUNCTIONS, open_file, replace_everywhere
 from autotune.worker.attach.redirect.view import View
 from autotune.worker.attach.seams.imports import after_import
 
-__all__ = ["new_files", "protect_files", "protect_torch"]
+__all__ = ["protect_files", "protect_torch"]
 
 _READS = (
     "access", "chdir", "getcwd", "getcwdb", "getxattr", "listdir", "listxattr", "lstat", "readlink", "scandir", "stat",
@@ -46,6 +43,12 @@ _CHANGES = (
     "chmod", "chown", "fchmod", "fchown", "lchown", "link", "mkdir", "mkfifo", "mknod", "open", "remove", "removexattr",
     "rename", "replace", "rmdir", "setxattr", "symlink", "truncate", "unlink", "utime",
 )  # fmt: skip
+_CACHES = (
+    "HF_DATASETS_CACHE", "HF_HOME", "HF_HUB_CACHE", "KAGGLEHUB_CACHE", "KERAS_HOME", "NLTK_DATA", "NUMBA_CACHE_DIR",
+    "PYTHONPYCACHEPREFIX", "TFDS_DATA_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "TORCH_HOME",
+    "TRITON_CACHE_DIR", "XDG_CACHE_HOME",
+)  # fmt: skip
+"""Variables that name such a folder, each in its library's documentation."""
 _installed: list[tuple[View, Changes]] = []
 _protected: set[str] = set()
 
@@ -55,7 +58,7 @@ def protect_files(scratch: Path, *, own: Sequence[Path] = ()) -> None:
 
     Args:
         scratch: a folder of the trial's alone; made where it is not there. A process started anew gets the same one.
-        own: folders whose files are the trial's own: written as ever, not listed.
+        own: folders whose files are the trial's own: written as ever, not recorded.
 
     Raises:
         OSError: scratch can't be written. Later on too: a change that can't be redirected is never made instead.
@@ -63,7 +66,7 @@ def protect_files(scratch: Path, *, own: Sequence[Path] = ()) -> None:
     if _installed:
         return
     scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
-    view = View(os.path.realpath(scratch), tuple(map(os.path.realpath, own)))
+    view = View(os.path.realpath(scratch), tuple(map(os.path.realpath, own)), _cache_folders())
     reads, changes = Reads(view), Changes(view)
     _installed.append((view, changes))
     stand_ins = {name: getattr(reads, name) for name in _READS} | {name: getattr(changes, name) for name in _CHANGES}
@@ -93,45 +96,13 @@ def _protect(name: str, _: ModuleType | None = None) -> None:
         PROTECTORS[name](sys.modules[name], *_installed[0])
 
 
-def new_files(scratch: Path) -> tuple[str, ...]:
-    """The files that a trial has made outside scratch and that are still there, sorted; an empty folder is one."""
-    try:
-        records, _ = read_records(str(scratch / "journal"))
-    except FileNotFoundError:
-        return ()
-    made, home = dict[str, None](), "/"
-    for kind, first, *rest in records:
-        path = str(first)
-        if kind == "home":
-            home = f"{path}/"
-        elif kind == "new":
-            made[path] = None
-        elif kind == "old":
-            made.pop(path, None)
-        elif kind == "moved":
-            for below in [key for key in made if key.startswith(f"{path}/")]:
-                made[f"{rest[0]}{below[len(path) :]}"] = made.pop(below)
-    hidden = (f"{os.path.realpath(tempfile.gettempdir())}/", "/dev/shm/")  # noqa: S108 - what is not listed
-    files = {file for path in made if not path.startswith(hidden) or path.startswith(home) for file in _files_at(path)}
-    return tuple(sorted(files))
+def _cache_folders() -> tuple[str, ...]:
+    """Where libraries keep what they have downloaded or compiled, for every later process."""
+    named = [os.environ[name] for name in _CACHES if os.environ.get(name)]
+    return tuple(os.path.realpath(Path(folder).expanduser()) for folder in ("~/.cache", *named))
 
 
 def _join_capabilities(stand_ins: dict[str, object]) -> None:
     """Those that could follow no link still can; none takes a folder's descriptor, so that trees are walked by path."""
     for able in (os.supports_effective_ids, os.supports_fd, os.supports_follow_symlinks):
         able.update(stand_in for name, stand_in in stand_ins.items() if FUNCTIONS[name] in able)  # type: ignore[misc]
-
-
-def _files_at(path: str) -> Iterator[str]:
-    try:
-        is_folder = stat.S_ISDIR(FUNCTIONS["lstat"](path).st_mode)
-    except OSError:
-        return
-    try:
-        held = FUNCTIONS["listdir"](path) if is_folder else []
-    except OSError:  # may not be read
-        held = []
-    if not held:
-        yield path
-    for name in held:
-        yield from _files_at(f"{path}/{name}")

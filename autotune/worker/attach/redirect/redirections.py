@@ -67,7 +67,7 @@ class Redirections:
     def _learn_made(self, kind: str, path: str, rest: Record) -> None:
         if kind == "moved":
             self._follow(path, str(rest[0]))
-        elif kind == "new":
+        elif kind in {"new", "kept"}:  # the device and inode behind it are for protocol/made_files.py
             self._new.add(path)
         elif kind == "old":
             self._new.discard(path)

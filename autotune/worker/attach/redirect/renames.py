@@ -45,6 +45,7 @@ def move(view: View, source: str, to: str, there: os.stat_result | None) -> None
     if is_moved and is_own_target and target is not None and not is_folder and not view.is_stored(target):
         at = target
         REAL["replace"](physical, target)  # in one step, as readers expect
+        records = view.made(at)
     elif is_moved:
         at, records = _taken(view, to, physical, there)
     elif view.folder_of(to) is not None:

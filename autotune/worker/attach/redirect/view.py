@@ -30,10 +30,12 @@ _LINKS_MOST = 40  # as Linux: MAXSYMLINKS, path_resolution(7)
 class View:
     """The map of a trial, as one process sees it."""
 
-    def __init__(self, scratch: str, free: tuple[str, ...]) -> None:
+    def __init__(self, scratch: str, free: tuple[str, ...], caches: tuple[str, ...] = ()) -> None:
         self.scratch = scratch
         self._store = f"{scratch}/files"
         self._free = tuple(f"{folder}/" for folder in (scratch, *free, "/proc", "/sys"))
+        self._caches = tuple(f"{folder}/" for folder in caches)
+        self._keeping = threading.local()
         self._redirected = Redirections()
         self._links: dict[str, str] = {}
         self._read = b""
@@ -44,7 +46,7 @@ class View:
         self._stamp = self._journal.stamp
         with self.changing():
             if self._journal.position == 0:
-                self.commit([["home", REAL["getcwd"]()]])
+                self.commit([["journal", self._journal.path]])
             with suppress(FileExistsError):
                 REAL["mkdir"](self._store, 0o700)
 
@@ -66,7 +68,11 @@ class View:
             yield
 
     def commit(self, records: list[Record]) -> None:
-        """Make a change known to the trial's processes, this one too; needs `changing`."""
+        """Make a change known to the trial's processes, this one too; needs `changing`, and what is new to be there."""
+        for record in records:
+            if record[0] in {"journal", "new", "kept"}:
+                status = _status(str(record[1]))
+                record[2:] = () if status is None else (status.st_dev, status.st_ino)
         if records:
             with self._reading:
                 self._journal.append(records)
@@ -120,7 +126,11 @@ class View:
 
     def is_own(self, physical: str) -> bool:
         """Whether the trial may change what lies there."""
-        return f"{physical}/".startswith(self._free) or self._redirected.is_made(physical)
+        return self.is_free(physical) or self._redirected.is_made(physical)
+
+    def is_free(self, physical: str) -> bool:
+        """Whether it lies in a folder of the trial's own, where nothing is recorded."""
+        return f"{physical}/".startswith(self._free)
 
     def is_stored(self, physical: str) -> bool:
         """Whether it lies in scratch."""
@@ -172,12 +182,27 @@ class View:
         """Where something new is to lie (where the script wants it, if that is free), and what is then to be known."""
         parent = self.folder_of(logical)
         beneath = f"{parent}/{logical.rpartition('/')[2]}"
-        is_own = self.is_own(parent)
-        if _status(beneath) is None and (beneath == logical or is_own):
+        if _status(beneath) is None and (beneath == logical or self.is_own(parent)):
             records: list[Record] = [["unmap", logical]] if logical in self._redirected else []
-            return beneath, records if is_own else [*records, ["new", beneath]]
+            return beneath, [*records, *self.made(beneath)]
         at = self._slot(logical)
         return at, [["map", logical, at]]
+
+    def made(self, physical: str) -> list[Record]:
+        """What is to be known of something that the trial has made there: whether it is to be removed or kept."""
+        if self.is_free(physical):
+            return []
+        is_kept = getattr(self._keeping, "depth", 0) or f"{physical}/".startswith(self._caches)
+        return [["kept" if is_kept else "new", physical]]
+
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """Keep what this thread makes for later trials: a download."""
+        self._keeping.depth = getattr(self._keeping, "depth", 0) + 1
+        try:
+            yield
+        finally:
+            self._keeping.depth -= 1
 
     def folder_of(self, logical: str) -> str:
         """The physical folder in which something new is to appear.

@@ -21,13 +21,16 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import ModuleType
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.worker.attach.redirect.protection import new_files, protect_files, protect_torch
+from autotune.protocol.made_files import remove_made
+from autotune.worker.attach.redirect import protection
+from autotune.worker.attach.redirect.protection import protect_files, protect_torch
 
 OLD_NS = 1_600_000_000_000_000_000
 
@@ -278,8 +281,8 @@ def test_a_script_sees_what_it_would_have_seen_and_leaves_what_was_there(taken: 
         assert seen_by_child == seen
         left = fingerprint(tree)
         assert {path: left.get(path) for path in before} == before
-        made = {path for path in left.keys() - before.keys() if Path(path).is_symlink() or not Path(path).is_dir()}
-        assert made == {path for path in new_files(scratch) if Path(path).is_symlink() or not Path(path).is_dir()}
+        assert remove_made(scratch) == ()
+        assert fingerprint(tree) == before
 
 
 def test_a_checkpoint_at_the_first_step_leaves_the_old_one(tree: Path, scratch: Path) -> None:
@@ -308,8 +311,9 @@ def test_a_checkpoint_at_the_first_step_leaves_the_old_one(tree: Path, scratch: 
     assert protected(act, scratch) == (3, 3, 5, 2, True)
     left = fingerprint(tree)
     assert {name: left.get(name) for name in before} == before
-    assert new_files(scratch) == (str(tree / "new.pt"),)
     assert torch.load(tree / "new.pt")["w"].sum() == 1
+    assert remove_made(scratch) == ()
+    assert fingerprint(tree) == before
     assert torch.load(path)["w"].sum() == 0
 
 
@@ -361,7 +365,8 @@ def test_a_database_is_copied_before_it_is_opened(tree: Path, scratch: Path) -> 
     assert protected(act, scratch) == (3, 3)
     left = fingerprint(tree)
     assert {path: left.get(path) for path in before} == before
-    assert new_files(scratch) == (str(tree / "other"),)
+    assert remove_made(scratch) == ()
+    assert fingerprint(tree) == before
     assert rows(sqlite3.connect(tree / "db")) == 1
 
 
@@ -385,7 +390,8 @@ def test_numpy_files_are_redirected_and_a_large_map_is_not_copied(tree: Path, sc
     assert protected(act, scratch) == (1, 2, "Ahree")
     assert (tree / "large").stat().st_mtime_ns == before
     assert (tree / "a").read_text() == "one"
-    assert new_files(scratch) == (str(tree / "b.npy"),)
+    assert remove_made(scratch) == ()
+    assert not (tree / "b.npy").exists()
 
 
 def test_a_fresh_interpreter_and_a_forked_one_share_what_was_changed(tree: Path, scratch: Path) -> None:
@@ -406,7 +412,8 @@ open('from_child', 'w').write('x'); open('moved/a', 'a').write('+')
     assert protected(act, scratch) == (["one+", "False", "three", "False"], "x", "three+", "three+")
     left = fingerprint(tree)
     assert {path: left.get(path) for path in before} == before
-    assert new_files(scratch) == (str(tree / "from_child"),)
+    assert remove_made(scratch) == ()
+    assert fingerprint(tree) == before
 
 
 def test_processes_that_write_at_once_lose_nothing(tree: Path, scratch: Path) -> None:
@@ -425,17 +432,21 @@ def test_processes_that_write_at_once_lose_nothing(tree: Path, scratch: Path) ->
 
     assert protected(act, scratch) == "one" + "+" * 100
     assert (tree / "a").read_text() == "one"
-    assert len(new_files(scratch)) == 100
+    assert len([*tree.glob("?-*")]) == 100
+    assert remove_made(scratch) == ()
+    assert not [*tree.glob("?-*")]
 
 
-def test_bytecode_is_cached_as_ever_and_not_listed(tree: Path, scratch: Path) -> None:
+def test_bytecode_is_cached_as_ever_and_stays(tree: Path, scratch: Path) -> None:
     (tree / "mine.py").write_text("x = 1")
     in_fresh_interpreter("import mine", scratch, tree)
+    assert remove_made(scratch) == ()
     assert list((tree / "__pycache__").iterdir())
-    assert new_files(scratch) == ()
 
 
-def test_what_is_new_is_listed_where_it_ends_up(tree: Path, scratch: Path) -> None:
+def test_what_is_new_is_removed_where_it_ends_up(tree: Path, scratch: Path) -> None:
+    before = fingerprint(tree)
+
     def act() -> None:
         os.makedirs(tree / "runs/one")
         write(str(tree / "runs/one/log"), "w")
@@ -443,17 +454,65 @@ def test_what_is_new_is_listed_where_it_ends_up(tree: Path, scratch: Path) -> No
         write(str(tree / "gone"), "w")
         os.remove(tree / "gone")
         write(str(tree / "part"), "w")
+        write(str(tree / "runs/part"), "w")
         os.rename(tree / "part", tree / "whole")
+        os.replace(tree / "runs/part", tree / "runs/one/log")
         os.rename(tree / "runs", tree / "done")
+        write(str(tree / "done/more"), "w")
         os.symlink("d", tree / "done/link")
+        subprocess.run(["cp", tree / "a", tree / "done/one/copied"], check=True)
         write("/dev/shm/autotune-test", "w")
         write("/dev/null", "w")
 
-    try:
-        protected(act, scratch)
-        assert new_files(scratch) == tuple(str(tree / name) for name in ("done/link", "done/one/log", "empty", "whole"))
-    finally:
-        os.remove("/dev/shm/autotune-test")
+    protected(act, scratch)
+    assert (tree / "done/one/copied").is_file()
+    assert remove_made(scratch) == ()
+    assert fingerprint(tree) == before
+    assert not Path("/dev/shm/autotune-test").exists()
+    assert Path("/dev/null").exists()
+
+
+def test_what_somebody_else_has_made_stays_and_is_named(tree: Path, scratch: Path) -> None:
+    def act() -> None:
+        os.mkdir(tree / "runs")
+        os.mkdir(tree / "runs/ours")
+        write(str(tree / "runs/ours/log"), "w")
+        write(str(tree / "last.pt"), "w")
+
+    protected(act, scratch)
+    (tree / "runs/theirs").mkdir()
+    (tree / "runs/theirs/log").write_text("of another training")
+    (tree / "other.pt").write_text("of another training")
+    (tree / "other.pt").replace(tree / "last.pt")
+    assert remove_made(scratch) == (str(tree / "last.pt"), str(tree / "runs/theirs"))
+    assert (tree / "last.pt").read_text() == (tree / "runs/theirs/log").read_text() == "of another training"
+    assert not (tree / "runs/ours").exists()
+
+
+def test_a_cache_and_a_download_stay(tree: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tree / "cache"))
+
+    def download(url: str, root: str) -> None:
+        os.makedirs(f"{root}/raw")
+        write(f"{root}/raw/part", "w")
+        os.rename(f"{root}/raw/part", f"{root}/raw/{url}")
+
+    def act() -> None:
+        os.mkdir(tree / "cache")
+        write(str(tree / "cache/weights"), "w")
+        module = ModuleType("torchvision.datasets.utils")
+        module.__dict__["download_url"] = download
+        sys.modules["torchvision.datasets.utils"] = module
+        protection._protect("torchvision.datasets.utils")
+        os.mkdir(tree / "data")
+        module.__dict__["download_url"]("images", root=str(tree / "data"))
+        write(str(tree / "data/log"), "w")
+
+    protected(act, scratch)
+    assert remove_made(scratch) == ()
+    assert sorted(os.listdir(tree / "cache")) == ["weights"]
+    assert sorted(os.listdir(tree / "data")) == ["raw"]
+    assert sorted(os.listdir(tree / "data/raw")) == ["images"]
 
 
 def test_a_trials_own_folder_is_written_as_ever(tree: Path, scratch: Path) -> None:
@@ -463,8 +522,9 @@ def test_a_trials_own_folder_is_written_as_ever(tree: Path, scratch: Path) -> No
         "open('a', 'a').write('+'); open('new', 'w').close()"
     )
     subprocess.run([sys.executable, "-c", code], cwd=tree, check=True)
+    assert remove_made(scratch) == ()
     assert (tree / "a").read_text() == "one+"
-    assert new_files(scratch) == ()
+    assert (tree / "new").exists()
 
 
 def test_descriptors_bytes_and_paths_work_as_ever(tree: Path, scratch: Path) -> None:
@@ -588,7 +648,7 @@ def test_tools_of_the_standard_library_are_redirected(tree: Path, scratch: Path)
 
     assert protected(act, scratch) == ("said\n", ["x"], ["a"])
     assert fingerprint(tree) == before
-    assert new_files(scratch) == ()
+    assert remove_made(scratch) == ()
 
 
 @pytest.fixture
