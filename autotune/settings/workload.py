@@ -163,14 +163,36 @@ class OptimizerFacts(FrozenModel):
 
 
 class LoaderSite(FrozenModel):
-    """Where the script, or a framework for it, makes a DataLoader: the same in each run of the script."""
+    """Where and how the script makes a DataLoader, before any setting is changed: by that it is known again."""
+
+    model_config = ConfigDict(extra="ignore")  # a file of another version may say more
 
     file: str
-    """Path of the source file, outside of torch."""
+    """Path of the source file: the script's own, where the call of a framework is made there."""
     line: int
     """Line of the call."""
-    nth: int = 0
-    """How many loaders this place had made before."""
+    code: str = ""
+    """That line's text, which finds it again where lines before it have changed."""
+    dataset: str = ""
+    """The dataset's type."""
+    length: int | None = None
+    """The dataset's length; None where it has none."""
+    order: str = ""
+    """What draws the samples: "shuffle", a sampler's type, "" for one after the other."""
+    batch_size: int | None = None
+    """None where the script gives batches of its own."""
+
+    @property
+    def is_drawn(self) -> bool:
+        """Samples are drawn, as for a training."""
+        return self.order not in {"", "SequentialSampler"}
+
+    def is_like(self, other: LoaderSite, *, ignores_batch_size: bool = False) -> bool:
+        """Return whether another loader is made at the same place and in the same manner, of any length."""
+        is_there = self.code == other.code if self.code else self.line == other.line
+        is_same_size = ignores_batch_size or self.batch_size == other.batch_size
+        manner, others = ((one.file, one.dataset, one.order) for one in (self, other))
+        return is_there and is_same_size and manner == others
 
 
 class ScriptFacts(FrozenModel):

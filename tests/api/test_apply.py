@@ -115,7 +115,7 @@ def test_the_training_runs_to_its_end_with_exactly_the_settings(probed: Script, 
     }
     assert (tmp_path / "at-exit.txt").read_text() == "written"
     assert (tmp_path / "last.pt").read_text() == "of this training"
-    assert done.stderr.count("autotune: ") == 1, "that it starts, and no more"
+    assert done.stderr.count("autotune: ") == 2, "that it starts, and which loader has the settings"
 
 
 def test_without_a_placeholder_that_was_searched_nothing_is_started(probed: Script, tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ class Loaders:
         """Before its probe any loader may be the one that trains; then its place is known."""
         if self._facts is None:
             return True
-        return any(made.loader() is loader and made.site in self._facts.loaders for made in self._sightings.made)
+        return any(made.loader() is loader and made.is_searched for made in self._sightings.made)
 
 
 def uncounted(iterator: Any) -> Any:

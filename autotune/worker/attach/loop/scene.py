@@ -13,7 +13,6 @@ import torch
 from torch.utils.data import DataLoader
 
 from autotune.protocol.reports import RankReport
-from autotune.settings.workload import ScriptFacts
 from autotune.worker.attach.loop.conductor import ScriptTrainer
 from autotune.worker.attach.loop.feeds import ScriptFeed, StepFeed
 from autotune.worker.attach.loop.sightings import Sightings
@@ -21,7 +20,7 @@ from autotune.worker.measure.feed import FeedEnded
 from autotune.worker.setup.build import WorkloadFault
 from autotune.worker.setup.device import Device
 
-__all__ = ["Doer", "Scene", "is_clean_exit", "no_job", "no_loop", "raised", "rank", "ranks", "told", "unapplied"]
+__all__ = ["Doer", "Scene", "is_clean_exit", "no_job", "no_loop", "raised", "rank", "ranks", "told"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,17 +66,6 @@ def no_loop(seen: Sightings) -> str:
     return (
         f"a script must train to be measured, but it {what} and ended after {seen.most_steps} optimizer steps; give it "
         "more epochs or more steps, and see that it trains when it is started so"
-    )
-
-
-def unapplied(facts: ScriptFacts | None, seen: Sightings) -> str:
-    """A line that the loader's settings could not be put into a script; "" where they were, or there are none."""
-    if facts is None or not facts.loaders or {made.site for made in seen.made} & set(facts.loaders):
-        return ""
-    wanted = facts.loaders[-1]
-    return (
-        f"autotune: the loader's settings could not be put in: the script makes no DataLoader at {wanted.file}:"
-        f"{wanted.line}, as the one that was searched did; search again with this script\n"
     )
 
 

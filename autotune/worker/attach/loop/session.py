@@ -26,11 +26,12 @@ from torch.utils.data import DataLoader
 from autotune.protocol import jobs
 from autotune.protocol.reports import RankReport
 from autotune.settings.workload import LoaderSite
+from autotune.worker.attach.loop.applied import Applied
 from autotune.worker.attach.loop.beside import Beside
 from autotune.worker.attach.loop.conductor import Conductor, HeldBatches, ScriptTrainer
 from autotune.worker.attach.loop.feeds import ScriptFeed, StepFeed
 from autotune.worker.attach.loop.loaders import STEPS_BEYOND_BATCHES, Loaders, uncounted
-from autotune.worker.attach.loop.scene import Doer, Scene, is_clean_exit, no_loop, raised, rank, ranks, told, unapplied
+from autotune.worker.attach.loop.scene import Doer, Scene, is_clean_exit, no_loop, raised, rank, ranks, told
 from autotune.worker.attach.loop.sightings import Made, Sightings, is_trained
 from autotune.worker.attach.seams.hooks import release_module_calls
 from autotune.worker.attach.seams.overrides import Overrides
@@ -67,6 +68,7 @@ class Session:
         self.trainer: ScriptTrainer | None = None
         self._before_step_acts: Callable[[torch.optim.Optimizer], None] | None = None
         """What a job does right before each optimizer step."""
+        self._applied = Applied(overrides, self.sightings) if job is None else None
         self._is_passive = job is None or os.environ.get("RANK", "0") != "0"
         """Nothing is measured in this process: there is no job, or another rank does it."""
         self._loaders = Loaders(self.sightings, None if job is None else job.script)
@@ -94,10 +96,11 @@ class Session:
 
     def before_iter(self, loader: DataLoader[Any]) -> object | None:
         """See hooks.Watcher."""
-        if self._is_passive or self._is_measuring:
-            return None
-        for made in self.sightings.made:
-            made.was_iterated |= made.loader() is loader
+        if not self._is_measuring:
+            self.sightings.iterated(loader)
+        return None if self._is_passive or self._is_measuring else self._before_iter(loader)
+
+    def _before_iter(self, loader: DataLoader[Any]) -> object | None:
         feed = self.feed
         if self._loaders.is_evaluated(loader):
             if isinstance(feed, ScriptFeed):
@@ -168,15 +171,15 @@ class Session:
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """See hooks.Watcher."""
         self.overrides.before_step()
+        if self._applied is not None:
+            self._applied.before_step()
         if self._before_step_acts is not None:
             self._before_step_acts(optimizer)
 
     def on_step(self, optimizer: torch.optim.Optimizer) -> None:
         """See hooks.Watcher."""
-        if not self.sightings.steps:
-            self._is_passive |= rank() != 0  # a group is open by now, where there is one
-        if self.job is None:
-            self._tell_unapplied()
+        if not self._is_passive and not self.sightings.steps:
+            self._is_passive = rank() != 0  # a group is open by now, where there is one
         if self._is_passive:
             return
         self.sightings.step(optimizer)
@@ -204,12 +207,6 @@ class Session:
             feed.is_dry = True
             feed.beside.add(perf_counter() - self._asked_at)
             self._drive_by_forward()
-
-    def _tell_unapplied(self) -> None:
-        """In a training that is run to its end: say once, at its first step, that no loader was found to change."""
-        if not self.sightings.steps:
-            self.sightings.steps[0] = 1
-            sys.stderr.write(unapplied(self.overrides.facts, self.sightings))
 
     def on_loss(self, loss: Tensor) -> None:
         """See hooks.Watcher."""

@@ -60,6 +60,8 @@ class Made:
     takes_batch_size: bool
     """It was given a batch size, not batches."""
     was_iterated: bool = False
+    is_trained_on: bool = False
+    """It was iterated while gradients were on."""
     is_between_epochs: bool = False
     """It was made while a training epoch was over and the next had not begun."""
     is_searched: bool = True
@@ -109,6 +111,13 @@ class Sightings:
         sizes = [(sum(part.numel() for part in module.parameters()), module) for module in self.outermost]
         return max(sizes, key=lambda pair: pair[0])[1] if sizes else None
 
+    def iterated(self, loader: DataLoader[Any]) -> None:
+        """A loader is about to be iterated."""
+        for made in self.made:
+            if made.loader() is loader:
+                made.was_iterated = True
+                made.is_trained_on |= torch.is_grad_enabled()
+
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has stepped."""
         key = id(optimizer)
@@ -140,18 +149,12 @@ class Sightings:
         return [*(made for made in before if made.dataset is data and not made.was_iterated), self.made[place]]
 
     def is_anew(self, loader: DataLoader[Any], former: DataLoader[Any]) -> bool:
-        """Return whether a loader was made between two epochs, where a former one was, in the same manner.
-
-        It is of the same data, or of others of their type that are trained on: gradients are on.
-        """
+        """Return whether a loader was made between two epochs as a former one was, of the same data or to train on."""
         new, old = (next((made for made in self.made if made.loader() is one), None) for one in (loader, former))
         if new is None or old is None or not new.is_between_epochs:
             return False
-        is_alike = type(new.dataset) is type(old.dataset) and new.is_searched and torch.is_grad_enabled()
-        if new.dataset is not old.dataset and not is_alike:
-            return False
-        is_there = (new.site.file, new.site.line) == (old.site.file, old.site.line)
-        return is_there and type(loader.sampler) is type(former.sampler)
+        trains = new.dataset is old.dataset or (new.is_searched and torch.is_grad_enabled())
+        return trains and old.site.is_like(new.site, ignores_batch_size=True)
 
     def observed(
         self, given: TrainingConfig, loader: DataLoader[Any] | None, ranks: int, placeholders: tuple[str, ...]

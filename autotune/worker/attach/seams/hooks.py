@@ -8,11 +8,14 @@ has one watcher.
 from __future__ import annotations
 
 import inspect
+import linecache
 import sys
-from collections import Counter
+import sysconfig
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import wraps
+from numbers import Integral
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -25,7 +28,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from autotune.protocol.attach import workers_unwatched
-from autotune.settings.workload import LoaderSite
+from autotune.settings.workload import INSTALLED, LoaderSite
 from autotune.worker.attach.seams.imports import after_import
 
 __all__ = ["Watcher", "install", "plain_iter", "plain_next", "release_module_calls"]
@@ -33,6 +36,7 @@ __all__ = ["Watcher", "install", "plain_iter", "plain_next", "release_module_cal
 _STATEFUL = "torchdata.stateful_dataloader.stateful_dataloader"
 _OWN = str(Path(__file__).resolve().parents[2])
 _TORCH = str(Path(torch.__file__).parent)
+_LIBRARY = ("<frozen ", sysconfig.get_path("stdlib"))
 
 plain_next: Callable[[Any], Any] = _BaseDataLoaderIter.__next__
 """torch's own, for iterators of every loader."""
@@ -118,16 +122,14 @@ def release_module_calls() -> None:
 
 def _patch_loader(kind: type[DataLoader[Any]], watcher: Watcher) -> None:
     """Watch the loaders of a class that has an `__init__` and an `__iter__` of its own."""
-    plain_init, signature, made = kind.__init__, inspect.signature(kind.__init__), Counter[tuple[str, int]]()
+    plain_init, signature = kind.__init__, inspect.signature(kind.__init__)
     own_iter = kind.__iter__
     _plain_iters[kind] = own_iter
     _plain_iters.setdefault(DataLoader, own_iter)
 
     @wraps(plain_init)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        place = _caller()
-        site = LoaderSite(file=place[0], line=place[1], nth=made[place])
-        made[place] += 1
+        file, line = _caller()
         try:
             bound = signature.bind(self, *args, **kwargs)
         except TypeError:  # torch says what is wrong with them
@@ -136,6 +138,7 @@ def _patch_loader(kind: type[DataLoader[Any]], watcher: Watcher) -> None:
         arguments = dict(bound.arguments)
         arguments.pop("self")
         arguments |= arguments.pop("kwargs", {})
+        site = _site_of(file, line, arguments)
         watcher.loader_arguments(site, arguments)
         plain_init(self, **arguments)
         watcher.loader_made(site, self)
@@ -155,11 +158,36 @@ def _patch_loader(kind: type[DataLoader[Any]], watcher: Watcher) -> None:
 
 
 def _caller() -> tuple[str, int]:
-    """Where, outside of torch and of autotune, the code stands that is running."""
+    """Where the script's own code stands that is running; where there is none, that of a package other than torch."""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the way that inspect goes, without its cost
-    while frame is not None and frame.f_code.co_filename.startswith((_OWN, _TORCH)):
+    nearest: FrameType | None = None
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((_OWN, _TORCH)):
+            nearest = nearest or frame
+            if not name.startswith(_LIBRARY) and not INSTALLED & set(Path(name).parts):
+                nearest = frame
+                break
         frame = frame.f_back
-    return ("unknown", 0) if frame is None else (str(Path(frame.f_code.co_filename).absolute()), frame.f_lineno)
+    return ("unknown", 0) if nearest is None else (str(Path(nearest.f_code.co_filename).absolute()), nearest.f_lineno)
+
+
+def _site_of(file: str, line: int, arguments: dict[str, Any]) -> LoaderSite:
+    """Where and how a loader is made with these arguments by name."""
+    dataset, batches = arguments.get("dataset"), arguments.get("batch_sampler")
+    drawing = getattr(batches, "sampler", batches) if batches is not None else arguments.get("sampler")
+    size, kind, length = arguments.get("batch_size", 1), type(dataset), None
+    with suppress(Exception):  # the user's own, which may not be ready yet
+        length = len(dataset)  # type: ignore[arg-type]
+    return LoaderSite(
+        file=file,
+        line=line,
+        code=linecache.getline(file, line).strip(),
+        dataset=f"{kind.__module__}.{kind.__qualname__}",
+        length=length,
+        order=type(drawing).__name__ if drawing is not None else "shuffle" if arguments.get("shuffle") else "",
+        batch_size=int(size) if batches is None and isinstance(size, Integral) else None,
+    )
 
 
 def _patch_backward(watcher: Watcher) -> None:

@@ -50,9 +50,6 @@ class Overrides:
     ) -> None:
         self.config, self.facts, self._is_trial, self._is_switched = config, facts, is_trial, is_switched
         self.changed = frozenset[str]() if facts is None else changed_settings(config, facts)
-        self._datasets: list[object] = []
-        self._manners: list[tuple[Any, ...]] = []
-        """Of the loaders that were searched."""
 
     def in_process(self) -> None:
         """What is set in each process that trains, before its first line.
@@ -86,7 +83,7 @@ class Overrides:
         """
         if self.facts is None:
             return True
-        if not self._is_searched(site, arguments):
+        if not self._is_searched(site):
             return False
         has_own_batches = arguments.get("batch_sampler") is not None or arguments.get("batch_size", 1) is None
         if "micro_batch_size" in self.changed and not has_own_batches:
@@ -102,24 +99,21 @@ class Overrides:
                 arguments.pop(name, None)
         return True
 
-    def _is_searched(self, site: LoaderSite, arguments: Mapping[str, Any]) -> bool:
+    def _is_searched(self, site: LoaderSite) -> bool:
         """Return whether a loader is one of those that were searched, or such a one made again.
 
-        That is one at the same line, for the same data, or for others of their type that are drawn at random in the
-        same manner: a function that makes all loaders makes those of an evaluation in order.
+        The dataset of one made again may have another length where samples are drawn, as for a training: a function
+        that makes all loaders makes those of an evaluation in order, or of other data.
         """
         assert self.facts is not None  # noqa: S101 - asked for by `loader` alone
-        dataset, samplers = arguments.get("dataset"), (arguments.get("sampler"), arguments.get("batch_sampler"))
-        is_drawn = bool(arguments.get("shuffle")) or any(one is not None for one in samplers)
-        plain = (arguments.get(name) for name in ("batch_size", "shuffle", "drop_last"))
-        manner = (type(dataset), *map(type, samplers), *plain)
-        if site in self.facts.loaders:
-            self._datasets.append(dataset)
-            self._manners.append(manner)
-            return True
-        is_there = any((site.file, site.line) == (known.file, known.line) for known in self.facts.loaders)
-        is_alike = any(dataset is known for known in self._datasets) or (is_drawn and manner in self._manners)
-        return is_there and is_alike
+        own = self.facts.observed.micro_batch_size if site.batch_size else None
+        manner = {"dataset": site.dataset, "order": site.order, "length": site.length, "batch_size": own}
+        is_free = "micro_batch_size" in self.facts.placeholders
+        for place in self.facts.loaders:
+            known = place if place.dataset else place.model_copy(update=manner)  # a file may name the place alone
+            if known.is_like(site, ignores_batch_size=is_free) and (known.length == site.length or site.is_drawn):
+                return True
+        return False
 
     @property
     def follows_modules(self) -> bool:

@@ -86,25 +86,48 @@ def seen_with(rig: ScriptRig, probed: Script, **settings: Any) -> dict[str, Any]
     return found
 
 
-def test_a_loader_that_is_made_again_has_the_settings_where_it_is_made_in_the_same_manner() -> None:
-    facts = make_script()
-    (first,) = facts.loaders
-    overrides = Overrides(TrainingConfig(micro_batch_size=64, lr=0.1), facts)
+def test_a_loader_is_known_by_its_place_and_manner_and_so_is_one_made_again() -> None:
+    known = LoaderSite(
+        file="/train.py",
+        line=7,
+        code="return DataLoader(data, **kind)",
+        dataset="data.Images",
+        length=100,
+        order="shuffle",
+        batch_size=16,
+    )
+    overrides = Overrides(TrainingConfig(micro_batch_size=64, lr=0.1), make_script(loaders=(known,)))
 
-    def size(place: LoaderSite, **changes: Any) -> int:
-        arguments: dict[str, Any] = {"dataset": [1, 2], "batch_size": 16, "shuffle": True, **changes}
-        is_searched = overrides.loader(place, arguments)
-        assert is_searched is (arguments["batch_size"] == 64)
-        return int(arguments["batch_size"])
+    def is_changed(**changes: Any) -> bool:
+        arguments: dict[str, Any] = {"dataset": [], "batch_size": 16}
+        is_searched: bool = overrides.loader(known.model_copy(update=changes), arguments)
+        assert is_searched == (arguments["batch_size"] == 64)
+        return is_searched
 
-    later = first.model_copy(update={"nth": 1})
-    assert size(later) == 16, "nobody knows the first one's manner yet"
-    assert size(first) == 64
-    assert size(later) == 64
-    assert size(later, dataset=(1, 2)) == 16, "of another type"
-    assert size(later, shuffle=False) == 16, "in order, as an evaluation's"
-    assert size(later, batch_size=20) == 16 + 4
-    assert size(later.model_copy(update={"line": 8})) == 16, "made elsewhere"
+    assert is_changed()
+    assert is_changed(line=9), "lines before it were added"
+    assert is_changed(length=90), "another fold"
+    assert not is_changed(file="/other.py")
+    assert not is_changed(code="train = DataLoader(data, 16, True)")
+    assert not is_changed(dataset="data.Texts")
+    assert not is_changed(order=""), "one after the other, as an evaluation's"
+    assert not is_changed(batch_size=20)
+
+
+def test_without_an_order_that_is_drawn_the_length_tells_a_training_from_an_evaluation() -> None:
+    known = LoaderSite(file="/train.py", line=7, dataset="data.Images", length=100, batch_size=16)
+    overrides = Overrides(TrainingConfig(micro_batch_size=64, lr=0.1), make_script(loaders=(known,)))
+    assert overrides.loader(known, {})
+    assert not overrides.loader(known.model_copy(update={"length": 20}), {})
+
+
+def test_of_a_place_alone_the_batch_size_must_be_the_one_observed() -> None:
+    overrides = Overrides(TrainingConfig(micro_batch_size=64, lr=0.1), make_script())
+    (place,) = overrides.facts.loaders if overrides.facts else ()
+    made = place.model_copy(update={"dataset": "data.Images", "length": 100, "order": "shuffle", "batch_size": 16})
+    assert overrides.loader(made, {})
+    assert not overrides.loader(made.model_copy(update={"batch_size": 20}), {})
+    assert not overrides.loader(made.model_copy(update={"line": 8}), {})
 
 
 def test_the_baselines_trial_changes_nothing(shared: ScriptRig, probed: Script) -> None:

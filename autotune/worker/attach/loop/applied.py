@@ -1,0 +1,106 @@
+"""What `autotune apply` tells of a training: which loader has the settings, and which settings are not in force.
+
+Comes in: the overrides, the loaders that the script has made, its optimizer steps. Goes out: lines on standard error.
+A training whose own loader is not the one that was searched is stopped before its first step: the larger batch or the
+learning rate that its user has chosen may belong to settings that it would not have.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from autotune.settings.training_config import LOADER_SETTINGS
+from autotune.worker.attach.loop.scene import rank
+from autotune.worker.attach.loop.sightings import Made, Sightings
+from autotune.worker.attach.seams.overrides import Overrides
+
+__all__ = ["Applied"]
+
+_LOOKED_AT_STEP = 11
+"""Before this optimizer step it is looked at what is in force: a script sets its own in its first steps, if at all."""
+_OF_LOADERS = {*LOADER_SETTINGS, "micro_batch_size"}
+
+
+class Applied:
+    """Looks at a training that is run to its end.
+
+    Args:
+        overrides: What it is to have.
+        sightings: What was seen of it so far.
+    """
+
+    def __init__(self, overrides: Overrides, sightings: Sightings) -> None:
+        self._overrides, self._sightings = overrides, sightings
+        self._steps = 0
+
+    def before_step(self) -> None:
+        """An optimizer is about to step.
+
+        Raises:
+            SystemExit: before the first step, where the loader that trains is not the one that was searched.
+        """
+        self._steps += 1
+        if self._steps == 1 and self._overrides.changed & _OF_LOADERS:
+            self._tell_loader()
+        elif self._steps == _LOOKED_AT_STEP:
+            for line in dict.fromkeys(self._not_in_force()):
+                _say(line)
+
+    def _tell_loader(self) -> None:
+        facts = self._overrides.facts
+        assert facts is not None  # noqa: S101 - else nothing is changed
+        if not facts.loaders:
+            return
+        wanted = facts.loaders[-1]
+        known = f"{Path(wanted.file).name}, line {wanted.line}" + (f" ({wanted.code})" if wanted.code else "")
+        trained = [made for made in self._sightings.made if made.is_trained_on]
+        searched = [made for made in trained if made.is_searched]
+        if searched:
+            site, settings = searched[-1].site, ", ".join(f"{key}={value}" for key, value in self._wanted(searched[-1]))
+            _say(f"the DataLoader that is made in {Path(site.file).name}, line {site.line}, has {settings}")
+        elif trained:
+            site = trained[-1].site
+            _say(
+                f"stopped before the first step: the settings belong to a DataLoader like that of {known}, but this "
+                f"training uses another one, made in {Path(site.file).name}, line {site.line}; search again with this "
+                "script, or start it without autotune"
+            )
+            raise SystemExit(2)
+        else:
+            _say(
+                f"the loader's settings could not be put in: the script uses no DataLoader, as that of {known} was; "
+                "search again with this script"
+            )
+
+    def _wanted(self, made: Made) -> Iterator[tuple[str, object]]:
+        """The attributes that a loader is to have, and their values."""
+        overrides = self._overrides
+        if "micro_batch_size" in overrides.changed and made.takes_batch_size:
+            yield "batch_size", overrides.config.loader_batch_size
+        for name, value in overrides.config.loader_settings.items():
+            if name in overrides.changed:
+                yield name, value
+
+    def _not_in_force(self) -> Iterator[str]:
+        """What is set otherwise than it was to be, a sentence each."""
+        for made in self._sightings.made:
+            loader = made.loader()
+            if loader is None or not (made.is_searched and made.is_trained_on):
+                continue
+            for name, value in self._wanted(made):
+                own = getattr(loader, name, None)
+                if own != value:
+                    place = f"{Path(made.site.file).name}, line {made.site.line}"
+                    yield f"not in force: {name}={value}; the DataLoader that is made in {place}, has {own}"
+        changed, config = self._overrides.changed, self._overrides.config
+        if "intra_op_threads" in changed and torch.get_num_threads() != config.intra_op_threads:
+            yield f"not in force: intra_op_threads={config.intra_op_threads}; it has {torch.get_num_threads()}"
+
+
+def _say(line: str) -> None:
+    if rank() == 0:
+        sys.stderr.write(f"autotune: {line}\n")
