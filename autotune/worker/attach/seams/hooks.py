@@ -14,7 +14,7 @@ import sysconfig
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from numbers import Integral
 from pathlib import Path
 from types import FrameType
@@ -30,6 +30,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from autotune.protocol.attach import workers_unwatched
 from autotune.settings.workload import INSTALLED, LoaderSite
 from autotune.worker.attach.seams.imports import after_import
+from autotune.worker.attach.seams.precision import switched
 
 __all__ = ["Watcher", "install", "plain_iter", "plain_next", "release_module_calls"]
 
@@ -226,7 +227,7 @@ def _patch_calls(watcher: Watcher) -> None:
         _CALLS.is_inside = True
         try:
             watcher.on_call(self, args, kwargs)
-            return _plain_call(self, *args, **kwargs)
+            return switched(self, partial(_plain_call, self), args, kwargs)
         finally:
             _CALLS.is_inside = _CALLS.is_released
 

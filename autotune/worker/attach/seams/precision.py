@@ -1,14 +1,16 @@
-"""Precision and layout of a script's outermost modules: by hooks around their forward passes, switched from outside.
+"""Precision and layout of a script's outermost modules: around their calls, switched from outside.
 
-Comes in: a module that the script calls by itself. While bfloat16 is on, its forward pass runs under autocast and what
-it returns is float32 again, as accelerate's `prepare` does; while channels-last is on, 4-D inputs come in that layout.
-The hooks are functions of this module, so that a model which bears them can be pickled.
+Comes in: a module that the script calls by itself. While bfloat16 is on, it is called under autocast and what it
+returns is float32 again, as accelerate's `prepare` does; while channels-last is on, 4-D inputs come in that layout.
+The module's class is what calls so: the module bears no hook, and is copied, pickled, scripted and traced as ever.
 Source: accelerate/utils/operations.py, convert_outputs_to_fp32.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -17,7 +19,7 @@ from torch import Tensor, nn
 
 from autotune.settings.applied.batch import rebuilt
 
-__all__ = ["SWITCHES", "Switches", "attach_to", "set_layout"]
+__all__ = ["SWITCHES", "Switches", "attach_to", "set_layout", "switched"]
 
 _IMAGE_DIMS = 4
 _HALVES = (torch.bfloat16, torch.float16)
@@ -32,9 +34,7 @@ class Switches:
     """What to compute in; None: as the script does."""
     channels_last: bool = False
     modules: WeakSet[nn.Module] = field(default_factory=WeakSet)
-    """Those that bear the hooks."""
-    entered: list[Any] = field(default_factory=list)
-    """Contexts of forward passes under way."""
+    """Those that follow."""
 
 
 SWITCHES = Switches()
@@ -45,36 +45,46 @@ def attach_to(module: nn.Module) -> None:
     if module in SWITCHES.modules:
         return
     SWITCHES.modules.add(module)
-    module.register_forward_pre_hook(_enter, with_kwargs=True, prepend=True)
-    module.register_forward_hook(_leave, always_call=True)
+    _follow_calls_of(type(module))
     if SWITCHES.channels_last:
         set_layout(module, channels_last=True)
+
+
+def _follow_calls_of(kind: type[nn.Module]) -> None:
+    """Have the modules of a class called by way of `switched`."""
+    own = kind.__call__
+    if getattr(own, "is_switched", False):
+        return
+    is_torchs = own is nn.Module.__call__
+
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        plain = nn.Module.__call__ if is_torchs else own  # torch.fx exchanges that of nn.Module for a while
+        # What is compiled or exported is as ever.
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+            return plain(self, *args, **kwargs)
+        return switched(self, partial(plain, self), args, kwargs)
+
+    call.is_switched = True  # type: ignore[attr-defined]
+    kind.__call__ = call  # type: ignore[method-assign]
+
+
+def switched(module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a module as the switches say, where it follows them and trains."""
+    if module not in SWITCHES.modules or not (module.training and torch.is_grad_enabled()):
+        return call(*args, **kwargs)
+    if SWITCHES.channels_last:
+        args, kwargs = rebuilt(args, _channels_last), rebuilt(kwargs, _channels_last)
+    if SWITCHES.dtype is None or torch.is_autocast_enabled(SWITCHES.device_type):
+        return call(*args, **kwargs)
+    with torch.autocast(SWITCHES.device_type, dtype=SWITCHES.dtype):
+        output = call(*args, **kwargs)
+    return _widened(output)
 
 
 def set_layout(module: nn.Module, *, channels_last: bool) -> None:
     """Put a module's 4-D parameters and buffers into a layout, in place."""
     layout = torch.channels_last if channels_last else torch.contiguous_format
     module.to(memory_format=layout)  # type: ignore[call-overload] # torch's stubs lack the keyword alone
-
-
-def _enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    context = None
-    if torch.is_grad_enabled():
-        if SWITCHES.channels_last:
-            args, kwargs = rebuilt(args, _channels_last), rebuilt(kwargs, _channels_last)
-        if SWITCHES.dtype is not None and not torch.is_autocast_enabled(SWITCHES.device_type):
-            context = torch.autocast(SWITCHES.device_type, dtype=SWITCHES.dtype)
-            context.__enter__()  # type: ignore[no-untyped-call] # torch
-    SWITCHES.entered.append(context)
-    return args, kwargs
-
-
-def _leave(_: nn.Module, __: Any, output: Any) -> Any:
-    context = SWITCHES.entered.pop() if SWITCHES.entered else None
-    if context is None:
-        return output
-    context.__exit__(None, None, None)
-    return _widened(output)
 
 
 def _channels_last(value: Any) -> Any:

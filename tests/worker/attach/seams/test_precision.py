@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx import symbolic_trace
 
 from autotune.worker.attach.seams.precision import SWITCHES, attach_to, set_layout
 
@@ -35,6 +37,21 @@ class Net(nn.Module):
         return Found(inner, [{"inner": inner, "count": torch.ones(2, dtype=torch.long), "scale": scale}])
 
 
+class Wide(nn.Conv2d):
+    """Torch's own class is not to be changed in the tests' process."""
+
+
+class Plain(nn.Module):
+    """Can be scripted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x)  # type: ignore[no-any-return]
+
+
 @pytest.fixture
 def net() -> Iterator[Net]:
     """A module that follows the switches, which are off afterwards."""
@@ -43,7 +60,6 @@ def net() -> Iterator[Net]:
     yield module
     SWITCHES.dtype, SWITCHES.channels_last = None, False
     SWITCHES.modules.clear()
-    assert not SWITCHES.entered
 
 
 X = torch.randn(2, 3, 4, 4)
@@ -83,9 +99,12 @@ def test_an_evaluation_and_the_scripts_own_autocast_are_left_alone(net: Net) -> 
     SWITCHES.dtype = torch.bfloat16
     with torch.no_grad():
         net(X)
+    net.eval()
+    net(X)
+    net.train()
     with torch.autocast("cpu", dtype=torch.float16):
         found = net(X)
-    assert [dtype for dtype, _ in net.seen] == [torch.float32, torch.float16]
+    assert [dtype for dtype, _ in net.seen] == [torch.float32, torch.float32, torch.float16]
     assert found.logits.dtype == torch.float16
 
 
@@ -94,7 +113,6 @@ def test_a_forward_pass_that_raises_leaves_nothing_switched_on(net: Net) -> None
     with pytest.raises(ValueError, match="no such batch"):
         net(X, fails=True)
     assert not torch.is_autocast_enabled("cpu")
-    assert not SWITCHES.entered
 
 
 def test_images_and_weights_come_in_the_layout_that_is_on(net: Net) -> None:
@@ -111,15 +129,25 @@ def test_images_and_weights_come_in_the_layout_that_is_on(net: Net) -> None:
 @pytest.mark.usefixtures("net")
 def test_a_module_that_comes_while_channels_last_is_on_is_laid_out_so() -> None:
     SWITCHES.channels_last = True
-    wide = nn.Conv2d(3, 4, 3)
+    wide = Wide(3, 4, 3)
     attach_to(wide)
     assert wide.weight.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_a_module_is_attached_to_once_and_can_be_pickled(net: Net) -> None:
-    attach_to(net)
-    assert len(net._forward_hooks) == 1
-    again = pickle.loads(pickle.dumps(net))
+@pytest.mark.usefixtures("net")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_model_is_exported_as_it_would_be_without_us() -> None:
+    """A training that ends with an export must not fail there after hours."""
+    model = Plain()
+    expected = model(X)
+    attach_to(model)
+    attach_to(model)
     SWITCHES.dtype = torch.bfloat16
-    assert again(X).logits.dtype == torch.float32
-    assert again.seen[-1][0] == torch.bfloat16
+    assert not torch.equal(model(X), expected)
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+    assert b"autotune" not in pickle.dumps(model.state_dict())
+    assert not {name for name in vars(copy.deepcopy(model)) if "autotune" in name}
+    copies = [copy.deepcopy(model), torch.jit.script(model), torch.jit.trace(model, X), symbolic_trace(model)]  # type: ignore[no-untyped-call]
+    copies.append(torch.compile(model, backend="eager"))
+    assert all(torch.equal(one.eval()(X), expected) for one in copies)
