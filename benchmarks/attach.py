@@ -153,7 +153,7 @@ def _facts(space: ResolvedSpace) -> dict[str, Any]:
         "baseline": script.observed.model_dump(mode="json", exclude_defaults=True),
         "reached": list(script.reached),
         "unreached": {str(note.figures["setting"]): note.figures["reason"] for note in script.unreached},
-        "left_files": len(script.left_files),
+        "new_files": len(script.new_files),
     }
 
 

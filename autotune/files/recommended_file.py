@@ -126,7 +126,7 @@ def read_script(path: str | Path) -> AppliedScript:
 
 
 def _script(summary: RunSummary, script: ScriptFacts) -> dict[str, Any]:
-    kept = script.model_dump(mode="json", exclude={"unreached", "modules", "left_files"})
+    kept = script.model_dump(mode="json", exclude={"unreached", "modules", "new_files"})
     malloc = list(summary.environment.malloc) if summary.environment.keeps_memory else []
     return {"command": list(summary.command), "malloc": malloc, "script": kept}
 

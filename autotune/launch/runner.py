@@ -194,7 +194,7 @@ class TrialRunner:
                 left = remove_made(folder.overlay)
             report = read_answer(launch, exit_, self.limits)
             if left and report.facts is not None and report.facts.script is not None:
-                script = report.facts.script.model_copy(update={"left_files": left})
+                script = report.facts.script.model_copy(update={"new_files": left})
                 report = report.model_copy(update={"facts": report.facts.model_copy(update={"script": script})})
             if stream is not None and exit_.ended_for == "cancelled" and report.result.outcome == "pruned":
                 report = report.model_copy(update={"result": stream.stopped(self.say)})

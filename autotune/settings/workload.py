@@ -165,12 +165,12 @@ class OptimizerFacts(FrozenModel):
 class LoaderSite(FrozenModel):
     """Where and how the script makes a DataLoader, before any setting is changed: by that it is known again."""
 
-    model_config = ConfigDict(extra="ignore")  # a file of another version may say more
-
     file: str
     """Path of the source file: the script's own, where the call of a framework is made there."""
     line: int
     """Line of the call."""
+    nth: int = 0
+    """How many loaders this line had made before: a function may make all of them."""
     code: str = ""
     """That line's text, which finds it again where lines before it have changed."""
     dataset: str = ""
@@ -210,7 +210,7 @@ class ScriptFacts(FrozenModel):
     """Settings that can't be, each with the reason and the way to reach it."""
     modules: tuple[str, ...] = ()
     """Modules of installed packages that it had imported, in their order."""
-    left_files: tuple[str, ...] = ()
+    new_files: tuple[str, ...] = ()
     """Files and folders that its first trial has made and that could not be removed, or may be somebody else's."""
     is_in_process: bool = True
     """It runs in the trial's own process; else a launcher or a shell starts it."""

@@ -169,9 +169,9 @@ def _script_notes(plan: Plan, script: ScriptFacts | None) -> Iterator[Note]:
         values: list[JsonValue] = [f"{name}={getattr(plan.baseline, name)}" for name in map(str, unknown)]
         yield note("placeholders_by_default", values=values)
     yield from script.unreached
-    if script.left_files:
-        files: list[JsonValue] = list(script.left_files[:_FILES_SHOWN])
-        yield note("files_left", files=files, count=len(script.left_files))
+    if script.new_files:
+        files: list[JsonValue] = list(script.new_files[:_FILES_SHOWN])
+        yield note("files_left", files=files, count=len(script.new_files))
 
 
 def _optimizer_note(plan: Plan, facts: WorkloadFacts) -> Note | None:

@@ -86,7 +86,7 @@ def recommended(folder: Path, probed: Script | None = None, **settings: Any) -> 
         "format": 1,
         "settings": config.model_dump(),
         "command": ["python", "train.py"] if probed is None else list(probed.words),
-        "script": script.model_dump(mode="json", exclude={"unreached", "modules", "left_files"}),
+        "script": script.model_dump(mode="json", exclude={"unreached", "modules", "new_files"}),
         "malloc": ["MALLOC_TRIM_THRESHOLD_=1000000"],
     }
     path = folder / "recommended.yaml"

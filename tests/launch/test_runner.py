@@ -164,4 +164,4 @@ def test_of_what_a_script_has_made_the_probe_tells_what_stays(runner: TrialRunne
     report = replace(runner, launcher=launcher).probe(ALONE, deadline_s=60.0)
     assert report.facts is not None
     assert report.facts.script is not None
-    assert report.facts.script.left_files == (str(tmp_path / "out/theirs"),)
+    assert report.facts.script.new_files == (str(tmp_path / "out/theirs"),)

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from autotune.settings.training_config import LOADER_SETTINGS
+from autotune.settings.workload import LoaderSite
 from autotune.worker.attach.loop.scene import rank
 from autotune.worker.attach.loop.sightings import Made, Sightings
 from autotune.worker.attach.seams.overrides import Overrides
@@ -56,18 +57,17 @@ class Applied:
         if not facts.loaders:
             return
         wanted = facts.loaders[-1]
-        known = f"{Path(wanted.file).name}, line {wanted.line}" + (f" ({wanted.code})" if wanted.code else "")
+        known = _place(wanted) + (f" ({wanted.code})" if wanted.code else "")
         trained = [made for made in self._sightings.made if made.is_trained_on]
         searched = [made for made in trained if made.is_searched]
         if searched:
             site, settings = searched[-1].site, ", ".join(f"{key}={value}" for key, value in self._wanted(searched[-1]))
-            _say(f"the DataLoader that is made in {Path(site.file).name}, line {site.line}, has {settings}")
+            _say(f"the DataLoader that is made in {_place(site)}, has {settings}")
         elif trained:
-            site = trained[-1].site
             _say(
                 f"stopped before the first step: the settings belong to a DataLoader like that of {known}, but this "
-                f"training uses another one, made in {Path(site.file).name}, line {site.line}; search again with this "
-                "script, or start it without autotune"
+                f"training uses another one, made in {_place(trained[-1].site)}; search again with this script, or "
+                "start it without autotune"
             )
             raise SystemExit(2)
         else:
@@ -94,11 +94,15 @@ class Applied:
             for name, value in self._wanted(made):
                 own = getattr(loader, name, None)
                 if own != value:
-                    place = f"{Path(made.site.file).name}, line {made.site.line}"
-                    yield f"not in force: {name}={value}; the DataLoader that is made in {place}, has {own}"
+                    yield f"not in force: {name}={value}; the DataLoader that is made in {_place(made.site)}, has {own}"
         changed, config = self._overrides.changed, self._overrides.config
         if "intra_op_threads" in changed and torch.get_num_threads() != config.intra_op_threads:
             yield f"not in force: intra_op_threads={config.intra_op_threads}; it has {torch.get_num_threads()}"
+
+
+def _place(site: LoaderSite) -> str:
+    which = f", as number {site.nth + 1}" if site.nth else ""
+    return f"{Path(site.file).name}, line {site.line}{which}"
 
 
 def _say(line: str) -> None:

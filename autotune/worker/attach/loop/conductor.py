@@ -24,7 +24,12 @@ from autotune.worker.setup.device import Device
 
 __all__ = ["Conductor", "HeldBatches", "ScriptTrainer"]
 
-_EPOCH_ENDS = object()
+
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    """In place of a batch: what the loader has raised, for the script to have it from its own call."""
+
+    error: Exception
 
 
 class Conductor:
@@ -41,12 +46,13 @@ class Conductor:
 
         Raises:
             StopIteration: an epoch ends.
+            Exception: what the loader has raised.
         """
         self._script, self.is_measuring = getcurrent(), True
         answer = self._measuring.switch()
         self.is_measuring = False
-        if answer is _EPOCH_ENDS:
-            raise StopIteration
+        if isinstance(answer, _Raised):
+            raise answer.error
         return answer
 
     def give(self, batch: Any) -> None:
@@ -63,7 +69,11 @@ class Conductor:
 
     def end_epoch(self) -> None:
         """In measuring: let the script see the end of its epoch; returns when it asks for a batch again."""
-        self.give(_EPOCH_ENDS)
+        self.give_error(StopIteration())
+
+    def give_error(self, error: Exception) -> None:
+        """In measuring: let the script have what its loader has raised; returns when it asks for a batch again."""
+        self.give(_Raised(error))
 
     def end(self) -> None:
         """In the script, at its end: let measuring come to its own end with what it has."""

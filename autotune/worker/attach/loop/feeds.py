@@ -25,6 +25,9 @@ from autotune.worker.setup.build import is_stream, length_of
 
 __all__ = ["CountedLoader", "ScriptFeed", "StepFeed"]
 
+_FAILED_BATCHES = 3
+"""Our convention: so many batches in a row may fail where the loader is measured alone, for their broken samples."""
+
 
 @dataclass(slots=True)
 class CountedLoader:
@@ -117,7 +120,7 @@ class ScriptFeed:
             FeedEnded: the script trains no further epoch, or a stream of its can be read once only.
         """
         had_to_wait = self.watches_queue and self.ready() == 0
-        asked, restarted, apart_s = perf_counter(), False, 0.0
+        asked, restarted, apart_s, failed = perf_counter(), False, 0.0, 0
         while True:
             if self.is_dry:
                 return Delivery(None, self._usual_samples * self._ranks, perf_counter(), 0.0, False, False, 0.0)
@@ -134,6 +137,13 @@ class ScriptFeed:
                 outside_s = 0.0 if self.is_own else max(0.0, self._asked_again - ended)
                 self.beside.take()  # it lies between two epochs, all of which is left out
                 apart_s, asked = apart_s + outside_s, asked + outside_s
+                continue
+            except Exception as error:
+                failed += 1
+                if not self.is_own:
+                    self._conductor.give_error(error)  # it may pass over a broken sample
+                elif failed > _FAILED_BATCHES:
+                    raise
                 continue
             self.outside_s += apart_s
             self.batches, self._usual_samples = self.batches + 1, samples

@@ -11,6 +11,7 @@ import inspect
 import linecache
 import sys
 import sysconfig
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -123,14 +124,14 @@ def release_module_calls() -> None:
 
 def _patch_loader(kind: type[DataLoader[Any]], watcher: Watcher) -> None:
     """Watch the loaders of a class that has an `__init__` and an `__iter__` of its own."""
-    plain_init, signature = kind.__init__, inspect.signature(kind.__init__)
+    plain_init, signature, made = kind.__init__, inspect.signature(kind.__init__), Counter[tuple[str, int]]()
     own_iter = kind.__iter__
     _plain_iters[kind] = own_iter
     _plain_iters.setdefault(DataLoader, own_iter)
 
     @wraps(plain_init)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        file, line = _caller()
+        place = _caller()
         try:
             bound = signature.bind(self, *args, **kwargs)
         except TypeError:  # torch says what is wrong with them
@@ -139,7 +140,8 @@ def _patch_loader(kind: type[DataLoader[Any]], watcher: Watcher) -> None:
         arguments = dict(bound.arguments)
         arguments.pop("self")
         arguments |= arguments.pop("kwargs", {})
-        site = _site_of(file, line, arguments)
+        site = _site_of(*place, made[place], arguments)
+        made[place] += 1
         watcher.loader_arguments(site, arguments)
         plain_init(self, **arguments)
         watcher.loader_made(site, self)
@@ -173,7 +175,7 @@ def _caller() -> tuple[str, int]:
     return ("unknown", 0) if nearest is None else (str(Path(nearest.f_code.co_filename).absolute()), nearest.f_lineno)
 
 
-def _site_of(file: str, line: int, arguments: dict[str, Any]) -> LoaderSite:
+def _site_of(file: str, line: int, nth: int, arguments: dict[str, Any]) -> LoaderSite:
     """Where and how a loader is made with these arguments by name."""
     dataset, batches = arguments.get("dataset"), arguments.get("batch_sampler")
     drawing = getattr(batches, "sampler", batches) if batches is not None else arguments.get("sampler")
@@ -183,6 +185,7 @@ def _site_of(file: str, line: int, arguments: dict[str, Any]) -> LoaderSite:
     return LoaderSite(
         file=file,
         line=line,
+        nth=nth,
         code=linecache.getline(file, line).strip(),
         dataset=f"{kind.__module__}.{kind.__qualname__}",
         length=length,

@@ -72,6 +72,61 @@ def test_every_batch_of_a_script_is_counted_once_with_its_samples(
     assert (script.feed.epochs, script.feed.is_at_end()) == (epochs, False)
 
 
+class Broken(Dataset[int]):
+    """Some of its items can't be read."""
+
+    def __init__(self, broken: set[int]) -> None:
+        self.broken = broken
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> int:
+        if index in self.broken:
+            raise OSError(f"{index} is truncated")
+        return index
+
+
+def test_what_a_loader_raises_comes_to_the_script_which_may_go_on() -> None:
+    taken, failed = list[Delivery](), list[str]()
+    loader: DataLoader[object] = DataLoader(Broken({5, 6}), batch_size=3)
+    script = Script(loader, until_it_ends(taken))
+    script.counted.begin_epoch()
+    iterator = iter(loader)
+    script.feed.began_epoch(iterator, 0.0)
+    while len(failed) < 4:
+        try:
+            script.trained.append(script.conductor.ask())
+        except OSError as error:
+            failed.append(str(error))
+        except StopIteration:
+            break
+    script.conductor.end()
+    assert failed == ["5 is truncated", "6 is truncated"]
+    assert [batch.tolist() for batch in script.trained] == [[0, 1, 2], [9, 10, 11]]  # type: ignore[attr-defined]
+    assert [one.samples for one in taken] == [2 * 3] * 2
+
+
+@pytest.mark.parametrize(("broken", "is_passed_over"), [({5}, True), ({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}, False)])
+def test_a_loader_that_is_measured_alone_may_have_broken_samples_but_not_only_such(
+    broken: set[int], is_passed_over: bool
+) -> None:
+    taken, raised = list[Delivery](), list[OSError]()
+
+    def work(feed: ScriptFeed, trainer: ScriptTrainer) -> None:
+        feed.take_over()
+        try:
+            taken.extend(feed.take() for _ in range(6))
+        except OSError as error:
+            raised.append(error)
+
+    loader: DataLoader[object] = DataLoader(Broken(broken), batch_size=2)
+    script, iterator = Script(loader, work), iter(loader)
+    script.feed.began_epoch(iterator, 0.0)
+    script.conductor.ask()  # until work returns
+    assert (len(taken), len(raised)) == ((6, 0) if is_passed_over else (0, 1))
+
+
 def test_once_it_is_measurings_own_the_loader_is_iterated_without_the_script() -> None:
     taken: list[Delivery] = []
 
