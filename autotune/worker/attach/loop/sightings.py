@@ -34,6 +34,7 @@ from autotune.worker.attach.loop.step_traits import (
     unreached_step,
 )
 from autotune.worker.attach.seams.cores import Begun, as_begun, can_bind_script
+from autotune.worker.attach.seams.persistent import has_epochs
 from autotune.worker.measure.batch import leaves_of
 from autotune.worker.setup.algorithms import is_deterministic
 from autotune.worker.setup.build import is_stream, length_of, optimizer_facts
@@ -145,8 +146,13 @@ class Sightings:
         place = next((place for place, made in enumerate(self.made) if made.loader() is loader), None)
         if place is None:
             return []
-        data, before = loader.dataset, self.made[:place]
-        return [*(made for made in before if made.dataset is data and not made.was_iterated), self.made[place]]
+        last = self.made[place]
+        rebuilt = (
+            made
+            for made in self.made[:place]
+            if made.dataset is last.dataset and not made.was_iterated and made.site.is_drawn == last.site.is_drawn
+        )
+        return [*rebuilt, last]
 
     def is_anew(self, loader: DataLoader[Any], former: DataLoader[Any]) -> bool:
         """Return whether a loader was made between two epochs as a former one was, of the same data or to train on."""
@@ -255,7 +261,8 @@ class Sightings:
     def _reached(self, observed: TrainingConfig, family: list[Made], placeholders: tuple[str, ...]) -> Iterator[str]:
         yield from (name for name in placeholders if name != "lr")
         if family:
-            yield from LOADER_SETTINGS
+            is_told = has_epochs(family[-1].dataset)
+            yield from (name for name in LOADER_SETTINGS if name != "persistent_workers" or not is_told)
             if family[0].takes_batch_size:
                 yield "micro_batch_size"
         if observed.amp_dtype == "float32" and self.outermost and family and observed.world_size == 1:
@@ -278,6 +285,8 @@ class Sightings:
             "amp_dtype": self._why_no_precision(observed, family),
             "compile": "in_the_script",
         }
+        if family and has_epochs(family[-1].dataset):
+            reasons["persistent_workers"] = "data_by_epoch"
         if self.has_images:
             reasons["channels_last"] = "own_layout" if observed.channels_last else "no_module"
         if observed.intra_op_threads is not None:

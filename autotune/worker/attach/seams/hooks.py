@@ -30,6 +30,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from autotune.protocol.attach import workers_unwatched
 from autotune.settings.workload import INSTALLED, LoaderSite
+from autotune.worker.attach.seams import persistent
 from autotune.worker.attach.seams.imports import after_import
 from autotune.worker.attach.seams.precision import switched
 
@@ -100,7 +101,11 @@ def install(watcher: Watcher) -> None:
     after_import(_STATEFUL, lambda module: _patch_loader(module.StatefulDataLoader, watcher))
 
     def next_batch(self: Any) -> Any:
-        return watcher.on_next(self)
+        try:
+            return watcher.on_next(self)
+        except StopIteration:
+            persistent.is_over(self)
+            raise
 
     _BaseDataLoaderIter.__next__ = next_batch  # type: ignore[method-assign]
     register_optimizer_step_pre_hook(lambda optimizer, *_: watcher.before_step(optimizer))
@@ -142,8 +147,11 @@ def _patch_loader(kind: type[DataLoader[Any]], watcher: Watcher) -> None:
         arguments |= arguments.pop("kwargs", {})
         site = _site_of(*place, made[place], arguments)
         made[place] += 1
+        is_persistent = arguments.get("persistent_workers")
         watcher.loader_arguments(site, arguments)
         plain_init(self, **arguments)
+        if self.persistent_workers and not is_persistent:
+            persistent.guard(self)
         watcher.loader_made(site, self)
 
     @wraps(own_iter)
@@ -152,7 +160,7 @@ def _patch_loader(kind: type[DataLoader[Any]], watcher: Watcher) -> None:
         if instead is not None:
             return instead
         with workers_unwatched():
-            iterator = own_iter(self)
+            iterator = persistent.begin(self, own_iter)
         watcher.after_iter(self, iterator)
         return iterator
 
