@@ -33,7 +33,7 @@ from autotune.worker.attach.loop.feeds import ScriptFeed, StepFeed
 from autotune.worker.attach.loop.loaders import STEPS_BEYOND_BATCHES, Loaders, uncounted
 from autotune.worker.attach.loop.scene import Doer, Scene, is_clean_exit, no_loop, raised, rank, ranks, told
 from autotune.worker.attach.loop.sightings import Made, Sightings, is_trained
-from autotune.worker.attach.seams.hooks import release_module_calls
+from autotune.worker.attach.seams.hooks import plain_next, release_module_calls
 from autotune.worker.attach.seams.overrides import Overrides
 from autotune.worker.failure.outcome import outcome_of
 from autotune.worker.measure.batch import tensors_of
@@ -140,7 +140,9 @@ class Session:
         loader: DataLoader[Any] | None = getattr(iterator, "autotune_loader", None)
         has_given_up = isinstance(self.feed, ScriptFeed) and self.feed.is_dry  # forward passes have the lead by now
         if loader is None or self._is_measuring or has_given_up:
-            return uncounted(iterator)
+            # Measuring itself asks for the batches of loaders that it has made, and counts them.
+            is_own = self._is_measuring and self.conductor is not None and self.conductor.thread == get_ident()
+            return plain_next(iterator) if is_own else uncounted(iterator)
         is_evaluation = iterator.autotune_is_evaluation
         if isinstance(self.feed, ScriptFeed) and self.conductor is not None:
             if loader is self.feed.loader and not is_evaluation:

@@ -40,6 +40,15 @@ loader = DataLoader(Texts(), batch_size=16, shuffle=True, collate_fn=padded)
 """
 
 
+_STREAM = """
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return ((torch.randn(8), index % 2) for index in range(500))
+
+loader = DataLoader(Stream(), batch_size=48)
+"""
+
+
 @pytest.fixture(scope="module")
 def shared(fork_server: ForkServerLauncher, tmp_path_factory: pytest.TempPathFactory) -> ScriptRig:
     """A rig whose folder the module's tests share."""
@@ -78,6 +87,17 @@ def test_loader_and_device_are_measured_alone_after_the_window(shared: ScriptRig
     assert measured.device_ceiling is not None
     assert measured.breakdown is not None
     assert measured.remarks == ()
+
+
+@pytest.mark.slow
+def test_a_streams_loader_is_measured_alone_and_a_short_last_batch_counted(shared: ScriptRig) -> None:
+    probed = shared.probe(shared.write(HEAD + _STREAM + STEP, "stream.py"))
+    varied = [TrainingConfig.model_validate(probed.observed.model_dump() | {"micro_batch_size": 96})]
+    runner = shared.runner(probed.words, probed.script)
+    report = runner.curves(probed.observed, varied, deadline_s=_DEADLINE_S, stretch_s=0.02)
+    assert report.curves is not None, report.result.reason
+    assert report.curves.loader
+    assert all(point.ceiling is not None for point in report.curves.loader)
 
 
 def test_curves_of_a_script_give_points_of_loader_and_device(shared: ScriptRig, plain: Script) -> None:
