@@ -9,6 +9,7 @@ import os
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from math import inf
+from pathlib import Path
 
 from pydantic import JsonValue, ValidationError
 
@@ -38,6 +39,8 @@ _ADAM_BYTES = 8
 """Of state for each trainable parameter: two moments in float32. Source: torch.optim.Adam, exp_avg and exp_avg_sq."""
 _FILES_SHOWN = 8
 """Files that a note names: our own convention."""
+_LINES_SHOWN, _LINE_SHOWN = 12, 300
+"""Of what a script has written before it ended: lines, and characters of each; our own convention."""
 _FEW_COMBINATIONS = 4096
 """Up to so many are all composed, to see whether one is possible: our own convention, a fraction of a second."""
 
@@ -47,7 +50,7 @@ def probe_workload(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, Resolv
     longest_s = min(BASELINE_DEADLINE_S, plan.budget.timeout_s or inf)
     report = runner.probe(plan.baseline, deadline_s=longest_s)
     if report.environment is None or report.facts is None:
-        raise _probe_failure(report)
+        raise _probe_failure(report, runner)
     hosts, is_spread = slots_of(runner.launcher), plan.executor.ranks == "spread"
     environment = report.environment.model_copy(update={"hosts": max(1, hosts), "is_spread": is_spread})
     script, given = report.facts.script, plan.space.given()
@@ -209,11 +212,25 @@ def _refuse_too_large_reserve(space: ResolvedSpace) -> None:
         )
 
 
-def _probe_failure(report: RankReport) -> WorkloadError:
-    result = report.result
+def _probe_failure(report: RankReport, runner: TrialRunner) -> WorkloadError:
+    """Return why a probe failed, with the traceback, or what a script has written last where that tells more."""
+    result, failure = report.result, report.result.failure
+    is_exit = failure is None or failure.signature.startswith("SystemExit ")
+    said = _last_lines(runner.logs.parent / result.log) if runner.command is not None and is_exit and result.log else ""
     if report.is_workload_fault:
-        return WorkloadError(result.reason)
-    traceback = result.failure.traceback if result.failure is not None else ""
+        return WorkloadError(result.reason, remote_traceback=said)
+    traceback = said or (failure.traceback if failure is not None else "")
     return WorkloadError(
         f"the workload must run one training step, but it ended: {result.reason}", remote_traceback=traceback
     )
+
+
+def _last_lines(log: Path) -> str:
+    """Return the last lines of a log that is about to be removed, before the traceback of its end."""
+    try:
+        text = log.read_text("utf-8", errors="replace")
+    except OSError:
+        return ""
+    before, mark, after = text.rpartition("Traceback (most recent call last):")
+    lines = [line[:_LINE_SHOWN] for line in (before if mark else after).splitlines() if line.strip()]
+    return "\n".join(["It has written last:", *(f"  {line}" for line in lines[-_LINES_SHOWN:])]) if lines else ""

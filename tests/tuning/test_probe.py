@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
 from autotune.api.setup import runner_for, temporary_folder
-from autotune.errors import ConfigError
+from autotune.errors import ConfigError, WorkloadError
+from autotune.launch.launcher import Exit, Launch
 from autotune.note import Note, note
+from autotune.protocol.disk import write_model
+from autotune.protocol.reports import RankReport
 from autotune.records.conditions import DeviceConditions
+from autotune.records.trial import Failure, TrialResult
 from autotune.settings.objective import Objective
 from autotune.settings.plan import Plan, ReadOver
 from autotune.settings.training_config import TrainingConfig
@@ -103,3 +107,39 @@ def test_trials_leave_a_reserve_below_the_limit_which_must_be_larger(
     assert ready.limits is not None
     assert ready.limits.limit_bytes == space.limit_bytes == whole - kept
     assert space.notes == (note("reserve", reserve_bytes=kept, trial_bytes=whole - kept),)
+
+
+@dataclass(slots=True)
+class EndingLauncher(FakeLauncher):
+    """Its scripts write something and end; their log is what tells why."""
+
+    log: str = ""
+    failure: Failure | None = None
+
+    def launch(self, launch: Launch) -> Exit:
+        launch.log.write_text(self.log)
+        result = TrialResult(outcome="invalid", reason="it ended", failure=self.failure)
+        write_model(launch.folder.report, RankReport(result=result))
+        return Exit(wall_s=1.0, code=0)
+
+
+@pytest.mark.parametrize(
+    ("log", "failure", "shown"),
+    [
+        ("no such data\n", None, ["It has written last:", "  no such data"]),
+        (
+            "usage: a\n\nTraceback (most recent call last):\n  File\nSystemExit: 2\n",
+            Failure(signature="SystemExit at a.py:1", traceback="File"),
+            ["It has written last:", "  usage: a"],
+        ),
+        ("usage: a\n", Failure(signature="ValueError at a.py:1", traceback="File a"), ["File a"]),
+        ("", None, []),
+    ],
+)
+def test_of_a_script_that_ends_too_early_what_it_has_written_last_is_shown(
+    log: str, failure: Failure | None, shown: list[str]
+) -> None:
+    plan = Plan(name="case", workload=Workload(command=("python", "a.py")), baseline=TrainingConfig())
+    with temporary_folder() as folder, pytest.raises(WorkloadError) as raised:
+        probe_workload(plan, runner_for(plan, folder, EndingLauncher(log=log, failure=failure)))
+    assert str(raised.value).splitlines()[2:] == shown

@@ -79,8 +79,8 @@ def run_command(job: jobs.WorkloadJob, place: Place, dump: HangDump, started: fl
     if place.report.exists():
         os._exit(0 if is_well else 1)
     raise WorkloadFault(
-        "a command must start a training that autotune can see, but it ended before an optimizer had stepped; see its "
-        "log, and start Python on the script itself where a launcher keeps its environment from it"
+        "a command must start a training that autotune can see, but it ended before an optimizer had stepped; start "
+        "Python on the script itself where a launcher keeps its environment from it"
     )
 
 
@@ -102,9 +102,7 @@ def _run_below(words: Sequence[str], place: Place) -> bool:
         os.kill(os.getpid(), number)  # as a rank would have died of it: the parent knows what that means
     if not code or place.report.exists():
         return not code
-    raise WorkloadFault(
-        f"a command must train until it is measured, but it ended with exit code {code} before that; its log says why"
-    )
+    raise WorkloadFault(f"a command must train until it is measured, but it ended with exit code {code} before that")
 
 
 def _run_here(start: PythonStart, place: Place, session: Session) -> None:
