@@ -60,7 +60,7 @@ class _Start:
     @classmethod
     def of(cls, scene: Scene) -> _Start:
         """As the script stands now."""
-        optimizers = list(scene.sightings.optimizers.values())
+        optimizers = scene.sightings.optimizers
         states = [
             (own, deepcopy(own.state_dict()), [group["lr"] for group in own.param_groups if "lr" in group])
             for own in optimizers

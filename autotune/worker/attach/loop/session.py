@@ -50,6 +50,14 @@ def _may_be_followed(feed: ScriptFeed) -> bool:
     return feed.is_between_epochs or feed.was_left
 
 
+def _held_weakly(dataset: object) -> Callable[[], object]:
+    """What hands out a dataset as long as the script holds it; a list, to which there is no such reference, always."""
+    try:
+        return ref(dataset)
+    except TypeError:
+        return lambda: dataset
+
+
 class Session:
     """The watcher of a process; see hooks.Watcher.
 
@@ -88,8 +96,7 @@ class Session:
 
     def loader_made(self, site: LoaderSite, loader: DataLoader[Any]) -> None:
         """See hooks.Watcher."""
-        dataset = None if self._is_passive else loader.dataset
-        made = Made(site, ref(loader), dataset, takes_batch_size=loader.batch_size is not None)
+        made = Made(site, ref(loader), _held_weakly(loader.dataset), takes_batch_size=loader.batch_size is not None)
         made.is_searched = self._is_searched
         made.is_between_epochs = isinstance(self.feed, ScriptFeed) and _may_be_followed(self.feed)
         self.sightings.made.append(made)

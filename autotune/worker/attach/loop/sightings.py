@@ -7,10 +7,12 @@ each setting whether it is within reach.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from statistics import median_low
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -57,7 +59,8 @@ class Made:
     site: LoaderSite
     loader: Callable[[], DataLoader[Any] | None]
     """None once the script holds it no more: whoever makes a loader for each epoch lets its workers end by that."""
-    dataset: object
+    dataset: Callable[[], object]
+    """None once nobody holds it any more."""
     takes_batch_size: bool
     """It was given a batch size, not batches."""
     was_iterated: bool = False
@@ -75,8 +78,10 @@ class Sightings:
 
     made: list[Made] = field(default_factory=list)
     steps: dict[int, int] = field(default_factory=dict)
-    """Steps of each optimizer, by its id."""
-    optimizers: dict[int, torch.optim.Optimizer] = field(default_factory=dict)
+    """Steps of each optimizer, those that are gone too, in the order of their first steps."""
+    _known: WeakKeyDictionary[torch.optim.Optimizer, int] = field(default_factory=WeakKeyDictionary)
+    """Which of them each is, as long as it lives: a script may make one, and a model, for each client."""
+    _latest: torch.optim.Optimizer | None = None
     outermost: list[nn.Module] = field(default_factory=list)
     """Modules with parameters to train that the script calls by itself, while gradients are on."""
     samples: list[int] = field(default_factory=list)
@@ -102,9 +107,14 @@ class Sightings:
         return max(self.steps.values(), default=0)
 
     @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Those that live."""
+        return list(self._known)
+
+    @property
     def main_optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer that has made most steps."""
-        return self.optimizers[max(self.steps, key=self.steps.__getitem__)]
+        """The optimizer that has made most steps, of those that live."""
+        return max(self._known, key=lambda one: self.steps[self._known[one]])
 
     @property
     def main_module(self) -> nn.Module | None:
@@ -121,12 +131,13 @@ class Sightings:
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has stepped."""
-        key = id(optimizer)
-        if key not in self.steps:
+        key = self._known.get(optimizer)
+        if key is None:
+            key = self._known[optimizer] = len(self.steps)
             self.framework = _framework()
             self.lr = self.lr or asked_lr(optimizer)
         self.steps[key] = self.steps.get(key, 0) + 1
-        self.optimizers[key] = optimizer
+        self._latest = optimizer
 
     def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """An outermost module was called; whether it is one that trains."""
@@ -134,6 +145,7 @@ class Sightings:
             return False
         if not any(module is own for own in self.outermost):
             self.outermost.append(module)
+            self.autocast = self.autocast or _weights_half(module)
         device_type = next(module.parameters()).device.type
         if torch.is_autocast_enabled(device_type):
             self.autocast = str(torch.get_autocast_dtype(device_type)).removeprefix("torch.")
@@ -150,7 +162,7 @@ class Sightings:
         rebuilt = (
             made
             for made in self.made[:place]
-            if made.dataset is last.dataset and not made.was_iterated and made.site.is_drawn == last.site.is_drawn
+            if made.dataset() is last.dataset() and not made.was_iterated and made.site.is_drawn == last.site.is_drawn
         )
         return [*rebuilt, last]
 
@@ -159,7 +171,7 @@ class Sightings:
         new, old = (next((made for made in self.made if made.loader() is one), None) for one in (loader, former))
         if new is None or old is None or not new.is_between_epochs:
             return False
-        trains = new.dataset is old.dataset or (new.is_searched and torch.is_grad_enabled())
+        trains = new.dataset() is old.dataset() or (new.is_searched and torch.is_grad_enabled())
         return trains and old.site.is_like(new.site, ignores_batch_size=True)
 
     def observed(
@@ -212,7 +224,7 @@ class Sightings:
     ) -> WorkloadFacts:
         """The facts that any probe finds, as far as a script shows them."""
         optimizer, dataset = self.main_optimizer, None if loader is None else loader.dataset
-        trained = [part for own in self.optimizers.values() for group in own.param_groups for part in group["params"]]
+        trained = [part for own in self.optimizers for group in own.param_groups for part in group["params"]]
         trained = list({id(part): part for part in trained if part.requires_grad}.values())
         everything = {id(part): part for module in self.outermost for part in module.parameters()}
         parts = [*everything.values()] or trained
@@ -261,7 +273,7 @@ class Sightings:
     def _reached(self, observed: TrainingConfig, family: list[Made], placeholders: tuple[str, ...]) -> Iterator[str]:
         yield from (name for name in placeholders if name != "lr")
         if family:
-            is_told = has_epochs(family[-1].dataset)
+            is_told = has_epochs(family[-1].dataset())
             yield from (name for name in LOADER_SETTINGS if name != "persistent_workers" or not is_told)
             if family[0].takes_batch_size:
                 yield "micro_batch_size"
@@ -285,7 +297,7 @@ class Sightings:
             "amp_dtype": self._why_no_precision(observed, family),
             "compile": "in_the_script",
         }
-        if family and has_epochs(family[-1].dataset):
+        if family and has_epochs(family[-1].dataset()):
             reasons["persistent_workers"] = "data_by_epoch"
         if self.has_images:
             reasons["channels_last"] = "own_layout" if observed.channels_last else "no_module"
@@ -301,6 +313,15 @@ class Sightings:
 def is_trained(module: nn.Module) -> bool:
     """Whether a module that is being called trains."""
     return torch.is_grad_enabled() and any(own.requires_grad for own in module.parameters())
+
+
+def _weights_half(module: nn.Module) -> str | None:
+    """The 16-bit precision of most of a module's weights, which it computes in without any autocast."""
+    sizes = Counter[torch.dtype]()
+    for part in module.parameters():
+        sizes[part.dtype] += part.numel()
+    dtype = max(sizes, key=sizes.__getitem__)
+    return str(dtype).removeprefix("torch.") if dtype in {torch.bfloat16, torch.float16} else None
 
 
 def _framework() -> str:

@@ -31,7 +31,7 @@ def training_on(loader: DataLoader[Any], *, is_searched: bool = True, **settings
     """A training on a loader, to which these settings were to be applied."""
     script = make_script(loaders=(SITE,))
     config = TrainingConfig.model_validate(script.observed.model_dump() | settings)
-    made = Made(SITE, ref(loader), None, takes_batch_size=True, is_searched=is_searched, is_trained_on=True)
+    made = Made(SITE, ref(loader), lambda: None, takes_batch_size=True, is_searched=is_searched, is_trained_on=True)
     return Applied(Overrides(config, script, is_trial=False), Sightings(made=[made]))
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import ref
 
 import pytest
+import torch
+from torch import nn
 
 from autotune.note import note
+from autotune.worker.attach.loop.sightings import Sightings
 from tests.worker.attach.scripts import HEAD, STEP, ScriptRig
 
 _LOADER = "loader = DataLoader(data, batch_size=16, shuffle=True)\n"
@@ -289,3 +294,30 @@ def test_what_is_out_of_reach_says_why_and_whether_a_placeholder_can_carry_it(ri
     assert "grad_accum_steps" not in told
     assert found.script.placeholders == ("grad_accum_steps",)
     assert "grad_accum_steps" in found.script.reached
+
+
+def test_what_a_script_has_let_go_of_is_not_held() -> None:
+    """Federated and meta learning make a model and an optimizer for each client."""
+    seen = Sightings()
+    main = torch.optim.SGD(nn.Linear(2, 2).parameters())
+    for _ in range(3):
+        seen.step(main)
+    client = torch.optim.SGD(nn.Linear(2, 2).parameters())
+    parameter = ref(client.param_groups[0]["params"][0])
+    for _ in range(5):
+        seen.step(client)
+    assert seen.main_optimizer is client
+    seen.step(main)
+    del client
+    gc.collect()
+    assert parameter() is None
+    assert seen.main_optimizer is main
+    assert (seen.most_steps, list(seen.steps.values())) == (5, [4, 5])
+
+
+@pytest.mark.parametrize(("dtype", "found"), [(torch.bfloat16, "bfloat16"), (torch.float32, None)])
+def test_weights_of_16_bits_are_the_scripts_own_precision(dtype: torch.dtype, found: str | None) -> None:
+    seen, model = Sightings(), nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)).to(dtype)
+    model[1].float()
+    assert seen.call(model, (torch.ones(1, 8, dtype=dtype),), {})
+    assert seen.autocast == found
