@@ -83,7 +83,10 @@ def breakdown_of(evidence: Evidence) -> TimeBreakdown:
     if run.breakdown is not None:
         return run.breakdown
     waiting = min(1.0, max(0.0, run.data_wait_fraction))
-    wait = Share(fraction=waiting, source="clock around the loader, in the window")
+    script = evidence.facts.script
+    has_loader = script is None or script.loaders
+    clock = "clock around the loader, in the window" if has_loader else "clock between a step and the next forward pass"
+    wait = Share(fraction=waiting, source=clock)
     rest = Share(fraction=1.0 - waiting, source=nothing.source)
     return TimeBreakdown(data_wait=wait, compute=rest, device_copy=nothing, synchronise=nothing, idle=nothing)
 

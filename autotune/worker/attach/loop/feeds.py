@@ -213,7 +213,15 @@ class ScriptFeed:
 
 
 class StepFeed:
-    """For a script without a DataLoader: what is computed up to a backward pass stands for a batch and its making."""
+    """For a script without a DataLoader: each forward pass stands for a batch.
+
+    The script makes the batch itself, between an optimizer's step and the next forward pass: on a CPU that is the time
+    for which training waits. An accelerator may still work on the step meanwhile, so that nothing is known there.
+
+    Args:
+        samples: Of a batch, over all ranks.
+        is_timed: The script trains on a CPU.
+    """
 
     loader = None
     queue_capacity = 0
@@ -224,12 +232,23 @@ class StepFeed:
     outside_s = 0.0
     epochs = 0
 
-    def __init__(self, samples: int) -> None:
-        self._samples = samples
+    def __init__(self, samples: int, *, is_timed: bool = False) -> None:
+        self._samples, self._is_timed = samples, is_timed
+        self._stepped_at: float | None = None
+
+    def stepped(self) -> None:
+        """An optimizer has stepped: what the script does from now on, it does between two steps."""
+        self._stepped_at = perf_counter() if self._is_timed else None
+
+    def computes(self) -> None:
+        """The script computes something else, a loss or an evaluation: what it does besides is no batch being made."""
+        self._stepped_at = None
 
     def take(self) -> Delivery:
-        """Nothing to wait for."""
-        return Delivery(None, self._samples, perf_counter(), 0.0, False, False, 0.0)
+        """The batch of the forward pass that begins."""
+        now = perf_counter()
+        wait_s = 0.0 if self._stepped_at is None else now - self._stepped_at
+        return Delivery(None, self._samples, now, wait_s, False, False, 0.0)
 
     def take_apart_s(self) -> float:
         """Nobody knows what of a step is no training."""

@@ -32,7 +32,7 @@ from autotune.worker.attach.loop.conductor import Conductor, HeldBatches, Script
 from autotune.worker.attach.loop.feeds import ScriptFeed, StepFeed
 from autotune.worker.attach.loop.loaders import STEPS_BEYOND_BATCHES, Loaders, uncounted
 from autotune.worker.attach.loop.scene import Doer, Scene, is_clean_exit, no_loop, raised, rank, ranks, told
-from autotune.worker.attach.loop.sightings import Made, Sightings, is_trained
+from autotune.worker.attach.loop.sightings import Made, Sightings, device_of, is_trained
 from autotune.worker.attach.seams.hooks import plain_next, release_module_calls
 from autotune.worker.attach.seams.overrides import Overrides
 from autotune.worker.failure.outcome import outcome_of
@@ -193,6 +193,8 @@ class Session:
             return
         self.sightings.step(optimizer)
         self._was_backward = True
+        if isinstance(self.feed, StepFeed):
+            self.feed.stepped()
         if self.trainer is not None:
             if optimizer is self.trainer.optimizer:
                 self.trainer.accumulated = 0
@@ -220,6 +222,8 @@ class Session:
     def on_loss(self, loss: Tensor) -> None:
         """See hooks.Watcher."""
         self._was_backward = True
+        if isinstance(self.feed, StepFeed):
+            self.feed.computes()
         if self.trainer is not None and loss.numel() == 1:
             self.trainer.loss = loss.detach().reshape(())
 
@@ -257,11 +261,13 @@ class Session:
             self._drives_by_step = True
             if self.conductor is None:
                 self._lead()
-                self._start(StepFeed(ranks()))
+                self._start(StepFeed(ranks(), is_timed=self._is_on_cpu()))
             return
         self._drives_by_forward = True
 
         def ask(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if not torch.is_grad_enabled() and isinstance(self.feed, StepFeed):
+                self.feed.computes()
             if not torch.is_grad_enabled() or not self._was_backward:  # else a further view of the same batch
                 return
             self._was_backward = False
@@ -269,11 +275,14 @@ class Session:
             if self.conductor is None:
                 self.sightings.samples = sizes[:1]
                 self._lead()
-                self._start(StepFeed((sizes[0] if sizes else 1) * ranks()))
+                self._start(StepFeed((sizes[0] if sizes else 1) * ranks(), is_timed=self._is_on_cpu()))
             else:
                 self.conductor.ask()
 
         module.register_forward_pre_hook(ask, with_kwargs=True, prepend=True)
+
+    def _is_on_cpu(self) -> bool:
+        return device_of(self.sightings.main_optimizer).type == "cpu"
 
     def _lead(self) -> Conductor:
         self.conductor = Conductor(self._measure)
@@ -283,9 +292,8 @@ class Session:
         assert self.conductor is not None  # noqa: S101 - made by _lead
         release_module_calls()
         optimizer = self.sightings.main_optimizer
-        place = next((part.device for group in optimizer.param_groups for part in group["params"]), None)
         assert self.job is not None  # noqa: S101 - a passive session never leads
-        device = open_device(str(place or "cpu"), limit_bytes=self.job.process.limit_bytes)
+        device = open_device(str(device_of(optimizer)), limit_bytes=self.job.process.limit_bytes)
         device.cap_memory()
         self.feed = feed
         self.trainer = ScriptTrainer(self.overrides.config, device, self.conductor, optimizer)

@@ -41,7 +41,7 @@ from autotune.worker.measure.batch import leaves_of
 from autotune.worker.setup.algorithms import is_deterministic
 from autotune.worker.setup.build import is_stream, length_of, optimizer_facts
 
-__all__ = ["Made", "Sightings", "is_trained"]
+__all__ = ["Made", "Sightings", "device_of", "is_trained"]
 
 _IMAGE_DIMS = 4
 _FRAMEWORKS = (("transformers.trainer", "transformers"), ("lightning.pytorch.trainer.trainer", "lightning"),
@@ -216,7 +216,7 @@ class Sightings:
             reached=tuple(reached),
             unreached=tuple(self._unreached(observed, family, frozenset(reached))),
             placeholders=placeholders,
-            device=str(_device_of(self.main_optimizer)),
+            device=str(device_of(self.main_optimizer)),
         )
 
     def workload_facts(
@@ -281,13 +281,13 @@ class Sightings:
             yield "amp_dtype"
         if self.has_images and self.outermost and not observed.channels_last:
             yield "channels_last"
-        if observed.intra_op_threads is None and _device_of(self.main_optimizer).type == "cpu":
+        if observed.intra_op_threads is None and device_of(self.main_optimizer).type == "cpu":
             yield "intra_op_threads"
-        if can_bind_script(self.begun, observed.world_size, _device_of(self.main_optimizer)):
+        if can_bind_script(self.begun, observed.world_size, device_of(self.main_optimizer)):
             yield "numa_binding"
         if self.ddp is not None:
             yield from (f"ddp.{name}" for name in DdpConfig.model_fields)
-        yield from reached_step(_device_of(self.main_optimizer).type)
+        yield from reached_step(device_of(self.main_optimizer).type)
 
     def _unreached(self, observed: TrainingConfig, family: list[Made], reached: frozenset[str]) -> Iterator[Note]:
         reasons = {
@@ -303,7 +303,7 @@ class Sightings:
             reasons["channels_last"] = "own_layout" if observed.channels_last else "no_module"
         if observed.intra_op_threads is not None:
             reasons["intra_op_threads"] = "own_threads"
-        kind = _device_of(self.main_optimizer).type
+        kind = device_of(self.main_optimizer).type
         reasons |= unreached_step(self.main_optimizer, kind, self.outermost, is_compiled=observed.compile)
         for name, reason in reasons.items():
             if name not in reached:
@@ -337,5 +337,6 @@ def _framework() -> str:
     return "plain loop"
 
 
-def _device_of(optimizer: torch.optim.Optimizer) -> torch.device:
+def device_of(optimizer: torch.optim.Optimizer) -> torch.device:
+    """Where the parameters of an optimizer lie."""
     return next((part.device for group in optimizer.param_groups for part in group["params"]), torch.device("cpu"))

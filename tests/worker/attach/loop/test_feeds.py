@@ -221,6 +221,19 @@ def test_without_a_loader_each_forward_pass_stands_for_a_batch() -> None:
     feed.stop()
 
 
+def test_without_a_loader_what_lies_between_a_step_and_the_next_forward_pass_is_waiting_for_data() -> None:
+    feed = StepFeed(24, is_timed=True)
+    assert feed.take().wait_s == 0, "nothing has stepped yet"
+    feed.stepped()
+    assert feed.take().wait_s > 0
+    feed.stepped()
+    feed.computes()  # another model of the script's, or an evaluation
+    assert feed.take().wait_s == 0
+    of_accelerator = StepFeed(24)
+    of_accelerator.stepped()
+    assert of_accelerator.take().wait_s == 0, "it may still be at work on the step"
+
+
 def test_the_loss_of_a_script_is_that_of_its_last_backward_pass() -> None:
     losses: list[float] = []
 
