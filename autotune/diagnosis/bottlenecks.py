@@ -28,6 +28,9 @@ _SMALL_OPERATOR_S = 30e-6
 """Mean time of an operator, below which calling it costs as much as it works. An eager operator with its autograd takes
 PyTorch 5 to 10 us on the host (pytorch.org, "CUDA graphs" and "PyTorch profiler"); three times that is our own
 convention."""
+_LONGEST_GAP_S = 100e-6
+"""Mean time between two operators, above which it is no launch: ten times what PyTorch takes for an operator on the
+host (see above) is our own convention."""
 _BANDWIDTH_FRACTION = 0.5
 """Of the measured copy bandwidth over a step. Source: Williams et al. 2009; half of the roof is our own convention."""
 _SLOWED_BY = 1.5
@@ -43,14 +46,14 @@ def find_bottlenecks(evidence: Evidence) -> tuple[Finding, ...]:
     compute, idle = parts.compute.fraction, parts.idle.fraction
     threads = _threads(evidence, compute + idle)
     left = 1.0 if threads is None else 1 - threads.share / (compute + idle)
-    launch = _launch(evidence, compute * left, idle * left)
+    between = _between_operators(evidence, compute * left, idle * left)
     found = [
         _data(evidence, parts),
         _restart(evidence, parts),
         _copy(evidence, parts.device_copy.fraction),
         Finding(bottleneck="synchronise", share=parts.synchronise.fraction),
-        launch,
-        _device_work(evidence, max(0.0, (compute + idle) * left - launch.share)),
+        between,
+        _device_work(evidence, max(0.0, (compute + idle) * left - between.share)),
         *filter(None, [threads]),
     ]
     merged = _merged(found)
@@ -173,9 +176,18 @@ def _threads(evidence: Evidence, work: float) -> Finding | None:
     return Finding(bottleneck="threads", share=share, figures=figures) if slowdown >= _SLOWED_BY else None
 
 
-def _launch(evidence: Evidence, compute: float, idle: float) -> Finding:
-    """Gaps in which the device waits for the next operation; on the CPU the fixed cost of small operators too."""
+def _between_operators(evidence: Evidence, compute: float, idle: float) -> Finding:
+    """Gaps in which the device waits for the next operation; on the CPU the fixed cost of small operators too.
+
+    Gaps that are far longer than any launch are time that the script spends otherwise, in Python or asleep.
+    """
     roofline = evidence.curves.roofline
+    if roofline is not None and roofline.operators:
+        outside_s = idle * evidence.config.micro_batch_size * evidence.config.world_size
+        outside_s /= evidence.measurement.samples_per_s
+        if outside_s / roofline.operators > _LONGEST_GAP_S:
+            figures: dict[str, JsonValue] = {"outside_s": outside_s, "operators": roofline.operators}
+            return Finding(bottleneck="script", share=idle, figures=figures)
     if evidence.environment.device_kind == "cpu" and roofline is not None and roofline.operators:
         operator_s, fixed = _batch_s(evidence) / roofline.operators, fixed_step_share(evidence)
         if operator_s < _SMALL_OPERATOR_S:

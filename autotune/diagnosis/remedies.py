@@ -149,6 +149,10 @@ def _small_operations(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
     yield _saving(evidence, "fuse_operations", finding, operators=operators, has_cuda_graphs=has_graphs)
 
 
+def _own_code(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
+    yield _saving(evidence, "shorten_own_code", finding, outside_s=finding.figures["outside_s"])
+
+
 def _host_waits(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
     """At best none of the gaps after the host's waits is left; where it is slow to launch, it then shows in others.
 
@@ -207,6 +211,7 @@ _FOR_LOADER: dict[Bottleneck, Callable[[Evidence, LoaderCosts], Iterator[Advice]
 }
 _FOR_DEVICE: dict[Bottleneck, Callable[[Evidence, Finding], Iterator[Advice]]] = {
     "launch": _small_operations,
+    "script": _own_code,
     "synchronise": _host_waits,
     "memory": _bandwidth,
     "copy": _copies,

@@ -38,13 +38,14 @@ Bottleneck = Literal[
     "copy",
     "compute",
     "launch",
+    "script",
     "synchronise",
     "memory",
     "threads",
 ]
 """What limits the rate: an item's CPU work, its waits for I/O, its slow tail; epochs that are too short; copies;
-computing; launching operations; a host that waits for the device before it launches more; memory bandwidth; CPU
-oversubscription."""
+computing; launching operations; what the script does between them; a host that waits for the device before it launches
+more; memory bandwidth; CPU oversubscription."""
 
 
 class CurvePoint(FrozenModel):

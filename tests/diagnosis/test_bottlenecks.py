@@ -89,6 +89,17 @@ def test_small_operators_with_a_fixed_cost_are_launch_bound_on_the_cpu() -> None
     assert shares(evidence) == {"launch": 0.2 + 0.8 * 0.9}
 
 
+def test_gaps_that_are_longer_than_any_launch_are_the_scripts_own_code() -> None:
+    curves = Curves(roofline=make_roofline(operators=50))
+    asleep = make_evidence(1600.0, curves=curves, breakdown=make_breakdown(idle=0.8))  # 16 ms of 20 a batch
+    (finding, _) = find_bottlenecks(asleep)
+    assert finding.bottleneck == "script"
+    assert finding.share == pytest.approx(0.8)
+    assert finding.figures == {"outside_s": pytest.approx(0.016), "operators": 50}
+    launching = make_evidence(16_000.0, curves=curves, breakdown=make_breakdown(idle=0.8))  # 32 us between two
+    assert shares(launching) == {"launch": 0.8, "compute": 0.2}
+
+
 def test_large_operators_with_a_fixed_cost_compute() -> None:
     curves = batch_curve(9e-1, 1e-1 / 32)  # an operator takes 1 ms
     assert shares(make_evidence(32.0, environment=CPU, curves=curves)) == {"compute": 1.0}

@@ -64,7 +64,9 @@ def say_present(diagnosis: Diagnosis) -> str:
         estimate = f"Judged by the waits for data, you run at about {share} of what this device can do ({rates})"
         return f"{estimate}; the device alone was {_NOT_MEASURED}; {_say_loader(diagnosis)}."
     present = f"You run at {share} of what this device can do ({rates})"
-    if headroom.share_of_device >= NEAR_CEILING:
+    if diagnosis.verdict == "script":
+        present = f"The device alone is held up by the script's own code as well ({rates})"
+    elif headroom.share_of_device >= NEAR_CEILING:
         return f"{present}: only the device's own settings can make it faster."
     present = f"{present}; {_say_loader(diagnosis)}"
     is_measured = evidence.measurement.loader_ceiling is not None
