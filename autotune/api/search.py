@@ -32,6 +32,7 @@ from autotune.note import Note, note
 from autotune.protocol.attach import changed_settings
 from autotune.protocol.disk import write_atomic, write_model
 from autotune.protocol.payload import write_payload
+from autotune.records.host_load import join_loads
 from autotune.records.run_summary import Progress, RunSummary
 from autotune.records.study_identity import identify, workload_key
 from autotune.records.trial import TrialRecord
@@ -107,11 +108,19 @@ def run_plan(
                 summary = _tune(search, plan, folder)
             elif mended:
                 summary = summary.model_copy(update={"notes": (*summary.notes, *mended)})
-            if launcher is None and summary.run_spread.source == "workload" and not time.is_brief:
-                remember_spread(machine, workload, summary.run_spread)
+            if launcher is None and not time.is_brief:
+                _remember_spread(machine, workload, summary)
         finally:
             study.close()  # else a result would keep the file open, until it is collected
     return result_of(summary, study.optuna_study, folder.path)
+
+
+def _remember_spread(machine: str, workload: str, summary: RunSummary) -> None:
+    """Keep the spread between runs for later searches, unless it is that of other programs on this machine."""
+    measured = [trial.result.measurement for trial in summary.trials if trial.result.measurement is not None]
+    load = join_loads(run.host_load for run in measured)
+    if summary.run_spread.source == "workload" and (load is None or not load.is_loaded):
+        remember_spread(machine, workload, summary.run_spread)
 
 
 def _search_of(plan: Plan, time: TimeBudget, runner: TrialRunner, folder: RunFolder, hints: Hints | None) -> Search:

@@ -1,0 +1,26 @@
+"""What a search has learned of the spread between runs is kept, unless other programs have made it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autotune.api import search as api
+from autotune.records.run_spread import RunSpread
+from tests.report.cases import loaded
+
+
+@pytest.mark.parametrize(
+    ("others_cores", "source", "is_kept"),
+    [(0.0, "workload", True), (1.0, "workload", False), (0.0, "assumed", False)],
+)
+def test_a_spread_is_kept_where_it_is_the_workloads_own(
+    monkeypatch: pytest.MonkeyPatch, others_cores: float, source: Any, is_kept: bool
+) -> None:
+    kept: list[RunSpread] = []
+    monkeypatch.setattr(api, "remember_spread", lambda _, __, spread: kept.append(spread))
+    spread = RunSpread(sd=0.02, degrees_of_freedom=9.0, source=source)
+    summary = loaded(others_cores, others_cores).model_copy(update={"run_spread": spread})
+    api._remember_spread("machine", "work", summary)
+    assert kept == ([spread] if is_kept else [])
