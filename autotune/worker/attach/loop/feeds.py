@@ -101,7 +101,7 @@ class ScriptFeed:
         """All seconds so far that were left out for that."""
         self.epochs = 0
         self._conductor, self._counted, self._ranks = conductor, counted, ranks
-        self._asked_again = 0.0
+        self._asked_again = self._starting_s = 0.0
 
     @property
     def start_s(self) -> float:
@@ -147,7 +147,7 @@ class ScriptFeed:
                 continue
             self.outside_s += apart_s
             self.batches, self._usual_samples = self.batches + 1, samples
-            wait_s = perf_counter() - asked
+            wait_s, self._starting_s = perf_counter() - asked + self._starting_s, 0.0
             return Delivery(batch, samples * self._ranks, asked, wait_s, restarted, had_to_wait, apart_s)
 
     def take_apart_s(self) -> float:
@@ -161,7 +161,13 @@ class ScriptFeed:
         self.loader, self._counted = counted.loader, counted
 
     def began_epoch(self, iterator: Any, begun: float) -> None:
-        """The script has begun an epoch: its iterator, and when it began to make one."""
+        """The script has begun an epoch: its iterator, and when it began to make one.
+
+        Where it has left the epoch before, as `next(iter(loader))` does in each step, starting workers is no restart
+        that is told apart, but time that it waits for its batch.
+        """
+        if not self.is_between_epochs:
+            self._starting_s = perf_counter() - begun
         self._iterator, self._asked_again, self.is_between_epochs = ref(iterator), begun, False
 
     @property

@@ -6,6 +6,7 @@ known, with its batches counted; or that the script trains without one.
 
 from __future__ import annotations
 
+from collections import Counter
 from threading import get_ident
 from time import perf_counter
 from typing import Any
@@ -43,6 +44,8 @@ class Loaders:
         self._sightings, self._facts = sightings, facts
         self._last: dict[int, tuple[DataLoader[Any], int]] = {}
         """By thread: the loader that it has last taken a batch of, and the optimizer steps before that."""
+        self._taken: dict[int, Counter[int]] = {}
+        """By thread: how many batches of each loader, by its id, were taken since an optimizer stepped, in order."""
         self._begun = 0.0
         """When the last iterator of a counted loader was begun."""
         self._with_gradients: set[int] = set()
@@ -82,6 +85,7 @@ class Loaders:
             return uncounted(iterator)
         batch, samples = counted.fetch(iterator)
         self._last[get_ident()] = loader, self._sightings.most_steps
+        self._taken.setdefault(get_ident(), Counter())[id(loader)] += 1
         self._sightings.samples.append(samples)
         return batch
 
@@ -99,8 +103,11 @@ class Loaders:
         """An optimizer has stepped: either that shows which loader trains, or, after some steps, that none does."""
         last, count = self._last.get(get_ident()), len(self._sightings.samples)
         steps = self._sightings.most_steps - (0 if last is None else last[1])
+        taken = self._taken.pop(get_ident(), Counter())
         if last is not None and steps <= count + STEPS_BEYOND_BATCHES:
-            self.training = last[0]
+            # Of loaders that are read in step (zip) the first one has the lead; any evaluation reads more batches.
+            is_in_step = len(taken) > 1 and set(taken.values()) == {1}
+            self.training = self.counted[next(iter(taken))].loader if is_in_step else last[0]
             return False
         if steps >= _STEPS_WITHOUT_LOADER:
             self.training = None

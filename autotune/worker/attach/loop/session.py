@@ -167,6 +167,7 @@ class Session:
     def _batch_beside(self, iterator: Any, beside: Beside) -> Any:
         """A batch of a loader that does not train."""
         self._unasked = 0  # what is stepped on now is not what the script has kept
+        self.sightings.batches_beside += torch.is_grad_enabled()
         try:
             batch = uncounted(iterator)
         except StopIteration:

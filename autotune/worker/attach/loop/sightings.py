@@ -44,6 +44,8 @@ from autotune.worker.setup.build import is_stream, length_of, optimizer_facts
 __all__ = ["Made", "Sightings", "device_of", "is_trained"]
 
 _IMAGE_DIMS = 4
+_IN_STEP_FROM = 0.5
+"""Batches of another loader for each batch of the training loader, from which on both are read in step: ours."""
 _FRAMEWORKS = (("transformers.trainer", "transformers"), ("lightning.pytorch.trainer.trainer", "lightning"),
                ("pytorch_lightning.trainer.trainer", "lightning"), ("composer.trainer.trainer", "composer"),
                ("ignite.engine.engine", "ignite"), ("fastai.learner", "fastai"), ("timm.data.loader", "timm"),
@@ -88,6 +90,8 @@ class Sightings:
     """Of the batches, or of the largest outermost module's inputs."""
     shapes: BatchShapes = field(default_factory=BatchShapes)
     batches: int = 0
+    batches_beside: int = 0
+    """Batches of other loaders, taken while gradients were on."""
     stepped: int = 0
     """Steps on these batches: of the optimizer that steps most after each, be it a new one, for each client, say."""
     autocast: str | None = None
@@ -128,6 +132,11 @@ class Sightings:
             if made.loader() is loader:
                 made.was_iterated = True
                 made.is_trained_on |= torch.is_grad_enabled()
+
+    @property
+    def is_in_step(self) -> bool:
+        """Another loader gives a batch to about each step as well: a change of one of them would break their ratio."""
+        return self.batches > 1 and _IN_STEP_FROM * self.batches <= self.batches_beside <= self.batches + 1
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has stepped."""
@@ -275,7 +284,7 @@ class Sightings:
         if family:
             is_told = has_epochs(family[-1].dataset())
             yield from (name for name in LOADER_SETTINGS if name != "persistent_workers" or not is_told)
-            if family[0].takes_batch_size:
+            if family[0].takes_batch_size and not self.is_in_step:
                 yield "micro_batch_size"
         if observed.amp_dtype == "float32" and self.outermost and family and observed.world_size == 1:
             yield "amp_dtype"
@@ -291,7 +300,7 @@ class Sightings:
 
     def _unreached(self, observed: TrainingConfig, family: list[Made], reached: frozenset[str]) -> Iterator[Note]:
         reasons = {
-            "micro_batch_size": "no_loader" if not family else "own_batches",
+            "micro_batch_size": "no_loader" if not family else "in_step" if self.is_in_step else "own_batches",
             "num_workers": "no_loader",
             "grad_accum_steps": "in_the_script",
             "amp_dtype": self._why_no_precision(observed, family),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from time import perf_counter
 
 import pytest
 import torch
@@ -70,6 +71,20 @@ def test_every_batch_of_a_script_is_counted_once_with_its_samples(
     assert len(script.trained) == len(taken)
     assert script.feed.epoch_batches == len(sizes)
     assert (script.feed.epochs, script.feed.is_at_end()) == (epochs, False)
+
+
+def test_workers_that_are_started_for_each_step_are_waited_for() -> None:
+    """The script says `next(iter(loader))` in each step."""
+    taken: list[Delivery] = []
+    script = Script(DataLoader(pairs(4), batch_size=4), until_it_ends(taken))
+    for _ in range(2):
+        script.counted.begin_epoch()
+        iterator = iter(script.counted.loader)
+        script.feed.began_epoch(iterator, perf_counter() - 60.0)
+        script.trained.append(script.conductor.ask())
+    script.conductor.end()
+    assert [one.wait_s > 60 for one in taken] == [True, True]
+    assert not any(one.is_restart for one in taken)
 
 
 class Broken(Dataset[int]):

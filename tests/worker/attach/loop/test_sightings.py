@@ -76,17 +76,6 @@ for epoch in range(100000):
 """,
         observed={"micro_batch_size": 16, "grad_accum_steps": 1},
     ),
-    "two loaders in step": Kind(
-        text=HEAD
-        + _LOADER
-        + """
-other = DataLoader(TensorDataset(data.tensors[0][:256]), batch_size=8)
-for epoch in range(100000):
-    for (_,), (x, y) in zip(other, loader):
-        step(x, y)
-""",
-        observed={"micro_batch_size": 16, "grad_accum_steps": 1},
-    ),
     "batches that are taken ahead": Kind(
         text=HEAD
         + _LOADER
@@ -225,6 +214,18 @@ for epoch in range(100000):
         },
         facts={"has_4d_input": True, "has_convolutions": True, "has_fixed_shapes": True},
         unreached=frozenset({"amp_dtype", "channels_last", "intra_op_threads", "grad_accum_steps", "compile"}),
+    ),
+    "two loaders in step": Kind(
+        text=HEAD
+        + _LOADER
+        + """
+others = DataLoader(data, batch_size=48, shuffle=True)
+while True:
+    for (x, y), (other, _) in zip(loader, others):
+        step(x, y)
+""",
+        observed={"micro_batch_size": 16, "grad_accum_steps": 1},
+        unreached=frozenset({"micro_batch_size", "grad_accum_steps", "compile", "fused"}),
     ),
 }
 
