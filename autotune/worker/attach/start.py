@@ -35,6 +35,7 @@ from autotune.settings.command import PythonStart, python_start
 from autotune.worker.attach.bootstrap import open_session, overrides_of
 from autotune.worker.attach.loop.session import Session
 from autotune.worker.attach.redirect.protection import protect_files
+from autotune.worker.attach.seams.threads import follow_variables
 from autotune.worker.failure.hang_dump import HangDump
 from autotune.worker.place import Place
 from autotune.worker.setup.build import WorkloadFault
@@ -75,7 +76,10 @@ def run_command(job: jobs.WorkloadJob, place: Place, dump: HangDump, started: fl
         is_well = _run_below(words, place)
     else:
         protect_files(overlay, own=own_folders)
-        _run_here(start, place, open_session(job, place, dump, started))
+        session = open_session(job, place, dump, started)
+        if "intra_op_threads" not in session.overrides.changed:
+            follow_variables()
+        _run_here(start, place, session)
     if place.report.exists():
         os._exit(0 if is_well else 1)
     raise WorkloadFault(

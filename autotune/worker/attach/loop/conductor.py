@@ -27,9 +27,13 @@ __all__ = ["Conductor", "HeldBatches", "ScriptTrainer"]
 
 @dataclass(frozen=True, slots=True)
 class _Raised:
-    """In place of a batch: what the loader has raised, for the script to have it from its own call."""
+    """In place of a batch: what the loader has raised, for the script to have it from its own call.
 
-    error: Exception
+    An epoch's end is given as a class: by its traceback an exception that is held holds the loader's iterator, too, and
+    by that its workers.
+    """
+
+    error: Exception | type[StopIteration]
 
 
 class Conductor:
@@ -69,7 +73,7 @@ class Conductor:
 
     def end_epoch(self) -> None:
         """In measuring: let the script see the end of its epoch; returns when it asks for a batch again."""
-        self.give_error(StopIteration())
+        self.give(_Raised(StopIteration))
 
     def give_error(self, error: Exception) -> None:
         """In measuring: let the script have what its loader has raised; returns when it asks for a batch again."""

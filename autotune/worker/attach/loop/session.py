@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from autotune.protocol import jobs
-from autotune.protocol.reports import RankReport
+from autotune.protocol.reports import REPORT_UNWRITTEN, RankReport
 from autotune.settings.workload import LoaderSite
 from autotune.worker.attach.loop.applied import Applied
 from autotune.worker.attach.loop.beside import Beside
@@ -33,7 +33,7 @@ from autotune.worker.attach.loop.feeds import ScriptFeed, StepFeed
 from autotune.worker.attach.loop.loaders import STEPS_BEYOND_BATCHES, Loaders, uncounted
 from autotune.worker.attach.loop.scene import Doer, Scene, is_clean_exit, no_loop, raised, rank, ranks, told
 from autotune.worker.attach.loop.sightings import Made, Sightings, device_of, is_trained
-from autotune.worker.attach.seams.hooks import plain_next, release_module_calls
+from autotune.worker.attach.seams.hooks import plain_next, release_module_calls, torchs_own
 from autotune.worker.attach.seams.overrides import Overrides
 from autotune.worker.failure.outcome import outcome_of
 from autotune.worker.measure.batch import tensors_of
@@ -83,6 +83,8 @@ class Session:
         self._drives_by_forward = self._drives_by_step = False
         self._unasked, self._asked_at = 0, 0.0
         """Optimizer steps since the training loader was asked for a batch, and when it was."""
+        self._has_wrapper = False
+        """Torch's iterator is inside of another, which does something to each batch."""
         self._is_searched = True
         """The loader that is about to be made is one of those that are searched."""
         self._was_backward = True
@@ -121,7 +123,7 @@ class Session:
             ):
                 feed.beside.begin()
                 return None
-            if feed.is_own and self.conductor is not None:
+            if feed.is_own and self.conductor is not None and not self._has_wrapper:
                 return HeldBatches(self.conductor)
         counted = self._loaders.begin(loader, is_sure=feed is not None)
         if isinstance(feed, ScriptFeed) and counted is not None and loader is not feed.loader:
@@ -133,6 +135,7 @@ class Session:
         """See hooks.Watcher."""
         if self._is_passive or self._is_measuring:
             return
+        self._has_wrapper, iterator = torchs_own(iterator) is not iterator, torchs_own(iterator)
         with suppress(AttributeError):  # a subclass's may be a generator, which nothing can be noted on
             iterator.autotune_loader = loader
             iterator.autotune_is_evaluation = self._loaders.is_evaluated(loader)
@@ -314,14 +317,16 @@ class Session:
 
     def end(self, report: RankReport) -> None:
         """Write the report, and end the process at once."""
+        code = REPORT_UNWRITTEN
         try:
             self.place.write(report)
             self.place.folder.done.touch(mode=0o600)
+            code = 0
         finally:
             for stream in (sys.stdout, sys.stderr):
                 with suppress(OSError, ValueError, AttributeError):
                     stream.flush()
-            os._exit(0)
+            os._exit(code)
 
     def script_ended(self, error: BaseException | None = None) -> None:
         """The script has come to its end, or failed: what was measured by then counts, else that is the report."""

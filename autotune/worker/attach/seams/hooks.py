@@ -34,7 +34,7 @@ from autotune.worker.attach.seams import persistent
 from autotune.worker.attach.seams.imports import after_import
 from autotune.worker.attach.seams.precision import switched
 
-__all__ = ["Watcher", "install", "plain_iter", "plain_next", "release_module_calls"]
+__all__ = ["Watcher", "install", "plain_iter", "plain_next", "release_module_calls", "torchs_own"]
 
 _STATEFUL = "torchdata.stateful_dataloader.stateful_dataloader"
 _OWN = str(Path(__file__).resolve().parents[2])
@@ -116,9 +116,17 @@ def install(watcher: Watcher) -> None:
 
 
 def plain_iter(loader: DataLoader[Any]) -> Any:
-    """A loader's own iterator, which nobody is told of."""
+    """A loader's own iterator, which nobody is told of; torch's within a wrapper around it."""
     own = next((_plain_iters[base] for base in type(loader).__mro__ if base in _plain_iters), DataLoader.__iter__)
-    return own(loader)
+    return torchs_own(own(loader))
+
+
+def torchs_own(iterator: Any) -> Any:
+    """Torch's iterator within one that wraps it, as torch_geometric's do; else the iterator itself."""
+    if isinstance(iterator, _BaseDataLoaderIter):
+        return iterator
+    inside = getattr(iterator, "__dict__", {}).values()
+    return next((value for value in inside if isinstance(value, _BaseDataLoaderIter)), iterator)
 
 
 def release_module_calls() -> None:

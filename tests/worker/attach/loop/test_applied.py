@@ -40,9 +40,9 @@ def test_the_loader_that_has_the_settings_is_named_once(said: Said) -> None:
     applied = training_on(loader, micro_batch_size=32, num_workers=1)
     for _ in range(20):
         applied.before_step()
-    assert said().splitlines() == [
-        "autotune: the DataLoader that is made in train.py, line 7, has batch_size=32, num_workers=1"
-    ]
+    (line,) = said().splitlines()
+    assert "train.py, line 7" in line
+    assert line.endswith(" batch_size=32, num_workers=1")
 
 
 def test_a_training_on_another_loader_is_stopped_before_its_first_step(said: Said) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from contextlib import suppress
+from weakref import ref
 
 import pytest
 from hypothesis import given
@@ -116,6 +118,39 @@ def test_what_measuring_raises_reaches_the_script() -> None:
 
     with pytest.raises(ValueError, match="of measuring"):
         conducted(work).ask()
+
+
+def test_what_a_loader_raises_reaches_the_script() -> None:
+    def work(conductor: Conductor) -> None:
+        conductor.give_error(OSError("broken"))
+        conductor.give(1)
+
+    conductor = conducted(work)
+    with pytest.raises(OSError, match="broken"):
+        conductor.ask()
+    assert conductor.ask() == 1
+
+
+def test_an_epochs_end_holds_nothing_of_the_script() -> None:
+    """Held in a circle until the collector runs, an iterator's workers would live on."""
+
+    class Iterator:
+        def __next__(self) -> object:
+            return conductor.ask()
+
+    conductor, iterator, ended = conducted(lambda conductor: conductor.end_epoch()), Iterator(), False
+    held = ref(iterator)
+    gc.disable()
+    try:
+        try:
+            iterator.__next__()
+        except StopIteration:  # pytest.raises would keep it
+            ended = True
+        del iterator
+        assert ended
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 def test_a_loader_whose_workers_are_gone_is_iterated_over_what_measuring_gives() -> None:

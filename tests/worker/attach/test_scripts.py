@@ -1,0 +1,140 @@
+"""Training scripts as people write them (tests/scripts; the first line of each says what it stands for).
+
+Each is probed and then measured in one trial of its own settings: its training loader, its batch, its accumulation and
+its precision are seen as they are, and its folder and the machine's processes are as before.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from autotune.launch.local.fork_server import ForkServerLauncher
+from autotune.settings.training_config import TrainingConfig
+from tests.worker.attach.scripts import SHORT, ScriptRig
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+WORKER = {"num_workers": 1, "prefetch_factor": 2}
+WORKERS = {"num_workers": 2, "prefetch_factor": 2}
+PAIR = {"world_size": 2, "strategy": "ddp"}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is to be seen of a script: settings other than autotune's defaults, and where its training loader is made."""
+
+    line: int | None
+    """None: it has no DataLoader that can be followed."""
+    own: dict[str, Any]
+    kept: frozenset[str] = frozenset()
+    """Settings of the loader that are not to be changed from outside."""
+    file: str = ""
+    """Where that is another one than the script."""
+    needs: str = ""
+    """A package without which it is passed over."""
+
+
+SEEN: dict[str, Seen] = {
+    "s02_train_acc.py": Seen(6, {}),
+    "s03_mid_epoch_train_eval.py": Seen(6, {}),
+    "s04_mp_spawn.py": Seen(11, {"lr": 0.1, **PAIR}),
+    "s06_accelerate.py": Seen(11, {"micro_batch_size": 16, "grad_accum_steps": 4}, needs="accelerate"),
+    "s07_hf_trainer.py": Seen(None, {"micro_batch_size": 8, "grad_accum_steps": 2}, needs="transformers"),
+    "s08_gan.py": Seen(5, {"micro_batch_size": 64, "lr": 0.0004}),
+    "s09_wgan.py": Seen(5, {"micro_batch_size": 64, "lr": 0.0001}),
+    "s10_accum_iter.py": Seen(
+        6, {"micro_batch_size": 16, "grad_accum_steps": 4, "amp_dtype": "bfloat16", **WORKER}, frozenset({"amp_dtype"})
+    ),
+    "s11_iterable.py": Seen(10, {"micro_batch_size": 48, **WORKERS}),
+    "s12_multi_epochs.py": Seen(11, WORKER),
+    "s13_nodeloader.py": Seen(12, {}),
+    "s14_generator_iterator.py": Seen(None, {}),
+    "s15_anew_break.py": Seen(8, {}),
+    "s16_ppo.py": Seen(9, {}),
+    "s17_cycle.py": Seen(7, {}),
+    "s18_resume.py": Seen(7, {}),
+    "s19_output_dir.py": Seen(11, {}),
+    "s20_short.py": Seen(6, {}),
+    "s21_slow_start.py": Seen(7, {}),
+    "s22_system.py": Seen(21, {**WORKER, "persistent_workers": True}),
+    "s23_bucket.py": Seen(16, {"micro_batch_size": 24}, frozenset({"micro_batch_size"})),
+    "s24_hf_plain.py": Seen(10, {"micro_batch_size": 16, "lr": 5e-5}, needs="transformers"),
+    "s25_omp.py": Seen(9, {"intra_op_threads": 1}, frozenset({"intra_op_threads"})),
+    "s26_tiny_anew.py": Seen(8, {}),
+    "s27_skip_bad.py": Seen(10, {}),
+    "s28_zip.py": Seen(5, {"micro_batch_size": 16, "lr": 0.03, **WORKER}, frozenset({"micro_batch_size"})),
+    "s29_noloader.py": Seen(None, {"micro_batch_size": 12, "grad_accum_steps": 4}),
+    "s30_flood.py": Seen(6, {}),
+    "s31_reexec.py": Seen(9, {}),
+    "s32_launch_child.py": Seen(9, {}, file="s25_omp.py"),
+    "s33_onecycle.py": Seen(7, {"lr": 0.01}),
+    "s34_pin_int.py": Seen(6, {**WORKER, "persistent_workers": True}),
+    "s35_structseq.py": Seen(6, {}),
+    "s36_fed.py": Seen(12, {"micro_batch_size": 64, "lr": 0.05}),
+    "s37_bf16_weights.py": Seen(6, {"amp_dtype": "bfloat16"}, frozenset({"amp_dtype"})),
+    "s38_jit_end.py": Seen(7, {}),
+    "s39_fold.py": Seen(8, {}),
+    "s42_warn_thread.py": Seen(7, {}),
+    "s43_raw_params.py": Seen(None, {}),
+    "s44_one_second.py": Seen(6, {}),
+    "s45_new_dataset_each_epoch.py": Seen(8, {}),
+    "s46_dataset_per_epoch_apply.py": Seen(12, {}),
+    "s47_resume_latest.py": Seen(7, {}),
+    "s48_sleep_step.py": Seen(6, {}),
+    "s49_slow_own_data.py": Seen(None, {}),
+    "s50_mp_fork.py": Seen(11, {"lr": 0.1, **PAIR}),
+    "s51_hogwild.py": Seen(7, {"lr": 0.01}),
+    "s52_fork_child.py": Seen(7, {}),
+    "s53_two_workers.py": Seen(9, WORKERS),
+    "s55_set_epoch.py": Seen(10, {"lr": 0.1, **WORKER}, frozenset({"persistent_workers"})),
+    "s56_none.py": Seen(6, {}),
+    "s57_two_tasks.py": Seen(8, {"lr": 0.1}),
+    "s58_next_iter.py": Seen(6, {"lr": 0.1, **WORKERS}),
+    "s59_infinite.py": Seen(9, WORKER),
+}
+
+
+@pytest.fixture(scope="module")
+def rig(fork_server: ForkServerLauncher, tmp_path_factory: pytest.TempPathFactory) -> ScriptRig:
+    """A rig in whose folder all scripts lie."""
+    folder = tmp_path_factory.mktemp("scripts")
+    shutil.copytree(SCRIPTS, folder, dirs_exist_ok=True)
+    return ScriptRig(launcher=fork_server, folder=folder)
+
+
+def files_in(folder: Path) -> set[Path]:
+    """All files but the trials' logs and what Python compiles."""
+    return {path for path in folder.rglob("*") if path.suffix != ".log" and path.parent.name != "__pycache__"}
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_a_script_is_seen_as_it_is_measured_and_leaves_nothing(
+    rig: ScriptRig, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = SEEN[name]
+    if seen.needs and find_spec(seen.needs) is None:
+        pytest.skip(f"{seen.needs} is not installed")
+    monkeypatch.chdir(rig.folder)
+    before = files_in(rig.folder)
+    probed = rig.probe((sys.executable, name))
+    defaults = TrainingConfig().model_dump()
+    own = {key: value for key, value in probed.observed.model_dump().items() if value != defaults[key]}
+    assert own == pytest.approx(seen.own)
+    places = [(Path(site.file).name, site.line) for site in probed.script.loaders]
+    if not seen.needs:
+        assert places[-1:] == ([] if seen.line is None else [(seen.file or name, seen.line)])
+    assert not seen.kept & set(probed.script.reached)
+    result = rig.trial(probed.words, probed, window=SHORT)
+    assert result.outcome == "ok", result.reason
+    assert files_in(rig.folder) == before
+    here = [one for one in psutil.Process().children(recursive=True) if name in " ".join(one.cmdline())]
+    assert here == []
