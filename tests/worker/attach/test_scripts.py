@@ -7,17 +7,20 @@ its precision are seen as they are, and its folder and the machine's processes a
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import yaml
 
 from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.settings.training_config import TrainingConfig
+from tests.factories.scripts import make_script
 from tests.worker.attach.scripts import SHORT, ScriptRig
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
@@ -30,7 +33,7 @@ PAIR = {"world_size": 2, "strategy": "ddp"}
 
 @dataclass(frozen=True)
 class Seen:
-    """What is to be seen of a script: settings other than autotune's defaults, and where its training loader is made."""
+    """What is to be seen of a script: settings that are not autotune's defaults, and where its loader is made."""
 
     line: int | None
     """None: it has no DataLoader that can be followed."""
@@ -41,12 +44,17 @@ class Seen:
     """Where that is another one than the script."""
     needs: str = ""
     """A package without which it is passed over."""
+    words: tuple[str, ...] = ()
+    """What starts it; else this Python on the file of its name."""
+    cwd: str = ""
 
 
 SEEN: dict[str, Seen] = {
+    "s01_pkg": Seen(8, {"lr": 0.1}, file="data.py", words=("python", "train.py"), cwd="s01_pkg"),
     "s02_train_acc.py": Seen(6, {}),
     "s03_mid_epoch_train_eval.py": Seen(6, {}),
     "s04_mp_spawn.py": Seen(11, {"lr": 0.1, **PAIR}),
+    "s05_torchrun.py": Seen(10, {"lr": 0.1, **PAIR}, words=("torchrun", "--nproc-per-node", "2", "s05_torchrun.py")),
     "s06_accelerate.py": Seen(11, {"micro_batch_size": 16, "grad_accum_steps": 4}, needs="accelerate"),
     "s07_hf_trainer.py": Seen(None, {"micro_batch_size": 8, "grad_accum_steps": 2}, needs="transformers"),
     "s08_gan.py": Seen(5, {"micro_batch_size": 64, "lr": 0.0004}),
@@ -83,8 +91,10 @@ SEEN: dict[str, Seen] = {
     "s37_bf16_weights.py": Seen(6, {"amp_dtype": "bfloat16"}, frozenset({"amp_dtype"})),
     "s38_jit_end.py": Seen(7, {}),
     "s39_fold.py": Seen(8, {}),
+    "s40_wrapper.sh": Seen(8, {"lr": 0.1}, file="data.py", words=("bash", "s40_wrapper.sh")),
+    "s41_mod": Seen(8, {}, file="train.py", words=("python", "-m", "mypkg.train"), cwd="s41_mod"),
     "s42_warn_thread.py": Seen(7, {}),
-    "s43_raw_params.py": Seen(None, {}),
+    "s43_raw_params.py": Seen(None, {"micro_batch_size": 1, "lr": 0.01}),
     "s44_one_second.py": Seen(6, {}),
     "s45_new_dataset_each_epoch.py": Seen(8, {}),
     "s46_dataset_per_epoch_apply.py": Seen(12, {}),
@@ -95,11 +105,10 @@ SEEN: dict[str, Seen] = {
     "s51_hogwild.py": Seen(7, {"lr": 0.01}),
     "s52_fork_child.py": Seen(7, {}),
     "s53_two_workers.py": Seen(9, WORKERS),
-    "s55_set_epoch.py": Seen(10, {"lr": 0.1, **WORKER}, frozenset({"persistent_workers"})),
-    "s56_none.py": Seen(6, {}),
+    "s56_none.py": Seen(6, {"lr": 0.1}),
     "s57_two_tasks.py": Seen(8, {"lr": 0.1}),
     "s58_next_iter.py": Seen(6, {"lr": 0.1, **WORKERS}),
-    "s59_infinite.py": Seen(9, WORKER),
+    "s59_infinite.py": Seen(9, {"grad_accum_steps": 2, **WORKER}),
 }
 
 
@@ -123,9 +132,9 @@ def test_a_script_is_seen_as_it_is_measured_and_leaves_nothing(
     seen = SEEN[name]
     if seen.needs and find_spec(seen.needs) is None:
         pytest.skip(f"{seen.needs} is not installed")
-    monkeypatch.chdir(rig.folder)
+    monkeypatch.chdir(rig.folder / seen.cwd)
     before = files_in(rig.folder)
-    probed = rig.probe((sys.executable, name))
+    probed = rig.probe(seen.words or (sys.executable, name))
     defaults = TrainingConfig().model_dump()
     own = {key: value for key, value in probed.observed.model_dump().items() if value != defaults[key]}
     assert own == pytest.approx(seen.own)
@@ -138,3 +147,73 @@ def test_a_script_is_seen_as_it_is_measured_and_leaves_nothing(
     assert files_in(rig.folder) == before
     here = [one for one in psutil.Process().children(recursive=True) if name in " ".join(one.cmdline())]
     assert here == []
+
+
+@dataclass(frozen=True)
+class Applied:
+    """A script that is run to its end under `autotune apply`."""
+
+    line: int
+    settings: dict[str, Any]
+    printed: list[str]
+    """All that it prints, and nothing of it otherwise than it would be without autotune but for the settings."""
+    arguments: tuple[str, ...] = ()
+    own: dict[str, Any] = field(default_factory=dict)
+    removed: str = ""
+    """Text that was taken out of it since it was searched."""
+    code: int = 0
+
+
+APPLIED = {
+    "s38_jit_end.py": Applied(
+        7,
+        {"amp_dtype": "bfloat16"},
+        ["save ok", "script ok", "trace ok", "export ok", "compile ok", "fx ok"],
+        arguments=("2",),
+    ),
+    "s46_dataset_per_epoch_apply.py": Applied(
+        12,
+        {"micro_batch_size": 128, **WORKER},
+        [f"epoch {epoch} batch 128 workers 1 steps 25" for epoch in range(3)],
+        arguments=("3", "3200"),
+    ),
+    "s54_persistent_second_iter.py": Applied(
+        6,
+        {"persistent_workers": True},
+        [f"epoch {epoch} steps 20 persistent True" for epoch in range(2)],
+        own=WORKER,
+    ),
+    "s55_set_epoch.py": Applied(
+        10,
+        {"persistent_workers": True},
+        [f"epoch {epoch} the workers' dataset is at epoch {{{epoch}}}" for epoch in range(3)],
+        own=WORKER,
+    ),
+    "s60_moved_line.py": Applied(6, {"micro_batch_size": 256}, ["train batch 256 val batch 16"]),
+    "s60_moved_line.py, moved": Applied(
+        6, {"micro_batch_size": 256}, [], removed="A = 1  # a line that is later removed\n", code=2
+    ),
+}
+
+
+@pytest.mark.parametrize("name", APPLIED)
+def test_a_script_trains_under_apply_as_by_itself_but_for_the_settings(name: str, tmp_path: Path) -> None:
+    applied, script = APPLIED[name], tmp_path / name.partition(",")[0]
+    script.write_text((SCRIPTS / script.name).read_text().replace(applied.removed or "\0", ""))
+    observed = TrainingConfig.model_validate({"micro_batch_size": 32, "lr": 0.1, **applied.own})
+    facts = make_script(
+        observed=observed, loaders=[{"file": str(script), "line": applied.line}], reached=[*applied.settings]
+    )
+    found = {
+        "format": 1,
+        "settings": observed.model_copy(update=applied.settings).model_dump(),
+        "command": ["python", script.name],
+        "script": facts.model_dump(mode="json", exclude={"unreached", "modules", "new_files"}),
+    }
+    (tmp_path / "recommended.yaml").write_text(yaml.safe_dump(found))
+    words = [sys.executable, "-m", "autotune", "apply", "recommended.yaml", "--", "python", script.name]
+    done = subprocess.run(
+        [*words, *applied.arguments], cwd=tmp_path, capture_output=True, text=True, timeout=150, check=False
+    )
+    assert done.returncode == applied.code, done.stderr
+    assert done.stdout.splitlines() == applied.printed
