@@ -152,7 +152,9 @@ class RunFolder:
         remove_unfinished(self.path)
         if self.scratch.is_dir() and not self.scratch.is_symlink():
             for trial in self.scratch.iterdir():
-                remove_made(TrialFolder(trial).overlay)
+                overlay = TrialFolder(trial).overlay
+                signs = [path.lstat().st_mtime_ns for path in (*trial.glob("*"), *overlay.glob("*"))]
+                remove_made(overlay, until_ns=max(signs, default=0))
         for folder in (self.payload, self.scratch):
             _remove_folder(folder)
 

@@ -3,9 +3,10 @@
 Comes in: the trial's overlay, in whose journal the script's processes have recorded what they made (see
 `autotune.worker.attach.redirect`). Goes out: the folders as the trial has found them, and the paths that had to stay.
 
-Removed are the files and folders that a record names and that are still the same ones, by device and inode; and what
-native code or another program has written into such a folder, as long as it is no folder itself: that may be somebody
-else's. What was recorded as kept, in a cache or by a download, stays.
+Removed are the files and folders that a record names and that are still the same ones, by device and inode. In such a
+folder, files that no record names are removed as well, as native code or another program of the trial writes them:
+those that are younger than the folder. A folder that no record names stays, and so does an older file, which was moved
+there. What was recorded as kept, in a cache or by a download, stays.
 """
 
 from __future__ import annotations
@@ -13,70 +14,96 @@ from __future__ import annotations
 import json
 import os
 import stat
+from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
+from typing import Any
 
 __all__ = ["remove_made"]
 
 _Made = dict[str, tuple[int, ...]]
-"""Paths with the device and inode of what was made there; empty where it was gone before it was recorded."""
+"""Paths with the device, the inode and the time of change, in nanoseconds, of what was made there when it was recorded;
+empty where it was gone by then."""
 
 
-def remove_made(overlay: Path) -> tuple[str, ...]:
+def remove_made(overlay: Path, *, until_ns: float = inf) -> tuple[str, ...]:
     """Remove what a trial has made outside its own folder.
 
     Args:
-        overlay: the trial's, whose journal is read; where there is none, nothing was made.
+        overlay: The trial's, whose journal is read; where there is none, nothing was made.
+        until_ns: The trial's last sign of life, where it may have ended long ago: a file that has changed since stays.
 
     Returns:
         What is still there and was not to be kept, sorted.
     """
-    made, kept = _recorded(overlay / "journal")
-    left = list[str]()
-    for path in sorted(made, reverse=True):  # what lies in a folder before the folder
-        left += _remove(path, made, kept)
+    records, left = _recorded(overlay / "journal"), list[str]()
+    for path in sorted(records.made, reverse=True):  # what lies in a folder before the folder
+        left += _remove(path, records.made, records.kept, until_ns)
     left = [path for path in left if os.path.lexists(path)]
     return tuple(sorted(path for path in left if not any(one.startswith(f"{path}/") for one in left)))
 
 
-def _recorded(journal: Path) -> tuple[_Made, _Made]:
-    """What the trial has made and is to be removed, by its last path, and what is to be kept."""
-    made, kept = _Made(), _Made()
+@dataclass(slots=True)
+class _Records:
+    """What a journal says, record by record."""
+
+    made: _Made = field(default_factory=dict)
+    """What the trial has made and is to be removed, by its last path."""
+    kept: _Made = field(default_factory=dict)
+    """What it has made for later trials."""
+    _gone: _Made = field(default_factory=dict)
+    """What is no longer at its path, or has moved there and is about to be recorded."""
+
+    def learn(self, kind: str, path: str, rest: list[Any]) -> None:
+        """Learn a record, in the journal's order."""
+        if kind in {"new", "kept", "old"}:
+            before = self.made.pop(path, None) or self.kept.pop(path, None) or self._gone.pop(path, None)
+            if kind != "old":
+                (self.kept if kind == "kept" else self.made)[path] = _with_first_time(rest, before)
+            elif before:
+                self._gone[path] = before
+        elif kind == "moved":
+            if path in self._gone:
+                self._gone[rest[0]] = self._gone.pop(path)
+            for known in (self.made, self.kept) if rest[1] else ():  # a folder, with what was made in it
+                for below in [one for one in known if one.startswith(f"{path}/")]:
+                    known[f"{rest[0]}{below[len(path) :]}"] = known.pop(below)
+
+
+def _recorded(journal: Path) -> _Records:
+    """Read a journal; of a copy of one, which somebody else may have written, nothing."""
+    records, is_own = _Records(), False
     if not journal.is_file():
-        return made, kept
-    status, is_own = journal.stat(), False
+        return records
+    status = journal.stat()
     for line in journal.read_text("utf-8", errors="replace").splitlines():
         try:
             kind, path, *rest = json.loads(line)
         except (ValueError, TypeError):  # a line that a process was killed in
             continue
-        if kind == "journal":  # else a copy, which somebody else may have written
-            is_own = rest == [status.st_dev, status.st_ino]
-        if kind in {"new", "kept", "old"}:
-            made.pop(path, None)
-            kept.pop(path, None)
-        if kind in {"new", "kept"}:
-            (kept if kind == "kept" else made)[path] = tuple(rest)
-        elif kind == "moved":
-            for known in (made, kept):
-                for below in [one for one in known if one.startswith(f"{path}/")]:
-                    known[f"{rest[0]}{below[len(path) :]}"] = known.pop(below)
-    return (made, kept) if is_own else (_Made(), _Made())
+        is_own |= kind == "journal" and rest[:2] == [status.st_dev, status.st_ino]
+        records.learn(kind, path, rest)
+    return records if is_own else _Records()
 
 
-def _remove(path: str, made: _Made, kept: _Made) -> list[str]:
-    """Remove one file, or one folder with the files in it; what had to stay and was not to be kept."""
+def _with_first_time(entry: list[int], before: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Return what is recorded of something, with the time at which it was made where it has only moved."""
+    if before is None or not entry or tuple(entry[:2]) != before[:2]:
+        return tuple(entry)
+    return (*before[:2], min(before[2], entry[2]))
+
+
+def _remove(path: str, made: _Made, kept: _Made, until_ns: float) -> list[str]:
+    """Remove one file, or one folder with the files in it; return what had to stay and was not to be kept."""
     try:
         status = os.lstat(path)
-        if (status.st_dev, status.st_ino) != made[path]:  # replaced by somebody else
-            return [path]
-        if not stat.S_ISDIR(status.st_mode):
+        is_folder = stat.S_ISDIR(status.st_mode)
+        if (status.st_dev, status.st_ino) != made[path][:2] or (not is_folder and status.st_mtime_ns > until_ns):
+            return [path]  # somebody else's by now
+        if not is_folder:
             Path(path).unlink()
             return []
-        with os.scandir(path) as entries:
-            inside = {entry.path: entry.is_dir(follow_symlinks=False) for entry in entries}
-        staying = [one for one, is_folder in inside.items() if is_folder or one in kept]
-        for one in inside.keys() - staying:
-            Path(one).unlink()
+        staying = _remove_strangers(path, made, kept, until_ns)
         if not staying:
             Path(path).rmdir()
     except FileNotFoundError:
@@ -84,3 +111,18 @@ def _remove(path: str, made: _Made, kept: _Made) -> list[str]:
     except OSError:
         return [path]
     return [one for one in staying if one not in made and one not in kept]
+
+
+def _remove_strangers(folder: str, made: _Made, kept: _Made, until_ns: float) -> list[str]:
+    """Remove the files in a folder that no record names and that are younger than it; return what stays there."""
+    with os.scandir(folder) as entries:
+        inside = list(entries)
+    staying = list[str]()
+    for entry in inside:
+        is_known = entry.path in made or entry.path in kept
+        is_young = made[folder][2] <= entry.stat(follow_symlinks=False).st_mtime_ns <= until_ns
+        if is_known or entry.is_dir(follow_symlinks=False) or not is_young:
+            staying.append(entry.path)
+        else:
+            Path(entry.path).unlink()
+    return staying

@@ -237,6 +237,4 @@ def _remove_left_behind() -> None:
         pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
         with suppress(OSError):  # another host's actor may remove it at the same time
             if pid.isdecimal() and not psutil.pid_exists(int(pid)) and folder.stat().st_uid == os.getuid():
-                for trial in folder.glob("trial-*"):
-                    remove_made(TrialFolder(trial).overlay)
                 shutil.rmtree(folder, ignore_errors=True)

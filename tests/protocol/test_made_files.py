@@ -35,6 +35,39 @@ def test_of_a_link_the_link_is_removed(made: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "link").is_symlink()
 
 
+def test_another_file_of_the_same_name_stays_in_a_folder_that_was_made_too(made: Path, tmp_path: Path) -> None:
+    """A checkpoint that another training has put there by a rename."""
+    write_journal(tmp_path / "overlay", made, made / "log")
+    (tmp_path / "other").write_text("theirs")
+    (tmp_path / "other").replace(made / "log")
+    assert remove_made(tmp_path / "overlay") == (str(made / "log"),)
+    assert (made / "log").read_text() == "theirs"
+
+
+def test_a_file_that_was_moved_into_a_folder_that_was_made_stays(made: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("the only copy")
+    os.utime(tmp_path / "data", (1, 1))
+    write_journal(tmp_path / "overlay", made, made / "log")
+    (tmp_path / "data").replace(made / "data")
+    (made / "written natively").touch()
+    assert remove_made(tmp_path / "overlay") == (str(made / "data"),)
+    assert [path.name for path in made.iterdir()] == ["data"]
+
+
+def test_long_after_the_end_what_has_changed_since_stays(made: Path, tmp_path: Path) -> None:
+    """After a search that was killed its user has trained: into the same folder, and into the same file."""
+    (made / "metrics").touch()
+    write_journal(tmp_path / "overlay", made, made / "log", made / "metrics")
+    ended_ns = (tmp_path / "overlay/journal").stat().st_mtime_ns
+    later = (ended_ns + 10**9,) * 2
+    for name in ("metrics", "epoch-9"):
+        (made / name).write_text("of the user's own training")
+        os.utime(made / name, ns=later)
+    left = remove_made(tmp_path / "overlay", until_ns=ended_ns)
+    assert left == (str(made / "epoch-9"), str(made / "metrics"))
+    assert {path.name for path in made.iterdir()} == {"epoch-9", "metrics"}
+
+
 def test_another_file_of_the_same_name_stays(made: Path, tmp_path: Path) -> None:
     write_journal(tmp_path / "overlay", made / "log")
     (tmp_path / "other").write_text("theirs")

@@ -92,7 +92,7 @@ SEEN: dict[str, Seen] = {
     "s38_jit_end.py": Seen(7, {}),
     "s39_fold.py": Seen(8, {}),
     "s40_wrapper.sh": Seen(8, {"lr": 0.1}, file="data.py", words=("bash", "s40_wrapper.sh")),
-    "s41_mod": Seen(8, {}, file="train.py", words=("python", "-m", "mypkg.train"), cwd="s41_mod"),
+    "s41_mod": Seen(9, {}, file="train.py", words=("python", "-m", "mypkg.train"), cwd="s41_mod"),
     "s42_warn_thread.py": Seen(7, {}),
     "s43_raw_params.py": Seen(None, {"micro_batch_size": 1, "lr": 0.01}),
     "s44_one_second.py": Seen(6, {}),
@@ -102,9 +102,9 @@ SEEN: dict[str, Seen] = {
     "s48_sleep_step.py": Seen(6, {}),
     "s49_slow_own_data.py": Seen(None, {}),
     "s50_mp_fork.py": Seen(11, {"lr": 0.1, **PAIR}),
-    "s51_hogwild.py": Seen(7, {"lr": 0.01}),
+    "s51_hogwild.py": Seen(7, {"lr": 0.01, "intra_op_threads": 1}),
     "s52_fork_child.py": Seen(7, {}),
-    "s53_two_workers.py": Seen(9, WORKERS),
+    "s53_two_workers.py": Seen(9, {"intra_op_threads": 1, **WORKERS}),
     "s56_none.py": Seen(6, {"lr": 0.1}),
     "s57_two_tasks.py": Seen(8, {"lr": 0.1}),
     "s58_next_iter.py": Seen(6, {"lr": 0.1, **WORKERS}),
@@ -159,6 +159,8 @@ class Applied:
     """All that it prints, and nothing of it otherwise than it would be without autotune but for the settings."""
     arguments: tuple[str, ...] = ()
     own: dict[str, Any] = field(default_factory=dict)
+    loader: dict[str, Any] = field(default_factory=dict)
+    """How its loader is made; else its place alone is known."""
     removed: str = ""
     """Text that was taken out of it since it was searched."""
     code: int = 0
@@ -176,6 +178,7 @@ APPLIED = {
         {"micro_batch_size": 128, **WORKER},
         [f"epoch {epoch} batch 128 workers 1 steps 25" for epoch in range(3)],
         arguments=("3", "3200"),
+        loader={"dataset": "__main__.D", "length": 3200, "order": "shuffle", "batch_size": 32},
     ),
     "s54_persistent_second_iter.py": Applied(
         6,
@@ -201,9 +204,8 @@ def test_a_script_trains_under_apply_as_by_itself_but_for_the_settings(name: str
     applied, script = APPLIED[name], tmp_path / name.partition(",")[0]
     script.write_text((SCRIPTS / script.name).read_text().replace(applied.removed or "\0", ""))
     observed = TrainingConfig.model_validate({"micro_batch_size": 32, "lr": 0.1, **applied.own})
-    facts = make_script(
-        observed=observed, loaders=[{"file": str(script), "line": applied.line}], reached=[*applied.settings]
-    )
+    loader = {"file": str(script), "line": applied.line, **applied.loader}
+    facts = make_script(observed=observed, loaders=[loader], reached=[*applied.settings])
     found = {
         "format": 1,
         "settings": observed.model_copy(update=applied.settings).model_dump(),

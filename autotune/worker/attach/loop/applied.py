@@ -37,21 +37,33 @@ class Applied:
     def __init__(self, overrides: Overrides, sightings: Sightings) -> None:
         self._overrides, self._sightings = overrides, sightings
         self._steps = 0
+        self._has_told = False
+
+    @property
+    def has_looked(self) -> bool:
+        """No loader that is made from now on is looked at."""
+        return self._steps >= _LOOKED_AT_STEP
 
     def before_step(self) -> None:
         """An optimizer is about to step.
 
         Raises:
-            SystemExit: before the first step, where the loader that trains is not the one that was searched.
+            SystemExit: before the first step on data, where the loader that trains is not the one that was searched.
         """
+        if self.has_looked:
+            return
         self._steps += 1
-        if self._steps == 1 and self._overrides.changed & _OF_LOADERS:
-            self._tell_loader()
-        elif self._steps == _LOOKED_AT_STEP:
+        # An optimizer may step before there is any data, to set itself up.
+        has_data = self.has_looked or any(made.was_iterated for made in self._sightings.made)
+        if has_data and not self._has_told:
+            self._has_told = True
+            if self._overrides.changed & _OF_LOADERS:
+                self._name_loader()
+        if self.has_looked:
             for line in dict.fromkeys(self._not_in_force()):
-                _say(line)
+                _write(line)
 
-    def _tell_loader(self) -> None:
+    def _name_loader(self) -> None:
         facts = self._overrides.facts
         assert facts is not None  # noqa: S101 - else nothing is changed
         if not facts.loaders:
@@ -59,19 +71,21 @@ class Applied:
         wanted = facts.loaders[-1]
         known = _place(wanted) + (f" ({wanted.code})" if wanted.code else "")
         trained = [made for made in self._sightings.made if made.is_trained_on]
-        searched = [made for made in trained if made.is_searched]
+        searched = [made for made in self._sightings.made if made.is_searched and made.was_iterated]
         if searched:
-            site, settings = searched[-1].site, ", ".join(f"{key}={value}" for key, value in self._wanted(searched[-1]))
-            _say(f"the DataLoader that is made in {_place(site)}, has {settings}")
+            loader, names = searched[-1].loader(), [name for name, _ in self._wanted(searched[-1])]
+            settings = ", ".join(f"{name}={getattr(loader, name)}" for name in names if hasattr(loader, name))
+            if settings:
+                _write(f"the DataLoader that is made in {_place(searched[-1].site)}, has {settings}")
         elif trained:
-            _say(
+            _write(
                 f"stopped before the first step: the settings belong to a DataLoader like that of {known}, but this "
                 f"training uses another one, made in {_place(trained[-1].site)}; search again with this script, or "
                 "start it without autotune"
             )
             raise SystemExit(2)
         else:
-            _say(
+            _write(
                 f"the loader's settings could not be put in: the script uses no DataLoader, as that of {known} was; "
                 "search again with this script"
             )
@@ -82,14 +96,15 @@ class Applied:
         if "micro_batch_size" in overrides.changed and made.takes_batch_size:
             yield "batch_size", overrides.config.loader_batch_size
         for name, value in overrides.config.loader_settings.items():
-            if name in overrides.changed:
+            is_for_workers = name not in {"num_workers", "pin_memory"}
+            if name in overrides.changed and (overrides.config.num_workers or not is_for_workers):
                 yield name, value
 
     def _not_in_force(self) -> Iterator[str]:
         """What is set otherwise than it was to be, a sentence each."""
         for made in self._sightings.made:
             loader = made.loader()
-            if loader is None or not (made.is_searched and made.is_trained_on):
+            if loader is None or not (made.is_searched and made.was_iterated):
                 continue
             for name, value in self._wanted(made):
                 own = getattr(loader, name, None)
@@ -105,6 +120,6 @@ def _place(site: LoaderSite) -> str:
     return f"{Path(site.file).name}, line {site.line}{which}"
 
 
-def _say(line: str) -> None:
+def _write(line: str) -> None:
     if rank() == 0:
         sys.stderr.write(f"autotune: {line}\n")

@@ -87,6 +87,7 @@ class Session:
         """Torch's iterator is inside of another, which does something to each batch."""
         self._is_searched = True
         """The loader that is about to be made is one of those that are searched."""
+        self._has_stepped = False
         self._was_backward = True
         """Gradients were computed since the last forward pass that counted."""
 
@@ -98,7 +99,10 @@ class Session:
 
     def loader_made(self, site: LoaderSite, loader: DataLoader[Any]) -> None:
         """See hooks.Watcher."""
-        made = Made(site, ref(loader), _held_weakly(loader.dataset), takes_batch_size=loader.batch_size is not None)
+        if self._applied is not None and self._applied.has_looked:
+            return
+        dataset = (lambda: None) if self._is_passive else _held_weakly(loader.dataset)
+        made = Made(site, ref(loader), dataset, takes_batch_size=loader.batch_size is not None)
         made.is_searched = self._is_searched
         made.is_between_epochs = isinstance(self.feed, ScriptFeed) and _may_be_followed(self.feed)
         self.sightings.made.append(made)
@@ -184,6 +188,7 @@ class Session:
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """See hooks.Watcher."""
         self.overrides.before_step()
+        self._has_stepped = True
         if self._applied is not None:
             self._applied.before_step()
         if self._before_step_acts is not None:
@@ -235,7 +240,9 @@ class Session:
         """See hooks.Watcher."""
         if self._is_passive and not self.overrides.follows_modules:
             release_module_calls()
-        elif is_trained(module) if self._is_passive else self.sightings.call(module, args, kwargs):
+            return
+        trains = is_trained(module) if self._is_passive else self.sightings.call(module, args, kwargs)
+        if trains and (module.training or not self._has_stepped):  # else an evaluation, or a copy that is exported
             self.overrides.module(module)
 
     def ddp_arguments(self, arguments: dict[str, Any]) -> None:
@@ -284,6 +291,14 @@ class Session:
                 self.conductor.ask()
 
         module.register_forward_pre_hook(ask, with_kwargs=True, prepend=True)
+        for other in self.sightings.outermost:
+            if other is not module:
+                other.register_forward_pre_hook(self._computes)
+
+    def _computes(self, *_: object) -> None:
+        """A module other than the largest is called."""
+        if isinstance(self.feed, StepFeed):
+            self.feed.computes()
 
     def _is_on_cpu(self) -> bool:
         return device_of(self.sightings.main_optimizer).type == "cpu"

@@ -1,7 +1,7 @@
 """Keeps a script's files from harm: what existed before a trial is never changed by it, and what is new is recorded.
 
 Comes in: the trial's scratch. Goes out: a process in which opening for writing, renaming and removing are redirected,
-as the script itself and every other process of the trial then see it; and the list of the files that are new.
+as the script itself and every other process of the trial then see it; and a journal of what is new.
 
 Redirected on Python's level: `open`, `io.open`, the functions of `os` (so pathlib, shutil, tempfile, logging,
 numpy.save, Pillow, ...), `sqlite3.connect`, and the native writers of torch and safetensors. New files lie where the
@@ -49,6 +49,10 @@ _CACHES = (
     "TRITON_CACHE_DIR", "XDG_CACHE_HOME",
 )  # fmt: skip
 """Variables that name such a folder, each in its library's documentation."""
+_CACHES_AT_HOME = (
+    "~/.cache", "~/.fastai", "~/.keras", "~/.triton", "~/nltk_data", "~/scikit_learn_data", "~/tensorflow_datasets",
+)  # fmt: skip
+"""Where it is without a variable."""
 _installed: list[tuple[View, Changes]] = []
 _protected: set[str] = set()
 
@@ -99,7 +103,7 @@ def _protect(name: str, _: ModuleType | None = None) -> None:
 def _cache_folders() -> tuple[str, ...]:
     """Where libraries keep what they have downloaded or compiled, for every later process."""
     named = [os.environ[name] for name in _CACHES if os.environ.get(name)]
-    return tuple(os.path.realpath(Path(folder).expanduser()) for folder in ("~/.cache", *named))
+    return tuple(os.path.realpath(os.path.expanduser(folder)) for folder in (*_CACHES_AT_HOME, *named))  # noqa: PTH111
 
 
 def _join_capabilities(stand_ins: dict[str, object]) -> None:

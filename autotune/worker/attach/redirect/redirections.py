@@ -66,7 +66,7 @@ class Redirections:
 
     def _learn_made(self, kind: str, path: str, rest: Record) -> None:
         if kind == "moved":
-            self._follow(path, str(rest[0]))
+            self._follow(path, str(rest[0]), is_tree=bool(rest[1]))
         elif kind in {"new", "kept"}:  # the device and inode behind it are for protocol/made_files.py
             self._new.add(path)
         elif kind == "old":
@@ -75,10 +75,10 @@ class Redirections:
     def _below(self, path: str) -> list[str]:
         return [key for key in list(self._map) if key.startswith(f"{path}/")]
 
-    def _follow(self, source: str, to: str) -> None:
+    def _follow(self, source: str, to: str, *, is_tree: bool) -> None:
         for key, value in list(self._map.items()):
             if value is not None and f"{value}/".startswith(f"{source}/"):
                 self._map[key] = f"{to}{value[len(source) :]}"
-        for path in [path for path in self._new if path.startswith(f"{source}/")]:
+        for path in [path for path in self._new if path.startswith(f"{source}/")] if is_tree else []:
             self._new.remove(path)
             self._new.add(f"{to}{path[len(source) :]}")

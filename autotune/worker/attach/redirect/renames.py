@@ -50,7 +50,8 @@ def move(view: View, source: str, to: str, there: os.stat_result | None) -> None
         at, records = _taken(view, to, physical, there)
     elif view.folder_of(to) is not None:
         records = [["unmap", to] if view.beneath(to) == physical else ["map", to, physical]]
-    moved: list[Record] = [["old", physical], ["moved", physical, at]] if at != physical else []
+    is_tree = stat.S_ISDIR(REAL["lstat"](at).st_mode)
+    moved: list[Record] = [["old", physical], ["moved", physical, at, is_tree]] if at != physical else []
     hidden = view.hide(source)
     try:
         view.commit([["unmap_below", to], ["renamed", source, to], *moved, *records, hidden])

@@ -72,7 +72,7 @@ class View:
         for record in records:
             if record[0] in {"journal", "new", "kept"}:
                 status = _status(str(record[1]))
-                record[2:] = () if status is None else (status.st_dev, status.st_ino)
+                record[2:] = () if status is None else (status.st_dev, status.st_ino, status.st_mtime_ns)
         if records:
             with self._reading:
                 self._journal.append(records)

@@ -111,6 +111,8 @@ class Overrides:
         is_free = "micro_batch_size" in self.facts.placeholders
         for place in self.facts.loaders:
             known = place if place.dataset else place.model_copy(update=manner)  # a file may name the place alone
+            if not place.dataset and place.nth != site.nth:
+                continue
             if known.is_like(site, ignores_batch_size=is_free) and (known.length == site.length or site.is_drawn):
                 return True
         return False

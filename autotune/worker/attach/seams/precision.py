@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -33,8 +33,8 @@ class Switches:
     dtype: torch.dtype | None = None
     """What to compute in; None: as the script does."""
     channels_last: bool = False
-    modules: WeakSet[nn.Module] = field(default_factory=WeakSet)
-    """Those that follow."""
+    modules: WeakKeyDictionary[nn.Module, bool] = field(default_factory=WeakKeyDictionary)
+    """Those that follow, and whether they train in the mode for it: some are trained as they are evaluated."""
 
 
 SWITCHES = Switches()
@@ -44,7 +44,7 @@ def attach_to(module: nn.Module) -> None:
     """Let a module follow the switches, once."""
     if module in SWITCHES.modules:
         return
-    SWITCHES.modules.add(module)
+    SWITCHES.modules[module] = module.training
     _follow_calls_of(type(module))
     if SWITCHES.channels_last:
         set_layout(module, channels_last=True)
@@ -70,7 +70,8 @@ def _follow_calls_of(kind: type[nn.Module]) -> None:
 
 def switched(module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a module as the switches say, where it follows them and trains."""
-    if module not in SWITCHES.modules or not (module.training and torch.is_grad_enabled()):
+    in_mode = SWITCHES.modules.get(module)
+    if in_mode is None or (in_mode and not module.training) or not torch.is_grad_enabled():
         return call(*args, **kwargs)
     if SWITCHES.channels_last:
         args, kwargs = rebuilt(args, _channels_last), rebuilt(kwargs, _channels_last)

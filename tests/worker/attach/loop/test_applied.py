@@ -31,7 +31,8 @@ def training_on(loader: DataLoader[Any], *, is_searched: bool = True, **settings
     """A training on a loader, to which these settings were to be applied."""
     script = make_script(loaders=(SITE,))
     config = TrainingConfig.model_validate(script.observed.model_dump() | settings)
-    made = Made(SITE, ref(loader), lambda: None, takes_batch_size=True, is_searched=is_searched, is_trained_on=True)
+    made = Made(SITE, ref(loader), lambda: None, takes_batch_size=True, is_searched=is_searched)
+    made.was_iterated = made.is_trained_on = True
     return Applied(Overrides(config, script, is_trial=False), Sightings(made=[made]))
 
 
@@ -62,9 +63,22 @@ def test_where_the_loader_was_to_keep_its_own_nothing_is_said_of_it(said: Said) 
 def test_a_training_without_a_loader_goes_on_and_is_told(said: Said) -> None:
     loader = DataLoader(DATA, batch_size=16)
     applied = training_on(loader, micro_batch_size=32)
-    applied._sightings.made[0].is_trained_on = False
+    applied._sightings.made.clear()
+    for _ in range(10):
+        applied.before_step()
+    assert said() == "", "its loader may come yet"
     applied.before_step()
     assert len(said().splitlines()) == 1
+    applied.before_step()
+    assert said() == ""
+
+
+def test_batches_that_a_function_without_gradients_hands_on_are_trained_on_as_well(said: Said) -> None:
+    loader = DataLoader(DATA, batch_size=32)
+    applied = training_on(loader, micro_batch_size=32)
+    applied._sightings.made[0].is_trained_on = False
+    applied.before_step()
+    assert said().endswith(" batch_size=32\n")
 
 
 def test_what_is_not_in_force_after_ten_steps_is_told(said: Said) -> None:
@@ -73,7 +87,7 @@ def test_what_is_not_in_force_after_ten_steps_is_told(said: Said) -> None:
     applied = training_on(loader, micro_batch_size=32, num_workers=2, intra_op_threads=threads)
     for _ in range(10):
         applied.before_step()
-    said()
+    said()  # that the loader has num_workers=0
     applied.before_step()
     assert [line.partition(";")[0] for line in said().splitlines()] == [
         "autotune: not in force: num_workers=2",

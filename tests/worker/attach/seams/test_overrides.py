@@ -128,6 +128,7 @@ def test_of_a_place_alone_the_batch_size_must_be_the_one_observed() -> None:
     assert overrides.loader(made, {})
     assert not overrides.loader(made.model_copy(update={"batch_size": 20}), {})
     assert not overrides.loader(made.model_copy(update={"line": 8}), {})
+    assert not overrides.loader(made.model_copy(update={"nth": 1}), {})
 
 
 def test_the_baselines_trial_changes_nothing(shared: ScriptRig, probed: Script) -> None:
