@@ -193,7 +193,7 @@ class Sightings:
             "grad_accum_steps": max(1, round(self.batches / max(1, self.stepped))),
             "lr": self.lr or given.lr,
             "amp_dtype": self._precision(),
-            "compile": any(type(module).__name__ == "OptimizedModule" for module in self.outermost),
+            "compile": any(map(_is_compiled, self.outermost)),
             "channels_last": self.has_images and any(map(is_channels_last, self.outermost)),
             "intra_op_threads": None if torch.get_num_threads() == self.threads else torch.get_num_threads(),
             **observed_step(self.main_optimizer if self.steps else None),
@@ -322,6 +322,11 @@ class Sightings:
 def is_trained(module: nn.Module) -> bool:
     """Whether a module that is being called trains."""
     return torch.is_grad_enabled() and any(own.requires_grad for own in module.parameters())
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether it was given to torch.compile, or compiled in place by its own `compile`."""
+    return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def _weights_half(module: nn.Module) -> str | None:

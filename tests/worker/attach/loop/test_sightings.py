@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from autotune.note import note
+from autotune.settings.training_config import TrainingConfig
 from autotune.worker.attach.loop.sightings import Sightings
 from tests.worker.attach.scripts import HEAD, STEP, ScriptRig
 
@@ -322,3 +323,12 @@ def test_weights_of_16_bits_are_the_scripts_own_precision(dtype: torch.dtype, fo
     model[1].float()
     assert seen.call(model, (torch.ones(1, 8, dtype=dtype),), {})
     assert seen.autocast == found
+
+
+def test_a_model_that_is_compiled_in_place_is_compiled() -> None:
+    seen, model = Sightings(), nn.Linear(2, 2)
+    assert seen.call(model, (torch.ones(1, 2),), {})
+    given = TrainingConfig()
+    assert not seen.observed(given, None, 1, ()).compile
+    model.compile(backend="eager")
+    assert seen.observed(given, None, 1, ()).compile
