@@ -147,6 +147,7 @@ def test_a_search_from_the_command_line_recommends_what_helps(folder: Path) -> N
     assert call("report", "run").exit_code == 0
 
 
+@pytest.mark.slow  # .ci/try_package.py runs the README's example so, and test_main_objects looks at __main__
 def test_an_unguarded_script_with_classes_and_lambdas_in_main_leaves_its_objects_alone(folder: Path) -> None:
     script = """
 import random, time

@@ -40,7 +40,7 @@ from tests.tuning.guided import (
 )
 @pytest.mark.parametrize(
     "cost",
-    [slow_loader, memory_cliff, *(pytest.param(one, marks=pytest.mark.slow) for one in (analytic_cost, slow_device))],
+    [slow_loader, *(pytest.param(one, marks=pytest.mark.slow) for one in (memory_cliff, analytic_cost, slow_device))],
 )
 def test_a_few_trials_lead_near_the_best_of_the_space(
     tmp_path: Path, cost: CostModel, space: dict[str, Any], seed: int
