@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -151,19 +150,9 @@ def test_another_file_is_told_for_what_it_is(tmp_path: Path) -> None:
         applied(tmp_path / "autotune.yaml", ["python", "train.py"])
 
 
-@dataclass(frozen=True, kw_only=True)
-class Moved:
-    """What a script has printed that makes its loaders elsewhere than the one that was searched."""
-
-    seen: dict[str, Any]
-    errors: str
-
-
-@pytest.fixture(scope="module")
-def moved(probed: Script, tmp_path_factory: pytest.TempPathFactory) -> Moved:
-    """One for all rules: an interpreter takes seconds to import torch."""
-    folder = tmp_path_factory.mktemp("moved")
-    (folder / "moved.py").write_text(
+@pytest.mark.slow
+def test_a_training_lets_go_of_loaders_and_modules_as_ever(probed: Script, tmp_path: Path) -> None:
+    (tmp_path / "moved.py").write_text(
         """
 import gc, json, weakref, torch
 from torch.utils.data import DataLoader
@@ -176,34 +165,20 @@ for fold in range(3):
         model(x).sum().backward()
         optimizer.step()
     held += [weakref.ref(model), weakref.ref(loader)]
-workers = loader.num_workers
 del model, loader, optimizer
 gc.collect()
 gone = [ref() is None for ref in held]
-print(json.dumps({"gone": gone, "call": torch.nn.Module.__call__.__module__, "workers": workers}))
+print(json.dumps({"gone": gone, "call": torch.nn.Module.__call__.__module__}))
 """,
         encoding="utf-8",
     )
-    words, variables = applied(
-        recommended(folder, probed, num_workers=1), [sys.executable, str(folder / "moved.py"), "--lr={lr}"]
-    )
+    found = recommended(tmp_path, probed, intra_op_threads=1)
+    words, variables = applied(found, [sys.executable, str(tmp_path / "moved.py"), "--lr={lr}"])
     done = subprocess.run(
-        words, cwd=folder, capture_output=True, text=True, env={**os.environ, **variables}, timeout=100, check=False
+        words, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, **variables}, timeout=100, check=False
     )
     assert done.returncode == 0, done.stderr
-    return Moved(seen=json.loads(done.stdout), errors=done.stderr)
-
-
-@pytest.mark.slow
-def test_a_training_lets_go_of_loaders_and_modules_as_ever(moved: Moved) -> None:
-    assert moved.seen["gone"] == [True] * 6
-    assert moved.seen["call"] == "torch.nn.modules.module"
-
-
-@pytest.mark.slow
-def test_a_script_that_makes_its_loader_elsewhere_is_told_that_nothing_was_put_in(moved: Moved) -> None:
-    assert moved.seen["workers"] == 0
-    assert moved.errors.count("DataLoader") == 1
+    assert json.loads(done.stdout) == {"gone": [True] * 6, "call": "torch.nn.modules.module"}
 
 
 def test_what_is_started_has_the_settings_and_the_allocators_switches(

@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 import yaml
 
 from autotune.launch.local.fork_server import ForkServerLauncher
@@ -122,7 +123,7 @@ def rig(fork_server: ForkServerLauncher, tmp_path_factory: pytest.TempPathFactor
 
 def files_in(folder: Path) -> set[Path]:
     """All files but the trials' logs and what Python compiles."""
-    return {path for path in folder.rglob("*") if path.suffix != ".log" and path.parent.name != "__pycache__"}
+    return {path for path in folder.rglob("*") if path.suffix != ".log" and "__pycache__" not in path.parts}
 
 
 @pytest.mark.parametrize("name", SEEN)
@@ -137,11 +138,15 @@ def test_a_script_is_seen_as_it_is_measured_and_leaves_nothing(
     probed = rig.probe(seen.words or (sys.executable, name))
     defaults = TrainingConfig().model_dump()
     own = {key: value for key, value in probed.observed.model_dump().items() if value != defaults[key]}
-    assert own == pytest.approx(seen.own)
+    expected, kept = dict(seen.own), seen.kept
+    if torch.get_num_threads() == 1:  # as where tests run side by side: what the script asks for is what it has
+        expected.pop("intra_op_threads", None)
+        kept -= {"intra_op_threads"}
+    assert own == pytest.approx(expected)
     places = [(Path(site.file).name, site.line) for site in probed.script.loaders]
     if not seen.needs:
         assert places[-1:] == ([] if seen.line is None else [(seen.file or name, seen.line)])
-    assert not seen.kept & set(probed.script.reached)
+    assert not kept & set(probed.script.reached)
     result = rig.trial(probed.words, probed, window=SHORT)
     assert result.outcome == "ok", result.reason
     assert files_in(rig.folder) == before
