@@ -141,7 +141,7 @@ def wait_for_trials(folder: Path, count: int) -> None:
 @pytest.mark.quiet
 @pytest.mark.usefixtures("_here")
 def test_a_search_from_the_command_line_recommends_what_helps(folder: Path) -> None:
-    done = call("run", "tune.yaml", "--set", "budget.timeout_s=10")
+    done = call("run", "tune.yaml", "--set", "budget.timeout_s=25")
     assert done.exit_code == 0, done.stderr
     assert autotune.load(folder / "run" / "recommended.yaml").num_workers == 2
     assert call("report", "run").exit_code == 0
