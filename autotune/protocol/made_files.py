@@ -45,17 +45,17 @@ def remove_made(overlay: Path, *, until_ns: float = inf) -> tuple[str, ...]:
 
 @dataclass(slots=True)
 class _Records:
-    """What a journal says, record by record."""
+    """Collects the records of a journal."""
 
     made: _Made = field(default_factory=dict)
-    """What the trial has made and is to be removed, by its last path."""
+    """Files and folders to remove, by their last path."""
     kept: _Made = field(default_factory=dict)
-    """What it has made for later trials."""
+    """Files and folders to keep: caches and downloads."""
     _gone: _Made = field(default_factory=dict)
-    """What is no longer at its path, or has moved there and is about to be recorded."""
+    """Entries that were removed or moved; a later record takes their first time of change."""
 
     def learn(self, kind: str, path: str, rest: list[Any]) -> None:
-        """Learn a record, in the journal's order."""
+        """Apply one record, in the journal's order."""
         if kind in {"new", "kept", "old"}:
             before = self.made.pop(path, None) or self.kept.pop(path, None) or self._gone.pop(path, None)
             if kind != "old":
@@ -79,10 +79,10 @@ def _recorded(journal: Path) -> _Records:
     for line in journal.read_text("utf-8", errors="replace").splitlines():
         try:
             kind, path, *rest = json.loads(line)
-        except (ValueError, TypeError):  # a line that a process was killed in
+            records.learn(kind, path, rest)
+        except (ValueError, TypeError, LookupError):  # a line that a process was killed in
             continue
         is_own |= kind == "journal" and rest[:2] == [status.st_dev, status.st_ino]
-        records.learn(kind, path, rest)
     return records if is_own else _Records()
 
 

@@ -163,7 +163,7 @@ class OptimizerFacts(FrozenModel):
 
 
 class LoaderSite(FrozenModel):
-    """Where and how the script makes a DataLoader, before any setting is changed: by that it is known again."""
+    """Place and arguments of a DataLoader as the script makes it; `autotune apply` finds the loader again by them."""
 
     file: str
     """Path of the source file: the script's own, where the call of a framework is made there."""
@@ -178,7 +178,7 @@ class LoaderSite(FrozenModel):
     length: int | None = None
     """The dataset's length; None where it has none."""
     order: str = ""
-    """What draws the samples: "shuffle", a sampler's type, "" for one after the other."""
+    """Order of the samples: "shuffle", the sampler's type, or "" for sequential."""
     batch_size: int | None = None
     """None where the script gives batches of its own."""
 

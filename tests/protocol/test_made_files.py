@@ -22,7 +22,7 @@ def made(tmp_path: Path) -> Path:
 def test_what_a_journal_names_is_removed_and_its_garbage_passed_over(made: Path, tmp_path: Path) -> None:
     write_journal(tmp_path / "overlay", made, made / "log")
     with (tmp_path / "overlay/journal").open("ab") as journal:
-        journal.write(b'\xff\n[]\n7\n["new"]\n["unmap", "/etc"]\n["new", "/etc/pa')
+        journal.write(b'\xff\n[]\n7\n["new"]\n["moved", "/etc"]\n["unmap", "/etc"]\n["new", "/etc/pa')
     assert remove_made(tmp_path / "overlay") == ()
     assert not made.exists()
 

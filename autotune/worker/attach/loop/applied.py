@@ -1,4 +1,4 @@
-"""What `autotune apply` tells of a training: which loader has the settings, and which settings are not in force.
+"""Reports under `autotune apply` which loader has the settings, and which settings are not in force.
 
 Comes in: the overrides, the loaders that the script has made, its optimizer steps. Goes out: lines on standard error.
 A training whose own loader is not the one that was searched is stopped before its first step: the larger batch or the
@@ -101,7 +101,7 @@ class Applied:
                 yield name, value
 
     def _not_in_force(self) -> Iterator[str]:
-        """What is set otherwise than it was to be, a sentence each."""
+        """Yield a sentence for each setting whose value is not the recommended one."""
         for made in self._sightings.made:
             loader = made.loader()
             if loader is None or not (made.is_searched and made.was_iterated):

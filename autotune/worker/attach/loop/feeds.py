@@ -26,7 +26,7 @@ from autotune.worker.setup.build import is_stream, length_of
 __all__ = ["CountedLoader", "ScriptFeed", "StepFeed"]
 
 _FAILED_BATCHES = 3
-"""Our convention: so many batches in a row may fail where the loader is measured alone, for their broken samples."""
+"""Maximum number of consecutive failed batches while the loader is measured alone: our convention."""
 
 
 @dataclass(slots=True)

@@ -51,7 +51,7 @@ def _may_be_followed(feed: ScriptFeed) -> bool:
 
 
 def _held_weakly(dataset: object) -> Callable[[], object]:
-    """What hands out a dataset as long as the script holds it; a list, to which there is no such reference, always."""
+    """Return a weak reference to a dataset, or a strong one to a list, which has no weak references."""
     try:
         return ref(dataset)
     except TypeError:

@@ -325,7 +325,7 @@ def is_trained(module: nn.Module) -> bool:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    """Whether it was given to torch.compile, or compiled in place by its own `compile`."""
+    """Return whether a module was compiled, by torch.compile or in place by its own `compile`."""
     return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
 
 
