@@ -79,6 +79,10 @@ def make_headline(evidence: Evidence, findings: Sequence[Finding], advice: Seque
     elif first.bottleneck == "compute" and second is not None:
         head = note(head.code, **head.figures, second=second.bottleneck, second_share=second.share)
     best = next((piece for piece in advice if piece.settings and piece.expected_gain is not None), None)
+    load = evidence.measurement.host_load
+    if best is not None and load is not None and load.is_loaded:  # a factor might be the other programs' doing
+        may_help = note("may_help", settings=_json(best.settings), others_cores=load.others_cores, cores=load.cores)
+        return head, may_help
     if best is not None:
         return head, note("best_setting", settings=_json(best.settings), gain=best.expected_gain)
     return head, note("no_setting_helps", least_gain=LEAST_GAIN) if has_others else note("others_not_measured")

@@ -6,7 +6,8 @@ Comes in: the trial's overlay, in whose journal the script's processes have reco
 Removed are the files and folders that a record names and that are still the same ones, by device and inode. In such a
 folder, files that no record names are removed as well, as native code or another program of the trial writes them:
 those that are younger than the folder. A folder that no record names stays, and so does an older file, which was moved
-there. What was recorded as kept, in a cache or by a download, stays.
+there. What was recorded as kept, in a cache or by a download, stays, but for the lock of a build of an extension: torch
+waits for as long as that file exists, so after a trial that was killed amidst the build, all later ones would.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ __all__ = ["remove_made"]
 _Made = dict[str, tuple[int, ...]]
 """Paths with the device, the inode and the time of change, in nanoseconds, of what was made there when it was recorded;
 empty where it was gone by then."""
+_BUILD_LOCK = "/lock"
+"""How the path of a lock of torch.utils.cpp_extension ends (`FileBaton`): the file's existence is the lock."""
 
 
 def remove_made(overlay: Path, *, until_ns: float = inf) -> tuple[str, ...]:
@@ -39,6 +42,9 @@ def remove_made(overlay: Path, *, until_ns: float = inf) -> tuple[str, ...]:
     records, left = _recorded(overlay / "journal"), list[str]()
     for path in sorted(records.made, reverse=True):  # what lies in a folder before the folder
         left += _remove(path, records.made, records.kept, until_ns)
+    for path in records.kept:
+        if path.endswith(_BUILD_LOCK):
+            _remove(path, records.kept, {}, until_ns)
     left = [path for path in left if os.path.lexists(path)]
     return tuple(sorted(path for path in left if not any(one.startswith(f"{path}/") for one in left)))
 

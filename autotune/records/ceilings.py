@@ -16,6 +16,7 @@ from autotune.settings.training_config import LOADER_SETTINGS, TrainingConfig
 
 __all__ = [
     "HOLDS_FROM",
+    "PLAUSIBLE",
     "Ceiling",
     "CeilingBook",
     "Headroom",
@@ -26,6 +27,8 @@ __all__ = [
     "overlaps",
 ]
 
+PLAUSIBLE = 1.10
+"""A rate further above a ceiling is no noise, the ceiling was measured too low: our convention."""
 HOLDS_FROM = 0.85
 """Share of the lowest ceiling from which that side counts as the bottleneck: our convention."""
 _STEP_SETTINGS = attrgetter(*(name for name in TrainingConfig.model_fields if name not in {"lr", *LOADER_SETTINGS}))

@@ -6,6 +6,7 @@ Comes in: a Plan and a runner. Goes out: a runner that knows the limits, and the
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from math import inf
@@ -41,6 +42,8 @@ _FILES_SHOWN = 8
 """Files that a note names: our own convention."""
 _LINES_SHOWN, _LINE_SHOWN = 12, 300
 """Of what a script has written before it ended: lines, and characters of each; our own convention."""
+_DUMP = re.compile(r'^(?:Timeout \(.*\)!|(?:Current thread|Thread) 0x.*|  File ".*", line \d+ in .*)$', re.MULTILINE)
+"""Lines of faulthandler's dump of a process that is late: they say where autotune waits, not what the script does."""
 _FEW_COMBINATIONS = 4096
 """Up to so many are all composed, to see whether one is possible: our own convention, a fraction of a second."""
 
@@ -220,17 +223,19 @@ def _probe_failure(report: RankReport, runner: TrialRunner) -> WorkloadError:
     if report.is_workload_fault:
         return WorkloadError(result.reason, remote_traceback=said)
     traceback = said or (failure.traceback if failure is not None else "")
-    return WorkloadError(
-        f"the workload must run one training step, but it ended: {result.reason}", remote_traceback=traceback
-    )
+    why = f"it ended: {result.reason}"
+    if result.outcome == "timeout":
+        why = f"{result.reason}; give it more time by budget.timeout_s, or fewer steps before it trains"
+    return WorkloadError(f"the workload must run one training step, but {why}", remote_traceback=traceback)
 
 
 def _last_lines(log: Path) -> str:
-    """Return the last lines of a log that is about to be removed, before the traceback of its end."""
+    """Return the last lines of a log that is about to be removed, before the traceback of its end or our own dump."""
     try:
         text = log.read_text("utf-8", errors="replace")
     except OSError:
         return ""
+    text = _DUMP.sub("", text)
     before, mark, after = text.rpartition("Traceback (most recent call last):")
     lines = [line[:_LINE_SHOWN] for line in (before if mark else after).splitlines() if line.strip()]
     return "\n".join(["It has written last:", *(f"  {line}" for line in lines[-_LINES_SHOWN:])]) if lines else ""

@@ -12,6 +12,7 @@ from autotune.diagnosis.verdict import headroom_today, is_healthy, judge, make_h
 from autotune.note import Note, note
 from autotune.records.ceilings import Headroom
 from autotune.records.diagnosis import Advice, Curves
+from autotune.records.host_load import HostLoad
 from tests.factories import make_breakdown, make_evidence, make_loader_costs, make_point
 
 
@@ -64,6 +65,13 @@ def test_the_headline_names_the_first_bottleneck_and_the_best_setting() -> None:
     assert headline(make_breakdown(wait=0.7), advice(1.4)) == (waiting, best)
     assert headline(make_breakdown(wait=0.7)) == (waiting, NOTHING_HELPS)
     assert headline(make_breakdown()) == (note("healthy", share=1.0, least_gain=0.05),)
+
+
+def test_the_headline_promises_no_factor_where_other_programs_may_explain_it() -> None:
+    load = HostLoad(seconds=1.0, cores=2, reachable_cores=2, busy_s=2.0, own_s=0.5, stolen_s=0.0)
+    evidence = make_evidence(breakdown=make_breakdown(wait=0.7), host_load=load)
+    _, best = make_headline(evidence, find_bottlenecks(evidence), [advice(1.4)])
+    assert best == note("may_help", settings={"pin_memory": True}, others_cores=1.5, cores=2)
 
 
 def test_the_headline_of_a_job_that_mostly_computes_names_the_next_finding() -> None:

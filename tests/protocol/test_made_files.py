@@ -91,3 +91,14 @@ def test_without_a_journal_or_with_a_copied_one_nothing_is_removed(made: Path, t
     (tmp_path / "copied/journal").write_bytes(copied)
     assert remove_made(tmp_path / "copied") == ()
     assert (made / "log").exists()
+
+
+def test_of_what_is_kept_only_the_lock_of_a_build_is_removed(tmp_path: Path) -> None:
+    """A trial was killed while torch compiled an extension: every later training would wait for that file."""
+    cache = tmp_path / "torch_extensions/py311_cpu/shm"
+    cache.mkdir(parents=True)
+    (cache / "lock").touch()
+    (cache / "build.ninja").touch()
+    write_journal(tmp_path / "overlay", cache / "lock", cache / "build.ninja", kind="kept")
+    assert remove_made(tmp_path / "overlay") == ()
+    assert [path.name for path in cache.iterdir()] == ["build.ninja"]

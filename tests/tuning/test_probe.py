@@ -133,6 +133,11 @@ class EndingLauncher(FakeLauncher):
             ["It has written last:", "  usage: a"],
         ),
         ("usage: a\n", Failure(signature="ValueError at a.py:1", traceback="File a"), ["File a"]),
+        (
+            'compiling\nTimeout (0:00:29)!\nThread 0x01 (most recent call first):\n  File "a.py", line 3 in f\n',
+            None,
+            ["It has written last:", "  compiling"],
+        ),
         ("", None, []),
     ],
 )

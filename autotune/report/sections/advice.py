@@ -41,9 +41,14 @@ def say_group_evidence(bottleneck: ScalingBottleneck) -> str:
     return fill(f"{bottleneck.cause}_evidence", bottleneck.figures)
 
 
-def advice_table(advice: Iterable[Advice]) -> Table:
-    """Advice in words: its gain, the rate that it should reach, what to do and the basis."""
-    return tabulate(
+def advice_table(advice: Iterable[Advice], *, is_loaded: bool = False) -> Table:
+    """Lay out advice: its gain, the rate that it should reach, what to do and the basis.
+
+    Args:
+        advice: With its words.
+        is_loaded: Other programs held the measurements up: gains and rates are left out, which may be their doing.
+    """
+    rows = (
         {
             "gain": show(piece.expected_gain, "gain"),
             "samples/s": show(piece.expected_samples_per_s, "plain_rate"),
@@ -51,6 +56,7 @@ def advice_table(advice: Iterable[Advice]) -> Table:
         }
         for piece in advice
     )
+    return tabulate(rows, heads=("advice",) if is_loaded else ())
 
 
 def bottleneck_table(found: Iterable[tuple[float, str, str]]) -> Table:

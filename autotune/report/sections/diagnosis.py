@@ -13,7 +13,7 @@ from rich.text import Text
 from autotune.diagnosis.bottlenecks import breakdown_of
 from autotune.diagnosis.gains import NEAR_CEILING
 from autotune.records.breakdown import PARTS
-from autotune.records.ceilings import HOLDS_FROM, overlaps
+from autotune.records.ceilings import HOLDS_FROM, PLAUSIBLE, overlaps
 from autotune.records.diagnosis import Curves, Diagnosis
 from autotune.report.blocks import MEASURED_BY, Bullets, Paragraph, Section, Table, filled, known_facts, tabulate
 from autotune.report.figures import Figures, join_runs
@@ -57,26 +57,34 @@ def render_diagnosis(diagnosis: Diagnosis) -> str:
 
 def say_present(diagnosis: Diagnosis) -> str:
     """Where today's rate stands, in a sentence or two."""
-    headroom, evidence = diagnosis.standing, diagnosis.evidence
-    share = show(min(1.0, headroom.share_of_device), "share")
+    headroom, share_of_device = diagnosis.standing, diagnosis.standing.share_of_device
+    if share_of_device > PLAUSIBLE:
+        measured = f"You run at {show(share_of_device, 'share')} of the device's ceiling as measured"
+        return f"{measured}: that ceiling is too low to judge by."
+    share = show(min(1.0, share_of_device), "share")
     rates = f"{show(headroom.samples_per_s, 'plain_rate')} of {show(headroom.device_ceiling, 'rate')}"
-    if evidence.measurement.device_ceiling is None:
+    if diagnosis.evidence.measurement.device_ceiling is None:
         estimate = f"Judged by the waits for data, you run at about {share} of what this device can do ({rates})"
         return f"{estimate}; the device alone was {_NOT_MEASURED}; {_say_loader(diagnosis)}."
     present = f"You run at {share} of what this device can do ({rates})"
     if diagnosis.verdict == "script":
         present = f"The device alone is held up by the script's own code as well ({rates})"
-    elif headroom.share_of_device >= NEAR_CEILING:
+    elif share_of_device >= NEAR_CEILING:
         return f"{present}: only the device's own settings can make it faster."
-    present = f"{present}; {_say_loader(diagnosis)}"
-    is_measured = evidence.measurement.loader_ceiling is not None
-    if is_measured and headroom.lower == "loader" and headroom.share_of_lower >= HOLDS_FROM:
-        return f"{present}: the loader is the bottleneck."
-    if headroom.lower == "copy" and headroom.share_of_lower >= HOLDS_FROM:
-        return f"{present}: copying batches to it is the bottleneck."
+    return f"{present}; {_say_loader(diagnosis)}{_say_limit(diagnosis)}."
+
+
+def _say_limit(diagnosis: Diagnosis) -> str:
+    """Which side limits the loop, as the end of a sentence; empty where that is the device, or none alone."""
+    headroom, evidence = diagnosis.standing, diagnosis.evidence
+    is_measured, holds = evidence.measurement.loader_ceiling is not None, headroom.share_of_lower >= HOLDS_FROM
+    if is_measured and headroom.lower == "loader" and holds:
+        return ": the loader is the bottleneck"
+    if headroom.lower == "copy" and holds:
+        return ": copying batches to it is the bottleneck"
     if is_measured and not overlaps(evidence.config, evidence.environment.device_kind):
-        return f"{present}, and without workers the two take turns."
-    return f"{present}."
+        return ", and without workers the two take turns"
+    return ""
 
 
 def _say_loader(diagnosis: Diagnosis) -> str:
@@ -92,7 +100,10 @@ def diagnosis_sections(diagnosis: Diagnosis) -> tuple[Section, ...]:
     """Everything below the headline; what was not measured is left out."""
     run, curves = diagnosis.evidence.measurement, diagnosis.evidence.curves
     findings = ((found.share, BOTTLENECKS[found.bottleneck], found.evidence) for found in diagnosis.findings)
-    advice = advice_table(diagnosis.advice) if diagnosis.advice else Bullets(sentences=(_NO_ADVICE,))
+    is_loaded = run.host_load is not None and run.host_load.is_loaded
+    advice = (
+        advice_table(diagnosis.advice, is_loaded=is_loaded) if diagnosis.advice else Bullets(sentences=(_NO_ADVICE,))
+    )
     loader = {} if run.loader_costs is None else loader_facts(run.loader_costs)
     setup = say_setup({"today's settings": _join(diagnosis)})  # the notes have what disturbed the window
     notes = Bullets(sentences=(*map(one_line, diagnosis.notes), *setup))

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from autotune.analysis.time_estimate import payback_s
-from autotune.records.ceilings import HOLDS_FROM
+from autotune.records.ceilings import HOLDS_FROM, PLAUSIBLE
 from autotune.records.run_summary import RunSummary, changed_settings
 from autotune.records.trial import TrialRecord
 from autotune.report.figures import Column, Figures, find_trial, list_waits
@@ -28,8 +28,6 @@ __all__ = [
     "say_nothing_feasible",
 ]
 
-_PLAUSIBLE = 1.10
-"""A rate further above a ceiling is no noise, the ceiling was measured too low: our convention."""
 _NOTHING_LEFT = 0.005
 """Headroom that rounds to none: our convention, half of a per cent."""
 _SMALL_HEADROOM = 0.5
@@ -124,7 +122,7 @@ def _say_present(figures: Figures | None, config: TrainingConfig) -> str:
     if figures is None:
         return ""
     known = {name: getattr(figures, name) for name in ("headroom", "device_ceiling", "loader_ceiling")}
-    limits = {"plausible": _PLAUSIBLE, "holds_from": HOLDS_FROM}
+    limits = {"plausible": PLAUSIBLE, "holds_from": HOLDS_FROM}
     return fill("present", {**known, **limits, "rate": figures.samples_per_s.value, "config": config})
 
 
@@ -132,7 +130,7 @@ def _say_best(figures: Figures | None, *, is_own: bool) -> str:
     headroom = None if figures is None else figures.headroom
     if headroom is None:
         return ""
-    limits = {"plausible": _PLAUSIBLE, "nothing_left": _NOTHING_LEFT, "small_headroom": _SMALL_HEADROOM}
+    limits = {"plausible": PLAUSIBLE, "nothing_left": _NOTHING_LEFT, "small_headroom": _SMALL_HEADROOM}
     return fill("best", {**limits, "headroom": headroom, "is_own": is_own})
 
 

@@ -6,6 +6,7 @@ import pytest
 
 import autotune
 from autotune.records.diagnosis import Diagnosis
+from autotune.records.host_load import HostLoad
 from autotune.report.sections.diagnosis import render_diagnosis, say_present
 from autotune.report.text import one_line
 from autotune.settings.training_config import TrainingConfig
@@ -41,6 +42,24 @@ def test_an_accelerator_computes_while_the_host_loads() -> None:
     evidence = on_cpu.evidence.model_copy(update={"environment": GPU})
     beside = say_present(on_cpu.model_copy(update={"evidence": evidence})).removesuffix(".")
     assert say_present(on_cpu).startswith(f"{beside}, ")
+
+
+def test_a_rate_far_above_the_devices_ceiling_is_not_called_a_share_of_what_it_can_do() -> None:
+    """The device alone was measured while other programs had the cores."""
+    healthy = CASES["healthy"]
+    standing = healthy.standing.model_copy(update={"share_of_device": 5.36})
+    assert "536" in say_present(healthy.model_copy(update={"standing": standing}))
+
+
+def test_of_a_loaded_machine_advice_has_no_factors() -> None:
+    case = next(one for one in CASES.values() if one.advice)
+    load = HostLoad(seconds=1.0, cores=2, reachable_cores=2, busy_s=2.0, own_s=0.5, stolen_s=0.0)
+    measurement = case.evidence.measurement.model_copy(update={"host_load": load})
+    evidence = case.evidence.model_copy(update={"measurement": measurement})
+    text = render_diagnosis(case.model_copy(update={"evidence": evidence}))
+    assert "| advice |\n" in text
+    assert "| gain |" not in text
+    assert "| gain |" in render_diagnosis(case)
 
 
 def copying(config: TrainingConfig) -> FakeTrial:

@@ -6,6 +6,7 @@ its precision are seen as they are, and its folder and the machine's processes a
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from autotune.settings.training_config import TrainingConfig
 from tests.factories.scripts import make_script
 from tests.worker.attach.scripts import SHORT, ScriptRig
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 WORKER = {"num_workers": 1, "prefetch_factor": 2}
@@ -48,6 +49,7 @@ class Seen:
     words: tuple[str, ...] = ()
     """What starts it; else this Python on the file of its name."""
     cwd: str = ""
+    deadline_s: float = 100.0
 
 
 SEEN: dict[str, Seen] = {
@@ -57,7 +59,11 @@ SEEN: dict[str, Seen] = {
     "s04_mp_spawn.py": Seen(11, {"lr": 0.1, **PAIR}),
     "s05_torchrun.py": Seen(10, {"lr": 0.1, **PAIR}, words=("torchrun", "--nproc-per-node", "2", "s05_torchrun.py")),
     "s06_accelerate.py": Seen(11, {"micro_batch_size": 16, "grad_accum_steps": 4}, needs="accelerate"),
-    "s07_hf_trainer.py": Seen(None, {"micro_batch_size": 8, "grad_accum_steps": 2}, needs="transformers"),
+    "s07_hf_trainer.py": Seen(
+        12,
+        {"micro_batch_size": 8, "grad_accum_steps": 2, "lr": 5e-5, "fused": True},
+        needs="transformers",
+    ),
     "s08_gan.py": Seen(5, {"micro_batch_size": 64, "lr": 0.0004}),
     "s09_wgan.py": Seen(5, {"micro_batch_size": 64, "lr": 0.0001}),
     "s10_accum_iter.py": Seen(
@@ -110,6 +116,57 @@ SEEN: dict[str, Seen] = {
     "s57_two_tasks.py": Seen(8, {"lr": 0.1}),
     "s58_next_iter.py": Seen(6, {"lr": 0.1, **WORKERS}),
     "s59_infinite.py": Seen(9, {"grad_accum_steps": 2, **WORKER}),
+    "s61_lightning_cli.py": Seen(
+        36,
+        {"micro_batch_size": 16, "lr": 0.002},
+        needs="jsonargparse",
+        words=("python", "s61_lightning_cli.py", "fit", "--config", "s61.yaml"),
+    ),
+    "s62_accelerate_config.py": Seen(
+        15,
+        {"micro_batch_size": 16, "grad_accum_steps": 2, "amp_dtype": "bfloat16"},
+        frozenset({"amp_dtype"}),
+        needs="accelerate",
+        words=("accelerate", "launch", "--config_file", "s62.yaml", "s62_accelerate_config.py"),
+    ),
+    "s63_deepspeed.py": Seen(
+        19,
+        {"micro_batch_size": 16, "grad_accum_steps": 2, "pin_memory": True, **WORKERS, **PAIR},
+        needs="deepspeed",
+        deadline_s=180.0,  # it compiles an extension of torch's first
+        words=("deepspeed", "--num_gpus", "2", "s63_deepspeed.py", "--deepspeed", "--deepspeed_config", "s63.json"),
+    ),
+    "s64_uv_run.py": Seen(9, {"lr": 0.1}, needs="uv", words=("uv", "run", "--no-project", "--active", "s64_uv_run.py")),
+    "s65_notebook.py": Seen(27, {"micro_batch_size": 64}, needs="IPython", words=("ipython", "s65_notebook.py")),
+    "s66_monai.py": Seen(21, {"micro_batch_size": 8}, needs="monai"),
+    "s67_webdataset.py": Seen(
+        30,
+        {"micro_batch_size": 20, "lr": 0.1, **WORKER},
+        frozenset({"micro_batch_size"}),
+        needs="webdataset",
+    ),
+    "s68_nodes.py": Seen(None, {"lr": 0.1}, needs="torchdata"),
+    "s69_three_optimizers.py": Seen(7, {"lr": 0.01}),
+    "s70_replay_buffer.py": Seen(None, {"micro_batch_size": 64, "lr": 0.0005}),
+    "s71_curriculum.py": Seen(12, {"micro_batch_size": 16, "lr": 0.1}),
+    "s72_distillation.py": Seen(7, WORKER),
+    "s73_lora.py": Seen(10, {"micro_batch_size": 8, "lr": 0.0002}, needs="peft"),
+    "s74_checkpointed.py": Seen(23, {"grad_accum_steps": 2}),
+    "s75_ema.py": Seen(10, {"lr": 0.1}),
+    "s76_compiled.py": Seen(7, {"lr": 0.1, "compile": True}),
+    "s77_wandb.py": Seen(13, {"lr": 0.1}, needs="wandb"),
+    "s78_mlflow.py": Seen(11, {"lr": 0.1}, needs="mlflow"),
+    "s80_coverage.py": Seen(16, {"lr": 0.1}, needs="coverage", words=("coverage", "run", "s80_coverage.py")),
+    "s81_config": Seen(
+        13,
+        {"micro_batch_size": 48, "lr": 0.05},
+        file="train.py",
+        words=("python", "src/train.py"),
+        cwd="s81_config",
+    ),
+    "l1_lightning.py": Seen(14, {"grad_accum_steps": 2}, needs="lightning"),
+    "l1_lightning.py reload": Seen(14, {"grad_accum_steps": 2}, needs="lightning"),
+    "l2_hydra.py": Seen(9, {"lr": 0.01}, needs="hydra"),
 }
 
 
@@ -135,7 +192,7 @@ def test_a_script_is_seen_as_it_is_measured_and_leaves_nothing(
         pytest.skip(f"{seen.needs} is not installed")
     monkeypatch.chdir(rig.folder / seen.cwd)
     before = files_in(rig.folder)
-    probed = rig.probe(seen.words or (sys.executable, name))
+    probed = rig.probe(seen.words or (sys.executable, *name.split()), deadline_s=seen.deadline_s)
     defaults = TrainingConfig().model_dump()
     own = {key: value for key, value in probed.observed.model_dump().items() if value != defaults[key]}
     expected, kept = dict(seen.own), seen.kept
@@ -144,8 +201,7 @@ def test_a_script_is_seen_as_it_is_measured_and_leaves_nothing(
         kept -= {"intra_op_threads"}
     assert own == pytest.approx(expected)
     places = [(Path(site.file).name, site.line) for site in probed.script.loaders]
-    if not seen.needs:
-        assert places[-1:] == ([] if seen.line is None else [(seen.file or name, seen.line)])
+    assert places[-1:] == ([] if seen.line is None else [(seen.file or name.partition(" ")[0], seen.line)])
     assert not kept & set(probed.script.reached)
     result = rig.trial(probed.words, probed, window=SHORT)
     assert result.outcome == "ok", result.reason
@@ -224,3 +280,30 @@ def test_a_script_trains_under_apply_as_by_itself_but_for_the_settings(name: str
     )
     assert done.returncode == applied.code, done.stderr
     assert done.stdout.splitlines() == applied.printed
+
+
+def test_a_folder_that_cannot_be_written_keeps_no_script_from_being_looked_at(tmp_path: Path) -> None:
+    """As an ordinary user has it in another's folder; the user root is held to a folder's mode by `setpriv` alone."""
+    held = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    if held and shutil.which(held[0]) is None:
+        pytest.skip("root may write to any folder")
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    shutil.copy(SCRIPTS / "s79_read_only.py", folder)
+    folder.chmod(0o555)
+    words = [*held, sys.executable, "-m", "autotune", "OURS", "--set", "budget.timeout_s=20", "--", "python"]
+    looked, searched = (
+        subprocess.run(
+            [ours if word == "OURS" else word for word in [*words, "s79_read_only.py"]],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=150,
+            check=False,
+        )
+        for ours in ("diagnose", "run")
+    )
+    assert looked.returncode == 0, looked.stderr
+    assert "samples/s" in looked.stdout
+    assert (searched.returncode, searched.stderr.count("run_dir")) == (2, 1)
+    assert [path.name for path in folder.iterdir()] == ["s79_read_only.py"]

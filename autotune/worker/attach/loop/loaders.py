@@ -89,6 +89,11 @@ class Loaders:
         self._sightings.samples.append(samples)
         return batch
 
+    def moved(self, former: DataLoader[Any], loader: DataLoader[Any]) -> CountedLoader:
+        """The script trains on another loader from now on; how that is counted."""
+        self.forget(former)
+        return self.counted.setdefault(id(loader), CountedLoader(loader))
+
     def forget(self, loader: DataLoader[Any]) -> None:
         """The script has made its training loader anew: hold the former one no longer, so that its workers end."""
         self.counted.pop(id(loader), None)

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 
 from torch.utils.data import BatchSampler
 
-from autotune.note import note
+from autotune.note import Note, note
 from autotune.protocol import jobs
 from autotune.protocol.attach import is_own_python
 from autotune.protocol.jobs import NO_EXTRAS
@@ -30,6 +31,7 @@ from autotune.worker.attach.loop.bench import ScriptBench, loader_like
 from autotune.worker.attach.loop.feeds import ScriptFeed
 from autotune.worker.attach.loop.guard import compare_to_float32
 from autotune.worker.attach.loop.scene import Doer, Scene, ranks
+from autotune.worker.attach.loop.sightings import Sightings
 from autotune.worker.failure.hang_dump import HangDump
 from autotune.worker.jobs.curves import trace_curves
 from autotune.worker.jobs.largest_batch import largest_batch
@@ -103,16 +105,30 @@ def _measure_trial(job: jobs.TrialJob, place: Place, dump: HangDump, start: Star
 
 def _with_remarks(measurement: Measurement, scene: Scene) -> Measurement:
     """What a script does beside training, and what its memory figure leaves out."""
-    outside_s, ranks = scene.feed.outside_s, scene.trainer.config.process_count
+    feed, ranks = scene.feed, scene.trainer.config.process_count
+    trained_s = feed.beside.trained_s if isinstance(feed, ScriptFeed) else 0.0
     remarks = measurement.remarks
-    if outside_s >= _WORTH_TELLING_S:
-        remarks = (*remarks, note("outside_training", seconds=outside_s, epochs=scene.feed.epochs))
+    if feed.outside_s - trained_s >= _WORTH_TELLING_S:
+        remarks = (*remarks, note("outside_training", seconds=feed.outside_s - trained_s, epochs=feed.epochs))
+    if isinstance(feed, ScriptFeed):
+        remarks = (*remarks, *_of_other_loaders(feed, scene.sightings))
     if ranks > 1 and not scene.device.has_own_memory:  # the other ranks' trees are as large as this one's
         memory = measurement.memory.model_copy(update={"peak_bytes": measurement.memory.peak_bytes * ranks})
         measurement = measurement.model_copy(update={"memory": memory, "peak_memory_bytes": memory.peak_bytes})
     if ranks > 1:
         remarks = (*remarks, note("seen_on_rank_0", ranks=ranks))
     return measurement.model_copy(update={"remarks": remarks})
+
+
+def _of_other_loaders(feed: ScriptFeed, seen: Sightings) -> Iterator[Note]:
+    """That the script trains on other loaders too, or has gone on to train on another one."""
+    beside, site = feed.beside, seen.site_of(feed.loader)
+    if beside.trained_s >= _WORTH_TELLING_S and beside.site is not None:
+        place = f"{Path(beside.site.file).name}, line {beside.site.line}"
+        waiting = min(1.0, beside.waited_s / beside.trained_s)
+        yield note("other_training", place=place, seconds=beside.trained_s, waiting=waiting)
+    if site is not None and not seen.is_searched(feed.loader):
+        yield note("training_moved", place=f"{Path(site.file).name}, line {site.line}", batch_size=site.batch_size)
 
 
 def _probe(

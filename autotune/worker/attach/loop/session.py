@@ -44,10 +44,18 @@ from autotune.worker.setup.device import open_device
 
 __all__ = ["Session"]
 
+_STEPS_TO_MOVE = 2
+"""Optimizer steps on another loader's batches from which on the script may have gone on to train on that: ours."""
+_LONGEST_TURN_S = 10.0
+"""Seconds of training on another loader from which on that one is measured, wherever it is made: our convention."""
+
 
 def _may_be_followed(feed: ScriptFeed) -> bool:
-    """Return whether the script may make its training loader again now: its epoch is over, or was left early."""
-    return feed.is_between_epochs or feed.was_left
+    """Return whether the script may make its training loader again now: its epoch is over, or was left early.
+
+    Lightning asks for no more batches than an epoch has, and holds on to the iterator until it has made the next one.
+    """
+    return feed.is_between_epochs or feed.was_left or feed.is_at_end()
 
 
 def _held_weakly(dataset: object) -> Callable[[], object]:
@@ -159,28 +167,45 @@ class Session:
             return plain_next(iterator) if is_own else uncounted(iterator)
         is_evaluation = iterator.autotune_is_evaluation
         if isinstance(self.feed, ScriptFeed) and self.conductor is not None:
-            if loader is self.feed.loader and not is_evaluation:
-                self.feed.beside.on_training()
-                self.feed.ask_of(iterator)
+            feed = self.feed
+            if loader is not feed.loader and not is_evaluation and self._has_moved_to(loader, feed):
+                feed.follow(self._loaders.moved(feed.loader, loader))
+                feed.began_epoch(iterator, perf_counter())
+            if loader is feed.loader and not is_evaluation:
+                feed.beside.on_training()
+                feed.ask_of(iterator)
                 self._unasked, self._asked_at = 0, perf_counter()
                 return self.conductor.ask()
-            return self._batch_beside(iterator, self.feed.beside)
+            return self._batch_beside(loader, iterator, feed.beside)
         if is_evaluation:
             return uncounted(iterator)
         if loader is self._loaders.training and self.conductor is None:
             return self._begin(loader, iterator)
         return self._loaders.next(loader, iterator)
 
-    def _batch_beside(self, iterator: Any, beside: Beside) -> Any:
-        """A batch of a loader that does not train."""
+    def _has_moved_to(self, loader: DataLoader[Any], feed: ScriptFeed) -> bool:
+        """Return whether the script goes on to train on another loader, and has done with the one that is measured.
+
+        A second loader, on which it trains in turns, gives the first one its turn again soon.
+        """
+        if feed.is_own or feed.beside.steps < _STEPS_TO_MOVE:
+            return False
+        is_remade = _may_be_followed(feed) and self.sightings.is_remade(loader, feed.loader)
+        return is_remade or feed.beside.turn_s > _LONGEST_TURN_S
+
+    def _batch_beside(self, loader: DataLoader[Any], iterator: Any, beside: Beside) -> Any:
+        """A batch of another loader than the one that is measured."""
         self._unasked = 0  # what is stepped on now is not what the script has kept
         self.sightings.batches_beside += torch.is_grad_enabled()
+        if beside.steps and self.sightings.site_of(loader) is not None:
+            beside.site = self.sightings.site_of(loader)
+        asked = perf_counter()
         try:
             batch = uncounted(iterator)
         except StopIteration:
             beside.end()
             raise
-        beside.on_batch()
+        beside.on_batch(perf_counter() - asked)
         return batch
 
     # Steps
@@ -204,6 +229,8 @@ class Session:
         self._was_backward = True
         if isinstance(self.feed, StepFeed):
             self.feed.stepped()
+        elif self.feed is not None:
+            self.feed.beside.on_step()
         if self.trainer is not None:
             if optimizer is self.trainer.optimizer:
                 self.trainer.accumulated = 0

@@ -37,6 +37,7 @@ from autotune.worker.attach.loop.step_traits import (
 )
 from autotune.worker.attach.seams.cores import Begun, as_begun, can_bind_script
 from autotune.worker.attach.seams.persistent import has_epochs
+from autotune.worker.attach.seams.precision import accelerate_state
 from autotune.worker.measure.batch import leaves_of
 from autotune.worker.setup.algorithms import is_deterministic
 from autotune.worker.setup.build import is_stream, length_of, optimizer_facts
@@ -49,7 +50,7 @@ _IN_STEP_FROM = 0.5
 _FRAMEWORKS = (("transformers.trainer", "transformers"), ("lightning.pytorch.trainer.trainer", "lightning"),
                ("pytorch_lightning.trainer.trainer", "lightning"), ("composer.trainer.trainer", "composer"),
                ("ignite.engine.engine", "ignite"), ("fastai.learner", "fastai"), ("timm.data.loader", "timm"),
-               ("accelerate.accelerator", "accelerate"))  # fmt: skip
+               ("accelerate.state", "accelerate"))  # fmt: skip
 """Modules whose code stands in the stack where an optimizer steps, or that were imported, the most special first."""
 _ON_STACK = {"transformers", "lightning", "composer", "ignite", "fastai"}
 
@@ -175,13 +176,33 @@ class Sightings:
         )
         return [*rebuilt, last]
 
-    def is_anew(self, loader: DataLoader[Any], former: DataLoader[Any]) -> bool:
-        """Return whether a loader was made between two epochs as a former one was, of the same data or to train on."""
-        new, old = (next((made for made in self.made if made.loader() is one), None) for one in (loader, former))
+    def is_remade(self, loader: DataLoader[Any], former: DataLoader[Any]) -> bool:
+        """Return whether a loader was made between two epochs as a former one was, of the same type of data."""
+        new, old = self._made(loader), self._made(former)
         if new is None or old is None or not new.is_between_epochs:
             return False
-        trains = new.dataset() is old.dataset() or (new.is_searched and torch.is_grad_enabled())
-        return trains and old.site.is_like(new.site, ignores_batch_size=True)
+        return old.site.is_like(new.site, ignores_batch_size=True)
+
+    def is_anew(self, loader: DataLoader[Any], former: DataLoader[Any]) -> bool:
+        """Return whether one that is remade is so of the same data, or to be trained on."""
+        new, old = self._made(loader), self._made(former)
+        if not self.is_remade(loader, former) or new is None or old is None:
+            return False
+        has_its_batches = new.is_searched or (old.site.is_like(new.site) and new.site.is_drawn)
+        return new.dataset() is old.dataset() or (has_its_batches and torch.is_grad_enabled())
+
+    def site_of(self, loader: DataLoader[Any]) -> LoaderSite | None:
+        """Return where a loader was made; None where nobody saw that."""
+        made = self._made(loader)
+        return None if made is None else made.site
+
+    def is_searched(self, loader: DataLoader[Any]) -> bool:
+        """Return whether a loader was given the settings of the trial."""
+        made = self._made(loader)
+        return made is None or made.is_searched
+
+    def _made(self, loader: DataLoader[Any]) -> Made | None:
+        return next((made for made in self.made if made.loader() is loader), None)
 
     def observed(
         self, given: TrainingConfig, loader: DataLoader[Any] | None, ranks: int, placeholders: tuple[str, ...]
@@ -256,9 +277,7 @@ class Sightings:
         )
 
     def _precision(self) -> str:
-        module = sys.modules.get("accelerate.state")
-        state = getattr(getattr(module, "AcceleratorState", None), "_shared_state", {})
-        mixed = {"bf16": "bfloat16", "fp16": "float16"}.get(str(state.get("_mixed_precision")))
+        mixed = {"bf16": "bfloat16", "fp16": "float16"}.get(str(accelerate_state().get("_mixed_precision")))
         return mixed or self.autocast or "float32"
 
     def _ddp(self) -> DdpConfig | None:
@@ -345,7 +364,7 @@ def _framework() -> str:
         files.add(str(frame.f_globals.get("__name__")))
         frame = frame.f_back  # type: ignore[assignment] # None at the outermost
     for module, name in _FRAMEWORKS:
-        is_there = module in sys.modules
+        is_there = module in sys.modules and (name != "accelerate" or accelerate_state())
         if is_there and (name not in _ON_STACK or any(file.startswith(module.rsplit(".", 1)[0]) for file in files)):
             return name
     return "plain loop"

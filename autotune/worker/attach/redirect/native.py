@@ -90,7 +90,10 @@ def _protect_safetensors(safetensors: ModuleType, view: View, changes: Changes) 
     serialize_file, safe_open = safetensors.serialize_file, safetensors.safe_open
 
     def write(tensor_dict: Any, filename: Any, *arguments: Any, **named: Any) -> Any:
-        return serialize_file(tensor_dict, changes.emptied(filename), *arguments, **named)
+        at = changes.emptied(filename)
+        written = serialize_file(tensor_dict, at, *arguments, **named)
+        changes.replaced(at)  # 0.8 writes a file beside it and renames that
+        return written
 
     def read(filename: Any, *arguments: Any, **named: Any) -> Any:
         return safe_open(view.seen(filename), *arguments, **named)

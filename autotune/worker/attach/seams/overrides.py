@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.training_config import LOADER_SETTINGS, TrainingConfig
 from autotune.settings.workload import LoaderSite, ScriptFacts
 from autotune.worker.attach.seams.cores import bind_script
-from autotune.worker.attach.seams.precision import SWITCHES, attach_to
+from autotune.worker.attach.seams.precision import SWITCHES, accelerate_state, attach_to
 from autotune.worker.setup.device_choice import DeviceError
 
 __all__ = ["Overrides"]
@@ -154,6 +153,5 @@ class Overrides:
 
 def _is_mixed(dtype: str) -> bool:
     """Whether accelerate computes in this precision by itself, as its environment variable has told it to."""
-    module = sys.modules.get("accelerate.state")
-    state: Mapping[str, object] = getattr(getattr(module, "AcceleratorState", None), "_shared_state", {})
-    return str(state.get("_mixed_precision")) == ACCELERATE_NAMES[dtype] and "ACCELERATE_MIXED_PRECISION" in os.environ
+    own = str(accelerate_state().get("_mixed_precision"))
+    return own == ACCELERATE_NAMES[dtype] and "ACCELERATE_MIXED_PRECISION" in os.environ

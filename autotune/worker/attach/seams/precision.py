@@ -8,7 +8,8 @@ Source: accelerate/utils/operations.py, convert_outputs_to_fp32.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from autotune.settings.applied.batch import rebuilt
 
-__all__ = ["SWITCHES", "Switches", "attach_to", "set_layout", "switched"]
+__all__ = ["SWITCHES", "Switches", "accelerate_state", "attach_to", "set_layout", "switched"]
 
 _IMAGE_DIMS = 4
 _HALVES = (torch.bfloat16, torch.float16)
@@ -38,6 +39,12 @@ class Switches:
 
 
 SWITCHES = Switches()
+
+
+def accelerate_state() -> Mapping[str, object]:
+    """Return what the script's Accelerator shares among its parts; empty where it has made none."""
+    module = sys.modules.get("accelerate.state")
+    return getattr(getattr(module, "AcceleratorState", None), "_shared_state", {})
 
 
 def attach_to(module: nn.Module) -> None:

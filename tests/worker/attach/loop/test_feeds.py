@@ -268,18 +268,37 @@ def test_the_loss_of_a_script_is_that_of_its_last_backward_pass() -> None:
 def test_of_loaders_that_do_not_train_only_what_forms_an_evaluation_is_no_training() -> None:
     beside = Beside()
     beside.begin()
-    beside.on_batch()
+    beside.on_batch(0.0)
     beside.on_training()  # one batch beside each training batch: in step with it
-    beside.on_batch()
-    beside.on_batch()
+    beside.on_batch(0.0)
+    beside.on_batch(0.0)
     beside.end()
     assert beside.take() == 0
     beside.begin()
-    beside.on_batch()
-    beside.on_batch()
+    beside.on_batch(0.0)
+    beside.on_batch(0.0)
     beside.on_training()
     assert beside.take() > 0
     beside.begin()
     beside.end()
     assert beside.take() > 0
     assert beside.take() == 0
+
+
+def test_steps_on_the_batches_of_another_loader_make_its_time_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("autotune.worker.attach.loop.beside.perf_counter", lambda: now[0])
+    beside = Beside()
+    for trains in (False, True):  # an evaluation, then a turn of another task
+        beside.begin()
+        beside.on_step()  # of the training loader's last batch
+        for _ in range(3):
+            now[0] += 1.0
+            beside.on_batch(0.75)
+            if trains:
+                beside.on_step()
+        beside.end()
+        assert (beside.steps, beside.turn_s) == ((3, 2.0) if trains else (0, 0.0))
+    assert (beside.trained_s, beside.waited_s, beside.take()) == (3.0, 2.25, 6.0)
+    beside.on_training()
+    assert (beside.steps, beside.turn_s) == (0, 0.0)

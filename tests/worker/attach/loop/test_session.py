@@ -147,6 +147,12 @@ while True:
         nn.functional.cross_entropy(client(x), y).backward()
         own.step()
 """,
+    "a loader for each epoch, made while the former one is held, which was asked for its last batch": """
+for epoch in range(100000):
+    batches = iter(DataLoader(data, batch_size=16, shuffle=True))
+    for number in range(32):
+        step(*next(batches))
+""",
     "a dataset for each epoch": """
 while True:
     fresh = TensorDataset(*data.tensors)
@@ -167,18 +173,56 @@ def test_a_script_that_asks_its_first_loader_no_more_is_measured_all_the_same(ri
 
 
 @pytest.mark.slow
-def test_long_training_on_a_second_loader_ends_nothing(rig: ScriptRig) -> None:
-    words = rig.write(
-        HEAD
-        + """
+def test_training_on_a_second_loader_in_turns_is_left_out_and_told(rig: ScriptRig) -> None:
+    text = """
 first, second = DataLoader(data, batch_size=128, shuffle=True), DataLoader(data, batch_size=2, shuffle=True)
 while True:
     for loader in (first, second):
         for x, y in loader:
             step(x, y)
 """
-    )
-    assert rig.measured(words, rig.probe(words)).samples_per_s > 0
+    words = rig.write(HEAD + text)
+    measured = rig.measured(words, rig.probe(words), window=WindowRules(max_s=1.0, precision=1e-9))
+    assert {round(block.samples / block.batches) for block in measured.blocks} == {128}
+    (other,) = (remark for remark in measured.remarks if remark.code == "other_training")
+    assert other.figures["place"] == f"train.py, line {_line_of(HEAD + text, 'first, second')}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (
+            """
+for epoch in range(100000):
+    size = 4 if epoch < 2 else 16
+    for x, y in DataLoader(torch.utils.data.Subset(data, range(64 * min(8, epoch + 1))), batch_size=size, shuffle=True):
+        step(x, y)
+""",
+            "    for x, y in DataLoader",
+        ),
+        (
+            """
+for x, y in DataLoader(data, batch_size=4):
+    step(x, y)
+later = DataLoader(data, batch_size=16, shuffle=True)
+while True:
+    for x, y in later:
+        step(x, y)
+""",
+            "later = ",
+        ),
+    ],
+    ids=["a curriculum of more data and larger batches", "a warm-up on another loader"],
+)
+def test_training_that_moves_to_another_loader_is_followed_and_told(rig: ScriptRig, text: str, line: str) -> None:
+    words = rig.write(HEAD + text)
+    found = rig.probe(words)
+    assert found.observed.micro_batch_size == 4
+    measured = rig.measured(words, found, window=WindowRules(max_s=1.0, precision=1e-9))
+    assert round(measured.blocks[-1].samples / measured.blocks[-1].batches) == 16
+    (moved,) = (remark for remark in measured.remarks if remark.code == "training_moved")
+    assert moved.figures == {"place": f"train.py, line {_line_of(HEAD + text, line)}", "batch_size": 16}
 
 
 @pytest.mark.slow

@@ -338,6 +338,26 @@ def test_safetensors_are_redirected_and_read_back(tree: Path, scratch: Path) -> 
     assert fingerprint(tree) == before
 
 
+def test_a_new_file_of_safetensors_is_removed_though_it_was_renamed_over_what_was_recorded(
+    tree: Path, scratch: Path
+) -> None:
+    pytest.importorskip("safetensors.torch")
+    import torch
+
+    def act() -> bool:
+        from safetensors.torch import save_file
+
+        (tree / "adapter").mkdir()
+        for name in ("new", "adapter/new", "adapter/new"):
+            save_file({"w": torch.ones(3)}, tree / name)
+        return (tree / "new").exists()
+
+    before = fingerprint(tree)
+    assert protected(act, scratch)
+    assert remove_made(scratch) == ()
+    assert fingerprint(tree) == before
+
+
 def test_a_database_is_copied_before_it_is_opened(tree: Path, scratch: Path) -> None:
     import sqlite3
 
