@@ -138,7 +138,7 @@ def diagnose(plan: Plan, as_json: bool, quiet: bool, by_exit_code: bool) -> None
         from autotune.report.sections.diagnosis import print_diagnosis
 
         show(lambda console: print_diagnosis(found, console))
-    end_if(by_exit_code and found.verdict != "compute")
+    end_if(by_exit_code and found.verdict not in {"compute", "unknown"})
 
 
 @cli.command(cls=BeforeCommand)

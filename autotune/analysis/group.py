@@ -46,7 +46,7 @@ def merged_measurement(parts: Sequence[Measurement]) -> Measurement:
     window = _merged_window([part.window for part in parts])
     rate, ceilings = with_run_spread(window_rate(window), assumed_spread(kind)), _merged_ceilings(parts)
     memory = _merged_memory(parts, is_ram=kind == "cpu")
-    waiting = max(parts, key=lambda part: part.data_wait_fraction)
+    waiting = max(parts, key=lambda part: part.data_wait_fraction or 0.0)
     idle = min(parts, key=lambda part: 1.0 if part.busy_fraction is None else part.busy_fraction)
     return parts[0].model_copy(
         update={

@@ -43,6 +43,8 @@ _FEWEST_BATCHES = 3
 def find_bottlenecks(evidence: Evidence) -> tuple[Finding, ...]:
     """What takes at least a tenth of the wall time, the largest share first; at least one finding."""
     parts = breakdown_of(evidence)
+    if evidence.measurement.data_wait_fraction is None and evidence.measurement.breakdown is None:
+        return (Finding(bottleneck="unknown", share=1.0),)
     compute, idle = parts.compute.fraction, parts.idle.fraction
     threads = _threads(evidence, compute + idle)
     left = 1.0 if threads is None else 1 - threads.share / (compute + idle)
@@ -78,14 +80,14 @@ def _merged(found: Sequence[Finding]) -> list[Finding]:
 
 
 def breakdown_of(evidence: Evidence) -> TimeBreakdown:
-    """Where the time goes; without a measured breakdown, the window's own waits for data against all else.
+    """Where the time goes; without a measured breakdown, the window's own waits for data, if known, against all else.
 
     All else then counts as computing, with "not measured" as its source.
     """
     run, nothing = evidence.measurement, Share(fraction=0.0, source="not measured")
     if run.breakdown is not None:
         return run.breakdown
-    waiting = min(1.0, max(0.0, run.data_wait_fraction))
+    waiting = min(1.0, max(0.0, run.data_wait_fraction or 0.0))
     script = evidence.facts.script
     has_loader = script is None or script.loaders
     clock = "clock around the loader, in the window" if has_loader else "clock between a step and the next forward pass"

@@ -46,7 +46,7 @@ def list_remedies(evidence: Evidence, findings: Sequence[Finding], *, best_sampl
         if code in _FOR_LOADER:
             if is_data_bound and costs is not None:
                 yield from _FOR_LOADER[code](evidence, costs)
-        elif code != "compute" or finding is findings[0]:
+        elif code in _FOR_DEVICE and (code != "compute" or finding is findings[0]):
             yield from _FOR_DEVICE[code](evidence, finding)
     yield from remove_padding(evidence)
 

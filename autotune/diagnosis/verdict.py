@@ -73,6 +73,8 @@ def make_headline(evidence: Evidence, findings: Sequence[Finding], advice: Seque
     has_others = any(point.changes and point.ceiling is not None for point in points)
     if is_healthy(evidence, findings, advice):
         return (note("healthy", share=first.share, least_gain=HEALTHY_GAIN if has_others else None),)
+    if first.bottleneck == "unknown":
+        return (note("time_unknown"),)
     head = note("bottleneck", bottleneck=first.bottleneck, share=first.share)
     if first.bottleneck == "compute" and evidence.measurement.breakdown is None:
         head = note("time_not_attributed", share=first.share)

@@ -42,6 +42,7 @@ Bottleneck = Literal[
     "synchronise",
     "memory",
     "threads",
+    "unknown",
 ]
 """What limits the rate: an item's CPU work, its waits for I/O, its slow tail; epochs that are too short; copies;
 computing; launching operations; what the script does between them; a host that waits for the device before it launches

@@ -166,8 +166,8 @@ class Measurement(FrozenModel):
     """What the device did meanwhile; None where it does not report it."""
     host_load: HostLoad | None = None
     """What the host's cores did meanwhile; None where the kernel does not tell."""
-    data_wait_fraction: float
-    """Of the loop's time, waiting for the loader."""
+    data_wait_fraction: float | None
+    """Of the loop's time, waiting for the loader; None where a script without a DataLoader doesn't show it."""
     peak_memory_bytes: int
     """What the memory limit is judged on."""
     loader_ceiling: float | None = None

@@ -28,7 +28,7 @@ class RankFigures(FrozenModel):
     """torch's name for its device, such as "cuda:1"."""
     samples_per_s: float
     """Its own samples alone."""
-    data_wait_fraction: float
+    data_wait_fraction: float | None
     """Of its loop's time, waiting for its loader."""
     busy_fraction: float | None
     """Of its device; None where not known."""

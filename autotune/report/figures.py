@@ -74,7 +74,7 @@ class Figures(FrozenModel):
     """By the source that scores are made from, the mean over the runs that have it."""
     busy_source: str | None
     """What told the busy fraction; null where nothing did."""
-    data_wait_fraction: float
+    data_wait_fraction: float | None
     """Of the loop's time, the mean over the runs; on a GPU the device may still be working meanwhile."""
     peak_memory_bytes: int
     """The highest of the runs."""
@@ -208,7 +208,7 @@ def join_runs(
     retries = list_known(run.memory.alloc_retries for run in runs)
     known = (*runs, *others)
     readings = filter(None, (run.busy_readings for run in known))
-    waiting = fmean(run.data_wait_fraction for run in runs)
+    waiting = _mean(run.data_wait_fraction for run in runs)
     rate, tokens = rate_of_runs(runs, spread), _first(run.tokens for run in known)
     return Figures(
         is_confirmed=is_confirmed,
@@ -246,14 +246,14 @@ def _mean(figures: Iterable[float | None]) -> float | None:
     return fmean(known) if known else None
 
 
-def _with_mean_waits(run: Measurement, waiting: float) -> TimeBreakdown | None:
+def _with_mean_waits(run: Measurement, waiting: float | None) -> TimeBreakdown | None:
     """The parts of one run's time, their waits for data brought to the mean over all runs of the settings.
 
     One run's waits differ from the next one's by a few per cent. They are scaled as the loop's waits are, of which
     every run has the figure; the other parts share the rest of the time as they did.
     """
     parts = run.breakdown
-    if parts is None or not run.data_wait_fraction or not 0 < parts.data_wait.fraction < 1:
+    if parts is None or waiting is None or not run.data_wait_fraction or not 0 < parts.data_wait.fraction < 1:
         return parts
     wait = min(1.0, parts.data_wait.fraction * waiting / run.data_wait_fraction)
     scales = dict.fromkeys(PARTS, (1 - wait) / (1 - parts.data_wait.fraction))

@@ -314,7 +314,7 @@ def _side(measurement: Measurement | None) -> Figures:
     return {
         "samples_per_s": measurement.samples_per_s,
         "busy": {one.source: one.fraction for one in measurement.busy_readings},
-        "one_minus_data_wait": 1 - measurement.data_wait_fraction,
+        "one_minus_data_wait": 1 - (measurement.data_wait_fraction or 0.0),
         "disagreement": None if rivals is None else rivals[1].fraction - rivals[0].fraction,
         "fullness": None if measurement.fullness is None else measurement.fullness.model_dump(mode="json"),
         "breakdown": {name: share.fraction for name, share in parts.items()},

@@ -74,6 +74,13 @@ def test_the_headline_promises_no_factor_where_other_programs_may_explain_it() -
     assert best == note("may_help", settings={"pin_memory": True}, others_cores=1.5, cores=2)
 
 
+def test_nothing_is_claimed_of_a_script_whose_waits_for_data_nobody_sees() -> None:
+    """It makes its batches without a DataLoader; that was told as computing for all of the time."""
+    found = judge("case", make_evidence(breakdown=None, data_wait_fraction=None))
+    assert (found.verdict, found.is_healthy, found.advice) == ("unknown", False, ())
+    assert found.headline_notes == (note("time_unknown"),)
+
+
 def test_the_headline_of_a_job_that_mostly_computes_names_the_next_finding() -> None:
     found, rest = headline(make_breakdown(idle=0.43))
     both = {"bottleneck": "compute", "share": pytest.approx(0.57), "second": "launch", "second_share": 0.43}

@@ -188,7 +188,7 @@ def read_by_nvml(stub: NvmlStub, run: Measurement, **answers: object) -> Measure
         probe.start()
     sleep(_WINDOW_S)
     stub.play(**(_AFTERWARDS | answers))
-    busy, conditions = probes[0].stop(run.data_wait_fraction), probes[1].stop()
+    busy, conditions = probes[0].stop(run.data_wait_fraction or 0.0), probes[1].stop()
     changes = {
         "busy_fraction": busy.reading.fraction,
         "busy_source": busy.reading.source,
@@ -200,7 +200,7 @@ def read_by_nvml(stub: NvmlStub, run: Measurement, **answers: object) -> Measure
 
 def sampled(run: Measurement, source: str, fraction: float) -> Measurement:
     reading = BusyReading(source=source, fraction=fraction)
-    waits = BusyReading(source=WAIT_SOURCE, fraction=1 - run.data_wait_fraction)
+    waits = BusyReading(source=WAIT_SOURCE, fraction=1 - (run.data_wait_fraction or 0.0))
     changes = {"busy_fraction": fraction, "busy_source": source, "busy_readings": (reading, waits)}
     return run.model_copy(update=changes)
 

@@ -68,7 +68,7 @@ def loader_ceiling(evidence: Evidence) -> float:
 def device_ceiling(evidence: Evidence) -> float:
     """Rate of the device alone today; where it was not measured, the rate without the waits for data."""
     run = evidence.measurement
-    return run.device_ceiling or run.samples_per_s / max(1.0 - run.data_wait_fraction, _LEAST_BUSY_SHARE)
+    return run.device_ceiling or run.samples_per_s / max(1.0 - (run.data_wait_fraction or 0.0), _LEAST_BUSY_SHARE)
 
 
 def copy_ceilings(evidence: Evidence) -> dict[bool, float]:

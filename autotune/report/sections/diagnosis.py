@@ -58,6 +58,8 @@ def render_diagnosis(diagnosis: Diagnosis) -> str:
 def say_present(diagnosis: Diagnosis) -> str:
     """Where today's rate stands, in a sentence or two."""
     headroom, share_of_device = diagnosis.standing, diagnosis.standing.share_of_device
+    if diagnosis.verdict == "unknown":
+        return f"You run at {show(headroom.samples_per_s, 'rate')}; neither its data nor the device was measured alone."
     if share_of_device > PLAUSIBLE:
         measured = f"You run at {show(share_of_device, 'share')} of the device's ceiling as measured"
         return f"{measured}: that ceiling is too low to judge by."
@@ -131,6 +133,8 @@ def _time(diagnosis: Diagnosis) -> Table:
     named = {PART_NAMES[part]: breakdown.shares()[part] for part in PARTS}
     if diagnosis.evidence.measurement.breakdown is None:
         named = {PART_NAMES["data_wait"]: breakdown.data_wait, "all else": breakdown.compute}
+    if diagnosis.verdict == "unknown":
+        named = {}
     rows = [(name, text_bar(part.fraction), show(part.fraction, "share"), part.source) for name, part in named.items()]
     restart = breakdown.restart_fraction
     if restart >= _LEAST_RESTART:

@@ -171,6 +171,11 @@ class ScriptFeed:
         self._iterator, self._asked_again, self.is_between_epochs = ref(iterator), begun, False
 
     @property
+    def knows_waits(self) -> bool:
+        """Whether waits are seen: not those for batches that the script has kept."""
+        return not self.is_dry
+
+    @property
     def was_left(self) -> bool:
         """The script has let go of its iterator: it is between two epochs, though the one before had more batches."""
         return not self.is_own and not self.is_dry and self._iterator() is None
@@ -221,8 +226,9 @@ class ScriptFeed:
 class StepFeed:
     """For a script without a DataLoader: each forward pass stands for a batch.
 
-    The script makes the batch itself, between an optimizer's step and the next forward pass: on a CPU that is the time
-    for which training waits. An accelerator may still work on the step meanwhile, so that nothing is known there.
+    The script makes the batch itself, between training on one and the next forward pass: on a CPU that is the time
+    for which training waits. An accelerator may still work on the step meanwhile, and a script that computes something
+    else between the two (a policy, an evaluation) may do anything there: then nothing is known.
 
     Args:
         samples: Of a batch, over all ranks.
@@ -240,20 +246,28 @@ class StepFeed:
 
     def __init__(self, samples: int, *, is_timed: bool = False) -> None:
         self._samples, self._is_timed = samples, is_timed
-        self._stepped_at: float | None = None
+        self._trained_at: float | None = None
+        self._taken = self._timed = 0
+        """Batches, and how many of them it is known of when they were begun to be made."""
 
-    def stepped(self) -> None:
-        """An optimizer has stepped: what the script does from now on, it does between two steps."""
-        self._stepped_at = perf_counter() if self._is_timed else None
+    @property
+    def knows_waits(self) -> bool:
+        """Whether the wait is known of at least half of the batches."""
+        return 2 * self._timed >= self._taken
+
+    def has_trained(self) -> None:
+        """A backward pass was made, or a step: what the script does from now on, it does for its next batch."""
+        self._trained_at = perf_counter() if self._is_timed else None
 
     def computes(self) -> None:
         """The script computes something else, a loss or an evaluation: what it does besides is no batch being made."""
-        self._stepped_at = None
+        self._trained_at = None
 
     def take(self) -> Delivery:
         """The batch of the forward pass that begins."""
         now = perf_counter()
-        wait_s = 0.0 if self._stepped_at is None else now - self._stepped_at
+        wait_s = 0.0 if self._trained_at is None else now - self._trained_at
+        self._taken, self._timed = self._taken + 1, self._timed + (self._trained_at is not None)
         return Delivery(None, self._samples, now, wait_s, False, False, 0.0)
 
     def take_apart_s(self) -> float:

@@ -24,6 +24,7 @@ from autotune.records.diagnosis import Curves
 from autotune.records.measurement import Measurement
 from autotune.records.stress_check import sample_scan_s
 from autotune.records.trial import TrialResult
+from autotune.records.utilization import WAIT_SOURCE
 from autotune.settings.command import filled, placeholders_in, python_start
 from autotune.settings.workload import Workload
 from autotune.worker.after_window.extra_steps import measure_after_window
@@ -83,7 +84,7 @@ def _measure_trial(job: jobs.TrialJob, place: Place, dump: HangDump, start: Star
     run.longest_s = feed.start_s + feed.first_wait_s
     with ExitStack() as at_end:
         measurement = measure(run, job.window, first, start, after_block_of(job, place, dump, run, at_end))
-    measurement = _with_remarks(measurement, scene)
+    measurement = _with_remarks(measurement if feed.knows_waits else _without_waits(measurement), scene)
     dump.before_deadline()
     extras = job.extras if isinstance(feed, ScriptFeed) else NO_EXTRAS
     if ranks() > 1:  # the other ranks go on: steps beyond an epoch's end would meet what they do there
@@ -101,6 +102,20 @@ def _measure_trial(job: jobs.TrialJob, place: Place, dump: HangDump, start: Star
                 scratch=place.folder.path,
             )
     return of_rank(measurement, place, scene.device)
+
+
+def _without_waits(measurement: Measurement) -> Measurement:
+    """Leave out the waits for data, which nobody has seen, and the busy fraction that goes by them."""
+    readings = tuple(reading for reading in measurement.busy_readings if reading.source != WAIT_SOURCE)
+    first = readings[0] if readings else None
+    return measurement.model_copy(
+        update={
+            "data_wait_fraction": None,
+            "busy_readings": readings,
+            "busy_fraction": None if first is None else first.fraction,
+            "busy_source": None if first is None else first.source,
+        }
+    )
 
 
 def _with_remarks(measurement: Measurement, scene: Scene) -> Measurement:

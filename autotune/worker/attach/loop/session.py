@@ -228,7 +228,7 @@ class Session:
         self.sightings.step(optimizer)
         self._was_backward = True
         if isinstance(self.feed, StepFeed):
-            self.feed.stepped()
+            self.feed.has_trained()
         elif self.feed is not None:
             self.feed.beside.on_step()
         if self.trainer is not None:
@@ -262,6 +262,11 @@ class Session:
             self.feed.computes()
         if self.trainer is not None and loss.numel() == 1:
             self.trainer.loss = loss.detach().reshape(())
+
+    def after_backward(self) -> None:
+        """See hooks.Watcher."""
+        if isinstance(self.feed, StepFeed):
+            self.feed.has_trained()
 
     def on_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """See hooks.Watcher."""

@@ -82,6 +82,10 @@ class Watcher(Protocol):
         """A backward pass begins from here."""
         ...
 
+    def after_backward(self) -> None:
+        """A backward pass has been made."""
+        ...
+
     def on_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module is called that no other module has called; until `release_module_calls`. May not raise."""
         ...
@@ -219,7 +223,8 @@ def _patch_backward(watcher: Watcher) -> None:
         loss = tensors[0] if isinstance(tensors, list | tuple) and tensors else tensors
         if isinstance(loss, torch.Tensor):
             watcher.on_loss(loss)
-        return plain(tensors, *args, **kwargs)
+        plain(tensors, *args, **kwargs)
+        watcher.after_backward()
 
     torch.autograd.backward = backward
 

@@ -239,14 +239,16 @@ def test_without_a_loader_each_forward_pass_stands_for_a_batch() -> None:
 def test_without_a_loader_what_lies_between_a_step_and_the_next_forward_pass_is_waiting_for_data() -> None:
     feed = StepFeed(24, is_timed=True)
     assert feed.take().wait_s == 0, "nothing has stepped yet"
-    feed.stepped()
+    feed.has_trained()
     assert feed.take().wait_s > 0
-    feed.stepped()
+    feed.has_trained()
     feed.computes()  # another model of the script's, or an evaluation
     assert feed.take().wait_s == 0
+    assert not feed.knows_waits, "of one batch in three"
     of_accelerator = StepFeed(24)
-    of_accelerator.stepped()
+    of_accelerator.has_trained()
     assert of_accelerator.take().wait_s == 0, "it may still be at work on the step"
+    assert not of_accelerator.knows_waits
 
 
 def test_the_loss_of_a_script_is_that_of_its_last_backward_pass() -> None:
