@@ -19,6 +19,7 @@ from threading import Event, Lock
 
 import psutil
 import ray
+from filelock import FileLock, Timeout
 from pydantic import ConfigDict
 
 from autotune.errors import AutotuneError, LauncherError
@@ -89,7 +90,9 @@ class Host:
     def __init__(self, environment: Mapping[str, str]) -> None:
         _leave_rays_path()
         _remove_left_behind()
-        self._scratch = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+        self._scratch = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        self._alive = FileLock(self._scratch / _ALIVE)
+        self._alive.acquire()
         self._environment = trial_environment(os.environ, environment)
         self._launcher = ForkServerLauncher(self._scratch / "server.log", self._environment)
         self._turn, self._cancelled, self._is_closing = Lock(), set[str](), Event()
@@ -160,6 +163,7 @@ class Host:
         if is_idle:
             self._turn.release()
         shutil.rmtree(self._scratch, ignore_errors=True)
+        self._alive.release()
 
     def _run(self, task: HostTask) -> HostAnswer:
         wanted = task.job.process.working_directory
@@ -202,6 +206,8 @@ class Host:
 
 _PREFIX = "autotune-host-"
 _PAYLOAD = "payload-"
+_ALIVE = "alive"
+"""A file in a host's folder that is locked for as long as the host lives."""
 
 
 def trial_environment(here: Mapping[str, str], callers: Mapping[str, str]) -> dict[str, str]:
@@ -232,9 +238,13 @@ def _leave_rays_path() -> None:
 
 
 def _remove_left_behind() -> None:
-    """Remove the folders of this user's actors that were killed here."""
+    """Remove the folders of this user's actors that were killed.
+
+    Hosts, or containers, may share the folder for temporary files: a process of another one is not seen from here, but
+    the lock that it holds is.
+    """
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
-        with suppress(OSError):  # another host's actor may remove it at the same time
-            if pid.isdecimal() and not psutil.pid_exists(int(pid)) and folder.stat().st_uid == os.getuid():
-                shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError, Timeout):  # another host's actor may remove it at the same time
+            if (folder / _ALIVE).exists() and folder.stat().st_uid == os.getuid():
+                with FileLock(folder / _ALIVE, timeout=0):
+                    shutil.rmtree(folder, ignore_errors=True)

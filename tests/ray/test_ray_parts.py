@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -10,9 +9,9 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-import psutil
 import pytest
 import ray
+from filelock import FileLock
 from pydantic import ValidationError
 from ray.exceptions import RayActorError
 
@@ -112,12 +111,15 @@ def test_what_killed_hosts_have_left_is_removed_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
-    dead = next(pid for pid in range(2**22 - 1, 1, -1) if not psutil.pid_exists(pid))
-    names = [f"autotune-host-{dead}-abc", f"autotune-host-{os.getpid()}-abc", "autotune-host-mine", "other"]
+    """The living one may be on another host that shares the folder, where its process is not seen."""
+    names = ["autotune-host-dead", "autotune-host-living", "autotune-host-mine", "other"]
     for name in names:
         (tmp_path / name).mkdir()
-    ray_host._remove_left_behind()
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[1:])
+    for name in names[:2]:
+        (tmp_path / name / ray_host._ALIVE).touch()
+    with FileLock(tmp_path / "autotune-host-living" / ray_host._ALIVE):
+        ray_host._remove_left_behind()
+    assert sorted(path.name for path in tmp_path.iterdir()) == names[1:]
 
 
 def test_a_report_that_is_far_too_large_does_not_travel_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,7 +183,14 @@ def files_in(folder: Path) -> set[Path]:
     return {path for path in folder.rglob("*") if path.suffix != ".log" and "__pycache__" not in path.parts}
 
 
-@pytest.mark.parametrize("name", SEEN)
+_WAITS_BY_SPINNING = "s63_deepspeed.py"
+"""DeepSpeed's ranks on CPUs wait for each other in a loop: beside any other program they hardly come to a step."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.quiet if name == _WAITS_BY_SPINNING else ()) for name in SEEN],
+)
 def test_a_script_is_seen_as_it_is_measured_and_leaves_nothing(
     rig: ScriptRig, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
