@@ -40,9 +40,15 @@ def within_reach(
             f"space.amp_dtype of a script must leave {_UNSCALED} out, which trains only with a GradScaler of its own; "
             "leave it out, or put {amp_dtype} into the command where the script has an option for it"
         )
+    if own["amp_dtype"] == "tf32" and "float32" in given.get("amp_dtype", ()):
+        return (
+            "space.amp_dtype of a script that allows TF32 must leave float32 out, but has it: the script sets it for "
+            "itself; leave it out, or take the line out of the script that allows TF32"
+        )
     ranges: dict[str, Domain] = {**given, **fixed}
     if "amp_dtype" in script.reached and "amp_dtype" not in given and "amp_dtype" not in script.placeholders:
-        native = tuple(dtype for dtype in environment.native_amp_dtypes if dtype != _UNSCALED)
+        out_of_reach = {_UNSCALED, "float32"} if own["amp_dtype"] == "tf32" else {_UNSCALED}
+        native = tuple(dtype for dtype in environment.native_amp_dtypes if dtype not in out_of_reach)
         ranges["amp_dtype"] = Choices(values=native)
     return dict(sorted(ranges.items()))
 

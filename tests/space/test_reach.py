@@ -91,3 +91,9 @@ def test_ddps_settings_are_fixed_where_ddp_is_not_used() -> None:
     assert found["ddp.static_graph"] == fixed(value=True)
     assert "ddp.bucket_cap_mb" not in found
     assert not any(name.startswith("ddp.") for name in reached(make_script()))
+
+
+def test_of_a_script_that_allows_tf32_itself_float32_is_not_searched() -> None:
+    script = make_script(observed={"amp_dtype": "tf32"}, reached=("amp_dtype",))
+    assert reached(script)["amp_dtype"] == Choices(values=("tf32", "bfloat16"))
+    assert "allows TF32" in refused(script, amp_dtype=["float32", "bfloat16"])

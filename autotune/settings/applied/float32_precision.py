@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, NamedTuple
 
-__all__ = ["Float32Precision", "exact_matmuls", "tf32_products"]
+__all__ = ["Float32Precision", "allows_tf32", "exact_matmuls", "tf32_products"]
 
 _Node = tuple[str, str]
 """A backend and an operator, as torch names them."""
@@ -61,6 +61,14 @@ class Float32Precision(AbstractContextManager[None]):
 def tf32_products() -> Float32Precision:
     """Matrix products, convolutions and recurrent layers in TF32."""
     return Float32Precision(_allow_tf32)
+
+
+def allows_tf32() -> bool:
+    """Return whether the process has its matrix products on an NVIDIA GPU computed in TF32."""
+    torch = _torch()
+    if not hasattr(torch._C, "_get_fp32_precision_getter"):  # noqa: SLF001 - see _get
+        return bool(torch.backends.cuda.matmul.allow_tf32)
+    return _get(("cuda", "matmul")) == "tf32"
 
 
 def exact_matmuls() -> Float32Precision:

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.settings.applied.float32_precision import exact_matmuls, tf32_products
+from autotune.settings.applied.float32_precision import allows_tf32, exact_matmuls, tf32_products
 
 STATES = Path(__file__).with_name("float32_states.py")
 OVERRIDE = "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
@@ -131,6 +131,14 @@ def test_what_torch_begins_with_still_follows_all_backends_afterwards(plain: Tor
     """Convolutions run in TF32 until someone says otherwise: an exit that wrote "tf32" down would outlive that."""
     before, after = plain.ask([])["after"], plain.ask([], "tf32")["after"]
     assert [seen["cuda/conv"] for seen in after] == [seen["cuda/conv"] for seen in before]
+
+
+def test_it_is_told_whether_products_are_allowed_in_tf32() -> None:
+    assert not allows_tf32()
+    with tf32_products():
+        assert allows_tf32()
+        with exact_matmuls():
+            assert not allows_tf32()
 
 
 def test_an_exception_inside_leaves_no_trace() -> None:

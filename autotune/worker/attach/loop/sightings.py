@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 
 from autotune.note import Note, note
 from autotune.settings.applied.cores.worker_threads import threads_in_workers
+from autotune.settings.applied.float32_precision import allows_tf32
 from autotune.settings.command import PLACEHOLDERS
 from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
 from autotune.settings.ddp_config import DdpConfig
@@ -52,6 +53,8 @@ _FRAMEWORKS = (("transformers.trainer", "transformers"), ("lightning.pytorch.tra
                ("ignite.engine.engine", "ignite"), ("fastai.learner", "fastai"), ("timm.data.loader", "timm"),
                ("accelerate.state", "accelerate"))  # fmt: skip
 """Modules whose code stands in the stack where an optimizer steps, or that were imported, the most special first."""
+_FULL = {"float32", "tf32"}
+"""Precisions of weights and activations in float32: an autocast may be put around these."""
 _ON_STACK = {"transformers", "lightning", "composer", "ignite", "fastai"}
 
 
@@ -278,7 +281,8 @@ class Sightings:
 
     def _precision(self) -> str:
         mixed = {"bf16": "bfloat16", "fp16": "float16"}.get(str(accelerate_state().get("_mixed_precision")))
-        return mixed or self.autocast or "float32"
+        is_tf32 = device_of(self.main_optimizer).type == "cuda" and allows_tf32() if self.steps else False
+        return mixed or self.autocast or ("tf32" if is_tf32 else "float32")
 
     def _ddp(self) -> DdpConfig | None:
         if self.ddp is None:
@@ -292,7 +296,7 @@ class Sightings:
         return None if config == DdpConfig() else config
 
     def _why_no_precision(self, observed: TrainingConfig, family: list[Made]) -> str:
-        if observed.amp_dtype != "float32":
+        if observed.amp_dtype not in _FULL:
             return "own_precision"
         if observed.world_size > 1:
             return "several_ranks"
@@ -305,7 +309,7 @@ class Sightings:
             yield from (name for name in LOADER_SETTINGS if name != "persistent_workers" or not is_told)
             if family[0].takes_batch_size and not self.is_in_step:
                 yield "micro_batch_size"
-        if observed.amp_dtype == "float32" and self.outermost and family and observed.world_size == 1:
+        if observed.amp_dtype in _FULL and self.outermost and family and observed.world_size == 1:
             yield "amp_dtype"
         if self.has_images and self.outermost and not observed.channels_last:
             yield "channels_last"

@@ -13,6 +13,7 @@ from torch import nn
 
 from autotune.note import note
 from autotune.settings.training_config import TrainingConfig
+from autotune.worker.attach.loop import sightings
 from autotune.worker.attach.loop.sightings import Sightings
 from tests.worker.attach.scripts import HEAD, STEP, ScriptRig
 
@@ -332,3 +333,14 @@ def test_a_model_that_is_compiled_in_place_is_compiled() -> None:
     assert not seen.observed(given, None, 1, ()).compile
     model.compile(backend="eager")
     assert seen.observed(given, None, 1, ()).compile
+
+
+def test_a_script_that_allows_tf32_computes_in_it_on_an_nvidia_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torch.set_float32_matmul_precision("high")`: tf32 was searched as a change of it."""
+    seen, model = Sightings(), nn.Linear(2, 2)
+    seen.call(model, (torch.ones(1, 2),), {})
+    seen.step(torch.optim.SGD(model.parameters()))
+    monkeypatch.setattr(sightings, "allows_tf32", lambda: True)
+    assert seen.observed(TrainingConfig(), None, 1, ()).amp_dtype == "float32", "on a CPU nothing is computed in TF32"
+    monkeypatch.setattr(sightings, "device_of", lambda _: torch.device("cuda"))
+    assert seen.observed(TrainingConfig(), None, 1, ()).amp_dtype == "tf32"
