@@ -51,7 +51,7 @@ from autotune.worker.trial import after_block_of, ended_when_stuck, gpus_used, l
 __all__ = ["doer_of"]
 
 _OBSERVED_STEPS = 8
-"""Optimizer steps that a probe watches: our convention; batches over steps give the accumulation."""
+"""Optimizer steps that a probe watches: our convention; the batches between them give the accumulation."""
 _OBSERVED_S = (1.0, 20.0)
 """Seconds that it watches at least, and after which two steps are enough: our convention."""
 _WORTH_TELLING_S = 0.1
@@ -156,6 +156,7 @@ def _probe(
     """Watch some steps of a script that began with these modules and variables."""
     seen, feed, loader = scene.sightings, scene.feed, scene.loader
     begun, least = perf_counter(), _OBSERVED_S
+    steps = span = 0
     if loader is not None:
         seen.samples.clear()
     while True:
@@ -165,9 +166,12 @@ def _probe(
         seen.batches += 1
         before = dict(seen.steps)
         scene.trainer.train(delivery.batch)
-        made = (count - before.get(optimizer, 0) for optimizer, count in seen.steps.items())
-        seen.stepped += max(made, default=0)
-        steps, spent_s = seen.stepped, perf_counter() - begun
+        made = max((count - before.get(optimizer, 0) for optimizer, count in seen.steps.items()), default=0)
+        steps, span = steps + made, span + 1
+        if made:
+            seen.spans.append(max(1, round(span / made)))  # a script may ask for several batches, then train on all
+            span = 0
+        spent_s = perf_counter() - begun
         if (steps >= _OBSERVED_STEPS and spent_s >= least[0]) or (steps >= 2 and spent_s >= least[1]):
             break
         if perf_counter() > start.ends_at:

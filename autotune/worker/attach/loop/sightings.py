@@ -96,8 +96,8 @@ class Sightings:
     batches: int = 0
     batches_beside: int = 0
     """Batches of other loaders, taken while gradients were on."""
-    stepped: int = 0
-    """Steps on these batches: of the optimizer that steps most after each, be it a new one, for each client, say."""
+    spans: list[int] = field(default_factory=list)
+    """Batches of each step of the optimizer that steps most, be it a new one for each client."""
     autocast: str | None = None
     """The precision that the script itself computes in, where that is not float32."""
     has_images: bool = False
@@ -136,6 +136,12 @@ class Sightings:
             if made.loader() is loader:
                 made.was_iterated = True
                 made.is_trained_on |= torch.is_grad_enabled()
+
+    @property
+    def accumulation(self) -> int:
+        """Batches of a step, as most steps have them: one at an epoch's end may have fewer; of equals the larger."""
+        counts = Counter(self.spans)
+        return max(counts, key=lambda span: (counts[span], span), default=1)
 
     @property
     def is_in_step(self) -> bool:
@@ -214,7 +220,7 @@ class Sightings:
         size = getattr(loader, "batch_size", None) or (median_low(self.samples) if self.samples else 0)
         own: dict[str, Any] = {
             "micro_batch_size": size or given.micro_batch_size,
-            "grad_accum_steps": max(1, round(self.batches / max(1, self.stepped))),
+            "grad_accum_steps": self.accumulation,
             "lr": self.lr or given.lr,
             "amp_dtype": self._precision(),
             "compile": any(map(_is_compiled, self.outermost)),

@@ -344,3 +344,12 @@ def test_a_script_that_allows_tf32_computes_in_it_on_an_nvidia_gpu(monkeypatch: 
     assert seen.observed(TrainingConfig(), None, 1, ()).amp_dtype == "float32", "on a CPU nothing is computed in TF32"
     monkeypatch.setattr(sightings, "device_of", lambda _: torch.device("cuda"))
     assert seen.observed(TrainingConfig(), None, 1, ()).amp_dtype == "tf32"
+
+
+@pytest.mark.parametrize(
+    ("spans", "found"),
+    [([4, 4, 2, 4, 4, 2], 4), ([1, 4], 4), ([4, 8, 4], 4), ([1, 1, 1], 1), ([], 1)],
+    ids=["epochs of ten batches", "begun amid one", "a step that a GradScaler skips", "none", "no step yet"],
+)
+def test_the_accumulation_is_that_of_most_steps(spans: list[int], found: int) -> None:
+    assert Sightings(spans=spans).accumulation == found
