@@ -11,7 +11,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from time import perf_counter
+from typing import Any
 
 from torch.utils.data import BatchSampler
 
@@ -54,6 +56,8 @@ _OBSERVED_STEPS = 8
 """Optimizer steps that a probe watches: our convention; the batches between them give the accumulation."""
 _OBSERVED_S = (1.0, 20.0)
 """Seconds that it watches at least, and after which two steps are enough: our convention."""
+_LONGEST_ITEM_S = 5.0
+"""Seconds in which a stream that is iterated once more must give its first items: our convention."""
 _WORTH_TELLING_S = 0.1
 """Seconds of a window spent on other than training from which it is said: our convention."""
 
@@ -189,8 +193,7 @@ def _probe(
             warm_page_cache(feed)
         feed.stop()
         if is_stream(loader.dataset):
-            with suppress(Exception):  # the user's own iterator; unknown counts as shared out
-                is_parted = loader.worker_init_fn is not None or loader.num_workers > 1 or is_sharded(loader.dataset)
+            is_parted = loader.worker_init_fn is not None or loader.num_workers > 1 or _is_sharded(loader.dataset)
     has_python_start = python_start(filled(job.command or (), job.config)) is not None
     own = {
         "modules": installed_modules(modules),
@@ -203,6 +206,24 @@ def _probe(
         environment=describe(scene.device, job_blocks=job.process.blocks_launches),
         conditions=conditions_before(gpus_used(scene.device), start.before),
     )
+
+
+def _is_sharded(dataset: Any) -> bool:
+    """Whether workers share a stream out; what is not known counts so.
+
+    The stream is iterated once more for that, and a live one may have no item to give: it is not waited for long, and
+    the process ends after the probe.
+    """
+    found = [True]
+
+    def ask() -> None:
+        with suppress(Exception):  # the user's own iterator
+            found[0] = is_sharded(dataset)
+
+    asking = Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(_LONGEST_ITEM_S)
+    return found[0]
 
 
 def _trace(job: jobs.CurvesJob, place: Place, start: Start, scene: Scene) -> RankReport:
