@@ -16,15 +16,18 @@ import json
 import os
 import stat
 from dataclasses import dataclass, field
+from itertools import islice
 from math import inf
 from pathlib import Path
 from typing import Any
 
-__all__ = ["remove_made"]
+__all__ = ["list_appeared", "list_names", "remove_made"]
 
 _Made = dict[str, tuple[int, ...]]
 """Paths with the device, the inode and the time of change, in nanoseconds, of what was made there when it was recorded;
 empty where it was gone by then."""
+_MOST_NAMES = 5000
+"""In a folder that is looked at for what native code has left there: a folder of data has more. Our own convention."""
 _BUILD_LOCK = "/lock"
 """How the path of a lock of torch.utils.cpp_extension ends (`FileBaton`): the file's existence is the lock."""
 
@@ -47,6 +50,33 @@ def remove_made(overlay: Path, *, until_ns: float = inf) -> tuple[str, ...]:
             _remove(path, records.kept, {}, until_ns)
     left = [path for path in left if os.path.lexists(path)]
     return tuple(sorted(path for path in left if not any(one.startswith(f"{path}/") for one in left)))
+
+
+def list_names(folder: Path) -> dict[str, frozenset[str]]:
+    """List what a folder and the folders right in it hold; those with very many names are left out."""
+    found = {str(folder): _names(folder)}
+    for name in found[str(folder)] or ():
+        below = folder / name
+        if below.is_dir() and not below.is_symlink():
+            found[str(below)] = _names(below)
+    return {path: names for path, names in found.items() if names is not None}
+
+
+def list_appeared(before: dict[str, frozenset[str]]) -> tuple[str, ...]:
+    """Return the paths of what these folders hold by now and did not before, sorted; but for what Python compiles."""
+    found = list[str]()
+    for folder, known in before.items():
+        found += [f"{folder}/{name}" for name in (_names(Path(folder)) or known) - known - {"__pycache__"}]
+    return tuple(sorted(found))
+
+
+def _names(folder: Path) -> frozenset[str] | None:
+    try:
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in islice(entries, _MOST_NAMES + 1)]
+    except OSError:
+        return None
+    return frozenset(names) if len(names) <= _MOST_NAMES else None
 
 
 @dataclass(slots=True)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.protocol.made_files import remove_made
+from autotune.protocol import made_files
+from autotune.protocol.made_files import list_appeared, list_names, remove_made
 from tests.protocol.journals import write_journal
 
 
@@ -102,3 +103,22 @@ def test_of_what_is_kept_only_the_lock_of_a_build_is_removed(tmp_path: Path) -> 
     write_journal(tmp_path / "overlay", cache / "lock", cache / "build.ninja", kind="kept")
     assert remove_made(tmp_path / "overlay") == ()
     assert [path.name for path in cache.iterdir()] == ["build.ninja"]
+
+
+def test_what_appears_in_a_folder_and_in_those_right_in_it_is_told(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HDF5 and programs that are not Python write past the journal."""
+    (made / "out").mkdir()
+    (made / "data").mkdir()
+    for number in range(6):
+        (made / f"data/{number}").touch()
+    monkeypatch.setattr(made_files, "_MOST_NAMES", 5)
+    before = list_names(made)
+    for new in ("out/results.h5", "data/new"):
+        (made / new).touch()
+    (made / "__pycache__").mkdir()
+    assert list_appeared(before) == (f"{made}/out/results.h5",), "not of a folder of data, which has many files"
+    (made / "log").rename(made / "log.1")
+    assert list_appeared(before) == (f"{made}/log.1", f"{made}/out/results.h5")
+    (made / "out/results.h5").unlink()
+    (made / "out").rmdir()
+    assert list_appeared(before) == (f"{made}/log.1",)

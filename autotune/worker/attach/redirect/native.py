@@ -1,4 +1,6 @@
-"""Gives native code that writes files by itself a path of the view: torch, safetensors, sqlite3, numpy's memory maps.
+"""Gives native code that writes files by itself a path of the view.
+
+Such as torch, safetensors, sqlite3, h5py, OpenCV's images, Parquet files of pyarrow and numpy's memory maps.
 
 Comes in: a module just imported. Goes out: the same module, its functions replaced that take a path to C++ or Rust.
 What torch.hub and torchvision download is kept for later trials.
@@ -101,6 +103,44 @@ def _protect_safetensors(safetensors: ModuleType, view: View, changes: Changes) 
     replace_everywhere([(serialize_file, write), (safe_open, read)])
 
 
+def _protect_h5py(h5py: ModuleType, view: View, changes: Changes) -> None:
+    begin = h5py.File.__init__
+
+    def begin_in_view(self: Any, name: Any, mode: str = "r", *arguments: Any, **named: Any) -> None:
+        if isinstance(name, str | bytes | os.PathLike):
+            is_there = os.path.exists(view.seen(name))  # noqa: PTH110 - of the view
+            if mode == "w" or (mode in {"a", "x", "w-"} and not is_there):
+                name, mode = changes.emptied(name), "w"  # HDF5 refuses an empty file in any other mode
+            else:
+                name = changes.prepared(name) if mode in {"a", "r+"} and is_there else view.seen(name)
+        begin(self, name, mode, *arguments, **named)
+
+    h5py.File.__init__ = begin_in_view
+
+
+def _protect_opencv(cv2: ModuleType, _: View, changes: Changes) -> None:
+    write_image = cv2.imwrite
+
+    def write(filename: str, *arguments: Any, **named: Any) -> bool:
+        try:
+            at = changes.emptied(filename)
+        except OSError:
+            return False  # as OpenCV says it
+        return bool(write_image(at, *arguments, **named))
+
+    replace_everywhere([(write_image, write)])
+
+
+def _protect_parquet(parquet: ModuleType, _: View, changes: Changes) -> None:
+    begin = parquet.ParquetWriter.__init__
+
+    def begin_in_view(self: Any, where: Any, *arguments: Any, **named: Any) -> None:
+        is_path = isinstance(where, str | os.PathLike) and named.get("filesystem") is None and "://" not in str(where)
+        begin(self, changes.emptied(where) if is_path else where, *arguments, **named)
+
+    parquet.ParquetWriter.__init__ = begin_in_view
+
+
 def _protect_sqlite3(sqlite3: ModuleType, view: View, changes: Changes) -> None:
     connect = sqlite3.connect
 
@@ -164,7 +204,10 @@ def _protect_numpy(numpy: ModuleType, view: View, _: Changes) -> None:
 
 
 PROTECTORS: Mapping[str, Callable[[ModuleType, View, Changes], None]] = {
+    "cv2": _protect_opencv,
+    "h5py": _protect_h5py,
     "numpy": _protect_numpy,
+    "pyarrow.parquet": _protect_parquet,
     "safetensors": _protect_safetensors,
     "sqlite3": _protect_sqlite3,
     "torch": _protect_torch,

@@ -4,15 +4,16 @@ Comes in: the trial's scratch. Goes out: a process in which opening for writing,
 as the script itself and every other process of the trial then see it; and a journal of what is new.
 
 Redirected on Python's level: `open`, `io.open`, the functions of `os` (so pathlib, shutil, tempfile, logging,
-numpy.save, Pillow, ...), `sqlite3.connect`, and the native writers of torch and safetensors. New files lie where the
-script wants them, so that native code and other programs find them, until the parent removes them once the trial has
-ended: `autotune.protocol.made_files`. Those in the caches of torch, Hugging Face and others stay, as do downloads.
+numpy.save, Pillow, ...), `sqlite3.connect`, and the native writers of torch, safetensors, h5py, OpenCV's images and
+pyarrow's Parquet files. New files lie where the script wants them, so that native code and other programs find them,
+until the parent removes them once the trial has ended: `autotune.protocol.made_files`. Those in the caches of torch,
+Hugging Face and others stay, as do downloads.
 
-Not redirected: what native code and other programs write by themselves (HDF5, pyarrow, `rm` in a shell, OpenCV's
-imwrite, a `sqlite3.Connection` made without `connect`), `io.FileIO`, functions of os that a dict or a default value
-had kept before, and files that are already open. What these read, and what is imported, is the real file. The
-permissions and times of existing folders stay as they are, without a word. A memory map of numpy for reading and
-writing an existing file above 256 MiB changes this process's memory alone.
+Not redirected: what other native code and programs write by themselves (Arrow's own files, videos, `rm` in a shell, a
+`sqlite3.Connection` made without `connect`), `io.FileIO`, functions of os that a dict or a default value had kept
+before, and files that are already open. What these read, and what is imported, is the real file. The permissions and
+times of existing folders stay as they are, without a word. A memory map of numpy for reading and writing an existing
+file above 256 MiB changes this process's memory alone.
 """
 
 from __future__ import annotations

@@ -358,6 +358,52 @@ def test_a_new_file_of_safetensors_is_removed_though_it_was_renamed_over_what_wa
     assert fingerprint(tree) == before
 
 
+def test_hdf5_files_are_redirected_and_read_back(tree: Path, scratch: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tree / "old.h5", "w") as file:
+        file["x"] = [1]
+
+    def act() -> Any:
+        for mode in ("a", "r+", "r"):  # an old one is changed in its copy
+            with h5py.File(tree / "old.h5", mode) as file:
+                if mode != "r":
+                    file[mode] = [2]
+                old = sorted(file)
+        for name, mode in (("w", "w"), ("a", "a"), ("x", "x"), ("x", "w")):
+            with h5py.File(tree / f"new-{name}.h5", mode) as file:
+                file["y"] = [3]
+        with pytest.raises(FileExistsError):
+            h5py.File(tree / "new-x.h5", "x")
+        with pytest.raises(FileNotFoundError):
+            h5py.File(tree / "none.h5", "r+")
+        return old, (tree / "new-a.h5").exists()
+
+    before = fingerprint(tree)
+    assert protected(act, scratch) == (["a", "r+", "x"], True)
+    assert remove_made(scratch) == ()
+    assert fingerprint(tree) == before
+
+
+def test_images_of_opencv_and_parquet_files_are_redirected(tree: Path, scratch: Path) -> None:
+    cv2, pyarrow = pytest.importorskip("cv2"), pytest.importorskip("pyarrow")
+    parquet, numpy = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("numpy")
+    (tree / "old.png").write_bytes(b"mine")
+    (tree / "old.parquet").write_bytes(b"mine")
+    pixels, table = numpy.zeros((4, 4, 3), dtype=numpy.uint8), pyarrow.table({"x": [1]})
+
+    def act() -> Any:
+        for name in ("old", "new"):
+            assert cv2.imwrite(str(tree / f"{name}.png"), pixels)
+            parquet.write_table(table, tree / f"{name}.parquet")
+        assert not cv2.imwrite(str(tree / "no/folder.png"), pixels)
+        return (tree / "new.png").exists(), (tree / "old.png").read_bytes()[1:4]
+
+    before = fingerprint(tree)
+    assert protected(act, scratch) == (True, b"PNG")
+    assert remove_made(scratch) == ()
+    assert fingerprint(tree) == before
+
+
 def test_a_database_is_copied_before_it_is_opened(tree: Path, scratch: Path) -> None:
     import sqlite3
 
