@@ -28,6 +28,7 @@ from tests.worker.attach.scripts import SHORT, ScriptRig
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
+COMMANDS: dict[str, dict[str, str]] = yaml.safe_load((SCRIPTS / "commands.yaml").read_text())
 WORKER = {"num_workers": 1, "prefetch_factor": 2}
 WORKERS = {"num_workers": 2, "prefetch_factor": 2}
 PAIR = {"world_size": 2, "strategy": "ddp"}
@@ -44,25 +45,19 @@ class Seen:
     """Settings of the loader that are not to be changed from outside."""
     file: str = ""
     """Where that is another one than the script."""
-    needs: str = ""
-    """A package without which it is passed over."""
-    words: tuple[str, ...] = ()
-    """What starts it; else this Python on the file of its name."""
-    cwd: str = ""
     deadline_s: float = 100.0
 
 
 SEEN: dict[str, Seen] = {
-    "s01_pkg": Seen(8, {"lr": 0.1}, file="data.py", words=("python", "train.py"), cwd="s01_pkg"),
+    "s01_pkg": Seen(8, {"lr": 0.1}, file="data.py"),
     "s02_train_acc.py": Seen(6, {}),
     "s03_mid_epoch_train_eval.py": Seen(6, {}),
     "s04_mp_spawn.py": Seen(11, {"lr": 0.1, **PAIR}),
-    "s05_torchrun.py": Seen(10, {"lr": 0.1, **PAIR}, words=("torchrun", "--nproc-per-node", "2", "s05_torchrun.py")),
-    "s06_accelerate.py": Seen(11, {"micro_batch_size": 16, "grad_accum_steps": 4}, needs="accelerate"),
+    "s05_torchrun.py": Seen(10, {"lr": 0.1, **PAIR}),
+    "s06_accelerate.py": Seen(11, {"micro_batch_size": 16, "grad_accum_steps": 4}),
     "s07_hf_trainer.py": Seen(
         12,
         {"micro_batch_size": 8, "grad_accum_steps": 2, "lr": 5e-5, "fused": True},
-        needs="transformers",
     ),
     "s08_gan.py": Seen(5, {"micro_batch_size": 64, "lr": 0.0004}),
     "s09_wgan.py": Seen(5, {"micro_batch_size": 64, "lr": 0.0001}),
@@ -82,7 +77,7 @@ SEEN: dict[str, Seen] = {
     "s21_slow_start.py": Seen(7, {}),
     "s22_system.py": Seen(21, {**WORKER, "persistent_workers": True}),
     "s23_bucket.py": Seen(16, {"micro_batch_size": 24}, frozenset({"micro_batch_size"})),
-    "s24_hf_plain.py": Seen(10, {"micro_batch_size": 16, "lr": 5e-5}, needs="transformers"),
+    "s24_hf_plain.py": Seen(10, {"micro_batch_size": 16, "lr": 5e-5}),
     "s25_omp.py": Seen(9, {"intra_op_threads": 1}, frozenset({"intra_op_threads"})),
     "s26_tiny_anew.py": Seen(8, {}),
     "s27_skip_bad.py": Seen(10, {}),
@@ -98,8 +93,8 @@ SEEN: dict[str, Seen] = {
     "s37_bf16_weights.py": Seen(6, {"amp_dtype": "bfloat16"}, frozenset({"amp_dtype"})),
     "s38_jit_end.py": Seen(7, {}),
     "s39_fold.py": Seen(8, {}),
-    "s40_wrapper.sh": Seen(8, {"lr": 0.1}, file="data.py", words=("bash", "s40_wrapper.sh")),
-    "s41_mod": Seen(9, {}, file="train.py", words=("python", "-m", "mypkg.train"), cwd="s41_mod"),
+    "s40_wrapper.sh": Seen(8, {"lr": 0.1}, file="data.py"),
+    "s41_mod": Seen(9, {}, file="train.py"),
     "s42_warn_thread.py": Seen(7, {}),
     "s43_raw_params.py": Seen(None, {"micro_batch_size": 1, "lr": 0.01}),
     "s44_one_second.py": Seen(6, {}),
@@ -119,54 +114,45 @@ SEEN: dict[str, Seen] = {
     "s61_lightning_cli.py": Seen(
         36,
         {"micro_batch_size": 16, "lr": 0.002},
-        needs="jsonargparse",
-        words=("python", "s61_lightning_cli.py", "fit", "--config", "s61.yaml"),
     ),
     "s62_accelerate_config.py": Seen(
         15,
         {"micro_batch_size": 16, "grad_accum_steps": 2, "amp_dtype": "bfloat16"},
         frozenset({"amp_dtype"}),
-        needs="accelerate",
-        words=("accelerate", "launch", "--config_file", "s62.yaml", "s62_accelerate_config.py"),
     ),
     "s63_deepspeed.py": Seen(
         19,
         {"micro_batch_size": 16, "grad_accum_steps": 2, "pin_memory": True, **WORKERS, **PAIR},
-        needs="deepspeed",
         deadline_s=180.0,  # it compiles an extension of torch's first
-        words=("deepspeed", "--num_gpus", "2", "s63_deepspeed.py", "--deepspeed", "--deepspeed_config", "s63.json"),
     ),
-    "s64_uv_run.py": Seen(9, {"lr": 0.1}, needs="uv", words=("uv", "run", "--no-project", "--active", "s64_uv_run.py")),
-    "s65_notebook.py": Seen(27, {"micro_batch_size": 64}, needs="IPython", words=("ipython", "s65_notebook.py")),
-    "s66_monai.py": Seen(21, {"micro_batch_size": 8}, needs="monai"),
+    "s64_uv_run.py": Seen(9, {"lr": 0.1}),
+    "s65_notebook.py": Seen(27, {"micro_batch_size": 64}),
+    "s66_monai.py": Seen(21, {"micro_batch_size": 8}),
     "s67_webdataset.py": Seen(
         30,
         {"micro_batch_size": 20, "lr": 0.1, **WORKER},
         frozenset({"micro_batch_size"}),
-        needs="webdataset",
     ),
-    "s68_nodes.py": Seen(None, {"lr": 0.1}, needs="torchdata"),
+    "s68_nodes.py": Seen(None, {"lr": 0.1}),
     "s69_three_optimizers.py": Seen(7, {"lr": 0.01}),
     "s70_replay_buffer.py": Seen(None, {"micro_batch_size": 64, "lr": 0.0005}),
     "s71_curriculum.py": Seen(12, {"micro_batch_size": 16, "lr": 0.1}),
     "s72_distillation.py": Seen(7, WORKER),
-    "s73_lora.py": Seen(10, {"micro_batch_size": 8, "lr": 0.0002}, needs="peft"),
+    "s73_lora.py": Seen(10, {"micro_batch_size": 8, "lr": 0.0002}),
     "s74_checkpointed.py": Seen(23, {"grad_accum_steps": 2}),
     "s75_ema.py": Seen(10, {"lr": 0.1}),
     "s76_compiled.py": Seen(7, {"lr": 0.1, "compile": True}),
-    "s77_wandb.py": Seen(13, {"lr": 0.1}, needs="wandb"),
-    "s78_mlflow.py": Seen(11, {"lr": 0.1}, needs="mlflow"),
-    "s80_coverage.py": Seen(16, {"lr": 0.1}, needs="coverage", words=("coverage", "run", "s80_coverage.py")),
+    "s77_wandb.py": Seen(13, {"lr": 0.1}),
+    "s78_mlflow.py": Seen(11, {"lr": 0.1}),
+    "s80_coverage.py": Seen(16, {"lr": 0.1}),
     "s81_config": Seen(
         13,
         {"micro_batch_size": 48, "lr": 0.05},
         file="train.py",
-        words=("python", "src/train.py"),
-        cwd="s81_config",
     ),
-    "l1_lightning.py": Seen(14, {"grad_accum_steps": 2}, needs="lightning"),
-    "l1_lightning.py reload": Seen(14, {"grad_accum_steps": 2}, needs="lightning"),
-    "l2_hydra.py": Seen(9, {"lr": 0.01}, needs="hydra"),
+    "l1_lightning.py": Seen(14, {"grad_accum_steps": 2}),
+    "l1_lightning.py reload": Seen(14, {"grad_accum_steps": 2}),
+    "l2_hydra.py": Seen(9, {"lr": 0.01}),
 }
 
 
@@ -194,12 +180,13 @@ _WAITS_BY_SPINNING = "s63_deepspeed.py"
 def test_a_script_is_seen_as_it_is_measured_and_leaves_nothing(
     rig: ScriptRig, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = SEEN[name]
-    if seen.needs and find_spec(seen.needs) is None:
-        pytest.skip(f"{seen.needs} is not installed")
-    monkeypatch.chdir(rig.folder / seen.cwd)
+    seen, started = SEEN[name], COMMANDS.get(name, {})
+    if "needs" in started and find_spec(started["needs"]) is None:
+        pytest.skip(f"{started['needs']} is not installed")
+    monkeypatch.chdir(rig.folder / started.get("folder", ""))
     before = files_in(rig.folder)
-    probed = rig.probe(seen.words or (sys.executable, *name.split()), deadline_s=seen.deadline_s)
+    words = started.get("command", f"python {name}").split()
+    probed = rig.probe(tuple(words), deadline_s=seen.deadline_s)
     defaults = TrainingConfig().model_dump()
     own = {key: value for key, value in probed.observed.model_dump().items() if value != defaults[key]}
     expected, kept = dict(seen.own), seen.kept
