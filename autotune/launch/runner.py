@@ -25,7 +25,7 @@ from autotune.note import Note, note
 from autotune.protocol import jobs
 from autotune.protocol.clock import deadline_within
 from autotune.protocol.disk import TrialFolder, write_model
-from autotune.protocol.made_files import list_appeared, list_names, remove_made
+from autotune.protocol.made_files import list_names, remove_made
 from autotune.protocol.reports import RankReport
 from autotune.records.trial import TrialResult
 from autotune.settings.training_config import TrainingConfig
@@ -187,15 +187,14 @@ class TrialRunner:
             should_end=None if stream is None else stream.is_lost,
         )
         is_first_look = isinstance(job, jobs.ProbeJob) and job.command is not None
-        before = list_names(job.process.working_directory) if is_first_look else {}
+        log.touch()  # before what is there is listed
+        before = list_names(job.process.working_directory) if is_first_look else None
         try:
             write_model(folder.job, job)
             try:
                 exit_ = self.launcher.launch(launch)
             finally:
-                left = remove_made(folder.overlay)
-            # What native code has made goes past the journal: somebody else may have made it as well, so it stays.
-            left = tuple(dict.fromkeys((*left, *list_appeared(before))))
+                left = remove_made(folder.overlay, before=before)
             report = read_answer(launch, exit_, self.limits)
             if left and report.facts is not None and report.facts.script is not None:
                 script = report.facts.script.model_copy(update={"new_files": left})

@@ -15,29 +15,33 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
 from pathlib import Path
 from typing import Any
 
-__all__ = ["list_appeared", "list_names", "remove_made"]
+__all__ = ["list_names", "remove_made"]
 
 _Made = dict[str, tuple[int, ...]]
 """Paths with the device, the inode and the time of change, in nanoseconds, of what was made there when it was recorded;
 empty where it was gone by then."""
 _MOST_NAMES = 5000
-"""In a folder that is looked at for what native code has left there: a folder of data has more. Our own convention."""
-_BUILD_LOCK = "/lock"
-"""How the path of a lock of torch.utils.cpp_extension ends (`FileBaton`): the file's existence is the lock."""
+"""In all folders that are looked at for what native code has left there; one of data has more. Our own convention."""
 
 
-def remove_made(overlay: Path, *, until_ns: float = inf) -> tuple[str, ...]:
+def remove_made(
+    overlay: Path, *, until_ns: float = inf, before: Mapping[str, frozenset[str]] | None = None
+) -> tuple[str, ...]:
     """Remove what a trial has made outside its own folder.
 
     Args:
         overlay: The trial's, whose journal is read; where there is none, nothing was made.
         until_ns: The trial's last sign of life, where it may have ended long ago: a file that has changed since stays.
+        before: What some folders held before the trial, as `list_names` lists it. What else is in them by now native
+            code has made, which no journal names, or another program: it stays.
 
     Returns:
         What is still there and was not to be kept, sorted.
@@ -46,28 +50,41 @@ def remove_made(overlay: Path, *, until_ns: float = inf) -> tuple[str, ...]:
     for path in sorted(records.made, reverse=True):  # what lies in a folder before the folder
         left += _remove(path, records.made, records.kept, until_ns)
     for path in records.kept:
-        if path.endswith(_BUILD_LOCK):
+        if _is_build_lock(path):
             _remove(path, records.kept, {}, until_ns)
-    left = [path for path in left if os.path.lexists(path)]
-    return tuple(sorted(path for path in left if not any(one.startswith(f"{path}/") for one in left)))
+    appeared = _appeared(before or {})
+    left = [path for path in (*left, *appeared) if os.path.lexists(path) and path not in records.kept]
+    return tuple(sorted(path for path in {*left} if not any(one.startswith(f"{path}/") for one in left)))
+
+
+def _is_build_lock(path: str) -> bool:
+    """Return whether a path is that of a lock of torch.utils.cpp_extension (`FileBaton`): its existence is the lock."""
+    roots = (os.environ.get("TORCH_EXTENSIONS_DIR") or "/torch_extensions/", "/torch_extensions/")
+    return path.endswith("/lock") and any(root in path for root in roots)
 
 
 def list_names(folder: Path) -> dict[str, frozenset[str]]:
     """List what a folder and the folders right in it hold; those with very many names are left out."""
-    found = {str(folder): _names(folder)}
-    for name in found[str(folder)] or ():
-        below = folder / name
-        if below.is_dir() and not below.is_symlink():
-            found[str(below)] = _names(below)
-    return {path: names for path, names in found.items() if names is not None}
+    found, left = dict[str, frozenset[str]](), _MOST_NAMES
+    for path in (folder, *_folders_in(folder)):
+        names = _names(path) if left > 0 else None
+        if names is not None:
+            found[str(path)], left = names, left - len(names)
+    return found
 
 
-def list_appeared(before: dict[str, frozenset[str]]) -> tuple[str, ...]:
-    """Return the paths of what these folders hold by now and did not before, sorted; but for what Python compiles."""
+def _folders_in(folder: Path) -> list[Path]:
+    with suppress(OSError), os.scandir(folder) as entries:
+        return [Path(entry.path) for entry in islice(entries, _MOST_NAMES) if entry.is_dir(follow_symlinks=False)]
+    return []
+
+
+def _appeared(before: Mapping[str, frozenset[str]]) -> list[str]:
+    """Return the paths of what these folders hold by now and did not before, but for what Python compiles."""
     found = list[str]()
     for folder, known in before.items():
         found += [f"{folder}/{name}" for name in (_names(Path(folder)) or known) - known - {"__pycache__"}]
-    return tuple(sorted(found))
+    return found
 
 
 def _names(folder: Path) -> frozenset[str] | None:

@@ -90,9 +90,7 @@ class Host:
     def __init__(self, environment: Mapping[str, str]) -> None:
         _leave_rays_path()
         _remove_left_behind()
-        self._scratch = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        self._alive = FileLock(self._scratch / _ALIVE)
-        self._alive.acquire()
+        self._scratch, self._alive = _own_folder()
         self._environment = trial_environment(os.environ, environment)
         self._launcher = ForkServerLauncher(self._scratch / "server.log", self._environment)
         self._turn, self._cancelled, self._is_closing = Lock(), set[str](), Event()
@@ -235,6 +233,17 @@ def _leave_rays_path() -> None:
     """Remove the folders that Ray puts before the user's from the search path: its own packages are in them."""
     rays = str(Path(ray.__file__).parent) + os.sep
     sys.path[:] = [entry for entry in sys.path if not entry.startswith(rays)]
+
+
+def _own_folder() -> tuple[Path, FileLock]:
+    """Make a folder for this host's files, and lock it; another host may take it for one of the dead before that."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        lock = FileLock(folder / _ALIVE, thread_local=False)
+        with suppress(FileNotFoundError):
+            lock.acquire()
+            if (folder / _ALIVE).exists():
+                return folder, lock
 
 
 def _remove_left_behind() -> None:

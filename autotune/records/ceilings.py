@@ -127,7 +127,7 @@ class Headroom(FrozenModel):
     loader_ceiling: float
     """Infinite where nothing is known of the loader."""
     device_ceiling: float
-    """Samples per second of the device alone."""
+    """Samples per second of the device alone; infinite where nothing is known of it."""
     copy_ceiling: float | None = None
     """Samples per second of copying batches to the device; None where nothing is copied, or it was not measured."""
     lower: Literal["loader", "device", "copy"]

@@ -40,7 +40,8 @@ def within_reach(
             f"space.amp_dtype of a script must leave {_UNSCALED} out, which trains only with a GradScaler of its own; "
             "leave it out, or put {amp_dtype} into the command where the script has an option for it"
         )
-    if own["amp_dtype"] == "tf32" and "float32" in given.get("amp_dtype", ()):
+    is_switched = own["amp_dtype"] == "tf32" and "amp_dtype" not in script.placeholders
+    if is_switched and "float32" in given.get("amp_dtype", ()):
         return (
             "space.amp_dtype of a script that allows TF32 must leave float32 out, but has it: the script sets it for "
             "itself; leave it out, or take the line out of the script that allows TF32"

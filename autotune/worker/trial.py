@@ -33,7 +33,7 @@ from autotune.worker.failure.stops import StopProbe
 from autotune.worker.measure.batch import batch_fingerprint
 from autotune.worker.measure.batch_sizes import token_count
 from autotune.worker.measure.conditions import ConditionsProbe
-from autotune.worker.measure.feed import Delivery, Feed
+from autotune.worker.measure.feed import Delivery, Feed, LoopMoved
 from autotune.worker.measure.host_load import HostLoadProbe
 from autotune.worker.measure.loop import Run, measure_window, warm_up
 from autotune.worker.measure.memory_watch import MemoryWatch
@@ -167,7 +167,7 @@ def measure(
 
     try:
         window = measure_window(run, rules, warmed, at_edge, after_block)
-    except EndedEarly:
+    except (EndedEarly, LoopMoved):
         tuple(stops.stop())
         busy.stop(0.0)
         raise

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autotune.protocol import made_files
-from autotune.protocol.made_files import list_appeared, list_names, remove_made
+from autotune.protocol.made_files import list_names, remove_made
 from tests.protocol.journals import write_journal
 
 
@@ -105,20 +105,27 @@ def test_of_what_is_kept_only_the_lock_of_a_build_is_removed(tmp_path: Path) -> 
     assert [path.name for path in cache.iterdir()] == ["build.ninja"]
 
 
-def test_what_appears_in_a_folder_and_in_those_right_in_it_is_told(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """HDF5 and programs that are not Python write past the journal."""
+def test_what_appears_in_a_folder_and_in_those_right_in_it_is_told(made: Path, tmp_path: Path) -> None:
+    """HDF5 and programs that are not Python write past the journal; a download is kept on purpose."""
     (made / "out").mkdir()
-    (made / "data").mkdir()
-    for number in range(6):
-        (made / f"data/{number}").touch()
-    monkeypatch.setattr(made_files, "_MOST_NAMES", 5)
     before = list_names(made)
-    for new in ("out/results.h5", "data/new"):
+    for new in ("out/results.h5", "download", "__pycache__"):
         (made / new).touch()
-    (made / "__pycache__").mkdir()
-    assert list_appeared(before) == (f"{made}/out/results.h5",), "not of a folder of data, which has many files"
+    write_journal(tmp_path / "overlay", made / "download", kind="kept")
+    assert remove_made(tmp_path / "overlay", before=before) == (f"{made}/out/results.h5",)
     (made / "log").rename(made / "log.1")
-    assert list_appeared(before) == (f"{made}/log.1", f"{made}/out/results.h5")
-    (made / "out/results.h5").unlink()
-    (made / "out").rmdir()
-    assert list_appeared(before) == (f"{made}/log.1",)
+    assert remove_made(tmp_path / "overlay", before=before) == (f"{made}/log.1", f"{made}/out/results.h5")
+    for path in (made / "out/results.h5", made / "out"):
+        path.unlink() if path.is_file() else path.rmdir()
+    assert remove_made(tmp_path / "overlay", before=before) == (f"{made}/log.1",)
+
+
+def test_a_folder_of_very_many_files_is_not_looked_at(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (made / "data").mkdir()
+    for number in range(4):
+        (made / f"data/{number}").touch()
+    monkeypatch.setattr(made_files, "_MOST_NAMES", 4)
+    assert list_names(made) == {str(made): {"data", "log"}, f"{made}/data": {"0", "1", "2", "3"}}
+    (made / "data/4").touch()
+    assert list_names(made) == {str(made): {"data", "log"}}
+    assert list_names(made / "none") == {}

@@ -66,8 +66,10 @@ def loader_ceiling(evidence: Evidence) -> float:
 
 
 def device_ceiling(evidence: Evidence) -> float:
-    """Rate of the device alone today; where it was not measured, the rate without the waits for data."""
+    """Rate of the device alone today; where it was not measured, the rate without the waits; infinite without those."""
     run = evidence.measurement
+    if run.device_ceiling is None and run.data_wait_fraction is None:
+        return inf
     return run.device_ceiling or run.samples_per_s / max(1.0 - (run.data_wait_fraction or 0.0), _LEAST_BUSY_SHARE)
 
 

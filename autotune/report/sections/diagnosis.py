@@ -15,7 +15,7 @@ from autotune.diagnosis.gains import NEAR_CEILING
 from autotune.records.breakdown import PARTS
 from autotune.records.ceilings import HOLDS_FROM, PLAUSIBLE, overlaps
 from autotune.records.diagnosis import Curves, Diagnosis
-from autotune.report.blocks import MEASURED_BY, Bullets, Paragraph, Section, Table, filled, known_facts, tabulate
+from autotune.report.blocks import MEASURED_BY, Block, Bullets, Paragraph, Section, Table, filled, known_facts, tabulate
 from autotune.report.figures import Figures, join_runs
 from autotune.report.render.console_blocks import print_section
 from autotune.report.render.markdown import render_sections
@@ -60,9 +60,8 @@ def say_present(diagnosis: Diagnosis) -> str:
     headroom, share_of_device = diagnosis.standing, diagnosis.standing.share_of_device
     if diagnosis.verdict == "unknown":
         return f"You run at {show(headroom.samples_per_s, 'rate')}; neither its data nor the device was measured alone."
-    if share_of_device > PLAUSIBLE:
-        measured = f"You run at {show(share_of_device, 'share')} of the device's ceiling as measured"
-        return f"{measured}: that ceiling is too low to judge by."
+    if share_of_device > PLAUSIBLE:  # a ceiling below the rate is no ceiling
+        return f"You run at {show(headroom.samples_per_s, 'rate')}; {_say_loader(diagnosis)}."
     share = show(min(1.0, share_of_device), "share")
     rates = f"{show(headroom.samples_per_s, 'plain_rate')} of {show(headroom.device_ceiling, 'rate')}"
     if diagnosis.evidence.measurement.device_ceiling is None:
@@ -103,9 +102,10 @@ def diagnosis_sections(diagnosis: Diagnosis) -> tuple[Section, ...]:
     run, curves = diagnosis.evidence.measurement, diagnosis.evidence.curves
     findings = ((found.share, BOTTLENECKS[found.bottleneck], found.evidence) for found in diagnosis.findings)
     is_loaded = run.host_load is not None and run.host_load.is_loaded
-    advice = (
-        advice_table(diagnosis.advice, is_loaded=is_loaded) if diagnosis.advice else Bullets(sentences=(_NO_ADVICE,))
-    )
+    nothing = () if diagnosis.verdict == "unknown" else (_NO_ADVICE,)  # nothing was measured that could promise
+    advice: Block = Bullets(sentences=nothing)
+    if diagnosis.advice:
+        advice = advice_table(diagnosis.advice, is_loaded=is_loaded)
     loader = {} if run.loader_costs is None else loader_facts(run.loader_costs)
     setup = say_setup({"today's settings": _join(diagnosis)})  # the notes have what disturbed the window
     notes = Bullets(sentences=(*map(one_line, diagnosis.notes), *setup))

@@ -30,6 +30,8 @@ _PARENTS: dict[_Node, _Node] = {
 }
 """The node that each node may inherit its precision from, backends first."""
 _INHERITED = "none"
+_AMPERE = (8, 0)
+"""Compute capability of the first GPUs with TF32. Source: NVIDIA, CUDA C++ Programming Guide, compute capabilities."""
 
 
 class _Before(NamedTuple):
@@ -64,8 +66,10 @@ def tf32_products() -> Float32Precision:
 
 
 def allows_tf32() -> bool:
-    """Return whether the process has its matrix products on an NVIDIA GPU computed in TF32."""
+    """Return whether the process has matrix products computed in TF32, where its present GPU can."""
     torch = _torch()
+    if torch.version.hip is not None or (torch.cuda.is_available() and torch.cuda.get_device_capability() < _AMPERE):
+        return False
     if not hasattr(torch._C, "_get_fp32_precision_getter"):  # noqa: SLF001 - see _get
         return bool(torch.backends.cuda.matmul.allow_tf32)
     return _get(("cuda", "matmul")) == "tf32"

@@ -22,13 +22,17 @@ from autotune.worker.measure.batch_sizes import size_counter
 from autotune.worker.setup.build import WorkloadFault, length_of
 from autotune.worker.setup.loader import tell_epoch
 
-__all__ = ["BatchFeed", "Delivery", "Feed", "FeedEnded", "queue_capacity", "ready_in", "stop_iterator"]
+__all__ = ["BatchFeed", "Delivery", "Feed", "FeedEnded", "LoopMoved", "queue_capacity", "ready_in", "stop_iterator"]
 
 _new = tuple.__new__  # a named tuple's own takes twice as long, once a batch
 
 
 class FeedEnded(Exception):  # noqa: N818 - an end, not an error
     """No further batch will come: somebody else's script has come to its end."""
+
+
+class LoopMoved(Exception):  # noqa: N818 - an event, not an error of ours
+    """Somebody else's script trains on another loader by now: what was measured so far belongs to the former one."""
 
 
 class Delivery(NamedTuple):

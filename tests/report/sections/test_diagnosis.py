@@ -48,7 +48,8 @@ def test_a_rate_far_above_the_devices_ceiling_is_not_called_a_share_of_what_it_c
     """The device alone was measured while other programs had the cores."""
     healthy = CASES["healthy"]
     standing = healthy.standing.model_copy(update={"share_of_device": 5.36})
-    assert "536" in say_present(healthy.model_copy(update={"standing": standing}))
+    assert "%" in say_present(healthy)
+    assert "%" not in say_present(healthy.model_copy(update={"standing": standing}))
 
 
 def test_of_a_loaded_machine_advice_has_no_factors() -> None:

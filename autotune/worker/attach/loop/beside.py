@@ -1,4 +1,4 @@
-"""What a script does with its other loaders: an evaluation is no training, a second loader in step with it is.
+"""Tracks a script's other loaders: an evaluation is no training, a second loader in step with the first one is.
 
 Comes in: when such a loader is begun, gives a batch, or ends, when an optimizer steps, and when a batch of the training
 loader is asked for. Goes out: seconds that belong to no block, and how many of them were training on such a loader.
@@ -37,6 +37,8 @@ class Beside:
     """When one was begun, with no training batch since."""
     _until: float = 0.0
     _batches: int = 0
+    _since_training: int = 0
+    """Batches of other loaders since the last one of the training loader, whenever they were begun."""
     _trains: bool = False
     _waited_s: float = 0.0
 
@@ -52,12 +54,12 @@ class Beside:
 
     def on_batch(self, waited_s: float) -> None:
         """It has given a batch, after some seconds."""
-        self._batches, self._until = self._batches + 1, perf_counter()
+        self._batches, self._since_training, self._until = self._batches + 1, self._since_training + 1, perf_counter()
         self._waited_s += waited_s
 
     def on_step(self) -> None:
         """An optimizer has stepped."""
-        if self._since is not None and self._batches:
+        if self._since_training:
             self._trains, self.steps = True, self.steps + 1
             self._turn_since = self._turn_since or perf_counter()
 
@@ -70,7 +72,7 @@ class Beside:
         if self._batches >= _IN_A_ROW:
             self._leave_out(self._until)
         self._since = self._turn_since = None
-        self.steps = 0
+        self.steps = self._since_training = 0
 
     def _leave_out(self, until: float) -> None:
         if self._since is not None:

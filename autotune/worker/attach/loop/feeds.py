@@ -19,7 +19,7 @@ from autotune.worker.attach.loop.conductor import Conductor
 from autotune.worker.attach.seams.hooks import plain_iter, plain_next
 from autotune.worker.measure.batch import tensors_of
 from autotune.worker.measure.batch_sizes import size_counter, unwrapped
-from autotune.worker.measure.feed import Delivery, FeedEnded, ready_in, stop_iterator
+from autotune.worker.measure.feed import Delivery, FeedEnded, LoopMoved, ready_in, stop_iterator
 from autotune.worker.measure.feed import queue_capacity as capacity_of
 from autotune.worker.setup.build import is_stream, length_of
 
@@ -91,6 +91,12 @@ class ScriptFeed:
         self.batches = 0
         """Batches that it was given."""
         self._usual_samples = 1
+        self.has_moved = False
+        """The script has gone on to train on another loader than the one that it was found with."""
+        self.is_moving = False
+        """It has just done so: measuring has yet to be told."""
+        self._is_partial = False
+        """The epoch is one that was under way when it did."""
         self.is_between_epochs = False
         """The script was told that its epoch is over, and has begun no other."""
         self.watches_queue = True
@@ -118,10 +124,12 @@ class ScriptFeed:
 
         Raises:
             FeedEnded: the script trains no further epoch, or a stream of its can be read once only.
+            LoopMoved: it trains on another loader by now, whose batch comes next.
         """
         had_to_wait = self.watches_queue and self.ready() == 0
         asked, restarted, apart_s, failed = perf_counter(), False, 0.0, 0
         while True:
+            self._tell_of_move()
             if self.is_dry:
                 return Delivery(None, self._usual_samples * self._ranks, perf_counter(), 0.0, False, False, 0.0)
             try:
@@ -129,7 +137,8 @@ class ScriptFeed:
             except StopIteration:
                 ended = perf_counter()
                 if self._counted.in_epoch:
-                    self.epoch_batches = self._counted.in_epoch
+                    self.epoch_batches = None if self._is_partial else self._counted.in_epoch
+                    self._is_partial = False
                 elif self.is_own:
                     raise FeedEnded from None
                 restarted, self.epochs = True, self.epochs + 1
@@ -150,6 +159,11 @@ class ScriptFeed:
             wait_s, self._starting_s = perf_counter() - asked + self._starting_s, 0.0
             return Delivery(batch, samples * self._ranks, asked, wait_s, restarted, had_to_wait, apart_s)
 
+    def _tell_of_move(self) -> None:
+        if self.is_moving:
+            self.is_moving = False
+            raise LoopMoved
+
     def take_apart_s(self) -> float:
         """Seconds that the script's other loaders took since the last batch."""
         seconds = self.beside.take()
@@ -159,6 +173,15 @@ class ScriptFeed:
     def follow(self, counted: CountedLoader) -> None:
         """The script has made its training loader anew, for the epoch that it is about to begin."""
         self.loader, self._counted = counted.loader, counted
+        self.epoch_batches = length_of(counted.loader)
+
+    def move(self, counted: CountedLoader) -> None:
+        """Take the batches of another loader, amid its epoch; what was measured on the former one goes, once."""
+        self.follow(counted)
+        self.epoch_batches, self._is_partial = None, True
+        if not self.has_moved:
+            self.has_moved = self.is_moving = True
+            self.beside, self.outside_s, self.epochs = Beside(), 0.0, 0
 
     def began_epoch(self, iterator: Any, begun: float) -> None:
         """The script has begun an epoch: its iterator, and when it began to make one.
@@ -172,7 +195,7 @@ class ScriptFeed:
 
     @property
     def knows_waits(self) -> bool:
-        """Whether waits are seen: not those for batches that the script has kept."""
+        """Whether waits are observed; of batches that the script has kept they are not."""
         return not self.is_dry
 
     @property
@@ -243,20 +266,21 @@ class StepFeed:
     start_s = first_wait_s = 0.0
     outside_s = 0.0
     epochs = 0
+    is_moving = False
 
     def __init__(self, samples: int, *, is_timed: bool = False) -> None:
         self._samples, self._is_timed = samples, is_timed
         self._trained_at: float | None = None
         self._taken = self._timed = 0
-        """Batches, and how many of them it is known of when they were begun to be made."""
+        """Batches taken, and those of them whose making had a known begin."""
 
     @property
     def knows_waits(self) -> bool:
-        """Whether the wait is known of at least half of the batches."""
+        """Whether the wait is known for at least half of the batches."""
         return 2 * self._timed >= self._taken
 
     def has_trained(self) -> None:
-        """A backward pass was made, or a step: what the script does from now on, it does for its next batch."""
+        """Start the clock of the next batch: a backward pass was made, or a step."""
         self._trained_at = perf_counter() if self._is_timed else None
 
     def computes(self) -> None:

@@ -24,6 +24,8 @@ __all__ = ["STEPS_BEYOND_BATCHES", "Loaders", "uncounted"]
 
 _STEPS_WITHOUT_LOADER = 3
 """Optimizer steps without a batch of a DataLoader after which a script counts as one that has none: our convention."""
+_LONGEST_WITHOUT_S = 10.0
+"""Seconds of such steps where a first look has seen the loader that trains: a warm-up on other data. Our convention."""
 STEPS_BEYOND_BATCHES = 64
 """Steps since the last batch, beyond as many as it took batches, from which on it trains on what it has kept: ours."""
 
@@ -48,6 +50,8 @@ class Loaders:
         """By thread: how many batches of each loader, by its id, were taken since an optimizer stepped, in order."""
         self._begun = 0.0
         """When the last iterator of a counted loader was begun."""
+        self._without_since: float | None = None
+        """When it has made its first step on other batches than those of the loader that is known to train."""
         self._with_gradients: set[int] = set()
         """Ids of the loaders that were iterated with gradients on."""
 
@@ -90,7 +94,7 @@ class Loaders:
         return batch
 
     def moved(self, former: DataLoader[Any], loader: DataLoader[Any]) -> CountedLoader:
-        """The script trains on another loader from now on; how that is counted."""
+        """Replace the training loader, and return how the new one is counted."""
         self.forget(former)
         return self.counted.setdefault(id(loader), CountedLoader(loader))
 
@@ -114,6 +118,10 @@ class Loaders:
             is_in_step = len(taken) > 1 and set(taken.values()) == {1}
             self.training = self.counted[next(iter(taken))].loader if is_in_step else last[0]
             return False
+        if last is None and self._facts is not None and self._facts.loaders:  # its loader is known, and yet to come
+            self._without_since = self._without_since or perf_counter()
+            if perf_counter() - self._without_since < _LONGEST_WITHOUT_S:
+                return False
         if steps >= _STEPS_WITHOUT_LOADER:
             self.training = None
         return steps >= _STEPS_WITHOUT_LOADER

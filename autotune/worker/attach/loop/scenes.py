@@ -28,7 +28,7 @@ from autotune.records.stress_check import sample_scan_s
 from autotune.records.trial import TrialResult
 from autotune.records.utilization import WAIT_SOURCE
 from autotune.settings.command import filled, placeholders_in, python_start
-from autotune.settings.workload import Workload
+from autotune.settings.workload import LoaderSite, Workload
 from autotune.worker.after_window.extra_steps import measure_after_window
 from autotune.worker.attach.loop.bench import ScriptBench, loader_like
 from autotune.worker.attach.loop.feeds import ScriptFeed
@@ -42,7 +42,7 @@ from autotune.worker.jobs.probe import is_sharded, warm_page_cache
 from autotune.worker.jobs.stress import stress_figures
 from autotune.worker.measure.batch_sizes import unwrapped
 from autotune.worker.measure.conditions import conditions_before
-from autotune.worker.measure.feed import Feed, FeedEnded
+from autotune.worker.measure.feed import Feed, FeedEnded, LoopMoved
 from autotune.worker.measure.loop import Run
 from autotune.worker.place import Place, Start
 from autotune.worker.preload import changed_variables, installed_modules
@@ -56,8 +56,8 @@ _OBSERVED_STEPS = 8
 """Optimizer steps that a probe watches: our convention; the batches between them give the accumulation."""
 _OBSERVED_S = (1.0, 20.0)
 """Seconds that it watches at least, and after which two steps are enough: our convention."""
-_LONGEST_ITEM_S = 5.0
-"""Seconds in which a stream that is iterated once more must give its first items: our convention."""
+_LONGEST_ITEM_S, _FIRST_WAITS = 5.0, 4.0
+"""Seconds, or first waits that were seen, in which a stream must give two first items once more: our convention."""
 _WORTH_TELLING_S = 0.1
 """Seconds of a window spent on other than training from which it is said: our convention."""
 
@@ -83,11 +83,14 @@ def _done(**found: object) -> RankReport:
 
 def _measure_trial(job: jobs.TrialJob, place: Place, dump: HangDump, start: Start, scene: Scene) -> RankReport:
     feed, trainer = scene.feed, scene.trainer
-    first = feed.take()
-    run = Run(feed, trainer, feed.queue_capacity, start.ends_at)
-    run.longest_s = feed.start_s + feed.first_wait_s
-    with ExitStack() as at_end:
-        measurement = measure(run, job.window, first, start, after_block_of(job, place, dump, run, at_end))
+    while True:
+        with suppress(LoopMoved), ExitStack() as at_end:
+            first = feed.take()
+            run = Run(feed, trainer, feed.queue_capacity, start.ends_at)
+            run.longest_s = feed.start_s + feed.first_wait_s
+            measurement = measure(run, job.window, first, start, after_block_of(job, place, dump, run, at_end))
+            if not feed.is_moving:
+                break
     measurement = _with_remarks(measurement if feed.knows_waits else _without_waits(measurement), scene)
     dump.before_deadline()
     extras = job.extras if isinstance(feed, ScriptFeed) else NO_EXTRAS
@@ -109,7 +112,7 @@ def _measure_trial(job: jobs.TrialJob, place: Place, dump: HangDump, start: Star
 
 
 def _without_waits(measurement: Measurement) -> Measurement:
-    """Leave out the waits for data, which nobody has seen, and the busy fraction that goes by them."""
+    """Remove the waits for data, which were not observed, and the busy fraction that is derived from them."""
     readings = tuple(reading for reading in measurement.busy_readings if reading.source != WAIT_SOURCE)
     first = readings[0] if readings else None
     return measurement.model_copy(
@@ -140,14 +143,17 @@ def _with_remarks(measurement: Measurement, scene: Scene) -> Measurement:
 
 
 def _of_other_loaders(feed: ScriptFeed, seen: Sightings) -> Iterator[Note]:
-    """That the script trains on other loaders too, or has gone on to train on another one."""
+    """Yield notes on the loaders that the script trains on beside the one that its first look has found."""
     beside, site = feed.beside, seen.site_of(feed.loader)
     if beside.trained_s >= _WORTH_TELLING_S and beside.site is not None:
-        place = f"{Path(beside.site.file).name}, line {beside.site.line}"
         waiting = min(1.0, beside.waited_s / beside.trained_s)
-        yield note("other_training", place=place, seconds=beside.trained_s, waiting=waiting)
-    if site is not None and not seen.is_searched(feed.loader):
-        yield note("training_moved", place=f"{Path(site.file).name}, line {site.line}", batch_size=site.batch_size)
+        yield note("other_training", place=_place_of(beside.site), seconds=beside.trained_s, waiting=waiting)
+    if feed.has_moved and site is not None:
+        yield note("training_moved", place=_place_of(site), batch_size=site.batch_size)
+
+
+def _place_of(site: LoaderSite) -> str:
+    return f"{Path(site.file).name}, line {site.line}"
 
 
 def _probe(
@@ -164,7 +170,13 @@ def _probe(
     if loader is not None:
         seen.samples.clear()
     while True:
-        delivery = feed.take()
+        try:
+            delivery = feed.take()
+        except LoopMoved:
+            loader, steps, span = scene.loader, 0, 0
+            seen.samples.clear()
+            seen.spans.clear()
+            continue
         seen.samples.append(delivery.samples // ranks())
         seen.shapes.see(delivery.batch)
         seen.batches += 1
@@ -176,7 +188,8 @@ def _probe(
             seen.spans.append(max(1, round(span / made)))  # a script may ask for several batches, then train on all
             span = 0
         spent_s = perf_counter() - begun
-        if (steps >= _OBSERVED_STEPS and spent_s >= least[0]) or (steps >= 2 and spent_s >= least[1]):
+        is_enough = (steps >= _OBSERVED_STEPS and spent_s >= least[0]) or (steps >= 2 and spent_s >= least[1])
+        if is_enough and not feed.is_moving:
             break
         if perf_counter() > start.ends_at:
             raise WorkloadFault(
@@ -193,7 +206,7 @@ def _probe(
             warm_page_cache(feed)
         feed.stop()
         if is_stream(loader.dataset):
-            is_parted = loader.worker_init_fn is not None or loader.num_workers > 1 or _is_sharded(loader.dataset)
+            is_parted = loader.worker_init_fn is not None or loader.num_workers > 1 or _is_sharded(loader.dataset, feed)
     has_python_start = python_start(filled(job.command or (), job.config)) is not None
     own = {
         "modules": installed_modules(modules),
@@ -208,22 +221,25 @@ def _probe(
     )
 
 
-def _is_sharded(dataset: Any) -> bool:
-    """Whether workers share a stream out; what is not known counts so.
+def _is_sharded(dataset: Any, feed: ScriptFeed) -> bool:
+    """Return whether workers share a stream out; where its iterator raises, they count as doing so.
 
-    The stream is iterated once more for that, and a live one may have no item to give: it is not waited for long, and
-    the process ends after the probe.
+    The stream is iterated twice more for that, and a live one may have no item to give: after several times its first
+    wait it counts as not shared out, which keeps its samples from being trained on once a worker. The thread is left to
+    the end of the process, after the probe.
     """
-    found = [True]
+    found = list[bool]()
 
     def ask() -> None:
-        with suppress(Exception):  # the user's own iterator
-            found[0] = is_sharded(dataset)
+        try:
+            found.append(is_sharded(dataset))
+        except Exception:  # noqa: BLE001 - the user's own iterator
+            found.append(True)
 
     asking = Thread(target=ask, daemon=True)
     asking.start()
-    asking.join(_LONGEST_ITEM_S)
-    return found[0]
+    asking.join(max(_LONGEST_ITEM_S, _FIRST_WAITS * feed.first_wait_s))
+    return any(found)
 
 
 def _trace(job: jobs.CurvesJob, place: Place, start: Start, scene: Scene) -> RankReport:

@@ -169,7 +169,7 @@ class Session:
         if isinstance(self.feed, ScriptFeed) and self.conductor is not None:
             feed = self.feed
             if loader is not feed.loader and not is_evaluation and self._has_moved_to(loader, feed):
-                feed.follow(self._loaders.moved(feed.loader, loader))
+                feed.move(self._loaders.moved(feed.loader, loader))
                 feed.began_epoch(iterator, perf_counter())
             if loader is feed.loader and not is_evaluation:
                 feed.beside.on_training()
@@ -186,19 +186,20 @@ class Session:
     def _has_moved_to(self, loader: DataLoader[Any], feed: ScriptFeed) -> bool:
         """Return whether the script goes on to train on another loader, and has done with the one that is measured.
 
-        A second loader, on which it trains in turns, gives the first one its turn again soon.
+        A second loader, on which it trains in turns, gives the first one its turn again soon. Where that takes longer
+        than is waited for, the second one is measured, and the first one's turns are left out.
         """
         if feed.is_own or feed.beside.steps < _STEPS_TO_MOVE:
             return False
         is_remade = _may_be_followed(feed) and self.sightings.is_remade(loader, feed.loader)
-        return is_remade or feed.beside.turn_s > _LONGEST_TURN_S
+        return is_remade or (not feed.has_moved and feed.beside.turn_s > _LONGEST_TURN_S)
 
     def _batch_beside(self, loader: DataLoader[Any], iterator: Any, beside: Beside) -> Any:
         """A batch of another loader than the one that is measured."""
         self._unasked = 0  # what is stepped on now is not what the script has kept
         self.sightings.batches_beside += torch.is_grad_enabled()
-        if beside.steps and self.sightings.site_of(loader) is not None:
-            beside.site = self.sightings.site_of(loader)
+        if beside.steps == 1:
+            beside.site = self.sightings.site_of(loader) or beside.site
         asked = perf_counter()
         try:
             batch = uncounted(iterator)
@@ -304,7 +305,7 @@ class Session:
             self._drives_by_step = True
             if self.conductor is None:
                 self._lead()
-                self._start(StepFeed(ranks(), is_timed=self._is_on_cpu()))
+                self._start(StepFeed(ranks()))
             return
         self._drives_by_forward = True
 

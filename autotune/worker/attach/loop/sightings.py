@@ -139,7 +139,7 @@ class Sightings:
 
     @property
     def accumulation(self) -> int:
-        """Batches of a step, as most steps have them: one at an epoch's end may have fewer; of equals the larger."""
+        """Return the most frequent number of batches of a step, on a tie the larger: an epoch's last step has fewer."""
         counts = Counter(self.spans)
         return max(counts, key=lambda span: (counts[span], span), default=1)
 
@@ -204,11 +204,6 @@ class Sightings:
         """Return where a loader was made; None where nobody saw that."""
         made = self._made(loader)
         return None if made is None else made.site
-
-    def is_searched(self, loader: DataLoader[Any]) -> bool:
-        """Return whether a loader was given the settings of the trial."""
-        made = self._made(loader)
-        return made is None or made.is_searched
 
     def _made(self, loader: DataLoader[Any]) -> Made | None:
         return next((made for made in self.made if made.loader() is loader), None)

@@ -182,9 +182,10 @@ class Changes:
         return self._view.seen(path)
 
     def replaced(self, physical: str) -> None:
-        """Record a file of the trial's once more: native code has put another one in its place."""
+        """Record a file that the trial has made once more: native code may have put another one in its place."""
         with self._view.changing():
-            self._view.commit(self._view.made(physical))
+            if self._view.is_own(physical):
+                self._view.commit(self._view.made(physical))
 
     def _opened(self, path: str, flags: int) -> int:
         return self.open(path, flags, 0o666)

@@ -24,6 +24,8 @@ from autotune.worker.attach.redirect.view import View
 
 __all__ = ["PROTECTORS"]
 
+_PLAIN_DRIVERS = {None, "sec2", "stdio"}
+"""HDF5's drivers that write one file by its name."""
 _MAPPED_COPY_BYTES = 256 << 20  # our convention: what is copied in about a second
 
 
@@ -106,20 +108,23 @@ def _protect_safetensors(safetensors: ModuleType, view: View, changes: Changes) 
 def _protect_h5py(h5py: ModuleType, view: View, changes: Changes) -> None:
     begin = h5py.File.__init__
 
-    def begin_in_view(self: Any, name: Any, mode: str = "r", *arguments: Any, **named: Any) -> None:
-        if isinstance(name, str | bytes | os.PathLike):
+    def begin_in_view(
+        self: Any, name: Any, mode: str = "r", driver: str | None = None, *arguments: Any, **named: Any
+    ) -> None:
+        if _is_path(name) and driver in _PLAIN_DRIVERS:
             is_there = os.path.exists(view.seen(name))  # noqa: PTH110 - of the view
             if mode == "w" or (mode in {"a", "x", "w-"} and not is_there):
                 name, mode = changes.emptied(name), "w"  # HDF5 refuses an empty file in any other mode
             else:
                 name = changes.prepared(name) if mode in {"a", "r+"} and is_there else view.seen(name)
-        begin(self, name, mode, *arguments, **named)
+        begin(self, name, mode, driver, *arguments, **named)
 
     h5py.File.__init__ = begin_in_view
 
 
-def _protect_opencv(cv2: ModuleType, _: View, changes: Changes) -> None:
+def _protect_opencv(cv2: ModuleType, view: View, changes: Changes) -> None:
     write_image = cv2.imwrite
+    _read_in_view(cv2, view, "imread", "imreadmulti", "imcount")
 
     def write(filename: str, *arguments: Any, **named: Any) -> bool:
         try:
@@ -131,14 +136,41 @@ def _protect_opencv(cv2: ModuleType, _: View, changes: Changes) -> None:
     replace_everywhere([(write_image, write)])
 
 
-def _protect_parquet(parquet: ModuleType, _: View, changes: Changes) -> None:
-    begin = parquet.ParquetWriter.__init__
+def _protect_parquet(parquet: ModuleType, view: View, changes: Changes) -> None:
+    begin, begin_reading = parquet.ParquetWriter.__init__, parquet.ParquetFile.__init__
 
-    def begin_in_view(self: Any, where: Any, *arguments: Any, **named: Any) -> None:
-        is_path = isinstance(where, str | os.PathLike) and named.get("filesystem") is None and "://" not in str(where)
-        begin(self, changes.emptied(where) if is_path else where, *arguments, **named)
+    def begin_in_view(self: Any, where: Any, schema: Any, filesystem: Any = None, *more: Any, **named: Any) -> None:
+        is_own = filesystem is None and _is_path(where)
+        begin(self, changes.emptied(where) if is_own else where, schema, filesystem, *more, **named)
 
-    parquet.ParquetWriter.__init__ = begin_in_view
+    def read_in_view(self: Any, source: Any, *arguments: Any, **named: Any) -> None:
+        begin_reading(self, _seen(view, source, named), *arguments, **named)
+
+    parquet.ParquetWriter.__init__, parquet.ParquetFile.__init__ = begin_in_view, read_in_view
+    _read_in_view(parquet, view, "read_table", "read_metadata", "read_schema")
+
+
+def _read_in_view(module: ModuleType, view: View, *names: str) -> None:
+    """Have functions of a module that take a path first read what the script sees there."""
+
+    def reading(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def call(source: Any, *arguments: Any, **named: Any) -> Any:
+            return function(_seen(view, source, named), *arguments, **named)
+
+        return call
+
+    found = [module.__dict__[name] for name in names if name in module.__dict__]
+    replace_everywhere([(function, reading(function)) for function in found])
+
+
+def _seen(view: View, source: Any, named: Mapping[str, Any]) -> Any:
+    return view.seen(source) if _is_path(source) and named.get("filesystem") is None else source
+
+
+def _is_path(name: Any) -> bool:
+    """Return whether something is a path on this machine: neither an address nor an open file."""
+    return isinstance(name, str | bytes | os.PathLike) and "://" not in text_of(name)
 
 
 def _protect_sqlite3(sqlite3: ModuleType, view: View, changes: Changes) -> None:

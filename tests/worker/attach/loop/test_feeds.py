@@ -292,6 +292,7 @@ def test_steps_on_the_batches_of_another_loader_make_its_time_training(monkeypat
     monkeypatch.setattr("autotune.worker.attach.loop.beside.perf_counter", lambda: now[0])
     beside = Beside()
     for trains in (False, True):  # an evaluation, then a turn of another task
+        beside.on_training()
         beside.begin()
         beside.on_step()  # of the training loader's last batch
         for _ in range(3):

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from threading import Event
 
 import pytest
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from autotune.worker.attach.loop import scenes
+from autotune.worker.attach.loop.conductor import Conductor
+from autotune.worker.attach.loop.feeds import CountedLoader, ScriptFeed
 
 
 class Stream(IterableDataset[int]):
@@ -27,8 +29,9 @@ class Stream(IterableDataset[int]):
 
 
 def test_a_live_stream_that_gives_no_item_again_holds_no_probe_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = DataLoader(Stream())
+    feed = ScriptFeed(Conductor(lambda: None), CountedLoader(loader), iter(loader))
+    assert scenes._is_sharded(Stream(asks=True), feed)
+    assert not scenes._is_sharded(Stream(), feed)
     monkeypatch.setattr(scenes, "_LONGEST_ITEM_S", 0.05)
-    assert scenes._is_sharded(Stream(is_live=True)), "what is not known counts as shared out"
-    monkeypatch.undo()
-    assert scenes._is_sharded(Stream(asks=True))
-    assert not scenes._is_sharded(Stream())
+    assert not scenes._is_sharded(Stream(is_live=True), feed), "each worker may give all of it"

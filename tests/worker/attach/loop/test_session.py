@@ -189,40 +189,50 @@ while True:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        (
-            """
-for epoch in range(100000):
-    size = 4 if epoch < 2 else 16
-    for x, y in DataLoader(torch.utils.data.Subset(data, range(64 * min(8, epoch + 1))), batch_size=size, shuffle=True):
-        step(x, y)
-""",
-            "    for x, y in DataLoader",
-        ),
-        (
-            """
-for x, y in DataLoader(data, batch_size=4):
-    step(x, y)
-later = DataLoader(data, batch_size=16, shuffle=True)
+def test_training_that_moves_to_a_loader_with_larger_batches_is_measured_there_alone(rig: ScriptRig) -> None:
+    """A curriculum, whose first look ends before the batches grow."""
+    text = """
+import time
+begun = time.monotonic()
 while True:
-    for x, y in later:
+    size = 4 if time.monotonic() < begun + 4 else 16
+    for x, y in DataLoader(torch.utils.data.Subset(data, range(128)), batch_size=size, shuffle=True):
         step(x, y)
-""",
-            "later = ",
-        ),
-    ],
-    ids=["a curriculum of more data and larger batches", "a warm-up on another loader"],
-)
-def test_training_that_moves_to_another_loader_is_followed_and_told(rig: ScriptRig, text: str, line: str) -> None:
+"""
     words = rig.write(HEAD + text)
     found = rig.probe(words)
     assert found.observed.micro_batch_size == 4
-    measured = rig.measured(words, found, window=WindowRules(max_s=3.0, precision=1e-9))
-    assert measured.blocks[-1].samples > 4 * measured.blocks[-1].batches
-    (moved,) = (remark for remark in measured.remarks if remark.code == "training_moved")
-    assert moved.figures == {"place": f"train.py, line {_line_of(HEAD + text, line)}", "batch_size": 16}
+    measured = rig.measured(words, found, window=WindowRules(max_s=6.0, precision=1e-9))
+    assert {round(block.samples / block.batches) for block in measured.blocks} == {16}
+    place = f"train.py, line {_line_of(HEAD + text, '    for x, y in DataLoader')}"
+    moved = [remark.figures for remark in measured.remarks if remark.code == "training_moved"]
+    assert moved == [{"place": place, "batch_size": 16}]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("begins", ["for batch in DataLoader(data, batch_size=4)", "for batch in first"])
+def test_a_short_warm_up_on_another_loader_is_passed_over(rig: ScriptRig, begins: str) -> None:
+    text = f"""
+import time
+main = DataLoader(data, batch_size=16, shuffle=True)
+first, second = iter(DataLoader(data, batch_size=4)), iter(main)
+begun = time.monotonic()
+{begins}:
+    step(*batch)
+    if time.monotonic() > begun + 0.3:
+        break
+for batch in second:
+    step(*batch)
+while True:
+    for batch in main:
+        step(*batch)
+"""
+    words = rig.write(HEAD + text)
+    found = rig.probe(words)
+    assert found.observed.micro_batch_size == 16
+    assert [site.line for site in found.script.loaders] == [_line_of(HEAD + text, "main = ")]
+    measured = rig.measured(words, found, num_workers=1)
+    assert {round(block.samples / block.batches) for block in measured.blocks} == {16}
 
 
 @pytest.mark.slow

@@ -338,6 +338,18 @@ def test_safetensors_are_redirected_and_read_back(tree: Path, scratch: Path) -> 
     assert fingerprint(tree) == before
 
 
+def test_a_pipe_of_the_users_that_is_written_to_stays(tree: Path, scratch: Path) -> None:
+    os.mkfifo(tree / "pipe")
+
+    def act() -> None:
+        ((_, changes),) = protection._installed
+        changes.replaced(str(tree / "pipe"))
+
+    protected(act, scratch)
+    assert remove_made(scratch) == ()
+    assert (tree / "pipe").is_fifo()
+
+
 def test_a_new_file_of_safetensors_is_removed_though_it_was_renamed_over_what_was_recorded(
     tree: Path, scratch: Path
 ) -> None:
@@ -376,6 +388,8 @@ def test_hdf5_files_are_redirected_and_read_back(tree: Path, scratch: Path) -> N
             h5py.File(tree / "new-x.h5", "x")
         with pytest.raises(FileNotFoundError):
             h5py.File(tree / "none.h5", "r+")
+        with h5py.File("/nowhere/memory.h5", "w", driver="core", backing_store=False) as file:
+            file["z"] = [4]
         return old, (tree / "new-a.h5").exists()
 
     before = fingerprint(tree)
@@ -395,6 +409,9 @@ def test_images_of_opencv_and_parquet_files_are_redirected(tree: Path, scratch: 
         for name in ("old", "new"):
             assert cv2.imwrite(str(tree / f"{name}.png"), pixels)
             parquet.write_table(table, tree / f"{name}.parquet")
+            assert cv2.imread(str(tree / f"{name}.png")).shape == (4, 4, 3)
+            assert parquet.read_table(tree / f"{name}.parquet") == table
+            assert parquet.read_metadata(tree / f"{name}.parquet").num_rows == 1
         assert not cv2.imwrite(str(tree / "no/folder.png"), pixels)
         return (tree / "new.png").exists(), (tree / "old.png").read_bytes()[1:4]
 
