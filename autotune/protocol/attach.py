@@ -26,6 +26,7 @@ __all__ = [
     "changed_settings",
     "framework_environment",
     "is_own_python",
+    "unwatch_children",
     "with_own_python",
     "words_to_start",
     "workers_unwatched",
@@ -55,15 +56,21 @@ def attached_environment(told: Mapping[str, Any]) -> dict[str, str]:
 @contextmanager
 def workers_unwatched() -> Iterator[None]:
     """Processes that start meanwhile are a loader's workers: they protect files, and watch nothing."""
-    told = os.environ.pop(ATTACH_VARIABLE, None)
-    folder = None if told is None else json.loads(told).get("folder")
-    if folder is not None:
-        os.environ[ATTACH_VARIABLE] = json.dumps({"folder": folder})
+    told = os.environ.get(ATTACH_VARIABLE)
+    unwatch_children()
     try:
         yield
     finally:
         if told is not None:
             os.environ[ATTACH_VARIABLE] = told
+
+
+def unwatch_children() -> None:
+    """Let processes that this one starts from now on be none of the training: they protect files at the most."""
+    told = os.environ.pop(ATTACH_VARIABLE, None)
+    folder = None if told is None else json.loads(told).get("folder")
+    if folder is not None:
+        os.environ[ATTACH_VARIABLE] = json.dumps({"folder": folder})
 
 
 def is_own_python(program: str) -> bool:

@@ -25,6 +25,8 @@ from typing import Any
 
 __all__ = ["list_names", "remove_made"]
 
+_OF_SQLITE = ("-wal", "-shm", "-journal")
+"""How the names of the files end that SQLite keeps beside a database; without it they are worth nothing."""
 _Made = dict[str, tuple[int, ...]]
 """Paths with the device, the inode and the time of change, in nanoseconds, of what was made there when it was recorded;
 empty where it was gone by then."""
@@ -155,6 +157,8 @@ def _remove(path: str, made: _Made, kept: _Made, until_ns: float) -> list[str]:
             return [path]  # somebody else's by now
         if not is_folder:
             Path(path).unlink()
+            for end in _OF_SQLITE:
+                Path(f"{path}{end}").unlink(missing_ok=True)
             return []
         staying = _remove_strangers(path, made, kept, until_ns)
         if not staying:

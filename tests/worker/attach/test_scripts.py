@@ -150,6 +150,7 @@ SEEN: dict[str, Seen] = {
         {"micro_batch_size": 48, "lr": 0.05},
         file="train.py",
     ),
+    "s82_helper_process.py": Seen(25, {"lr": 0.1}),
     "l1_lightning.py": Seen(14, {"grad_accum_steps": 2}),
     "l1_lightning.py reload": Seen(14, {"grad_accum_steps": 2}),
     "l2_hydra.py": Seen(9, {"lr": 0.01}),
@@ -246,6 +247,12 @@ APPLIED = {
         {"persistent_workers": True},
         [f"epoch {epoch} the workers' dataset is at epoch {{{epoch}}}" for epoch in range(3)],
         own=WORKER,
+    ),
+    "s82_helper_process.py": Applied(
+        25,
+        {"micro_batch_size": 64},
+        ["epoch 0 batch 64", "probe ended", "epoch 1 batch 64", "probe ended"],
+        arguments=("2",),
     ),
     "s60_moved_line.py": Applied(6, {"micro_batch_size": 256}, ["train batch 256 val batch 16"]),
     "s60_moved_line.py, moved": Applied(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from autotune.protocol.attach import unwatch_children
 from autotune.settings.training_config import LOADER_SETTINGS
 from autotune.settings.workload import LoaderSite
 from autotune.worker.attach.loop.scene import rank
@@ -57,6 +58,7 @@ class Applied:
         has_data = self.has_looked or any(made.was_iterated for made in self._sightings.made)
         if has_data and not self._has_told:
             self._has_told = True
+            unwatch_children()  # it is this process that trains: a linear probe that it starts later on is none of it
             if self._overrides.changed & _OF_LOADERS:
                 self._name_loader()
         if self.has_looked:

@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from autotune.protocol import jobs
+from autotune.protocol.attach import unwatch_children
 from autotune.protocol.reports import REPORT_UNWRITTEN, RankReport
 from autotune.settings.workload import LoaderSite
 from autotune.worker.attach.loop.applied import Applied
@@ -95,6 +96,8 @@ class Session:
         """Torch's iterator is inside of another, which does something to each batch."""
         self._is_searched = True
         """The loader that is about to be made is one of those that are searched."""
+        self._is_in_step = False
+        """Another loader has given a batch since the training loader did, while gradients were on."""
         self._has_stepped = False
         self._was_backward = True
         """Gradients were computed since the last forward pass that counted."""
@@ -123,6 +126,8 @@ class Session:
 
     def _before_iter(self, loader: DataLoader[Any]) -> object | None:
         feed = self.feed
+        if self._is_another_thread:
+            return None
         if self._loaders.is_evaluated(loader):
             if isinstance(feed, ScriptFeed):
                 feed.beside.begin()
@@ -165,23 +170,30 @@ class Session:
             # Measuring itself asks for the batches of loaders that it has made, and counts them.
             is_own = self._is_measuring and self.conductor is not None and self.conductor.thread == get_ident()
             return plain_next(iterator) if is_own else uncounted(iterator)
-        is_evaluation = iterator.autotune_is_evaluation
         if isinstance(self.feed, ScriptFeed) and self.conductor is not None:
-            feed = self.feed
-            if loader is not feed.loader and not is_evaluation and self._has_moved_to(loader, feed):
-                feed.move(self._loaders.moved(feed.loader, loader))
-                feed.began_epoch(iterator, perf_counter())
-            if loader is feed.loader and not is_evaluation:
-                feed.beside.on_training()
-                feed.ask_of(iterator)
-                self._unasked, self._asked_at = 0, perf_counter()
-                return self.conductor.ask()
-            return self._batch_beside(loader, iterator, feed.beside)
-        if is_evaluation:
+            is_beside = iterator.autotune_is_evaluation or self._is_another_thread
+            return self._next_of(loader, iterator, self.feed, self.conductor, is_beside=is_beside)
+        if iterator.autotune_is_evaluation:
             return uncounted(iterator)
         if loader is self._loaders.training and self.conductor is None:
             return self._begin(loader, iterator)
         return self._loaders.next(loader, iterator)
+
+    def _next_of(
+        self, loader: DataLoader[Any], iterator: Any, feed: ScriptFeed, conductor: Conductor, *, is_beside: bool
+    ) -> Any:
+        """A batch while measuring has the lead: of the training loader, or of another one."""
+        if not is_beside and loader is not feed.loader and self._has_moved_to(loader, feed):
+            feed.move(self._loaders.moved(feed.loader, loader))
+            feed.began_epoch(iterator, perf_counter())
+        if loader is feed.loader and not is_beside:
+            self.sightings.batches_beside += self._is_in_step
+            self._is_in_step = False
+            feed.beside.on_training()
+            feed.ask_of(iterator)
+            self._unasked, self._asked_at = 0, perf_counter()
+            return conductor.ask()
+        return uncounted(iterator) if self._is_another_thread else self._batch_beside(loader, iterator, feed.beside)
 
     def _has_moved_to(self, loader: DataLoader[Any], feed: ScriptFeed) -> bool:
         """Return whether the script goes on to train on another loader, and has done with the one that is measured.
@@ -197,7 +209,7 @@ class Session:
     def _batch_beside(self, loader: DataLoader[Any], iterator: Any, beside: Beside) -> Any:
         """A batch of another loader than the one that is measured."""
         self._unasked = 0  # what is stepped on now is not what the script has kept
-        self.sightings.batches_beside += torch.is_grad_enabled()
+        self._is_in_step = torch.is_grad_enabled()
         if beside.steps == 1:
             beside.site = self.sightings.site_of(loader) or beside.site
         asked = perf_counter()
@@ -230,7 +242,7 @@ class Session:
         self._was_backward = True
         if isinstance(self.feed, StepFeed):
             self.feed.has_trained()
-        elif self.feed is not None:
+        elif self.feed is not None and not self._is_another_thread:
             self.feed.beside.on_step()
         if self.trainer is not None:
             if optimizer is self.trainer.optimizer:
@@ -290,6 +302,11 @@ class Session:
     # Measuring
 
     @property
+    def _is_another_thread(self) -> bool:
+        """An evaluation beside the training, say: what it does takes no time of the training's thread."""
+        return self.conductor is not None and self.conductor.thread != get_ident()
+
+    @property
     def _is_measuring(self) -> bool:
         return self.conductor is not None and self.conductor.is_measuring
 
@@ -343,6 +360,7 @@ class Session:
     def _start(self, feed: ScriptFeed | StepFeed) -> Any:
         assert self.conductor is not None  # noqa: S101 - made by _lead
         release_module_calls()
+        unwatch_children()  # a linear probe that it starts at an epoch's end is not what is measured
         optimizer = self.sightings.main_optimizer
         assert self.job is not None  # noqa: S101 - a passive session never leads
         device = open_device(str(device_of(optimizer)), limit_bytes=self.job.process.limit_bytes)

@@ -95,11 +95,13 @@ class Sightings:
     shapes: BatchShapes = field(default_factory=BatchShapes)
     batches: int = 0
     batches_beside: int = 0
-    """Batches of other loaders, taken while gradients were on."""
+    """Batches beside which another loader gave one, or several, while gradients were on."""
     spans: list[int] = field(default_factory=list)
     """Batches of each step of the optimizer that steps most, be it a new one for each client."""
     autocast: str | None = None
     """The precision that the script itself computes in, where that is not float32."""
+    is_double: bool = False
+    """It computes in float64, which an autocast leaves alone."""
     has_images: bool = False
     framework: str = "plain loop"
     lr: float | None = None
@@ -165,6 +167,7 @@ class Sightings:
         if not any(module is own for own in self.outermost):
             self.outermost.append(module)
             self.autocast = self.autocast or _weights_half(module)
+            self.is_double |= _dtype_of(module) == torch.float64
         device_type = next(module.parameters()).device.type
         if torch.is_autocast_enabled(device_type):
             self.autocast = str(torch.get_autocast_dtype(device_type)).removeprefix("torch.")
@@ -296,8 +299,12 @@ class Sightings:
         config = DdpConfig.model_validate(own)
         return None if config == DdpConfig() else config
 
+    def _takes_precision(self, observed: TrainingConfig) -> bool:
+        """Return whether an autocast can be put around its modules: it computes in float32 by itself."""
+        return observed.amp_dtype in _FULL and not self.is_double
+
     def _why_no_precision(self, observed: TrainingConfig, family: list[Made]) -> str:
-        if observed.amp_dtype not in _FULL:
+        if not self._takes_precision(observed):
             return "own_precision"
         if observed.world_size > 1:
             return "several_ranks"
@@ -310,7 +317,7 @@ class Sightings:
             yield from (name for name in LOADER_SETTINGS if name != "persistent_workers" or not is_told)
             if family[0].takes_batch_size and not self.is_in_step:
                 yield "micro_batch_size"
-        if observed.amp_dtype in _FULL and self.outermost and family and observed.world_size == 1:
+        if self._takes_precision(observed) and self.outermost and family and observed.world_size == 1:
             yield "amp_dtype"
         if self.has_images and self.outermost and not observed.channels_last:
             yield "channels_last"
@@ -355,11 +362,16 @@ def _is_compiled(module: nn.Module) -> bool:
 
 def _weights_half(module: nn.Module) -> str | None:
     """The 16-bit precision of most of a module's weights, which it computes in without any autocast."""
+    dtype = _dtype_of(module)
+    return str(dtype).removeprefix("torch.") if dtype in {torch.bfloat16, torch.float16} else None
+
+
+def _dtype_of(module: nn.Module) -> torch.dtype:
+    """The type of most of a module's weights."""
     sizes = Counter[torch.dtype]()
     for part in module.parameters():
         sizes[part.dtype] += part.numel()
-    dtype = max(sizes, key=sizes.__getitem__)
-    return str(dtype).removeprefix("torch.") if dtype in {torch.bfloat16, torch.float16} else None
+    return max(sizes, key=sizes.__getitem__)
 
 
 def _framework() -> str:

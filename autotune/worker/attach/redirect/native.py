@@ -72,6 +72,15 @@ def _protect_torch(torch: ModuleType, view: View, changes: Changes) -> None:
     replace_everywhere([(load, load_script)])
 
 
+def _protect_profiler(profiler: ModuleType, _: View, changes: Changes) -> None:
+    export = profiler.profile.export_chrome_trace
+
+    def export_in_view(self: Any, path: str, *arguments: Any, **named: Any) -> Any:
+        return export(self, changes.emptied(path), *arguments, **named)
+
+    profiler.profile.export_chrome_trace = export_in_view
+
+
 def _protect_downloads(*names: str) -> Callable[[ModuleType, View, Changes], None]:
     """Keep what functions of a module download for later trials."""
 
@@ -134,6 +143,30 @@ def _protect_opencv(cv2: ModuleType, view: View, changes: Changes) -> None:
         return bool(write_image(at, *arguments, **named))
 
     replace_everywhere([(write_image, write)])
+
+
+def _protect_pyarrow(pyarrow: ModuleType, view: View, changes: Changes) -> None:
+    class OSFile(pyarrow.OSFile):  # type: ignore[misc, name-defined] # pandas writes its Parquet files by it
+        def __new__(cls, path: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
+            own = {"w": changes.emptied, "a": changes.prepared}.get(mode[:1], view.seen)
+            return super().__new__(cls, own(path), mode, *arguments, **named)
+
+        def __init__(self, *_: Any, **__: Any) -> None:
+            """Take what `__new__` has used."""
+
+    replace_everywhere([(pyarrow.OSFile, OSFile)])
+
+
+def _protect_tokenizers(tokenizers: ModuleType, view: View, changes: Changes) -> None:
+    save, from_file = tokenizers.Tokenizer.save, tokenizers.Tokenizer.from_file
+
+    def save_in_view(self: Any, path: Any, *arguments: Any, **named: Any) -> Any:
+        return save(self, changes.emptied(path), *arguments, **named)
+
+    def read_in_view(path: Any) -> Any:
+        return from_file(view.seen(path))
+
+    tokenizers.Tokenizer.save, tokenizers.Tokenizer.from_file = save_in_view, staticmethod(read_in_view)
 
 
 def _protect_parquet(parquet: ModuleType, view: View, changes: Changes) -> None:
@@ -219,7 +252,7 @@ def _database(path: str, view: View, changes: Changes) -> str:
     return at
 
 
-def _protect_numpy(numpy: ModuleType, view: View, _: Changes) -> None:
+def _protect_numpy(numpy: ModuleType, view: View, changes: Changes) -> None:
     make = numpy.memmap.__new__
 
     def mapped(
@@ -233,16 +266,21 @@ def _protect_numpy(numpy: ModuleType, view: View, _: Changes) -> None:
         return make(subtype, filename, dtype, mode, *arguments, **named)
 
     numpy.memmap.__new__ = mapped
+    openers = numpy.lib._datasource._file_openers  # noqa: SLF001 - savetxt and loadtxt keep `open` in a dict there
+    openers._file_openers[None] = changes.open_file  # noqa: SLF001 - as above
 
 
 PROTECTORS: Mapping[str, Callable[[ModuleType, View, Changes], None]] = {
     "cv2": _protect_opencv,
     "h5py": _protect_h5py,
     "numpy": _protect_numpy,
+    "pyarrow": _protect_pyarrow,
     "pyarrow.parquet": _protect_parquet,
     "safetensors": _protect_safetensors,
     "sqlite3": _protect_sqlite3,
+    "tokenizers": _protect_tokenizers,
     "torch": _protect_torch,
+    "torch.autograd.profiler": _protect_profiler,
     "torch.hub": _protect_downloads("download_url_to_file"),
     "torchvision.datasets.utils": _protect_downloads(
         "download_and_extract_archive", "download_file_from_google_drive", "download_url", "extract_archive"

@@ -4,16 +4,16 @@ Comes in: the trial's scratch. Goes out: a process in which opening for writing,
 as the script itself and every other process of the trial then see it; and a journal of what is new.
 
 Redirected on Python's level: `open`, `io.open`, the functions of `os` (so pathlib, shutil, tempfile, logging,
-numpy.save, Pillow, ...), `sqlite3.connect`, and the native writers of torch, safetensors, h5py, OpenCV's images and
-pyarrow's Parquet files. New files lie where the script wants them, so that native code and other programs find them,
-until the parent removes them once the trial has ended: `autotune.protocol.made_files`. Those in the caches of torch,
-Hugging Face and others stay, as do downloads.
+numpy.save, Pillow, ...), `sqlite3.connect`, and the native writers of torch, safetensors, h5py, OpenCV's images,
+tokenizers and pyarrow's Parquet files. New files lie where the script wants them, so that native code and other
+programs find them, until the parent removes them once the trial has ended: `autotune.protocol.made_files`. Those in the
+caches of torch, Hugging Face and others stay, as do downloads.
 
 Not redirected: what other native code and programs write by themselves (Arrow's own files, videos, `rm` in a shell, a
-`sqlite3.Connection` made without `connect`), `io.FileIO`, functions of os that a dict or a default value had kept
-before, and files that are already open. What these read, and what is imported, is the real file. The permissions and
-times of existing folders stay as they are, without a word. A memory map of numpy for reading and writing an existing
-file above 256 MiB changes this process's memory alone.
+`sqlite3.Connection` made without `connect`), `io.FileIO`, functions of os that others had kept before in a dict or as a
+default value, and files that are already open. What these read, and what is imported, is the real file. The permissions
+and times of existing folders stay as they are, without a word. A memory map of numpy for reading and writing an
+existing file above 256 MiB changes this process's memory alone.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ import builtins
 import io
 import os
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from functools import partial
+from inspect import isfunction
 from pathlib import Path
 from types import ModuleType
 
@@ -82,11 +84,20 @@ def protect_files(scratch: Path, *, own: Sequence[Path] = ()) -> None:
         setattr(os, name, stand_in)
     builtins.open = io.open = changes.open_file
     os.register_at_fork(after_in_child=view.forked)
+    _replace_defaults(tempfile._TemporaryFileCloser, stand_ins)  # type: ignore[attr-defined]  # noqa: SLF001
     if "shutil" in sys.modules:  # imported later, it finds by itself that os's functions take no folder's descriptor
         sys.modules["shutil"]._use_fd_functions = False  # type: ignore[attr-defined]  # noqa: SLF001
     for name in PROTECTORS:
         if name != "torch":
             after_import(name, partial(_protect, name))
+
+
+def _replace_defaults(kind: type, stand_ins: Mapping[str, object]) -> None:
+    """Replace functions of os that the methods of a class keep as default values of their arguments."""
+    pairs = [(FUNCTIONS[name], stand_in) for name, stand_in in stand_ins.items()]
+    for method in filter(isfunction, vars(kind).values()):
+        kept = method.__defaults__ or ()
+        method.__defaults__ = tuple(next((new for old, new in pairs if old is one), one) for one in kept) or None
 
 
 def protect_torch() -> None:

@@ -236,6 +236,71 @@ while True:
 
 
 @pytest.mark.slow
+def test_an_evaluation_in_another_thread_takes_no_time_of_the_training(rig: ScriptRig) -> None:
+    text = """
+import threading, time
+other = DataLoader(data, batch_size=64)
+
+def evaluate():
+    while True:
+        with torch.no_grad():
+            for x, y in other:
+                time.sleep(0.005)
+                model(x)
+
+threading.Thread(target=evaluate, daemon=True).start()
+loader = DataLoader(data, batch_size=16, shuffle=True)
+while True:
+    for x, y in loader:
+        step(x, y)
+        time.sleep(0.002)
+"""
+    words = rig.write(HEAD + text)
+    measured = rig.measured(words, rig.probe(words))
+    assert not [remark for remark in measured.remarks if remark.code in {"outside_training", "other_training"}]
+    assert measured.samples_per_s <= 16 / 0.002
+
+
+@pytest.mark.slow
+def test_a_validation_of_many_batches_is_not_read_in_step(rig: ScriptRig) -> None:
+    """PyTorch's tutorial on transfer learning: phases over a dict of loaders, gradients switched within the loop."""
+    text = """
+loaders = {"train": DataLoader(data, batch_size=16, shuffle=True), "val": DataLoader(data, batch_size=16)}
+while True:
+    for phase in ("train", "val"):
+        for x, y in loaders[phase]:
+            with torch.set_grad_enabled(phase == "train"):
+                loss = nn.functional.cross_entropy(model(x), y)
+                if phase == "train":
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+"""
+    assert "micro_batch_size" in rig.probe(rig.write(HEAD + text)).script.reached
+
+
+@pytest.mark.slow
+def test_a_training_that_the_script_starts_in_a_process_of_its_own_is_not_measured(rig: ScriptRig) -> None:
+    """A linear probe at each epoch's end; it finishes its first steps long before the epochs do."""
+    rig.write(
+        HEAD.replace("lr=0.05", "lr=0.5")
+        + "loader = DataLoader(data, batch_size=64)\nfor n in range(99):\n    for x, y in loader: step(x, y)\n",
+        "helper.py",
+    )
+    text = """
+import subprocess, sys
+loader = DataLoader(data, batch_size=128, shuffle=True)
+while True:
+    for x, y in loader:
+        step(x, y)
+    subprocess.run([sys.executable, "helper.py"], check=True, cwd=__import__("os").path.dirname(__file__))
+"""
+    words = rig.write(HEAD + text)
+    found = rig.probe(words)
+    assert (found.observed.micro_batch_size, found.observed.lr) == (128, 0.05)
+
+
+@pytest.mark.slow
 def test_parameters_without_a_module_are_measured_by_their_steps(rig: ScriptRig) -> None:
     words = rig.write(
         """

@@ -353,3 +353,10 @@ def test_a_script_that_allows_tf32_computes_in_it_on_an_nvidia_gpu(monkeypatch: 
 )
 def test_the_accumulation_is_that_of_most_steps(spans: list[int], found: int) -> None:
     assert Sightings(spans=spans).accumulation == found
+
+
+def test_weights_of_64_bits_take_no_autocast() -> None:
+    """An autocast leaves them alone: bfloat16 would have been searched, and measured as float64."""
+    seen, model = Sightings(), nn.Linear(2, 2).double()
+    seen.call(model, (torch.ones(1, 2, dtype=torch.float64),), {})
+    assert (seen.autocast, seen.is_double) == (None, True)

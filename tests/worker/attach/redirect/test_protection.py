@@ -17,6 +17,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -338,6 +339,49 @@ def test_safetensors_are_redirected_and_read_back(tree: Path, scratch: Path) -> 
     assert fingerprint(tree) == before
 
 
+def test_what_pandas_tokenizers_and_numpys_text_files_write_is_redirected(tree: Path, scratch: Path) -> None:
+    pandas, tokenizers = pytest.importorskip("pandas"), pytest.importorskip("tokenizers")
+    pytest.importorskip("pyarrow")
+    for name in ("d.parquet", "tokenizer.json"):
+        (tree / name).write_bytes(b"mine")
+
+    def act() -> Any:
+        for end in ("", ".new"):
+            pandas.DataFrame({"x": [1]}).to_parquet(tree / f"d.parquet{end}")
+            tokenizers.Tokenizer(tokenizers.models.BPE()).save(str(tree / f"tokenizer.json{end}"))
+            tokenizers.Tokenizer.from_file(str(tree / f"tokenizer.json{end}"))
+        return pandas.read_parquet(tree / "d.parquet").x.sum()
+
+    before = fingerprint(tree)
+    assert protected(act, scratch) == 1
+    assert remove_made(scratch) == ()
+    assert fingerprint(tree) == before
+
+
+def test_text_files_traces_and_files_that_close_themselves_are_redirected(tree: Path, scratch: Path) -> None:
+    numpy = pytest.importorskip("numpy")
+    import torch
+
+    (tree / "out").mkdir()
+    for name in ("losses.txt", "trace.json", "out/x"):
+        (tree / name).write_bytes(b"1 2")
+
+    def act() -> Any:
+        shutil.rmtree(tree / "out")
+        (tree / "out").mkdir()
+        with tempfile.NamedTemporaryFile(dir=tree / "out"):
+            numpy.savetxt(tree / "losses.txt", [3.0])
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            torch.ones(2).sum()
+        profile.export_chrome_trace(str(tree / "trace.json"))
+        return float(numpy.loadtxt(tree / "losses.txt")), (tree / "trace.json").stat().st_size > 3
+
+    before = fingerprint(tree)
+    assert protected(act, scratch) == (3.0, True)
+    assert remove_made(scratch) == ()
+    assert fingerprint(tree) == before
+
+
 def test_a_pipe_of_the_users_that_is_written_to_stays(tree: Path, scratch: Path) -> None:
     os.mkfifo(tree / "pipe")
 
@@ -417,6 +461,21 @@ def test_images_of_opencv_and_parquet_files_are_redirected(tree: Path, scratch: 
 
     before = fingerprint(tree)
     assert protected(act, scratch) == (True, b"PNG")
+    assert remove_made(scratch) == ()
+    assert fingerprint(tree) == before
+
+
+def test_a_new_database_goes_with_the_files_beside_it(tree: Path, scratch: Path) -> None:
+    import sqlite3
+
+    def act() -> bool:
+        connection = sqlite3.connect(tree / "new.db")
+        connection.execute("pragma journal_mode=wal")
+        connection.execute("create table t (x)")
+        return (tree / "new.db-wal").exists()
+
+    before = fingerprint(tree)
+    assert protected(act, scratch)
     assert remove_made(scratch) == ()
     assert fingerprint(tree) == before
 
