@@ -35,7 +35,7 @@ from benchmarks.measures.recording import (
 )
 
 _SCRIPTS = ROOT / "tests" / "scripts"
-_COMMANDS: dict[str, dict[str, str]] = yaml.safe_load((_SCRIPTS / "commands.yaml").read_text())
+_COMMANDS: dict[str, dict[str, Any]] = yaml.safe_load((_SCRIPTS / "commands.yaml").read_text())
 _SEARCH_S, _APPLIED_S, _LONGEST_S = 30, 15.0, 300.0
 _TORCHS_OWN = "torchinductor_"
 """Its cache, which importing its compiler makes."""
@@ -74,7 +74,7 @@ def _names() -> list[str]:
 def _tried(name: str) -> dict[str, Any]:
     """Try one script; exit codes, seconds, and what is otherwise than before."""
     own = _COMMANDS.get(name, {})
-    words = own.get("command", f"python {name}").split()
+    words, search_s = own.get("command", f"python {name}").split(), own.get("search_s", _SEARCH_S)
     with (
         tempfile.TemporaryDirectory(prefix="autotune-scripts-") as home,
         tempfile.TemporaryDirectory(prefix="autotune-tmp-") as temporary,
@@ -84,7 +84,7 @@ def _tried(name: str) -> dict[str, Any]:
         run = partial(_ended, folder=folder, environment={**os.environ, "TMPDIR": temporary})
         found: dict[str, Any] = {
             "diagnose": run(["diagnose", "--", *words], within_s=_LONGEST_S),
-            "run": run(["run", "--set", f"budget.timeout_s={_SEARCH_S}", "--", *words], within_s=_LONGEST_S),
+            "run": run(["run", "--set", f"budget.timeout_s={search_s}", "--", *words], within_s=_LONGEST_S),
         }
         after = _files(Path(home))
         found["temporary"] = sorted(
@@ -118,6 +118,7 @@ def _ended(words: list[str], *, folder: Path, environment: dict[str, str], withi
         said.seek(0)
         failed.seek(0)
         lines = [line.strip() for line in (said if code == 0 else failed) if line.strip()]
+        lines = [line for line in lines if line.startswith("error: ")] or lines
     return {"code": code, "seconds": round(seconds, 1), "said": "" if words[0] == "apply" else "".join(lines[:1])}
 
 

@@ -28,7 +28,7 @@ from tests.worker.attach.scripts import SHORT, ScriptRig
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-COMMANDS: dict[str, dict[str, str]] = yaml.safe_load((SCRIPTS / "commands.yaml").read_text())
+COMMANDS: dict[str, dict[str, Any]] = yaml.safe_load((SCRIPTS / "commands.yaml").read_text())
 WORKER = {"num_workers": 1, "prefetch_factor": 2}
 WORKERS = {"num_workers": 2, "prefetch_factor": 2}
 PAIR = {"world_size": 2, "strategy": "ddp"}
