@@ -187,7 +187,7 @@ class TrialRunner:
             should_end=None if stream is None else stream.is_lost,
         )
         is_first_look = isinstance(job, jobs.ProbeJob) and job.command is not None
-        log.touch()  # before what is there is listed
+        log.touch(mode=0o600)  # before what is there is listed
         before = list_names(job.process.working_directory) if is_first_look else None
         try:
             write_model(folder.job, job)
