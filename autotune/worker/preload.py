@@ -33,6 +33,7 @@ from time import perf_counter
 
 import numpy as np
 
+from autotune.protocol.attach import ATTACH_VARIABLE
 from autotune.settings.workload import INSTALLED
 from autotune.worker.fork_watch import ForkWatch, Unfit
 
@@ -77,7 +78,8 @@ def installed_modules(before: Collection[str]) -> tuple[str, ...]:
 
 def changed_variables(before: Mapping[str, str]) -> dict[str, str]:
     """Environment variables that are set otherwise than before; what a script sets, packages may read at import."""
-    return {name: value for name, value in os.environ.items() if before.get(name) != value}
+    own = {ATTACH_VARIABLE}  # which a process changes once it trains
+    return {name: value for name, value in os.environ.items() if name not in own and before.get(name) != value}
 
 
 def _is_left_out(name: str) -> bool:
