@@ -25,8 +25,9 @@ from typing import Any
 
 __all__ = ["list_names", "remove_made"]
 
+_SQLITE = b"SQLite format 3\0"
 _OF_SQLITE = ("-wal", "-shm", "-journal")
-"""How the names of the files end that SQLite keeps beside a database; without it they are worth nothing."""
+"""Endings of the files that SQLite keeps with a database. Source: sqlite.org, "Temporary files used by SQLite"."""
 _Made = dict[str, tuple[int, ...]]
 """Paths with the device, the inode and the time of change, in nanoseconds, of what was made there when it was recorded;
 empty where it was gone by then."""
@@ -156,9 +157,10 @@ def _remove(path: str, made: _Made, kept: _Made, until_ns: float) -> list[str]:
         if (status.st_dev, status.st_ino) != made[path][:2] or (not is_folder and status.st_mtime_ns > until_ns):
             return [path]  # somebody else's by now
         if not is_folder:
-            Path(path).unlink()
-            for end in _OF_SQLITE:
-                Path(f"{path}{end}").unlink(missing_ok=True)
+            is_file = stat.S_ISREG(status.st_mode)
+            own = _sides_of_database(path, made[path][2], until_ns) if is_file else []
+            for one in (path, *own):
+                Path(one).unlink()
             return []
         staying = _remove_strangers(path, made, kept, until_ns)
         if not staying:
@@ -168,6 +170,23 @@ def _remove(path: str, made: _Made, kept: _Made, until_ns: float) -> list[str]:
     except OSError:
         return [path]
     return [one for one in staying if one not in made and one not in kept]
+
+
+def _sides_of_database(path: str, since_ns: float, until_ns: float) -> list[str]:
+    """Return SQLite's own files of a database that the trial has made; an older one of such a name is the user's."""
+    found = list[str]()
+    try:
+        with Path(path).open("rb") as file:
+            begin = file.read(len(_SQLITE))
+    except OSError:  # it may be removed all the same
+        return found
+    if begin not in {_SQLITE, b""}:  # amid its first transaction it is empty
+        return found
+    for end in _OF_SQLITE:
+        with suppress(FileNotFoundError):
+            if since_ns <= os.lstat(f"{path}{end}").st_mtime_ns <= until_ns:
+                found.append(f"{path}{end}")
+    return found
 
 
 def _remove_strangers(folder: str, made: _Made, kept: _Made, until_ns: float) -> list[str]:

@@ -94,6 +94,20 @@ def test_without_a_journal_or_with_a_copied_one_nothing_is_removed(made: Path, t
     assert (made / "log").exists()
 
 
+def test_a_users_older_file_is_not_taken_for_that_of_a_database(tmp_path: Path) -> None:
+    for name in ("training-journal", "new.db-wal"):
+        (tmp_path / name).write_text("mine")
+        os.utime(tmp_path / name, (1, 1))
+    (tmp_path / "training").write_text("a log")
+    (tmp_path / "new.db").write_bytes(b"SQLite format 3\0")
+    write_journal(tmp_path / "overlay", tmp_path / "training", tmp_path / "new.db")
+    (tmp_path / "training-wal").write_text("younger, and of no database")
+    (tmp_path / "new.db-shm").touch()
+    assert remove_made(tmp_path / "overlay") == ()
+    left = {path.name for path in tmp_path.iterdir() if path.is_file()}
+    assert left == {"training-journal", "new.db-wal", "training-wal"}
+
+
 def test_of_what_is_kept_only_the_lock_of_a_build_is_removed(tmp_path: Path) -> None:
     """A trial was killed while torch compiled an extension: every later training would wait for that file."""
     cache = tmp_path / "torch_extensions/py311_cpu/shm"

@@ -195,7 +195,7 @@ class ScriptFeed:
 
     @property
     def knows_waits(self) -> bool:
-        """Whether waits are observed; of batches that the script has kept they are not."""
+        """Return whether waits are observed; for cached batches they are not."""
         return not self.is_dry
 
     @property
@@ -272,11 +272,11 @@ class StepFeed:
         self._samples, self._is_timed = samples, is_timed
         self._trained_at: float | None = None
         self._taken = self._timed = 0
-        """Batches taken, and those of them whose making had a known begin."""
+        """Batches taken, and those whose start time is known."""
 
     @property
     def knows_waits(self) -> bool:
-        """Whether the wait is known for at least half of the batches."""
+        """Return whether the wait is known for at least half of the batches."""
         return 2 * self._timed >= self._taken
 
     def has_trained(self) -> None:

@@ -143,7 +143,7 @@ def _with_remarks(measurement: Measurement, scene: Scene) -> Measurement:
 
 
 def _of_other_loaders(feed: ScriptFeed, seen: Sightings) -> Iterator[Note]:
-    """Yield notes on the loaders that the script trains on beside the one that its first look has found."""
+    """Yield notes on other training loaders than the one that the probe has found."""
     beside, site = feed.beside, seen.site_of(feed.loader)
     if beside.trained_s >= _WORTH_TELLING_S and beside.site is not None:
         waiting = min(1.0, beside.waited_s / beside.trained_s)
