@@ -118,9 +118,12 @@ def _merged_window(windows: Sequence[Window]) -> Window:
 
 
 def _merged_block(own: Block, across: Sequence[Block]) -> Block:
-    """The slowest rank's block, with the samples of all ranks."""
-    data_wait_s = min(own.seconds, max(block.data_wait_s for block in across))
-    return own.model_copy(update={"samples": sum(block.samples for block in across), "data_wait_s": data_wait_s})
+    """The slowest rank's block, with the samples of all ranks and the waits of the rank that waited longest."""
+    update: dict[str, Any] = {"samples": sum(block.samples for block in across)}
+    for name in ("data_wait_s", "starved_s"):
+        known = [seconds for block in across if (seconds := getattr(block, name)) is not None]
+        update[name] = min(own.seconds, max(known)) if known else None
+    return own.model_copy(update=update)
 
 
 def _merged_ceilings(parts: Sequence[Measurement]) -> Ceilings | None:

@@ -7,12 +7,17 @@ show by itself: `run_spread` widens the interval. Pure.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
+from math import inf, sqrt
 
-from autotune.analysis.statistics import batch_means_half_width
+import numpy as np
+
+from autotune.analysis.statistics import batch_means_half_width, t_95
 from autotune.records.measurement import Block, Rate, Window
 
 __all__ = ["mean_rate", "window_rate"]
+
+_FEWEST_FOR_A_LINE = 3
+"""Points of a line that tells its own error: with two it always fits."""
 
 
 def mean_rate(blocks: Sequence[Block]) -> tuple[float, float]:
@@ -27,8 +32,10 @@ def mean_rate(blocks: Sequence[Block]) -> tuple[float, float]:
 def window_rate(window: Window) -> Rate:
     """The rate that a long run would have, from a window.
 
-    Mean rate of what came, less the batches that lay ready at the first edge beyond those at the last: they were
-    loaded before the clock started. Blocks of whole epochs hold their restarts; otherwise what a restart costs beyond
+    Mean rate of what came, less the batches that lay ready at the first edge beyond those at the last, which were loaded
+    before the clock started. They count only as far as the loop has starved, or as the queue has fallen steadily from
+    block to block: else they made nothing faster, since workers fill the queue while the probes read at the first edge,
+    and training then keeps it less full. Blocks of whole epochs hold their restarts; otherwise what a restart costs beyond
     the samples that came with it is added once per `epoch_samples`. The interval's upper end is that of the uncorrected
     rate, since the truth lies between the two.
     """
@@ -42,11 +49,33 @@ def window_rate(window: Window) -> Rate:
 
 
 def _surplus_samples(window: Window) -> float:
+    """Return the samples that would not have come in time had the queue been as full at first as it was at the end."""
     if window.queue_at_start is None or window.queue_at_end is None:
         return 0.0
     batches = sum(block.batches for block in window.blocks)
-    surplus = min(window.queue_at_start - window.queue_at_end, batches - 1)
+    starved_batches = window.starved_s / window.batch_s
+    surplus = min(
+        window.queue_at_start - window.queue_at_end, batches - 1, max(starved_batches, _fallen(window.blocks))
+    )
     return surplus * sum(block.samples for block in window.blocks) / batches if surplus > 0 else 0.0
+
+
+def _fallen(blocks: Sequence[Block]) -> float:
+    """Return the batches by which the queue has fallen over some blocks: 0 where no line shows it beyond chance.
+
+    A loader that is a little slower than training empties a long queue only after the window, without any wait in it.
+    The line is fitted by least squares to what lay ready at the blocks' ends, and counts where its slope lies below 0
+    with 95 % confidence.
+    """
+    ready = np.array([block.ready_at_end for block in blocks if block.ready_at_end is not None], dtype=np.float64)
+    if len(ready) < max(_FEWEST_FOR_A_LINE, len(blocks)):
+        return 0.0
+    batches = np.cumsum([block.batches for block in blocks], dtype=np.float64)
+    apart = batches - batches.mean()
+    slope = float(apart @ ready / (apart @ apart))
+    left = ready - ready.mean() - slope * apart
+    slope_sd = sqrt(left @ left / (len(ready) - 2) / (apart @ apart))
+    return max(0.0, -slope * batches[-1]) if slope < -t_95(len(ready) - 2) * slope_sd else 0.0
 
 
 def _with_restarts(steady: float, window: Window) -> float:

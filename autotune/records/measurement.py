@@ -28,6 +28,10 @@ _THRASHING_FROM = 2
 """Retries within a window from which on training has no room: our convention, after Composer, which lowers the
 micro batch once two batches in a row had some. A single one has other causes too: fragments where lengths vary, cuDNN's
 trials of a new shape. Source: composer/trainer/trainer.py, _handle_thrashing_in_automicrobatching."""
+_AHEAD_FROM = 0.25
+"""Batches by which the host is ahead of a device that holds the loop: our own convention. A host that holds it is ahead
+by the last kernels of a step. More than one batch can't be asked for: a driver queues about a thousand launches, less
+than a step of a large model has."""
 
 
 class Block(FrozenModel):
@@ -40,8 +44,17 @@ class Block(FrozenModel):
     seconds: float
     """Wall time."""
     data_wait_s: float
-    """Seconds in which the loop waited for the loader while it asked for these batches. Where the device works behind
-    the host, a single block's may be longer than the block; the sum over a window's blocks is a part of their time."""
+    """Seconds from asking the loader for these batches to having them. Where the device works behind the host, a single
+    block's may be longer than the block; the sum over a window's blocks is a part of their time."""
+    starved_s: float | None = None
+    """The part of them in which no batch lay ready: without what taking a ready batch costs. None: not known apart."""
+    ready_at_end: int | None = None
+    """Batches that lay ready when the block's last one was launched; None where that is not known."""
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds of waiting for data: those in which no batch lay ready, where these are known apart."""
+        return self.data_wait_s if self.starved_s is None else self.starved_s
 
 
 class Restart(FrozenModel):
@@ -75,6 +88,11 @@ class Window(FrozenModel):
     """Batches that were ready at the window's first edge; None where the platform has no such count."""
     queue_at_end: int | None
     """The same at the last edge."""
+    take_s: float | None = None
+    """Median seconds of taking a batch that lay ready, from the warm-up; None where none did."""
+    host_ahead_s: float | None = None
+    """Median over the blocks' ends: seconds of work that the device still had when the host had launched all of it.
+    About none where the host holds the loop. None where the device's events can't be timed, and on the CPU."""
     warm_up_batches: int
     """Batches before the window."""
     warm_up_s: float
@@ -85,6 +103,26 @@ class Window(FrozenModel):
     """No slow step came between the warm-up and the window."""
     stopped_by: Literal["precision", "time", "deadline"]
     """What ended it: the rate was known well enough, the window's longest time, or the trial's deadline."""
+
+    @property
+    def batch_s(self) -> float:
+        """Mean seconds of a batch in its blocks."""
+        return sum(block.seconds for block in self.blocks) / sum(block.batches for block in self.blocks)
+
+    @property
+    def raw_samples_per_s(self) -> float:
+        """Samples that came over the seconds of the blocks, without any correction."""
+        return sum(block.samples for block in self.blocks) / sum(block.seconds for block in self.blocks)
+
+    @property
+    def starved_s(self) -> float:
+        """Seconds in which the loop waited, and no batch lay ready."""
+        return sum(block.waited_s for block in self.blocks)
+
+    @property
+    def is_held_by_device(self) -> bool:
+        """Whether the device always had work left when the host came to a block's end, so that it sets the pace."""
+        return self.host_ahead_s is not None and self.host_ahead_s >= _AHEAD_FROM * self.batch_s
 
 
 class Rate(FrozenModel):

@@ -173,7 +173,7 @@ def measure(
         raise
     stopped = tuple(stops.stop())
     blocks, ddp = window.blocks, run.trainer.config.ddp
-    wait_fraction = min(1.0, sum(block.data_wait_s for block in blocks) / sum(block.seconds for block in blocks))
+    wait_fraction = min(1.0, window.starved_s / sum(block.seconds for block in blocks))
     busyness, found = busy.stop(wait_fraction), conditions.stop()
     ineffective = () if ddp is None else without_effect_here(ddp)
     memory, rate = device.peak_memory(retries), with_run_spread(window_rate(window), assumed_spread(device.kind))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from math import inf, isinf, nan
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,27 +67,32 @@ def _simulate(
 ) -> dict[str, Any]:
     """Window fields of a loader and a device that work at fixed rates (batches/s), joined by a queue."""
     made, edges, now = [0.0] * ready, [0.0], 0.0
-    taken: list[float] = []
+    taken, waits = list[float](), [0.0]
     for index in range(batches + capacity):
         if index >= ready:
             slot_free = taken[index - capacity] if index >= capacity else 0.0
             made.append(max(made[-1] if made else 0.0, slot_free) + 1 / loader)
         if index < batches:
+            waits[-1] += max(0.0, made[index] - now)
             now = max(now, made[index])
             taken.append(now)
             now += 1 / device
             if (index + 1) * blocks // batches > len(edges) - 1:
                 edges.append(now)
+                waits.append(0.0)
     counts = [(index + 1) * batches // blocks - index * batches // blocks for index in range(blocks)]
     seconds = [stop - start for start, stop in pairwise(edges)]
+    ends = [(index + 1) * batches // blocks for index in range(blocks)]
+    # Of what is made by a block's end, what was not taken by then.
+    left = [min(capacity, sum(time <= edge for time in made[end:])) for end, edge in zip(ends, edges[1:], strict=True)]
     return {
         "blocks": [
-            Block(samples=4 * count, batches=count, seconds=time, data_wait_s=0.0)
-            for count, time in zip(counts, seconds, strict=True)
+            Block(samples=4 * count, batches=count, seconds=time, data_wait_s=wait_s, ready_at_end=ready_at_end)
+            for count, time, wait_s, ready_at_end in zip(counts, seconds, waits[:blocks], left, strict=True)
         ],
         "queue_capacity": capacity,
         "queue_at_start": ready,
-        "queue_at_end": min(capacity, sum(time <= now for time in made[batches:])),
+        "queue_at_end": left[-1],
     }
 
 
@@ -125,6 +132,40 @@ def test_a_full_queue_that_is_not_corrected_would_double_the_rate() -> None:
     assert naive.value == pytest.approx(80, rel=0.03)
     assert corrected.value == pytest.approx(40, rel=0.03)
     assert corrected.high >= naive.value  # the interval holds what came
+
+
+def test_batches_that_lay_ready_count_only_as_far_as_the_loop_has_starved() -> None:
+    # Ten blocks of ten batches of 0.1 s: without 20 of the 100 batches it had waited for 2 s, but it waited for 0.5 s.
+    def rate(starved_s: float | None, queue_at_end: int = 0) -> float:
+        block = Block(samples=80, batches=10, seconds=1.0, data_wait_s=0.2, starved_s=starved_s)
+        window = make_window(blocks=(block,) * 10, queue_at_start=20, queue_at_end=queue_at_end)
+        return window_rate(window).value
+
+    assert rate(starved_s=0.0) == 80.0
+    assert rate(starved_s=0.05) == pytest.approx(80.0 * 95 / 100)
+    assert rate(starved_s=0.2) == pytest.approx(80.0 * 80 / 100)
+    assert rate(starved_s=0.2, queue_at_end=18) == pytest.approx(80.0 * 98 / 100)
+    assert rate(starved_s=None) == rate(starved_s=0.2), "without a better figure, every wait counts"
+
+
+def test_a_queue_that_rises_and_falls_by_chance_takes_nothing_off() -> None:
+    blocks = [
+        Block(samples=80, batches=10, seconds=1.0, data_wait_s=0.0, ready_at_end=ready)
+        for ready in (22, 24, 21, 23, 22, 24, 21)
+    ]
+    assert window_rate(make_window(blocks=blocks, queue_at_start=28, queue_at_end=21)).value == 80.0
+
+
+def test_an_ample_loader_leaves_the_rate_of_a_launch_bound_loop_as_it_was_counted() -> None:
+    """The plain loop ran right after round 3, for 5 s of an epoch of 19 s: no start of workers falls into it."""
+    recorded = json.loads((Path(__file__).parent / "data" / "launch_bound_h200.json").read_text())
+    windows = {name: Window.model_validate(window) for name, window in recorded["windows"].items()}
+    for window in windows.values():
+        within_an_epoch = window.model_copy(update={"epoch_samples": None})
+        assert window_rate(within_an_epoch).value == pytest.approx(window.raw_samples_per_s)
+        assert window.starved_s == 0.0
+    plain, third = recorded["plain_samples_per_s"], windows["round 3"].model_copy(update={"epoch_samples": None})
+    assert window_rate(third).value == pytest.approx(plain, rel=0.015)
 
 
 def test_a_queue_that_fills_up_does_not_lower_the_rate() -> None:

@@ -113,7 +113,7 @@ def step_times(window: Window, restarts: Sequence[Restart]) -> StepTimes:
     batches = sum(block.batches for block in window.blocks)
     samples = sum(block.samples for block in window.blocks)
     seconds = sum(block.seconds for block in window.blocks)
-    wait_s = sum(block.data_wait_s for block in window.blocks) / batches
+    wait_s = window.starved_s / batches
     if window.whole_epochs:
         restart_s = min(_restart_total_s(samples, seconds, restarts) / batches, wait_s)
         return StepTimes(step_s=seconds / batches - restart_s, data_wait_s=wait_s - restart_s, restart_s=restart_s)

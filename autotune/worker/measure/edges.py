@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from time import perf_counter
 from typing import Any, TypeAlias
 
@@ -38,7 +39,7 @@ __all__ = [
 _LEAST_S = 1e-9  # of a block, so that a rate exists
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Launched:
     """A block as the host has launched it: its work may not be done yet."""
 
@@ -48,10 +49,16 @@ class Launched:
     """Seconds in which the host waited for the loader, restarts that are split off left out."""
     waits_in_a_row: int
     """Batches up to the last one for which the queue was empty."""
+    starved_s: float
+    """The part of `data_wait_s` in which no batch lay ready."""
+    ready_at_end: int | None
+    """Batches that lay ready once the last one was launched; None where that is not known."""
     begun: float
     """Time of perf_counter at which the first batch was asked for."""
     apart_s: float
     """Seconds of restarts that are split off; the device has nothing else to do at both of their ends."""
+    ended: float
+    """Time of perf_counter at which the last batch was launched."""
     loss: Any
     """Loss of the last batch, on the device."""
 
@@ -66,11 +73,13 @@ class Stretch:
     """Its seconds with the restarts that are split off."""
     loss: float
     """Loss of the last batch."""
+    host_ahead_s: float | None = None
+    """Seconds of work that the device had left when the block's last batch was launched; None where it was drained."""
 
     @property
     def compute_s(self) -> float:
         """Seconds of a batch, waits left out."""
-        return (self.block.seconds - self.block.data_wait_s) / self.block.batches
+        return (self.block.seconds - self.block.waited_s) / self.block.batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +96,7 @@ class DrainedEdges:
         self.device.synchronize()
         spent_s = perf_counter() - launched.begun
         seconds = max(spent_s - launched.apart_s, _LEAST_S)
-        return _stretch(launched, seconds, min(launched.data_wait_s, seconds), spent_s, float(launched.loss))
+        return _stretch(launched, seconds, spent_s, float(launched.loss), most_wait_s=seconds)
 
     def under_way(self) -> tuple[int, float]:
         """No batch, which is done now."""
@@ -154,7 +163,8 @@ class TimedEdges:
         launched, _, loss = block
         self._passed_s, self._passed_batches = self._passed_s + spent_s, self._passed_batches + launched.batches
         seconds = max(spent_s - launched.apart_s, _LEAST_S)
-        return _stretch(launched, seconds, launched.data_wait_s, spent_s, float(loss))
+        ahead_s = max(0.0, self._begun + self._passed_s - launched.ended)
+        return replace(_stretch(launched, seconds, spent_s, float(loss)), host_ahead_s=ahead_s)
 
 
 Edges: TypeAlias = DrainedEdges | TimedEdges
@@ -192,8 +202,15 @@ def open_edges(device: Device, group: Group, *, drains: bool = False) -> Edges:
     return DrainedEdges(device)
 
 
-def _stretch(launched: Launched, seconds: float, data_wait_s: float, spent_s: float, loss: float) -> Stretch:
-    block = Block(samples=launched.samples, batches=launched.batches, seconds=seconds, data_wait_s=data_wait_s)
+def _stretch(launched: Launched, seconds: float, spent_s: float, loss: float, *, most_wait_s: float = inf) -> Stretch:
+    block = Block(
+        samples=launched.samples,
+        batches=launched.batches,
+        seconds=seconds,
+        data_wait_s=min(launched.data_wait_s, most_wait_s),
+        starved_s=min(launched.starved_s, most_wait_s),
+        ready_at_end=launched.ready_at_end,
+    )
     return Stretch(block, launched.waits_in_a_row, spent_s, loss)
 
 

@@ -53,6 +53,8 @@ _REFILL_SHARE = 4  # at most a quarter of an epoch counts as its start
 _MIN_BLOCKS = 3  # fewer have no spread to judge by
 _MIN_EPOCH_BLOCKS = 5  # blocks of whole epochs are independent: fewer are needed than by batch means
 _QUEUES_IN_WINDOW = 2  # CONTRIBUTING, Rules of measuring
+_FEWEST_TAKES = 3  # of batches that lay ready, before their median counts
+_STARVED_FROM = 3.0  # times the usual taking of a ready batch, from which on the loop has waited for one
 _OVERTIME = 2.0  # how far past its time a window goes on until it has used up the queue twice
 
 _Verdict = Literal["precision", "time", "deadline"]
@@ -93,6 +95,10 @@ class Run:
     """Seconds of the longest block so far, restarts included."""
     first_steps: int = FIRST_STEPS
     """Optimizer steps that are waited for one by one, before any counts as steady."""
+    takes_s: list[float] = field(default_factory=list)
+    """Seconds of taking each batch of the warm-up that lay ready, where workers load."""
+    take_s: float | None = None
+    """Their median, once the warm-up is over; None where too few lay ready."""
 
     def is_late(self) -> bool:
         """Whether the deadline is near, for any rank; every rank must ask."""
@@ -142,6 +148,8 @@ def warm_up(run: Run, rules: WindowRules, first: Delivery) -> WarmUpResult:
         since_slow = [] if is_slow else [*since_slow, stretch]
         all_waited = stretch.waits_in_a_row == stretch.block.batches
         waits = stretch.waits_in_a_row + (waits if all_waited else 0)
+    knows_queue = config.num_workers > 0 and run.feed.ready() is not None
+    run.take_s = median(run.takes_s) if knows_queue and len(run.takes_s) >= _FEWEST_TAKES else None
     return WarmUpResult(
         batches=sum(stretch.block.batches for stretch in stretches),
         seconds=perf_counter() - begun,
@@ -249,7 +257,8 @@ def train_block(run: Run, batches: int, first: Delivery | None = None) -> Stretc
 def _launch(run: Run, batches: int, first: Delivery | None = None) -> Launched:
     """Take so many batches and train on them; nothing here waits for the device, except at a restart."""
     feed, trainer = run.feed, run.trainer
-    samples, taken, wait_s, waits_in_a_row, apart_s = 0, 0, 0.0, 0, 0.0
+    samples, taken, wait_s, starved_s, waits_in_a_row, apart_s = 0, 0, 0.0, 0.0, 0, 0.0
+    take_s = run.take_s or 0.0
     may_end_at = min(run.ends_at, run.pause_at)
     begun = perf_counter()
     while taken < batches and not (taken and perf_counter() > may_end_at and _must_end(run)):
@@ -269,6 +278,8 @@ def _launch(run: Run, batches: int, first: Delivery | None = None) -> Launched:
             delivery = delivery._replace(asked=max(delivery.asked, run.mark.passed_at()))
         batch, came, _, waited_s, is_restart, had_to_wait, outside_s = delivery
         waits_in_a_row = waits_in_a_row + 1 if had_to_wait else 0
+        if feed.watches_queue and not (had_to_wait or is_restart):
+            run.takes_s.append(waited_s)
         apart_s += outside_s
         if run.tokens is not None:
             run.tokens.add(batch, came)
@@ -284,7 +295,20 @@ def _launch(run: Run, batches: int, first: Delivery | None = None) -> Launched:
             apart_s += restart_s
         else:
             samples, taken, wait_s = samples + came, taken + 1, wait_s + waited_s
-    return Launched(samples, taken, wait_s, waits_in_a_row, begun, apart_s, run.loss)
+            if waited_s > _STARVED_FROM * take_s:
+                starved_s += waited_s - take_s
+    return Launched(
+        samples=samples,
+        batches=taken,
+        data_wait_s=wait_s,
+        waits_in_a_row=waits_in_a_row,
+        starved_s=starved_s,
+        ready_at_end=feed.ready(),
+        begun=begun,
+        apart_s=apart_s,
+        ended=perf_counter(),
+        loss=run.loss,
+    )
 
 
 def _checked(run: Run, stretch: Stretch) -> Stretch:
@@ -349,13 +373,21 @@ def window_of(
         expected_restart_s=_expected_restart_s(run, stretches),
         queue_capacity=run.queue_capacity,
         queue_at_start=queue_at_start,
-        queue_at_end=run.feed.ready(),
+        queue_at_end=blocks[-1].ready_at_end,
+        take_s=run.take_s,
+        host_ahead_s=_host_ahead_s(stretches),
         warm_up_batches=warm.batches,
         warm_up_s=warm.seconds,
         is_drained=warm.is_drained,
         is_steady=warm.is_steady,
         stopped_by="time",
     )
+
+
+def _host_ahead_s(stretches: Sequence[Stretch]) -> float | None:
+    """Return the median of what the device had left to do at blocks' ends; None where that was not timed."""
+    ahead = [stretch.host_ahead_s for stretch in stretches if stretch.host_ahead_s is not None]
+    return median(ahead) if ahead else None
 
 
 def _expected_restart_s(run: Run, stretches: list[Stretch]) -> float:

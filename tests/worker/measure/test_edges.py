@@ -81,6 +81,8 @@ class Measured:
     rules: WindowRules = RULES
     fetch_s: float = 0.0
     batch_s: float = BATCH_S
+    launch_s: float = 0.0
+    """What the host takes to launch a batch's work."""
     ends_at: float = inf
     loss_of: Callable[[int], float] = lambda _: 0.0
     """The loss of each batch, counted from the window's first."""
@@ -118,6 +120,7 @@ class Measured:
         return window
 
     def _step(self, model: nn.Module, batch: Tensor) -> Tensor:
+        self.clock.time += self.launch_s
         DEVICES[0].queue.launch(self.batch_s)
         self.losses += 1
         is_in_window = self.before and self.losses > self.before
@@ -135,6 +138,21 @@ class Measured:
         DEVICES[0].queue.waits = 0
 
 
+def _launched(batches: int, begun: float, ended: float) -> Launched:
+    return Launched(
+        samples=batches,
+        batches=batches,
+        data_wait_s=0.0,
+        waits_in_a_row=0,
+        starved_s=0.0,
+        ready_at_end=None,
+        begun=begun,
+        apart_s=0.0,
+        ended=ended,
+        loss=torch.zeros(1),
+    )
+
+
 def batches_of(window: Window) -> int:
     return sum(block.batches for block in window.blocks)
 
@@ -150,6 +168,26 @@ def test_a_device_that_is_behind_never_waits_for_the_host_at_an_edge() -> None:
     for block in window.blocks[1:]:
         assert block.seconds == pytest.approx(BATCH_S * block.batches)
     assert 0 < max(seen.ahead_s) <= max(block.seconds for block in window.blocks), "the host is a block ahead at most"
+
+
+@pytest.mark.parametrize(
+    ("launch_s", "ahead_s", "is_held"), [(BATCH_S / 2, 0.02, True), (2 * BATCH_S, BATCH_S / 8, False)]
+)
+@on_simulated_device
+def test_a_window_tells_whether_the_host_or_the_device_holds_the_loop(
+    launch_s: float, ahead_s: float, is_held: bool
+) -> None:
+    seen = Measured(launch_s=launch_s, batch_s=BATCH_S if is_held else BATCH_S / 8)
+    window = seen.run()
+    assert window.is_held_by_device == is_held
+    assert window.host_ahead_s == pytest.approx(ahead_s, rel=0.5)
+
+
+@on_simulated_device
+def test_drained_edges_tell_nothing_of_who_holds_the_loop() -> None:
+    window = Measured(rules=RULES.model_copy(update={"drains_at_edges": True})).run()
+    assert window.host_ahead_s is None
+    assert not window.is_held_by_device
 
 
 @on_simulated_device
@@ -276,7 +314,7 @@ def test_the_time_of_what_is_under_way_is_told_at_the_pace_of_what_is_done() -> 
     opened.begin()
     for batches, batch_s in ((4, 1.0), (2, 3.0)):
         queue.launch(batches * batch_s)
-        opened.end_block(Launched(batches, batches, 0.0, 0, clock.now(), 0.0, torch.zeros(1)))
+        opened.end_block(_launched(batches, begun=clock.now(), ended=clock.now()))
     assert clock.now() == 4.0
     assert opened.under_way() == (2, 6.0)
     clock.time = 7.0

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -19,9 +20,9 @@ from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.measure import loop
 from autotune.worker.measure.edges import Stretch
-from autotune.worker.measure.feed import Feed
+from autotune.worker.measure.feed import Delivery, Feed
 from autotune.worker.measure.loop import Diverged, Run, measure_window, train_block, warm_up
-from autotune.worker.measure.step import infer_step, make_trainer
+from autotune.worker.measure.step import NoTrainer, infer_step, make_trainer
 from autotune.worker.setup.build import build_model, build_optimizer
 from autotune.worker.setup.device import open_device
 from autotune.worker.setup.loader import build_loader
@@ -197,3 +198,54 @@ class OverflowingGradient(torch.autograd.Function):
     @staticmethod
     def backward(_: Any, gradient: Tensor) -> Tensor:
         return gradient * float("inf")
+
+
+@dataclass
+class ScriptedFeed:
+    """A feed whose batches take what a test says, in turns: seconds, and whether none lay ready."""
+
+    takes: Sequence[tuple[float, bool]]
+    watches_queue: bool = True
+    epoch_batches: int | None = None
+    loader: Any = None
+    start_s: float = 0.0
+    first_wait_s: float = 0.0
+    queue_capacity: int = 2
+    is_iterable: bool = False
+    taken: int = 0
+
+    def take(self) -> Delivery:
+        wait_s, had_to_wait = self.takes[self.taken % len(self.takes)]
+        self.taken += 1
+        return Delivery(None, 1, perf_counter(), wait_s, is_restart=False, had_to_wait=had_to_wait)
+
+    def take_apart_s(self) -> float:
+        return 0.0
+
+    def is_at_end(self) -> bool:
+        return False
+
+    def ready(self) -> int | None:
+        return 2
+
+    def stop(self, within_s: float = 1.0) -> None:
+        """It has no workers."""
+
+
+@pytest.mark.parametrize(("workers", "take_s"), [(2, 1e-9), (0, None)])
+def test_the_warm_up_learns_what_taking_a_ready_batch_costs(workers: int, take_s: float | None) -> None:
+    feed = ScriptedFeed([(1e-9, False), (1.0, True)])
+    run = Run(feed, NoTrainer(TrainingConfig(micro_batch_size=1, lr=1.0, num_workers=workers)), 2, math.inf)
+    warm_up(run, RULES, feed.take())
+    assert run.take_s == take_s
+
+
+def test_taking_a_ready_batch_is_no_waiting_for_data() -> None:
+    feed = ScriptedFeed([(2e-9, False), (1e-9, False), (9e-9, True)])
+    run = Run(feed, NoTrainer(TrainingConfig(micro_batch_size=1, lr=1.0, num_workers=2)), 2, math.inf)
+    run.take_s = 1e-9
+    block = train_block(run, 6).block
+    assert block.data_wait_s == pytest.approx(24e-9)
+    assert block.starved_s == pytest.approx(16e-9), "of each long wait, less the taking itself"
+    assert block.waited_s == block.starved_s
+    assert block.ready_at_end == 2
