@@ -30,14 +30,16 @@ def mean_rate(blocks: Sequence[Block]) -> tuple[float, float]:
 
 
 def window_rate(window: Window) -> Rate:
-    """The rate that a long run would have, from a window.
+    """Return the rate that a long run would have, from a window.
 
-    Mean rate of what came, less the batches that lay ready at the first edge beyond those at the last, which were loaded
-    before the clock started. They count only as far as the loop has starved, or as the queue has fallen steadily from
-    block to block: else they made nothing faster, since workers fill the queue while the probes read at the first edge,
-    and training then keeps it less full. Blocks of whole epochs hold their restarts; otherwise what a restart costs beyond
-    the samples that came with it is added once per `epoch_samples`. The interval's upper end is that of the uncorrected
-    rate, since the truth lies between the two.
+    It is the mean rate of what came, less the batches that lay ready at the first edge beyond those at the last, which
+    were loaded before the clock started. These count only as far as the loop has starved, or as the queue has fallen
+    steadily from block to block. Else they made nothing faster: workers fill the queue while the probes read at the
+    first edge, and training then keeps it less full.
+
+    Blocks of whole epochs hold their restarts; otherwise what a restart costs beyond the samples that came with it is
+    added once per `epoch_samples`. The interval's upper end is that of the uncorrected rate, since the truth lies
+    between the two.
     """
     mean, half = mean_rate(window.blocks)
     steady = mean - _surplus_samples(window) / sum(block.seconds for block in window.blocks)

@@ -264,22 +264,12 @@ def _launch(run: Run, batches: int, first: Delivery | None = None) -> Launched:
     while taken < batches and not (taken and perf_counter() > may_end_at and _must_end(run)):
         if run.splits_restarts and feed.is_at_end():
             trainer.device.synchronize()  # what was asked of the device belongs to the block, not to the restart
-        if run.mark is not None:
-            run.mark.set()
-        if first is None:
-            try:
-                delivery = feed.take()
-            except FeedEnded:
-                run.ends_at = -inf
-                break
-        else:  # its wait lies before the clock
-            delivery, first = first._replace(asked=begun, wait_s=0.0), None
-        if run.mark is not None and delivery.is_restart:  # until then the device worked on what belongs to the block
-            delivery = delivery._replace(asked=max(delivery.asked, run.mark.passed_at()))
+        delivery = _next_delivery(run, first, begun)
+        if delivery is None:
+            break
+        first = None
         batch, came, _, waited_s, is_restart, had_to_wait, outside_s = delivery
         waits_in_a_row = waits_in_a_row + 1 if had_to_wait else 0
-        if feed.watches_queue and not (had_to_wait or is_restart):
-            run.takes_s.append(waited_s)
         apart_s += outside_s
         if run.tokens is not None:
             run.tokens.add(batch, came)
@@ -309,6 +299,25 @@ def _launch(run: Run, batches: int, first: Delivery | None = None) -> Launched:
         ended=perf_counter(),
         loss=run.loss,
     )
+
+
+def _next_delivery(run: Run, first: Delivery | None, begun: float) -> Delivery | None:
+    """Take a batch, or hand on a first one that was taken before the clock started; None where none comes any more."""
+    if run.mark is not None:
+        run.mark.set()
+    if first is not None:
+        delivery = first._replace(asked=begun, wait_s=0.0)
+    else:
+        try:
+            delivery = run.feed.take()
+        except FeedEnded:
+            run.ends_at = -inf
+            return None
+        if run.feed.watches_queue and not (delivery.had_to_wait or delivery.is_restart):
+            run.takes_s.append(delivery.wait_s)
+    if run.mark is not None and delivery.is_restart:  # until then the device worked on what belongs to the block
+        delivery = delivery._replace(asked=max(delivery.asked, run.mark.passed_at()))
+    return delivery
 
 
 def _checked(run: Run, stretch: Stretch) -> Stretch:

@@ -170,17 +170,16 @@ def test_a_device_that_is_behind_never_waits_for_the_host_at_an_edge() -> None:
     assert 0 < max(seen.ahead_s) <= max(block.seconds for block in window.blocks), "the host is a block ahead at most"
 
 
-@pytest.mark.parametrize(
-    ("launch_s", "ahead_s", "is_held"), [(BATCH_S / 2, 0.02, True), (2 * BATCH_S, BATCH_S / 8, False)]
-)
+@pytest.mark.parametrize("is_held", [True, False])
 @on_simulated_device
-def test_a_window_tells_whether_the_host_or_the_device_holds_the_loop(
-    launch_s: float, ahead_s: float, is_held: bool
-) -> None:
-    seen = Measured(launch_s=launch_s, batch_s=BATCH_S if is_held else BATCH_S / 8)
-    window = seen.run()
+def test_a_window_tells_whether_the_host_or_the_device_holds_the_loop(is_held: bool) -> None:
+    window = Measured(launch_s=BATCH_S / 2, batch_s=BATCH_S if is_held else BATCH_S / 8).run()
     assert window.is_held_by_device == is_held
-    assert window.host_ahead_s == pytest.approx(ahead_s, rel=0.5)
+    assert window.host_ahead_s is not None
+    if is_held:
+        assert window.host_ahead_s >= BATCH_S, "a batch and more is left to do"
+    else:
+        assert window.host_ahead_s == pytest.approx(BATCH_S / 8), "the last batch's kernels"
 
 
 @on_simulated_device
