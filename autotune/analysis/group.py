@@ -13,7 +13,7 @@ from typing import Any, cast
 from autotune.analysis.decisions.run_spread import assumed_spread, with_run_spread
 from autotune.analysis.rates import window_rate
 from autotune.note import Note, note
-from autotune.records.ceilings import Ceiling
+from autotune.records.ceilings import Ceiling, host_ceiling_of
 from autotune.records.conditions import DeviceConditions
 from autotune.records.host_load import HostLoad
 from autotune.records.measurement import Block, Ceilings, Measurement, MemorySample, Window
@@ -63,6 +63,7 @@ def merged_measurement(parts: Sequence[Measurement]) -> Measurement:
             "loader_ceiling": ceilings and ceilings.loader and ceilings.loader.samples_per_s,
             "device_ceiling": ceilings and ceilings.device and ceilings.device.samples_per_s,
             "copy_ceiling": ceilings and ceilings.copy and ceilings.copy.samples_per_s,
+            "host_ceiling": host_ceiling_of(ceilings.device, window.take_s) if ceilings else None,
             "ranks": ranks,
             "remarks": _merged_remarks(parts),
             "window": window,

@@ -1,4 +1,4 @@
-"""Ceilings: what the loader alone, the device alone and copying between them reach, and the room that they leave.
+"""Ceilings: the rates of the loader, the device, the copies and the host, each alone, and the room that they leave.
 
 A loader's ceiling depends on the loader's settings, a device's on the step's, a copy's on where batches lie and how
 they are laid out; `loader_key`, `device_key` and `copy_key` name them, so that each is measured once and kept in a
@@ -23,6 +23,7 @@ __all__ = [
     "copy_key",
     "device_key",
     "headroom_of",
+    "host_ceiling_of",
     "loader_key",
     "overlaps",
 ]
@@ -46,9 +47,24 @@ class Ceiling(FrozenModel):
     """Wall time of the stretch."""
     batches: int
     """Batches that came."""
+    host_s: float | None = None
+    """Of the device: seconds in which the host launches a batch's work without waiting for it, the least of a few
+    steps. None where the host is the device, and where it waits within a step."""
     relative_sd: float | None = None
     """Standard error of the rate by the stretch's own blocks, as a share of it: large where a loader pauses. None where
     they do not tell."""
+
+
+def host_ceiling_of(device: Ceiling | None, take_s: float | None) -> float | None:
+    """Return the rate of a host that takes batches that lie ready and launches their work, one after the other.
+
+    Args:
+        device: The device's ceiling, which holds the seconds of launching.
+        take_s: Seconds of taking a batch that lies ready; None: none.
+    """
+    if device is None or device.host_s is None:
+        return None
+    return device.samples / device.batches / (device.host_s + (take_s or 0.0))
 
 
 def loader_key(config: TrainingConfig) -> tuple[object, ...]:
@@ -130,7 +146,9 @@ class Headroom(FrozenModel):
     """Samples per second of the device alone; infinite where nothing is known of it."""
     copy_ceiling: float | None = None
     """Samples per second of copying batches to the device; None where nothing is copied, or it was not measured."""
-    lower: Literal["loader", "device", "copy"]
+    host_ceiling: float | None = None
+    """Samples per second of the host that takes and launches batches; None where it is the device, or not measured."""
+    lower: Literal["loader", "device", "copy", "host"]
     """The side whose ceiling is the lowest."""
     share_of_device: float
     """The rate over what the device can do on a batch in its memory."""
@@ -141,12 +159,20 @@ class Headroom(FrozenModel):
 
 
 def headroom_of(
-    samples_per_s: float, *, loader_ceiling: float, device_ceiling: float, copy_ceiling: float | None = None
+    samples_per_s: float,
+    *,
+    loader_ceiling: float,
+    device_ceiling: float,
+    copy_ceiling: float | None = None,
+    host_ceiling: float | None = None,
 ) -> Headroom:
     """Compare a rate to the ceilings; of equal ones the device's counts as the lowest, then the loader's."""
-    known: dict[Literal["loader", "device", "copy"], float] = {"device": device_ceiling, "loader": loader_ceiling}
+    known: dict[Literal["loader", "device", "copy", "host"], float]
+    known = {"device": device_ceiling, "loader": loader_ceiling}
     if copy_ceiling is not None:
         known["copy"] = copy_ceiling
+    if host_ceiling is not None:
+        known["host"] = host_ceiling
     lower = min(known, key=known.__getitem__)
     lowest = known[lower]
     return Headroom(
@@ -154,6 +180,7 @@ def headroom_of(
         loader_ceiling=loader_ceiling,
         device_ceiling=device_ceiling,
         copy_ceiling=copy_ceiling,
+        host_ceiling=host_ceiling,
         lower=lower,
         share_of_device=samples_per_s / device_ceiling,
         share_of_lower=samples_per_s / lowest,

@@ -215,6 +215,9 @@ class Measurement(FrozenModel):
     copy_ceiling: float | None = None
     """Rate of moving batches to the device, from memory pinned as in the trial; None without such a device, or where
     not measured."""
+    host_ceiling: float | None = None
+    """Rate of the host that takes batches that lie ready and launches their work; None where the host is the device, or
+    where not measured."""
     ceilings: Ceilings | None = None
     """What the rates above come from, where this trial measured them itself."""
     breakdown: TimeBreakdown | None = None

@@ -6,7 +6,7 @@ Each ceiling is measured once for the settings that it depends on; a CeilingBook
 from __future__ import annotations
 
 from autotune.protocol.jobs import NO_EXTRAS, Extras, WindowRules
-from autotune.records.ceilings import CeilingBook, copy_key, device_key, loader_key
+from autotune.records.ceilings import CeilingBook, copy_key, device_key, host_ceiling_of, loader_key
 from autotune.records.measurement import Ceilings
 from autotune.records.trial import TrialResult
 from autotune.settings.training_config import TrainingConfig
@@ -56,16 +56,15 @@ def with_ceilings(
         device=asked.device_ceiling and own.device is None,
         copy=asked.copy_ceiling and own.copy is None,
     )
+    loader, device = book.loader.get(loader_key(config)), book.device.get(device_key(config))
+    copy = book.copy.get(copy_key(config))
     known = {
-        "loader_ceiling": book.loader.get(loader_key(config)),
-        "device_ceiling": book.device.get(device_key(config)),
-        "copy_ceiling": book.copy.get(copy_key(config)),
+        "loader_ceiling": loader and loader.samples_per_s,
+        "device_ceiling": device and device.samples_per_s,
+        "copy_ceiling": copy and copy.samples_per_s,
+        "host_ceiling": host_ceiling_of(device, measurement.window.take_s),
     }
-    missing = {
-        name: ceiling.samples_per_s
-        for name, ceiling in known.items()
-        if ceiling is not None and getattr(measurement, name) is None
-    }
+    missing = {name: rate for name, rate in known.items() if rate is not None and getattr(measurement, name) is None}
     return result.model_copy(update={"measurement": measurement.model_copy(update=missing)}) if missing else result
 
 

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader
 from autotune.analysis.forecast.expectation import PINNING_KINDS
 from autotune.note import Note, note
 from autotune.protocol.jobs import Extras
+from autotune.records.ceilings import host_ceiling_of
 from autotune.records.measurement import Ceilings, Measurement
 from autotune.settings.applied.tf_data import TfLoader
 from autotune.worker.after_window.activations.measure import measure_activations
@@ -161,10 +162,21 @@ def _take_batches(after: _After) -> None:
 
 def _measure_device(after: _After) -> None:
     _need_batches(after)
+    window = after.measurement.window
     with after.trainer.without_exchange():
-        ceiling = device_alone(after.trainer, after.held, seconds=after.extras.stretch_s, ends_at=after.run.ends_at)
+        ceiling = device_alone(
+            after.trainer,
+            after.held,
+            seconds=after.extras.stretch_s,
+            pause_s=window.starved_s / sum(block.batches for block in window.blocks),
+            ends_at=after.run.ends_at,
+        )
     before = after.measurement.ceilings or Ceilings()
-    after.add(ceilings=before.model_copy(update={"device": ceiling}), device_ceiling=ceiling.samples_per_s)
+    after.add(
+        ceilings=before.model_copy(update={"device": ceiling}),
+        device_ceiling=ceiling.samples_per_s,
+        host_ceiling=host_ceiling_of(ceiling, window.take_s),
+    )
 
 
 def _measure_copy(after: _After) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import cycle, islice
 from math import ceil, inf, isfinite
-from time import perf_counter
+from statistics import fmean
+from time import perf_counter, sleep
 from typing import Any
 
 from autotune.analysis.rates import mean_rate, window_rate
@@ -37,6 +38,8 @@ _WARM_STEPS = 2  # optimizer steps on held batches before the clock starts; the 
 MOST_SKIPS = 17
 """Steps that float16 may skip before it trains: a GradScaler halves its scale of 65536 so often until it is below 1.
 Source: torch.amp.GradScaler, init_scale and backoff_factor."""
+_LAUNCHED_STEPS = 5  # optimizer steps of which the host's launching is timed
+_LEAST_PAUSE_S = 1e-4  # of the loop, below which the host is as good as never idle
 _WARM_COPIES = 2  # before the clock starts; the last one is timed to plan the stretch
 _MOST_COPIES = 10_000  # launched before the host waits for them: bounds what the driver has to remember
 _FEWEST_STEPS = 3  # as few as peaks of memory are read over (CONTRIBUTING, Rules of measuring)
@@ -75,17 +78,22 @@ def loader_alone(
     return _ceiling_of(window if restart_s is None else window.model_copy(update={"expected_restart_s": restart_s}))
 
 
-def device_alone(trainer: StepTrainer, held: Sequence[Held], *, seconds: float, ends_at: float = inf) -> Ceiling:
+def device_alone(
+    trainer: StepTrainer, held: Sequence[Held], *, seconds: float, pause_s: float = 0.0, ends_at: float = inf
+) -> Ceiling:
     """The rate of training on batches that lie on the device, in turns; whole optimizer steps.
 
-    Synchronised at the edges alone, so that launching runs ahead as it does in training. The model goes on learning
-    from the same batches: what the run is worth afterwards is nothing. Where the user's code changes their tensors in
-    place, copies are made outside the clock; of large batches for one optimizer step after the other.
+    Synchronised at the edges alone, so that launching runs ahead as it does in training; what the host takes to launch
+    a batch is measured behind it. The model goes on learning from the same batches: what the run is worth afterwards is
+    nothing. Where the user's code changes their tensors in place, copies are made outside the clock; of large batches
+    for one optimizer step after the other.
 
     Args:
         trainer: Where training stands.
         held: What `resident` has given.
         seconds: Length of the stretch; at least three optimizer steps unless these take twice that, then at least one.
+        pause_s: Seconds for which the host waits for data before each batch of the loop. Launching after a pause takes
+            longer than in a tight loop.
         ends_at: Time of perf_counter at which the deadline is near; beyond one step nothing is begun then.
 
     Raises:
@@ -105,7 +113,42 @@ def device_alone(trainer: StepTrainer, held: Sequence[Held], *, seconds: float, 
         spent_s, taken = spent_s + stretch_s, supply.handed_out - first
     samples = sum(held[index % len(held)].samples for index in range(first, supply.handed_out))
     _check_trained(trainer, scale, float(loss))
-    return Ceiling(samples_per_s=samples / spent_s, samples=samples, seconds=spent_s, batches=taken)
+    step_s = spent_s * per_step / taken
+    host_s = _launch_s(trainer, supply, step_s=step_s, pause_s=pause_s, seconds=seconds, ends_at=ends_at)
+    return Ceiling(samples_per_s=samples / spent_s, samples=samples, seconds=spent_s, batches=taken, host_s=host_s)
+
+
+def _launch_s(
+    trainer: StepTrainer, supply: Reused, *, step_s: float, pause_s: float, seconds: float, ends_at: float
+) -> float | None:
+    """Return the seconds in which the host launches a batch's work, the least of a few optimizer steps.
+
+    The device has done all before each of them, so that no full queue of launches makes the host wait. Unless the loop
+    pauses, or steps are long, another step comes right before the timed one, as in a loop. float16 without a fused
+    optimizer waits for the device in each step, to see whether gradients are finite: there it is not known. Source:
+    torch.amp.GradScaler.step.
+    """
+    per_step, is_paused = trainer.config.grad_accum_steps, pause_s >= _LEAST_PAUSE_S
+    waits_within = trainer.config.amp_dtype == "float16" and not trainer.config.fused
+    if trainer.device.kind == "cpu" or waits_within:
+        return None
+    steps = 1 if is_paused or 2 * step_s > seconds else 2
+    least_s, stop_at = inf, min(ends_at, perf_counter() + seconds)
+    for done in range(_LAUNCHED_STEPS):
+        if done and perf_counter() + steps * step_s > stop_at:
+            break
+        batches = supply.take(steps, per_step)
+        trainer.device.synchronize()
+        took_s = list[float]()
+        for batch in batches:
+            if is_paused:
+                sleep(pause_s)
+            begun = perf_counter()
+            trainer.train(batch)
+            took_s.append(perf_counter() - begun)
+        least_s = min(least_s, fmean(took_s[-per_step:]))
+    trainer.device.synchronize()
+    return least_s
 
 
 def copy_alone(
@@ -113,8 +156,7 @@ def copy_alone(
 ) -> Ceiling:
     """The rate of moving batches from the host to the device, in turns, as training does it, without computing.
 
-    From pinned memory the host launches one copy after another, and waits for them all at the end of a stretch. Has
-    never run on a device.
+    From pinned memory the host launches one copy after another, and waits for them all at the end of a stretch.
 
     Args:
         trainer: Moves a batch by `to_device`, in the configuration's layout.

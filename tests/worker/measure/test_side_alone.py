@@ -27,6 +27,7 @@ from autotune.worker.measure.side_alone import collect, copy_alone, device_alone
 from autotune.worker.measure.step import Step, Trainer, make_trainer
 from autotune.worker.setup.device import Device, open_device
 from autotune.worker.setup.loader import build_loader
+from tests import accelerator
 from tests.accelerator import CALLS, DEVICES, NAME, on_simulated_device
 from tests.factories import make_window
 
@@ -324,3 +325,38 @@ def test_batches_are_collected_within_a_count_and_a_size(
 
 def test_batches_are_collected_for_a_time_alone() -> None:
     assert len(collect(started(rows(400), config_of()), count=5, seconds=-1.0)) == 1
+
+
+class Launching:
+    """A step that the host launches in 1 ms, in 3 ms right after a pause, and the device works on for 20 ms."""
+
+    def __init__(self) -> None:
+        self.clock, self.is_cold = accelerator.use_still_clock(), False
+        alone.perf_counter, alone.sleep = self.clock.now, self.pause  # type: ignore[attr-defined] # in a process of its own
+
+    def pause(self, seconds: float) -> None:
+        self.clock.time += seconds
+        self.is_cold = True
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        self.clock.time += 0.003 if self.is_cold else 0.001
+        self.is_cold = False
+        DEVICES[0].queue.launch(0.02)
+        return model(batch[0]).sum() * 0.0  # type: ignore[no-any-return] # torch has not typed it
+
+
+@pytest.mark.parametrize(("pause_s", "host_s"), [(0.0, 0.001), (0.01, 0.003)])
+@on_simulated_device
+def test_launching_is_timed_without_the_device_and_after_the_loops_own_pause(pause_s: float, host_s: float) -> None:
+    step, sim, model = Launching(), open_device("sim:0"), nn.Linear(4, 2).to("sim:0")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    trainer = make_trainer(model, optimizer, Step(step, "made up"), config_of(), sim)
+    held = resident(trainer, [Held((torch.zeros(8, 4),), 8)])
+    ceiling = device_alone(trainer, held, seconds=1.0, pause_s=pause_s)
+    assert ceiling.samples_per_s == pytest.approx(8 / 0.02, rel=0.01)
+    assert ceiling.host_s == pytest.approx(host_s)
+
+
+def test_a_processor_is_its_own_device_and_launches_nothing() -> None:
+    ceiling = device_alone(trainer_of(config_of()), [Held((torch.zeros(8, 4),), 8)], seconds=SHORT_S)
+    assert ceiling.host_s is None
