@@ -67,14 +67,16 @@ def redundant_among(
 
     More workers than a slow device needs change nothing, nor does a faster device with as many threads behind a slow
     loader; with fewer threads workers have more of the cores. Without workers both sides may limit the rate, one after
-    the other. Copies that are short change nothing, from memory that is pinned or not. A tried configuration counts
-    only if it is among `configs`.
+    the other. Copies that are short change nothing, from memory that is pinned or not, unless the host may be the
+    limit, which takes pinned batches in less time. A tried configuration counts only if it is among `configs`.
     """
-    (slow_loader, slow_device, slow_copy), (fast_loader, fast_device, fast_copy) = _sides(forecast)
+    (slow_loader, slow_device, slow_copy, slow_host), fast = _sides(forecast)
+    fast_loader, fast_training = fast[0], np.min(fast[1:], axis=0)
     # at worst nothing of a copy is hidden, at best all of it
-    slow_training, fast_training = 1 / (1 / slow_device + 1 / slow_copy), np.minimum(fast_device, fast_copy)
+    slow_training = np.minimum(1 / (1 / slow_device + 1 / slow_copy), slow_host)
     has_ample_loader, has_ample_device = slow_loader > AMPLE * fast_training, slow_training > AMPLE * fast_loader
-    has_short_copy = fast_training <= _SHORT_COPY * slow_copy
+    has_ample_host = slow_host > AMPLE * np.min(fast[:3], axis=0)
+    has_short_copy = (fast_training <= _SHORT_COPY * slow_copy) & has_ample_host
     places = {config: place for place, config in enumerate(configs)}
     tried_places = [places[config] for config in tried if config in places and config.num_workers > 0]
 
@@ -124,12 +126,13 @@ def _pins_in_vain(
     The same with a value that was tried tells as much, or has told it. Where copies were not measured, or all that is
     left has other values and was not tried otherwise, none.
     """
-    (_, _, slow_copy), (fast_loader, fast_device, _) = _sides(forecast)
+    (_, _, slow_copy, slow_host), (fast_loader, fast_device, _, _) = _sides(forecast)
     known, has_run = {config.pin_memory for config in tried}, set(tried)
     slowest = min(
         (rate for config, rate in zip(configs, slow_copy, strict=True) if config.pin_memory in known), default=inf
     )
-    is_short = np.minimum(fast_loader, fast_device) <= _SHORT_COPY * np.minimum(slow_copy, slowest)
+    fastest = np.minimum(fast_loader, fast_device)
+    is_short = (fastest <= _SHORT_COPY * np.minimum(slow_copy, slowest)) & (slow_host > AMPLE * fastest)
     are_left = any(config.pin_memory in known and config not in has_run for config in configs)
     is_other = [
         config.pin_memory not in known
@@ -140,9 +143,9 @@ def _pins_in_vain(
 
 
 def _sides(forecast: Forecast) -> tuple[Floats, Floats]:
-    """The rates of loader, device and copies at the lower and at the upper end of their intervals, (3, configs)."""
-    rates = np.stack([forecast.loader, forecast.device, forecast.copy])
-    spread = _INTERVAL_SDS[1] * np.stack([forecast.loader_sd, forecast.device_sd, forecast.copy_sd])
+    """Rates of loader, device, copies and host at the lower and at the upper end of their intervals, (4, configs)."""
+    rates = np.stack([forecast.loader, forecast.device, forecast.copy, forecast.host])
+    spread = _INTERVAL_SDS[1] * np.stack([forecast.loader_sd, forecast.device_sd, forecast.copy_sd, forecast.host_sd])
     return rates * np.exp(-spread), rates * np.exp(spread)
 
 

@@ -18,7 +18,7 @@ from autotune.analysis.forecast.rate_model import Observation
 from autotune.analysis.rates import mean_rate
 from autotune.analysis.statistics import NORMAL_95
 from autotune.note import Note, note
-from autotune.records.ceilings import Ceiling, CeilingBook, device_key, loader_key
+from autotune.records.ceilings import Ceiling, CeilingBook, device_key, host_ceiling_of, loader_key
 from autotune.records.diagnosis import CurvePoint, Curves
 from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import LOADER_SETTINGS, TrainingConfig
@@ -46,6 +46,9 @@ _SIDE_SD = {"cpu": 0.08}
 cores: our own convention."""
 _OTHER_SIDE_SD = 0.02
 """The same on a device of its own: our own convention."""
+_HOST_SD = 0.1
+"""The same of a host's launching alone, and of its taking of batches that lie ready: our own convention. An H100's host
+launched one step in 2.6 to 4.5 ms within minutes (docs/gpu.md)."""
 _LEAST_RUN_SD = 0.002
 """Of a run by its own window, however narrow that is: our own convention; the spread between runs comes on top."""
 _STOPPED_SD = 0.05
@@ -161,6 +164,9 @@ def rate_observations(
         if ceiling is not None:
             seen = side_observation(side, config, ceiling.samples_per_s, device_kind, ceiling.relative_sd or 0.0)
             yield replace(seen, cpu_s_per_sample=cpu_s)
+            launching = host_ceiling_of(ceiling, take_s=None)
+            if launching is not None:
+                yield Observation(kind="launch", config=config, samples_per_s=launching, relative_sd=_HOST_SD)
 
 
 def _most_telling(records: Sequence[TrialRecord]) -> Sequence[TrialRecord]:
@@ -205,6 +211,10 @@ def _runs_of(record: TrialRecord) -> Iterator[Observation]:
         rates.insert(0, (rate, _STOPPED_SD + half_width / rate / NORMAL_95))
     for rate, sd in rates:
         yield Observation(kind="run", config=record.config, samples_per_s=rate, relative_sd=sd)
+    for window in (run.window for run in record.runs):
+        if window.take_s:
+            taking = window.raw_samples_per_s * window.batch_s / window.take_s
+            yield Observation(kind="take", config=record.config, samples_per_s=taking, relative_sd=_HOST_SD)
 
 
 def _is_loader_out_of_reach(space: ResolvedSpace, book: CeilingBook) -> bool:

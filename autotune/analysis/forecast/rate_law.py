@@ -1,4 +1,4 @@
-"""The law of a training rate: what loader, device, copies and all together reach, from a few costs. Pure.
+"""The law of a training rate: what loader, device, copies, host and all together reach, from a few costs. Pure.
 
 Comes in: what of configurations the law depends on (Circumstances), and a state of costs, each a row of logarithms.
 Goes out: the logarithms of the rates, and their derivatives by the state.
@@ -6,8 +6,12 @@ Goes out: the logarithms of the rates, and their derivatives by the state.
 An optimizer step takes k (a + b B) + c seconds (k micro batches of B samples), and in a group what is seen of
 exchanging gradients on top. Where batches are copied to the device, the copies that computing does not hide add to a
 run's time. Workers share the items, up to where more no longer help, and handing a batch over costs each of them
-something. Side by side the slowest of loader, training and cores sets the rate, softened; in turns the times add up.
-Runs fall short of that by a share.
+something. Side by side the slowest of loader, training, cores and host sets the rate, softened; in turns the times add
+up. Runs fall short of that by a share.
+
+The host of an accelerator launches the work of each micro batch, which takes longer in a loop than alone. Before that
+it takes the batch from the queue, or makes it where there are no workers, and waits for copies from pageable memory:
+these are one after the other, and add up.
 
 A copy on the stream that computes follows the kernels before it, so that its time adds to theirs, from pinned memory
 too; one from pageable memory makes the host wait as well, which launches nothing meanwhile. What runs hide of it (the
@@ -40,6 +44,9 @@ COSTS = (
     "exchange",
     "copies",
     "hidden",
+    "launching",
+    "slower",
+    "taking",
     "softness",
     "crowding",
     "shortfall",
@@ -48,7 +55,9 @@ COSTS = (
 don't help; `samples`: samples per second of one device if the batch were endless; the costs `per_batch` (that a worker
 hands over), `per_micro_batch`, `per_step` and `exchange` (seen in a run, of a group) over the time of a usual batch's
 samples; `copies`: samples per second that copies bring to one device; `hidden`: the logit of the share of that time
-which a run hides; `softness` of the minimum, the larger the harder: two equal sides reach 2 ** (-1 / softness) of
+which a run hides; `launching`: samples per second of usual batches that a host launches; `slower`: the seconds of
+launching in a loop over those alone; `taking`: samples per second of usual batches that lie ready and are taken;
+`softness` of the minimum, the larger the harder: two equal sides reach 2 ** (-1 / softness) of
 either together, as random items and a short queue between them have it; `crowding`: by how much the logarithm of a
 run's rate is less with more threads than cores, as a rule little, but many times the rate where threads spin;
 `shortfall`: a run's rate over the joint one. Logarithms all but `hidden`."""
@@ -62,6 +71,9 @@ run's rate is less with more threads than cores, as a rule little, but many time
     _EXCHANGE,
     _COPIES,
     _HIDDEN,
+    _LAUNCHING,
+    _SLOWER,
+    _TAKING,
     _SOFTNESS,
     _CROWDING,
     _SHORTFALL,
@@ -79,9 +91,16 @@ class Rates(NamedTuple):
 
     loader: Floats
     device: Floats
+    """On batches that it holds, in a tight loop: the slower of its kernels and of their launching."""
     run: Floats
     copy: Floats
     """Infinite where nothing is copied."""
+    launch: Floats
+    """Of a host that launches and does nothing else. Infinite where that is not known, as those below."""
+    take: Floats
+    """Of a host that takes batches from a full queue."""
+    host: Floats
+    """Of a host in a loop that waits neither for the device nor for data."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +120,12 @@ class Circumstances:
     """There are more threads and workers than cores, on a CPU."""
     is_copied: NDArray[np.bool_]
     """Batches are copied to the device, and what that takes is known."""
+    is_blocking: NDArray[np.bool_]
+    """The host waits for these copies: they come from pageable memory."""
+    is_launched: NDArray[np.bool_]
+    """A host launches work for an accelerator, and what that takes is known."""
+    is_taken: NDArray[np.bool_]
+    """Workers load, and what taking a batch that lies ready costs is known."""
     busy: Floats
     """Cores that training keeps busy."""
     cores: Floats
@@ -136,9 +161,12 @@ class Circumstances:
 
 def law(state: Floats, here: Circumstances) -> tuple[Rates, Callable[[], Rates]]:
     """The logarithms of all rates in a state, (costs, configs), and a call for their derivatives by it."""
-    (device, of_device), loader, copy = _device(state, here), _loader(state, here), _copy(state, here)
-    training, of_training = _training(state, here, device, of_device, copy)
-    bounds, crowding = _bounds(loader, device, training, here), here.is_crowded * np.exp(state[_CROWDING])
+    (kernels, of_kernels), loader, copy = _device(state, here), _loader(state, here), _copy(state, here)
+    training, of_training = _training(state, here, kernels, of_kernels, copy)
+    launch, take = _launch(state, here), _take(state, here)
+    host, shares = _host(state, here, launch, take, loader, copy)
+    device, of_which = _slower_of(kernels, launch)
+    bounds, crowding = _bounds(loader, kernels, training, host, here), here.is_crowded * np.exp(state[_CROWDING])
     joint, weights = _joint(bounds, state[_SOFTNESS], here.is_overlapped)
 
     def slopes() -> Rates:
@@ -146,15 +174,21 @@ def law(state: Floats, here: Circumstances) -> tuple[Rates, Callable[[], Rates]]
         of_loader[_ITEMS] = 1.0
         of_loader[_PER_BATCH] = np.where(here.workers > 0, -_share(state[_PER_BATCH] - here.log_batch), 0.0)
         of_loader[_MOST_WORKERS] = _share(_WORKERS_SOFTNESS * (here.log_processes - state[_MOST_WORKERS]))
-        of_cores = here.busy * np.exp(-device) / _cpu_s(device, here) * of_device
-        of_run = sum(weight * slope for weight, slope in zip(weights, (of_loader, of_training, of_cores), strict=True))
-        of_run[_SOFTNESS] = np.where(here.is_overlapped, (weights * bounds).sum(axis=0) - joint, 0.0)
+        of_copy, of_launch, of_take = np.zeros_like(state), np.zeros_like(state), np.zeros_like(state)
+        of_copy[_COPIES], of_launch[_LAUNCHING], of_take[_TAKING] = here.is_copied, here.is_launched, here.is_taken
+        of_sides = zip(shares, (of_launch, of_take, of_loader, of_copy), strict=True)
+        of_host = sum((share * slope for share, slope in of_sides), np.zeros_like(state))
+        of_host[_SLOWER] = -shares[0]
+        of_cores = here.busy * np.exp(-kernels) / _cpu_s(kernels, here) * of_kernels
+        bounding = zip(weights, (of_loader, of_training, of_cores, of_host), strict=True)
+        of_run = sum((weight * slope for weight, slope in bounding), np.zeros_like(state))
+        known = np.where(np.isfinite(bounds), bounds, 0.0)  # what is infinite has no weight
+        of_run[_SOFTNESS] = np.where(here.is_overlapped, (weights * known).sum(axis=0) - joint, 0.0)
         of_run[_SHORTFALL], of_run[_CROWDING] = 1.0, -crowding
-        of_copy = np.zeros_like(state)
-        of_copy[_COPIES] = here.is_copied
-        return Rates(of_loader, of_device, of_run, of_copy)
+        of_device = of_which[0] * of_kernels + of_which[1] * of_launch
+        return Rates(of_loader, of_device, of_run, of_copy, of_launch, of_take, of_host)
 
-    return Rates(loader, device, joint + state[_SHORTFALL] - crowding, copy), slopes
+    return Rates(loader, device, joint + state[_SHORTFALL] - crowding, copy, launch, take, host), slopes
 
 
 def rates_of(state: Floats, here: Circumstances) -> Rates:
@@ -219,15 +253,53 @@ def _copy(state: Floats, here: Circumstances) -> Floats:
     return np.where(here.is_copied, state[_COPIES] + here.log_ranks, inf)
 
 
-def _bounds(loader: Floats, device: Floats, training: Floats, here: Circumstances) -> Floats:
-    """What limits a run, (3, configs): loader, training with its copies, and cores."""
-    return np.stack([loader, training, np.log(here.cores / _cpu_s(device, here))])
+def _launch(state: Floats, here: Circumstances) -> Floats:
+    """Of launching alone, each rank's by a host process of its own."""
+    return np.where(here.is_launched, state[_LAUNCHING] + here.log_batch + here.log_ranks, inf)
+
+
+def _take(state: Floats, here: Circumstances) -> Floats:
+    """Of taking batches that lie ready, as each rank does."""
+    return np.where(here.is_taken, state[_TAKING] + here.log_batch + here.log_ranks, inf)
+
+
+def _host(
+    state: Floats, here: Circumstances, launch: Floats, take: Floats, loader: Floats, copy: Floats
+) -> tuple[Floats, Floats]:
+    """What a host does for a batch, one after the other, and the share of each in its time, (4, configs).
+
+    It launches, takes a batch from the queue or makes it, and waits for a copy that blocks.
+    """
+    makes, blocks = here.is_launched & (here.workers == 0), here.is_launched & here.is_blocking
+    rates = np.stack(
+        [
+            launch - state[_SLOWER],
+            np.where(here.is_launched, take, inf),
+            np.where(makes, loader, inf),
+            np.where(blocks, copy, inf),
+        ]
+    )
+    rate = -np.logaddexp.reduce(-rates, axis=0)
+    return rate, np.where(here.is_launched, np.exp(np.where(here.is_launched, rate, 0.0) - rates), 0.0)
+
+
+def _slower_of(kernels: Floats, launch: Floats) -> tuple[Floats, Floats]:
+    """The softened minimum of kernels and their launching side by side, and its slopes by both, (2, configs)."""
+    both = np.stack([kernels, launch])
+    rate = -np.logaddexp.reduce(-USUAL_SOFTNESS * both, axis=0) / USUAL_SOFTNESS
+    return rate, np.exp(USUAL_SOFTNESS * (rate - both))
+
+
+def _bounds(loader: Floats, kernels: Floats, training: Floats, host: Floats, here: Circumstances) -> Floats:
+    """What limits a run, (4, configs): loader, training with its copies, cores and host."""
+    return np.stack([loader, training, np.log(here.cores / _cpu_s(kernels, here)), host])
 
 
 def _joint(bounds: Floats, softness: Floats, is_overlapped: NDArray[np.bool_]) -> tuple[Floats, Floats]:
     """Side by side the softened minimum of the bounds, else loader and training one after the other; and its slopes."""
     hardness = np.where(is_overlapped, np.exp(softness), 1.0)
-    joined = np.where(is_overlapped, bounds, np.stack([bounds[0], bounds[1], np.full_like(bounds[2], inf)]))
+    nothing = np.full_like(bounds[2], inf)
+    joined = np.where(is_overlapped, bounds, np.stack([bounds[0], bounds[1], nothing, nothing]))
     rate = -np.logaddexp.reduce(-hardness * joined, axis=0) / hardness
     return rate, np.exp(hardness * (rate - joined))
 

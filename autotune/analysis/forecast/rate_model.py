@@ -41,7 +41,8 @@ from autotune.space.constraints import cores_within, hosts_of
 
 __all__ = ["Forecast", "Observation", "RateModel"]
 
-_KINDS = ("loader", "device", "run", "copy")
+_KINDS = ("loader", "device", "run", "copy", "launch", "take")
+"""What can be observed, in the order of the law's Rates."""
 _LEVEL_SD = 1.5
 """Prior standard deviation of a side's level: a factor of 4.5 either way, our own convention."""
 _AT_ONCE = 512
@@ -56,8 +57,8 @@ to fit: each is a start for the next. Our own convention."""
 class Observation:
     """A rate that was measured."""
 
-    kind: Literal["loader", "device", "run", "copy"]
-    """A side alone, or all in a trial."""
+    kind: Literal["loader", "device", "run", "copy", "launch", "take"]
+    """A side alone, of the host its launching or its taking of ready batches, or all in a trial."""
     config: TrainingConfig
     samples_per_s: float
     relative_sd: float
@@ -81,7 +82,10 @@ class Forecast:
     device_sd: Floats
     copy: Floats
     """Rate of copying batches alone; infinite where nothing is copied, or no copy was measured."""
+    host: Floats
+    """Rate of the host that launches and takes batches in a loop; infinite where that was not measured."""
     copy_sd: Floats
+    host_sd: Floats
     scatter_sd: float
     """By how much repeated measurements of the same settings differ, beyond `sd` and a measurement's own interval."""
 
@@ -219,6 +223,28 @@ _PRIORS: dict[str, _Process] = {
         mean_of=lambda config: float(config.pin_memory),  # a quarter of one that does not
         level_sd=2.5,
     ),
+    "launching": _Process(
+        effects=(
+            _Effect(lambda config: config.amp_dtype, sd=0.3),  # autocast launches casts as well
+            _Effect(lambda config: (config.compile, config.compile_mode), sd=0.8),
+            _Effect(lambda config: config.fused, sd=0.2),
+            _Effect(lambda config: config.channels_last, sd=0.1),
+            _Effect(_batch, sd=0.05, length=3.0),
+            _Effect(lambda config: config.strategy, sd=0.3),
+        ),
+        level_sd=_LEVEL_SD,
+        interaction_sd=0.05,
+    ),
+    # 1.0 to 1.8 times as long as alone: docs/gpu.md, an H100's launching in tight loops and in loops with workers
+    "slower": _Process(mean=log(1.2), level_sd=0.25),
+    "taking": _Process(
+        effects=(
+            _Effect(lambda config: config.pin_memory, sd=1.0),  # the pinning thread takes from the workers then
+            _Effect(_workers, sd=0.2, length=1.5),
+            _Effect(_batch, sd=0.3, length=3.0),
+        ),
+        level_sd=_LEVEL_SD,
+    ),
     "softness": _Process(mean=log(USUAL_SOFTNESS), level_sd=1.0),
     "crowding": _Process(mean=log(0.01), level_sd=2.0),  # a per cent as a rule
     "shortfall": _Process(
@@ -272,7 +298,10 @@ class RateModel:
         state = self._prior_means(configs) + moved
         rates, slopes = law(state, here)
         informed = cross_covariance * posterior.jacobian[:, None, :]
-        loader_sd, device_sd, sd, copy_sd = (_sd(slope, informed, posterior.cholesky) for slope in slopes())
+        of = slopes()
+        loader_sd, device_sd, sd, copy_sd, host_sd = (
+            _sd(slope, informed, posterior.cholesky) for slope in (of.loader, of.device, of.run, of.copy, of.host)
+        )
         return Forecast(
             log_rate=rates.run,
             sd=sd,
@@ -282,6 +311,8 @@ class RateModel:
             device_sd=device_sd,
             copy=np.exp(rates.copy),
             copy_sd=copy_sd,
+            host=np.exp(rates.host),
+            host_sd=host_sd,
             scatter_sd=scatter_sd,
         )
 
@@ -349,22 +380,23 @@ class RateModel:
         mean = np.array([process.mean for process in _PROCESSES])
         mean[COSTS.index("most_workers")] = log(self.environment.cores)
         here = self._circumstances([seen.config for seen in self._seen])
-        usual = rates_of(np.repeat(mean[:, None], len(self._seen), axis=1), here)
+        means = np.repeat(mean[:, None], len(self._seen), axis=1)
+        usual = rates_of(means, here)
         observed = np.array([log(seen.samples_per_s) for seen in self._seen])
         is_run = np.array([seen.kind == "run" for seen in self._seen])
-        costs = [("loader", "items", usual.loader), ("device", "samples", usual.device)]
-        if self._knows_copies:
-            costs.append(("copy", "copies", usual.copy))
+        kernels = rates_of(means, replace(here, is_launched=np.zeros_like(here.is_launched))).device
+        costs = [("loader", "items", usual.loader), ("device", "samples", kernels)]
+        others = (("copy", "copies", usual.copy), ("launch", "launching", usual.launch), ("take", "taking", usual.take))
+        costs += [(side, cost, expected) for side, cost, expected in others if self._knows(side)]
         for side, cost, expected in costs:
             is_own = np.array([seen.kind == side for seen in self._seen])
             apart = observed - expected
             mean[COSTS.index(cost)] = apart[is_own].mean() if is_own.any() else apart[is_run].mean() + log(2)
         return mean
 
-    @cached_property
-    def _knows_copies(self) -> bool:
-        """Whether copies were measured alone. Where they were not, what they take is a part of what runs fall short."""
-        return any(seen.kind == "copy" for seen in self._seen)
+    def _knows(self, kind: str) -> bool:
+        """Whether a side was measured alone. Of copies and host, what was not is a part of what runs fall short."""
+        return any(seen.kind == kind for seen in self._seen)
 
     def _circumstances(self, configs: Sequence[TrainingConfig]) -> Circumstances:
         environment, cores = self.environment, self.environment.cores
@@ -394,7 +426,10 @@ class RateModel:
             micro_batches=np.array([config.grad_accum_steps for config in configs], dtype=np.float64),
             is_overlapped=np.array([overlaps(config, environment.device_kind) for config in configs], dtype=np.bool_),
             is_crowded=_are_crowded(configs, own_cores, environment),
-            is_copied=np.full(len(configs), self._knows_copies),
+            is_copied=np.full(len(configs), self._knows("copy")),
+            is_blocking=np.array([self._knows("copy") and not config.pin_memory for config in configs], dtype=np.bool_),
+            is_launched=np.full(len(configs), self._knows("launch")),
+            is_taken=np.array([self._knows("take") and config.num_workers > 0 for config in configs], dtype=np.bool_),
             busy=np.minimum(busy, own_cores) * [config.process_count for config in configs],
             cores=own_cores * [hosts_of(config, environment) for config in configs],
             loader_cpu_s=np.array([cpu_s_of.get(config.worker_threads, usual_cpu_s) for config in configs]),

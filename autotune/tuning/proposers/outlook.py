@@ -50,8 +50,8 @@ class Outlook:
     best_rate: float
     """Throughput that the best trial so far is believed to reach."""
     lower_ceiling: float
-    """Throughput that nothing that fits should pass: the lowest of what the fastest loader, the fastest device and the
-    fastest copies reach, each with a standard deviation on top."""
+    """Throughput that nothing that fits should pass: the lowest of what the fastest loader, device, copies and host
+    reach, each with a standard deviation on top."""
     scatter_sd: float
     """What measuring the same settings anew may differ by on this machine, relatively."""
 
@@ -100,6 +100,7 @@ def foresee(
         (forecast.loader, forecast.loader_sd),
         (forecast.device, forecast.device_sd),
         (forecast.copy, forecast.copy_sd),
+        (forecast.host, forecast.host_sd),
     ]
     ceilings = (float((side * np.exp(_CEILING_SDS * sd))[inside].max(initial=0.0)) for side, sd in sides)
     has_run = set(tried)

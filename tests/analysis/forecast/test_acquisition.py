@@ -35,6 +35,7 @@ def forecast(
     loader: float = FAST,
     device: float = FAST,
     copy: float = inf,
+    host: float = inf,
     side_sd: float = 0.05,
 ) -> Forecast:
     ones = np.ones(len(rates))
@@ -47,6 +48,8 @@ def forecast(
         device_sd=side_sd * ones,
         copy=copy * ones,
         copy_sd=(side_sd if copy < inf else 0.0) * ones,
+        host=host * ones,
+        host_sd=(side_sd if host < inf else 0.0) * ones,
         scatter_sd=0.0,
     )
 
@@ -98,6 +101,7 @@ def are_redundant(
     loader: list[float],
     device: list[float],
     copy: list[float] | None = None,
+    host: list[float] | None = None,
 ) -> list[bool]:
     """Which configurations are redundant, by the rates of the sides of each."""
     sides = forecast(*np.minimum(loader, device), side_sd=0.02)
@@ -110,6 +114,8 @@ def are_redundant(
         device_sd=sides.device_sd,
         copy=np.array(copy or [inf] * len(configs)),
         copy_sd=sides.copy_sd if copy is None else sides.device_sd,
+        host=np.array(host or [inf] * len(configs)),
+        host_sd=sides.host_sd if host is None else sides.device_sd,
         scatter_sd=0.0,
     )
     return [bool(value) for value in redundant_among(configs, known, tried)]
@@ -293,3 +299,21 @@ def test_a_trial_that_was_stopped_early_has_not_failed() -> None:
     for blocks in ((), (block,)):
         result = TrialResult(outcome="pruned", blocks=blocks)
         assert not has_failed(TrialRecord(number=1, config=OWN, result=result))
+
+
+def test_a_host_holds_the_gain_to_its_own_rate() -> None:
+    assert most_gain(forecast(SLOW, host=1.1 * SLOW, side_sd=0.0), SLOW) == pytest.approx([0.1])
+
+
+def test_pinning_is_not_redundant_where_the_host_may_be_the_limit() -> None:
+    configs = [workers(4), workers(4, pin_memory=True)]
+    sides: dict[str, list[float]] = {"loader": [FAST] * 2, "device": [SLOW] * 2, "copy": [1_000 * SLOW] * 2}
+    assert are_redundant(configs, configs[:1], **sides)[1]
+    assert not are_redundant(configs, configs[:1], **sides, host=[SLOW] * 2)[1]
+
+
+def test_more_workers_beside_a_host_that_is_the_limit_are_redundant() -> None:
+    configs = [workers(2), workers(4)]
+    sides: dict[str, list[float]] = {"loader": [FAST] * 2, "device": [FAST] * 2}
+    assert not are_redundant(configs, configs[:1], **sides)[1]
+    assert are_redundant(configs, configs[:1], **sides, host=[SLOW] * 2)[1]

@@ -25,6 +25,9 @@ def here(**changes: Any) -> Circumstances:
         "is_overlapped": True,
         "is_crowded": False,
         "is_copied": False,
+        "is_blocking": False,
+        "is_launched": False,
+        "is_taken": False,
         "busy": 0.0,
         "cores": 64.0,
     } | changes
@@ -126,6 +129,43 @@ def test_where_nothing_is_copied_no_cost_of_copies_changes_anything(
         assert not any(slope[row].any() for slope in slopes_of(other, where))
 
 
+def hosted(**changes: Any) -> Rates:
+    """Of a host that launches a batch of one sample in 1 s alone, in 1.5 s in a loop, and takes one in 0.5 s."""
+    costs = state(**AMPLE, samples=9.0, launching=0.0, slower=np.log(1.5), taking=np.log(2), copies=np.log(4))
+    return rates_of(costs, here(**{"is_launched": True, "is_taken": True} | changes))
+
+
+def test_a_host_takes_and_launches_one_after_the_other_and_holds_a_run() -> None:
+    known = hosted()
+    assert np.exp([known.launch[0], known.take[0], known.host[0]]) == pytest.approx([1.0, 2.0, 0.5])
+    assert rates(known)[2] == pytest.approx(0.5, rel=1e-3)
+
+
+@pytest.mark.parametrize("batch", [0.5, 4.0])
+def test_a_larger_batch_costs_the_host_as_much(batch: float) -> None:
+    assert np.exp(hosted(relative_batch=batch).host[0]) == pytest.approx(0.5 * batch)
+
+
+def test_each_rank_has_a_host_process_of_its_own() -> None:
+    assert np.exp(hosted(ranks=4.0).host[0]) == pytest.approx(2.0)
+
+
+def test_copies_that_block_and_items_that_no_worker_makes_add_to_the_hosts_time() -> None:
+    blocking = hosted(is_copied=True, is_blocking=True)
+    assert np.exp(blocking.host[0]) == pytest.approx(1 / (1.5 + 0.5 + 0.25))
+    pinned = hosted(is_copied=True)
+    assert np.exp(pinned.host[0]) == pytest.approx(0.5)
+    costs = state(items=np.log(2), most_workers=9.0, samples=9.0, launching=0.0, slower=np.log(1.5))
+    alone = rates_of(costs, here(is_launched=True, workers=0.0))
+    assert np.exp(alone.host[0]) == pytest.approx(1 / (1.5 + 0.5))
+
+
+def test_a_device_alone_is_the_slower_of_its_kernels_and_their_launching_without_the_loops_slowness() -> None:
+    for kernels, device in ((9.0, 1.0), (np.log(0.1), 0.1)):
+        costs = state(**AMPLE, samples=kernels, launching=0.0, slower=np.log(1.5))
+        assert rates(rates_of(costs, here(is_launched=True)))[1] == pytest.approx(device, rel=1e-3)
+
+
 @pytest.mark.parametrize(("is_crowded", "rate"), [(False, 1.0), (True, 0.25)])
 def test_too_many_threads_cost_a_run_alone(is_crowded: bool, rate: float) -> None:
     costs = state(**AMPLE, crowding=np.log(np.log(4)))
@@ -142,6 +182,7 @@ def test_too_many_threads_cost_a_run_alone(is_crowded: bool, rate: float) -> Non
     st.sampled_from([0.0, 0.5, 2.0]),
     st.sampled_from([0.0, 4.0]),
     st.booleans(),
+    st.booleans(),
 )
 def test_slopes_are_the_derivatives_of_the_rates(
     logs: list[float],
@@ -152,6 +193,7 @@ def test_slopes_are_the_derivatives_of_the_rates(
     busy: float,
     workers: float,
     is_copied: bool,
+    is_launched: bool,
 ) -> None:
     where = here(
         is_overlapped=is_overlapped,
@@ -161,16 +203,26 @@ def test_slopes_are_the_derivatives_of_the_rates(
         workers=workers,
         micro_batches=2.0,
         is_copied=is_copied,
+        is_blocking=is_copied,
+        is_launched=is_launched,
+        is_taken=is_launched and workers > 0,
     )
     where = replace(where, busy=np.array([busy]), loader_cpu_s=loader_cpu_s)
     costs, step = np.array(logs)[:, None], 1e-5
     known = rates_of(costs, where)
     assert np.isfinite(known[:3]).all()
-    assert np.isfinite(known.copy).all() == is_copied
-    sides = slice(None if is_copied else 3)
+    sides = [name for name, rate in known._asdict().items() if np.isfinite(rate).all()]
+    is_taken = bool(where.is_taken.all())
+    assert {"copy", "launch", "take", "host"} & {*sides} == {
+        *(["copy"] if is_copied else []),
+        *(["launch", "host"] if is_launched else []),
+        *(["take"] if is_taken else []),
+    }
     for row in range(len(COSTS)):
         moved = np.zeros_like(costs)
         moved[row] = step
-        after, before = (np.array(rates_of(costs + sign * moved, where)[sides]) for sign in (1, -1))
-        found = np.array([slope[row] for slope in slopes_of(costs, where)[sides]])
-        assert found == pytest.approx((after - before) / (2 * step), abs=1e-4)
+        after, before = (rates_of(costs + sign * moved, where)._asdict() for sign in (1, -1))
+        slopes = slopes_of(costs, where)._asdict()
+        for side in sides:
+            found = slopes[side][row]
+            assert found == pytest.approx((after[side] - before[side]) / (2 * step), abs=1e-4)
