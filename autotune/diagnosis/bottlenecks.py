@@ -181,12 +181,12 @@ def _threads(evidence: Evidence, work: float) -> Finding | None:
 def _between_operators(evidence: Evidence, compute: float, idle: float) -> Finding:
     """Gaps in which the device waits for the next operation; on the CPU the fixed cost of small operators too.
 
-    Gaps that are far longer than any launch are time that the script spends otherwise, in Python or asleep.
+    Gaps that are far longer than any launch are time that the script spends otherwise, in Python or asleep. Taking a
+    batch that lies ready from the loader is the host's work as launching is.
     """
-    roofline = evidence.curves.roofline
+    roofline, host = evidence.curves.roofline, _host_figures(evidence)
     if roofline is not None and roofline.operators:
-        outside_s = idle * evidence.config.micro_batch_size * evidence.config.world_size
-        outside_s /= evidence.measurement.samples_per_s
+        outside_s = idle * _loop_batch_s(evidence) - (evidence.measurement.window.take_s or 0.0)
         if outside_s / roofline.operators > _LONGEST_GAP_S:
             figures: dict[str, JsonValue] = {"outside_s": outside_s, "operators": roofline.operators}
             return Finding(bottleneck="script", share=idle, figures=figures)
@@ -195,7 +195,21 @@ def _between_operators(evidence: Evidence, compute: float, idle: float) -> Findi
         if operator_s < _SMALL_OPERATOR_S:
             figures = {"operators": roofline.operators, "operator_s": operator_s, "fixed_fraction": fixed}
             return Finding(bottleneck="launch", share=idle + compute * fixed, figures=figures)
-    return Finding(bottleneck="launch", share=idle)
+    return Finding(bottleneck="launch", share=idle, figures=host)
+
+
+def _host_figures(evidence: Evidence) -> dict[str, JsonValue]:
+    """Return what a batch takes of the host, by name, where that was measured."""
+    run = evidence.measurement
+    alone = None if run.ceilings is None else run.ceilings.device
+    if alone is None or alone.host_s is None:
+        return {}
+    return {"launch_s": alone.host_s, "take_s": run.window.take_s, "batch_s": _loop_batch_s(evidence)}
+
+
+def _loop_batch_s(evidence: Evidence) -> float:
+    """Return the seconds of one micro batch in the loop."""
+    return evidence.config.micro_batch_size * evidence.config.world_size / evidence.measurement.samples_per_s
 
 
 def _device_work(evidence: Evidence, share: float) -> Finding:

@@ -22,6 +22,8 @@ __all__ = ["FORMAT_ADVICE", "list_remedies"]
 
 _MOSTLY = 0.5
 """Of a batch's bytes, from which on its type is taken to be float32: our own convention, the larger part."""
+_LEAST_TAKING = 0.10
+"""Of a batch's time, from which on taking it from the loader is worth changing: our own convention, as for findings."""
 _LONGER_EPOCHS = 20
 """Times as long an epoch: our own convention, a restart then costs a twentieth of what it costs now."""
 _BYTES_LEFT = 0.5
@@ -147,6 +149,23 @@ def _small_operations(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
     roofline, has_graphs = evidence.curves.roofline, evidence.environment.device_kind in {"cuda", "rocm"}
     operators = None if roofline is None else roofline.operators
     yield _saving(evidence, "fuse_operations", finding, operators=operators, has_cuda_graphs=has_graphs)
+    yield from _hand_over(evidence, finding)
+
+
+def _hand_over(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
+    """Batches of fewer tensors, where taking one that lies ready costs the training process much of a step.
+
+    Each tensor in shared memory comes with a file descriptor, received over a socket of its own. Sources:
+    torch/multiprocessing/reductions.py, rebuild_storage_fd; pytorch.org, torch.multiprocessing, "Sharing strategies".
+    """
+    take_s, batch_s = finding.figures.get("take_s"), finding.figures.get("batch_s")
+    if not isinstance(take_s, float) or not isinstance(batch_s, float) or take_s < _LEAST_TAKING * batch_s:
+        return
+    costs = evidence.measurement.loader_costs
+    figures: dict[str, JsonValue] = {"take_s": take_s, "batch_s": batch_s, "is_pinned": evidence.config.pin_memory}
+    figures["batch_tensors"] = None if costs is None else costs.batch_tensors
+    part = min(1.0, take_s / batch_s / finding.share) if finding.share > 0 else 1.0
+    yield _saving(evidence, "hand_over_less", finding, part, **figures)
 
 
 def _own_code(evidence: Evidence, finding: Finding) -> Iterator[Advice]:

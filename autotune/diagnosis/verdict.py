@@ -63,6 +63,7 @@ def headroom_today(evidence: Evidence) -> Headroom:
         loader_ceiling=loader_ceiling(evidence),
         device_ceiling=device_ceiling(evidence),
         copy_ceiling=copy_ceilings(evidence).get(evidence.config.pin_memory),
+        host_ceiling=evidence.measurement.host_ceiling,
     )
 
 

@@ -117,6 +117,8 @@ class LoaderCosts(FrozenModel):
     """Mean size of an item's tensors as they stand in the batch."""
     float32_fraction: _Fraction | None = None
     """Share of float32 in a batch's bytes; None where it was not measured, or the batch has no tensor."""
+    batch_tensors: int | None = None
+    """Tensors of a batch; None where not counted."""
     collate_s: float
     """One batch through collate_fn."""
     transfer_s: float | None = None

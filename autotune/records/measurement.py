@@ -273,6 +273,24 @@ class Measurement(FrozenModel):
         return next((reading.fraction for reading in self.busy_readings if reading.source == source), None)
 
     @property
+    def host_fraction(self) -> float | None:
+        """Share of the loop's time in which the device has nothing to do until the host launches more.
+
+        It is the breakdown's where there is one, else what the waits for data and the device's own work leave of the
+        time. 0 where the device holds the loop; None where that is not known, and on the CPU.
+        """
+        if self.window.host_ahead_s is None:
+            return None
+        if self.window.is_held_by_device:
+            return 0.0
+        if self.breakdown is not None:
+            return self.breakdown.idle.fraction
+        busy = None if self.device_ceiling is None else self.samples_per_s / self.device_ceiling
+        if busy is None or self.data_wait_fraction is None:
+            return None
+        return max(0.0, 1.0 - self.data_wait_fraction - busy)
+
+    @property
     def joules_per_sample(self) -> float | None:
         """Energy that the device drew for a sample: its mean power over the rate. None where it does not report it."""
         power_w = None if self.conditions is None else self.conditions.power_w

@@ -124,7 +124,7 @@ def tabulate(
     heads: Sequence[str] = (),
     *,
     kinds: Sequence[str] = (),
-    optional: str | None = None,
+    optional: Sequence[str] = (),
 ) -> Table:
     """Rows of cells, each by its head; of a cell that a row lacks nothing is known.
 
@@ -132,12 +132,12 @@ def tabulate(
         rows: the cells.
         heads: the columns in order; where not given, those of the first row.
         kinds: a word for each row, or none.
-        optional: head of a column that is left out where no row has a value for it.
+        optional: heads of columns that are left out where no row has a value for them.
     """
     rows = list(rows)
-    is_unknown = optional is not None and all(row.get(optional, NO_VALUE) == NO_VALUE for row in rows)
+    unknown = [head for head in optional if all(row.get(head, NO_VALUE) == NO_VALUE for row in rows)]
     given = heads or (tuple(rows[0]) if rows else ())
-    shown = tuple(head for head in given if head != optional or not is_unknown)
+    shown = tuple(head for head in given if head not in unknown)
     cells = tuple(tuple(row.get(head, NO_VALUE) for head in shown) for row in rows)
     return Table(heads=shown, rows=cells, row_kinds=tuple(kinds))
 

@@ -60,7 +60,8 @@ class Comparison(FrozenModel):
     verdicts: tuple[Verdict, Verdict]
     """Each search's verdict in a word."""
     limits: tuple[str | None, str | None]
-    """Which side of the recommended settings is the slower one: "loader", "device" or "copy"; null where not known."""
+    """Which side of the recommended settings is the slower one: "loader", "device", "copy" or "host"; null where not
+    known."""
     baseline: ComparedConfig
     recommended: ComparedConfig | None
     """null where one of them recommends nothing."""

@@ -50,6 +50,7 @@ _BESIDE_THE_RATE = (
     "loader_ceiling",
     "device_ceiling",
     "copy_ceiling",
+    "host_ceiling",
     "fullness",
     "loader_costs",
     "communication",
@@ -96,6 +97,9 @@ class Figures(FrozenModel):
     """Samples/s of the device alone, on batches that it already holds; null where not measured."""
     copy_ceiling: float | None = None
     """Samples/s of copying batches to the device alone; null where nothing is copied, or it was not measured."""
+    host_ceiling: float | None = None
+    """Samples/s of the host that takes batches that lie ready and launches their work; null on a CPU, and where not
+    measured."""
     breakdown: TimeBreakdown | None = None
     """Where the time goes, profiled in one run; its waits for data are the mean over the runs."""
     busy_readings: tuple[BusyReading, ...] = ()
@@ -126,6 +130,7 @@ class Figures(FrozenModel):
             loader_ceiling=self.loader_ceiling,
             device_ceiling=self.device_ceiling,
             copy_ceiling=self.copy_ceiling,
+            host_ceiling=self.host_ceiling,
         )
 
 

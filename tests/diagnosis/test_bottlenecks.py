@@ -7,10 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.diagnosis.bottlenecks import breakdown_of, find_bottlenecks, fixed_step_share
+from autotune.records.ceilings import Ceiling
 from autotune.records.diagnosis import Bottleneck, Curves, Evidence
+from autotune.records.measurement import Ceilings
 from autotune.records.utilization import Fullness
 from autotune.settings.training_config import TrainingConfig
-from tests.factories import CPU, make_breakdown, make_evidence, make_loader_costs, make_point, make_roofline
+from tests.factories import (
+    CPU,
+    make_breakdown,
+    make_evidence,
+    make_loader_costs,
+    make_point,
+    make_roofline,
+    make_window,
+)
 
 
 def shares(evidence: Evidence) -> dict[Bottleneck, Any]:
@@ -98,6 +108,21 @@ def test_gaps_that_are_longer_than_any_launch_are_the_scripts_own_code() -> None
     assert finding.figures == {"outside_s": pytest.approx(0.016), "operators": 50}
     launching = make_evidence(16_000.0, curves=curves, breakdown=make_breakdown(idle=0.8))  # 32 us between two
     assert shares(launching) == {"launch": 0.8, "compute": 0.2}
+
+
+def test_taking_a_ready_batch_is_the_hosts_work_and_not_the_scripts_own() -> None:
+    """Five operators and 1.6 ms of taking: gaps as long as a script's own code, which are not that."""
+    device = Ceiling(samples_per_s=32_000.0, samples=320, seconds=0.01, batches=10, host_s=0.3e-3)
+    evidence = make_evidence(
+        16_000.0,
+        curves=Curves(roofline=make_roofline(operators=5)),
+        breakdown=make_breakdown(idle=0.9),
+        ceilings=Ceilings(device=device),
+        window=make_window(16_000.0, take_s=1.6e-3),
+    )
+    finding, *_ = find_bottlenecks(evidence)
+    assert finding.bottleneck == "launch"
+    assert finding.figures == {"launch_s": 0.3e-3, "take_s": 1.6e-3, "batch_s": pytest.approx(2e-3)}
 
 
 def test_large_operators_with_a_fixed_cost_compute() -> None:

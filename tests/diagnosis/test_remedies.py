@@ -9,9 +9,20 @@ import pytest
 from autotune.diagnosis.advice import rank_advice
 from autotune.diagnosis.bottlenecks import find_bottlenecks
 from autotune.diagnosis.verdict import is_healthy
+from autotune.records.ceilings import Ceiling
 from autotune.records.diagnosis import Advice, Curves, Evidence
+from autotune.records.measurement import Ceilings
 from autotune.settings.training_config import TrainingConfig
-from tests.factories import CPU, make_breakdown, make_evidence, make_facts, make_loader_costs, make_point, make_roofline
+from tests.factories import (
+    CPU,
+    make_breakdown,
+    make_evidence,
+    make_facts,
+    make_loader_costs,
+    make_point,
+    make_roofline,
+    make_window,
+)
 
 MEMORY_BOUND = Curves(roofline=make_roofline(moved_bytes=0.8e11 * 0.032))
 PINNED = TrainingConfig(pin_memory=True)
@@ -29,6 +40,25 @@ def gain(evidence: Evidence) -> float | None:
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
 def test_small_operations_give_at_best_their_share(share: float) -> None:
     assert gain(make_evidence(breakdown=make_breakdown(idle=share))) == pytest.approx(1 / (1 - share) - 1)
+
+
+@pytest.mark.parametrize(
+    ("take_s", "kinds"), [(0.5e-3, ["fuse_operations", "hand_over_less"]), (0.1e-3, ["fuse_operations"])]
+)
+def test_taking_batches_for_a_tenth_of_a_step_is_worth_fewer_tensors(take_s: float, kinds: list[str]) -> None:
+    device = Ceiling(samples_per_s=32_000.0, samples=320, seconds=0.01, batches=10, host_s=1e-3)
+    evidence = make_evidence(
+        16_000.0,
+        breakdown=make_breakdown(idle=0.5),
+        ceilings=Ceilings(device=device),
+        window=make_window(16_000.0, take_s=take_s),
+        loader_costs=make_loader_costs(batch_tensors=4),
+    )
+    found = remedies(evidence)
+    assert [advice.kind for advice in found] == kinds
+    if len(found) == 2:
+        assert found[1].figures["batch_tensors"] == 4
+        assert found[1].expected_gain == pytest.approx(1 / 0.75 - 1), "the quarter of a batch's 2 ms is saved"
 
 
 def test_half_of_the_bytes_give_at_best_half_of_the_share() -> None:

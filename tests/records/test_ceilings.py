@@ -6,7 +6,15 @@ from math import inf
 
 import pytest
 
-from autotune.records.ceilings import Ceiling, CeilingBook, copy_key, headroom_of, loader_key, overlaps
+from autotune.records.ceilings import (
+    Ceiling,
+    CeilingBook,
+    copy_key,
+    headroom_of,
+    host_ceiling_of,
+    loader_key,
+    overlaps,
+)
 from autotune.settings.training_config import TrainingConfig
 
 REACHED = Ceiling(samples_per_s=10.0, samples=10, seconds=1.0, batches=1)
@@ -71,6 +79,20 @@ def test_copies_are_measured_once_for_each_kind_of_memory_and_layout_whatever_th
 def test_the_lowest_of_the_ceilings_leaves_the_room(
     loader: float, device: float, copy: float | None, lower: str, room: float
 ) -> None:
-    found = headroom_of(100.0, loader_ceiling=loader, device_ceiling=device, copy_ceiling=copy)
+    found = headroom_of(100.0, loader_ceiling=loader, device_ceiling=device, copy_ceiling=copy, host_ceiling=350.0)
     assert (found.lower, found.copy_ceiling) == (lower, copy)
     assert found.room == pytest.approx(room)
+
+
+def test_the_host_may_be_the_lowest_side() -> None:
+    found = headroom_of(100.0, loader_ceiling=300.0, device_ceiling=200.0, copy_ceiling=None, host_ceiling=110.0)
+    assert (found.lower, found.host_ceiling) == ("host", 110.0)
+    assert found.room == pytest.approx(0.1)
+
+
+def test_a_host_takes_a_batch_and_launches_its_work_one_after_the_other() -> None:
+    device = Ceiling(samples_per_s=1000.0, samples=640, seconds=0.64, batches=20, host_s=0.03)
+    assert host_ceiling_of(device, take_s=0.01) == pytest.approx(32 / 0.04)
+    assert host_ceiling_of(device, take_s=None) == pytest.approx(32 / 0.03)
+    assert host_ceiling_of(device.model_copy(update={"host_s": None}), take_s=0.01) is None
+    assert host_ceiling_of(None, take_s=0.01) is None

@@ -7,10 +7,11 @@ from typing import Any
 
 from autotune.diagnosis.verdict import judge
 from autotune.note import note
+from autotune.records.ceilings import Ceiling
 from autotune.records.diagnosis import Curves, Diagnosis
 from autotune.records.host_load import HostLoad
 from autotune.records.lengths import BucketForecast, Lengths, PackForecast, Tokens
-from autotune.records.measurement import Measurement
+from autotune.records.measurement import Ceilings, Measurement
 from autotune.records.recommendation import BreakEven, LargerBatch, Ratio
 from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import RunSummary
@@ -47,6 +48,7 @@ from tests.factories import (
     make_summary,
     make_trial,
     make_variants,
+    make_window,
     three_rounds,
 )
 
@@ -74,9 +76,11 @@ def single_runs(own: Any = None, best: Any = None, *, baseline: TrainingConfig =
     return make_summary(trials=trials, baseline=baseline, recommendation=make_recommendation(**NO_OTHERS | found))
 
 
-def ceilings(loader: float | None = None, device: float | None = None, copy: float | None = None) -> dict[str, float]:
+def ceilings(
+    loader: float | None = None, device: float | None = None, copy: float | None = None, host: float | None = None
+) -> dict[str, float]:
     """Return each side's throughput alone, as a measurement's fields."""
-    rates = {"loader_ceiling": loader, "device_ceiling": device, "copy_ceiling": copy}
+    rates = {"loader_ceiling": loader, "device_ceiling": device, "copy_ceiling": copy, "host_ceiling": host}
     return {name: rate for name, rate in rates.items() if rate is not None}
 
 
@@ -202,6 +206,8 @@ def headroom_cases() -> dict[str, RunSummary]:
         "device's ceiling too low": single_runs(ceilings(5000.0, 500.0)),
         "copies' ceiling too low": single_runs(ceilings(5000.0, 2000.0, 500.0)),
         "copies hold": single_runs(ceilings(9000.0, 2300.0, 1100.0), ceilings(9000.0, 5000.0, 4100.0)),
+        "host holds": single_runs(ceilings(9000.0, 2300.0, None, 1100.0), ceilings(9000.0, 5000.0, None, 4100.0)),
+        "host of several devices holds": single_runs(ceilings(9000.0, 2300.0, None, 1100.0), baseline=four),
         "nothing is left": single_runs(best=ceilings(9000.0, 4000.0)),
         "much is left": single_runs(best=ceilings(8000.0, 9000.0)),
         "loader's ceiling too low": single_runs(best=ceilings(900.0, 9000.0)),
@@ -389,6 +395,17 @@ def diagnosis_cases() -> dict[str, Diagnosis]:
         ),
         "copies-hold": make_evidence(
             500.0, breakdown=make_breakdown(copy=0.5), device_ceiling=1000.0, copy_ceiling=520.0
+        ),
+        "host-holds": make_evidence(
+            500.0,
+            breakdown=make_breakdown(idle=0.5),
+            device_ceiling=1000.0,
+            host_ceiling=520.0,
+            ceilings=Ceilings(
+                device=Ceiling(samples_per_s=1000.0, samples=3200, seconds=3.2, batches=100, host_s=0.0415)
+            ),
+            window=make_window(500.0, take_s=0.02),
+            loader_costs=make_loader_costs(batch_tensors=3),
         ),
         "device-not-measured": make_evidence(430.0, **wait, loader_ceiling=440.0, device_ceiling=None),
         "loader-not-measured": make_evidence(430.0, **wait, loader_ceiling=None, device_ceiling=1000.0),

@@ -26,6 +26,7 @@ _CEILINGS: Mapping[str, tuple[Callable[[Figures], float | None], Unit]] = {
     "loader alone": (lambda known: known.loader_ceiling, "plain_rate"),
     "copying alone": (lambda known: known.copy_ceiling, "plain_rate"),
     "device alone": (lambda known: known.device_ceiling, "plain_rate"),
+    "host alone": (lambda known: known.host_ceiling, "plain_rate"),
     "share of the lowest": (lambda known: None if known.headroom is None else known.headroom.share_of_lower, "share"),
 }
 

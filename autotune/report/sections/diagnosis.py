@@ -83,6 +83,8 @@ def _say_limit(diagnosis: Diagnosis) -> str:
         return ": the loader is the bottleneck"
     if headroom.lower == "copy" and holds:
         return ": copying batches to it is the bottleneck"
+    if headroom.lower == "host" and holds:
+        return ": the host that launches its work is the bottleneck"
     if is_measured and not overlaps(evidence.config, evidence.environment.device_kind):
         return ", and without workers the two take turns"
     return ""
@@ -153,6 +155,7 @@ def _today(diagnosis: Diagnosis) -> dict[str, str]:
         "loader alone": _ceiling(headroom.loader_ceiling, run.loader_ceiling, "its items' costs"),
         "device alone": _ceiling(headroom.device_ceiling, run.device_ceiling, "the waits for data"),
         "copying alone": show(headroom.copy_ceiling, "rate"),
+        "host alone": show(headroom.host_ceiling, "rate"),
         "peak memory": f"{show(run.peak_memory_bytes, 'bytes')} of {show(evidence.limit_bytes, 'bytes')}",
         "busy": ", ".join(f"{show(busy.fraction, 'share')} ({one_line(busy.source)})" for busy in run.busy_readings),
         **fullness_facts(run.fullness),

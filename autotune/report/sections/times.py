@@ -28,6 +28,8 @@ _CEILINGS = (
 _COPYING = "copying alone"
 """A column that is left out where nothing is copied."""
 _COPIES = "Copying alone: batches moved to the device, and not trained on."
+_HOST = "host alone"
+_LAUNCHING = "Host alone: batches that lie ready taken and their work launched, without waiting for the device."
 _FULLNESS = {
     "sm_fraction": "multiprocessors in use (GPM)",
     "sm_occupancy": "warps resident (GPM)",
@@ -76,16 +78,18 @@ def ceiling_section(measured: Mapping[str, Figures]) -> Section:
             "loader alone": show(known.loader_ceiling, "plain_rate"),
             "device alone": show(known.device_ceiling, "plain_rate"),
             _COPYING: show(known.copy_ceiling, "plain_rate"),
+            _HOST: show(known.host_ceiling, "plain_rate"),
             "share of the device's": show(known.headroom and known.headroom.share_of_device, "share"),
             "share of the lowest": show(known.headroom and known.headroom.share_of_lower, "share"),
         }
         for title, known in measured.items()
         if any(rate is not None for rate in (known.loader_ceiling, known.device_ceiling, known.copy_ceiling))
     ]
-    remarks = (_CEILINGS,) if rows else ()
-    if any(known.copy_ceiling is not None for known in measured.values()):
-        remarks = (f"{_CEILINGS} {_COPIES}",)
-    blocks = (tabulate(rows, optional=_COPYING), Bullets(sentences=remarks, is_remark=True))
+    remarks = [_CEILINGS] if rows else []
+    remarks += [_COPIES] if any(known.copy_ceiling is not None for known in measured.values()) else []
+    remarks += [_LAUNCHING] if any(known.host_ceiling is not None for known in measured.values()) else []
+    sentences = (" ".join(remarks),) if remarks else ()
+    blocks = (tabulate(rows, optional=(_COPYING, _HOST)), Bullets(sentences=sentences, is_remark=True))
     return Section(title="Ceilings: what loader and device reach alone", blocks=blocks)
 
 

@@ -59,7 +59,7 @@ def trial_table(summary: RunSummary) -> Table:
     trials = _shown(summary)
     kinds = [role_of(trial.number, summary) or ("" if trial.is_feasible else "failed") for trial in trials]
     rows = (_trial(trial, summary) for trial in trials)
-    return _with_interval_named(tabulate(rows, _HEADS, kinds=kinds, optional=_ENERGY), summary)
+    return _with_interval_named(tabulate(rows, _HEADS, kinds=kinds, optional=(_ENERGY,)), summary)
 
 
 def _shown(summary: RunSummary) -> list[TrialRecord]:
@@ -83,7 +83,7 @@ def confirmation_section(summary: RunSummary) -> Section:
     runs = [(index, entrant, run) for entrant in entrants for index, run in enumerate(entrant.rounds, 1)]
     in_turns = sorted(runs, key=lambda run: run[0])
     table = _with_interval_named(
-        tabulate(starmap(partial(_round, summary.run_spread), in_turns), optional=_ENERGY), summary
+        tabulate(starmap(partial(_round, summary.run_spread), in_turns), optional=(_ENERGY,)), summary
     )
     sources = _busy_sources((entrant.number, run) for _, entrant, run in runs)
     claims = Bullets(sentences=_claims(summary), is_remark=True)

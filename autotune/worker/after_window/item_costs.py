@@ -108,8 +108,8 @@ def costs_of(timed: TimedItems, batch: Any, samples: int, *, collate_s: float, *
         collate_s: Seconds of collating it.
         others: Further fields of LoaderCosts.
     """
-    seconds, item_bytes = timed.seconds, batch_bytes([batch])
-    float32_bytes = sum(tensor.nbytes for tensor in tensors_of(batch) if tensor.dtype == torch.float32)
+    seconds, item_bytes, tensors = timed.seconds, batch_bytes([batch]), tensors_of(batch)
+    float32_bytes = sum(tensor.nbytes for tensor in tensors if tensor.dtype == torch.float32)
     return LoaderCosts(
         items=len(seconds),
         item_s=fmean(seconds),
@@ -121,6 +121,7 @@ def costs_of(timed: TimedItems, batch: Any, samples: int, *, collate_s: float, *
         disk_bytes_per_item=timed.disk_bytes / len(seconds),
         item_bytes=item_bytes / samples,
         float32_fraction=float32_bytes / item_bytes if item_bytes else None,
+        batch_tensors=len(tensors),
         collate_s=collate_s,
         **others,
     )

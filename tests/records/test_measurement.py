@@ -1,0 +1,30 @@
+"""What a measurement says of who holds the loop: the device, or the host that launches its work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.factories import make_breakdown, make_measurement, make_window
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "changes", "fraction"),
+    [
+        (None, {"breakdown": make_breakdown(idle=0.4)}, None),
+        (0.05, {"breakdown": make_breakdown(idle=0.4)}, 0.0),
+        (0.02, {"breakdown": make_breakdown(idle=0.4)}, 0.4),
+        (0.02, {"device_ceiling": 200.0}, 0.4),
+        (0.02, {"device_ceiling": 90.0}, 0.0),
+        (0.02, {"device_ceiling": None}, None),
+        (0.02, {"device_ceiling": 200.0, "data_wait_fraction": None}, None),
+    ],
+)
+def test_the_host_has_what_waits_and_the_devices_work_leave_unless_the_device_is_always_behind(
+    ahead_s: float | None, changes: dict[str, Any], fraction: float | None
+) -> None:
+    # 100 samples/s in batches of 0.1 s, of which the loop waits for data a tenth
+    window = make_window(100.0, host_ahead_s=ahead_s)
+    measured = make_measurement(100.0, window=window, **{"data_wait_fraction": 0.1, "breakdown": None} | changes)
+    assert measured.host_fraction == (None if fraction is None else pytest.approx(fraction))
