@@ -44,6 +44,7 @@ from autotune.settings.plan import Plan
 from autotune.settings.training_config import LOADER_SETTINGS
 from autotune.study.study import Study
 from autotune.tuning.confirmation import Finals
+from autotune.tuning.host_bound import host_notes
 from autotune.tuning.loop import Search
 from autotune.tuning.outcomes import ConfirmationOutcome
 from autotune.tuning.probe import probe_workload
@@ -258,7 +259,8 @@ def _summarise(
     creeps = creep_notes_of(found.records, chosen, room)
     launcher = search.runner.launcher
     on_time = search.time.notes(has_shared=is_sharing(launcher))
-    notes = (*found.notes, *sure.notes, *creeps, *on_time, *notes_of(launcher))  # hosts come and go
+    held = host_notes(found, sure, chosen)
+    notes = (*found.notes, *sure.notes, *held, *creeps, *on_time, *notes_of(launcher))  # hosts come and go
     return RunSummary(
         name=plan.name,
         objective=plan.objective,

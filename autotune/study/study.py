@@ -8,7 +8,7 @@ that a study read back is complete; trials that were running when a search was i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from autotune.note import Note
 from autotune.records.run_spread import RunSpread
 from autotune.records.trial import Score, TrialRecord, TrialResult
 from autotune.settings.search_options import Method
-from autotune.settings.search_space import SettingValue
+from autotune.settings.search_space import Domain, SettingValue
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.constraints import same_behaviour_key
 from autotune.space.resolved_space import ResolvedSpace, setting_of
@@ -66,6 +66,7 @@ class Study:
         self.space = space
         self._storage = storage
         self._distributions = written.distributions_of(space)
+        self._seed = seed
         self._combinations = OpenCombinations(space, seed, self.is_open)
         self._left_out: list[dict[str, frozenset[SettingValue]]] = []
         self._keys: dict[TrainingConfig, str] = {}
@@ -217,6 +218,13 @@ class Study:
             self._enqueue(params, written.PROMISING if is_promising else None)
         self._waiting.add(self._key(config))
         return True
+
+    def widen(self, domains: Mapping[str, Domain]) -> None:
+        """Search these values too from now on, of settings that had a single one; nothing may be waiting."""
+        self.space = replace(self.space, domains={**self.space.domains, **domains})
+        self._distributions = written.distributions_of(self.space)
+        self._combinations = OpenCombinations(self.space, self._seed, self.is_open)
+        self._is_drained = False
 
     def leave_out(self, settings: Mapping[str, frozenset[SettingValue]]) -> None:
         """Try no configuration any more that has one of the values of each of these settings."""

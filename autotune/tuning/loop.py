@@ -24,6 +24,7 @@ from autotune.records.ceilings import CeilingBook
 from autotune.records.precision_check import guard_key
 from autotune.records.run_summary import Progress
 from autotune.records.trial import Score, TrialRecord, TrialResult, believed_score, best_of, reference_of
+from autotune.settings.training_config import TrainingConfig
 from autotune.space.constraints import hosts_of
 from autotune.space.resolved_space import ResolvedSpace
 from autotune.study.proposals import Params, first_guesses, largest_batch_variant, same_batch_variant
@@ -31,6 +32,7 @@ from autotune.study.study import Study, Trial
 from autotune.tuning.checks.precision import PrecisionGuard
 from autotune.tuning.extra_measurements import extras_of, with_ceilings
 from autotune.tuning.failure_attribution import FailureAttribution
+from autotune.tuning.host_bound import COMPILING_S, compilation_domains, is_host_bound, list_cures
 from autotune.tuning.outcomes import LEAST_GAIN, SearchOutcome, disturbances
 from autotune.tuning.proposers.proposer import Proposer
 from autotune.tuning.time_budget import TimeBudget
@@ -49,6 +51,11 @@ _PATIENT_AFTER = 4
 """Trials that do not count towards patience, the baseline and the first guesses: our own convention."""
 _CLOSING_TRIALS = 3
 """Trials kept for the end: the best at the baseline's batch, at the largest, and one that the sampler has begun."""
+
+_MOST_CURED = 2
+"""Leading configurations for which cures of a host-bound loop are tried: our own convention."""
+_FEWEST_BEFORE_CURES = 2
+"""Trials before them, the baseline and one more."""
 
 _REPEAT_WINDOW = WindowRules(max_s=2.0)
 """Another process tells more than a longer window does: our own convention, as short as a trial's may be."""
@@ -91,6 +98,8 @@ class Search:
     """Number of the trial that leads: it was the best when it was last made sure of."""
     _best: tuple[Sequence[TrialRecord], Mapping[int, float], TrialRecord | None] | None = None
     """The best, behind the trials and what was believed of them when it was found: it is asked for often."""
+    _cured: set[int] = field(default_factory=set)
+    """Trials for which cures of a loop that the host holds were proposed."""
     _repeating: set[int] = field(default_factory=set)
     """Trials that are being run again."""
 
@@ -232,6 +241,7 @@ class Search:
         """The next trial: what waits, what is proposed, else a sample. None: no more for now."""
         over, enough = self.time.why_over, None
         if over is None:
+            self._propose_cures()
             enough = self._why_enough()
             if enough is not None or self._is_near_its_end:
                 self._propose_closing()
@@ -303,6 +313,33 @@ class Search:
             self._enqueue(first_guesses(self.space))  # the model would only guess as well
         elif (proposal := self.proposer.propose(self.best)) is not None:
             self.study.propose(proposal.params, is_promising=proposal.is_promising)
+
+    def _propose_cures(self) -> None:
+        """Enqueue what asks less of the host, once each for the first configurations that lead and that it holds.
+
+        After the baseline alone, the model comes first, which knows of the host as well.
+        """
+        best = self.best
+        if best is None or best.number in self._cured or len(self._cured) == _MOST_CURED or self.study.has_waiting:
+            return
+        if (
+            len(self.study.ended) < _FEWEST_BEFORE_CURES
+            or best.measurement is None
+            or not is_host_bound(best.measurement)
+        ):
+            return
+        self._cured.add(best.number)
+        has_time = self.time.left_for_trials_s >= COMPILING_S and not self.time.is_brief
+        if has_time and not self.study.method.visits_all and best.config.world_size == 1:
+            domains = compilation_domains(best.measurement, self.space, self.time.budget)
+            if domains:
+                self.study.widen(domains)
+
+        def fits(config: TrainingConfig) -> bool:
+            reason = self.proposer.skip(config)
+            return reason is None or reason.code != "would_not_fit"
+
+        self._enqueue(list_cures(best.config, self.space, fits=fits))
 
     def _propose_closing(self) -> None:
         """Enqueue the best at the baseline's global batch, and at the largest that fits, and a plainer one.

@@ -35,6 +35,7 @@ from autotune.records.ceilings import CeilingBook
 from autotune.records.diagnosis import Curves
 from autotune.records.trial import OUT_OF_MEMORY, TrialRecord
 from autotune.settings.training_config import TrainingConfig
+from autotune.space.resolved_space import ResolvedSpace
 from autotune.study.combinations import Candidates
 from autotune.study.proposals import Params, params_of
 from autotune.study.study import Study, Trial
@@ -81,7 +82,8 @@ class ModelProposer:
     _peaks: tuple[tuple[int, int], MemoryModel] | None = None
     """The latest model of memory, and the numbers of runs and of looks that it was made from."""
     _believed: tuple[int, Mapping[int, float]] | None = None
-    _candidates: Candidates | None = None
+    _candidates: tuple[ResolvedSpace, Candidates] | None = None
+    """Of the space that was searched when they were made."""
     _outlook: tuple[tuple[int, int], Outlook] | None = None
     """The latest, and the numbers of ended and running trials that it was made at."""
     _same_batch_trials: int = 0
@@ -273,14 +275,14 @@ class ModelProposer:
 
     def _near(self, best: TrainingConfig) -> list[tuple[Params, TrainingConfig]]:
         space = self.study.space
-        if self._candidates is None:
-            self._candidates = Candidates(as_today(space, self._idle), self.seed)
+        if self._candidates is None or self._candidates[0] is not space:
+            self._candidates = space, Candidates(as_today(space, self._idle), self.seed)
         believed = self.believed()
         ended = [record for record in self.study.ended if record.number in believed]
         rates = {record.config: believed[record.number] for record in ended}
         fastest = sorted(rates, key=rates.__getitem__, reverse=True)[:_FASTEST]
         unchanged = {name: getattr(space.baseline, name) for name in self._idle}
-        found = self._candidates.near(list(dict.fromkeys([best, *fastest])))
+        found = self._candidates[1].near(list(dict.fromkeys([best, *fastest])))
         return [({**params, **unchanged}, config) for params, config in found]
 
     def _is_surprise(self, record: TrialRecord) -> bool:

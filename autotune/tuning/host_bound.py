@@ -1,0 +1,116 @@
+"""What to do where the host holds the best loop: configurations that may cure it, and what the report says of it. Pure.
+
+A loop is held by its host where the device waits for launches, or for the training process to take batches that lie
+ready. Larger micro batches, fused optimizers, pinned memory and CUDA graphs ask less of the host for each sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from autotune.note import Note, note
+from autotune.records.measurement import Measurement
+from autotune.records.recommendation import Recommendation
+from autotune.settings.budget import Budget
+from autotune.settings.search_space import Choices, Domain
+from autotune.settings.training_config import TrainingConfig
+from autotune.space.constraints import GRAPH_KINDS
+from autotune.space.domains import whole_numbers
+from autotune.space.resolved_space import ResolvedSpace
+from autotune.study.proposals import Params, compose_allowed, params_of
+from autotune.tuning.outcomes import ConfirmationOutcome, SearchOutcome
+
+__all__ = ["COMPILING_S", "compilation_domains", "host_notes", "is_host_bound", "list_cures"]
+
+_HOST_BOUND_FROM = 0.20
+"""Share of the time in which the device waits for the host, from which on cures are tried: our own convention."""
+_MOST_GROWTH = 4
+"""Times the micro batch, of a cure: our own convention. Launching then takes a quarter of what it took for a sample."""
+COMPILING_S = 120.0
+"""Seconds that compiling a model takes in a trial, with its CUDA graphs: our own convention. An H100 took up to 45 s
+for GPT-2 small and more for ResNet-50 (docs/gpu.md)."""
+_WORTH_COMPILING = 10.0
+"""Times the seconds of compiling, that training should win by it at the least: our own convention, since each start of
+a training compiles again."""
+
+
+def is_host_bound(run: Measurement | None) -> bool:
+    """Whether the host holds a run's loop by a fifth of the time or more."""
+    return run is not None and (run.host_fraction or 0.0) >= _HOST_BOUND_FROM
+
+
+def compilation_domains(run: Measurement, space: ResolvedSpace, budget: Budget) -> Mapping[str, Domain]:
+    """Return the values of torch.compile's settings that become worth searching; none where they are not.
+
+    Not where the user has named values of them, where shapes vary (each would be recorded as a graph of its own), or
+    where the training to come is too short to pay for compiling.
+
+    Args:
+        run: Of the best configuration, whose host holds it.
+        space: What is searched so far.
+        budget: Holds the hours of training that are still to come.
+    """
+    is_listed = {"compile", "compile_mode"} & {*space.given} or len(space.domains["compile"]) > 1
+    saved_s = (run.host_fraction or 0.0) * budget.training_s
+    has_graphs = space.environment.device_kind in GRAPH_KINDS and space.facts.has_fixed_shapes
+    if is_listed or not has_graphs or saved_s < _WORTH_COMPILING * COMPILING_S:
+        return {}
+    return {"compile": Choices(values=(False, True)), "compile_mode": Choices(values=("default", "reduce-overhead"))}
+
+
+def list_cures(
+    best: TrainingConfig, space: ResolvedSpace, *, fits: Callable[[TrainingConfig], bool]
+) -> Iterator[Params]:
+    """Yield the best configuration with less work for its host, each with pinned memory and a fused optimizer's step.
+
+    First comes a larger micro batch at the same global batch, where gradients are accumulated, else a larger batch;
+    then CUDA graphs, where they are searched; then nothing else.
+
+    Args:
+        best: The best configuration.
+        space: What is searched.
+        fits: Whether a configuration is likely to fit into memory.
+    """
+    own = params_of(best, space)
+    own |= {name: True for name in ("pin_memory", "fused") if name in own and True in space.domains[name]}
+    setting, steps = space.batch_setting, best.grad_accum_steps
+    batch, same, larger = own.get(setting), list[Params](), list[Params]()
+    if isinstance(batch, int):
+        sizes = [size for size in whole_numbers(space.domains[setting]) if batch < size <= _MOST_GROWTH * batch]
+        larger = [{setting: size} for size in sorted(sizes, reverse=True)]
+        if "grad_accum_steps" in own:
+            same = [
+                {**one, "grad_accum_steps": steps * batch // size}
+                for one in larger
+                if isinstance(size := one[setting], int) and steps * batch % size == 0
+            ]
+    graphs: list[Params] = [{"compile": True, "compile_mode": "reduce-overhead"}] if "compile_mode" in own else []
+    alternatives: tuple[list[Params], ...] = (same or larger, graphs, [{}])
+    for options in alternatives:
+        for wish in options:
+            config = compose_allowed({**own, **wish}, space)
+            if config is not None and fits(config):
+                yield {**own, **wish}
+                break
+
+
+def host_notes(found: SearchOutcome, sure: ConfirmationOutcome, chosen: Recommendation | None) -> Iterator[Note]:
+    """Yield a note where the host holds what is recommended, with what was measured of it."""
+    if chosen is None:
+        return
+    trials = [run for record in found.records if record.number == chosen.number for run in record.runs]
+    again = [run for entrant in sure.confirmations if entrant.number == chosen.number for run in entrant.runs]
+    known = [run for run in (*again, *trials) if run.host_fraction is not None]
+    run = next((one for one in known if one.breakdown is not None), known[0] if known else None)
+    if run is None or not is_host_bound(run):
+        return
+    device = next((one.ceilings.device for one in (*again, *trials) if one.ceilings and one.ceilings.device), None)
+    yield note(
+        "host_bound",
+        host_fraction=run.host_fraction,
+        batch_s=run.window.batch_s,
+        launch_s=None if device is None else device.host_s,
+        take_s=run.window.take_s,
+        has_compiled=any(record.config.compile for record in found.records),
+        is_pinned=chosen.config.pin_memory,
+    )
