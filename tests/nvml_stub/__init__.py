@@ -15,6 +15,7 @@ without it a figure is that of all GPUs (not of the MIG device, which has its ow
 
     devices, d.uuid, d.name          GPUs that there are: 1 as the fixture begins, "GPU-0"
     mig.uuid, mig.instance, mig.parent   a MIG device; samples of utilization are then refused
+    mig_mode                         1 where MIG has split the GPU, 0 where it could
     driver, cuda                     its version, and the CUDA's that it is for, such as 12020
     memory_used, memory_reserved     bytes
     sm_clock, memory_clock, max_sm_clock   MHz

@@ -185,6 +185,14 @@ int nvmlDeviceGetGpuInstanceId(Device *device, unsigned int *id) {
     return device->is_mig ? small(device, "instance", id) : NOT_SUPPORTED;
 }
 
+/* "mig_mode 1": MIG has split the GPU. */
+int nvmlDeviceGetMigMode(Device *device, unsigned int *current, unsigned int *pending) {
+    ENTER(device && !device->is_mig);
+    int result = small(device, "mig_mode", current);
+    if (result == SUCCESS) *pending = *current;
+    return result;
+}
+
 int nvmlDeviceGetMemoryInfo(Device *device, Memory *memory) {
     ENTER(device);
     u64 reserved = 0;

@@ -46,6 +46,7 @@ _GPU_SENSOR = 0  # NVML_TEMPERATURE_GPU
 _UTILIZATION_SAMPLES = 1  # NVML_GPU_UTILIZATION_SAMPLES
 _MEMORY_V2 = 0x02000028  # nvmlMemory_v2
 _METRICS_VERSION = 1  # NVML_GPM_METRICS_GET_VERSION
+_MIG_ENABLED = 1  # NVML_DEVICE_MIG_ENABLE
 _THROTTLED_NS = (74, 269, 270, 271)
 """NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP, _SW_THERM_SLOWDOWN, _HW_THERM_SLOWDOWN, _HW_POWER_BRAKE_SLOWDOWN: how
 long each has held the clock down, in ns. By number: an older pynvml lacks the names."""
@@ -129,14 +130,29 @@ def gpus_of(devices: Sequence[torch.device]) -> tuple[Gpu, ...]:
 def _gpu_of(device: torch.device) -> Gpu | None:
     """By UUID, since CUDA_VISIBLE_DEVICES renumbers.
 
-    torch gives it without a prefix; of a GPU that MIG has split it is that of the instance in use.
+    torch gives it without a prefix; of a GPU that MIG has split it is that of the instance in use. Where it is the
+    whole GPU's in spite of that, the instance is not known, and nothing is read: other jobs have a part in the whole
+    GPU's power, memory and GPM.
     Source: torch/csrc/cuda/Module.cpp (uuid_to_string); CUDA driver API, cuDeviceGetUuid_v2.
     """
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
     if uuid is None:
         return None
     bare = str(uuid).removeprefix("GPU-").removeprefix("MIG-")
-    return gpu_with_uuid(f"GPU-{bare}") or gpu_with_uuid(f"MIG-{bare}")
+    instance = gpu_with_uuid(f"MIG-{bare}")
+    if instance is not None:
+        return instance
+    gpu = gpu_with_uuid(f"GPU-{bare}")
+    return None if gpu is None or _is_split(gpu) else gpu
+
+
+def _is_split(gpu: Gpu) -> bool:
+    """Return whether MIG divides a GPU into instances now; a GPU that has no MIG refuses to answer.
+
+    Source: nvmlDeviceGetMigMode, which gives the current mode and the one after the next reset.
+    """
+    current, _ = _ask("nvmlDeviceGetMigMode", gpu.handle) or (0, 0)
+    return current == _MIG_ENABLED
 
 
 def gpu_with_uuid(uuid: str) -> Gpu | None:

@@ -208,7 +208,7 @@ class TestMig:
     @pytest.fixture(autouse=True)
     def _split(self, answering: NvmlStub) -> None:
         own = {"uuid": "MIG-7", "instance": 9, "parent": 0, "memory_used": 2**30, "gpm.1": 31.0}
-        answering.play(**{f"mig.{key}": value for key, value in own.items()})
+        answering.play(mig_mode=1, **{f"mig.{key}": value for key, value in own.items()})
 
     def test_memory_and_gpm_are_the_instances_and_clocks_the_whole_gpus(self, answering: NvmlStub) -> None:
         gpu = opened("MIG-7")
@@ -246,11 +246,32 @@ class TestMig:
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="7"))
         assert [gpu.uuid for gpu in gpus_of((torch.device("cuda:0"),))] == ["MIG-7"]
 
+    def test_the_uuid_of_the_whole_gpu_leads_to_no_reading(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="0"))
+        assert gpus_of((torch.device("cuda:0"),)) == ()
+
+    def test_an_instance_is_preferred_to_a_gpu_with_the_same_uuid(
+        self, answering: NvmlStub, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        answering.play(**{"0.uuid": "GPU-7"})
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="7"))
+        assert [gpu.uuid for gpu in gpus_of((torch.device("cuda:0"),))] == ["MIG-7"]
+
     def test_a_visible_instance_is_found_by_its_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-7")
         gpu = visible_gpu(0)
         assert gpu is not None
         assert gpu.uuid == "MIG-7"
+
+
+@pytest.mark.parametrize("mig_mode", [0, None])
+def test_a_gpu_that_mig_could_split_is_read_as_a_whole(
+    mig_mode: int | None, nvml: NvmlStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if mig_mode is not None:
+        nvml.play(mig_mode=mig_mode)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="0"))
+    assert [gpu.uuid for gpu in gpus_of((torch.device("cuda:0"),))] == ["GPU-0"]
 
 
 @pytest.mark.parametrize("prefix", ["", "GPU-"])
