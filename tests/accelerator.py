@@ -277,6 +277,8 @@ def _launch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     result = func(*_raw(args), **_raw(kwargs))
     queue, is_to_host = DEVICES[index].queue, wanted is not None and wanted.type != NAME
     is_into_host = func._schema.name == "aten::copy_" and not isinstance(args[0], SimTensor)
+    for one in inputs:  # a copy from another device waits for what that one has to do first, as CUDA's do
+        queue.ends_at = max(queue.ends_at, DEVICES[one.device.index].queue.ends_at)
     queue.launch()
     if is_to_host or is_into_host or func._schema.name in _TO_HOST:
         if not (kwargs.get("non_blocking", False) or (is_into_host and args[2:] == (True,))):

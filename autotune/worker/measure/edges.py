@@ -133,7 +133,7 @@ class TimedEdges:
         """Mark this block's end; waits for the end of the one before, and hands that on."""
         before, loss = self._ahead, self._losses[0]
         self._losses.reverse()
-        loss.copy_(launched.loss.reshape(()), non_blocking=True)  # before the event: it has come when that has
+        loss.copy_(self._on_own_device(launched.loss.reshape(())), non_blocking=True)  # it has come when the event has
         self._ahead = launched, self._recorded(), loss
         if before is None:
             return None
@@ -153,6 +153,17 @@ class TimedEdges:
         self._device.synchronize()
         last, self._ahead = self._ahead, None
         return None if last is None else self._passed(last, perf_counter() - self._begun - self._passed_s)
+
+    def _on_own_device(self, loss: Tensor) -> Tensor:
+        """Return a loss on the device whose queue the events are in.
+
+        A script may have split its model, so that its loss lies on another device, whose queue the event says nothing
+        of. torch has the receiving device's stream wait for a copy between two devices, so what follows there, the
+        copy to the host and the event, comes after it. A copy straight to the host would run on the loss's device.
+        Source: aten/src/ATen/native/cuda/Copy.cu, copy_device_to_device and copy_kernel_cuda.
+        """
+        own = self._device.torch_device
+        return loss if loss.device.type != own.type else loss.to(own, non_blocking=True)
 
     def _recorded(self) -> Any:
         event = self._new_event()

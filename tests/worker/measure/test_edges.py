@@ -281,6 +281,20 @@ def test_a_loss_that_ends_the_window_not_finite_is_found_too() -> None:
         Measured(loss_of=lambda index: inf if index == last else 0.0).run()
 
 
+@on_simulated_device
+def test_a_loss_on_another_device_is_not_read_before_that_device_has_come_to_it() -> None:
+    clock = accelerator.use_still_clock()
+    edges.perf_counter = clock.now  # type: ignore[attr-defined] # as above
+    own, other = (simulated.queue for simulated in DEVICES)
+    opened = open_edges(open_device("sim:0"), ALONE)
+    opened.begin()
+    for block in range(1, 4):
+        own.launch(1.0)
+        other.launch(5.0)
+        stretch = opened.end_block(Launched(1, 1, 0.0, 0, clock.now(), 0.0, torch.ones((), device="sim:1")))
+        assert stretch is None or clock.now() >= 5.0 * (block - 1)
+
+
 @pytest.mark.parametrize("fetch_s", [0.002, 0.013])
 @on_simulated_device
 def test_a_window_ends_with_the_first_block_that_passes_its_time(fetch_s: float) -> None:
