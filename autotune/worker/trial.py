@@ -36,7 +36,7 @@ from autotune.worker.measure.conditions import ConditionsProbe
 from autotune.worker.measure.feed import Delivery, Feed, LoopMoved
 from autotune.worker.measure.host_load import HostLoadProbe
 from autotune.worker.measure.loop import Run, measure_window, warm_up
-from autotune.worker.measure.memory_watch import MemoryWatch
+from autotune.worker.measure.memory_watch import open_memory_watch
 from autotune.worker.measure.nvml import Gpu, gpus_of
 from autotune.worker.measure.step import Trainer, open_trainer
 from autotune.worker.measure.utilization import BusyProbe
@@ -148,10 +148,7 @@ def measure(
     run.scale = run.trainer.scaler.get_scale()
     gpus = gpus_used(device)  # NVML first: its start lets the queue fill
     busy, conditions = BusyProbe(gpus), ConditionsProbe(gpus, start.before, has_cuda=device.kind == "cuda")
-    host, stops, memory_watch = HostLoadProbe(), StopProbe(), MemoryWatch(device)
-    run.tokens = token_count(first.batch, first.samples)
-    warmed = warm_up(run, rules, first)
-    retries = device.alloc_retries()  # of the window alone: retries while the allocator settles are no fault
+    host, stops = HostLoadProbe(), StopProbe()
 
     def at_edge() -> None:
         if run.tokens is not None:
@@ -161,16 +158,21 @@ def measure(
         conditions.start()
         busy.start()  # last, as it ends first: the other calls to NVML lie outside its span
 
-    def after_block(block: Block) -> None:
-        memory_watch.after(block)
-        on_block(block)
+    with open_memory_watch(device) as memory_watch:
 
-    try:
-        window = measure_window(run, rules, warmed, at_edge, after_block)
-    except (EndedEarly, LoopMoved):
-        tuple(stops.stop())
-        busy.stop(0.0)
-        raise
+        def after_block(block: Block) -> None:
+            memory_watch.after(block)
+            on_block(block)
+
+        run.tokens = token_count(first.batch, first.samples)
+        warmed = warm_up(run, rules, first)
+        retries = device.alloc_retries()  # of the window alone: retries while the allocator settles are no fault
+        try:
+            window = measure_window(run, rules, warmed, at_edge, after_block)
+        except (EndedEarly, LoopMoved):
+            tuple(stops.stop())
+            busy.stop(0.0)
+            raise
     stopped = tuple(stops.stop())
     blocks, ddp = window.blocks, run.trainer.config.ddp
     wait_fraction = min(1.0, window.starved_s / sum(block.seconds for block in blocks))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import subprocess
 import sys
 
@@ -12,7 +13,7 @@ import torch
 from autotune.records.measurement import Block
 from autotune.records.memory import MemoryGrowth
 from autotune.worker.measure import memory_watch
-from autotune.worker.measure.memory_watch import MemoryWatch
+from autotune.worker.measure.memory_watch import open_memory_watch
 from autotune.worker.setup.device import open_device
 
 LEAK_BYTES = 32 * 1024
@@ -34,13 +35,13 @@ def of_new_pages() -> torch.Tensor:
 
 def growth_of_training(kept: list[torch.Tensor] | None) -> dict[str, MemoryGrowth]:
     """Of a loop whose steps make a tensor, and keep it where there is a list for it."""
-    watch = MemoryWatch(open_device("cpu"))
-    for _ in range(BLOCKS):
-        for _ in range(BATCHES):
-            made = of_new_pages()  # as the loss whose graph a list of losses keeps
-            if kept is not None:
-                kept.append(made)
-        watch.after(block())
+    with open_memory_watch(open_device("cpu")) as watch:
+        for _ in range(BLOCKS):
+            for _ in range(BATCHES):
+                made = of_new_pages()  # as the loss whose graph a list of losses keeps
+                if kept is not None:
+                    kept.append(made)
+            watch.after(block())
     return {found.kind: found for found in watch.growth()}
 
 
@@ -55,24 +56,56 @@ def test_training_that_keeps_nothing_shows_no_such_growth() -> None:
     assert growth_of_training(None)["host"].bytes_per_batch < LEAK_BYTES / 8
 
 
+def test_a_window_of_seven_blocks_tells_how_memory_grows() -> None:
+    with open_memory_watch(open_device("cpu")) as watch:
+        for _ in range(7):
+            watch.after(block())
+    assert [found.kind for found in watch.growth()] == ["host"]
+
+
 def test_where_a_worker_has_ended_no_growth_is_made_up_of_the_rest() -> None:
     worker = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    watch = MemoryWatch(open_device("cpu"))
-    watch.after(block())
-    worker.communicate(b"\n")
-    for _ in range(BLOCKS):
+    with open_memory_watch(open_device("cpu")) as watch:
         watch.after(block())
-    assert watch.growth() == ()
+        worker.communicate(b"\n")
+        for _ in range(BLOCKS):
+            watch.after(block())
+        assert watch.growth() == ()
+
+
+def test_a_process_is_read_by_one_call_a_block_and_its_file_is_closed_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened, read, open_file, read_file = list[int](), list[int](), os.open, os.pread
+
+    def opening(path: str, flags: int) -> int:
+        opened.append(open_file(path, flags))
+        return opened[-1]
+
+    def reading(descriptor: int, length: int, offset: int) -> bytes:
+        read.append(descriptor)
+        return read_file(descriptor, length, offset)
+
+    monkeypatch.setattr(os, "open", opening)
+    monkeypatch.setattr(os, "pread", reading)
+    with open_memory_watch(open_device("cpu")) as watch:
+        for _ in range(BLOCKS):
+            watch.after(block())
+    assert read == BLOCKS * opened
+    for descriptor in opened:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
 
 
 def test_time_before_the_first_block_has_ended_and_after_the_last_is_none_of_the_growths(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    watch, now = MemoryWatch(open_device("cpu")), [50.0]
+    now = [50.0]
     monkeypatch.setattr(memory_watch, "perf_counter", lambda: now[0])
-    for _ in range(BLOCKS):
-        watch.after(block())
-        now[0] += 2.0
-    now[0] += 1000.0
+    with open_memory_watch(open_device("cpu")) as watch:
+        for _ in range(BLOCKS):
+            watch.after(block())
+            now[0] += 2.0
+        now[0] += 1000.0
     (found,) = watch.growth()
     assert found.seconds / found.batches == pytest.approx(2.0 / BATCHES)
