@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from torch import distributed
+from torch import Tensor, distributed
 
 from autotune.records.ranks import Communication
 from autotune.settings.ddp_config import TORCH_BUCKET_CAP_MB, TORCH_FIRST_BUCKET_MB, DdpConfig
@@ -95,9 +95,12 @@ def _bucket_bytes(trainer: Trainer) -> list[int]:
 
 
 def _exchange_s(sizes: Sequence[int], trainer: Trainer, group: Group, seconds: float) -> float:
-    """Seconds of all-reducing buckets of these sizes one after the other, with nothing beside it."""
-    device = trainer.device.torch_device
-    tensors = [torch.ones(max(1, size // 4), dtype=torch.float32, device=device) for size in sizes]
+    """Seconds of all-reducing buckets of these sizes one after the other, with nothing beside it.
+
+    Raises:
+        RuntimeError: some rank has no memory for them.
+    """
+    tensors = _alike(sizes, trainer.device.torch_device, group)
 
     def exchange() -> None:
         for work in [distributed.all_reduce(tensor, async_op=True) for tensor in tensors]:
@@ -106,3 +109,19 @@ def _exchange_s(sizes: Sequence[int], trainer: Trainer, group: Group, seconds: f
 
     once_s = _mean_s(exchange, 1, trainer, group)
     return _mean_s(exchange, _repeats(once_s, seconds), trainer, group)
+
+
+def _alike(sizes: Sequence[int], device: torch.device, group: Group) -> list[Tensor]:
+    """Allocate tensors of these sizes on all ranks, or on none.
+
+    They take as much memory as all gradients. A rank that alone ran out of it would leave the others waiting in the
+    first all-reduce, so they agree before it.
+    """
+    tensors, refusal = list[Tensor](), None
+    try:
+        tensors.extend(torch.ones(max(1, size // 4), dtype=torch.float32, device=device) for size in sizes)
+    except RuntimeError as error:  # out of memory, of whatever kind of device
+        refusal = error
+    if not group.all(refusal is None):
+        raise RuntimeError("each rank must have memory for a second copy of its gradients") from refusal
+    return tensors
