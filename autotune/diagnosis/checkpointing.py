@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pydantic import JsonValue
 
 from autotune.analysis.forecast import expectation
-from autotune.analysis.forecast.observations import side_observation
 from autotune.analysis.memory.model import SURE_TO_FIT, MemoryModel, Peak
 from autotune.analysis.statistics import NORMAL_95
-from autotune.diagnosis.gains import LEAST_GAIN, advise, figures_of
+from autotune.diagnosis.gains import LEAST_GAIN, advise, figures_of, loader_bounds
 from autotune.records.diagnosis import Advice, Evidence
 from autotune.records.memory import Activations
 from autotune.settings.training_config import TrainingConfig
@@ -133,8 +132,8 @@ def _forecast(evidence: Evidence, found: Activations, config: TrainingConfig) ->
         return None
     growth = config.micro_batch_size / evidence.config.micro_batch_size
     loader, device = expectation.loader_ceiling(evidence), expectation.device_ceiling(evidence)
-    kind, today = evidence.environment.device_kind, expectation.join_rates(evidence, loader, device)
-    off = NORMAL_95 * side_observation("loader", evidence.config, loader, kind).relative_sd
+    today = expectation.join_rates(evidence, loader, device)
+    slowest, fastest = loader_bounds(evidence, loader)
 
     def device_time(deviations: float) -> float:
         """Of a sample over today's, as the model is; `deviations` of what was measured to the better side."""
@@ -151,8 +150,8 @@ def _forecast(evidence: Evidence, found: Activations, config: TrainingConfig) ->
         config=config,
         plain=rate(device_time(0.0), loader),
         expected=rate(device_time(0.0) + forward.value, loader),
-        low=rate(slow + most, loader * max(0.0, 1 - off)),
-        high=rate(fast * (1 + least), loader * (1 + off)),
+        low=rate(slow + most, slowest),
+        high=rate(fast * (1 + least), fastest),
     )
 
 

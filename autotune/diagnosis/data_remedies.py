@@ -11,9 +11,7 @@ from typing import NamedTuple
 from pydantic import JsonValue
 
 from autotune.analysis.forecast import expectation
-from autotune.analysis.forecast.observations import side_observation
-from autotune.analysis.statistics import NORMAL_95
-from autotune.diagnosis.gains import LEAST_GAIN, advise, figures_of
+from autotune.diagnosis.gains import LEAST_GAIN, advise, figures_of, loader_bounds
 from autotune.records.breakdown import LoaderCosts
 from autotune.records.diagnosis import Advice, Evidence
 
@@ -74,20 +72,15 @@ class _Times(NamedTuple):
 def _gains(evidence: Evidence, device_time: float, interval: tuple[float, float]) -> _Times | None:
     """What is reached where the device needs this share of its time; None where that may be nothing."""
     loader, device = expectation.loader_ceiling(evidence), expectation.device_ceiling(evidence)
-    today, off = expectation.join_rates(evidence, loader, device), _loader_off(evidence, loader)
+    today = expectation.join_rates(evidence, loader, device)
+    slowest, fastest = loader_bounds(evidence, loader)
 
     def times(device_time: float, loader: float) -> float:
         return expectation.join_rates(evidence, loader, device / device_time) / today
 
     least, most = interval
-    low, high = times(most, loader * max(0.0, 1 - off)), times(least, loader * (1 + off))
+    low, high = times(most, slowest), times(least, fastest)
     return None if low <= 1 else _Times(times(device_time, loader), low, high)
-
-
-def _loader_off(evidence: Evidence, loader: float) -> float:
-    """How far a loader alone may be from the same loader in a run, as a share of its rate."""
-    kind = evidence.environment.device_kind
-    return NORMAL_95 * side_observation("loader", evidence.config, loader, kind).relative_sd
 
 
 def _promised(evidence: Evidence, kind: str, times: _Times, **figures: JsonValue) -> Advice:

@@ -1,4 +1,4 @@
-"""Advice with its expected gain, and which advice is worth giving. Pure.
+"""Advice with its expected gain, which advice is worth giving, and the bounds of a loader's rate. Pure.
 
 Comes in: a kind of advice, the rate that it should reach, the present rate and the figures behind both. Goes out:
 Advice without words.
@@ -10,14 +10,18 @@ from collections.abc import Iterable, Mapping
 
 from pydantic import JsonValue
 
-from autotune.records.diagnosis import Advice
+from autotune.analysis.forecast.observations import side_observation
+from autotune.analysis.statistics import NORMAL_95
+from autotune.records.diagnosis import Advice, Evidence
 
-__all__ = ["LEAST_GAIN", "NEAR_CEILING", "advise", "figures_of", "worth_giving"]
+__all__ = ["LEAST_GAIN", "NEAR_CEILING", "advise", "figures_of", "loader_bounds", "worth_giving"]
 
 LEAST_GAIN = 0.03
 """Expected gain below which nothing is advised: our own convention; ceilings are not measured better than that."""
 NEAR_CEILING = 0.97
 """Of a side's ceiling, from which on the other side's settings can't make a job faster: rule 6 of measuring."""
+_LEAST_SHARE = 1e-9
+"""Of a loader's rate, so that there is one."""
 
 
 def advise(
@@ -38,3 +42,14 @@ def worth_giving(advice: Iterable[Advice]) -> list[Advice]:
     """The advice that gains at least 3 %, the largest gain first, then the advice without a figure."""
     worth = [piece for piece in advice if piece.expected_gain is None or piece.expected_gain >= LEAST_GAIN]
     return sorted(worth, key=lambda piece: -1.0 if piece.expected_gain is None else piece.expected_gain, reverse=True)
+
+
+def loader_bounds(evidence: Evidence, loader: float) -> tuple[float, float]:
+    """Return the rates between which the loader of a run lies with 95 %, where the loader alone reaches this rate.
+
+    Where it was measured, what that stretch leaves open is part of it: a loader that pauses may tell nothing.
+    """
+    ceilings, kind = evidence.measurement.ceilings, evidence.environment.device_kind
+    own_sd = None if ceilings is None or ceilings.loader is None else ceilings.loader.relative_sd
+    off = NORMAL_95 * side_observation("loader", evidence.config, loader, kind, own_sd or 0.0).relative_sd
+    return loader * max(_LEAST_SHARE, 1 - off), loader * (1 + off)

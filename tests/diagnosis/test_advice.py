@@ -66,6 +66,37 @@ def test_among_equal_rates_the_fewest_workers_are_advised() -> None:
     assert on_settings(evidence)[0][0]["num_workers"] == 4
 
 
+H200_LOADER = ((1, 382.0, 0.047), (4, 1425.0, 0.134), (8, 2189.0, 0.145), (16, 4430.0, 0.187), (32, 4685.0, 2.162))
+"""Workers, rates and errors of gpu-nvidia-h200.json, `diagnosis`."""
+
+
+@pytest.mark.parametrize(
+    ("known", "advised"),
+    [
+        pytest.param(H200_LOADER, [16], id="32 workers gain 5.7 % over 16, with an error of several hundred"),
+        pytest.param(H200_LOADER[-1:], [], id="what 32 workers reach is not known"),
+        pytest.param(((8, 2189.0, None), (16, 4430.0, 0.4)), [8], id="twice the rate, within its error"),
+        pytest.param(((8, 2189.0, 0.4), (16, 4430.0, None)), [16], id="its own error alone counts"),
+        pytest.param(((8, 2189.0, None), (16, 2300.0, None)), [16], id="no error is known"),
+    ],
+)
+def test_workers_whose_gain_is_within_its_error_are_not_advised_over_fewer(
+    known: tuple[tuple[int, float, float | None], ...], advised: list[int]
+) -> None:
+    points = [make_point(rate, relative_sd=sd, num_workers=n, persistent_workers=True) for n, rate, sd in known]
+    curves = Curves(loader=tuple(points))
+    evidence = make_evidence(716.0, breakdown=WAITING, curves=curves, loader_ceiling=733.0, device_ceiling=1e5)
+    assert [settings["num_workers"] for settings, _ in on_settings(evidence)] == advised
+
+
+def test_the_error_of_an_ample_loader_counts_for_little() -> None:
+    point = make_point(20_000.0, relative_sd=0.5, num_workers=8, persistent_workers=True)
+    evidence = make_evidence(
+        700.0, breakdown=WAITING, curves=Curves(loader=(point,)), loader_ceiling=733.0, device_ceiling=1000.0
+    )
+    assert [settings["num_workers"] for settings, _ in on_settings(evidence)] == [8]
+
+
 def test_workers_that_lose_to_none_are_not_advised() -> None:
     curves = loader_curve((1, 100.0), (2, 180.0))
     evidence = make_evidence(200.0, breakdown=WAITING, curves=curves, loader_ceiling=250.0, device_ceiling=1000.0)

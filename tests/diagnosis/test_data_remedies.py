@@ -8,8 +8,10 @@ import pytest
 
 from autotune.diagnosis.advice import rank_advice
 from autotune.diagnosis.bottlenecks import find_bottlenecks
+from autotune.records.ceilings import Ceiling
 from autotune.records.diagnosis import Advice, Evidence
 from autotune.records.lengths import BucketForecast, Lengths, PackForecast
+from autotune.records.measurement import Ceilings
 from tests.factories import make_evidence
 
 
@@ -47,6 +49,16 @@ def test_like_lengths_win_no_more_than_the_loader_allows() -> None:
     advice = like_lengths(make_evidence(1000.0, loader_ceiling=1200.0, lengths=lengths(0.5)))
     assert advice is not None
     assert advice.expected_gain == pytest.approx(0.2, abs=0.05), "of 100 % on the device"
+
+
+@pytest.mark.parametrize(("relative_sd", "is_given"), [(0.0, True), (0.02, True), (2.2, False)])
+def test_like_lengths_are_not_advised_where_the_loaders_own_error_may_take_what_they_save(
+    relative_sd: float, is_given: bool
+) -> None:
+    loader = Ceiling(samples_per_s=1500.0, samples=1500, seconds=1.0, batches=50, relative_sd=relative_sd)
+    ceilings = Ceilings(loader=loader)
+    evidence = make_evidence(1000.0, loader_ceiling=1500.0, ceilings=ceilings, lengths=lengths(0.5))
+    assert (like_lengths(evidence) is not None) == is_given
 
 
 @pytest.mark.parametrize(

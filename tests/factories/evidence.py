@@ -14,9 +14,13 @@ from tests.factories.machines import GPU, make_facts
 from tests.factories.measurements import make_breakdown, make_loader_costs, make_measurement, make_window
 
 
-def make_point(rate: float | None, cpu_s: float | None = None, **changes: object) -> CurvePoint:
+def make_point(
+    rate: float | None, cpu_s: float | None = None, relative_sd: float | None = None, **changes: object
+) -> CurvePoint:
     """A curve's point at a rate in samples/s; keywords are the settings that it changes."""
-    ceiling = None if rate is None else Ceiling(samples_per_s=rate, samples=round(rate), seconds=1.0, batches=10)
+    ceiling = None
+    if rate is not None:
+        ceiling = Ceiling(samples_per_s=rate, samples=round(rate), seconds=1.0, batches=10, relative_sd=relative_sd)
     return CurvePoint(changes=changes, ceiling=ceiling, cpu_s_per_sample=cpu_s)
 
 
