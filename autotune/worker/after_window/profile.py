@@ -6,6 +6,7 @@ step is slower than another one: no rate is ever taken from here, the window's s
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -13,6 +14,7 @@ from math import ceil
 from time import perf_counter
 from typing import Any
 
+import torch
 from torch.profiler import ProfilerActivity, profile, record_function, supported_activities
 
 from autotune.analysis.rates import window_rate
@@ -31,11 +33,15 @@ from autotune.worker.after_window.trace import (
 )
 from autotune.worker.measure.batch import Reused
 from autotune.worker.measure.step import StepTrainer
+from autotune.worker.setup.device import Device
 
 __all__ = ["StepTimes", "break_down", "profile_steps", "step_times"]
 
 _STEPS = 5  # our own convention: enough for a mean, few enough that the trace stays small
 _LONGEST_S = 1.0  # our own convention, as steps go without the profiler
+_CUPTI_DETACHES_FROM = (12, 6)
+"""Version of CUDA from which CUPTI can be detached and attached again next to CUDA graphs; it crashes before.
+Source: torch/profiler/profiler.py, start_trace; pytorch #112507, #151124."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +101,7 @@ def profile_steps(trainer: StepTrainer, batches: Sequence[Any], steps: int) -> l
     known: Callable[[], set[ProfilerActivity]] = supported_activities  # torch has not typed it
     wanted = {ProfilerActivity.CPU} if trainer.device.kind == "cpu" else known()
     supply = Reused(batches)
+    _detach_cupti_afterwards(trainer.device)
     with profile(activities=sorted(wanted, key=str), acc_events=True) as profiler:  # one cycle; else torch 2.11 warns
         _train(trainer, islice(supply, trainer.config.grad_accum_steps))  # starts what is started once
         given = list(islice(supply, steps))  # copies, where there are any, are no part of a step
@@ -102,6 +109,26 @@ def profile_steps(trainer: StepTrainer, batches: Sequence[Any], steps: int) -> l
             _train(trainer, given)
     results = profiler.profiler.kineto_results if profiler.profiler is not None else None
     return [] if results is None else read_kineto(results.events())
+
+
+def _detach_cupti_afterwards(device: Device) -> None:
+    """Have Kineto detach CUPTI once a profile is over, unless the user has decided on that.
+
+    CUPTI stays attached otherwise, and training is 10 to 20 % slower for as long as the process lives: the trials that
+    share it would be held against a baseline that was measured before its profile. The variable stays set, since Kineto
+    reads it again when it has detached, which takes until the next calls of CUDA, and when it attaches for the next
+    profile. Our processes alone have it: `autotune apply` profiles nothing.
+
+    Below that version CUPTI stays attached. That is the guard which `compile_mode: reduce-overhead` needs: torch's own
+    goes by inductor's configuration, which a mode given to torch.compile does not change, but Kineto detaches nothing
+    unless this variable is 1.
+    Source: pytorch #144455, #146604; kineto, CuptiActivityApi.cpp, teardownContext and cuptiTearDown_.
+    """
+    version = torch.version.cuda
+    if device.kind != "cuda" or version is None:
+        return
+    if tuple(map(int, version.split(".")[:2])) >= _CUPTI_DETACHES_FROM:
+        os.environ.setdefault("TEARDOWN_CUPTI", "1")
 
 
 def step_times(window: Window, restarts: Sequence[Restart]) -> StepTimes:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -121,3 +123,27 @@ def test_a_profile_holds_the_marked_steps_and_those_before() -> None:
     assert len({event.correlation_id for event in traces}) == len(traces), (
         "each operator and mark has a number of its own"
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "cuda", "own", "set_to"),
+    [
+        pytest.param("cuda", "12.6", None, "1", id="CUPTI goes"),
+        pytest.param("cuda", "13.0", None, "1", id="in newer versions too"),
+        pytest.param("cuda", "12.4", None, None, id="it would crash next to CUDA graphs"),
+        pytest.param("cuda", "13.0", "0", "0", id="the user's own value stays"),
+        pytest.param("cpu", "13.0", None, None, id="no CUPTI is used"),
+        pytest.param("rocm", None, None, None, id="no CUPTI is there"),
+    ],
+)
+def test_cupti_is_detached_after_a_profile_where_it_can_be(
+    kind: Any, cuda: str | None, own: str | None, set_to: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEARDOWN_CUPTI", own or "")  # so that it is put back
+    if own is None:
+        monkeypatch.delenv("TEARDOWN_CUPTI")
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    trainer = trainer_of()
+    trainer.device = replace(trainer.device, kind=kind)  # profiled as a device, though it is the CPU
+    profile_steps(trainer, [(torch.randn(8, 4),)], 1)
+    assert os.environ.get("TEARDOWN_CUPTI") == set_to
