@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
@@ -141,16 +142,30 @@ class Accumulator:
         """Copy a first batch's gradients out of a CUDA graph's memory; later ones are added to the copies in place.
 
         A graph's backward pass hands its gradients to autograd, which takes them as they are for `grad`; the next batch
-        would overwrite them, and torch raises. Cloned, parameters without a gradient stay without, which buffers of
-        zeros would not leave them. Source: github.com/pytorch/pytorch/issues/169545, and in torch 2.13
+        would overwrite them, and torch raises. Parameters without a gradient stay without, which buffers of zeros would
+        not leave them. Source: github.com/pytorch/pytorch/issues/169545, and in torch 2.13
         torch/_inductor/cudagraph_trees.py, format_dealloc_msg.
+
+        A copy of each would have the host launch a kernel for every parameter, which graphs are there to spare. Those
+        of a dtype are copied in a few launches, as torch's optimizers do their steps; that has no public name.
         """
         if not self.records_graphs or self.accumulated != 1:
             return
+        dense = defaultdict[tuple[torch.device, torch.dtype], list[tuple[Tensor, Tensor]]](list)
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parameter.grad = parameter.grad.clone()
+                gradient = parameter.grad
+                if gradient is None:
+                    continue
+                if gradient.layout == torch.strided:
+                    dense[gradient.device, gradient.dtype].append((parameter, gradient))
+                else:  # of an embedding outside of the graph
+                    parameter.grad = gradient.clone()
+        for pairs in dense.values():
+            copies = [torch.empty_like(gradient) for _, gradient in pairs]
+            torch._foreach_copy_(copies, [gradient for _, gradient in pairs])
+            for (parameter, _), copy in zip(pairs, copies, strict=True):
+                parameter.grad = copy
 
     def _without_autocast(self, loss: Tensor) -> None:
         if self._cast is None:

@@ -414,6 +414,43 @@ def test_gradients_in_a_cuda_graphs_memory_are_accumulated(monkeypatch: pytest.M
     assert len(marked) == len(batches)
 
 
+def test_gradients_are_copied_out_of_a_graph_by_one_call_a_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied, copy_all = list[int](), torch._foreach_copy_
+
+    def copying(copies: list[Tensor], gradients: list[Tensor]) -> None:
+        copied.append(len(copies))
+        copy_all(copies, gradients)
+
+    monkeypatch.setattr(torch, "_foreach_copy_", copying)
+    special = torch.tensor([0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e-45])
+    image = torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
+    sparse = torch.tensor([0.0, 1.0]).to_sparse()
+    gradients = [special, image, torch.randn(()), torch.randn(7).bfloat16(), torch.randn(8).bfloat16(), sparse]
+    parameters = [nn.Parameter(torch.zeros_like(gradient.to_dense())) for gradient in gradients]
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    without = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([*parameters, without], lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    accumulator = Accumulator(optimizer=optimizer, scaler=scaler, steps=2, records_graphs=True, accumulated=1)
+    accumulator._keep_gradients()
+    assert copied == [3, 2], "of float32 and of bfloat16; one that is sparse is cloned"
+    assert without.grad is None
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        copy = parameter.grad
+        assert copy is not None
+        assert copy is not gradient
+        assert torch.equal(bits_of(copy), bits_of(gradient))
+        if gradient.layout == torch.strided:
+            assert copy.data_ptr() != gradient.data_ptr()
+            assert copy.stride() == gradient.stride()
+
+
+def bits_of(tensor: Tensor) -> Tensor:
+    """A tensor's bytes, in which NaN equals itself and -0 differs from 0."""
+    return tensor.to_dense().reshape(-1).view(torch.uint8)
+
+
 @pytest.mark.parametrize(
     ("settings", "device", "records"),
     [
