@@ -32,8 +32,9 @@ _CLOCK_MOVED_BY = 0.03
 """Share by which a clock between a window's edges moves the rate by as much as what a search decides on: our own
 convention."""
 OTHERS_LEAST_BYTES = 256 * 2**20
-"""Device memory from which on others count: taken to be less than the context of another process that computes. Our
-convention, not measured on a GPU so far."""
+"""Device memory from which on others count: less than another process that computes takes. What lay outside torch's
+allocator, a context and loaded kernels, was 749 MiB and more on an H200 and an H100 (benchmarks/results/gpu-*.json).
+Our own convention."""
 OTHERS_LEAST_BUSY = 0.05
 """Share of time that another process has to compute before it moves a rate by what a search decides on: our own
 convention."""

@@ -1,8 +1,9 @@
 """What the device does during a window, and what it was like before this process opened it: DeviceConditions, filled.
 
 Either edge of a window is read right after the device was waited for. It may then look idle for a moment (NVML's reason
-"GpuIdle", which is no throttling); no GPU has shown us yet how far its clock moves by then. What held the clock
-down in between is counted by the driver, where it does, beside what the edges show.
+"GpuIdle", which is no throttling). The clock does not fall by then: one H200 and one H100 had their highest clock at
+both edges of every window that no limit of power held (benchmarks/results/gpu-*.json). What held the clock down in
+between is counted by the driver, where it does, beside what the edges show.
 Source: NVML API reference, nvmlClocksEventReasons and NVML_FI_DEV_CLOCKS_EVENT_REASON_*.
 """
 
@@ -25,7 +26,7 @@ __all__ = ["BEFORE_S", "ConditionsProbe", "Others", "conditions_before", "others
 
 BEFORE_S = 1.0
 """Seconds before a device is opened in which kernels of other processes are counted: one to six of NVML's samples,
-whose period is 1 s to 1/6 s by product (nvmlUtilization_t); not yet measured on a GPU. Our own convention."""
+whose period is 1 s to 1/6 s by product (nvmlUtilization_t), 0.2 s on an H200. Our own convention."""
 
 _REASONS: dict[int, ThrottleReason] = {
     0x04: "power_cap",  # SwPowerCap

@@ -22,7 +22,8 @@ __all__ = ["BusyProbe", "Busyness", "covered_busy_fraction"]
 
 _LEAST_COVERED = 0.5
 """Share of a stretch that whole samples must cover to speak for it: our own convention. What they leave out is the same
-steady loop. Three samples in 0.6 s do: two of their periods lie within it. No GPU has shown us its period yet."""
+steady loop. Three samples in 0.6 s do: two of their periods lie within it. An H200's period is 0.2 s: 168 samples lie
+197 to 204 ms apart (benchmarks/results/gpu-nvidia-h200, nvml)."""
 _BUSY = 1  # NVML_GPM_METRIC_GRAPHICS_UTIL
 _METRICS = {"sm_fraction": 2, "sm_occupancy": 3, "tensor_fraction": 5, "dram_fraction": 10}
 """Fullness's fields, and NVML's numbers of the metrics: SM_UTIL, SM_OCCUPANCY, ANY_TENSOR_UTIL, DRAM_BW_UTIL."""
