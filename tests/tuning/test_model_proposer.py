@@ -12,9 +12,10 @@ import pytest
 from autotune.note import note
 from autotune.records.ceilings import device_key, loader_key
 from autotune.settings.training_config import TrainingConfig
-from autotune.testing import CostModel, FakeTrial, analytic_cost
+from autotune.testing import CostModel, FakeLauncher, FakeTrial, analytic_cost
 from autotune.tuning.proposers import ModelProposer
-from tests.factories.searches import GIB, NARROW, confirmed
+from tests.factories.machines import FOUR_DEVICES
+from tests.factories.searches import GIB, NARROW, confirmed, make_search
 from tests.tuning.guided import (
     LIMIT,
     LOADERS,
@@ -86,6 +87,22 @@ def test_where_nothing_fits_the_search_gives_up_after_ten_trials(tmp_path: Path)
     assert {one.outcome for one in search.study.records} == {"over_memory"}
     assert len(search.study.records) == 10
     assert search.ended_because == note("no_recent_gain", trials=6, is_promising=False)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_several_devices_are_tried_by_ddp_first_and_dataparallel_costs_one_trial(tmp_path: Path, seed: int) -> None:
+    gains = {"single": 1.0, "dp": 0.8, "ddp": 3.6}  # as where launching holds the loop
+
+    def launch_bound(config: TrainingConfig) -> FakeTrial:
+        loader, device = sides(config.model_copy(update={"strategy": "single", "world_size": 1}))
+        return joined(config, loader=10 * loader, device=device / 100 * gains[config.strategy], peak_bytes=GIB)
+
+    launcher = FakeLauncher(launch_bound, seed=seed, environment=FOUR_DEVICES)
+    search = make_search(tmp_path, launcher, n_trials=8, limit_bytes=LIMIT, **SMALL, world_size=[1, 4])
+    search.run()
+    _, first, *_ = (tried := [one.config.strategy for one in search.study.records])
+    assert first == "ddp"
+    assert tried.count("dp") <= 1
 
 
 # What it leaves out

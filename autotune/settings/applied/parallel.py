@@ -85,6 +85,12 @@ class _DataParallel(nn.DataParallel[nn.Module]):
     Each replica runs in a thread of its own, and what a thread casts to is its own. torch enters autocast there again,
     but without the dtype: in CUDA's default, float16, and so without the GradScaler that float16 needs. Source:
     torch/nn/parallel/parallel_apply.py, torch 2.9 to 2.13.
+
+    These threads launch all devices' kernels under one GIL, and each step copies the model to the devices: where
+    launching holds a step, several devices are slower than one. Searches begin with DistributedDataParallel, which has
+    neither (first_guesses in study/proposals.py), and one trial then shows what DataParallel reaches.
+    Source: pytorch.org, "CUDA semantics", "Use nn.parallel.DistributedDataParallel instead of multiprocessing or
+    nn.DataParallel".
     """
 
     def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
