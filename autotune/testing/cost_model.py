@@ -41,6 +41,9 @@ class FakeTrial:
     """Rate of the device alone; None: the rate over the busy fraction; in curves unknown where that is 1."""
     copy_ceiling: float | None = None
     """Rate of copying batches to the device alone; None: no copy is known."""
+    host_ceiling: float | None = None
+    """Rate of the host that launches; a device that is less than wholly busy waits for it, or for data where the loader
+    is slower. None: it is no side of its own, and devices wait for data alone."""
     passes_guard: bool = True
     """Whether it passes the precision guard; otherwise its last loss is `broken_loss`."""
     broken_loss: float = inf

@@ -8,7 +8,7 @@ from typing import Literal
 from autotune.analysis.rates import window_rate
 from autotune.protocol.jobs import TrialJob
 from autotune.records.breakdown import LoaderCosts, Share, TimeBreakdown
-from autotune.records.ceilings import Ceiling
+from autotune.records.ceilings import Ceiling, host_ceiling_of
 from autotune.records.conditions import DeviceConditions
 from autotune.records.measurement import Block, Ceilings, Measurement, MemorySample, Window
 from autotune.records.precision_check import PrecisionFigures
@@ -76,6 +76,8 @@ def fake_measurement(
 ) -> Measurement:
     """The measurement of a trial that runs well; `noise` gives factors around 1."""
     window = _window(trial.samples_per_s * noise(), noise, job)
+    if trial.host_ceiling is not None:
+        window = window.model_copy(update={"host_ahead_s": window.batch_s if trial.busy_fraction == 1 else 0.0})
     rate, extras = window_rate(window), job.extras
     asked = {"loader": extras.loader_ceiling, "device": extras.device_ceiling, "copy": extras.copy_ceiling}
     ceilings = fake_ceilings(trial, **asked)
@@ -86,7 +88,7 @@ def fake_measurement(
         busy_fraction=trial.busy_fraction,
         busy_source="made up",
         conditions=conditions,
-        data_wait_fraction=1 - trial.busy_fraction,
+        data_wait_fraction=0.0 if _waits_for_host(trial) else 1 - trial.busy_fraction,
         peak_memory_bytes=trial.peak_memory_bytes,
         startup_s=trial.startup_s,
         build_s=0.0,
@@ -97,6 +99,7 @@ def fake_measurement(
         loader_ceiling=ceilings.loader and ceilings.loader.samples_per_s,
         device_ceiling=ceilings.device and ceilings.device.samples_per_s,
         copy_ceiling=ceilings.copy and ceilings.copy.samples_per_s,
+        host_ceiling=host_ceiling_of(ceilings.device, take_s=None),
         breakdown=_breakdown(trial) if extras.breakdown else None,
         loader_costs=_loader_costs(trial) if extras.breakdown else None,
         communication=trial.communication if has_batches else None,
@@ -129,9 +132,10 @@ def fake_ceilings(trial: FakeTrial, *, loader: bool, device: bool, copy: bool = 
     """The ceilings that are asked for; no copy's where none is known."""
     alone = trial.loader_ceiling or 2 * trial.samples_per_s
     on_device = trial.device_ceiling or trial.samples_per_s / max(trial.busy_fraction, 1e-9)
+    launch_s = None if trial.host_ceiling is None else on_device / trial.host_ceiling  # of its single batch
     return Ceilings(
         loader=_ceiling(alone) if loader else None,
-        device=_ceiling(on_device) if device else None,
+        device=_ceiling(on_device).model_copy(update={"host_s": launch_s}) if device else None,
         copy=_ceiling(trial.copy_ceiling) if copy and trial.copy_ceiling else None,
     )
 
@@ -140,11 +144,17 @@ def _ceiling(samples_per_s: float) -> Ceiling:
     return Ceiling(samples_per_s=samples_per_s, samples=max(1, round(samples_per_s)), seconds=1.0, batches=1)
 
 
+def _waits_for_host(trial: FakeTrial) -> bool:
+    loader = trial.loader_ceiling or 2 * trial.samples_per_s
+    return trial.host_ceiling is not None and trial.host_ceiling < loader
+
+
 def _breakdown(trial: FakeTrial) -> TimeBreakdown:
-    wait, busy, nothing = (
+    idle, busy, nothing = (
         Share(fraction=fraction, source="made up") for fraction in (1 - trial.busy_fraction, trial.busy_fraction, 0.0)
     )
-    return TimeBreakdown(data_wait=wait, device_copy=nothing, compute=busy, synchronise=nothing, idle=nothing)
+    waits = {"data_wait": nothing, "idle": idle} if _waits_for_host(trial) else {"data_wait": idle, "idle": nothing}
+    return TimeBreakdown(**waits, device_copy=nothing, compute=busy, synchronise=nothing)
 
 
 def _loader_costs(trial: FakeTrial) -> LoaderCosts:

@@ -17,7 +17,7 @@ from autotune.errors import RunFolderError, StudyMismatchError
 from autotune.note import note
 from autotune.records.trial import Score, TrialResult
 from autotune.settings.ddp_config import DdpConfig
-from autotune.settings.search_space import SettingValue
+from autotune.settings.search_space import Choices, SettingValue
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.resolved_space import ResolvedSpace
 from autotune.study import combinations, optuna_trials
@@ -645,3 +645,22 @@ def test_a_study_that_is_closed_leaves_no_statements_behind(tmp_path: Path) -> N
     assert held, "SQLAlchemy keeps statements elsewhere: _let_go has to forget them there"
     study.close()
     assert not any(vars(mapper).get("_compiled_cache") for mapper in BaseModel.registry.mappers)
+
+
+def test_values_that_a_study_was_widened_by_are_searched_also_when_it_is_opened_again(
+    open_study: Callable[..., Study],
+) -> None:
+    study = open_study(make_fake_space(**SMALL | {"num_workers": 2, "micro_batch_size": 32}))
+    first = study.ask()
+    assert first is not None
+    study.tell(first, TrialResult(outcome="ok", measurement=make_measurement()), None)
+    study.widen({"compile": Choices(values=(False, True))})
+    assert study.propose({**params_of(first.config, study.space), "compile": True})
+    second = study.ask()
+    assert second is not None
+    assert second.config.compile
+    study.tell(second, CRASH, None)
+    study.close()
+    again = open_study(make_fake_space(**SMALL | {"num_workers": 2, "micro_batch_size": 32}))
+    assert set(again.space.domains["compile"]) == {False, True}
+    assert [record.config.compile for record in again.records] == [False, True]
