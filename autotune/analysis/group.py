@@ -44,7 +44,8 @@ def merged_measurement(parts: Sequence[Measurement]) -> Measurement:
     ranks = tuple(rank for part in parts for rank in part.ranks)
     kind = cast("DeviceKind", ranks[0].device.partition(":")[0]) if ranks else "cpu"
     window = _merged_window([part.window for part in parts])
-    rate, ceilings = with_run_spread(window_rate(window), assumed_spread(kind)), _merged_ceilings(parts)
+    rate = with_run_spread(window_rate(window), assumed_spread(kind).of([window.is_held_by_device]))
+    ceilings = _merged_ceilings(parts)
     memory = _merged_memory(parts, is_ram=kind == "cpu")
     waiting = max(parts, key=lambda part: part.data_wait_fraction or 0.0)
     idle = min(parts, key=lambda part: 1.0 if part.busy_fraction is None else part.busy_fraction)

@@ -148,8 +148,9 @@ def examine(
     runner, space = probe_workload(replace(plan, space=SearchSpace(), budget=Budget()), runner)
     plan = replace(plan, baseline=space.baseline)  # a script's is what was seen of it
     start("measure", (*warnings_in(space.notes), *others))
-    spread = _known_spread(plan, space)
-    measurement = with_interval(_measure_baseline(plan, runner, measuring), spread)
+    measurement = _measure_baseline(plan, runner, measuring)
+    spread = _known_spread(plan, space).of([measurement.window.is_held_by_device])
+    measurement = with_interval(measurement, spread)
     start("curves")
     evidence = Evidence(
         config=plan.baseline,

@@ -120,8 +120,10 @@ def _remember_spread(machine: str, workload: str, summary: RunSummary) -> None:
     """Keep the spread between runs for later searches, unless it is that of other programs on this machine."""
     measured = [trial.result.measurement for trial in summary.trials if trial.result.measurement is not None]
     load = join_loads(run.host_load for run in measured)
-    if summary.run_spread.source == "workload" and (load is None or not load.is_loaded):
-        remember_spread(machine, workload, summary.run_spread)
+    spread = summary.run_spread
+    is_learned = any(kind is not None and kind.source == "workload" for kind in (spread, spread.device))
+    if is_learned and (load is None or not load.is_loaded):
+        remember_spread(machine, workload, spread)
 
 
 def _search_of(plan: Plan, time: TimeBudget, runner: TrialRunner, folder: RunFolder, hints: Hints | None) -> Search:
@@ -246,7 +248,7 @@ def _summarise(
     """Select, and gather all that reports are made from; `interrupted` says what has ended the search, if anything."""
     found = search.outcome().taught_by(sure.confirmations)
     rounds = evidence_of_rounds(list(map(run_of, entrant.runs)) for entrant in sure.confirmations)
-    spread = learn_spread(found.spread, () if found.is_brief else [rounds])  # else a run would count twice
+    spread = learn_spread(found.spread, () if found.is_brief else rounds)  # else a run would count twice
     space, ended = found.space, interrupted or found.ended_because
     assert ended is not None, "a search ends for a reason"  # noqa: S101 - our own bug
     measured = next((record.measurement for record in found.records if record.measurement is not None), None)

@@ -7,6 +7,7 @@ The file lies in the user's own cache folder, holds figures alone, and may be de
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from math import exp, log
 from pathlib import Path
 from statistics import fmean
@@ -41,14 +42,28 @@ class _Known(FrozenModel):
 
 
 def known_spread(fingerprint: str, workload: str, device_kind: DeviceKind) -> RunSpread:
-    """The spread to begin with: this workload's on this machine, else that of others here, else what is assumed."""
-    file = _file_of(fingerprint)
+    """The spread to begin with: this workload's on this machine, else that of others here, else what is assumed.
+
+    Where runs are of two kinds, each is looked up by itself.
+    """
+    file, assumed = _file_of(fingerprint), assumed_spread(device_kind)
     known = {} if file is None else _read(file).workloads
-    if (own := known.get(workload)) is not None:
+    if assumed.device is None:
+        return _begin_with(assumed, known, workload)
+    by_kind = {key: spread for key, spread in known.items() if spread.device is not None}  # older ones mix the kinds
+    of_device = {key: spread.device for key, spread in by_kind.items() if spread.device is not None}
+    host = _begin_with(assumed, by_kind, workload)
+    return host.model_copy(update={"device": _begin_with(assumed.device, of_device, workload)})
+
+
+def _begin_with(assumed: RunSpread, known: Mapping[str, RunSpread], workload: str) -> RunSpread:
+    """Return the spread of one kind of runs to begin with, from what workloads have learned of it."""
+    learned = {key: spread for key, spread in known.items() if spread.source == "workload"}
+    if (own := learned.get(workload)) is not None:
         return own.model_copy(update={"degrees_of_freedom": min(own.degrees_of_freedom, _MOST_CARRIED)})
-    if not known:
-        return assumed_spread(device_kind)
-    sd = exp(fmean(log(spread.sd) for spread in known.values()))
+    if not learned:
+        return assumed
+    sd = exp(fmean(log(spread.sd) for spread in learned.values()))
     return RunSpread(sd=sd, degrees_of_freedom=_OF_THE_MACHINE, source="machine")
 
 

@@ -78,7 +78,7 @@ class Comparison(FrozenModel):
 def compare_summaries(first: RunSummary, second: RunSummary, names: tuple[str, str]) -> Comparison:
     """What differs between two searches; `names` is what they are called."""
     summaries = first, second
-    spread = max((summary.run_spread for summary in summaries), key=lambda one: one.sd)
+    spread = _wider(first.run_spread, second.run_spread)
     columns = tuple({column.title: column for column in make_columns(summary)} for summary in summaries)
     found: dict[Role, ComparedConfig | None] = {role: _compared(summaries, columns, role, spread) for role in _ROLES}
     baseline, recommended = found["baseline"], found["recommended"]
@@ -110,6 +110,13 @@ def compare_summaries(first: RunSummary, second: RunSummary, names: tuple[str, s
         asked=differing(describe_run),
         spread=spread,
     )
+
+
+def _wider(first: RunSpread, second: RunSpread) -> RunSpread:
+    """Return the wider spread of two, of each kind of runs."""
+    wider = max(first, second, key=lambda one: one.sd)
+    of_device = [one.device for one in (first, second) if one.device is not None]
+    return wider.model_copy(update={"device": max(of_device, key=lambda one: one.sd, default=None)})
 
 
 def _compared(

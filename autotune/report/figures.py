@@ -71,6 +71,8 @@ class Figures(FrozenModel):
     """Runs that the figures are made from."""
     samples_per_s: Rate
     """Geometric mean over the runs, with its 95 % interval."""
+    is_held_by_device: bool = False
+    """In all runs the device set the pace, which steadies their rates; false on a CPU."""
     busy_fraction: float | None
     """By the source that scores are made from, the mean over the runs that have it."""
     busy_source: str | None
@@ -219,6 +221,7 @@ def join_runs(
         is_confirmed=is_confirmed,
         runs=len(runs),
         samples_per_s=rate,
+        is_held_by_device=all(run.window.is_held_by_device for run in runs),
         tokens_per_s=None if tokens is None else rate.value * tokens.per_sample,
         busy_fraction=_mean(run.busy_fraction for run in runs if run.busy_source == source),
         busy_source=source,

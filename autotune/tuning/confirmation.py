@@ -168,8 +168,9 @@ class Finals:
 
     def _window_s(self, entrants: Sequence[Entrant]) -> float:
         measured = [entrant.record.measurement for entrant in entrants if entrant.record.measurement is not None]
-        variance = median(map(variance_of_a_second, measured))
-        return window_length_s(fmean(entrant.overhead_s for entrant in entrants), variance, self.found.spread)
+        variance, spread = median(map(variance_of_a_second, measured)), self.found.spread
+        own = spread.of(run.window.is_held_by_device for run in measured)
+        return window_length_s(fmean(entrant.overhead_s for entrant in entrants), variance, own)
 
     def _look(self, entrants: Sequence[Entrant], alive: Sequence[Entrant], used_fraction: float) -> tuple[int, ...]:
         """Keep what was measured so far as what decides; the challengers for which a further round may change it."""

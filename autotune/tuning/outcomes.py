@@ -70,9 +70,14 @@ class SearchOutcome:
         to run by the spread.
         """
         own = max(map(self.believed_score, self.feasible_baseline), default=0.0)
+
+        def may_win(record: TrialRecord) -> bool:
+            runs = [run for known in (record, *self.feasible_baseline) for run in known.runs]
+            between = self.spread.of(run.window.is_held_by_device for run in runs)
+            return self.believed_score(record) > exp(-between.sd) * own
+
         feasible = [record for record in self.records if record.is_feasible and record.number != 0]
-        may_win = [record for record in feasible if self.believed_score(record) > exp(-self.spread.sd) * own]
-        return sorted(may_win, key=self.believed_score, reverse=True)
+        return sorted(filter(may_win, feasible), key=self.believed_score, reverse=True)
 
     def batch_ratio(self, config: TrainingConfig) -> float:
         """A configuration's global batch over the baseline's."""

@@ -231,6 +231,7 @@ def condition_cases() -> dict[str, RunSummary]:
         "cores shared": loaded(0.9, 0.1),
         "no runs compared": make_summary(run_spread=ASSUMED),
         "runs compared on the machine": make_summary(run_spread=wide),
+        "held by the host and by the device": held_apart(),
         "unlike sources": without_scores_source(unlike),
         "sources disagree": single_runs({"busy_readings": apart}),
         "unlike numbers of runs": make_summary(
@@ -244,6 +245,14 @@ def condition_cases() -> dict[str, RunSummary]:
         "lengths": single_runs({"tokens": TOKENS, "lengths": LENGTHS}),
         "remark on the precision guard": remarked_guard(),
     }
+
+
+def held_apart() -> RunSummary:
+    """Build a search on an accelerator whose host holds the baseline and whose device the recommended settings."""
+    steady = RunSpread(sd=0.004, degrees_of_freedom=3.0)
+    spread = RunSpread(sd=0.062, degrees_of_freedom=5.0, source="workload", device=steady)
+    window = make_window(4000.0, host_ahead_s=0.1)
+    return single_runs(None, {"window": window}).model_copy(update={"run_spread": spread})
 
 
 def without_scores_source(summary: RunSummary) -> RunSummary:
@@ -348,6 +357,7 @@ def comparison_cases() -> dict[str, Comparison]:
         "nothing-recommended": make_summary(recommendation=None, run_spread=ASSUMED),
         "nothing-measured": unmeasured,
         "another-batch": make_summary(recommendation=small),
+        "held-apart": held_apart(),
     }
     return {
         name: compare_summaries(rich if name == "rich" else plain, other, ("runs/a", "runs/b"))

@@ -14,6 +14,7 @@ from autotune.note import Note
 from autotune.protocol.disk import write_model
 from autotune.protocol.jobs import StressJob, TrialJob, read_job
 from autotune.protocol.reports import RankReport
+from autotune.records.run_spread import RunSpread
 from autotune.records.trial import Outcome, TrialResult
 from autotune.settings.training_config import TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost
@@ -170,7 +171,10 @@ def test_what_passes_there_wins_over_a_faster_one_that_could_not_be_run(tmp_path
     launcher = Launcher(overflowing(lambda config: config.micro_batch_size >= 256))
     space: dict[str, Any] = {"micro_batch_size": [32, 64, 128, 256], "amp_dtype": "float32", "grad_accum_steps": 1}
     space |= {"num_workers": 0, "pin_memory": False, "channels_last": False}
-    sure, chosen = finished(tmp_path, launcher, method="tpe", **space)  # a model would have two stopped early
+    search = make_search(tmp_path, launcher, method="tpe", **space)  # a model would have two stopped early
+    search.time.study.prior_spread = RunSpread(sd=0.01, degrees_of_freedom=3.0)  # else no trial shows a batch's worth
+    search.run()
+    sure, chosen = confirmed(search)
     assert [config.micro_batch_size for config in stressed(launcher)] == [256, 128, 64]
     assert chosen.config.micro_batch_size == 64
     assert chosen.stress is not None

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import hypot
 
 from autotune.analysis.rates import mean_rate
 from autotune.note import Note, note
 from autotune.records.measurement import Block
+from autotune.records.run_spread import RunSpread
 
-__all__ = ["PruningThreshold", "behind_threshold"]
+__all__ = ["PruningThreshold", "behind_threshold", "luck_of"]
 
 _FEWEST_BLOCKS = 3
 """Before a trial may be stopped: our own convention."""
+_LUCKY_SDS = 1.64
+"""Standard deviations of a difference that one in twenty exceeds: a trial as fast as the best is rarely stopped."""
 _BUSY_MARGIN = 0.02
 """By how much a busier device may raise a score: the default of objective.busy_weight."""
 
@@ -25,6 +29,16 @@ class PruningThreshold:
     """The trial that sets it."""
     low_samples_per_s: float
     """What is believed of that trial's rate, less what two runs of the same settings may differ by."""
+
+
+def luck_of(best: RunSpread, running: RunSpread) -> float:
+    """Return what the logarithms of two rates may differ by though the settings are the same.
+
+    Args:
+        best: The spread of runs of the kind that the best trial is of.
+        running: That of the trial under way.
+    """
+    return _LUCKY_SDS * hypot(best.sd, running.sd)
 
 
 def behind_threshold(blocks: Sequence[Block], bar: PruningThreshold) -> Note | None:

@@ -55,7 +55,8 @@ def _ranked(records: Sequence[TrialRecord], believed: Mapping[int, float]) -> li
 def _distance(better: TrialRecord, other: TrialRecord, believed: Mapping[int, float], spread: RunSpread) -> float:
     """Between two scores, in standard deviations of a difference between two runs."""
     ratio = believed_score(better, believed) / believed_score(other, believed)
-    return log(ratio) / (sqrt(2) * spread.sd)
+    between = spread.of(run.window.is_held_by_device for run in (*better.runs, *other.runs))
+    return log(ratio) / (sqrt(2) * between.sd)
 
 
 def _with_one_run(records: Sequence[TrialRecord]) -> TrialRecord | None:

@@ -4,8 +4,9 @@ Comes in: each entrant's runs, round by round, and what is known of the spread b
 which tells the ratio of any two with its standard error. Pure.
 
 The logarithm of a rate is taken to be the round's plus the entrant's plus noise: what a round shares, such as a slow
-minute, cancels, and the noise is pooled over all entrants and rounds. What was known of it before counts as so many
-degrees of freedom more.
+minute, cancels, and the noise is pooled over all entrants of a kind and over all rounds. What was known of it before
+counts as so many degrees of freedom more. Entrants that the device holds hardly differ from run to run; they are fitted
+apart from those that the host holds, and two of unlike kinds by themselves.
 
 Sources: two-way layout without interaction, Scheffe, "The Analysis of Variance", section 4.2; the pooled residual with
 a prior, Gelman et al., "Bayesian Data Analysis", 3rd ed., section 14.2; runs as the unit of repetition, Kalibera and
@@ -15,7 +16,7 @@ Jones 2013, "Rigorous benchmarking in reasonable time".
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import sqrt
 from statistics import fmean
 
@@ -40,11 +41,52 @@ class Difference:
     value: float
     standard_error: float
     degrees_of_freedom: float
+    is_carried: bool
+    """Runs tell the noise, here or before: it is not what is assumed of such a device alone."""
+    unit_error: float
+    """The standard error that a noise of 1 would make: sqrt(2 / rounds) of two that ran in the same rounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundsFit:
+    """What rounds tell of their entrants."""
+
+    entrants: Sequence[Confirmation]
+    spread: RunSpread
+    _layouts: dict[tuple[int, ...], _Layout] = field(default_factory=dict)
+    """Those that were fitted already, by their entrants' numbers."""
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The entrants, in order."""
+        return tuple(entrant.number for entrant in self.entrants)
+
+    def difference(self, number: int, other: int) -> Difference | None:
+        """Of an entrant over another; None where no round, and no chain of rounds, holds both.
+
+        Fitted are all entrants of the kind that both are of, or the two alone where they are of unlike kinds.
+        """
+        steady = {entrant.number for entrant in self.entrants if _is_held_by_device(entrant)}
+        if (number in steady) != (other in steady):
+            alike = [entrant for entrant in self.entrants if entrant.number in {number, other}]
+        else:
+            alike = [entrant for entrant in self.entrants if (entrant.number in steady) == (number in steady)]
+        if not any(entrant.runs for entrant in alike):
+            return None
+        numbers = tuple(entrant.number for entrant in alike)
+        if numbers not in self._layouts:
+            self._layouts[numbers] = _fit(alike, self.spread)
+        return self._layouts[numbers].difference(number, other)
+
+
+def fit_rounds(entrants: Sequence[Confirmation], spread: RunSpread) -> RoundsFit:
+    """Fit rounds and entrants."""
+    return RoundsFit(entrants, spread)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundsFit:
-    """What rounds tell of their entrants."""
+class _Layout:
+    """Effects of rounds and entrants, fitted with one noise."""
 
     numbers: tuple[int, ...]
     """The entrants, in order."""
@@ -58,22 +100,27 @@ class RoundsFit:
     """Of the logarithm of one run in its round."""
     degrees_of_freedom: float
     is_carried: bool
-    """Runs tell that variance, here or before: it is not what is assumed of such a device alone."""
+    """As a Difference has it."""
 
     def difference(self, number: int, other: int) -> Difference | None:
-        """Of an entrant over another; None where no round, and no chain of rounds, holds both."""
         contrast = np.zeros(len(self.log_rates))
         rounds = len(self.log_rates) - len(self.numbers)
         contrast[rounds + self.numbers.index(number)] += 1.0
         contrast[rounds + self.numbers.index(other)] -= 1.0
         if np.abs(self.estimable @ contrast - contrast).max() > _ESTIMABLE:
             return None
-        variance = float(contrast @ self.unscaled @ contrast) * self.variance
-        return Difference(float(contrast @ self.log_rates), sqrt(max(variance, 0.0)), self.degrees_of_freedom)
+        unit_variance = float(contrast @ self.unscaled @ contrast)
+        return Difference(
+            value=float(contrast @ self.log_rates),
+            standard_error=sqrt(max(unit_variance * self.variance, 0.0)),
+            degrees_of_freedom=self.degrees_of_freedom,
+            is_carried=self.is_carried,
+            unit_error=sqrt(max(unit_variance, 0.0)),
+        )
 
 
-def fit_rounds(entrants: Sequence[Confirmation], spread: RunSpread) -> RoundsFit:
-    """Fit rounds and entrants, of which at least one has run."""
+def _fit(entrants: Sequence[Confirmation], spread: RunSpread) -> _Layout:
+    """Fit entrants with one noise; at least one of them has run."""
     cells = [
         (place, number, run)
         for number, entrant in enumerate(entrants)
@@ -91,9 +138,10 @@ def fit_rounds(entrants: Sequence[Confirmation], spread: RunSpread) -> RoundsFit
     log_rates = unscaled @ (design.T @ observed)
     left = float(((observed - design @ log_rates) ** 2).sum())
     free = len(cells) - int(np.linalg.matrix_rank(design))
+    spread = spread.of(run.window.is_held_by_device for _, _, run in cells)
     prior = spread.sd**2 + fmean(run.variance for run in runs)
     degrees = spread.degrees_of_freedom + free
-    return RoundsFit(
+    return _Layout(
         numbers=tuple(entrant.number for entrant in entrants),
         log_rates=log_rates,
         unscaled=unscaled,
@@ -102,3 +150,7 @@ def fit_rounds(entrants: Sequence[Confirmation], spread: RunSpread) -> RoundsFit
         degrees_of_freedom=degrees,
         is_carried=spread.source != "assumed" or free >= _FEWEST_FREE,
     )
+
+
+def _is_held_by_device(entrant: Confirmation) -> bool:
+    return bool(entrant.runs) and all(run.window.is_held_by_device for run in entrant.runs)

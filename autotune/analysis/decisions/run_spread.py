@@ -10,7 +10,7 @@ components".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import exp, inf, log, sqrt
 from statistics import fmean
@@ -38,10 +38,13 @@ __all__ = [
     "with_run_spread",
 ]
 
-_ASSUMED_SD: dict[DeviceKind, float] = {"cpu": 0.05}
+_CPU_SD = 0.05
 """Source: benchmarks/fidelity.py, whose trials and plain runs differ by 7 % a pair beyond what windows tell."""
-_OTHER_ASSUMED_SD = 0.01
-"""On an accelerator: our own convention until benchmarks/gpu.py has measured it."""
+_HOST_SD = 0.08
+"""On an accelerator, of runs that the host holds. Source: benchmarks/results/gpu-nvidia-*.json, where they differ by 2 to
+20 %, the median by 7 %."""
+_DEVICE_SD = 0.004
+"""The same of runs that the device holds. Source: the same files, where they differ by 0.03 to 0.3 %."""
 _ASSUMED_DEGREES_OF_FREEDOM = 3.0
 """Machines differ by a factor of 1.6 either way, as a standard deviation from four runs does: our own convention; those
 of benchmarks/results lie between 1.5 and 10 %."""
@@ -60,6 +63,7 @@ class Run:
     log_rate: float
     variance: float
     """Of the logarithm, by the run's own window."""
+    is_held_by_device: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +72,25 @@ class SpreadEvidence:
 
     variance: float
     degrees_of_freedom: float
+    is_of_device: bool = False
+    """The device held all of these runs. Of runs of both kinds it is evidence for the host's."""
 
 
 def assumed_spread(device_kind: DeviceKind) -> RunSpread:
-    """What is assumed before anything was learned."""
-    sd = _ASSUMED_SD.get(device_kind, _OTHER_ASSUMED_SD)
-    return RunSpread(sd=sd, degrees_of_freedom=_ASSUMED_DEGREES_OF_FREEDOM)
+    """What is assumed before anything was learned, of both kinds of runs where there are two."""
+    degrees = _ASSUMED_DEGREES_OF_FREEDOM
+    if device_kind == "cpu":
+        return RunSpread(sd=_CPU_SD, degrees_of_freedom=degrees)
+    device = RunSpread(sd=_DEVICE_SD, degrees_of_freedom=degrees)
+    return RunSpread(sd=_HOST_SD, degrees_of_freedom=degrees, device=device)
 
 
 def run_of(measurement: Measurement) -> Run:
     """A measurement as a run. A window of a single block tells nothing of its own error: the most is assumed."""
     rate = window_rate(measurement.window)
     half = (rate.value - rate.low) / rate.value if rate.low > 0 else inf
-    return Run(log(measurement.samples_per_s), min(_variance(half), _MOST_WINDOW_SD**2))
+    variance = min(_variance(half), _MOST_WINDOW_SD**2)
+    return Run(log(measurement.samples_per_s), variance, measurement.window.is_held_by_device)
 
 
 def evidence_of(runs: Sequence[Run]) -> SpreadEvidence | None:
@@ -89,16 +99,18 @@ def evidence_of(runs: Sequence[Run]) -> SpreadEvidence | None:
         return None
     mean = fmean(run.log_rate for run in runs)
     variance = sum((run.log_rate - mean) ** 2 for run in runs) / (len(runs) - 1)
-    return SpreadEvidence(max(variance - fmean(run.variance for run in runs), 0.0), len(runs) - 1)
+    between = max(variance - fmean(run.variance for run in runs), 0.0)
+    return SpreadEvidence(between, len(runs) - 1, is_of_device=all(run.is_held_by_device for run in runs))
 
 
-def evidence_of_rounds(entrants: Iterable[Sequence[Run]]) -> SpreadEvidence | None:
-    """The same of entrants that ran in turns: rounds move all of them, so that they count as one group."""
-    groups = [piece for piece in map(evidence_of, entrants) if piece is not None]
-    if not groups:
-        return None
-    degrees = max(piece.degrees_of_freedom for piece in groups)
-    return SpreadEvidence(fmean(piece.variance for piece in groups), degrees)
+def evidence_of_rounds(entrants: Iterable[Sequence[Run]]) -> Iterator[SpreadEvidence]:
+    """The same of entrants that ran in turns: rounds move all of a kind, so that each kind counts as one group."""
+    pieces = [piece for piece in map(evidence_of, entrants) if piece is not None]
+    for is_of_device in (False, True):
+        group = [piece for piece in pieces if piece.is_of_device == is_of_device]
+        if group:
+            degrees = max(piece.degrees_of_freedom for piece in group)
+            yield SpreadEvidence(fmean(piece.variance for piece in group), degrees, is_of_device=is_of_device)
 
 
 def variance_of_a_second(measurement: Measurement) -> float:
@@ -107,12 +119,20 @@ def variance_of_a_second(measurement: Measurement) -> float:
 
 
 def learn_spread(prior: RunSpread, evidence: Iterable[SpreadEvidence | None]) -> RunSpread:
-    """What is known once runs were repeated: variances pooled by their degrees of freedom."""
+    """What is known once runs were repeated: of each kind, variances pooled by their degrees of freedom."""
     known = [piece for piece in evidence if piece is not None]
-    if not known:
+    device = prior.device
+    if device is None:
+        return _pooled(prior, known)
+    host = _pooled(prior, [piece for piece in known if not piece.is_of_device])
+    return host.model_copy(update={"device": _pooled(device, [piece for piece in known if piece.is_of_device])})
+
+
+def _pooled(prior: RunSpread, evidence: Sequence[SpreadEvidence]) -> RunSpread:
+    if not evidence:
         return prior
-    degrees = prior.degrees_of_freedom + sum(piece.degrees_of_freedom for piece in known)
-    squares = prior.degrees_of_freedom * prior.sd**2 + sum(one.degrees_of_freedom * one.variance for one in known)
+    degrees = prior.degrees_of_freedom + sum(piece.degrees_of_freedom for piece in evidence)
+    squares = prior.degrees_of_freedom * prior.sd**2 + sum(one.degrees_of_freedom * one.variance for one in evidence)
     sd = min(max(sqrt(squares / degrees), _LEAST_SD), MOST_SD)
     return RunSpread(sd=sd, degrees_of_freedom=degrees, source="workload")
 
@@ -127,6 +147,7 @@ def rate_of_runs(runs: Sequence[Measurement], spread: RunSpread) -> Rate:
     if len(runs) == 1:
         return _rate_of_one(runs[0], spread)
     mean, variance = _mean_of(runs)
+    spread = spread.of(run.window.is_held_by_device for run in runs)
     half = _half_width(spread, 1 + 1 / len(runs), variance)
     return Rate(value=exp(mean), low=exp(mean - half), high=exp(mean + half))
 
@@ -134,6 +155,7 @@ def rate_of_runs(runs: Sequence[Measurement], spread: RunSpread) -> Rate:
 def ratio_of_runs(ours: Sequence[Measurement], theirs: Sequence[Measurement], spread: RunSpread) -> Ratio:
     """The ratio of two mean rates that were not measured in turns, with its 95 % interval."""
     (our_mean, our_variance), (their_mean, their_variance) = map(_mean_of, (ours, theirs))
+    spread = spread.of(run.window.is_held_by_device for run in (*ours, *theirs))
     half = _half_width(spread, 1 / len(ours) + 1 / len(theirs), our_variance + their_variance)
     value = our_mean - their_mean
     return Ratio(value=exp(value), low=exp(value - half), high=exp(value + half))
@@ -143,7 +165,8 @@ def with_run_spread(rate: Rate, spread: RunSpread) -> Rate:
     """A window's rate with the 95 % interval in which another long run of the same settings lies by now.
 
     Blocks of one window share what a process happens to get: its memory's layout, the clock, the neighbours of the
-    minute. Runs of the same settings therefore spread more than batch means can tell. Two runs do so twice.
+    minute. Runs of the same settings therefore spread more than batch means can tell. Two runs do so twice. On an
+    accelerator the spread must be that of the run's kind, see `RunSpread.of`.
     """
     down, up = (
         distance if distance == inf else _half_width(spread, 2, _variance(distance))
@@ -165,7 +188,7 @@ def with_interval(measurement: Measurement, spread: RunSpread) -> Measurement:
 
 
 def _rate_of_one(measurement: Measurement, spread: RunSpread) -> Rate:
-    rate = with_run_spread(window_rate(measurement.window), spread)
+    rate = with_run_spread(window_rate(measurement.window), spread.of([measurement.window.is_held_by_device]))
     scale = measurement.samples_per_s / rate.value if rate.value > 0 else 0.0
     return Rate(value=measurement.samples_per_s, low=scale * rate.low, high=scale * rate.high if scale > 0 else inf)
 

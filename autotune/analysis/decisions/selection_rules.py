@@ -100,7 +100,7 @@ def claim_of(number: int, fit: RoundsFit, one_sided_error: float) -> Claim | Non
         speedup=speedup,
         measured=measured,
         gain_probability=belief.gain_probability,
-        is_proven=fit.is_carried and measured.low > 1,
+        is_proven=difference.is_carried and measured.low > 1,
     )
 
 

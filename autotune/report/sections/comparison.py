@@ -17,6 +17,7 @@ from autotune.report.render.console_blocks import print_section
 from autotune.report.sections.result import result_table
 from autotune.report.text import one_line
 from autotune.report.wording.catalogue import fill, load_english
+from autotune.report.wording.remarks import name_holder
 from autotune.report.wording.units import NO_VALUE, Unit, show
 
 __all__ = ["comparison_sections", "print_comparison"]
@@ -54,10 +55,17 @@ def comparison_sections(comparison: Comparison) -> tuple[Section, ...]:
         Section(title="What changed of the machine", blocks=(_changes(comparison.machine),)),
         Section(title="What changed of model and data", blocks=(_changes(comparison.workload),)),
         Section(title="What was asked for otherwise", blocks=(_changes(comparison.asked),)),
-        Section(
-            title="What noise is", blocks=(Bullets(sentences=(fill("noise_of_runs", {"spread": comparison.spread}),)),)
-        ),
+        Section(title="What noise is", blocks=(Bullets(sentences=tuple(_noise(comparison))),)),
     )
+
+
+def _noise(comparison: Comparison) -> Iterator[str]:
+    """By how much runs of the same settings differ, of each kind that was measured."""
+    pairs = [known.figures for known in (comparison.baseline, comparison.recommended) if known is not None]
+    kinds = {figures.is_held_by_device for pair in pairs for figures in pair if figures is not None} or {False}
+    for is_held in sorted(kinds):
+        spread = comparison.spread
+        yield fill("noise_of_runs", {"spread": spread.of([is_held]), "held_by": name_holder(spread, is_held)})
 
 
 def _config_sections(title: str, known: ComparedConfig, comparison: Comparison) -> Iterator[Section]:

@@ -151,7 +151,7 @@ def _today(diagnosis: Diagnosis) -> dict[str, str]:
     rate, interval = show(run.samples_per_s, "rate"), show_interval(*run.samples_per_s_ci, "plain_rate")
     return {
         "settings": describe_settings(evidence.config),
-        "rate": f"{rate} ({name_interval(evidence.run_spread)}: {interval})",
+        "rate": f"{rate} ({name_interval(evidence.run_spread, [run.window.is_held_by_device])}: {interval})",
         "loader alone": _ceiling(headroom.loader_ceiling, run.loader_ceiling, "its items' costs"),
         "device alone": _ceiling(headroom.device_ceiling, run.device_ceiling, "the waits for data"),
         "copying alone": show(headroom.copy_ceiling, "rate"),

@@ -29,8 +29,8 @@ def result_table(
 
     Without a limit, memory has no share of one.
     """
-    interval = f"  {name_interval(spread)}"
     figures, ratios = [column.figures for column in columns], [column.speedup for column in columns[1:]]
+    interval = f"  {name_interval(spread, (known.is_held_by_device for known in figures if known is not None))}"
     rates = [None if known is None else known.samples_per_s for known in figures]
     energy = [known and known.joules_per_sample for known in figures]
     speedups = (

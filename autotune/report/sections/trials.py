@@ -59,7 +59,9 @@ def trial_table(summary: RunSummary) -> Table:
     trials = _shown(summary)
     kinds = [role_of(trial.number, summary) or ("" if trial.is_feasible else "failed") for trial in trials]
     rows = (_trial(trial, summary) for trial in trials)
-    return _with_interval_named(tabulate(rows, _HEADS, kinds=kinds, optional=(_ENERGY,)), summary)
+    return _with_interval_named(
+        tabulate(rows, _HEADS, kinds=kinds, optional=(_ENERGY,)), summary, (trial.measurement for trial in trials)
+    )
 
 
 def _shown(summary: RunSummary) -> list[TrialRecord]:
@@ -83,15 +85,17 @@ def confirmation_section(summary: RunSummary) -> Section:
     runs = [(index, entrant, run) for entrant in entrants for index, run in enumerate(entrant.rounds, 1)]
     in_turns = sorted(runs, key=lambda run: run[0])
     table = _with_interval_named(
-        tabulate(starmap(partial(_round, summary.run_spread), in_turns), optional=(_ENERGY,)), summary
+        tabulate(starmap(partial(_round, summary.run_spread), in_turns), optional=(_ENERGY,)),
+        summary,
+        (run for _, _, run in runs),
     )
     sources = _busy_sources((entrant.number, run) for _, entrant, run in runs)
     claims = Bullets(sentences=_claims(summary), is_remark=True)
     return Section(title="Confirmation: measured again, in turns", blocks=(table, sources, claims))
 
 
-def _with_interval_named(table: Table, summary: RunSummary) -> Table:
-    name = name_interval(summary.run_spread)
+def _with_interval_named(table: Table, summary: RunSummary, runs: Iterable[Measurement | None]) -> Table:
+    name = name_interval(summary.run_spread, (run.window.is_held_by_device for run in runs if run is not None))
     return replace(table, heads=tuple(name if head == _INTERVAL else head for head in table.heads))
 
 

@@ -5,6 +5,8 @@ Comes in: a TrainingConfig, or one of the codes that records hold. Goes out: a f
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from autotune.diagnosis.scaling_bottlenecks import Cause
 from autotune.records.breakdown import Part
 from autotune.records.conditions import ThrottleReason
@@ -51,9 +53,15 @@ def name_group(strategy: str, world_size: int) -> str:
     return "one device" if strategy == "single" else f"{strategy} × {world_size}"  # noqa: RUF001 - a times sign
 
 
-def name_interval(spread: RunSpread) -> str:
-    """What an interval is called: 95 % of which, nobody knows before runs of the same settings were compared."""
-    return "usual interval" if spread.source == "assumed" else "95 % interval"
+def name_interval(spread: RunSpread, held_by_device: Iterable[bool]) -> str:
+    """What intervals are called: 95 % of which, nobody knows before runs of the same settings were compared.
+
+    Args:
+        spread: Between runs.
+        held_by_device: Of what has an interval, whether the device holds it.
+    """
+    kinds = {spread.of([is_held]) for is_held in held_by_device} or {spread}
+    return "usual interval" if any(kind.source == "assumed" for kind in kinds) else "95 % interval"
 
 
 def format_setting(name: str, config: TrainingConfig) -> str:

@@ -21,6 +21,7 @@ __all__ = [
     "describe_exchange",
     "list_conditions",
     "list_doubts",
+    "name_holder",
     "say_busy",
     "say_rates",
     "say_setup",
@@ -48,7 +49,13 @@ def say_rates(measured: Mapping[str, Figures], spread: RunSpread) -> Iterator[st
     if measured:
         runs = {title: figures.runs if figures.is_confirmed else 0 for title, figures in measured.items()}
         yield fill("rates", {"runs": runs})
-        yield fill("run_spread", {"spread": spread})
+        for is_held in sorted({figures.is_held_by_device for figures in measured.values()}):
+            yield fill("run_spread", {"spread": spread.of([is_held]), "held_by": name_holder(spread, is_held)})
+
+
+def name_holder(spread: RunSpread, is_held_by_device: bool) -> str | None:
+    """Return who holds the loop of some runs; None where all runs are of one kind."""
+    return None if spread.device is None else "device" if is_held_by_device else "host"
 
 
 def describe_exchange(exchange: Communication) -> str:

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import exp, inf, log, sqrt
+from math import exp, inf, log
 
-from autotune.analysis.decisions.early_stopping import PruningThreshold
+from autotune.analysis.decisions.early_stopping import PruningThreshold, luck_of
 from autotune.analysis.forecast.acquisition import redundant_among
 from autotune.analysis.forecast.observations import (
     ConfiguredPoint,
@@ -50,8 +50,6 @@ _STRETCH_S = 0.2
 """Seconds for which a side alone is measured: our own convention; some thirty points are to be had in six seconds."""
 _SURPRISE_SDS = 3.0
 """Standard deviations from which a rate counts as not explained: the usual three-sigma rule."""
-_LUCKY_SDS = 1.64
-"""Standard deviations of a difference that one in twenty exceeds: a trial as fast as the best is rarely stopped."""
 _LEAST_SD = 0.01
 """A forecast is not trusted beyond 1 %, which is what runs of the same settings differ by."""
 _FASTEST = 3
@@ -182,15 +180,19 @@ class ModelProposer:
     def pruning_threshold(self, trial: Trial) -> PruningThreshold | None:
         """The rate of the best so far, at the baseline's batch of the best of those at that.
 
-        The more runs of the same settings differ, the lower: either may have been lucky. None for the first group of
-        its kind, which runs to its end to show what limits it, and without a model.
+        The more runs of the same settings differ, the lower: either may have been lucky. Who holds the trial that runs is
+        known at its end alone, so it counts as held by the host. None for the first group of its kind, which runs to its
+        end to show what limits it, and without a model.
         """
         if not self.has_model or self._is_first_group(trial.config):
             return None
-        space, believed, luck = self.study.space, self.believed(), _LUCKY_SDS * sqrt(2) * self.study.spread.sd
+        space, believed, spread = self.study.space, self.believed(), self.study.spread
         keeps_batch = trial.config.global_batch_ratio(space.baseline) == 1
         lows = {
-            record.number: exp(believed[record.number] - luck)
+            record.number: exp(
+                believed[record.number]
+                - luck_of(spread.of(run.window.is_held_by_device for run in record.runs), spread)
+            )
             for record in self.study.records
             if record.number in believed and (not keeps_batch or record.config.global_batch_ratio(space.baseline) == 1)
         }
@@ -255,7 +257,10 @@ class ModelProposer:
         if self._model is None or self._model[0] != self._runs_so_far:
             environment = self.study.space.environment
             observed = list(rate_observations(self.sides or [], self.study.ended, environment.device_kind))
-            self._model = self._runs_so_far, RateModel(observed, environment, self.study.spread)
+            spread = self.study.spread.of(
+                run.window.is_held_by_device for record in self.study.ended for run in record.runs
+            )
+            self._model = self._runs_so_far, RateModel(observed, environment, spread)
         return self._model[1]
 
     def _foresee(self, best: TrainingConfig) -> Outlook:

@@ -12,8 +12,13 @@ from hypothesis import strategies as st
 from autotune.analysis.decisions.claims import believe
 from autotune.analysis.decisions.rounds import Difference
 
+
+def make_difference(value: float, standard_error: float, degrees_of_freedom: float) -> Difference:
+    return Difference(value, standard_error, degrees_of_freedom, is_carried=True, unit_error=1.0)
+
+
 _DIFFERENCES = st.builds(
-    Difference, value=st.floats(-2, 2), standard_error=st.floats(0, 0.5), degrees_of_freedom=st.floats(3, 200)
+    make_difference, value=st.floats(-2, 2), standard_error=st.floats(0, 0.5), degrees_of_freedom=st.floats(3, 200)
 )
 
 
@@ -28,21 +33,21 @@ def test_a_belief_lies_between_no_gain_and_what_was_measured(measured: Differenc
 
 @given(_DIFFERENCES)
 def test_a_gain_and_a_loss_are_believed_alike(measured: Difference) -> None:
-    loss = believe(Difference(-measured.value, measured.standard_error, measured.degrees_of_freedom))
+    loss = believe(make_difference(-measured.value, measured.standard_error, measured.degrees_of_freedom))
     belief = believe(measured)
     assert loss.mean == pytest.approx(-belief.mean, abs=1e-9)
     assert loss.gain_probability == pytest.approx(1 - belief.gain_probability, abs=1e-6)
 
 
 def test_the_noisier_a_gain_the_less_of_it_is_claimed() -> None:
-    claimed = [believe(Difference(0.1, error, 20.0)).mean for error in (0.005, 0.03, 0.06, 0.2)]
+    claimed = [believe(make_difference(0.1, error, 20.0)).mean for error in (0.005, 0.03, 0.06, 0.2)]
     assert claimed == sorted(claimed, reverse=True)
     assert claimed[0] > 0.098
     assert claimed[-1] < 0.03
 
 
 def test_a_large_gain_is_hardly_shrunk() -> None:
-    assert exp(believe(Difference(log(3.0), 0.05, 20.0)).mean) == pytest.approx(3.0, rel=0.02)
+    assert exp(believe(make_difference(log(3.0), 0.05, 20.0)).mean) == pytest.approx(3.0, rel=0.02)
 
 
 @pytest.mark.parametrize("gain", [0.03, 0.1, 0.5])
@@ -52,6 +57,6 @@ def test_claims_that_are_proven_are_right_in_the_mean(gain: float, error: float)
     random = np.random.default_rng(0)
     measured = random.normal(log1p := log(1 + gain), error, 4_000)
     proven = measured[measured > 2 * error]
-    claimed = [exp(believe(Difference(value, error, 50.0)).mean) for value in proven]
+    claimed = [exp(believe(make_difference(value, error, 50.0)).mean) for value in proven]
     assert np.mean(claimed) - exp(log1p) == pytest.approx(0.0, abs=0.035 if gain == 0.03 and error == 0.03 else 0.02)
     assert np.mean(claimed) <= np.mean(np.exp(proven))

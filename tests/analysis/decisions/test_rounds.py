@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import exp, log
+from math import exp, log, sqrt
 
 import numpy as np
 import pytest
@@ -21,7 +21,9 @@ def test_what_a_round_shares_cancels() -> None:
     difference = fit.difference(1, 0)
     assert difference is not None
     assert difference.value == pytest.approx(log(2))
-    assert fit.variance == pytest.approx(3 / 5 * SPREAD.sd**2), "the prior's share alone"
+    assert difference.unit_error == pytest.approx(sqrt(2 / 3)), "three rounds of both"
+    own = 3 / 5 * SPREAD.sd**2
+    assert difference.standard_error == pytest.approx(sqrt(own * 2 / 3)), "the prior's share alone"
     assert difference.degrees_of_freedom == 3 + 2
 
 
@@ -35,7 +37,6 @@ def test_a_failed_run_is_bridged_by_the_others() -> None:
 def test_what_shares_no_round_by_any_chain_is_not_compared() -> None:
     fit = fit_rounds([make_confirmation(0, 5, None), make_confirmation(1, None, 5)], SPREAD)
     assert fit.difference(1, 0) is None
-    assert fit.degrees_of_freedom == SPREAD.degrees_of_freedom
 
 
 def test_an_entrant_over_itself_is_nothing() -> None:

@@ -80,8 +80,8 @@ def test_repeats_pull_what_was_assumed_to_what_they_show() -> None:
 
 def test_nothing_is_learned_from_single_runs() -> None:
     prior = assumed_spread("cuda")
-    assert learn_spread(prior, [evidence_of(runs(1.0)), None]) is prior
-    assert evidence_of_rounds([runs(1.0), []]) is None
+    assert learn_spread(prior, [evidence_of(runs(1.0)), None]) == prior
+    assert list(evidence_of_rounds([runs(1.0), []])) == []
 
 
 def test_what_windows_explain_is_no_spread_between_runs() -> None:
@@ -92,8 +92,7 @@ def test_what_windows_explain_is_no_spread_between_runs() -> None:
 
 def test_entrants_of_one_round_count_once() -> None:
     drift = (0.0, 0.1, -0.1, 0.05)
-    evidence = evidence_of_rounds([runs(*drift), runs(*drift), runs(*drift[:2])])
-    assert evidence is not None
+    (evidence,) = evidence_of_rounds([runs(*drift), runs(*drift), runs(*drift[:2])])
     assert evidence.degrees_of_freedom == 3
 
 
