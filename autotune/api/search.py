@@ -46,7 +46,7 @@ from autotune.study.study import Study
 from autotune.tuning.confirmation import Finals
 from autotune.tuning.host_bound import host_notes
 from autotune.tuning.loop import Search
-from autotune.tuning.outcomes import ConfirmationOutcome
+from autotune.tuning.outcomes import ConfirmationOutcome, has_few_rounds
 from autotune.tuning.probe import probe_workload
 from autotune.tuning.proposers import make_proposer
 from autotune.tuning.selection import select
@@ -247,8 +247,9 @@ def _summarise(
 ) -> RunSummary:
     """Select, and gather all that reports are made from; `interrupted` says what has ended the search, if anything."""
     found = search.outcome().taught_by(sure.confirmations)
-    rounds = evidence_of_rounds(list(map(run_of, entrant.runs)) for entrant in sure.confirmations)
-    spread = learn_spread(found.spread, () if found.is_brief else rounds)  # else a run would count twice
+    # of the others a run has counted already, next to its trial
+    in_rounds = [entrant.runs for entrant in sure.confirmations if not has_few_rounds(entrant)]
+    spread = learn_spread(found.spread, evidence_of_rounds(list(map(run_of, runs)) for runs in in_rounds))
     space, ended = found.space, interrupted or found.ended_because
     assert ended is not None, "a search ends for a reason"  # noqa: S101 - our own bug
     measured = next((record.measurement for record in found.records if record.measurement is not None), None)

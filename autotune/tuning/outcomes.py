@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp
 
+from autotune.analysis.decisions.confirmation_plan import FEWEST_ROUNDS
 from autotune.analysis.decisions.run_spread import spread_of_repeats
 from autotune.analysis.decisions.selection_rules import ONE_SIDED_ERROR
 from autotune.note import Note, note
 from autotune.records.ceilings import CeilingBook
+from autotune.records.measurement import Measurement
 from autotune.records.recommendation import Confirmation
 from autotune.records.run_spread import RunSpread
 from autotune.records.stress_check import StressFigures
@@ -17,7 +19,7 @@ from autotune.records.trial import TrialRecord, TrialResult, believed_score, bes
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.resolved_space import ResolvedSpace
 
-__all__ = ["LEAST_GAIN", "ConfirmationOutcome", "SearchOutcome", "disturbances"]
+__all__ = ["LEAST_GAIN", "ConfirmationOutcome", "SearchOutcome", "disturbances", "has_few_rounds"]
 
 LEAST_GAIN = 0.01
 """A smaller gain, as a share of the rate, is worth neither another trial nor another round: our own convention, since
@@ -84,20 +86,20 @@ class SearchOutcome:
         return config.global_batch_ratio(self.space.baseline)
 
     def taught_by(self, confirmations: Sequence[Confirmation]) -> SearchOutcome:
-        """Where trials shared a process, with a spread that knows by how much a process of its own differs from that.
+        """Return it with what trials and the first runs that confirm them teach of the spread.
 
-        Taken are a finalist's trial and its first run in a process of its own; of a brief search, whose rounds are too
-        few to tell a spread, also of one whose trial had its own.
+        Taken are a finalist's trial and its first run in a process of its own: where trials shared one, by how much that
+        differs; where rounds are too few to tell a spread, since these are two runs of the same settings.
         """
         trials = {record.number: record.measurement for record in self.records}
-        pairs = [(trials.get(entrant.number), next(iter(entrant.runs), None)) for entrant in confirmations]
-        unlike = [
-            [trial, run]
-            for trial, run in pairs
-            if trial and run and run is not trial and run.earlier_trials == 0
-            if self.is_brief or trial.earlier_trials > 0
-        ]
-        return replace(self, spread=spread_of_repeats(self.spread, unlike)) if unlike else self
+        pairs = list[list[Measurement]]()
+        for entrant in confirmations:
+            trial, run = trials.get(entrant.number), next(iter(entrant.runs), None)
+            if trial is None or run is None or run is trial or run.earlier_trials > 0:
+                continue
+            if has_few_rounds(entrant) or trial.earlier_trials > 0:
+                pairs.append([trial, run])
+        return replace(self, spread=spread_of_repeats(self.spread, pairs)) if pairs else self
 
     def was_run_apart(self, record: TrialRecord) -> bool:
         """Whether the baseline's trial of a brief search, the first of its process, is a run of the first round.
@@ -130,6 +132,11 @@ class ConfirmationOutcome:
     """By which an entrant's interval, at its last look, may lie above or below the truth."""
     is_complete: bool = False
     """The confirmation, its stress runs included, came to its end: nothing interrupted it."""
+
+
+def has_few_rounds(entrant: Confirmation) -> bool:
+    """Return whether rounds are too few to tell a spread: its trial teaches that in their place."""
+    return len(entrant.runs) < FEWEST_ROUNDS
 
 
 def disturbances(number: int, result: TrialResult) -> Iterator[Note]:

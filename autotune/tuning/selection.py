@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import exp, inf
 
-from autotune.analysis.decisions.selection_rules import Claim, break_even_noise_scale
+from autotune.analysis.decisions.selection_rules import WIDEST_SPREAD, Claim, break_even_noise_scale
 from autotune.note import Note, note
 from autotune.records.recommendation import BreakEven, Confirmation, LargerBatch, Ratio, Recommendation, Verdict
 from autotune.records.run_summary import changed_settings
@@ -154,6 +154,8 @@ def _reasons(chosen: Confirmation, contenders: Contenders, *, is_outrun: bool) -
         claim = contenders.claim_of(chosen.number)
         if claim is not None and not claim.is_proven:
             yield note("not_proven", gain_fraction=claim.gain_probability)
+        elif claim is not None and claim.is_by_far:
+            yield note("proven_by_far", sd_fraction=WIDEST_SPREAD)
     elif chosen.number != 0:
         yield note("not_confirmed")
     if reference is not None and chosen.number != 0:
