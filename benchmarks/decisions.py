@@ -1,6 +1,7 @@
 """Are the decisions right? Whole searches on simulated machines whose truth is known (replay/simulated.py).
 
-For each spread between runs and each gain that there is to win: how often a search says "faster", how often that is
+On a CPU, on a GPU that holds the loop or whose host does, without a time-out and hurried by one, for each spread between
+runs and each gain that there is to win: how often a search says "faster", how often that is
 false, whether the 95 % interval of the ratio holds the truth (of the claim, and of every finalist over the baseline,
 chosen or not), how far the claim lies from it, what a user who follows the recommendation loses to the best. Each share
 stands with Wilson's 95 % interval in the file. "Not decided" is counted by itself.
@@ -8,6 +9,8 @@ stands with Wilson's 95 % interval in the file. "Not decided" is counted by itse
     decisions.py                    400 searches with nothing to win, 200 for each gain, at each spread
     decisions.py --searches 40      fewer, and half as many for each gain
     decisions.py --only 5           one spread between runs, in per cent
+    decisions.py --situation hurried  one situation alone; "" is a CPU without a time-out
+    decisions.py --nothing          those with nothing to win alone
     decisions.py --fresh            all anew; otherwise parts that the file holds already stay
 """
 
@@ -17,6 +20,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from math import log
 from statistics import fmean, median
 from typing import Any
@@ -32,6 +36,7 @@ from autotune.analysis.statistics import t_quantile
 from autotune.records.recommendation import Confirmation, Ratio
 from autotune.records.run_spread import RunSpread
 from autotune.settings.applied.cores.processor import usable_cores
+from autotune.settings.budget import Budget
 from autotune.settings.objective import Objective
 from autotune.settings.plan import Plan
 from autotune.settings.search_space import SearchSpace
@@ -46,11 +51,46 @@ from benchmarks.measures.recording import (
     start_recording,
 )
 from benchmarks.replay.product import WholeSearch, search_whole
-from benchmarks.replay.simulated import Noise, SimulatedMachine
+from benchmarks.replay.simulated import Holder, Noise, SimulatedMachine
 
-SPREADS = (0.015, 0.05, 0.1)
-"""Between two runs of the same settings: an idle machine, a shared one, one under load."""
-GAINS = (0.0, 0.03, 0.1, 0.5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """Where searches run, and what strays there."""
+
+    name: str
+    """"": as most run."""
+    holder: Holder = "cpu"
+    timeout_s: float | None = None
+    spreads: tuple[float, ...] = (0.015, 0.05, 0.1, 0.2)
+    """Between two runs of the same settings: an idle machine, a shared one, one under load, a GPU's worst host."""
+    gains: tuple[float, ...] = (0.0, 0.03, 0.1, 0.5)
+    """What there is to win."""
+
+
+_HURRY_S = 30.0
+"""A time-out that leaves four trials and one or two rounds of two."""
+SITUATIONS = (
+    Situation(name=""),
+    Situation(name="hurried", timeout_s=_HURRY_S, gains=(0.0, 0.5, 3.0)),
+    Situation(name="GPU held by its host", holder="host", gains=(0.0, 0.1)),
+    Situation(name="GPU held by its host, hurried", holder="host", timeout_s=_HURRY_S, gains=(0.0, 0.5, 3.0)),
+    Situation(name="GPU", holder="device", spreads=(0.001, 0.004), gains=(0.0, 0.03)),
+    Situation(name="GPU, hurried", holder="device", timeout_s=_HURRY_S, spreads=(0.001, 0.004), gains=(0.0, 0.03)),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A search."""
+
+    situation: Situation
+    spread: float
+    gain: float
+    seed: int
+
+
 _RATE = 1000.0
 _GAIN_TO_FIND, _POWER = 1.1, 0.8
 """The gain that is to be found wherever the chance to prove it is so high."""
@@ -61,6 +101,10 @@ _SPACE = {
     "num_workers": [0, 1, 2, 4],
     "prefetch_factor": [2, 4],
     "persistent_workers": [False],
+    "pin_memory": [False],
+    "compile": [False],
+    "fused": [False],
+    "cudnn_benchmark": [False],
     "amp_dtype": ["float32", "bfloat16"],
     "intra_op_threads": [None, 1],
 }
@@ -79,25 +123,41 @@ def main() -> int:
     recording.results.update(read_results(recording.path, fresh=arguments.fresh))
     searches = 4 if arguments.quick else arguments.searches
     with ProcessPoolExecutor(usable_cores(), initializer=torch.set_num_threads, initargs=(1,)) as processes:
-        for spread in [spread for spread in SPREADS if arguments.only in {None, round(100 * spread, 3)}]:
-            for gain in GAINS:
-                name = f"spread {100 * spread:g} %, gain {100 * gain:g} %"
-                count = searches if gain == 0 else max(1, searches // 2)
-                if recording.results.get(name, {}).get("count", 0) >= count:
-                    continue
-                tasks = [(spread, gain, seed) for seed in range(count)]
-                ended = list(processes.map(decide, tasks))
-                figures = {"revision": git_revision(), "count": count, **summarise(ended, gain)}
-                recording.add(name, {**figures, "searches": _columns(ended)})
-                say(name)
+        for situation, spread, gain in _parts(arguments):
+            name = name_of(situation, spread, gain)
+            count = searches if gain == 0 else max(1, searches // 2)
+            if recording.results.get(name, {}).get("count", 0) >= count:
+                continue
+            tasks = [Task(situation=situation, spread=spread, gain=gain, seed=seed) for seed in range(count)]
+            ended = list(processes.map(decide, tasks, chunksize=4))
+            figures = {"revision": git_revision(), "count": count, **summarise(ended, gain)}
+            recording.add(name, {**figures, "searches": _columns(ended)})
+            say(name)
     print_decisions(recording.results)
     print(f"\n{recording.path}")
     return 0
 
 
-def decide(task: tuple[float, float, int]) -> dict[str, Any]:
+def _parts(arguments: argparse.Namespace) -> Iterator[tuple[Situation, float, float]]:
+    """The parts that are asked for."""
+    for situation in SITUATIONS:
+        if arguments.situation not in {None, situation.name}:
+            continue
+        for spread in situation.spreads:
+            if arguments.only in {None, round(100 * spread, 3)}:
+                gains = [gain for gain in situation.gains if gain == 0 or not arguments.nothing]
+                yield from ((situation, spread, gain) for gain in gains)
+
+
+def name_of(situation: Situation, spread: float, gain: float) -> str:
+    """A part's name in the file."""
+    own = f"{situation.name}, " if situation.name else ""
+    return f"{own}spread {100 * spread:g} %, gain {100 * gain:g} %"
+
+
+def decide(task: Task) -> dict[str, Any]:
     """One whole search: what it says, and what is true."""
-    spread, gain, seed = task
+    spread, gain, seed, situation = task.spread, task.gain, task.seed, task.situation
     carries = _CARRIERS[seed % len(_CARRIERS)]
 
     def truth(config: TrainingConfig) -> float:
@@ -111,8 +171,10 @@ def decide(task: tuple[float, float, int]) -> dict[str, Any]:
         objective=Objective(global_batch="keep"),
         seed=seed,
     )
-    machine = SimulatedMachine(truth, Noise(between_runs=spread), seed)
-    ended = search_whole(plan, machine)
+    # blocks of a loop that the device holds are as even as its runs
+    noise = Noise(between_runs=spread, block=0.001) if situation.holder == "device" else Noise(between_runs=spread)
+    machine = SimulatedMachine(truth, noise, seed, holder=situation.holder)
+    ended = search_whole(plan, machine, budget=Budget(timeout_s=situation.timeout_s))
     found = ended.recommendation
     assert found is not None, "every configuration runs"
     claim = found.speedup if found.number != 0 else None  # of the baseline over itself nothing is claimed
@@ -132,6 +194,7 @@ def decide(task: tuple[float, float, int]) -> dict[str, Any]:
         "truth": truth(found.config) / _RATE,
         "best": 1 + gain,
         "trials": len(ended.found.records),
+        "rounds": max((len(entrant.rounds) for entrant in ended.sure.confirmations), default=0),
         "search_s": round(ended.search_s, 1),
         "whole_s": round(machine.now_s, 1),
     }
@@ -242,6 +305,8 @@ def _parse() -> argparse.Namespace:
     parser = make_parser(__doc__ or "", "four searches of each kind")
     parser.add_argument("--searches", type=int, default=400, metavar="N", help="with nothing to win (%(default)s)")
     parser.add_argument("--only", type=float, metavar="PERCENT", help="this spread between runs alone")
+    parser.add_argument("--situation", metavar="NAME", help="this situation alone")
+    parser.add_argument("--nothing", action="store_true", help="only searches with nothing to win")
     parser.add_argument("--fresh", action="store_true", help="every part anew")
     return parser.parse_args()
 

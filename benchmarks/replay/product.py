@@ -58,12 +58,15 @@ def search_whole(
     on_record: Callable[[Search, TrialRecord], None] = lambda *_: None,
     on_found: Callable[[SearchOutcome], None] = lambda _: None,
 ) -> WholeSearch:
-    """Search without a time-out, and confirm; `on_record` sees each trial, `on_found` the end of the search."""
+    """Search, and confirm, within the budget's time-out if it has one.
+
+    `on_record` sees each trial, `on_found` the end of the search.
+    """
     with TemporaryDirectory() as path, open_run_folder(Path(path), fresh=False) as folder:
         runner, space = probe_workload(plan, runner_for(plan, folder, launcher))
         probe_s = max(1.0, launcher.now())
         study = Study.open(None, space, identity={}, seed=plan.seed, method=method)
-        clock = Clock(None, started=0.0, now=launcher.now)
+        clock = Clock(budget.timeout_s, started=0.0, now=launcher.now)
         time = TimeBudget(study=study, budget=budget, clock=clock, probe_s=probe_s, build_s=runner.build_s)
         search = Search(
             time=time,

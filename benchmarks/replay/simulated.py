@@ -1,5 +1,7 @@
 """A machine whose truth is known: each configuration has a rate, and runs stray from it as runs on a shared machine do.
 
+It is a CPU, or a GPU on which the device holds each loop, or the host does: who does is told by the window.
+
 On the log scale a run's rate strays by what lasts for minutes whatever runs, by what belongs to its process, by a slow
 drift inside it, and by noise of each block. Comes in: jobs, as any launcher gets them. Goes out: their reports, and a
 clock that each job moves on by what it would have taken, with what its seconds went to.
@@ -29,7 +31,10 @@ from autotune.settings.environment import Environment
 from autotune.testing import FakeLauncher, FakeTrial
 from autotune.testing.fake_figures import fake_environment, fake_window
 
-__all__ = ["Noise", "Sides", "SimulatedMachine"]
+__all__ = ["Holder", "Noise", "Sides", "SimulatedMachine"]
+
+Holder = Literal["cpu", "host", "device"]
+"""A CPU; a GPU whose loops the host holds, or the device."""
 
 _START_S = 1.0  # of a trial, its warm-up included: our convention, what a small job takes by the fork server
 _POINT_S = 0.4  # of a point of the curves: a stretch of 0.2 s and its warm-up
@@ -81,7 +86,7 @@ class _Wander:
 
 @dataclass(slots=True)
 class SimulatedMachine:
-    """A launcher over a truth: samples/s of a configuration in a long run. One CPU, which its trials share in turns."""
+    """A launcher over a truth: samples/s of a configuration in a long run. One device, which trials share in turns."""
 
     truth: Callable[[TrainingConfig], float]
     noise: Noise
@@ -90,6 +95,7 @@ class SimulatedMachine:
     """None: the loader is never the limit."""
     limit_bytes: int = _NO_LIMIT_BYTES
     """A trial that takes more is ended."""
+    holder: Holder = "cpu"
     now_s: float = 0.0
     """Seconds of the device so far."""
     trials: int = 0
@@ -112,9 +118,9 @@ class SimulatedMachine:
         """Take the seed."""
         self._chance = random.Random(self.seed)
         self._minutes = _Wander(self._sd(_MINUTES), _MINUTES_S, self._chance)
-        self.environment = fake_environment().model_copy(
-            update={"device": "cpu", "device_kind": "cpu", "native_amp_dtypes": ("float32", "bfloat16")}
-        )
+        own = {"device": "cpu", "device_kind": "cpu"} if self.holder == "cpu" else {}
+        own["native_amp_dtypes"] = ("float32", "bfloat16")
+        self.environment = fake_environment().model_copy(update=own)
         self._plain = FakeLauncher(self._side_alone, environment=self.environment)
 
     def now(self) -> float:
@@ -205,8 +211,14 @@ class SimulatedMachine:
             self.now_s += blocks[-1].seconds
             if is_lost(blocks[-1]):
                 return None
-        measurement = self._measurement(fake_window(blocks, ended), config, extras)
+        measurement = self._measurement(self._held(fake_window(blocks, ended)), config, extras)
         return TrialResult(outcome="ok", measurement=measurement)
+
+    def _held(self, window: Window) -> Window:
+        """Return a window that shows who holds the loop: the device by a whole batch, or not at all."""
+        if self.holder == "cpu":
+            return window
+        return window.model_copy(update={"host_ahead_s": window.batch_s if self.holder == "device" else 0.0})
 
     def _block(self, config: TrainingConfig, rules: WindowRules, drift: _Wander) -> Block:
         strays = self.strays + self._process + drift.at(self.now_s) + self._chance.gauss(0.0, self.noise.block)

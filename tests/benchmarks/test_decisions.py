@@ -16,7 +16,7 @@ from autotune.files.run_folder import open_run_folder
 from autotune.protocol.jobs import NO_EXTRAS, WindowRules
 from autotune.settings.plan import Plan
 from autotune.settings.workload import Workload
-from benchmarks.decisions import decide, summarise
+from benchmarks.decisions import SITUATIONS, Task, decide, summarise
 from benchmarks.replay.simulated import Noise, SimulatedMachine, _Wander
 
 SHORT = WindowRules(max_s=2.0)
@@ -55,9 +55,10 @@ def test_what_wanders_keeps_its_spread_and_forgets_in_its_time() -> None:
 
 
 def test_a_large_gain_on_an_idle_machine_is_found_and_the_same_seed_decides_alike() -> None:
-    one = decide((0.001, 0.5, 0))
+    task = Task(situation=SITUATIONS[0], spread=0.001, gain=0.5, seed=0)
+    one = decide(task)
     assert (one["verdict"], one["truth"]) == ("faster", 1.5)
-    assert one == decide((0.001, 0.5, 0))
+    assert one == decide(task)
 
 
 def test_shares_count_what_is_false_found_and_covered() -> None:
