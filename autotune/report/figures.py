@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, geometric_mean
 from typing import Literal, TypeVar
 
 from autotune.analysis.decisions.run_spread import rate_of_runs
@@ -73,6 +73,9 @@ class Figures(FrozenModel):
     """Geometric mean over the runs, with its 95 % interval."""
     is_held_by_device: bool = False
     """In all runs the device set the pace, which steadies their rates; false on a CPU."""
+    raw_samples_per_s: float | None = None
+    """Geometric mean of what was counted in the runs' windows, before corrections for epochs' restarts and for batches
+    that lay ready."""
     busy_fraction: float | None
     """By the source that scores are made from, the mean over the runs that have it."""
     busy_source: str | None
@@ -221,6 +224,7 @@ def join_runs(
         is_confirmed=is_confirmed,
         runs=len(runs),
         samples_per_s=rate,
+        raw_samples_per_s=geometric_mean(run.window.raw_samples_per_s for run in runs),
         is_held_by_device=all(run.window.is_held_by_device for run in runs),
         tokens_per_s=None if tokens is None else rate.value * tokens.per_sample,
         busy_fraction=_mean(run.busy_fraction for run in runs if run.busy_source == source),

@@ -21,6 +21,10 @@ from autotune.settings.training_config import TrainingConfig
 
 __all__ = ["result_table"]
 
+_WORTH_SHOWING = 0.005
+"""Share of a rate by which corrections change it, from which on the rate as it was counted is shown too: our own
+convention."""
+
 
 def result_table(
     columns: Sequence[Column], limit_bytes: int | None, spread: RunSpread, *, reference: str = "baseline"
@@ -40,6 +44,7 @@ def result_table(
     rows = (
         ("samples/s", *(show(rate and rate.value, "plain_rate") for rate in rates)),
         (interval, *(_show_interval(rate, "plain_rate") for rate in rates)),
+        *_raw_rows(figures),
         *_token_rows(figures),
         *(speedups if any(ratios) else ()),
         ("busy", *(show(reading and reading.fraction, "share") for reading in list_busy(columns))),
@@ -54,6 +59,14 @@ def result_table(
 
 def _show_interval(known: Rate | Ratio | None, unit: Unit) -> str:
     return NO_VALUE if known is None else show_interval(known.low, known.high, unit)
+
+
+def _raw_rows(figures: Sequence[Figures | None]) -> Iterator[tuple[str, ...]]:
+    """What was counted, where a correction changes a rate by as much as is shown of it."""
+    counted = [known and known.raw_samples_per_s for known in figures]
+    pairs = [(known, raw) for known, raw in zip(figures, counted, strict=True) if known is not None and raw]
+    if any(abs(known.samples_per_s.value / raw - 1) >= _WORTH_SHOWING for known, raw in pairs):
+        yield "  as counted", *(show(raw, "plain_rate") for raw in counted)
 
 
 def _token_rows(figures: Sequence[Figures | None]) -> Iterator[tuple[str, ...]]:
