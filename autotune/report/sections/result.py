@@ -63,10 +63,13 @@ def _show_interval(known: Rate | Ratio | None, unit: Unit) -> str:
 
 def _raw_rows(figures: Sequence[Figures | None]) -> Iterator[tuple[str, ...]]:
     """What was counted, where a correction changes a rate by as much as is shown of it."""
-    counted = [known and known.raw_samples_per_s for known in figures]
-    pairs = [(known, raw) for known, raw in zip(figures, counted, strict=True) if known is not None and raw]
-    if any(abs(known.samples_per_s.value / raw - 1) >= _WORTH_SHOWING for known, raw in pairs):
-        yield "  as counted", *(show(raw, "plain_rate") for raw in counted)
+    corrections = [
+        known.samples_per_s.value / known.raw_samples_per_s - 1
+        for known in figures
+        if known is not None and known.raw_samples_per_s
+    ]
+    if any(abs(correction) >= _WORTH_SHOWING for correction in corrections):
+        yield "  as counted", *(show(known and known.raw_samples_per_s, "plain_rate") for known in figures)
 
 
 def _token_rows(figures: Sequence[Figures | None]) -> Iterator[tuple[str, ...]]:
