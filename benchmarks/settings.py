@@ -24,14 +24,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from math import exp, log, sqrt
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import autotune
-from autotune.analysis.statistics import t_95
 from autotune.protocol.jobs import NO_EXTRAS, WindowRules
 from benchmarks import ROOT
 from benchmarks.cases.settings import SettingCase
@@ -39,6 +37,7 @@ from benchmarks.cases.settings_binding import BINDING_SETTING_CASES
 from benchmarks.cases.settings_loader import LOADER_SETTING_CASES
 from benchmarks.cases.settings_paper import simulated
 from benchmarks.cases.settings_step import STEP_SETTING_CASES
+from benchmarks.measures.pairs import mean_ratio
 from benchmarks.measures.recording import (
     describe_machine,
     git_revision,
@@ -152,26 +151,20 @@ def _judged(case: SettingCase, figures: Mapping[str, Any]) -> dict[str, Any]:
     judged: dict[str, Any] = {"search_as_expected": all(found) if case.expects == "wins" else not any(found)}
     if "times" in figures:
         effect = _effect(figures["times"])
+        mean = mean_ratio(figures["times"])
         is_expected = None if effect == "not told" else effect == case.expects
-        judged |= {"effect": effect, "interval": _interval(figures["times"]), "pairs_as_expected": is_expected}
+        judged |= {"effect": effect, "interval": [mean.low, mean.high], "pairs_as_expected": is_expected}
     return judged
 
 
 def _effect(times: Sequence[float]) -> str:
     """What pairs tell of a setting: it does nothing where the interval of their mean lies within 5 %."""
-    gain, (low, high) = median(times) - 1, _interval(times)
-    if low > 1 and gain > _BEYOND:
+    gain, mean = median(times) - 1, mean_ratio(times)
+    if mean.low > 1 and gain > _BEYOND:
         return "wins"
-    if high < 1 and gain < -_BEYOND:
+    if mean.high < 1 and gain < -_BEYOND:
         return "loses"
-    return "nothing" if low > 1 - _BEYOND and high < 1 + _BEYOND else "not told"
-
-
-def _interval(times: Sequence[float]) -> tuple[float, float]:
-    """The 95 % interval of the pairs' geometric mean; of one pair, itself."""
-    logs = [log(one) for one in times]
-    half = t_95(len(logs) - 1) * stdev(logs) / sqrt(len(logs)) if len(logs) > 1 else 0.0
-    return exp(fmean(logs) - half), exp(fmean(logs) + half)
+    return "nothing" if mean.low > 1 - _BEYOND and mean.high < 1 + _BEYOND else "not told"
 
 
 def _found(case: SettingCase, result: autotune.SearchResult) -> dict[str, Any]:

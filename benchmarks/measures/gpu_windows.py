@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
-from statistics import median
+from dataclasses import asdict
 from time import monotonic
 from typing import Any
 
@@ -14,6 +14,7 @@ from autotune.protocol.jobs import WindowRules
 from benchmarks.measures.gpu_rates import settings_of
 from benchmarks.measures.gpu_scale import PLAIN_STARTUP_S, TRIAL_S, Task, case_of, one_server, plain
 from benchmarks.measures.gpu_watch import GpuWatch
+from benchmarks.measures.pairs import MeanRatio, mean_ratio
 from benchmarks.measures.part_guard import Figures
 from benchmarks.measures.recording import say
 from benchmarks.yardsticks.product_run import (
@@ -31,7 +32,7 @@ _CELLS = {
     "1.0 s": WindowRules(max_s=2.0, precision=0.0, block_s=1.0),
 }
 """Windows that run to their end."""
-_MOST_ROUNDS, _ENOUGH_ROUNDS = 9, 2
+_MOST_ROUNDS = 9
 _ALL_FROM_S = 100.0  # of the part: below, the first workload alone
 _SAME_WITHIN = 0.01
 _POWER_WITHIN = 0.1  # the window's place in time is known to some samples of the watch
@@ -50,35 +51,34 @@ def compare_blocks(task: Task) -> Figures:
     """Compare windows of short and long blocks, interleaved; then plain loops, if time is left."""
     scale = task.scale
     names = list(_SETTINGS) if task.seconds >= _ALL_FROM_S else list(_SETTINGS)[:1]
-    rates: dict[str, dict[str, list[float]]] = {name: {cell: [] for cell in _CELLS} for name in names}
+    rates: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     windows: list[Figures] = []
     rounds, round_s = 0, TRIAL_S
     with one_server() as launcher, ExitStack() as opened:
-        trials = []
+        runners: dict[str, tuple[TrialRunner, TrainingConfig]] = {}
         for name in names:
             case = case_of(name, scale)
             runner, _ = opened.enter_context(open_runner(case, device=scale.device, launcher=launcher))
-            config = TrainingConfig.model_validate(settings_of(case, _SETTINGS[name], scale))
-            trials += [(name, runner, config, cell) for cell in _CELLS]
+            runners[name] = runner, TrainingConfig.model_validate(settings_of(case, _SETTINGS[name], scale))
         while rounds == 0 or (rounds < _MOST_ROUNDS and task.left_s > round_s and not scale.is_small):
             begun = monotonic()
-            for name, runner, config, cell in trials:
-                seen = _window_by(runner, name, config, cell)
-                if seen is not None:
-                    rates[name][cell].append(seen.samples_per_s)
-                    windows.append({"workload": name, "cell": cell, "round": rounds, **measurement_figures(seen)})
+            for name, (runner, config) in runners.items():
+                pair: dict[str, float] = {}
+                for cell in sorted(_CELLS, reverse=rounds % 2 == 1):  # a drift within rounds cancels
+                    seen = _window_by(runner, name, config, cell)
+                    if seen is not None:
+                        pair[cell] = seen.samples_per_s
+                        windows.append({"workload": name, "cell": cell, "round": rounds, **measurement_figures(seen)})
+                rates[name].append(pair)
             rounds, round_s = rounds + 1, monotonic() - begun
-            task.keep({"rates": rates, "cost": _costs(rates), "windows": windows})
-    told = [_tell_the_same(one) for one in rates.values()]
-    kept = _all(told, rounds)
-    why = f"{rounds} rounds are too few"
-    if rounds >= _ENOUGH_ROUNDS:
-        why = "what differs by more than 1 % differs no more than equal windows do"
+            costs = {name: _short_over_long(pairs) for name, pairs in rates.items()}
+            told = {name: None if cost is None else asdict(cost) for name, cost in costs.items()}
+            task.keep({"rates": rates, "short_over_long": told, "windows": windows})
+    kept = _all([None if cost is None else cost.is_one_within(_SAME_WITHIN) for cost in costs.values()])
     figures: Figures = {
         "rounds": rounds,
-        "spread": {name: _spread(one) for name, one in rates.items()},
         "plain": {},
-        "why_not_judged": why if kept is None else None,
+        "why_not_judged": None if kept is not None else f"{rounds} rounds leave open which side of 1 % it lies",
         "promises": {"short_blocks_tell_the_same_within_1_percent": kept},
     }
     task.keep(figures)
@@ -129,32 +129,11 @@ def _window_by(runner: TrialRunner, name: str, config: TrainingConfig, cell: str
     return seen
 
 
-def _all(told: Collection[bool | None], rounds: int) -> bool | None:
-    if rounds < _ENOUGH_ROUNDS:
-        return None
+def _all(told: Collection[bool | None]) -> bool | None:
     return False if False in told else None if None in told else True
 
 
-def _spread(cells: Mapping[str, list[float]]) -> float | None:
-    """The largest less the smallest rate of equal windows, over their median; of the two sorts the larger one."""
-    both = [cells["0.2 s"], cells["1.0 s"]]
-    return max((max(own) - min(own)) / median(own) for own in both) if all(both) else None
-
-
-def _tell_the_same(cells: Mapping[str, list[float]]) -> bool | None:
-    """Whether short blocks cost at most 1 %; None where they cost more, but no more than equal windows differ by."""
-    cost, spread = _costs({"": cells})[""]["0.2 s"], _spread(cells)
-    if cost is None or spread is None:
-        return None
-    return True if abs(cost) <= _SAME_WITHIN else None if abs(cost) <= spread else False
-
-
-def _costs(rates: Mapping[str, Mapping[str, list[float]]]) -> dict[str, dict[str, float | None]]:
-    """By how much less each sort of window shows than that of long blocks, as a share."""
-    return {
-        name: {
-            cell: 1 - median(own) / median(found["1.0 s"]) if own and found["1.0 s"] else None
-            for cell, own in found.items()
-        }
-        for name, found in rates.items()
-    }
+def _short_over_long(rounds: Sequence[Mapping[str, float]]) -> MeanRatio | None:
+    """Average the rounds' ratios of short blocks' rate over long blocks'; None where no round has both."""
+    ratios = [pair["0.2 s"] / pair["1.0 s"] for pair in rounds if len(pair) == len(_CELLS)]
+    return mean_ratio(ratios) if ratios else None

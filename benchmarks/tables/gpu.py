@@ -114,12 +114,13 @@ def _print_fidelity(part: Mapping[str, Any]) -> None:
 
 def _print_blocks(part: Mapping[str, Any]) -> None:
     rows = [
-        [f"{name}, {cell}", _number(cost, "+.2%")]
-        for name, cells in part.get("cost", {}).items()
-        for cell, cost in cells.items()
+        [name, str(mean["pairs"]), *(_number(mean[key] - 1, "+.2%") for key in ("ratio", "low", "high"))]
+        for name, mean in part.get("short_over_long", {}).items()
+        if mean is not None
     ]
     if rows:
-        print_table("Windows by their blocks: by how much less they tell than blocks of 1.0 s.", ["", ""], rows)
+        head = ["workload", "rounds", "short over long", "from", "to"]
+        print_table("Windows of short blocks over windows of long ones, 95 % interval.", head, rows)
 
 
 def _print_memory(results: Results) -> None:

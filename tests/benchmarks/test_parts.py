@@ -282,11 +282,24 @@ def test_a_model_that_cannot_go_from_idle_to_busy_is_not_judged(model_s: float, 
 
 @pytest.mark.parametrize(
     ("short", "told"),
-    [([100.0, 100.5], True), ([90.0, 91.0], False), ([94.0, 100.0], None)],
-    ids=["alike", "less than the spread explains", "within the spread"],
+    [([100.2, 47.9, 74.9], True), ([90.0, 45.0, 67.0], False), ([94.0, 52.0, 75.0], None)],
+    ids=["alike in each round", "less in each round", "now less, now more"],
 )
-def test_blocks_are_judged_beyond_the_spread_of_equal_windows_alone(short: list[float], told: bool | None) -> None:
-    assert gpu_windows._tell_the_same({"0.2 s": short, "1.0 s": [100.0, 101.0]}) is told
+def test_blocks_are_judged_by_the_ratios_of_rounds_whatever_the_machines_speed_does_between_them(
+    short: list[float], told: bool | None
+) -> None:
+    rounds = [{"0.2 s": one, "1.0 s": long} for one, long in zip(short, [100.0, 48.0, 75.0], strict=True)]
+    failed = {"0.2 s": 1.0}
+    mean = gpu_windows._short_over_long([*rounds, failed])
+    assert mean is not None
+    assert mean.is_one_within(0.01) is told
+    assert gpu_windows._short_over_long([failed]) is None
+
+
+def test_a_single_round_judges_nothing() -> None:
+    mean = gpu_windows._short_over_long([{"0.2 s": 100.0, "1.0 s": 100.0}])
+    assert mean is not None
+    assert mean.is_one_within(0.01) is None
 
 
 @pytest.mark.parametrize(
