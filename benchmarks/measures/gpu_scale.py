@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic
@@ -16,7 +17,7 @@ from autotune.launch.local.fork_server import ForkServerLauncher
 from benchmarks.cases.cpu import Case
 from benchmarks.measures.gpu_watch import GpuWatch
 from benchmarks.measures.part_guard import Figures, Keep
-from benchmarks.yardsticks.plain_loop import run_plain
+from benchmarks.yardsticks.plain_loop import PlainForks, run_plain
 
 __all__ = [
     "LARGE",
@@ -42,7 +43,9 @@ WORKLOADS: Mapping[str, str] = {
     "starved": "benchmarks.cases.gpu_checks:starved",
 }
 """Where each workload is made, as the plain loop wants it."""
-PLAIN_STARTUP_S = 8.0  # of a fresh process: importing torch, the CUDA context, the first step
+PLAIN_STARTUP_S = 6.0
+"""Of a plain loop: the CUDA context, its workers and the first step, and once a part the import of torch. A guess: each
+had taken 10 s on an H100, when it imported torch by itself."""
 _PLAIN_WITHIN_S = 90.0  # a plain loop that hangs ends before its part does
 TRIAL_S = 6.0  # of a trial with its start, as far as none was seen yet: a guess, on no GPU so far
 
@@ -110,6 +113,8 @@ class Task:
     """Where recordings go, beside the JSON."""
     keep: Keep
     """Takes figures so far, which stay should the part not come to its end."""
+    regimes: Sequence[str] = ()
+    """Of the part `launch`, those to run; none: all."""
     begun: float = field(default_factory=monotonic)
 
     @property
@@ -157,7 +162,14 @@ def plain_alone(
         device=scale.device,
         arguments={"is_small": scale.is_small, **arguments},
         deadline_s=_PLAIN_WITHIN_S,
+        forks=_plain_forks(),
     )
+
+
+@cache
+def _plain_forks() -> PlainForks:
+    """The part's own, so that it bears the part's mark; it ends with the part."""
+    return PlainForks()
 
 
 def plain(name: str, scale: Scale, settings: Mapping[str, Any], **arguments: Any) -> Figures:

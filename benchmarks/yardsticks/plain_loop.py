@@ -4,19 +4,23 @@ It is written apart from the product and shares none of its code. It makes no at
 outliers: it runs for long, leaves its own first seconds out, and divides samples by seconds. Beside that it tells what
 two common short cuts would have said of the same run.
 
-`run_plain` starts it; as a script it takes its job as JSON and prints its figures as the last line.
+`run_plain` starts it; as a script it takes jobs as lines of JSON and forks for each (`PlainForks`).
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import pairwise
+from multiprocessing import get_context
+from pathlib import Path
 from statistics import median
+from tempfile import NamedTemporaryFile
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -27,10 +31,36 @@ from torch.utils.data import DataLoader, IterableDataset
 from benchmarks import ROOT
 from benchmarks.cases.cpu import Case
 
-__all__ = ["Stepper", "run_plain"]
+__all__ = ["PlainForks", "Stepper", "run_plain"]
 
 _NAIVE_WARM_UP_STEPS = 3
 _NAIVE_STEPS = 10
+
+
+class PlainForks:
+    """A fresh interpreter that has imported torch, and forks a process for each plain loop: that spares its import.
+
+    It has touched no device, has run no tensor operation, and holds none of the product's code. It ends with its owner.
+    """
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", "benchmarks.yardsticks.plain_loop"]
+        self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def run(self, job: Mapping[str, Any], deadline_s: float) -> tuple[int, str]:
+        """Run a job in a fork; its exit code (negative: a signal), and what it has printed."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with NamedTemporaryFile("r", prefix="autotune-plain-") as output:
+            order = {"job": job, "output": output.name, "deadline_s": deadline_s}
+            with suppress(BrokenPipeError):
+                print(json.dumps(order), file=self._process.stdin, flush=True)
+            answer = self._process.stdout.readline()
+            return int(answer or -1), output.read()
+
+    def close(self) -> None:
+        """End the interpreter, which waits for a job."""
+        self._process.communicate()
 
 
 def run_plain(  # noqa: PLR0913 - a run is told by these, and they travel as JSON
@@ -42,6 +72,7 @@ def run_plain(  # noqa: PLR0913 - a run is told by these, and they travel as JSO
     device: str = "cpu",
     arguments: Mapping[str, Any] | None = None,
     deadline_s: float = 300.0,
+    forks: PlainForks | None = None,
 ) -> dict[str, Any]:
     """Train a case in a fresh process for `seconds`, after `skip_s` that are left out; the figures.
 
@@ -53,6 +84,7 @@ def run_plain(  # noqa: PLR0913 - a run is told by these, and they travel as JSO
         device: torch's name for the device.
         arguments: keyword arguments of the function that makes the case.
         deadline_s: the process is ended after so long.
+        forks: starts the process; None: a process that starts with importing torch, and nothing else is left of it.
 
     Raises:
         RuntimeError: the process failed; the message holds the end of its output.
@@ -65,19 +97,39 @@ def run_plain(  # noqa: PLR0913 - a run is told by these, and they travel as JSO
         "seconds": seconds,
         "skip_s": skip_s,
     }
-    command = [sys.executable, "-m", "benchmarks.yardsticks.plain_loop", json.dumps(job)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=deadline_s, check=False)
-    if done.returncode != 0:
-        raise RuntimeError(f"the plain loop ended with {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}")
-    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    starter = forks or PlainForks()
+    try:
+        exit_code, output = starter.run(job, deadline_s)
+    finally:
+        if forks is None:
+            starter.close()
+    if exit_code != 0:
+        raise RuntimeError(f"the plain loop ended with {exit_code}:\n{output[-3000:]}")
+    figures: dict[str, Any] = json.loads(output.splitlines()[-1])
     return figures
 
 
 def _main() -> None:
-    job = json.loads(sys.argv[1])
+    """Fork for each order that comes as a line; answer with the exit code."""
+    importlib.import_module("torch._dynamo")  # by the first optimizer of each fork else, for seconds
+    for line in sys.stdin:
+        order = json.loads(line)
+        process = get_context("fork").Process(target=_run, args=(order["job"], order["output"]))
+        process.start()
+        process.join(order["deadline_s"])
+        process.kill()
+        process.join()
+        print(process.exitcode, flush=True)
+
+
+def _run(job: Mapping[str, Any], output: str) -> None:
+    """Do a job in the forked process, which prints to a file: the figures come last."""
+    with Path(output).open("w") as file:
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
     module, _, function = job["case"].partition(":")
     case: Case = getattr(importlib.import_module(module), function)(**job["arguments"])
-    print(json.dumps(_train(case, job)))
+    print(json.dumps(_train(case, job)), flush=True)
 
 
 def _train(case: Case, job: Mapping[str, Any]) -> dict[str, Any]:

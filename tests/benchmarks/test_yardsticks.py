@@ -31,7 +31,7 @@ from benchmarks.replay.replay import RecordedTrial, Surface
 from benchmarks.replay.simulated import Noise, SimulatedMachine
 from benchmarks.replay.surface_order import FIRST_POINTS, missing_visits, spread_order
 from benchmarks.surfaces import curve_points
-from benchmarks.yardsticks.plain_loop import Stepper
+from benchmarks.yardsticks.plain_loop import PlainForks, Stepper, run_plain
 from tests.nvml_stub import NvmlStub
 
 CASE = Case(model=lambda: nn.Linear(4, 2), dataset=None)
@@ -57,6 +57,26 @@ class Copies(TorchFunctionMode):
         if func is Tensor.to and "non_blocking" in given:
             self.non_blocking.append(given["non_blocking"])
         return func(*args, **given)
+
+
+def test_plain_loops_are_forked_one_after_another_and_one_that_fails_leaves_the_next() -> None:
+    forks = PlainForks()
+    times: dict[str, Any] = {"seconds": 0.1, "skip_s": 0.0, "forks": forks}
+    try:
+        first = run_plain(
+            "benchmarks.cases.cpu:queue_trap", {"micro_batch_size": 2}, arguments={"stall_s": 0.0}, **times
+        )
+        with pytest.raises(RuntimeError, match="has no attribute 'none'"):
+            run_plain("benchmarks.cases.cpu:none", {}, **times)
+        with pytest.raises(RuntimeError, match="ended with -9"):
+            run_plain("benchmarks.cases.cpu:queue_trap", {}, deadline_s=0.1, **times)
+        again = run_plain(
+            "benchmarks.cases.cpu:queue_trap", {"micro_batch_size": 2}, arguments={"stall_s": 0.0}, **times
+        )
+    finally:
+        forks.close()
+    assert first["samples"] > 0
+    assert again["samples"] > 0
 
 
 @pytest.mark.parametrize("pin_memory", [False, True])
