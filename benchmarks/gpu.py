@@ -2,9 +2,9 @@
 
 Parts come in order of weight; `--list` names them, what each proves and how it stands. Each runs in a process of its
 own under a time limit: one that crashes, hangs or takes too long is written down and ended, and the next one runs. A
-part begins only where the time is left that its verdict needs; else it is "skipped", and the next call goes on with
-it. The JSON is written after each part. What it promises stands under "promises": true, false, or null where it could
-not be judged, with the figures beside it.
+call runs the parts that fill its time best by what their verdicts need; the others are "skipped", and the next call
+goes on with them. The JSON is written after each part. What it promises stands under "promises": true, false, or null
+where it could not be judged, with the figures beside it.
 
     gpu.py                     what the file does not hold yet, then what failed, then what could not be judged
     gpu.py --only gpt2,nccl    these alone, measured anew; the other parts of the file stay
@@ -23,14 +23,24 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
+from math import ceil
+from operator import itemgetter
 from time import monotonic
 from typing import Any
 
 import pynvml
 import torch
 
-from benchmarks.measures import gpu_checks, gpu_memory, gpu_rates, gpu_searches, gpu_settings, gpu_shared, gpu_windows
+from benchmarks.measures import (
+    gpu_checks,
+    gpu_launch,
+    gpu_memory,
+    gpu_rates,
+    gpu_searches,
+    gpu_settings,
+    gpu_shared,
+    gpu_windows,
+)
 from benchmarks.measures.gpu_nvml_log import describe_gpu
 from benchmarks.measures.gpu_ranks import check_ranks
 from benchmarks.measures.gpu_scale import LARGE, QUICK, SMOKE, Scale, Task
@@ -48,7 +58,7 @@ from benchmarks.measures.recording import (
 )
 from benchmarks.tables.gpu import print_gpu_tables
 
-__all__ = ["PARTS", "Part", "run_parts", "seconds_for", "wanted_parts"]
+__all__ = ["PARTS", "Part", "parts_that_fit", "run_parts", "wanted_parts"]
 
 _BUDGET_S = 495.0  # with the last part's overrun and what precedes the first one below nine minutes
 _QUICK_BUDGET_S = 220.0
@@ -108,6 +118,7 @@ PARTS: Mapping[str, Part] = {
         "host does",
     ),
     "block_edges": _part(gpu_windows.compare_blocks, 120, 140, "blocks of 0.2 s tell what blocks of 1.0 s tell"),
+    "launch": _part(gpu_launch.measure_launching, 60, 130, "nothing: what slows launching in a loop, by regimes"),
     "shared_process": _part(
         gpu_shared.compare_shared_process, 120, 140, "trials that share a process tell what trials of their own tell"
     ),
@@ -148,7 +159,7 @@ def main() -> int:
     if not arguments.summary:
         parts = wanted_parts(recording.results, arguments.only, scale.time_share)
         say(f"{len(parts)} parts: {', '.join(parts) or 'nothing is missing; --fresh or --only measures anew'}")
-        run_parts(parts, recording, scale, arguments.budget_s - (monotonic() - begun))
+        run_parts(parts, recording, scale, arguments.budget_s - (monotonic() - begun), arguments.regimes)
     print_gpu_tables(recording.results)
     print(f"\n{recording.path}")
     return _FAILED if any(_is_bad(part, scale) for part in recording.results.values()) else 0
@@ -177,33 +188,60 @@ def wanted_parts(
     return {**left, **{name: part for name, part in {**failed, **again}.items() if name not in left}}
 
 
-def seconds_for(part: Part, left_s: float) -> float | None:
-    """What a part is given of the time that is left; None where that is less than it needs."""
-    return None if left_s < part.needs_s else min(part.most_s, left_s)
+def parts_that_fit(parts: Mapping[str, Part], left_s: float) -> list[str]:
+    """Choose the parts that use the time best: the most needed seconds, those of earlier parts counting for more.
+
+    A second of the first of n parts counts n, of the last one 1, so that what is left over is filled and a part gives
+    way only to a fuller use of the time. Returns names in the order of `parts`.
+    """
+    fullest: list[tuple[float, tuple[str, ...]]] = [(0.0, ())] * (int(max(left_s, 0.0)) + 1)  # by seconds of time
+    for place, (name, part) in enumerate(parts.items()):
+        needs_s = ceil(part.needs_s)
+        worth = (len(parts) - place) * needs_s
+        for seconds in range(len(fullest) - 1, needs_s - 1, -1):
+            before, names = fullest[seconds - needs_s]
+            fullest[seconds] = max(fullest[seconds], (before + worth, (*names, name)), key=itemgetter(0))
+    return list(fullest[-1][1])
 
 
-def run_parts(parts: Mapping[str, Part], recording: Recording, scale: Scale, budget_s: float) -> None:
-    """Run parts one after the other while there is time, and write each down; one that is skipped keeps its figures."""
-    ends_at = monotonic() + budget_s
-    for name, part in parts.items():
-        left_s = max(ends_at - monotonic(), 0.0)
-        seconds = seconds_for(part, left_s)
-        if seconds is None:
-            why = f"needs {part.needs_s:.0f} s, {left_s:.0f} s are left"
-            say(f"{name}: skipped: {why}")
-            if "skipped" in recording.results.get(name, {"skipped": ""}):
-                recording.add(name, {"skipped": f"{why}; the next call goes on with it"})
-            continue
-        say(f"{name}: up to {seconds:.0f} s")
-        begun, folder = monotonic(), recording.path.with_suffix("")
-        kept = folder / f"{name}.kept.json"
-        limit_s = seconds + (_SMOKE_GRACE_S if scale.is_small else _GRACE_S)
-        figures = run_guarded(_work(part, scale, seconds, folder), limit_s=limit_s, kept=kept)
-        if "error" in figures:
-            say(f"{name}: failed: {figures['error'].splitlines()[-1]}")
-        stamps = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "revision": git_revision()}
-        recording.add(name, {**stamps, "given_s": seconds, "wall_s": monotonic() - begun, **figures})
-        kept.unlink(missing_ok=True)  # it is in the file
+def run_parts(
+    parts: Mapping[str, Part], recording: Recording, scale: Scale, budget_s: float, regimes: Sequence[str] = ()
+) -> None:
+    """Run the parts that fit, and write each down; one that is skipped keeps its figures.
+
+    What fits is chosen again after each part, which seldom takes just what it needs.
+    """
+    ends_at, left = monotonic() + budget_s, dict(parts)
+    while chosen := parts_that_fit(left, ends_at - monotonic()):
+        part = left.pop(chosen[0])
+        kept_for_others_s = sum(left[name].needs_s for name in chosen[1:])
+        seconds = min(part.most_s, ends_at - monotonic() - kept_for_others_s)
+        _run_part(chosen[0], part, recording, scale, seconds, regimes)
+    left_s = max(ends_at - monotonic(), 0.0)
+    for name, part in left.items():
+        why = f"needs {part.needs_s:.0f} s, {left_s:.0f} s are left"
+        say(f"{name}: skipped: {why}")
+        if "skipped" in recording.results.get(name, {"skipped": ""}):
+            recording.add(name, {"skipped": f"{why}; the next call goes on with it"})
+
+
+def _run_part(
+    name: str, part: Part, recording: Recording, scale: Scale, seconds: float, regimes: Sequence[str]
+) -> None:
+    say(f"{name}: up to {seconds:.0f} s")
+    begun, folder = monotonic(), recording.path.with_suffix("")
+    kept = folder / f"{name}.kept.json"
+    limit_s = seconds + (_SMOKE_GRACE_S if scale.is_small else _GRACE_S)
+
+    def work(keep: Keep) -> Figures:
+        return part.run(Task(scale=scale, seconds=seconds, folder=folder, keep=keep, regimes=regimes))
+
+    figures = run_guarded(work, limit_s=limit_s, kept=kept)
+    if "error" in figures:
+        say(f"{name}: failed: {figures['error'].splitlines()[-1]}")
+    stamps = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "revision": git_revision()}
+    recording.add(name, {**stamps, "given_s": seconds, "wall_s": monotonic() - begun, **figures})
+    kept.unlink(missing_ok=True)  # it is in the file
 
 
 def _recording(arguments: argparse.Namespace, scale: Scale) -> Recording:
@@ -227,16 +265,15 @@ def _state(part: Mapping[str, Any] | None) -> str:
     return "broken" if False in told else "not judged" if None in told else "kept" if told else "recorded"
 
 
-def _work(part: Part, scale: Scale, seconds: float, folder: Path) -> Callable[[Keep], Figures]:
-    return lambda keep: part.run(Task(scale=scale, seconds=seconds, folder=folder, keep=keep))
-
-
 def _parse() -> argparse.Namespace:
     parser = make_parser(
         __doc__ or "", f"{_QUICK_BUDGET_S:.0f} s a call, three tenths of each part's time, short plain loops"
     )
     parser.add_argument("--budget-s", type=float, metavar="S", help=f"seconds of a call ({_BUDGET_S:.0f})")
     parser.add_argument("--only", type=_names, default=[], metavar="NAME[,NAME]", help="these parts alone, anew")
+    parser.add_argument(
+        "--regimes", type=_regimes, default=[], metavar="NAME[,NAME]", help="of the part `launch`, these alone"
+    )
     parser.add_argument("--fresh", action="store_true", help="forget what there is")
     parser.add_argument("--list", action="store_true", help="name the parts, what each proves, and how it stands")
     parser.add_argument("--summary", action="store_true", help="run nothing, print what there is")
@@ -249,10 +286,18 @@ def _parse() -> argparse.Namespace:
 
 
 def _names(text: str) -> list[str]:
+    return _known(text, list(PARTS), "parts")
+
+
+def _regimes(text: str) -> list[str]:
+    return _known(text, [regime.name for regime in gpu_launch.REGIMES], "regimes")
+
+
+def _known(text: str, known: Sequence[str], what: str) -> list[str]:
     names = text.split(",")
-    unknown = [name for name in names if name not in PARTS]
+    unknown = [name for name in names if name not in known]
     if unknown:
-        raise argparse.ArgumentTypeError(f"parts are {', '.join(PARTS)}, but got {', '.join(unknown)}")
+        raise argparse.ArgumentTypeError(f"{what} are {', '.join(known)}, but got {', '.join(unknown)}")
     return names
 
 

@@ -27,6 +27,7 @@ def print_gpu_tables(results: Results) -> None:
         _print_sides(f"{name}, {key}", results.get(name, {}).get(key, {}).get("sides", {}))
     _print_fidelity(results.get("fidelity", {}))
     _print_blocks(results.get("block_edges", {}))
+    _print_launch(results.get("launch", {}).get("regimes", {}))
     _print_memory(results)
     _print_guard(results.get("precision_guard", {}))
     print_rank_rates(results.get("nccl", {}))
@@ -121,6 +122,31 @@ def _print_blocks(part: Mapping[str, Any]) -> None:
     if rows:
         head = ["workload", "rounds", "short over long", "from", "to"]
         print_table("Windows of short blocks over windows of long ones, 95 % interval.", head, rows)
+
+
+def _print_launch(regimes: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print a step's milliseconds by regime; of paired regimes the first window, and the ratio of the pairs below."""
+    rows = []
+    for name, found in regimes.items():
+        one = found.get("before") or (found.get("usual") or [found])[0]
+        if "samples_per_s" not in one:
+            continue
+        sums = [sum(one[clock].values()) if clock in one else None for clock in ("wall_s", "cpu_s")]
+        backward = sum(cpu_s for thread, cpu_s in one["threads_cpu_s"].items() if thread.startswith("pt_autograd"))
+        times = [one["seconds"] / one["steps"], one.get("take_s"), *sums, backward]
+        milliseconds = [_number(None if time is None else 1e3 * time, ".2f") for time in times]
+        rows.append(
+            [name, f"{one['samples_per_s']:,.0f}", *milliseconds, _number(one.get("voluntary_switches"), ".1f")]
+        )
+    if rows:
+        head = ["regime", "samples/s", "step", "take", "launch", "CPU", "backward", "switches"]
+        print_table("Launching: ms of a step; CPU of the main thread and of backward's own.", head, rows)
+    for name, found in regimes.items():
+        if "short_over_usual" in found:
+            mean = found["short_over_usual"]
+            print(f"{name}: short over usual {mean['ratio']:.3f} ({mean['low']:.3f} to {mean['high']:.3f})")
+        if "after_over_before" in found:
+            print(f"{name}: after over before {found['after_over_before']:.3f}")
 
 
 def _print_memory(results: Results) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -17,9 +18,10 @@ from autotune.analysis.memory.model import MemoryModel, Peak
 from autotune.records.trial import Outcome, TrialResult
 from autotune.settings.training_config import TrainingConfig
 from benchmarks import gpu
-from benchmarks.gpu import PARTS, Part, run_parts, seconds_for, wanted_parts
+from benchmarks.gpu import PARTS, Part, parts_that_fit, run_parts, wanted_parts
 from benchmarks.measures import (
     gpu_checks,
+    gpu_launch,
     gpu_memory,
     gpu_ranks,
     gpu_rates,
@@ -165,9 +167,22 @@ def test_a_part_without_time_keeps_the_figures_that_it_has(recording: Recording)
     assert recording.results["trial"] == {"value": 1}
 
 
-def test_a_part_is_given_its_most_while_that_is_left_and_else_what_is_left() -> None:
-    one = part(None)
-    assert [seconds_for(one, left_s) for left_s in (100.0, 15.0, 10.0, 9.9)] == [20.0, 15.0, 10.0, None]
+def test_the_parts_that_fill_the_time_best_are_chosen_earlier_ones_counting_for_more() -> None:
+    needs = {"first": 30.0, "second": 100.0, "third": 60.5, "fourth": 20.0}
+    parts = {name: part(None, needs_s) for name, needs_s in needs.items()}
+    assert parts_that_fit(parts, 400.0) == list(parts)
+    assert parts_that_fit(parts, 135.0) == ["first", "second"], "by the order, though three others take 111 s"
+    assert parts_that_fit(parts, 120.0) == ["second", "fourth"], "the first would leave 29 s unused"
+    assert parts_that_fit(parts, 60.4) == ["first", "fourth"], "what a part needs is there in full"
+    assert parts_that_fit(parts, 19.9) == []
+    assert parts_that_fit(parts, -1.0) == []
+    assert parts_that_fit({}, 100.0) == []
+
+
+def test_a_part_is_given_what_the_others_that_fit_leave_up_to_its_most(recording: Recording) -> None:
+    parts = {"gpt2": part(lambda _: {}), "nccl": part(lambda _: {})}
+    run_parts(parts, recording, SMOKE, budget_s=25.0)
+    assert written(recording)["gpt2"]["given_s"] <= 15.0
 
 
 def test_what_a_part_has_kept_lies_beside_the_json_until_the_part_is_in_it(recording: Recording) -> None:
@@ -209,11 +224,10 @@ def calls_for_everything(takes: str) -> int:
     left, calls = dict(PARTS), 0
     while left:
         left_s = gpu._BUDGET_S - 30.0
-        for name, one in list(left.items()):
-            seconds = seconds_for(one, left_s)
-            if seconds is not None:
-                left_s -= one.needs_s if takes == "least" else seconds
-                del left[name]
+        while chosen := parts_that_fit(left, left_s):
+            one = left.pop(chosen[0])
+            for_others_s = sum(left[name].needs_s for name in chosen[1:])
+            left_s -= one.needs_s if takes == "least" else min(one.most_s, left_s - for_others_s)
         calls += 1
     return calls
 
@@ -221,9 +235,8 @@ def calls_for_everything(takes: str) -> int:
 def test_the_page_says_how_many_calls_prove_everything() -> None:
     page = (Path(__file__).parents[2] / "docs" / "gpu.md").read_text()
     numbers = {4: "four", 5: "five", 6: "six"}
-    assert (
-        f"{numbers[calls_for_everything('least')]} calls, {numbers[calls_for_everything('most')]} at the most" in page
-    )
+    least, most = (numbers[calls_for_everything(takes)] for takes in ("least", "most"))
+    assert f"Everything takes {least} calls{'' if least == most else f', {most} at the most'}." in page
 
 
 def test_a_promise_that_was_not_kept_is_told_by_the_exit_code_one_not_judged_is_not(
@@ -336,6 +349,34 @@ def test_ranks_without_time_for_a_trial_are_skipped_not_judged(tmp_path: Path) -
 def test_pairs_and_plain_loops_without_time_are_skipped_not_judged(tmp_path: Path) -> None:
     for part in (gpu_rates.compare_to_plain, gpu_rates.measure_baselines):
         assert list(part(Task(scale=SMOKE, seconds=0.1, folder=tmp_path, keep=lambda _: None))) == ["skipped"]
+
+
+def test_regimes_of_launching_are_chosen_by_name_and_one_that_fails_leaves_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail(_: object) -> Figures:
+        raise RuntimeError("no graph")
+
+    def tell_process(_: object) -> Figures:
+        return {"pid": os.getpid()}
+
+    regimes = [
+        gpu_launch.Regime(name="first", run=tell_process),
+        gpu_launch.Regime(name="second", run=tell_process),
+        gpu_launch.Regime(name="left", run=tell_process),
+        gpu_launch.Regime(name="alone", run=tell_process, is_alone=True),
+        gpu_launch.Regime(name="broken", run=fail, is_alone=True),
+        gpu_launch.Regime(name="last", run=tell_process),
+    ]
+    monkeypatch.setattr(gpu_launch, "REGIMES", regimes)
+    asked = ["last", "first", "second", "alone", "broken"]
+    task = Task(scale=SMOKE, seconds=LONG_S, folder=tmp_path, keep=lambda _: None, regimes=asked)
+    found = gpu_launch.measure_launching(task)
+    process = {name: figures["pid"] for name, figures in found["regimes"].items()}
+    assert list(process) == ["first", "second", "alone", "last"]
+    assert process["first"] == process["second"]
+    assert len(set(process.values())) == 3
+    assert found["left_out"] == list(found["errors"]) == ["broken"]
 
 
 def test_a_tree_without_git_tells_its_revision_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
