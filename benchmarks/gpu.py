@@ -99,6 +99,12 @@ PARTS: Mapping[str, Part] = {
         "a loop that waits for data gets to 95 % of its loader's ceiling; under a heavier model from under 20 % to "
         "over 90 % busy",
     ),
+    "launch_bound": _part(
+        gpu_searches.search_launch_bound,
+        120,
+        160,
+        "a loop that launching holds up is called so, and gets over 90 % busy by batch or compilation",
+    ),
     "jpeg": _part(gpu_searches.search_jpeg, 90, 110, "a CNN on JPEGs gets to 95 % of the lowest ceiling"),
     "gpt2": _part(gpu_searches.search_gpt2, 180, 200, "GPT-2 small: 1.2 times bfloat16 with a batch picked by hand"),
     "default_search": _part(

@@ -6,7 +6,7 @@ What a search recommends is held against the ceilings that its own runs have mea
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from time import monotonic
@@ -14,6 +14,7 @@ from typing import Any
 
 from autotune import Measurement, SearchResult
 from autotune.launch.launcher import Launcher
+from autotune.note import Note
 from autotune.protocol.jobs import Extras, WindowRules
 from autotune.records.ceilings import Headroom, headroom_of
 from autotune.records.utilization import WAIT_SOURCE, best_common_source, disagreement
@@ -22,9 +23,9 @@ from benchmarks.cases.cpu import Case
 from benchmarks.measures.gpu_scale import PLAIN_STARTUP_S, Scale, Task, case_of, one_server, plain
 from benchmarks.measures.part_guard import Figures
 from benchmarks.measures.recording import say
-from benchmarks.yardsticks.product_run import only, open_trials, search, search_figures
+from benchmarks.yardsticks.product_run import measurement_figures, only, open_trials, search, search_figures
 
-__all__ = ["search_by_default", "search_gpt2", "search_jpeg", "search_starved", "sides_of"]
+__all__ = ["search_by_default", "search_gpt2", "search_jpeg", "search_launch_bound", "search_starved", "sides_of"]
 
 _SHORTEST_SEARCH_S = 5.0
 _LEAST_SEARCH_S = 30.0  # a look, a baseline, some trials and their confirmation: below, a miss says nothing
@@ -37,6 +38,8 @@ _MODEL_SHARE = 0.7
 """Of the loader's best rate: what the sized model is made to train at, low enough to be the lower side for certain."""
 _SIZED_BATCH = 256
 _FEW_LAYERS, _MANY_LAYERS, _MOST_LAYERS = 2, 16, 100
+_LAUNCHED_BATCHES = (256, 512, 1024, 2048)
+_HOST_BOUND = "host_bound"  # the code of the note in a search's summary
 _COMPILES_FROM_S = 150.0  # of a part: below, a compilation of GPT-2 leaves no time for anything else
 _DEFAULT_WITHIN_S = 300.0
 _BOTH_CEILINGS = Extras(loader_ceiling=True, device_ceiling=True)
@@ -84,6 +87,51 @@ def search_starved(task: Task) -> Figures:
         if task.left_s >= _plains_s(scale, 1):
             figures["plain"][name] = plain("starved", scale, settings, layers=sizing["layers"])
     return figures
+
+
+def search_launch_bound(task: Task) -> Figures:
+    """Narrow layers that the host can't launch fast enough, with batch and compilation open: it is said, and cured."""
+    scale, case = task.scale, case_of("launch_bound", task.scale)
+    own = {**case.settings, "num_workers": _worker_counts(scale)[-1], "pin_memory": True}
+    own["micro_batch_size"] = _LAUNCHED_BATCHES[0]
+    with one_server() as launcher:
+        timeout_s = _search_s(task, plains=1)
+        result = search(
+            replace(case, settings=own),
+            space=only(
+                own,
+                micro_batch_size=list(_LAUNCHED_BATCHES[: 2 if scale.is_small else None]),
+                compile=[False] if scale.is_small else [False, True],
+            ),
+            timeout_s=timeout_s,
+            device=scale.device,
+            launcher=launcher,
+        )
+    why = None if timeout_s >= _LEAST_SEARCH_S else f"the search had {timeout_s:.0f} s"
+    task.keep({"search": _found(result), **_launch_verdict(_busy_on_both_sides(result), result.summary.notes, why)})
+    if task.left_s < _plains_s(scale, 1):
+        return {"plain": {}}
+    return {"plain": {"recommended": plain("launch_bound", scale, _as_tried(result))}}
+
+
+def _launch_verdict(busy: Figures, notes: Iterable[Note], why_not_judged: str | None) -> Figures:
+    """Return whether a search has called its loop held by launching, and whether its winner keeps the device busy."""
+    before, after = busy.get("baseline"), busy.get("recommended")
+    why = why_not_judged
+    if before is None or after is None:
+        why = why or "no source told of both sides"
+    elif before > _BUSY_FROM:
+        why = why or f"the baseline was busy for {before:.0%}: here its device holds the loop, not launching"
+    told = [note.figures for note in notes if note.code == _HOST_BOUND]
+    return {
+        "busy": busy,
+        "host_bound": told,
+        "why_not_judged": why,
+        "promises": {
+            "is_called_host_bound": None if why else bool(told),
+            "busy_over_90_percent": None if why or after is None else after > _BUSY_FROM,
+        },
+    }
 
 
 def search_jpeg(task: Task) -> Figures:
@@ -313,6 +361,7 @@ def _side(measurement: Measurement | None) -> Figures:
     rivals = disagreement(measurement.busy_readings)
     return {
         "samples_per_s": measurement.samples_per_s,
+        "host_ceiling": measurement_figures(measurement).get("host_ceiling"),
         "busy": {one.source: one.fraction for one in measurement.busy_readings},
         "one_minus_data_wait": 1 - (measurement.data_wait_fraction or 0.0),
         "disagreement": None if rivals is None else rivals[1].fraction - rivals[0].fraction,

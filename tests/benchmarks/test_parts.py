@@ -15,6 +15,7 @@ import pytest
 
 from autotune.analysis.memory.lines import MemoryLine
 from autotune.analysis.memory.model import MemoryModel, Peak
+from autotune.note import note
 from autotune.records.trial import Outcome, TrialResult
 from autotune.settings.training_config import TrainingConfig
 from benchmarks import gpu
@@ -291,6 +292,25 @@ def test_a_default_search_that_is_cut_off_is_judged_once_five_minutes_are_over(
 )
 def test_a_model_that_cannot_go_from_idle_to_busy_is_not_judged(model_s: float, is_possible: bool) -> None:
     assert (gpu_searches._why_no_size(model_s, [45e-3, 3e-3]) is None) is is_possible
+
+
+@pytest.mark.parametrize(
+    ("busy", "codes", "told"),
+    [
+        ({"baseline": 0.7, "recommended": 0.97}, ["goes_on", "host_bound"], (True, True)),
+        ({"baseline": 0.7, "recommended": 0.8}, ["host_bound"], (True, False)),
+        ({"baseline": 0.7, "recommended": 0.97}, ["goes_on"], (False, True)),
+        ({"baseline": 0.95, "recommended": 0.97}, ["host_bound"], (None, None)),
+        ({"source": None}, ["host_bound"], (None, None)),
+    ],
+    ids=["called and cured", "not cured", "not called", "not launch-bound here", "unseen"],
+)
+def test_a_loop_held_by_launching_is_to_be_called_so_and_cured(
+    busy: Figures, codes: list[str], told: tuple[bool | None, bool | None]
+) -> None:
+    verdict = gpu_searches._launch_verdict(busy, map(note, codes), None)
+    assert tuple(verdict["promises"].values()) == told
+    assert (verdict["why_not_judged"] is None) is (None not in told)
 
 
 @pytest.mark.parametrize(
