@@ -47,6 +47,7 @@ __all__ = ["measure_trial_start"]
 
 _TARGET_S = 0.25
 _TRIALS = 12  # of those after the baseline, whose start holds the study's
+_WINDOW_S = 1.0  # of a trial whose start alone counts
 _SLOWER_BATCHES = range(1, 17)  # all slower than the baseline's: nothing is left to confirm
 _CONFIGS = ROOT / "configs"
 _SEARCHES = ("sleeping_vectors", "digits")
@@ -74,7 +75,7 @@ def measure_trial_start(make_launcher: Callable[[Path], Launcher], *, trials: in
     """Times of so many trials' starts and ends; `make_launcher` gets a folder for logs."""
     with TemporaryDirectory(prefix="autotune-benchmark-") as folder:
         notes = Path(folder) / "notes"
-        launcher = TimedLauncher(make_launcher(Path(folder)), notes)
+        launcher = TimedLauncher(make_launcher(Path(folder)), notes, _WINDOW_S)
         case = nothing_to_do(notes)
         baseline_batch = case.settings["micro_batch_size"]
         space = only(case.settings, micro_batch_size=[baseline_batch, *_SLOWER_BATCHES])

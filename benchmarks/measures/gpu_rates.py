@@ -84,6 +84,7 @@ _MOST_BIAS = {"device": 0.005, "host": 0.02}
 those of a host-bound one by 5 to 20 %. Our own convention."""
 _FEWEST_TRIALS = 4
 """Trials of a kind, before their mean error is judged."""
+_SHORT_WINDOW_S = 2.0  # of a trial whose rate is held against nothing
 _OF_CLOCKS = "clock_"  # how the codes of remarks on the window itself begin: they are no failure
 _NOT_ALWAYS_TOLD = {"others_busy_fraction"}  # nobody can tell it right after another trial
 _BY_DEVICE = ("reserved_bytes", "outside_bytes", "allocated_bytes", "alloc_retries")
@@ -92,7 +93,7 @@ _BY_DEVICE = ("reserved_bytes", "outside_bytes", "allocated_bytes", "alloc_retri
 
 def run_with_everything(task: Task) -> Figures:
     """One trial with every extra: it ends well, and every figure that the device can tell is there."""
-    case, window = case_of("resnet50", task.scale), WindowRules()
+    case, window = case_of("resnet50", task.scale), WindowRules(max_s=_SHORT_WINDOW_S)
     extras = everything(window)
     with (
         one_server() as launcher,

@@ -52,6 +52,7 @@ _WORKLOADS: Mapping[str, Mapping[str, Any]] = {
     "gpt2": {"micro_batch_size": 8, "num_workers": 2, **_LOADING},
     "resnet50": {"micro_batch_size": 32, "num_workers": 8, **_LOADING},
 }
+_WINDOW = WindowRules(max_s=4.0)  # with 8 s sixteen trials did not fit into a call
 _LOSSES = 20  # of a trial's first micro batches: later ones of equal runs drift apart by themselves
 _MOST_DEVIATION = 0.1
 """Of the losses, as a share of the range of eager training's: a model that is not updated is off by half of it.
@@ -65,9 +66,10 @@ _LEAST_SHARE = 0.95  # of the eager rate
 def try_settings(task: Task) -> Figures:
     """Run each setting alone: it ends well, trains as eager does, tells its peak, and is not slower than eager."""
     trials: list[Figures] = []
-    with TemporaryDirectory(prefix="autotune-benchmark-") as folder:
-        for workload, settings in _WORKLOADS.items():
-            _try_on(workload, settings, Path(folder) / "losses.json", task, trials)
+    with TemporaryDirectory(prefix="autotune-benchmark-") as folder, one_server() as inner, GpuWatch() as watch:
+        launcher = TimedLauncher(inner)
+        for workload in _WORKLOADS:
+            _try_on(workload, Path(folder) / "losses.json", task, launcher, watch, trials)
     ended = [one for one in trials if not one["is_cut_off"]]
     why = None if len(ended) == 2 * len(_VARIANTS) - len(_OF_IMAGES) else "there was no time for all of them"
     judged = list(map(_judged, ended))
@@ -100,27 +102,26 @@ class _RecordsLosses:
         return loss
 
 
-def _try_on(workload: str, settings: Mapping[str, Any], path: Path, task: Task, trials: list[Figures]) -> None:
+def _try_on(
+    workload: str, path: Path, task: Task, launcher: TimedLauncher, watch: GpuWatch, trials: list[Figures]
+) -> None:
     case = replace(case_of(workload, task.scale), step=_RecordsLosses(path))
-    if task.scale.is_small:
-        settings = {"micro_batch_size": 4, "num_workers": 1}
+    settings = {"micro_batch_size": 4, "num_workers": 1} if task.scale.is_small else _WORKLOADS[workload]
     used = {"lr": case.settings["lr"], **settings}
-    with one_server() as inner, GpuWatch() as watch:
-        launcher = TimedLauncher(inner)
-        with open_runner(case, device=task.scale.device, launcher=launcher) as (runner, _):
-            own: dict[str, Figures] = {}
-            for name, variant in _VARIANTS.items():
-                if (name in _OF_IMAGES and workload == "gpt2") or task.left_s < TRIAL_S:
-                    continue
-                path.unlink(missing_ok=True)
-                config = TrainingConfig.model_validate({**used, **variant})
-                deadline_s = min(TRIAL_DEADLINE_S, task.left_s)  # on an H100 ResNet-50 compiled for over 45 s
-                result = runner.run(config, name="trial", deadline_s=deadline_s, window=WindowRules())
-                own[name] = _figures_of(result, launcher.launches[-1], watch, path)
-                is_cut_off = result.outcome == "timeout" and deadline_s < TRIAL_DEADLINE_S
-                own[name] |= {"workload": workload, "name": name, "is_cut_off": is_cut_off}
-                say(f"settings: {workload}, {name}: {result.outcome}, {own[name]['samples_per_s']}")
-                task.keep({"trials": [*trials, *own.values()]})
+    own: dict[str, Figures] = {}
+    with open_runner(case, device=task.scale.device, launcher=launcher) as (runner, _):
+        for name, variant in _VARIANTS.items():
+            if (name in _OF_IMAGES and workload == "gpt2") or task.left_s < TRIAL_S:
+                continue
+            path.unlink(missing_ok=True)
+            config = TrainingConfig.model_validate({**used, **variant})
+            deadline_s = min(TRIAL_DEADLINE_S, task.left_s)  # on an H100 ResNet-50 compiled for over 45 s
+            result = runner.run(config, name="trial", deadline_s=deadline_s, window=_WINDOW)
+            own[name] = _figures_of(result, launcher.launches[-1], watch, path)
+            is_cut_off = result.outcome == "timeout" and deadline_s < TRIAL_DEADLINE_S
+            own[name] |= {"workload": workload, "name": name, "is_cut_off": is_cut_off}
+            say(f"settings: {workload}, {name}: {result.outcome}, {own[name]['samples_per_s']}")
+            task.keep({"trials": [*trials, *own.values()]})
     for name, figures in own.items():
         figures.update(_against_eager(name, figures, own))
     trials += own.values()

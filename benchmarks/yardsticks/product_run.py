@@ -20,7 +20,8 @@ from autotune.files.run_folder import open_run_folder
 from autotune.launch.launcher import Exit, Launch, Launcher, begin_anew, is_sharing, notes_of
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note
-from autotune.protocol.jobs import Extras, WindowRules
+from autotune.protocol.disk import write_model
+from autotune.protocol.jobs import Extras, TrialJob, WindowRules, read_job
 from autotune.protocol.payload import write_payload
 from autotune.records.trial import TrialResult
 from autotune.report.wording.say import say
@@ -75,12 +76,16 @@ class TimedLauncher:
     inner: Launcher
     noted_in: Path | None = None
     """A file to which trials append "WHAT TIME" lines."""
+    longest_window_s: float | None = None
+    """Windows that a search has planned are cut to so many seconds; None: left as they are."""
     launches: list[LaunchTimes] = field(default_factory=list)
 
     def launch(self, launch: Launch) -> Exit:
         """Launch, and keep the times."""
         if self.noted_in is not None:
             self.noted_in.write_text("")
+        if self.longest_window_s is not None:
+            _shorten_window(launch.folder.job, self.longest_window_s)
         called_s = time.monotonic()
         ended = self.inner.launch(launch)
         returned_s, now_s = time.monotonic(), time.time()
@@ -121,6 +126,13 @@ class TimedLauncher:
             return {}
         pairs = (line.split() for line in self.noted_in.read_text().splitlines())
         return {what: float(when) for what, when in pairs}
+
+
+def _shorten_window(path: Path, most_s: float) -> None:
+    job = read_job(path)
+    if isinstance(job, TrialJob):
+        window = job.window.model_copy(update={"max_s": min(job.window.max_s, most_s)})
+        write_model(path, job.model_copy(update={"window": window}))
 
 
 def search(case: Case, **options: Any) -> SearchResult:
