@@ -399,6 +399,12 @@ def test_regimes_of_launching_are_chosen_by_name_and_one_that_fails_leaves_the_o
     assert found["left_out"] == list(found["errors"]) == ["broken"]
 
 
+def test_the_first_four_settings_are_enough_to_judge_what_is_promised_of_fidelity() -> None:
+    held_by = [setting.held_by for setting in gpu_rates._SETTINGS[:4]]
+    trials = {kind: 2 * held_by.count(kind) for kind in gpu_rates._MOST_BIAS}
+    assert min(trials.values()) >= gpu_rates._FEWEST_TRIALS
+
+
 def test_a_tree_without_git_tells_its_revision_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTOTUNE_REVISION", "abc123")
     assert git_revision() == "abc123"
