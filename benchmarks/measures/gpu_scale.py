@@ -141,7 +141,11 @@ def fork_server(folder: Path) -> ForkServerLauncher:
 
 @contextmanager
 def one_server() -> Iterator[Launcher]:
-    """One fork server for all the searches and trials of a part, so that torch is imported once."""
+    """One fork server for all the searches and trials of a part, so that torch is imported once.
+
+    One for the whole call would spare that import alone, since each trial makes its own CUDA context; and it would not
+    bear the part's mark, by which the guard ends what a part has started.
+    """
     with TemporaryDirectory(prefix="autotune-benchmark-") as folder:
         launcher = fork_server(Path(folder))
         try:
