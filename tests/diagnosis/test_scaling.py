@@ -16,6 +16,7 @@ from autotune.diagnosis.strategies import StrategyBest
 from autotune.records.diagnosis import Advice
 from autotune.records.ranks import Communication, RankFigures
 from autotune.records.recommendation import Confirmation
+from autotune.records.run_spread import RunSpread
 from autotune.records.trial import Score, TrialRecord, TrialResult
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.environment import Environment
@@ -73,7 +74,8 @@ TWO_RANKS = {"strategy": "ddp", "world_size": 2}
 def compared(
     *records: TrialRecord, environment: Environment = GPU, confirmations: tuple[Confirmation, ...] = ()
 ) -> StrategyComparison:
-    found = compare_strategies(records, environment, confirmations)
+    spread = RunSpread(sd=0.01, degrees_of_freedom=3.0) if environment is GPU else None
+    found = compare_strategies(records, environment, confirmations, spread)
     assert found is not None
     return found
 

@@ -166,7 +166,7 @@ def rate_observations(
             yield replace(seen, cpu_s_per_sample=cpu_s)
             launching = host_ceiling_of(ceiling, take_s=None)
             if launching is not None:
-                yield Observation(kind="launch", config=config, samples_per_s=launching, relative_sd=_HOST_SD)
+                yield _of_host("launch", config, launching)
 
 
 def _most_telling(records: Sequence[TrialRecord]) -> Sequence[TrialRecord]:
@@ -186,7 +186,7 @@ def side_observation(
 ) -> Observation:
     """What a side reaches by itself; `own_sd` is what its own stretch leaves open, as a share of the rate."""
     sd = hypot(_SIDE_SD.get(device_kind, _OTHER_SIDE_SD), own_sd)
-    return Observation(kind=side, config=config, samples_per_s=samples_per_s, relative_sd=sd)
+    return Observation(kind=side, config=config, samples_per_s=samples_per_s, relative_sd=sd, is_steady=True)
 
 
 def observed_rate(record: TrialRecord) -> float | None:
@@ -205,16 +205,27 @@ def mean_log_rates(records: Sequence[TrialRecord]) -> dict[int, float]:
 
 def _runs_of(record: TrialRecord) -> Iterator[Observation]:
     """What a trial and its repeats measured; less certain where it was stopped early."""
-    rates = [(run.samples_per_s, max(_LEAST_RUN_SD, sqrt(run_of(run).variance))) for run in record.runs]
+    config = record.config
     if record.measurement is None and record.result.blocks:
         rate, half_width = mean_rate(record.result.blocks)
-        rates.insert(0, (rate, _STOPPED_SD + half_width / rate / NORMAL_95))
-    for rate, sd in rates:
-        yield Observation(kind="run", config=record.config, samples_per_s=rate, relative_sd=sd)
-    for window in (run.window for run in record.runs):
-        if window.take_s:
-            taking = window.raw_samples_per_s * window.batch_s / window.take_s
-            yield Observation(kind="take", config=record.config, samples_per_s=taking, relative_sd=_HOST_SD)
+        sd = _STOPPED_SD + half_width / rate / NORMAL_95
+        yield Observation(kind="run", config=config, samples_per_s=rate, relative_sd=sd)
+    for run in record.runs:
+        yield Observation(
+            kind="run",
+            config=config,
+            samples_per_s=run.samples_per_s,
+            relative_sd=max(_LEAST_RUN_SD, sqrt(run_of(run).variance)),
+            is_steady=run.window.is_held_by_device,
+        )
+        if run.window.take_s:
+            taking = run.window.raw_samples_per_s * run.window.batch_s / run.window.take_s
+            yield _of_host("take", config, taking)
+
+
+def _of_host(kind: Literal["launch", "take"], config: TrainingConfig, samples_per_s: float) -> Observation:
+    """Return what a host's launching or taking reaches by itself."""
+    return Observation(kind=kind, config=config, samples_per_s=samples_per_s, relative_sd=_HOST_SD, is_steady=True)
 
 
 def _is_loader_out_of_reach(space: ResolvedSpace, book: CeilingBook) -> bool:

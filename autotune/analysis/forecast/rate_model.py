@@ -49,8 +49,8 @@ _AT_ONCE = 512
 """Configurations whose covariances with all observations are held at once: our own convention. With two hundred
 observations they take 10 MB, where those of four thousand configurations would take half a megabyte a trial."""
 _SCATTERS = (6.0, 3.5, 2.0, 1.4, 1.0, 0.7, 0.4)
-"""Standard deviations of the scatter that are considered, over the learned spread between runs. The larger, the easier
-to fit: each is a start for the next. Our own convention."""
+"""Standard deviations of the scatter that are considered, over the learned spread between runs of a kind. The larger,
+the easier to fit: each is a start for the next. Our own convention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +64,8 @@ class Observation:
     relative_sd: float
     cpu_s_per_sample: float | None = None
     """CPU seconds for a sample, of all threads and workers; None where they were not measured."""
+    is_steady: bool = False
+    """Another measurement hardly differs, beyond `relative_sd`: the device set the pace, or a side was alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,13 +353,15 @@ class RateModel:
             expect=expect,
         )
         fits = list[tuple[float, Posterior]]()
-        for scatter_sd in [factor * self._spread.sd for factor in _SCATTERS]:
-            scattered = replace(problem, variances=problem.variances + scatter_sd**2)
+        spreads = np.array([self._spread.of([seen.is_steady]).sd for seen in self._seen])
+        for factor in _SCATTERS:
+            scattered = replace(problem, variances=problem.variances + (factor * spreads) ** 2)
             starts = [most_likely(scattered, start=fits[-1][1] if fits else None)]
             if not fits and (here.is_crowded & (kinds == _KINDS.index("run"))).any():
                 starts.append(most_likely(scattered, begin=_with_crowding(problem.prior_mean)))
-            fits.append((scatter_sd, max(starts, key=lambda fit: fit.log_evidence)))
-        return max(fits, key=lambda fit: fit[1].log_evidence + self._log_prior(fit[0] / self._spread.sd))
+            fits.append((factor, max(starts, key=lambda fit: fit.log_evidence)))
+        factor, posterior = max(fits, key=lambda fit: fit[1].log_evidence + self._log_prior(fit[0]))
+        return factor * self._spread.of(seen.is_steady for seen in self._seen if seen.kind == "run").sd, posterior
 
     def _log_prior(self, factor: float) -> float:
         """Of a scatter, over the learned spread, on the log scale."""

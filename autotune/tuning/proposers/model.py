@@ -257,10 +257,7 @@ class ModelProposer:
         if self._model is None or self._model[0] != self._runs_so_far:
             environment = self.study.space.environment
             observed = list(rate_observations(self.sides or [], self.study.ended, environment.device_kind))
-            spread = self.study.spread.of(
-                run.window.is_held_by_device for record in self.study.ended for run in record.runs
-            )
-            self._model = self._runs_so_far, RateModel(observed, environment, spread)
+            self._model = self._runs_so_far, RateModel(observed, environment, self.study.spread)
         return self._model[1]
 
     def _foresee(self, best: TrainingConfig) -> Outlook:
