@@ -117,7 +117,14 @@ def run_plan(
 
 
 def _remember_spread(machine: str, workload: str, summary: RunSummary) -> None:
-    """Keep the spread between runs for later searches, unless it is that of other programs on this machine."""
+    """Keep the spread between runs for later searches.
+
+    Not where other programs on this machine made it, nor where it rests on a few rounds: a later search would take it
+    for known.
+    """
+    entrants = () if summary.recommendation is None else summary.recommendation.confirmations
+    if any(has_few_rounds(entrant) for entrant in entrants if entrant.is_feasible):
+        return
     measured = [trial.result.measurement for trial in summary.trials if trial.result.measurement is not None]
     load = join_loads(run.host_load for run in measured)
     spread = summary.run_spread

@@ -128,7 +128,8 @@ class Contenders:
         is_confirmed = any(entrant.number == number for entrant in self.confirmed)
         if number == 0 or not is_confirmed or self.baseline is None:
             return None
-        return claim_of(number, fit_rounds(self.confirmed, self.found.spread), self.sure.one_sided_error)
+        fit = fit_rounds(self.confirmed, self.found.spread, self.found.prior_spread)
+        return claim_of(number, fit, self.sure.one_sided_error)
 
     def _idle_costs(self, candidates: Sequence[Confirmation]) -> dict[int, float]:
         """What an idle device costs of each one's score; busy fractions count where all have one source."""

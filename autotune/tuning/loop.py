@@ -169,6 +169,7 @@ class Search:
             ended_because=self.ended_because,
             expected_s=self.expected_s,
             spread=self.study.spread,
+            prior_spread=self.study.prior_spread,
             believed=dict(self.proposer.believed()),
             build_s=self.runner.build_s,
             is_brief=self.time.is_brief,

@@ -42,6 +42,8 @@ class SearchOutcome:
     """What the search was expected to take before its first trial; None where it went on from an interruption."""
     spread: RunSpread
     """Between runs of the same settings, as far as it was learned."""
+    prior_spread: RunSpread
+    """What was known of it when the search began."""
     believed: Mapping[int, float]
     """Of feasible trials, by number: the logarithm of the rate that is believed from all that was measured."""
     build_s: float = 0.0
@@ -88,8 +90,8 @@ class SearchOutcome:
     def taught_by(self, confirmations: Sequence[Confirmation]) -> SearchOutcome:
         """Return it with what trials and the first runs that confirm them teach of the spread.
 
-        Taken are a finalist's trial and its first run in a process of its own: where trials shared one, by how much that
-        differs; where rounds are too few to tell a spread, since these are two runs of the same settings.
+        Taken are a finalist's trial and its first run in a process of its own: where trials shared one, by how much
+        that differs; where rounds are too few to tell a spread, since these are two runs of the same settings.
         """
         trials = {record.number: record.measurement for record in self.records}
         pairs = list[list[Measurement]]()

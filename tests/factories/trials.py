@@ -12,7 +12,7 @@ from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import OptimizerFacts
 from autotune.space.learning_rate import scale_lr
-from tests.factories.measurements import make_measurement
+from tests.factories.measurements import make_measurement, make_window
 
 LIMIT = 16 * 2**30
 BASELINE = TrainingConfig()
@@ -91,10 +91,15 @@ def make_confirmation(
     config: TrainingConfig | None = None,
     noise: float = 0.01,
     gib: float = 1.0,
+    is_held_by_device: bool = False,
     **settings: Any,
 ) -> Confirmation:
     """A round for each rate, None for a failed one; the configuration by itself or by its settings."""
-    rounds = tuple(None if rate is None else make_measurement(rate, noise, gib=gib) for rate in rates)
+    held = {"host_ahead_s": 1.0 if is_held_by_device else None}
+    rounds = tuple(
+        None if rate is None else make_measurement(rate, noise, gib=gib, window=make_window(rate, **held))
+        for rate in rates
+    )
     return Confirmation(number=number, config=config or TrainingConfig(**settings), rounds=rounds)
 
 

@@ -73,3 +73,29 @@ def test_a_hundred_workloads_are_kept() -> None:
         remember_spread("machine", f"workload {number}", LEARNED)
     assert known_spread("machine", "workload 0", "cpu").source == "machine"
     assert known_spread("machine", "workload 102", "cpu").source == "workload"
+
+
+def of_two_kinds(host: RunSpread, device: RunSpread) -> RunSpread:
+    return host.model_copy(update={"device": device})
+
+
+def test_each_kind_of_runs_is_carried_by_itself() -> None:
+    assumed = assumed_spread("cuda")
+    assert assumed.device is not None
+    host = RunSpread(sd=0.12, degrees_of_freedom=9.0, source="workload")
+    steady = RunSpread(sd=0.001, degrees_of_freedom=9.0, source="workload")
+    remember_spread("machine", "loader", of_two_kinds(host, assumed.device))
+    remember_spread("machine", "model", of_two_kinds(assumed, steady))
+    own = known_spread("machine", "loader", "cuda")
+    assert own.device is not None
+    assert (own.sd, own.source) == (0.12, "workload")
+    assert own.device.sd == pytest.approx(0.001)
+    assert own.device.source == "machine"
+    new = known_spread("machine", "new", "cuda")
+    assert new.device is not None
+    assert (new.sd, new.device.sd) == (pytest.approx(0.12), pytest.approx(0.001))
+
+
+def test_what_an_accelerator_taught_before_kinds_were_told_apart_is_not_used() -> None:
+    remember_spread("machine", "workload", LEARNED)
+    assert known_spread("machine", "workload", "cuda") == assumed_spread("cuda")

@@ -45,6 +45,10 @@ class Difference:
     """Runs tell the noise, here or before: it is not what is assumed of such a device alone."""
     unit_error: float
     """The standard error that a noise of 1 would make: sqrt(2 / rounds) of two that ran in the same rounds."""
+    seen_error: float
+    """The standard error by what runs have shown alone, without what is assumed of the device."""
+    seen_degrees: float
+    """Degrees of freedom that it is known by; 0 where runs have shown nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,7 @@ class RoundsFit:
 
     entrants: Sequence[Confirmation]
     spread: RunSpread
+    prior: RunSpread
     _layouts: dict[tuple[int, ...], _Layout] = field(default_factory=dict)
     """Those that were fitted already, by their entrants' numbers."""
 
@@ -75,13 +80,19 @@ class RoundsFit:
             return None
         numbers = tuple(entrant.number for entrant in alike)
         if numbers not in self._layouts:
-            self._layouts[numbers] = _fit(alike, self.spread)
+            self._layouts[numbers] = _fit(alike, self.spread, self.prior)
         return self._layouts[numbers].difference(number, other)
 
 
-def fit_rounds(entrants: Sequence[Confirmation], spread: RunSpread) -> RoundsFit:
-    """Fit rounds and entrants."""
-    return RoundsFit(entrants, spread)
+def fit_rounds(entrants: Sequence[Confirmation], spread: RunSpread, prior: RunSpread | None = None) -> RoundsFit:
+    """Fit rounds and entrants.
+
+    Args:
+        entrants: Each with its runs, round by round.
+        spread: Between runs, by all that is known of it.
+        prior: What the search began with; None: `spread` itself, of which nothing was seen in this search.
+    """
+    return RoundsFit(entrants, spread, spread if prior is None else prior)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +112,10 @@ class _Layout:
     degrees_of_freedom: float
     is_carried: bool
     """As a Difference has it."""
+    seen_variance: float
+    """As `variance`, by what runs have shown alone."""
+    seen_degrees: float
+    """As a Difference has it."""
 
     def difference(self, number: int, other: int) -> Difference | None:
         contrast = np.zeros(len(self.log_rates))
@@ -116,10 +131,12 @@ class _Layout:
             degrees_of_freedom=self.degrees_of_freedom,
             is_carried=self.is_carried,
             unit_error=sqrt(max(unit_variance, 0.0)),
+            seen_error=sqrt(max(unit_variance * self.seen_variance, 0.0)),
+            seen_degrees=self.seen_degrees,
         )
 
 
-def _fit(entrants: Sequence[Confirmation], spread: RunSpread) -> _Layout:
+def _fit(entrants: Sequence[Confirmation], spread: RunSpread, prior: RunSpread) -> _Layout:
     """Fit entrants with one noise; at least one of them has run."""
     cells = [
         (place, number, run)
@@ -138,17 +155,23 @@ def _fit(entrants: Sequence[Confirmation], spread: RunSpread) -> _Layout:
     log_rates = unscaled @ (design.T @ observed)
     left = float(((observed - design @ log_rates) ** 2).sum())
     free = len(cells) - int(np.linalg.matrix_rank(design))
-    spread = spread.of(run.window.is_held_by_device for _, _, run in cells)
-    prior = spread.sd**2 + fmean(run.variance for run in runs)
-    degrees = spread.degrees_of_freedom + free
+    kinds = [run.is_held_by_device for run in runs]
+    spread, prior, own = spread.of(kinds), prior.of(kinds), fmean(run.variance for run in runs)
+    known, degrees = spread.degrees_of_freedom, spread.degrees_of_freedom + free
+    # what is assumed is no sight of runs; what former searches have learned is
+    assumed = prior.degrees_of_freedom if prior.source == "assumed" else 0.0
+    seen_degrees = known - assumed + free
+    seen = known * spread.sd**2 - assumed * prior.sd**2 + (known - assumed) * own + left
     return _Layout(
         numbers=tuple(entrant.number for entrant in entrants),
         log_rates=log_rates,
         unscaled=unscaled,
         estimable=unscaled @ gram,
-        variance=(spread.degrees_of_freedom * prior + left) / degrees,
+        variance=(known * (spread.sd**2 + own) + left) / degrees,
         degrees_of_freedom=degrees,
         is_carried=spread.source != "assumed" or free >= _FEWEST_FREE,
+        seen_variance=max(seen, 0.0) / seen_degrees if seen_degrees > 0 else 0.0,
+        seen_degrees=seen_degrees,
     )
 
 

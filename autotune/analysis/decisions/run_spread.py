@@ -41,8 +41,8 @@ __all__ = [
 _CPU_SD = 0.05
 """Source: benchmarks/fidelity.py, whose trials and plain runs differ by 7 % a pair beyond what windows tell."""
 _HOST_SD = 0.08
-"""On an accelerator, of runs that the host holds. Source: benchmarks/results/gpu-nvidia-*.json, where they differ by 2 to
-20 %, the median by 7 %."""
+"""On an accelerator, of runs that the host holds. Source: benchmarks/results/gpu-nvidia-h200.json and
+gpu-nvidia-h100-80gb-hbm3.json, where they differ by 2 to 20 %."""
 _DEVICE_SD = 0.004
 """The same of runs that the device holds. Source: the same files, where they differ by 0.03 to 0.3 %."""
 _ASSUMED_DEGREES_OF_FREEDOM = 3.0

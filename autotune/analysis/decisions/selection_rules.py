@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import exp, log1p
 
 from autotune.analysis.decisions.claims import WORTHWHILE, believe
+from autotune.analysis.decisions.confirmation_plan import FEWEST_ROUNDS
 from autotune.analysis.decisions.rounds import Difference, RoundsFit, fit_rounds
 from autotune.analysis.statistics import t_quantile
 from autotune.records.recommendation import Confirmation, Ratio
@@ -38,10 +39,14 @@ ONE_SIDED_ERROR = 0.025
 """Of either end of an interval that is looked at once: of a 95 % interval."""
 WIDEST_SPREAD = 0.25
 """Standard deviation of the logarithm of a rate that no runs of the same settings have shown: the most are 0.20, three
-runs of DistributedDataParallel on one rank of an H200 (benchmarks/results/gpu-nvidia-h200.json). An H100's runs show 0.12
-at most, four windows of ResNet-50 that lie 29 % apart; those of CPUs 0.10."""
+runs of DistributedDataParallel on one rank of an H200 (benchmarks/results/gpu-nvidia-h200.json). An H100's runs show
+0.12 at most, four windows of ResNet-50 that lie 29 % apart; those of CPUs 0.10."""
+_FEW_ROUNDS_SHARE = 0.3
+"""Of the error that a claim may spend, what is left where rounds are so few: the finalist was chosen by a run that also
+teaches the spread. Source: benchmarks/decisions.py, hurried searches, at spreads of up to 20 %."""
 _WIDEST_DEGREES = 3
 """Degrees of freedom that it counts as known by, as what is assumed of a device is: our own convention."""
+_ROUNDING = 1e-9  # of a variance that equals that of the fewest rounds
 _FIRST = "compile"
 _SWITCHES = sorted(
     [
@@ -107,14 +112,29 @@ def claim_of(number: int, fit: RoundsFit, one_sided_error: float) -> Claim | Non
     value = exp(belief.mean)
     speedup = Ratio(value=value, low=min(measured.low, value), high=max(measured.high, value))
     bar = t_quantile(1 - one_sided_error, _WIDEST_DEGREES) * difference.unit_error * WIDEST_SPREAD
-    is_by_far = not difference.is_carried and difference.value > bar
+    is_shown = measured.low > 1 and _is_shown_by_runs(difference, one_sided_error)
+    is_by_far = measured.low > 1 and not is_shown and difference.value > bar
     return Claim(
         speedup=speedup,
         measured=measured,
         gain_probability=belief.gain_probability,
-        is_proven=measured.low > 1 and (difference.is_carried or is_by_far),
-        is_by_far=measured.low > 1 and is_by_far,
+        is_proven=is_shown or is_by_far,
+        is_by_far=is_by_far,
     )
+
+
+def _is_shown_by_runs(difference: Difference, one_sided_error: float) -> bool:
+    """Return whether runs, not what is assumed of them, carry a gain whose interval lies above none.
+
+    In few rounds that interval rests on what is assumed, even if some runs have taught the spread: where runs differ by
+    more than that, it is too narrow. There the gain must also lie beyond what the runs alone have shown of the spread.
+    """
+    if not difference.is_carried or difference.unit_error**2 <= 2 / FEWEST_ROUNDS + _ROUNDING:
+        return difference.is_carried
+    if difference.seen_degrees < 1:
+        return False
+    bar = t_quantile(1 - _FEW_ROUNDS_SHARE * one_sided_error, difference.seen_degrees) * difference.seen_error
+    return difference.value > bar
 
 
 def worth_its_batch(over: Ratio, least: float) -> bool | None:

@@ -180,9 +180,9 @@ class ModelProposer:
     def pruning_threshold(self, trial: Trial) -> PruningThreshold | None:
         """The rate of the best so far, at the baseline's batch of the best of those at that.
 
-        The more runs of the same settings differ, the lower: either may have been lucky. Who holds the trial that runs is
-        known at its end alone, so it counts as held by the host. None for the first group of its kind, which runs to its
-        end to show what limits it, and without a model.
+        The more runs of the same settings differ, the lower: either may have been lucky. Who holds the trial that runs
+        is known at its end alone, so it counts as held by the host. None for the first group of its kind, which runs
+        to its end to show what limits it, and without a model.
         """
         if not self.has_model or self._is_first_group(trial.config):
             return None

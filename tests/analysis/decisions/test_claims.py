@@ -14,7 +14,9 @@ from autotune.analysis.decisions.rounds import Difference
 
 
 def make_difference(value: float, standard_error: float, degrees_of_freedom: float) -> Difference:
-    return Difference(value, standard_error, degrees_of_freedom, is_carried=True, unit_error=1.0)
+    return Difference(
+        value, standard_error, degrees_of_freedom, is_carried=True, unit_error=1.0, seen_error=1.0, seen_degrees=1.0
+    )
 
 
 _DIFFERENCES = st.builds(

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.analysis.decisions.early_stopping import PruningThreshold, behind_threshold
+from autotune.analysis.decisions.early_stopping import PruningThreshold, behind_threshold, luck_of
+from autotune.analysis.decisions.run_spread import assumed_spread
 from autotune.analysis.rates import mean_rate
 from autotune.records.measurement import Block
 
@@ -97,3 +98,10 @@ def _wandering(random: np.random.Generator, mean: float, spread: float, correlat
         place = correlation * place + step
         rates.append(max(1.0, mean * (1 + spread * place)))
     return rates
+
+
+def test_who_holds_the_best_narrows_its_share_of_luck_alone() -> None:
+    spread = assumed_spread("cuda")
+    assert spread.device is not None
+    assert luck_of(spread, spread) == pytest.approx(1.64 * 2**0.5 * 0.08)
+    assert luck_of(spread.device, spread) == pytest.approx(1.64 * (0.08**2 + 0.004**2) ** 0.5)

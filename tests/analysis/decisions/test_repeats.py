@@ -7,7 +7,7 @@ from math import log
 from autotune.analysis.decisions.repeats import unsure_at_the_end, unsure_before_a_switch
 from autotune.records.run_spread import RunSpread
 from autotune.records.trial import Score, TrialRecord, TrialResult
-from tests.factories import make_measurement, make_record
+from tests.factories import make_measurement, make_record, make_window
 
 SPREAD = RunSpread(sd=0.05, degrees_of_freedom=5.0)
 
@@ -67,3 +67,14 @@ def test_a_repeat_that_failed_is_not_tried_again() -> None:
         repeats=(TrialResult(outcome="timeout"),),
     )
     assert end(trial(0, 100, repeats=1), failed) is None
+
+
+def test_runs_that_the_device_holds_are_clear_sooner() -> None:
+    def held(number: int, rate: float) -> TrialRecord:
+        result = TrialResult(outcome="ok", measurement=make_measurement(rate, window=make_window(host_ahead_s=1.0)))
+        return make_record(number, result=result, score=Score(value=rate / 100, feasible=True))
+
+    spread = SPREAD.model_copy(update={"device": RunSpread(sd=0.004, degrees_of_freedom=5.0)})
+    for first, second, is_sure in ((trial(0, 100), trial(1, 105), False), (held(0, 100), held(1, 105), True)):
+        found = unsure_before_a_switch((first, second), believed(first, second), spread, 0)
+        assert (found is None) == is_sure

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from autotune.analysis.decisions.rounds import fit_rounds
+from autotune.analysis.decisions.run_spread import assumed_spread
 from autotune.analysis.statistics import t_quantile
 from autotune.records.recommendation import Confirmation
 from autotune.records.run_spread import RunSpread
@@ -56,6 +57,31 @@ def test_more_rounds_and_more_entrants_tell_the_noise_better() -> None:
 
     assert error(2, 12) < error(2, 3)
     assert error(4, 3) < error(2, 3)
+
+
+def test_a_noisy_entrant_does_not_hide_the_difference_of_two_that_the_device_holds() -> None:
+    held = [make_confirmation(n, 100 + n, 100 + n, 100 + n, is_held_by_device=True) for n in (0, 1)]
+    noisy = make_confirmation(2, 90, 120, 100)
+    alone, together = (fit_rounds(field, assumed_spread("cuda")) for field in (held, [*held, noisy]))
+    assert alone.difference(1, 0) == together.difference(1, 0)
+    mixed, pair = together.difference(2, 0), fit_rounds([held[0], noisy], assumed_spread("cuda")).difference(2, 0)
+    assert mixed is not None
+    assert mixed == pair
+    assert mixed.standard_error > 0.05
+
+
+def test_what_runs_have_shown_is_told_apart_from_what_is_assumed() -> None:
+    prior = RunSpread(sd=0.05, degrees_of_freedom=3.0)
+    taught = RunSpread(sd=0.04, degrees_of_freedom=5.0, source="workload")
+    once = [make_confirmation(0, 100), make_confirmation(1, 200)]
+    difference = fit_rounds(once, taught, prior).difference(1, 0)
+    assert difference is not None
+    assert difference.seen_degrees == 2.0
+    seen = (5 * 0.04**2 - 3 * 0.05**2) / 2
+    assert difference.seen_error == pytest.approx(sqrt(2 * seen))
+    nothing = fit_rounds(once, prior).difference(1, 0)
+    assert nothing is not None
+    assert nothing.seen_degrees == 0.0
 
 
 @pytest.mark.slow

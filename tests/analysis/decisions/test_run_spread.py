@@ -126,3 +126,46 @@ def test_a_measurement_takes_the_interval_of_the_spread_that_is_known_by_now() -
         with_interval(measured, RunSpread(sd=sd, degrees_of_freedom=30)).samples_per_s_ci for sd in (0.01, 0.1)
     )
     assert wide[0] < narrow[0] < 200 < narrow[1] < wide[1]
+
+
+def test_a_cpu_has_one_kind_of_runs_and_an_accelerator_two() -> None:
+    assert (assumed_spread("cpu").sd, assumed_spread("cpu").device) == (0.05, None)
+    for kind in ("cuda", "mps", "xpu"):
+        spread = assumed_spread(kind)
+        assert spread.device is not None
+        assert (spread.sd, spread.device.sd) == (0.08, 0.004)
+
+
+def test_the_devices_spread_counts_where_it_holds_every_run() -> None:
+    spread = assumed_spread("cuda")
+    assert spread.of([True, True]) is spread.device
+    assert spread.of([True, False]) is spread.of([]) is spread
+    cpu = assumed_spread("cpu")
+    assert cpu.of([True]) is cpu
+
+
+def test_each_kind_is_learned_from_runs_of_its_own_and_a_mixed_group_teaches_the_hosts() -> None:
+    prior = assumed_spread("cuda")
+    steady, mixed = [Run(0.0, 0.0, True), Run(0.002, 0.0, True)], [Run(0.0, 0.0, True), Run(0.2, 0.0)]
+    of_device = learn_spread(prior, [evidence_of(steady)])
+    assert (of_device.sd, of_device.source) == (prior.sd, "assumed")
+    assert of_device.device is not None
+    assert (of_device.device.degrees_of_freedom, of_device.device.source) == (4.0, "workload")
+    of_host = learn_spread(prior, [evidence_of(mixed)])
+    assert of_host.sd > prior.sd
+    assert (of_host.source, of_host.device) == ("workload", prior.device)
+
+
+def test_rounds_of_each_kind_count_as_a_group_of_their_own() -> None:
+    steady = [Run(0.0, 0.0, True), Run(0.001, 0.0, True)]
+    host, device = evidence_of_rounds([runs(0.0, 0.1), steady, steady])
+    assert (host.is_of_device, device.is_of_device) == (False, True)
+    assert device.variance < host.variance
+
+
+def test_an_interval_is_that_of_the_runs_kind() -> None:
+    spread = assumed_spread("cuda")
+    own, held = make_measurement(100.0), make_measurement(100.0, window=make_window(host_ahead_s=1.0))
+    widths = [log(rate.high / rate.value) for rate in (rate_of_runs([run], spread) for run in (own, held))]
+    assert widths[1] < widths[0] / 10
+    assert ratio_of_runs([own], [held], spread).high == pytest.approx(ratio_of_runs([own], [own], spread).high)

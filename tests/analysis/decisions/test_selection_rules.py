@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from autotune.analysis.decisions.rounds import fit_rounds
+from autotune.analysis.decisions.run_spread import assumed_spread
 from autotune.analysis.decisions.selection_rules import (
     believed_gains,
     break_even_noise_scale,
@@ -26,6 +27,7 @@ from autotune.settings.training_config import TrainingConfig
 from tests.factories import make_confirmation, make_record
 
 STEADY = RunSpread(sd=0.005, degrees_of_freedom=30.0, source="workload")
+ASSUMED = assumed_spread("cpu")
 LOUD = RunSpread(sd=0.1, degrees_of_freedom=30.0, source="workload")
 _FIELD = st.lists(
     st.tuples(
@@ -225,3 +227,31 @@ def test_a_larger_batch_that_is_no_faster_never_pays(ratio: float) -> None:
 def test_a_batch_that_is_faster_by_more_than_it_is_larger_always_pays() -> None:
     assert break_even_noise_scale(32, 64, 2.0) == 0.0
     assert break_even_noise_scale(32, 64, 3.0) == 0.0
+
+
+@pytest.mark.parametrize(("ratio", "is_proven"), [(2.9, False), (3.3, True)])
+def test_a_gain_beyond_any_spread_that_was_seen_is_proven_after_one_round(ratio: float, is_proven: bool) -> None:
+    """Nothing is known of the spread: t of 3 degrees, times sqrt(2), times 0.25, is ln 3.08."""
+    claim = claim_of(1, fit_rounds([make_confirmation(0, 100), make_confirmation(1, 100 * ratio)], ASSUMED), 0.025)
+    assert claim is not None
+    assert claim.measured.low > 1
+    assert (claim.is_proven, claim.is_by_far) == (is_proven, is_proven)
+
+
+@pytest.mark.parametrize(("seen", "is_proven"), [(0.01, True), (0.15, False)])
+def test_a_few_rounds_prove_what_lies_beyond_the_spread_that_runs_have_shown(seen: float, is_proven: bool) -> None:
+    """Two runs each; in a wide spread what was assumed would narrow the interval."""
+    sd = ((3 * ASSUMED.sd**2 + 2 * seen**2) / 5) ** 0.5
+    taught = RunSpread(sd=sd, degrees_of_freedom=5.0, source="workload")
+    field = [make_confirmation(0, 100), make_confirmation(1, 170)]
+    claim = claim_of(1, fit_rounds(field, taught, ASSUMED), 0.025)
+    assert claim is not None
+    assert claim.measured.low > 1
+    assert (claim.is_proven, claim.is_by_far) == (is_proven, False)
+
+
+def test_three_rounds_carry_their_interval_themselves() -> None:
+    field = [make_confirmation(0, 100, 101, 99), make_confirmation(1, 130, 131, 129)]
+    claim = claim_of(1, fit_rounds(field, ASSUMED, ASSUMED), 0.025)
+    assert claim is not None
+    assert (claim.is_proven, claim.is_by_far) == (True, False)
