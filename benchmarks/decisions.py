@@ -1,10 +1,10 @@
 """Are the decisions right? Whole searches on simulated machines whose truth is known (replay/simulated.py).
 
-On a CPU, on a GPU that holds the loop or whose host does, without a time-out and hurried by one, for each spread between
-runs and each gain that there is to win: how often a search says "faster", how often that is
-false, whether the 95 % interval of the ratio holds the truth (of the claim, and of every finalist over the baseline,
-chosen or not), how far the claim lies from it, what a user who follows the recommendation loses to the best. Each share
-stands with Wilson's 95 % interval in the file. "Not decided" is counted by itself.
+On a CPU, on a GPU that holds the loop or whose host does, without a time-out and hurried by one, for each spread
+between runs and each gain that there is to win: how often a search says "faster", how often that is false, whether the
+95 % interval of the ratio holds the truth (of the claim, and of every finalist over the baseline, chosen or not), how
+far the claim lies from it, what a user who follows the recommendation loses to the best. Each share stands with
+Wilson's 95 % interval in the file. "Not decided" is counted by itself.
 
     decisions.py                    400 searches with nothing to win, 200 for each gain, at each spread
     decisions.py --searches 40      fewer, and half as many for each gain
@@ -52,7 +52,6 @@ from benchmarks.measures.recording import (
 )
 from benchmarks.replay.product import WholeSearch, search_whole
 from benchmarks.replay.simulated import Holder, Noise, SimulatedMachine
-
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
