@@ -197,6 +197,7 @@ def _median_of(values: Iterable[float | None]) -> float | None:
 def _decisions(results: Results) -> Figures:
     """False "faster" where there is nothing to win, by spread; coverage, bias and what is found."""
     shares: dict[str, Any] = {}
+    results = {name: part for name, part in results.items() if name.startswith("spread ")}  # no hurry, no GPU
     for spread in ("1.5", "5", "10"):
         nothing = results[f"spread {spread} %, gain 0 %"]
         shares[f"false_{spread.replace('.', '_')}"] = nothing["false_faster"][0]
@@ -217,6 +218,12 @@ def _decisions(results: Results) -> Figures:
         "found_where_power": ten["found_where_power"][0],
         "regret": ten["regret"],
     }
+
+
+def _gpu_runs(results: Results) -> list[Figures]:
+    """Pairs of runs of each kind, and how many of them early stopping ends, before and now."""
+    sums = {name: sum_ for name, sum_ in results["stops"].items() if isinstance(sum_, dict)}
+    return [{"name": name.replace("%", " %"), **sum_} for name, sum_ in sums.items()]
 
 
 def _decisions_here(results: Results) -> list[Figures]:
@@ -318,6 +325,7 @@ CALCULATIONS: Mapping[str, Callable[[Results], Figures | list[Figures]]] = {
     "advice": lambda results: dict(results["summary"]),
     "decisions": _decisions,
     "decisions_here_rows": _decisions_here,
+    "gpu_runs_rows": _gpu_runs,
     "ranks_rows": _ranks,
     "settings_here_rows": _settings_here,
     "settings_on_paper_rows": _settings_on_paper,
