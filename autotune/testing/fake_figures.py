@@ -76,7 +76,7 @@ def fake_measurement(
 ) -> Measurement:
     """The measurement of a trial that runs well; `noise` gives factors around 1."""
     window = _window(trial.samples_per_s * noise(), noise, job)
-    if trial.host_ceiling is not None:
+    if environment.device_kind != "cpu":
         window = window.model_copy(update={"host_ahead_s": window.batch_s if trial.busy_fraction == 1 else 0.0})
     rate, extras = window_rate(window), job.extras
     asked = {"loader": extras.loader_ceiling, "device": extras.device_ceiling, "copy": extras.copy_ceiling}

@@ -178,7 +178,8 @@ def measure(
     wait_fraction = min(1.0, window.starved_s / sum(block.seconds for block in blocks))
     busyness, found = busy.stop(wait_fraction), conditions.stop()
     ineffective = () if ddp is None else without_effect_here(ddp)
-    memory, rate = device.peak_memory(retries), with_run_spread(window_rate(window), assumed_spread(device.kind))
+    memory, spread = device.peak_memory(retries), assumed_spread(device.kind).of([window.is_held_by_device])
+    rate = with_run_spread(window_rate(window), spread)
     return Measurement(
         samples_per_s=rate.value,
         samples_per_s_ci=(rate.low, rate.high),

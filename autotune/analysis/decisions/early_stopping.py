@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import hypot
 
 from autotune.analysis.rates import mean_rate
+from autotune.analysis.statistics import t_quantile
 from autotune.note import Note, note
 from autotune.records.measurement import Block
 from autotune.records.run_spread import RunSpread
@@ -17,6 +18,8 @@ _FEWEST_BLOCKS = 3
 """Before a trial may be stopped: our own convention."""
 _LUCKY_SDS = 1.64
 """Standard deviations of a difference that one in twenty exceeds: a trial as fast as the best is rarely stopped."""
+_NOT_LUCKY = 0.95
+"""The same as a quantile of Student's t, where hosts of accelerators differ by a spread that is little known."""
 _BUSY_MARGIN = 0.02
 """By how much a busier device may raise a score: the default of objective.busy_weight."""
 
@@ -34,11 +37,14 @@ class PruningThreshold:
 def luck_of(best: RunSpread, running: RunSpread) -> float:
     """Return what the logarithms of two rates may differ by though the settings are the same.
 
+    Hosts of accelerators differ more than CPUs do, so that there it counts how little is known of the spread.
+
     Args:
         best: The spread of runs of the kind that the best trial is of.
-        running: That of the trial under way.
+        running: That of the trial under way, the host's.
     """
-    return _LUCKY_SDS * hypot(best.sd, running.sd)
+    lucky_sds = _LUCKY_SDS if running.device is None else t_quantile(_NOT_LUCKY, running.degrees_of_freedom)
+    return lucky_sds * hypot(best.sd, running.sd)
 
 
 def behind_threshold(blocks: Sequence[Block], bar: PruningThreshold) -> Note | None:
