@@ -13,7 +13,7 @@ from typing import Any, cast
 from autotune.analysis.decisions.run_spread import assumed_spread, with_run_spread
 from autotune.analysis.rates import window_rate
 from autotune.note import Note, note
-from autotune.records.ceilings import Ceiling, host_ceiling_of
+from autotune.records.ceilings import Ceiling
 from autotune.records.conditions import DeviceConditions
 from autotune.records.host_load import HostLoad
 from autotune.records.measurement import Block, Ceilings, Measurement, MemorySample, Window
@@ -48,6 +48,7 @@ def merged_measurement(parts: Sequence[Measurement]) -> Measurement:
     ceilings = _merged_ceilings(parts)
     memory = _merged_memory(parts, is_ram=kind == "cpu")
     waiting = max(parts, key=lambda part: part.data_wait_fraction or 0.0)
+    hosts = [part.host_ceiling for part in parts if part.host_ceiling is not None]
     idle = min(parts, key=lambda part: 1.0 if part.busy_fraction is None else part.busy_fraction)
     return parts[0].model_copy(
         update={
@@ -64,7 +65,7 @@ def merged_measurement(parts: Sequence[Measurement]) -> Measurement:
             "loader_ceiling": ceilings and ceilings.loader and ceilings.loader.samples_per_s,
             "device_ceiling": ceilings and ceilings.device and ceilings.device.samples_per_s,
             "copy_ceiling": ceilings and ceilings.copy and ceilings.copy.samples_per_s,
-            "host_ceiling": host_ceiling_of(ceilings.device, window.take_s) if ceilings else None,
+            "host_ceiling": min(hosts) * len(hosts) if len(hosts) == len(parts) else None,
             "ranks": ranks,
             "remarks": _merged_remarks(parts),
             "window": window,
@@ -106,12 +107,16 @@ def _merged_window(windows: Sequence[Window]) -> Window:
     blocks = tuple(starmap(_merged_block, zip(slowest.blocks, across, strict=True)))
     share = sum(block.samples for block in blocks) / max(1, sum(block.samples for block in slowest.blocks))
     epochs = [window.epoch_samples for window in windows]
+    ahead = [window.host_ahead_s for window in windows if window.host_ahead_s is not None]
+    taking = [window.take_s for window in windows if window.take_s is not None]
     return slowest.model_copy(
         update={
             "blocks": blocks,
             "restarts": tuple(
                 restart.model_copy(update={"samples": round(restart.samples * share)}) for restart in slowest.restarts
             ),
+            "host_ahead_s": min(ahead) if len(ahead) == len(windows) else None,
+            "take_s": max(taking, default=None),
             "epoch_samples": None if None in epochs else sum(filter(None, epochs)),
             "is_drained": all(window.is_drained for window in windows),
             "is_steady": all(window.is_steady for window in windows),

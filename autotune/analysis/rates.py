@@ -7,17 +7,14 @@ show by itself: `run_spread` widens the interval. Pure.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import inf, sqrt
-
-import numpy as np
+from statistics import fmean, stdev
 
 from autotune.analysis.statistics import batch_means_half_width, t_95
 from autotune.records.measurement import Block, Rate, Window
 
 __all__ = ["mean_rate", "window_rate"]
-
-_FEWEST_FOR_A_LINE = 3
-"""Points of a line that tells its own error: with two it always fits."""
 
 
 def mean_rate(blocks: Sequence[Block]) -> tuple[float, float]:
@@ -52,7 +49,7 @@ def window_rate(window: Window) -> Rate:
 
 def _surplus_samples(window: Window) -> float:
     """Return the samples that would not have come in time had the queue been as full at first as it was at the end."""
-    if window.queue_at_start is None or window.queue_at_end is None:
+    if window.queue_at_start is None or window.queue_at_end is None or window.is_held_by_device:
         return 0.0
     batches = sum(block.batches for block in window.blocks)
     starved_batches = window.starved_s / window.batch_s
@@ -63,21 +60,17 @@ def _surplus_samples(window: Window) -> float:
 
 
 def _fallen(blocks: Sequence[Block]) -> float:
-    """Return the batches by which the queue has fallen over some blocks: 0 where no line shows it beyond chance.
+    """Return the batches by which the queue has fallen over some blocks: 0 where that may be chance.
 
     A loader that is a little slower than training empties a long queue only after the window, without any wait in it.
-    The line is fitted by least squares to what lay ready at the blocks' ends, and counts where its slope lies below 0
-    with 95 % confidence.
+    The queue counts as falling where the mean of its changes from block to block is below 0 by a t-test at 95 %.
     """
-    ready = np.array([block.ready_at_end for block in blocks if block.ready_at_end is not None], dtype=np.float64)
-    if len(ready) < max(_FEWEST_FOR_A_LINE, len(blocks)):
+    ready = [block.ready_at_end for block in blocks if block.ready_at_end is not None]
+    changes = [after - before for before, after in pairwise(ready)]
+    if len(ready) < len(blocks) or len(changes) < 2:
         return 0.0
-    batches = np.cumsum([block.batches for block in blocks], dtype=np.float64)
-    apart = batches - batches.mean()
-    slope = float(apart @ ready / (apart @ apart))
-    left = ready - ready.mean() - slope * apart
-    slope_sd = sqrt(left @ left / (len(ready) - 2) / (apart @ apart))
-    return max(0.0, -slope * batches[-1]) if slope < -t_95(len(ready) - 2) * slope_sd else 0.0
+    falls = -fmean(changes)
+    return falls * len(blocks) if falls > t_95(len(changes) - 1) * stdev(changes) / sqrt(len(changes)) else 0.0
 
 
 def _with_restarts(steady: float, window: Window) -> float:

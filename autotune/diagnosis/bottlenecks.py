@@ -202,9 +202,10 @@ def _host_figures(evidence: Evidence) -> dict[str, JsonValue]:
     """Return what a batch takes of the host, by name, where that was measured."""
     run = evidence.measurement
     alone = None if run.ceilings is None else run.ceilings.device
-    if alone is None or alone.host_s is None:
+    launch_s, take_s = None if alone is None else alone.host_s, run.window.take_s
+    if launch_s is None and take_s is None:
         return {}
-    return {"launch_s": alone.host_s, "take_s": run.window.take_s, "batch_s": _loop_batch_s(evidence)}
+    return {"launch_s": launch_s, "take_s": take_s, "batch_s": _loop_batch_s(evidence)}
 
 
 def _loop_batch_s(evidence: Evidence) -> float:

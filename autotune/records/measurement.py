@@ -20,7 +20,7 @@ from autotune.records.host_load import HostLoad
 from autotune.records.lengths import Lengths, Tokens
 from autotune.records.memory import Activations, MemoryGrowth
 from autotune.records.ranks import Communication, RankFigures
-from autotune.records.utilization import BusyReading, Fullness
+from autotune.records.utilization import WAIT_SOURCE, BusyReading, Fullness
 
 __all__ = ["Block", "Ceilings", "Measurement", "MemorySample", "Rate", "Restart", "Window"]
 
@@ -29,9 +29,8 @@ _THRASHING_FROM = 2
 micro batch once two batches in a row had some. A single one has other causes too: fragments where lengths vary, cuDNN's
 trials of a new shape. Source: composer/trainer/trainer.py, _handle_thrashing_in_automicrobatching."""
 _AHEAD_FROM = 0.25
-"""Batches by which the host is ahead of a device that holds the loop: our own convention. A host that holds it is ahead
-by the last kernels of a step. More than one batch can't be asked for: a driver queues about a thousand launches, less
-than a step of a large model has."""
+"""Batches of work that a device has left when the next batch has come, where it sets the pace: our own convention. More
+than one can't be asked for: a driver queues about a thousand launches, fewer than a step of a large model has."""
 
 
 class Block(FrozenModel):
@@ -91,8 +90,8 @@ class Window(FrozenModel):
     take_s: float | None = None
     """Median seconds of taking a batch that lay ready, from the warm-up; None where none did."""
     host_ahead_s: float | None = None
-    """Median over the blocks' ends: seconds of work that the device still had when the host had launched all of it.
-    About none where the host holds the loop. None where the device's events can't be timed, and on the CPU."""
+    """Median over the blocks' ends: seconds of work that the device still had when the next batch had come. 0 where the
+    device waited for the loader or for the host. None where its events can't be timed, and on the CPU."""
     warm_up_batches: int
     """Batches before the window."""
     warm_up_s: float
@@ -121,7 +120,7 @@ class Window(FrozenModel):
 
     @property
     def is_held_by_device(self) -> bool:
-        """Whether the device always had work left when the host came to a block's end, so that it sets the pace."""
+        """Return True where the device still had work whenever the next batch had come, so that it sets the pace."""
         return self.host_ahead_s is not None and self.host_ahead_s >= _AHEAD_FROM * self.batch_s
 
 
@@ -285,10 +284,13 @@ class Measurement(FrozenModel):
             return 0.0
         if self.breakdown is not None:
             return self.breakdown.idle.fraction
-        busy = None if self.device_ceiling is None else self.samples_per_s / self.device_ceiling
-        if busy is None or self.data_wait_fraction is None:
+        # A device alone may be held by launching as well: then the driver's reading is the lower one.
+        busy = [] if self.device_ceiling is None else [self.samples_per_s / self.device_ceiling]
+        if self.busy_fraction is not None and self.busy_source != WAIT_SOURCE:
+            busy.append(self.busy_fraction)
+        if not busy or self.data_wait_fraction is None:
             return None
-        return max(0.0, 1.0 - self.data_wait_fraction - busy)
+        return max(0.0, 1.0 - self.data_wait_fraction - min(busy))
 
     @property
     def joules_per_sample(self) -> float | None:

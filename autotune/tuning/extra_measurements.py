@@ -57,12 +57,12 @@ def with_ceilings(
         copy=asked.copy_ceiling and own.copy is None,
     )
     loader, device = book.loader.get(loader_key(config)), book.device.get(device_key(config))
-    copy = book.copy.get(copy_key(config))
+    copy, window = book.copy.get(copy_key(config)), measurement.window
     known = {
         "loader_ceiling": loader and loader.samples_per_s,
         "device_ceiling": device and device.samples_per_s,
         "copy_ceiling": copy and copy.samples_per_s,
-        "host_ceiling": host_ceiling_of(device, measurement.window.take_s),
+        "host_ceiling": None if window.is_held_by_device else host_ceiling_of(device, window.take_s),
     }
     missing = {name: rate for name, rate in known.items() if rate is not None and getattr(measurement, name) is None}
     return result.model_copy(update={"measurement": measurement.model_copy(update=missing)}) if missing else result

@@ -1,4 +1,4 @@
-"""What to do where the host holds the best loop: configurations that may cure it, and what the report says of it. Pure.
+"""Cures for a loop that its host holds: configurations that may cure it, and a note for the report. Pure.
 
 A loop is held by its host where the device waits for launches, or for the training process to take batches that lie
 ready. Larger micro batches, fused optimizers, pinned memory and CUDA graphs ask less of the host for each sample.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from autotune.note import Note, note
+from autotune.records.ceilings import device_key
 from autotune.records.measurement import Measurement
 from autotune.records.recommendation import Recommendation
 from autotune.settings.budget import Budget
@@ -35,7 +36,7 @@ a training compiles again."""
 
 
 def is_host_bound(run: Measurement | None) -> bool:
-    """Whether the host holds a run's loop by a fifth of the time or more."""
+    """Return True where the device waits a fifth of a run's time or more for its host."""
     return run is not None and (run.host_fraction or 0.0) >= _HOST_BOUND_FROM
 
 
@@ -63,8 +64,8 @@ def list_cures(
 ) -> Iterator[Params]:
     """Yield the best configuration with less work for its host, each with pinned memory and a fused optimizer's step.
 
-    First comes a larger micro batch at the same global batch, where gradients are accumulated, else a larger batch;
-    then CUDA graphs, where they are searched; then nothing else.
+    First comes a larger micro batch, where possible at the same global batch; then CUDA graphs, where these are
+    searched; then nothing else.
 
     Args:
         best: The best configuration.
@@ -85,7 +86,7 @@ def list_cures(
                 if isinstance(size := one[setting], int) and steps * batch % size == 0
             ]
     graphs: list[Params] = [{"compile": True, "compile_mode": "reduce-overhead"}] if "compile_mode" in own else []
-    alternatives: tuple[list[Params], ...] = (same or larger, graphs, [{}])
+    alternatives: tuple[list[Params], ...] = ([*same, *larger], graphs, [{}])
     for options in alternatives:
         for wish in options:
             config = compose_allowed({**own, **wish}, space)
@@ -104,7 +105,7 @@ def host_notes(found: SearchOutcome, sure: ConfirmationOutcome, chosen: Recommen
     run = next((one for one in known if one.breakdown is not None), known[0] if known else None)
     if run is None or not is_host_bound(run):
         return
-    device = next((one.ceilings.device for one in (*again, *trials) if one.ceilings and one.ceilings.device), None)
+    device = found.ceilings.device.get(device_key(chosen.config))
     yield note(
         "host_bound",
         host_fraction=run.host_fraction,

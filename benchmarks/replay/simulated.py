@@ -118,7 +118,7 @@ class SimulatedMachine:
         """Take the seed."""
         self._chance = random.Random(self.seed)
         self._minutes = _Wander(self._sd(_MINUTES), _MINUTES_S, self._chance)
-        own = {"device": "cpu", "device_kind": "cpu"} if self.holder == "cpu" else {}
+        own: dict[str, object] = {"device": "cpu", "device_kind": "cpu"} if self.holder == "cpu" else {}
         own["native_amp_dtypes"] = ("float32", "bfloat16")
         self.environment = fake_environment().model_copy(update=own)
         self._plain = FakeLauncher(self._side_alone, environment=self.environment)

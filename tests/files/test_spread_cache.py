@@ -93,7 +93,7 @@ def test_each_kind_of_runs_is_carried_by_itself() -> None:
     assert own.device.source == "machine"
     new = known_spread("machine", "new", "cuda")
     assert new.device is not None
-    assert (new.sd, new.device.sd) == (pytest.approx(0.12), pytest.approx(0.001))
+    assert [new.sd, new.device.sd] == pytest.approx([0.12, 0.001])
 
 
 def test_what_an_accelerator_taught_before_kinds_were_told_apart_is_not_used() -> None:

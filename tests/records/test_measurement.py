@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from autotune.records.utilization import GPM_SOURCE, WAIT_SOURCE
 from tests.factories import make_breakdown, make_measurement, make_window
 
 
@@ -18,6 +19,8 @@ from tests.factories import make_breakdown, make_measurement, make_window
         (0.02, {"device_ceiling": 200.0}, 0.4),
         (0.02, {"device_ceiling": 90.0}, 0.0),
         (0.02, {"device_ceiling": None}, None),
+        (0.02, {"device_ceiling": None, "busy_fraction": 0.7, "busy_source": WAIT_SOURCE}, None),
+        (0.02, {"device_ceiling": 110.0, "busy_fraction": 0.6, "busy_source": GPM_SOURCE}, 0.3),
         (0.02, {"device_ceiling": 200.0, "data_wait_fraction": None}, None),
     ],
 )
@@ -26,5 +29,6 @@ def test_the_host_has_what_waits_and_the_devices_work_leave_unless_the_device_is
 ) -> None:
     # 100 samples/s in batches of 0.1 s, of which the loop waits for data a tenth
     window = make_window(100.0, host_ahead_s=ahead_s)
-    measured = make_measurement(100.0, window=window, **{"data_wait_fraction": 0.1, "breakdown": None} | changes)
+    usual = {"data_wait_fraction": 0.1, "breakdown": None, "busy_fraction": None, "busy_source": None}
+    measured = make_measurement(100.0, window=window, **usual | changes)
     assert measured.host_fraction == (None if fraction is None else pytest.approx(fraction))

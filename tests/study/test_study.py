@@ -656,6 +656,8 @@ def test_values_that_a_study_was_widened_by_are_searched_also_when_it_is_opened_
     study.tell(first, TrialResult(outcome="ok", measurement=make_measurement()), None)
     study.widen({"compile": Choices(values=(False, True))})
     assert study.propose({**params_of(first.config, study.space), "compile": True})
+    study.close()
+    study = open_study(make_fake_space(**SMALL | {"num_workers": 2, "micro_batch_size": 32}))
     second = study.ask()
     assert second is not None
     assert second.config.compile

@@ -62,6 +62,12 @@ def test_accumulated_gradients_give_a_larger_micro_batch_at_the_same_global_batc
     assert (larger.micro_batch_size, larger.grad_accum_steps) == (256, 1)
 
 
+def test_a_larger_batch_is_tried_where_none_is_possible_at_the_same_global_batch() -> None:
+    best = TrainingConfig(micro_batch_size=64, grad_accum_steps=4)
+    larger, _ = cures(best, space_of(best, grad_accum_steps=[4, 8]))
+    assert (larger.micro_batch_size, larger.grad_accum_steps) == (256, 4)
+
+
 def test_a_global_batch_that_is_kept_stays() -> None:
     best = TrainingConfig(micro_batch_size=64, grad_accum_steps=4)
     assert {config.global_batch_size for config in cures(best, space_of(best, keeps=True))} == {256}

@@ -73,7 +73,7 @@ class SpreadEvidence:
     variance: float
     degrees_of_freedom: float
     is_of_device: bool = False
-    """The device held all of these runs. Of runs of both kinds it is evidence for the host's."""
+    """The device held these runs."""
 
 
 def assumed_spread(device_kind: DeviceKind) -> RunSpread:
@@ -95,7 +95,7 @@ def run_of(measurement: Measurement) -> Run:
 
 def evidence_of(runs: Sequence[Run]) -> SpreadEvidence | None:
     """What runs of the same settings tell of the spread, less what their windows explain; None of a single run."""
-    if len(runs) < 2:
+    if len(runs) < 2 or len({run.is_held_by_device for run in runs}) > 1:
         return None
     mean = fmean(run.log_rate for run in runs)
     variance = sum((run.log_rate - mean) ** 2 for run in runs) / (len(runs) - 1)

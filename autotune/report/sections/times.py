@@ -29,7 +29,7 @@ _COPYING = "copying alone"
 """A column that is left out where nothing is copied."""
 _COPIES = "Copying alone: batches moved to the device, and not trained on."
 _HOST = "host alone"
-_LAUNCHING = "Host alone: batches that lie ready taken and their work launched, without waiting for the device."
+_LAUNCHING = "Host alone: prefetched batches fetched and their work launched, without waiting for the device."
 _FULLNESS = {
     "sm_fraction": "multiprocessors in use (GPM)",
     "sm_occupancy": "warps resident (GPM)",

@@ -175,7 +175,7 @@ def _measure_device(after: _After) -> None:
     after.add(
         ceilings=before.model_copy(update={"device": ceiling}),
         device_ceiling=ceiling.samples_per_s,
-        host_ceiling=host_ceiling_of(ceiling, window.take_s),
+        host_ceiling=None if window.is_held_by_device else host_ceiling_of(ceiling, window.take_s),
     )
 
 

@@ -55,10 +55,10 @@ class Launched:
     """Batches that lay ready once the last one was launched; None where that is not known."""
     begun: float
     """Time of perf_counter at which the first batch was asked for."""
+    came: float
+    """Time of perf_counter at which the first batch had come."""
     apart_s: float
     """Seconds of restarts that are split off; the device has nothing else to do at both of their ends."""
-    ended: float
-    """Time of perf_counter at which the last batch was launched."""
     loss: Any
     """Loss of the last batch, on the device."""
 
@@ -74,7 +74,7 @@ class Stretch:
     loss: float
     """Loss of the last batch."""
     host_ahead_s: float | None = None
-    """Seconds of work that the device had left when the block's last batch was launched; None where it was drained."""
+    """Seconds of work that the device had left when the next block's first batch had come; None where not known."""
 
     @property
     def compute_s(self) -> float:
@@ -140,7 +140,8 @@ class TimedEdges:
         _, edge, _ = before
         edge.synchronize()
         spent_s, self._edge = self._edge.elapsed_time(edge) * 1e-3, edge
-        return self._passed(before, spent_s)
+        stretch = self._passed(before, spent_s)
+        return replace(stretch, host_ahead_s=max(0.0, self._begun + self._passed_s - launched.came))
 
     def under_way(self) -> tuple[int, float]:
         """Batches of the block under way, and when they will be done, at the speed of those before; never past."""
@@ -174,8 +175,7 @@ class TimedEdges:
         launched, _, loss = block
         self._passed_s, self._passed_batches = self._passed_s + spent_s, self._passed_batches + launched.batches
         seconds = max(spent_s - launched.apart_s, _LEAST_S)
-        ahead_s = max(0.0, self._begun + self._passed_s - launched.ended)
-        return replace(_stretch(launched, seconds, spent_s, float(loss)), host_ahead_s=ahead_s)
+        return _stretch(launched, seconds, spent_s, float(loss))
 
 
 Edges: TypeAlias = DrainedEdges | TimedEdges

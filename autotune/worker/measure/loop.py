@@ -54,7 +54,7 @@ _MIN_BLOCKS = 3  # fewer have no spread to judge by
 _MIN_EPOCH_BLOCKS = 5  # blocks of whole epochs are independent: fewer are needed than by batch means
 _QUEUES_IN_WINDOW = 2  # CONTRIBUTING, Rules of measuring
 _FEWEST_TAKES = 3  # of batches that lay ready, before their median counts
-_STARVED_FROM = 3.0  # times the usual taking of a ready batch, from which on the loop has waited for one
+_STARVED_FROM = 1.5  # times the usual taking of a ready batch, from which on the loop has waited for one
 _OVERTIME = 2.0  # how far past its time a window goes on until it has used up the queue twice
 
 _Verdict = Literal["precision", "time", "deadline"]
@@ -96,9 +96,14 @@ class Run:
     first_steps: int = FIRST_STEPS
     """Optimizer steps that are waited for one by one, before any counts as steady."""
     takes_s: list[float] = field(default_factory=list)
-    """Seconds of taking each batch of the warm-up that lay ready, where workers load."""
+    """Seconds of taking each batch of the warm-up that lay ready."""
     take_s: float | None = None
     """Their median, once the warm-up is over; None where too few lay ready."""
+
+    @property
+    def learns_takes(self) -> bool:
+        """Return True where taking a ready batch is a host's work; a processor that is its own device has none."""
+        return self.trainer.config.num_workers > 0 and self.trainer.device.kind != "cpu"
 
     def is_late(self) -> bool:
         """Whether the deadline is near, for any rank; every rank must ask."""
@@ -148,8 +153,7 @@ def warm_up(run: Run, rules: WindowRules, first: Delivery) -> WarmUpResult:
         since_slow = [] if is_slow else [*since_slow, stretch]
         all_waited = stretch.waits_in_a_row == stretch.block.batches
         waits = stretch.waits_in_a_row + (waits if all_waited else 0)
-    knows_queue = config.num_workers > 0 and run.feed.ready() is not None
-    run.take_s = median(run.takes_s) if knows_queue and len(run.takes_s) >= _FEWEST_TAKES else None
+    run.take_s = median(run.takes_s) if len(run.takes_s) >= _FEWEST_TAKES else None
     return WarmUpResult(
         batches=sum(stretch.block.batches for stretch in stretches),
         seconds=perf_counter() - begun,
@@ -260,14 +264,14 @@ def _launch(run: Run, batches: int, first: Delivery | None = None) -> Launched:
     samples, taken, wait_s, starved_s, waits_in_a_row, apart_s = 0, 0, 0.0, 0.0, 0, 0.0
     take_s = run.take_s or 0.0
     may_end_at = min(run.ends_at, run.pause_at)
-    begun = perf_counter()
+    begun, came_at = perf_counter(), inf
     while taken < batches and not (taken and perf_counter() > may_end_at and _must_end(run)):
         if run.splits_restarts and feed.is_at_end():
             trainer.device.synchronize()  # what was asked of the device belongs to the block, not to the restart
         delivery = _next_delivery(run, first, begun)
         if delivery is None:
             break
-        first = None
+        first, came_at = None, min(came_at, perf_counter())
         batch, came, _, waited_s, is_restart, had_to_wait, outside_s = delivery
         waits_in_a_row = waits_in_a_row + 1 if had_to_wait else 0
         apart_s += outside_s
@@ -295,8 +299,8 @@ def _launch(run: Run, batches: int, first: Delivery | None = None) -> Launched:
         starved_s=starved_s,
         ready_at_end=feed.ready(),
         begun=begun,
+        came=came_at,
         apart_s=apart_s,
-        ended=perf_counter(),
         loss=run.loss,
     )
 
@@ -308,12 +312,14 @@ def _next_delivery(run: Run, first: Delivery | None, begun: float) -> Delivery |
     if first is not None:
         delivery = first._replace(asked=begun, wait_s=0.0)
     else:
+        may_learn = run.feed.watches_queue and run.learns_takes
+        has_ready = may_learn and (run.feed.ready() or 0) > 0
         try:
             delivery = run.feed.take()
         except FeedEnded:
             run.ends_at = -inf
             return None
-        if run.feed.watches_queue and not (delivery.had_to_wait or delivery.is_restart):
+        if has_ready and not delivery.is_restart:
             run.takes_s.append(delivery.wait_s)
     if run.mark is not None and delivery.is_restart:  # until then the device worked on what belongs to the block
         delivery = delivery._replace(asked=max(delivery.asked, run.mark.passed_at()))

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import cycle, islice
 from math import ceil, inf, isfinite
-from statistics import fmean
 from time import perf_counter, sleep
 from typing import Any
 
@@ -40,6 +39,7 @@ MOST_SKIPS = 17
 Source: torch.amp.GradScaler, init_scale and backoff_factor."""
 _LAUNCHED_STEPS = 5  # optimizer steps of which the host's launching is timed
 _LEAST_PAUSE_S = 1e-4  # of the loop, below which the host is as good as never idle
+_LONGEST_PAUSE_S = 0.01  # before a timed launch: caches are cold by then
 _WARM_COPIES = 2  # before the clock starts; the last one is timed to plan the stretch
 _MOST_COPIES = 10_000  # launched before the host waits for them: bounds what the driver has to remember
 _FEWEST_STEPS = 3  # as few as peaks of memory are read over (CONTRIBUTING, Rules of measuring)
@@ -123,32 +123,32 @@ def _launch_s(
 ) -> float | None:
     """Return the seconds in which the host launches a batch's work, the least of a few optimizer steps.
 
-    The device has done all before each of them, so that no full queue of launches makes the host wait. Unless the loop
-    pauses, or steps are long, another step comes right before the timed one, as in a loop. float16 without a fused
-    optimizer waits for the device in each step, to see whether gradients are finite: there it is not known. Source:
+    The device has done all before each step. Where a step has more launches than the driver's queue holds, or waits for
+    the device by itself, as `.item()` does, that counts as the host's time. float16 without a fused optimizer waits in
+    each step to see whether gradients are finite: None, as without the time for a step. Source:
     torch.amp.GradScaler.step.
     """
-    per_step, is_paused = trainer.config.grad_accum_steps, pause_s >= _LEAST_PAUSE_S
+    per_step, device = trainer.config.grad_accum_steps, trainer.device
     waits_within = trainer.config.amp_dtype == "float16" and not trainer.config.fused
-    if trainer.device.kind == "cpu" or waits_within:
+    if device.kind == "cpu" or waits_within:
         return None
-    steps = 1 if is_paused or 2 * step_s > seconds else 2
+    pause_s = min(pause_s, _LONGEST_PAUSE_S) if pause_s >= _LEAST_PAUSE_S else 0.0
     least_s, stop_at = inf, min(ends_at, perf_counter() + seconds)
-    for done in range(_LAUNCHED_STEPS):
-        if done and perf_counter() + steps * step_s > stop_at:
+    for _ in range(_LAUNCHED_STEPS):
+        if perf_counter() + step_s + per_step * pause_s > stop_at:
             break
-        batches = supply.take(steps, per_step)
-        trainer.device.synchronize()
-        took_s = list[float]()
+        batches = supply.take(1, per_step)
+        device.synchronize()
+        launched_s = 0.0
         for batch in batches:
-            if is_paused:
+            if pause_s:
                 sleep(pause_s)
             begun = perf_counter()
             trainer.train(batch)
-            took_s.append(perf_counter() - begun)
-        least_s = min(least_s, fmean(took_s[-per_step:]))
-    trainer.device.synchronize()
-    return least_s
+            launched_s += perf_counter() - begun
+        device.synchronize()
+        least_s = min(least_s, launched_s)
+    return None if least_s == inf else least_s / per_step
 
 
 def copy_alone(

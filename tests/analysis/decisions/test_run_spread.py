@@ -144,16 +144,17 @@ def test_the_devices_spread_counts_where_it_holds_every_run() -> None:
     assert cpu.of([True]) is cpu
 
 
-def test_each_kind_is_learned_from_runs_of_its_own_and_a_mixed_group_teaches_the_hosts() -> None:
+def test_each_kind_is_learned_from_runs_of_its_own_and_a_mixed_group_teaches_neither() -> None:
     prior = assumed_spread("cuda")
-    steady, mixed = [Run(0.0, 0.0, True), Run(0.002, 0.0, True)], [Run(0.0, 0.0, True), Run(0.2, 0.0)]
+    steady, mixed = [Run(0.0, 0.0, True), Run(0.002, 0.0, True)], [Run(0.0, 0.0, True), Run(0.002, 0.0)]
     of_device = learn_spread(prior, [evidence_of(steady)])
     assert (of_device.sd, of_device.source) == (prior.sd, "assumed")
     assert of_device.device is not None
     assert (of_device.device.degrees_of_freedom, of_device.device.source) == (4.0, "workload")
-    of_host = learn_spread(prior, [evidence_of(mixed)])
+    of_host = learn_spread(prior, [evidence_of(runs(0.0, 0.4))])
     assert of_host.sd > prior.sd
     assert (of_host.source, of_host.device) == ("workload", prior.device)
+    assert learn_spread(prior, [evidence_of(mixed)]) == prior, "one of the two is at the limit of its kind"
 
 
 def test_rounds_of_each_kind_count_as_a_group_of_their_own() -> None:

@@ -213,6 +213,7 @@ class ScriptedFeed:
     queue_capacity: int = 2
     is_iterable: bool = False
     taken: int = 0
+    queued: int | None = 2
 
     def take(self) -> Delivery:
         wait_s, had_to_wait = self.takes[self.taken % len(self.takes)]
@@ -226,26 +227,29 @@ class ScriptedFeed:
         return False
 
     def ready(self) -> int | None:
-        return 2
+        return self.queued
 
     def stop(self, within_s: float = 1.0) -> None:
         """It has no workers."""
 
 
-@pytest.mark.parametrize(("workers", "take_s"), [(2, 1e-9), (0, None)])
-def test_the_warm_up_learns_what_taking_a_ready_batch_costs(workers: int, take_s: float | None) -> None:
-    feed = ScriptedFeed([(1e-9, False), (1.0, True)])
-    run = Run(feed, NoTrainer(TrainingConfig(micro_batch_size=1, lr=1.0, num_workers=workers)), 2, math.inf)
+@pytest.mark.parametrize(("learns", "ready", "take_s"), [(True, 2, 1e-9), (True, None, None), (False, 2, None)])
+def test_the_warm_up_learns_what_taking_a_ready_batch_costs_a_host(
+    learns: bool, ready: int | None, take_s: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Run, "learns_takes", learns)  # as on an accelerator
+    feed = ScriptedFeed([(1e-9, False)], queued=ready)
+    run = Run(feed, NoTrainer(TrainingConfig(micro_batch_size=1, lr=1.0, num_workers=2)), 2, math.inf)
     warm_up(run, RULES, feed.take())
     assert run.take_s == take_s
 
 
 def test_taking_a_ready_batch_is_no_waiting_for_data() -> None:
-    feed = ScriptedFeed([(2e-9, False), (1e-9, False), (9e-9, True)])
+    feed = ScriptedFeed([(1.4e-9, False), (1e-9, False), (9e-9, True)])
     run = Run(feed, NoTrainer(TrainingConfig(micro_batch_size=1, lr=1.0, num_workers=2)), 2, math.inf)
     run.take_s = 1e-9
     block = train_block(run, 6).block
-    assert block.data_wait_s == pytest.approx(24e-9)
+    assert block.data_wait_s == pytest.approx(22.8e-9)
     assert block.starved_s == pytest.approx(16e-9), "of each long wait, less the taking itself"
     assert block.waited_s == block.starved_s
     assert block.ready_at_end == 2

@@ -332,7 +332,8 @@ class Launching:
 
     def __init__(self) -> None:
         self.clock, self.is_cold = accelerator.use_still_clock(), False
-        alone.perf_counter, alone.sleep = self.clock.now, self.pause  # type: ignore[attr-defined] # in a process of its own
+        alone.perf_counter = self.clock.now  # type: ignore[attr-defined] # in a process of its own
+        alone.sleep = self.pause  # type: ignore[attr-defined,assignment] # as above
 
     def pause(self, seconds: float) -> None:
         self.clock.time += seconds
