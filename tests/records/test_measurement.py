@@ -1,4 +1,4 @@
-"""What a measurement says of who holds the loop: the device, or the host that launches its work."""
+"""The share of a loop's time in which the device waits for its host."""
 
 from __future__ import annotations
 

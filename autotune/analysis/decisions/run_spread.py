@@ -77,7 +77,7 @@ class SpreadEvidence:
 
 
 def assumed_spread(device_kind: DeviceKind) -> RunSpread:
-    """What is assumed before anything was learned, of both kinds of runs where there are two."""
+    """Return the spread that is assumed before anything was learned, of both kinds of runs where there are two."""
     degrees = _ASSUMED_DEGREES_OF_FREEDOM
     if device_kind == "cpu":
         return RunSpread(sd=_CPU_SD, degrees_of_freedom=degrees)
@@ -119,7 +119,7 @@ def variance_of_a_second(measurement: Measurement) -> float:
 
 
 def learn_spread(prior: RunSpread, evidence: Iterable[SpreadEvidence | None]) -> RunSpread:
-    """What is known once runs were repeated: of each kind, variances pooled by their degrees of freedom."""
+    """Return the spread once runs were repeated: variances of each kind, pooled by their degrees of freedom."""
     known = [piece for piece in evidence if piece is not None]
     device = prior.device
     if device is None:

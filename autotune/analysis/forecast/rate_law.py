@@ -254,21 +254,21 @@ def _copy(state: Floats, here: Circumstances) -> Floats:
 
 
 def _launch(state: Floats, here: Circumstances) -> Floats:
-    """Of launching alone, each rank's by a host process of its own."""
+    """Return the rate of launching alone; each rank has a host process of its own."""
     return np.where(here.is_launched, state[_LAUNCHING] + here.log_batch + here.log_ranks, inf)
 
 
 def _take(state: Floats, here: Circumstances) -> Floats:
-    """Of taking batches that lie ready, as each rank does."""
+    """Return the rate of fetching prefetched batches, as each rank does."""
     return np.where(here.is_taken, state[_TAKING] + here.log_batch + here.log_ranks, inf)
 
 
 def _host(
     state: Floats, here: Circumstances, launch: Floats, take: Floats, loader: Floats, copy: Floats
 ) -> tuple[Floats, Floats]:
-    """What a host does for a batch, one after the other, and the share of each in its time, (4, configs).
+    """Return the rate of a host, and the share of each of its tasks in its time, (4, configs).
 
-    It launches, takes a batch from the queue or makes it, and waits for a copy that blocks.
+    One after the other it launches, takes a batch from the queue or makes it, and waits for a copy that blocks.
     """
     makes, blocks = here.is_launched & (here.workers == 0), here.is_launched & here.is_blocking
     rates = np.stack(
@@ -291,7 +291,7 @@ def _slower_of(kernels: Floats, launch: Floats) -> tuple[Floats, Floats]:
 
 
 def _bounds(loader: Floats, kernels: Floats, training: Floats, host: Floats, here: Circumstances) -> Floats:
-    """What limits a run, (4, configs): loader, training with its copies, cores and host."""
+    """Return the limits of a run, (4, configs): loader, training with its copies, cores and host."""
     return np.stack([loader, training, np.log(here.cores / _cpu_s(kernels, here)), host])
 
 

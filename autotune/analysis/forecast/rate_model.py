@@ -42,7 +42,7 @@ from autotune.space.constraints import cores_within, hosts_of
 __all__ = ["Forecast", "Observation", "RateModel"]
 
 _KINDS = ("loader", "device", "run", "copy", "launch", "take")
-"""What can be observed, in the order of the law's Rates."""
+"""Kinds of observations, in the order of the law's Rates."""
 _LEVEL_SD = 1.5
 """Prior standard deviation of a side's level: a factor of 4.5 either way, our own convention."""
 _AT_ONCE = 512
@@ -401,7 +401,7 @@ class RateModel:
         return mean
 
     def _knows(self, kind: str) -> bool:
-        """Whether a side was measured alone. Of copies and host, what was not is a part of what runs fall short."""
+        """Return True where a side was measured alone. Else what copies and host take is a part of the shortfall."""
         return any(seen.kind == kind for seen in self._seen)
 
     def _circumstances(self, configs: Sequence[TrainingConfig]) -> Circumstances:

@@ -60,7 +60,7 @@ def comparison_sections(comparison: Comparison) -> tuple[Section, ...]:
 
 
 def _noise(comparison: Comparison) -> Iterator[str]:
-    """By how much runs of the same settings differ, of each kind that was measured."""
+    """Return how much runs of the same settings differ, of each kind that was measured."""
     pairs = [known.figures for known in (comparison.baseline, comparison.recommended) if known is not None]
     kinds = {figures.is_held_by_device for pair in pairs for figures in pair if figures is not None} or {False}
     for is_held in sorted(kinds):

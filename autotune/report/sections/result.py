@@ -62,7 +62,7 @@ def _show_interval(known: Rate | Ratio | None, unit: Unit) -> str:
 
 
 def _raw_rows(figures: Sequence[Figures | None]) -> Iterator[tuple[str, ...]]:
-    """What was counted, where a correction changes a rate by as much as is shown of it."""
+    """Yield the throughput as it was counted, where a correction changes one of them noticeably."""
     corrections = [
         known.samples_per_s.value / known.raw_samples_per_s - 1
         for known in figures
