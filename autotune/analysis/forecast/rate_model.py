@@ -368,9 +368,28 @@ class RateModel:
         return -self._spread.degrees_of_freedom * (log(factor) + 0.5 / factor**2)
 
     def _cross_covariance(self, configs: Sequence[TrainingConfig]) -> Floats:
-        """Prior covariances between configurations and observations, (processes, configs, observations)."""
-        both = zip(_PROCESSES, _places(configs), _places([seen.config for seen in self._seen]), strict=True)
-        return np.stack([process.covariance(places, observed) for process, places, observed in both])
+        """Prior covariances between configurations and observations, (processes, configs, observations).
+
+        Costs on which no rate depends here have none, which spares the fit most of its time for them.
+        """
+        both = zip(COSTS, _PROCESSES, _places(configs), _places([seen.config for seen in self._seen]), strict=True)
+        nothing = np.zeros((len(configs), len(self._seen)))
+        return np.stack(
+            [
+                nothing if cost in self._idle_costs else process.covariance(places, observed)
+                for cost, process, places, observed in both
+            ]
+        )
+
+    @cached_property
+    def _idle_costs(self) -> frozenset[str]:
+        """Those of copies and of the host, as far as these were not measured alone."""
+        idle = set[str]() if self._knows("copy") else {"copies", "hidden"}
+        if not self._knows("launch"):
+            idle |= {"launching", "slower", "taking"}
+        elif not self._knows("take"):
+            idle |= {"taking"}
+        return frozenset(idle)
 
     def _prior_means(self, configs: Sequence[TrainingConfig]) -> Floats:
         """Of every cost in every configuration, (costs, configs)."""
@@ -480,6 +499,8 @@ def _with_crowding(state: Floats) -> Floats:
 
 def _sd(slopes: Floats, informed: Floats, cholesky: Floats) -> Floats:
     """Posterior standard deviations of what has these slopes, (costs, configs)."""
+    if not slopes.any():
+        return np.zeros(slopes.shape[1])
     prior_variance = sum(slope**2 * process.variance() for slope, process in zip(slopes, _PROCESSES, strict=True))
     cross_covariance = np.einsum("pi,pij->ij", slopes, informed)
     explained = np.linalg.solve(cholesky, cross_covariance.T)
