@@ -49,7 +49,7 @@ class Ceiling(FrozenModel):
     """Batches that came."""
     host_s: float | None = None
     """Of the device: seconds in which the host launches a batch's work without waiting for it, the least of a few
-    steps. None where the host is the device, and where it waits within a step."""
+    steps. None where the host is the device, for float16 without a fused optimizer, and without the time for a step."""
     relative_sd: float | None = None
     """Standard error of the rate by the stretch's own blocks, as a share of it: large where a loader pauses. None where
     they do not tell."""

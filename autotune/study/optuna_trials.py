@@ -58,9 +58,8 @@ def as_begun(space: ResolvedSpace, study: optuna.Study) -> ResolvedSpace:
         for name, known in trial.distributions.items():
             if isinstance(known, CategoricalDistribution) and name in space.domains and name not in space.given:
                 begun.setdefault(name, Choices(values=known.choices))
-        for name, value in trial.system_attrs.get(
-            "fixed_params", {}
-        ).items():  # of one that waits, nothing else is there
+        fixed = trial.system_attrs.get("fixed_params", {})  # of one that waits, nothing else is there
+        for name, value in fixed.items():
             domain = begun.get(name, space.domains.get(name))
             if isinstance(domain, Choices) and value not in domain and name not in space.given:
                 begun[name] = Choices(values=(*domain.values, value))

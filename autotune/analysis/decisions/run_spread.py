@@ -104,7 +104,7 @@ def evidence_of(runs: Sequence[Run]) -> SpreadEvidence | None:
 
 
 def evidence_of_rounds(entrants: Iterable[Sequence[Run]]) -> Iterator[SpreadEvidence]:
-    """The same of entrants that ran in turns: rounds move all of a kind, so that each kind counts as one group."""
+    """Yield what entrants that ran in turns tell: rounds move all of a kind, so that each kind counts as one group."""
     pieces = [piece for piece in map(evidence_of, entrants) if piece is not None]
     for is_of_device in (False, True):
         group = [piece for piece in pieces if piece.is_of_device == is_of_device]

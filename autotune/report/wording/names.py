@@ -54,7 +54,7 @@ def name_group(strategy: str, world_size: int) -> str:
 
 
 def name_interval(spread: RunSpread, held_by_device: Iterable[bool]) -> str:
-    """What intervals are called: 95 % of which, nobody knows before runs of the same settings were compared.
+    """Return the name of intervals: 95 % of which, nobody knows before runs of the same settings were compared.
 
     Args:
         spread: Between runs.

@@ -306,7 +306,7 @@ def _launch(run: Run, batches: int, first: Delivery | None = None) -> Launched:
 
 
 def _next_delivery(run: Run, first: Delivery | None, begun: float) -> Delivery | None:
-    """Take a batch, or hand on a first one that was taken before the clock started; None where none comes any more."""
+    """Take a batch, or return a first one that was taken before the clock started; None where none comes any more."""
     if run.mark is not None:
         run.mark.set()
     if first is not None:
