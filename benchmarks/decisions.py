@@ -2,9 +2,9 @@
 
 On a CPU, on a GPU that holds the loop or whose host does, without a time-out and hurried by one, for each spread
 between runs and each gain that there is to win: how often a search says "faster", how often that is false, whether the
-95 % interval of the ratio holds the truth (of the claim, and of every finalist over the baseline, chosen or not), how
-far the claim lies from it, what a user who follows the recommendation loses to the best. Each share stands with
-Wilson's 95 % interval in the file. "Not decided" is counted by itself.
+95 % interval of the ratio holds the truth (of the claim, and of all that ran more than once, as measured), how far the
+claim lies from it, what a user who follows the recommendation loses to the best, and how long it takes. Each share
+stands with Wilson's 95 % interval in the file. "Not decided" is counted by itself.
 
     decisions.py                    400 searches with nothing to win, 200 for each gain, at each spread
     decisions.py --searches 40      fewer, and half as many for each gain
@@ -26,15 +26,10 @@ from statistics import fmean, median
 from typing import Any
 
 import torch
-from scipy.special import ndtr
 from scipy.stats import binomtest
 
 from autotune import TrainingConfig
-from autotune.analysis.decisions.rounds import fit_rounds
-from autotune.analysis.decisions.selection_rules import ONE_SIDED_ERROR, claim_of
-from autotune.analysis.statistics import t_quantile
-from autotune.records.recommendation import Confirmation, Ratio
-from autotune.records.run_spread import RunSpread
+from autotune.records.recommendation import Ratio
 from autotune.settings.applied.cores.processor import usable_cores
 from autotune.settings.budget import Budget
 from autotune.settings.objective import Objective
@@ -50,7 +45,8 @@ from benchmarks.measures.recording import (
     say,
     start_recording,
 )
-from benchmarks.replay.product import WholeSearch, search_whole
+from autotune.tuning.outcomes import SearchOutcome
+from benchmarks.replay.product import search_whole
 from benchmarks.replay.simulated import Holder, Noise, SimulatedMachine
 
 
@@ -64,7 +60,7 @@ class Situation:
     timeout_s: float | None = None
     spreads: tuple[float, ...] = (0.015, 0.05, 0.1, 0.2)
     """Between two runs of the same settings: an idle machine, a shared one, one under load, a GPU's worst host."""
-    gains: tuple[float, ...] = (0.0, 0.03, 0.1, 0.5)
+    gains: tuple[float, ...] = (0.0, 0.03, 0.1, 0.5, 2.0)
     """What there is to win."""
 
 
@@ -91,8 +87,8 @@ class Task:
 
 
 _RATE = 1000.0
-_GAIN_TO_FIND, _POWER = 1.1, 0.8
-"""The gain that is to be found wherever the chance to prove it is so high."""
+_SOON_S = 90.0
+"""Within which a gain is to be found."""
 _BASELINE = TrainingConfig(micro_batch_size=32, num_workers=0)
 _SPACE = {
     "micro_batch_size": [32],
@@ -177,30 +173,24 @@ def decide(task: Task) -> dict[str, Any]:
     found = ended.recommendation
     assert found is not None, "every configuration runs"
     claim = found.speedup if found.number != 0 else None  # of the baseline over itself nothing is claimed
+    configs = {record.number: record.config for record in ended.found.records}
     return {
         "seed": seed,
         "verdict": found.verdict,
+        "falsely_proven": sum(truth(configs[number]) <= _RATE for number in ended.found.proven),
         "claim": None if claim is None else rounded(claim),
-        "finalists": list(
-            finalists_of(
-                ended.sure.confirmations,
-                lambda config: truth(config) / _RATE,
-                ended.found.spread,
-                ended.sure.one_sided_error,
-            )
-        ),
-        "power": _power(ended),
+        "repeated": list(repeated_of(ended.found, lambda config: truth(config) / _RATE)),
         "truth": truth(found.config) / _RATE,
         "best": 1 + gain,
         "trials": len(ended.found.records),
-        "rounds": max((len(entrant.rounds) for entrant in ended.sure.confirmations), default=0),
+        "runs": len(ended.found.evidence.runs),
         "search_s": round(ended.search_s, 1),
         "whole_s": round(machine.now_s, 1),
     }
 
 
 def _columns(ended: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
-    """The searches by column, a line each in the file; the figures of claims and finalists as numbers in a text."""
+    """The searches by column, a line each in the file; the figures of claims and repeated runs as numbers in a text."""
     return {key: [_written(one[key]) for one in ended] for key in ended[0]}
 
 
@@ -208,30 +198,12 @@ def _written(value: Any) -> Any:
     return str(value).translate(_NO_BRACKETS) if isinstance(value, list) else value
 
 
-def finalists_of(
-    entrants: Sequence[Confirmation],
-    truth: Callable[[TrainingConfig], float],
-    spread: RunSpread,
-    one_sided_error: float = ONE_SIDED_ERROR,
-) -> Iterator[list[float]]:
-    """Of each feasible entrant but the baseline, its ratio over the baseline with both ends, and the true one."""
-    sound = [entrant for entrant in entrants if entrant.is_feasible]
-    fit = fit_rounds(sound, spread) if any(entrant.number == 0 for entrant in sound) else None
-    for entrant in sound:
-        claim = None if fit is None or entrant.number == 0 else claim_of(entrant.number, fit, one_sided_error)
-        if claim is not None:
-            yield [*rounded(claim.measured), truth(entrant.config)]
-
-
-def _power(ended: WholeSearch) -> float | None:
-    """The chance to prove a gain of 10 % that the best known of a search's finalists had, by the spread as learned."""
-    entrants = [entrant for entrant in ended.sure.confirmations if entrant.is_feasible]
-    if len(entrants) < 2 or entrants[0].number != 0:
-        return None
-    fit = fit_rounds(entrants, ended.found.spread)
-    known = filter(None, (fit.difference(entrant.number, 0) for entrant in entrants[1:]))
-    bars = ((one, t_quantile(1 - ended.sure.one_sided_error, one.degrees_of_freedom)) for one in known)
-    return round(max(float(ndtr(log(_GAIN_TO_FIND) / one.standard_error - bar)) for one, bar in bars), 3)
+def repeated_of(found: SearchOutcome, truth: Callable[[TrainingConfig], float]) -> Iterator[list[float]]:
+    """Yield, of each trial that ran more than once, its ratio over the baseline with both ends, and the true one."""
+    for record in found.records:
+        contrast = found.evidence.contrast(record.number, 0) if record.number and record.repeats else None
+        if contrast is not None and record.is_feasible:
+            yield [*rounded(contrast.ratio()), truth(record.config)]
 
 
 def rounded(ratio: Ratio) -> list[float]:
@@ -244,8 +216,7 @@ def summarise(ended: Sequence[dict[str, Any]], gain: float) -> dict[str, Any]:
     claims = [(one["claim"], one["truth"]) for one in ended if one["claim"] is not None]
     faster = [one for one in ended if one["verdict"] == "faster"]
     said = [(claim, truth) for claim, truth in claims if claim is not None]
-    finalists = [finalist for one in ended for finalist in one["finalists"]]
-    powerful = [one for one in ended if gain > 0 and (one.get("power") or 0.0) >= _POWER]
+    repeated = [ratio for one in ended for ratio in one["repeated"]]
     bias = [one["claim"][0] - one["truth"] for one in faster if one["claim"] is not None]
     bias_of_all = [claim[0] - truth for claim, truth in said]
     return {
@@ -253,15 +224,16 @@ def summarise(ended: Sequence[dict[str, Any]], gain: float) -> dict[str, Any]:
         "false_faster": _share(sum(one["truth"] <= 1 for one in faster), len(ended)),
         "found": None if gain == 0 else _share(sum(one["truth"] > 1 for one in faster), len(ended)),
         "recommended_the_gain": None if gain == 0 else _share(sum(one["truth"] > 1 for one in ended), len(ended)),
-        "found_where_power": _share(
-            sum(one["verdict"] == "faster" and one["truth"] > 1 for one in powerful), len(powerful)
-        ),
+        "found_soon": None
+        if gain == 0
+        else _share(sum(one["truth"] > 1 and one["whole_s"] <= _SOON_S for one in faster), len(ended)),
+        "falsely_proven": _share(sum(one["falsely_proven"] > 0 for one in ended), len(ended)),
         "not_decided": _share(sum(one["verdict"] == "unconfirmed" for one in ended), len(ended)),
         "claims_covered": _share(sum(low <= truth <= high for (_, low, high), truth in said), len(said)),
-        "finalists_covered": _share(sum(low <= truth <= high for _, low, high, truth in finalists), len(finalists)),
+        "repeated_covered": _share(sum(low <= truth <= high for _, low, high, truth in repeated), len(repeated)),
         "bias_of_claims": fmean(bias_of_all) if bias_of_all else None,
         "bias_of_said_faster": fmean(bias) if bias else None,
-        "half_width": median(log(high / low) / 2 for _, low, high, _ in finalists) if finalists else None,
+        "half_width": median(log(high / low) / 2 for _, low, high, _ in repeated) if repeated else None,
         "regret": fmean(1 - one["truth"] / one["best"] for one in ended),
         "whole_s": median(one["whole_s"] for one in ended),
     }
@@ -277,15 +249,15 @@ def _share(count: int, total: int) -> list[float] | None:
 
 def print_decisions(results: Mapping[str, Any]) -> None:
     """Print a line for each part."""
-    head = ("spread, gain", "proven", "false", "where power", "claims", "finalists", "bias", "open", "regret", "s")
+    head = ("spread, gain", "proven", "false", "in 90 s", "claims", "repeated", "bias", "open", "regret", "s")
     rows = [
         (
             name.replace("spread ", "").replace("gain ", ""),
             _shown(part["said_faster"]),
             _shown(part["false_faster"]),
-            _shown(part["found_where_power"]),
+            _shown(part["found_soon"]),
             _shown(part["claims_covered"]),
-            _shown(part["finalists_covered"]),
+            _shown(part["repeated_covered"]),
             "–" if part["bias_of_claims"] is None else f"{100 * part['bias_of_claims']:+.1f}",  # noqa: RUF001
             _shown(part["not_decided"]),
             f"{100 * part['regret']:.1f} %",

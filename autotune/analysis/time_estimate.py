@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from math import ceil, inf
 from statistics import median
 
-from autotune.analysis.decisions.confirmation_plan import FEWEST_ROUNDS, UNHURRIED_CONFIRMATION_S
-from autotune.records.stress_check import STRESS_S, sample_scan_s
 from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import TrainingConfig
 
@@ -29,11 +27,12 @@ __all__ = [
     "rounds_of",
     "shortest_trial_s",
     "typical_overhead_s",
+    "typical_run_s",
     "typical_s",
 ]
 
-SHORTEST_WINDOW_S = 2.0
-"""A trial's window is not made shorter than this, however little time is left: our own convention."""
+SHORTEST_WINDOW_S = 1.5
+"""A window is not made shorter than this, however little time is left: our own convention, seven blocks."""
 SLOW_BUILD_S = 10.0
 """Seconds of building a workload, from which on each run that it takes counts: our own convention, as long as a trial
 takes otherwise."""
@@ -43,8 +42,10 @@ QUEUES_OF_A_WINDOW = 2
 """Source: CONTRIBUTING, Rules of measuring."""
 _QUEUES_OF_A_TRIAL = 1 + QUEUES_OF_A_WINDOW
 """The warm-up drains one queue, and the window is at least two long (CONTRIBUTING, Rules of measuring)."""
-_MOST_RUNS, _FEWEST_RUNS = 4 * FEWEST_ROUNDS, 2 * FEWEST_ROUNDS
-"""Runs of a confirmation: the baseline with three finalists, or with one."""
+_RUNS_A_TRIAL = 4 / 3
+"""The baseline runs again after every third trial (tuning/race.py)."""
+_SETTLING_RUNS = 5
+"""Runs that decide once no trial promises more: of what leads and of the baseline. Source: benchmarks/regret.py."""
 _STEPS_OF_A_TRIAL = 6
 """The fewest optimizer steps of a trial in a shared process: three before its window, three blocks in it."""
 _ANY_TRIAL_S = 10.0
@@ -56,9 +57,9 @@ _EXPECTED_TRIALS = 12
 """Of a search that may stop by itself. Source: benchmarks/regret.py."""
 _EXPECTED_UNGUIDED_TRIALS = 20
 """Of one that only its patience ends, after 16 trials and 12 since the last gain: our own convention."""
-_FIRST_TRIAL_S, _TRIAL_S, _CURVES_S, _RUN_S = 6.0, 3.5, 6.0, 4.0
-"""Estimates before anything was measured, starts excluded: the baseline with ceilings and profile, another trial, the
-curves, and a run of the confirmation. Our own conventions."""
+_FIRST_TRIAL_S, _TRIAL_S, _CURVES_S = 4.0, 2.5, 6.0
+"""Estimates before anything was measured, starts excluded: the baseline with ceilings and profile, another run, and the
+curves. Our own conventions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +94,12 @@ def typical_overhead_s(records: Sequence[TrialRecord]) -> float:
     latest = records[-_LATEST:]
     beyond = [_taken_s(record) - _window_s(record) for record in latest if record.measurement is not None]
     return max(0.0, median(beyond)) if beyond else _FIRST_OVERHEAD_S
+
+
+def typical_run_s(records: Sequence[TrialRecord], build_s: float = 0.0) -> float:
+    """Seconds of a further run: what runs take outside their windows, and a window. `build_s`: in a new process."""
+    windows = [_window_s(record) for record in records[-_LATEST:] if record.measurement is not None]
+    return typical_overhead_s(records) + (median(windows) if windows else SHORTEST_WINDOW_S) + build_s
 
 
 def overhead_s(record: TrialRecord, build_s: float = 0.0) -> float:
@@ -138,21 +145,17 @@ def rounds_of(trials: int, *, slots: int, is_first_alone: bool = False) -> int:
 
 
 def expected_s(pace: Pace) -> float:
-    """Seconds that a search is expected to go on, confirmation and stress run included; at most what is left."""
+    """Seconds that a search is expected to go on until it is decided; at most what is left."""
     done, further = len(pace.records), further_trials(pace)
     if done == 0:
-        start_s, overhead = max(0.0, pace.probe_s - pace.build_s), pace.probe_s
+        start_s = max(0.0, pace.probe_s - pace.build_s)
         trial_s = start_s + _TRIAL_S
         first_s = start_s + _FIRST_TRIAL_S + (_CURVES_S if pace.is_guided and further else 0.0)
     else:
         trial_s, first_s = typical_s(pace.records), 0.0
-        overhead = typical_overhead_s(pace.records) + pace.build_s
-    total = first_s + trial_s * rounds_of(further, slots=pace.slots)
-    trials = max(1, done) + further
-    if trials > 1:  # a baseline alone is not confirmed
-        most_runs, run_s = FEWEST_ROUNDS * trials, overhead + _RUN_S
-        unhurried_s = min(UNHURRIED_CONFIRMATION_S, min(_MOST_RUNS, most_runs) * run_s)
-        total += max(unhurried_s, min(_FEWEST_RUNS, most_runs) * run_s) + overhead + STRESS_S + sample_scan_s(inf)
+    total = first_s + _RUNS_A_TRIAL * trial_s * rounds_of(further, slots=pace.slots)
+    if done + further > 1:  # a baseline alone is compared with nothing
+        total += _SETTLING_RUNS * (trial_s + pace.build_s)
     return total if pace.left_s is None else min(total, pace.left_s)
 
 

@@ -11,13 +11,12 @@ from dataclasses import dataclass, replace
 
 import psutil
 
-from autotune.analysis.decisions.run_spread import with_interval
+from autotune.analysis.decisions.run_spread import assumed_spread, with_interval
 from autotune.api.caller import kept_interrupts, kept_random_state
 from autotune.api.setup import opened_launcher, runner_for, temporary_folder, warnings_in
 from autotune.diagnosis.variations import list_variations
 from autotune.diagnosis.verdict import judge
 from autotune.errors import NothingFeasibleError, WorkloadError
-from autotune.files.spread_cache import known_spread
 from autotune.launch.launcher import Launcher
 from autotune.launch.local.neighbours import Neighbours
 from autotune.launch.runner import TrialRunner
@@ -28,9 +27,7 @@ from autotune.protocol.payload import write_payload
 from autotune.records.ceilings import Headroom
 from autotune.records.diagnosis import Advice, Bottleneck, Curves, Diagnosis, Evidence, Finding
 from autotune.records.measurement import Measurement
-from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import Phase, Progress
-from autotune.records.study_identity import workload_key
 from autotune.records.trial import OUT_OF_MEMORY
 from autotune.report.render.notebook import render_diagnosis_notebook
 from autotune.report.render.progress import ProgressMode, ShowProgress, make_progress
@@ -149,7 +146,7 @@ def examine(
     plan = replace(plan, baseline=space.baseline)  # a script's is what was seen of it
     start("measure", (*warnings_in(space.notes), *others))
     measurement = _measure_baseline(plan, runner, measuring)
-    spread = _known_spread(plan, space).of([measurement.window.is_held_by_device])
+    spread = assumed_spread(space.environment.device_kind).of([measurement.window.is_held_by_device])
     measurement = with_interval(measurement, spread)
     start("curves")
     evidence = Evidence(
@@ -164,12 +161,6 @@ def examine(
         curves=_measure_curves(space, runner, measuring, measurement, _MOST_S - (monotonic() - begun)),
     )
     return judge(plan.name, evidence, (*_ignored(plan), *space.notes, *others), wall_s=monotonic() - begun)
-
-
-def _known_spread(plan: Plan, space: ResolvedSpace) -> RunSpread:
-    """What searches have learned on the machine that was probed."""
-    environment = space.environment
-    return known_spread(environment.fingerprint, workload_key(plan.workload), environment.device_kind)
 
 
 def _measure_baseline(plan: Plan, runner: TrialRunner, measuring: MeasuringTime) -> Measurement:

@@ -1,7 +1,7 @@
 """A search from a plan to its result: what `search` and `autotune run` do.
 
 Comes in: a Plan. Goes out: a SearchResult and the files of the run folder. The stages hand values on: probe, search,
-finals (the confirmation), select.
+select.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from importlib import import_module
 from pathlib import Path
 from threading import Thread
 
-from autotune.analysis.decisions.run_spread import evidence_of_rounds, learn_spread, run_of
 from autotune.analysis.memory.growth import Room, creep_notes_of
 from autotune.api.caller import kept_interrupts, kept_random_state, without_interrupts
 from autotune.api.report import write_reports
@@ -24,7 +23,6 @@ from autotune.errors import ConfigError, NothingFeasibleError, WorkloadError
 from autotune.files.recommended_file import recommended_yaml
 from autotune.files.run_folder import RunFolder, new_run_dir, open_run_folder, read_summary
 from autotune.files.script_patch import patch_script
-from autotune.files.spread_cache import known_spread, remember_spread
 from autotune.launch.launcher import Launcher, is_sharing, notes_of, slots_of
 from autotune.launch.local.neighbours import Neighbours
 from autotune.launch.runner import TrialRunner
@@ -32,9 +30,8 @@ from autotune.note import Note, note
 from autotune.protocol.attach import changed_settings
 from autotune.protocol.disk import write_atomic, write_model
 from autotune.protocol.payload import write_payload
-from autotune.records.host_load import join_loads
 from autotune.records.run_summary import Progress, RunSummary
-from autotune.records.study_identity import identify, workload_key
+from autotune.records.study_identity import identify
 from autotune.records.trial import TrialRecord
 from autotune.report.render.progress import ProgressMode, make_progress
 from autotune.report.wording import say
@@ -43,10 +40,8 @@ from autotune.settings.command import without_secrets
 from autotune.settings.plan import Plan
 from autotune.settings.training_config import LOADER_SETTINGS
 from autotune.study.study import Study
-from autotune.tuning.confirmation import Finals
 from autotune.tuning.host_bound import host_notes
 from autotune.tuning.loop import Search
-from autotune.tuning.outcomes import ConfirmationOutcome, has_few_rounds
 from autotune.tuning.probe import probe_workload
 from autotune.tuning.proposers import make_proposer
 from autotune.tuning.selection import select
@@ -93,9 +88,6 @@ def run_plan(
             probe_s=probe_s,
             build_s=runner.build_s,
         )
-        machine, workload = space.environment.fingerprint, workload_key(plan.workload)
-        if launcher is None:
-            study.prior_spread = known_spread(machine, workload, space.environment.device_kind)
         search = _search_of(plan, time, runner, folder, hints)
         search.show = show
         search.notes += others
@@ -109,28 +101,9 @@ def run_plan(
                 summary = _tune(search, plan, folder)
             elif mended:
                 summary = summary.model_copy(update={"notes": (*summary.notes, *mended)})
-            if launcher is None and not time.is_brief:
-                _remember_spread(machine, workload, summary)
         finally:
             study.close()  # else a result would keep the file open, until it is collected
     return result_of(summary, study.optuna_study, folder.path)
-
-
-def _remember_spread(machine: str, workload: str, summary: RunSummary) -> None:
-    """Keep the spread between runs for later searches.
-
-    Not where other programs on this machine made it, nor where it rests on a few rounds: a later search would take it
-    for known.
-    """
-    entrants = () if summary.recommendation is None else summary.recommendation.confirmations
-    if any(has_few_rounds(entrant) for entrant in entrants if entrant.is_feasible):
-        return
-    measured = [trial.result.measurement for trial in summary.trials if trial.result.measurement is not None]
-    load = join_loads(run.host_load for run in measured)
-    spread = summary.run_spread
-    is_learned = any(kind is not None and kind.source == "workload" for kind in (spread, spread.device))
-    if is_learned and (load is None or not load.is_loaded):
-        remember_spread(machine, workload, spread)
 
 
 def _search_of(plan: Plan, time: TimeBudget, runner: TrialRunner, folder: RunFolder, hints: Hints | None) -> Search:
@@ -165,22 +138,17 @@ def _keep(search: Search, folder: RunFolder, beside: Neighbours, record: TrialRe
 
 
 def _tune(search: Search, plan: Plan, folder: RunFolder) -> RunSummary:
-    """Search, confirm, select, write; whatever ends it, the best so far is in the run folder."""
-    finals = None
+    """Search, select, write; whatever ends it, the best so far is in the run folder, with its certainty."""
     try:
-        found = search.run()
-        finals = Finals(found=found, runner=search.runner, clock=search.time.clock, show=search.show)
-        sure = finals.run()
+        search.run()
     except WorkloadError:
         raise
     except BaseException as error:
         with without_interrupts():
-            sure = ConfirmationOutcome() if finals is None else finals.outcome()
-            by = note("interrupted", by=type(error).__name__)
-            _write(_summarise(search, plan, sure, by), folder)
+            _write(_summarise(search, plan, note("interrupted", by=type(error).__name__)), folder)
         raise
     with without_interrupts():  # the search is done: an interrupt now would only lose what it has found
-        summary = _summarise(search, plan, sure)
+        summary = _summarise(search, plan)
         _write(summary, folder)
     if summary.recommendation is None:
         raise NothingFeasibleError(say_nothing_feasible(summary))
@@ -188,9 +156,9 @@ def _tune(search: Search, plan: Plan, folder: RunFolder) -> RunSummary:
 
 
 def _finished(search: Search, folder: RunFolder) -> RunSummary | None:
-    """The summary of a search that was confirmed and has no trial left to run; None where there is more to do.
+    """The summary of a search that was decided and has no trial left to run; None where there is more to do.
 
-    One that can't be read is noted, and confirmed anew.
+    One that can't be read is noted, and the search goes on.
     """
     time, study, budget = search.time, search.time.study, search.time.budget
     if not study.records or not folder.summary.exists():
@@ -246,21 +214,13 @@ def _write_patch(summary: RunSummary, folder: RunFolder) -> None:
         write_atomic(folder.patch, patch.content)
 
 
-def _summarise(
-    search: Search,
-    plan: Plan,
-    sure: ConfirmationOutcome,
-    interrupted: Note | None = None,
-) -> RunSummary:
+def _summarise(search: Search, plan: Plan, interrupted: Note | None = None) -> RunSummary:
     """Select, and gather all that reports are made from; `interrupted` says what has ended the search, if anything."""
-    found = search.outcome().taught_by(sure.confirmations)
-    # of the others a run has counted already, next to its trial
-    in_rounds = [entrant.runs for entrant in sure.confirmations if not has_few_rounds(entrant)]
-    spread = learn_spread(found.spread, evidence_of_rounds(list(map(run_of, runs)) for runs in in_rounds))
+    found = search.outcome()
     space, ended = found.space, interrupted or found.ended_because
     assert ended is not None, "a search ends for a reason"  # noqa: S101 - our own bug
     measured = next((record.measurement for record in found.records if record.measurement is not None), None)
-    chosen = select(found, sure)
+    chosen = select(found)
     room = Room(
         limit_bytes=space.limit_bytes,
         ram_bytes=space.environment.ram_bytes,
@@ -269,8 +229,8 @@ def _summarise(
     creeps = creep_notes_of(found.records, chosen, room)
     launcher = search.runner.launcher
     on_time = search.time.notes(has_shared=is_sharing(launcher))
-    held = host_notes(found, sure, chosen)
-    notes = (*found.notes, *sure.notes, *held, *creeps, *on_time, *notes_of(launcher))  # hosts come and go
+    held = host_notes(found, chosen)
+    notes = (*found.notes, *held, *creeps, *on_time, *notes_of(launcher))  # hosts come and go
     return RunSummary(
         name=plan.name,
         objective=plan.objective,
@@ -283,11 +243,11 @@ def _summarise(
         limit_bytes=space.limit_bytes,
         memory_source="not measured" if measured is None else measured.memory.source,
         trials=found.records,
-        run_spread=spread,
+        run_spread=found.spread,
         recommendation=chosen,
         notes=tuple(dict.fromkeys(notes)),
         stopped_because=ended,
-        is_complete=sure.is_complete,
+        is_complete=found.is_complete,
         wall_s=search.time.clock.elapsed_s,
         promised_s=found.expected_s,
         autotune_version=__version__,

@@ -15,7 +15,7 @@ from autotune.diagnosis.scaling_bottlenecks import GroupCase, ScalingBottleneck,
 from autotune.diagnosis.strategies import StrategyBest, StrategyEntry, list_strategies
 from autotune.frozen import FrozenModel
 from autotune.records.diagnosis import Advice
-from autotune.records.recommendation import Confirmation, Ratio
+from autotune.records.recommendation import Ratio
 from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import changed_settings
 from autotune.records.trial import TrialRecord
@@ -51,7 +51,6 @@ class StrategyComparison(FrozenModel):
 def compare_strategies(
     records: Sequence[TrialRecord],
     environment: Environment,
-    confirmations: Sequence[Confirmation] = (),
     spread: RunSpread | None = None,
 ) -> StrategyComparison | None:
     """Compare the strategies of a study; None where no trial had more than one device.
@@ -60,7 +59,7 @@ def compare_strategies(
     """
     if all(record.config.world_size == 1 for record in records):
         return None
-    entries = list_strategies(records, confirmations, spread or assumed_spread(environment.device_kind))
+    entries = list_strategies(records, spread or assumed_spread(environment.device_kind))
     single = next((entry.best for entry in entries if entry.strategy == "single"), None)
     groups = [entry.best for entry in entries if entry.best is not None and entry.world_size > 1]
     by_own_rate = {

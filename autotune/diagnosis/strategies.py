@@ -6,16 +6,15 @@ number of devices, a single device first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 from autotune.analysis.decisions.run_spread import rate_of_runs, ratio_of_runs
-from autotune.analysis.decisions.selection_rules import ratio_of
 from autotune.frozen import FrozenModel
 from autotune.records.ceilings import device_key
 from autotune.records.measurement import Measurement, Rate
 from autotune.records.ranks import Communication, RankFigures
-from autotune.records.recommendation import Confirmation, Ratio
+from autotune.records.recommendation import Ratio
 from autotune.records.run_spread import RunSpread
 from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import TrainingConfig
@@ -26,7 +25,6 @@ Strategy = Literal["single", "dp", "ddp"]
 _ORDER: tuple[Strategy, ...] = ("single", "dp", "ddp")
 
 
-_Known = tuple[Mapping[int, Confirmation], RunSpread]
 """What a confirmation measured, by the trial's number, and the spread between runs."""
 
 
@@ -73,15 +71,11 @@ class StrategyEntry(FrozenModel):
     """None where none is feasible."""
 
 
-def list_strategies(
-    records: Sequence[TrialRecord], confirmations: Sequence[Confirmation], spread: RunSpread
-) -> tuple[StrategyEntry, ...]:
+def list_strategies(records: Sequence[TrialRecord], spread: RunSpread) -> tuple[StrategyEntry, ...]:
     """An entry for each strategy and number of devices that was tried: single first, then dp and ddp, fewest first.
 
-    Trials are ranked by their own rates, all measured alike; the rate given for the fastest is its confirmation's,
-    where it has one.
+    Trials are ranked by their first runs, all measured alike; the rate given for the fastest is that of all its runs.
     """
-    known = {found.number: found for found in confirmations if found.is_feasible and found.runs}, spread
     of_strategy = {name: [record for record in records if record.config.strategy == name] for name in _ORDER}
     reference = _fastest(of_strategy["single"])
     return tuple(
@@ -90,7 +84,7 @@ def list_strategies(
             world_size=world_size,
             tried=len(tried),
             feasible=sum(record.is_feasible for record in tried),
-            best=None if (fastest := _fastest(tried)) is None else _best(fastest, reference, records, known),
+            best=None if (fastest := _fastest(tried)) is None else _best(fastest, reference, records, spread),
         )
         for strategy in _ORDER
         for world_size in sorted({record.config.world_size for record in records})
@@ -108,33 +102,25 @@ def _count_ceilings(ranks: Sequence[RankFigures]) -> int:
     return len(ranks) + len(known)  # any ranks are more than none
 
 
-def _entrant(record: TrialRecord, confirmed: Mapping[int, Confirmation]) -> Confirmation:
-    """What the confirmation measured of a trial; else the trial's own run, as a round by itself."""
-    own = Confirmation(number=record.number, config=record.config, rounds=(record.measurement,))
-    return confirmed.get(record.number, own)
-
-
 def _fastest(records: Sequence[TrialRecord]) -> TrialRecord | None:
     feasible = [record for record in records if record.is_feasible]
-    return max(feasible, key=lambda record: _entrant(record, {}).runs[0].samples_per_s, default=None)
+    return max(feasible, key=lambda record: record.runs[0].samples_per_s, default=None)
 
 
 def _best(
     record: TrialRecord,
     reference: TrialRecord | None,
     records: Sequence[TrialRecord],
-    known: _Known,
+    spread: RunSpread,
 ) -> StrategyBest:
-    confirmed, spread = known
     alike = [other.measurement for other in (record, *_like(record, records)) if other.measurement is not None]
-    runs = confirmed[record.number].runs if record.number in confirmed else ()
-    own = (*runs, alike[0])
+    own = record.runs
     return StrategyBest(
         number=record.number,
         config=record.config,
-        runs=len(runs),
-        samples_per_s=rate_of_runs(runs or own, spread),
-        speedup=None if reference is None else _speedup(record, reference, known),
+        runs=len(own),
+        samples_per_s=rate_of_runs(own, spread),
+        speedup=None if reference is None else _speedup(record, reference, spread),
         limit_share=1.0 + (0.0 if record.score is None else record.score.violation),
         loader_ceiling=next((run.loader_ceiling for run in own if run.loader_ceiling is not None), None),
         device_ceiling=next((run.device_ceiling for run in own if run.device_ceiling is not None), None),
@@ -156,12 +142,5 @@ def _exchange_key(config: TrainingConfig) -> tuple[object, ...]:
     return device_key(config.model_copy(update={"ddp": plain}))
 
 
-def _speedup(record: TrialRecord, reference: TrialRecord, known: _Known) -> Ratio | None:
-    """By the rounds where both were measured in turns; else the ratio of the rates, as far as runs differ."""
-    confirmed, spread = known
-    if record.number == reference.number:
-        return None
-    entrant, other = _entrant(record, confirmed), _entrant(reference, confirmed)
-    is_in_turns = confirmed.keys() >= {record.number, reference.number}
-    ratio = ratio_of(entrant, other, spread) if is_in_turns else None
-    return ratio or ratio_of_runs(entrant.runs, other.runs, spread)
+def _speedup(record: TrialRecord, reference: TrialRecord, spread: RunSpread) -> Ratio | None:
+    return None if record.number == reference.number else ratio_of_runs(record.runs, reference.runs, spread)

@@ -147,10 +147,9 @@ def _learning_rate(recommendation: Recommendation, say: Callable[[Note], str]) -
 
 
 def _evidence(summary: RunSummary, recommendation: Recommendation, say: Callable[[Note], str]) -> dict[str, Any]:
-    runs = {"baseline": _runs(summary, 0), "recommended": _runs(summary, recommendation.number)}
+    runs = {"baseline": summary.runs_of(0), "recommended": summary.runs_of(recommendation.number)}
     sources = (run.busy_source for measured in runs.values() for run in measured if run.busy_source is not None)
     peak = max((run.peak_memory_bytes for run in runs["recommended"]), default=None)
-    rounds = max((len(entrant.rounds) for entrant in recommendation.confirmations), default=0)
     return {
         "verdict": recommendation.verdict,
         "speedup": _interval(recommendation.speedup),
@@ -164,15 +163,8 @@ def _evidence(summary: RunSummary, recommendation: Recommendation, say: Callable
         "memory_source": summary.memory_source,
         "reasons": [say(reason) for reason in recommendation.reasons],
         "trials": dict(Counter[str](trial.outcome for trial in summary.trials)),
-        "confirmed_rounds": rounds,
+        "runs": {name: len(own) for name, own in runs.items()},
     }
-
-
-def _runs(summary: RunSummary, number: int) -> Sequence[Measurement]:
-    """The confirmation's runs of a trial; where there are none, what the search measured."""
-    confirmations = () if summary.recommendation is None else summary.recommendation.confirmations
-    confirmed = [run for entrant in confirmations if entrant.number == number for run in entrant.runs]
-    return confirmed or [run for trial in summary.trials if trial.number == number for run in trial.runs]
 
 
 def _busy(runs: Sequence[Measurement]) -> float | None:

@@ -1,4 +1,4 @@
-"""What a search recommends, and the evidence: configurations measured again in turns, and their rates as ratios."""
+"""What a search recommends, and the evidence: the runs of what was compared, and their rates as ratios."""
 
 from __future__ import annotations
 
@@ -20,24 +20,17 @@ Verdict = Literal["faster", "already_best", "unconfirmed", "baseline_infeasible"
 
 
 class Confirmation(FrozenModel):
-    """A configuration measured again, once in each round that it took part in; None where a run failed."""
+    """A configuration that ran more than once, with all of its runs; or the only run of one."""
 
     number: int
     """The trial's number in the study; 0 is the baseline."""
     config: TrainingConfig
-    rounds: tuple[Measurement | None, ...] = Field(min_length=1)
-    """What each round measured."""
-    is_feasible: bool = True
-    """Every run ended well and within the memory limit."""
-
-    @property
-    def runs(self) -> tuple[Measurement, ...]:
-        """The runs that ended well."""
-        return tuple(run for run in self.rounds if run is not None)
+    runs: tuple[Measurement, ...] = Field(min_length=1)
+    """In the order in which they ended; those that failed are left out."""
 
     @property
     def samples_per_s(self) -> float:
-        """Geometric mean of the rounds' rates."""
+        """Geometric mean of the runs' rates."""
         return geometric_mean(run.samples_per_s for run in self.runs)
 
 
@@ -71,13 +64,11 @@ class LargerBatch(FrozenModel):
     number: int
     """Trial that measured it."""
     speedup: Ratio | None
-    """Its ratio to the baseline, measured in turns; None where it was not."""
+    """Its ratio to the baseline; None where the baseline is no reference."""
     over_same_batch: Ratio | None
-    """Its rate over that of the fastest at the baseline's global batch, wider where they were not measured in turns;
-    None where none was feasible at that."""
+    """Its rate over that of the fastest at the baseline's global batch; None where none was feasible at that."""
     is_worth_it: bool
-    """It beats the fastest at that batch that was measured as it was, in turns or by trials, beyond noise, and by what
-    the objective asks for; or none was."""
+    """It beats the fastest at that batch beyond noise, and by what the objective asks for; or there is none."""
     break_even: BreakEven | None
     """From which noise scale on it trains sooner; None: at none, it is not faster; or there is none at the
     baseline's."""
@@ -96,28 +87,30 @@ class Recommendation(FrozenModel):
     number: int
     """Trial that measured it."""
     verdict: Verdict
-    """faster: it is proven to beat the baseline, at an error that is kept. unconfirmed: it is believed to, or was not
-    measured in turns."""
+    """faster: it is proven to beat the baseline, at an error that is kept. already_best: nothing that was tried is
+    likely to be worth a change. unconfirmed: it is not decided."""
     speedup: Ratio | None
-    """What is claimed over the baseline, measured in turns with it: shrunk, since the best of several looks best by
-    luck too, with the interval as measured. None where the baseline is no reference."""
+    """What is claimed over the baseline, from all runs of the search: median and 95 % interval of what is believed,
+    shrunk as far as luck goes. None where the baseline is no reference."""
     measured_speedup: Ratio | None = None
     """The ratio as measured; None for the baseline itself."""
     gain_probability: float | None = None
-    """How likely it is to be faster than the baseline at all; None where that was not measured in turns."""
+    """How likely it is to be faster than the baseline at all; None where the baseline is no reference."""
+    more_s: float | None = None
+    """Seconds of further runs that should decide it; None where it is decided, or nothing says."""
     lr_advice: LrAdvice
     same_batch: TrainingConfig | None = None
     """The best configuration that keeps the baseline's global batch."""
     same_batch_number: int | None = None
     """Trial that measured it; None where there is none."""
     same_batch_speedup: Ratio | None = None
-    """Its ratio to the baseline, measured in turns; None where it was not."""
+    """Its ratio to the baseline; None where the baseline is no reference."""
     larger_batch: LargerBatch | None = None
     """The best that has a larger global batch, which need not be worth it; None where none was measured."""
     reasons: tuple[Note, ...] = ()
     """Why this one."""
     confirmations: tuple[Confirmation, ...] = ()
-    """Every finalist's runs, raw."""
+    """The baseline and what is recommended, and others that ran more than once, with all of their runs."""
     stress: StressFigures | None = None
     """The recommended configuration trained for longer on the largest samples; None where that was not run."""
     overloaded: tuple[int, ...] = ()

@@ -8,7 +8,7 @@ from typing import Literal
 from autotune.frozen import FrozenModel
 from autotune.note import Note
 from autotune.records.measurement import Measurement
-from autotune.records.recommendation import Recommendation
+from autotune.records.recommendation import Ratio, Recommendation
 from autotune.records.run_spread import RunSpread
 from autotune.records.trial import TrialRecord
 from autotune.settings.budget import Budget
@@ -17,10 +17,10 @@ from autotune.settings.objective import Objective
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import WorkloadFacts
 
-__all__ = ["Phase", "Progress", "RunSummary", "changed_settings", "is_single"]
+__all__ = ["Known", "Phase", "Progress", "RunSummary", "changed_settings", "is_single"]
 
 Phase = Literal["probe", "search", "confirm", "measure", "curves"]
-"""Of a search: probe, search, confirm. Of a diagnosis: probe, measure (today's settings), curves (other settings)."""
+"""Of a search: probe, search, confirm (what leads and the baseline in turns). Of a diagnosis: probe, measure (today's settings), curves (other settings)."""
 
 
 class RunSummary(FrozenModel):
@@ -63,10 +63,19 @@ class RunSummary(FrozenModel):
     """Of autotune, which wrote it."""
 
     def runs_of(self, number: int) -> tuple[Measurement, ...]:
-        """What was measured of a trial's settings: the runs made in turns where there are some, else the search's."""
-        entrants = () if self.recommendation is None else self.recommendation.confirmations
-        again = next((entrant.runs for entrant in entrants if entrant.number == number), ())
-        return tuple(again or (run for trial in self.trials if trial.number == number for run in trial.runs))
+        """What was measured of a trial's settings."""
+        return tuple(run for trial in self.trials if trial.number == number for run in trial.runs)
+
+
+class Known(FrozenModel):
+    """What a search knows by now of the best over the baseline."""
+
+    number: int
+    """Of the best trial."""
+    speedup: Ratio
+    """What is believed, with its 95 % interval."""
+    is_proven: bool
+    """It beats the baseline at the kept error."""
 
 
 class Progress(FrozenModel):
@@ -74,9 +83,9 @@ class Progress(FrozenModel):
 
     phase: Phase
     done: int = 0
-    """Trials measured, or confirmation runs made."""
+    """Trials measured; once one was settled on, pairs of runs of it and of the baseline."""
     total: int = 1
-    """Trials or runs at the most."""
+    """Trials at the most."""
     elapsed_s: float
     remaining_s: float | None = None
     """Seconds left of the time-out, or an estimate; None where neither is known."""
@@ -87,6 +96,8 @@ class Progress(FrozenModel):
     """The trial that has just ended; None at the start of a phase."""
     can_win: float | None = None
     """What other settings can still give at the most, as a share of the best rate: 0.04 = 4 %; None: not known."""
+    known: Known | None = None
+    """What is known of the best over the baseline; None while the baseline leads."""
     warnings: tuple[Note, ...] = ()
     """What the user should know before the search begins; each is sent once."""
 

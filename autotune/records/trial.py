@@ -28,6 +28,9 @@ Outcome = Literal["ok", "over_memory", "oom", "host_oom", "timeout", "crashed", 
 OUT_OF_MEMORY: frozenset[Outcome] = frozenset({"oom", "host_oom"})
 """A trial that ran out of the device's memory, or of RAM."""
 
+_MOST_TIMEOUTS = 2
+"""Runs of one configuration that hit their deadline before it counts as one that hangs: our own convention."""
+
 
 class Failure(FrozenModel):
     """The exception that ended a rank."""
@@ -61,6 +64,8 @@ class TrialResult(FrozenModel):
     """Share by which a limit was passed where there is no measurement (out of memory)."""
     wall_s: float = 0.0
     """Seconds from the start of the trial's process to its end."""
+    at_s: float = 0.0
+    """Seconds of the search, interruptions left out, at which it ended."""
     log: str | None = None
     """Name of the log inside the run folder."""
 
@@ -124,8 +129,18 @@ class TrialRecord(FrozenModel):
 
     @property
     def is_feasible(self) -> bool:
-        """Whether the trial ran well and within the limit."""
-        return self.result.outcome == "ok" and self.score is not None and self.score.feasible
+        """Whether the trial ran well and within the limit, and no further run refutes that."""
+        return self.result.outcome == "ok" and self.score is not None and self.score.feasible and not self._is_refuted
+
+    @property
+    def _is_refuted(self) -> bool:
+        """Whether a further run failed. One that ran into its deadline may be slow by chance, two hang.
+
+        The baseline is what all others are compared with: its deadlines refute nothing.
+        """
+        outcomes = [repeat.outcome for repeat in self.repeats]
+        late = outcomes.count("timeout")
+        return late + outcomes.count("ok") < len(outcomes) or (late >= _MOST_TIMEOUTS and self.number != 0)
 
     @property
     def is_refused(self) -> bool:

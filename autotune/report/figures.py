@@ -65,8 +65,6 @@ _CEILING_KEYS = {"loader": loader_key, "device": device_key, "copy": copy_key}
 class Figures(FrozenModel):
     """What one configuration measured, over its runs. Part of the JSON document: fields keep their names."""
 
-    is_confirmed: bool
-    """Measured again, in turns with the baseline; otherwise the search's single trial."""
     runs: int
     """Runs that the figures are made from."""
     samples_per_s: Rate
@@ -187,14 +185,11 @@ def _summarise(summary: RunSummary, number: int, config: TrainingConfig) -> Figu
 
     A ceiling that no run of the configuration holds comes from one that shares the settings that it depends on.
     """
-    entrants = () if summary.recommendation is None else summary.recommendation.confirmations
-    again = next((entrant.runs for entrant in entrants if entrant.number == number), ())
-    own = [run for trial in summary.trials if trial.number == number for run in trial.runs]
-    if not again and not own:
+    own = summary.runs_of(number)
+    if not own:
         return None
-    figures = join_runs(again or own, summary.run_spread, others=own, is_confirmed=bool(again))
-    runs = [(entrant.config, run) for entrant in entrants for run in entrant.runs]
-    runs += [(trial.config, trial.measurement) for trial in summary.trials if trial.measurement is not None]
+    figures = join_runs(own, summary.run_spread)
+    runs = [(trial.config, run) for trial in summary.trials for run in trial.runs]
     missing = {}
     for side, key in _CEILING_KEYS.items():
         alike = _first(getattr(run.ceilings, side, None) for other, run in runs if key(other) == key(config))
@@ -203,25 +198,20 @@ def _summarise(summary: RunSummary, number: int, config: TrainingConfig) -> Figu
     return figures.model_copy(update=missing)
 
 
-def join_runs(
-    runs: Sequence[Measurement], spread: RunSpread, *, others: Sequence[Measurement] = (), is_confirmed: bool = False
-) -> Figures:
-    """What one configuration measured.
+def join_runs(runs: Sequence[Measurement], spread: RunSpread) -> Figures:
+    """Join what one configuration measured.
 
     Args:
-        runs: those that the rate, the waits and the memory come from, of which there is at least one.
-        spread: between runs of the same settings.
-        others: further runs of the same settings, where what is measured beside the rate is looked for as well.
-        is_confirmed: the runs were made in turns with the baseline.
+        runs: Those of the configuration, at least one.
+        spread: Between runs of the same settings.
     """
     source = min(list_known(run.busy_source for run in runs), key=source_rank, default=None)
     retries = list_known(run.memory.alloc_retries for run in runs)
-    known = (*runs, *others)
+    known = tuple(runs)
     readings = filter(None, (run.busy_readings for run in known))
     waiting = _mean(run.data_wait_fraction for run in runs)
     rate, tokens = rate_of_runs(runs, spread), _first(run.tokens for run in known)
     return Figures(
-        is_confirmed=is_confirmed,
         runs=len(runs),
         samples_per_s=rate,
         raw_samples_per_s=geometric_mean(run.window.raw_samples_per_s for run in runs),

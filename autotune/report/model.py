@@ -151,7 +151,7 @@ def _list_sections(
         trials.precision_section(summary),
         memory.stress_section(summary),
         trials.trial_section(summary, report.trials),
-        trials.confirmation_section(summary),
+        trials.repeat_section(summary),
         trials.failure_section(summary),
         Section(title="Workload", blocks=(Facts(facts=facts.describe_workload(summary.facts)),)),
         Section(title="Machine", blocks=(Facts(facts=facts.describe_environment(summary.environment)),)),

@@ -19,7 +19,7 @@ from autotune.space.constraints import GRAPH_KINDS
 from autotune.space.domains import whole_numbers
 from autotune.space.resolved_space import ResolvedSpace
 from autotune.study.proposals import Params, compose_allowed, params_of
-from autotune.tuning.outcomes import ConfirmationOutcome, SearchOutcome
+from autotune.tuning.outcomes import SearchOutcome
 
 __all__ = ["COMPILING_S", "compilation_domains", "host_notes", "is_host_bound", "list_cures"]
 
@@ -95,13 +95,12 @@ def list_cures(
                 break
 
 
-def host_notes(found: SearchOutcome, sure: ConfirmationOutcome, chosen: Recommendation | None) -> Iterator[Note]:
+def host_notes(found: SearchOutcome, chosen: Recommendation | None) -> Iterator[Note]:
     """Yield a note where the host holds what is recommended, with what was measured of it."""
     if chosen is None:
         return
-    trials = [run for record in found.records if record.number == chosen.number for run in record.runs]
-    again = [run for entrant in sure.confirmations if entrant.number == chosen.number for run in entrant.runs]
-    known = [run for run in (*again, *trials) if run.host_fraction is not None]
+    runs = [run for record in found.records if record.number == chosen.number for run in record.runs]
+    known = [run for run in reversed(runs) if run.host_fraction is not None]
     run = next((one for one in known if one.breakdown is not None), known[0] if known else None)
     if run is None or not is_host_bound(run):
         return

@@ -1,4 +1,4 @@
-"""The search itself: ask, run, evaluate, tell, until the budget, the space or the hope of a gain is used up.
+"""The search itself: ask, run, evaluate, tell, until nothing promises more and it is decided what the best gains.
 
 Comes in: a study with its time budget, a runner, a proposer. Goes out: a SearchOutcome. Runs of trials may be side by
 side in threads, each with its precision guard; all else is done by the calling thread, trial by trial as they end.
@@ -11,31 +11,40 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import ceil
 
+from autotune.analysis.decisions.claims import believe
 from autotune.analysis.decisions.early_stopping import behind_threshold
-from autotune.analysis.decisions.repeats import unsure_at_the_end, unsure_before_a_switch
+from autotune.analysis.decisions.ledger import Ledger
+from autotune.analysis.decisions.run_spread import run_of
 from autotune.analysis.decisions.selection_rules import simplest_of_the_best
+from autotune.analysis.forecast.observations import mean_log_rates
+from autotune.analysis.memory.lines import largest_batch_note
 from autotune.analysis.scoring import evaluate, memory_fault
-from autotune.analysis.time_estimate import shortest_trial_s, typical_s
+from autotune.analysis.time_estimate import typical_run_s, typical_s
 from autotune.launch.launcher import SideBySide, begin_anew
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note, note
 from autotune.protocol.jobs import NO_EXTRAS, Extras, WindowRules
 from autotune.records.ceilings import CeilingBook
 from autotune.records.precision_check import guard_key
-from autotune.records.run_summary import Progress
+from autotune.records.run_summary import Known, Phase, Progress
+from autotune.records.stress_check import StressFigures
 from autotune.records.trial import Score, TrialRecord, TrialResult, believed_score, best_of, reference_of
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.constraints import hosts_of
+from autotune.space.domains import whole_numbers
 from autotune.space.resolved_space import ResolvedSpace
 from autotune.study.proposals import Params, first_guesses, largest_batch_variant, same_batch_variant
 from autotune.study.study import Study, Trial
 from autotune.tuning.checks.precision import PrecisionGuard
+from autotune.tuning.checks.stress import MOST_STRESSED, check_under_stress, may_overload
 from autotune.tuning.extra_measurements import extras_of, with_ceilings
 from autotune.tuning.failure_attribution import FailureAttribution
 from autotune.tuning.host_bound import COMPILING_S, compilation_domains, is_host_bound, list_cures
 from autotune.tuning.outcomes import LEAST_GAIN, SearchOutcome, disturbances
 from autotune.tuning.proposers.proposer import Proposer
-from autotune.tuning.time_budget import TimeBudget
+from autotune.tuning.race import Race
+from autotune.tuning.selection import Contenders
+from autotune.tuning.time_budget import TimeBudget, repeat_deadline_s
 
 __all__ = ["Search"]
 
@@ -49,6 +58,8 @@ _FEWEST_TRIES = 3
 """The fewest such trials: our own convention."""
 _PATIENT_AFTER = 4
 """Trials that do not count towards patience, the baseline and the first guesses: our own convention."""
+_GRACE_S = 5.0
+"""Past what is left of a time-out, so that the last run is not lost for a moment: our own convention."""
 _CLOSING_TRIALS = 3
 """Trials kept for the end: the best at the baseline's batch, at the largest, and one that the sampler has begun."""
 
@@ -57,10 +68,8 @@ _MOST_CURED = 2
 _FEWEST_BEFORE_CURES = 2
 """Trials before them, the baseline and one more."""
 
-_REPEAT_WINDOW = WindowRules(max_s=2.0)
-"""Another process tells more than a longer window does: our own convention, as short as a trial's may be."""
-_THOROUGH_EXTRAS = Extras(loader_ceiling=True, device_ceiling=True, copy_ceiling=True, stretch_s=1.0)
-"""What decides whether a search may end is not left to stretches of 0.2 s: our own convention, five times as long."""
+_THOROUGH_EXTRAS = Extras(loader_ceiling=True, device_ceiling=True, copy_ceiling=True, breakdown=True, stretch_s=0.5)
+"""Of what leads at the end, once: what limits it, and where its time goes. Short stretches of its sides decide nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,10 +103,16 @@ class Search:
     expected_s: float | None = None
     _why_none: Note | None = None
     """Why no trial was asked for last; trials that run may still change it."""
-    _leading: int | None = None
-    """Number of the trial that leads: it was the best when it was last made sure of."""
     _best: tuple[Sequence[TrialRecord], Mapping[int, float], TrialRecord | None] | None = None
     """The best, behind the trials and what was believed of them when it was found: it is asked for often."""
+    _believed: tuple[Sequence[TrialRecord], Mapping[int, float], Mapping[int, float]] | None = None
+    """What is believed of each trial, behind the trials and what the proposer believed of them."""
+    race: Race = field(init=False)
+    _before_s: float = 0.0
+    """Seconds of the search before it was interrupted."""
+    _stresses: dict[int, StressFigures] = field(default_factory=dict)
+    _overloaded: list[int] = field(default_factory=list)
+    _is_complete: bool = False
     _cured: set[int] = field(default_factory=set)
     """Trials for which cures of a loop that the host holds were proposed."""
     _repeating: set[int] = field(default_factory=set)
@@ -106,6 +121,9 @@ class Search:
     def __post_init__(self) -> None:
         """Take up the records of a search that goes on."""
         self.guard = PrecisionGuard(self.runner, self.space.baseline)
+        ledger = Ledger.going_on(self.study.prior_spread, self.study.records)
+        self.race = Race(time=self.time, ledger=ledger)
+        self._before_s = max((run.at_s for run in ledger.runs), default=0.0)
         for record in self.study.ended:
             self.guard.recall(record)
             with_ceilings(record.result, record.config, self.ceilings)
@@ -125,21 +143,31 @@ class Search:
     @property
     def best(self) -> TrialRecord | None:
         """The feasible trial with the best score so far, at the rate that is believed of it."""
-        ended, believed = self.study.ended, self.proposer.believed()
+        ended, believed = self.study.ended, self.believed
         if self._best is None or self._best[0] is not ended or self._best[1] is not believed:
             self._best = ended, believed, best_of(self.study.records, self._score)
         return self._best[2]
 
     @property
+    def believed(self) -> Mapping[int, float]:
+        """Of feasible trials, the logarithm of the rate that is believed: by their own runs where these are several."""
+        ended, proposed = self.study.ended, self.proposer.believed()
+        if self._believed is None or self._believed[0] is not ended or self._believed[1] is not proposed:
+            repeated = [record for record in ended if record.is_feasible and len(record.runs) > 1]
+            self._believed = ended, proposed, {**proposed, **mean_log_rates(repeated)}
+        return self._believed[2]
+
+    @property
     def _score(self) -> Callable[[TrialRecord], float]:
         """The score of a feasible trial, at the rate that is believed of it."""
-        return partial(believed_score, believed=self.proposer.believed())
+        return partial(believed_score, believed=self.believed)
 
     def run(self) -> SearchOutcome:
-        """Run trials until the budget, the space or the hope of a gain is used up.
+        """Run trials until nothing promises more, then decide what the best gains, and check that it fits.
 
-        The baseline runs alone, since all others refer to it. An exception ends the search at once, whatever else
-        runs: closing the launcher ends the other trials.
+        The baseline runs alone first, since all others refer to it. Where the largest samples refute what was settled
+        on, the next one is. An exception ends the search at once, whatever else runs: closing the launcher ends the
+        other trials.
 
         Raises:
             WorkloadError: the user's code fails in the baseline.
@@ -148,6 +176,14 @@ class Search:
             RunFolderError: a trial's record can't be kept.
         """
         self._begin()
+        self._race()
+        while self._is_overloaded():
+            self._race()
+        self._note_memory()
+        self._is_complete = True
+        return self.outcome()
+
+    def _race(self) -> None:
         with SideBySide[_Ended](self.time.most_trials) as under_way:
             while (run := self._next_run()) is not None or len(under_way) > 0:
                 if run is not None:
@@ -157,7 +193,6 @@ class Search:
                 score = self._evaluate(ended)
                 self._tell(ended, score)
         self.ended_because = self._why_none
-        return self.outcome()
 
     def outcome(self) -> SearchOutcome:
         """What was measured so far; before the search is over, an interrupted one's."""
@@ -169,11 +204,55 @@ class Search:
             ended_because=self.ended_because,
             expected_s=self.expected_s,
             spread=self.study.spread,
-            prior_spread=self.study.prior_spread,
-            believed=dict(self.proposer.believed()),
+            evidence=self.race.ledger.evidence,
+            believed=dict(self.believed),
+            proven=dict(self.race.ledger.proven),
+            is_settled=self.race.is_settled,
+            run_s=typical_run_s(self.study.ended, self.runner.build_s if self.time.is_brief else 0.0),
             build_s=self.runner.build_s,
             is_brief=self.time.is_brief,
+            stresses=dict(self._stresses),
+            overloaded=tuple(self._overloaded),
+            is_complete=self._is_complete,
         )
+
+    def _is_overloaded(self) -> bool:
+        """Run what was settled on, on the largest samples, where these might not fit; True where that refutes it.
+
+        Once one was refuted, a run that could not be made is no pass, and the next one is tried as well.
+        """
+        found = self.outcome()
+        chosen = Contenders.of(found, lambda number: number not in self._stresses).chosen(self.race.leader)
+        if chosen is None or chosen.number == 0 or len(self._overloaded) >= MOST_STRESSED:
+            return False
+        if not self._overloaded and not may_overload(chosen, self.space):
+            return False
+        begin_anew(self.runner.launcher)
+        check = check_under_stress(chosen, found, self.runner, self.time.clock.left_s)
+        self.notes.extend(check.notes)
+        if check.figures is not None:
+            self._stresses[chosen.number] = check.figures
+        elif self._overloaded:
+            self.notes.append(note("stress_not_tried", trial=chosen.number, is_recommended=False))
+        if check.is_refuted:
+            self._overloaded.append(chosen.number)
+        return check.is_refuted
+
+    def _note_memory(self) -> None:
+        """Note the biggest micro batch that stays within the limit."""
+        chosen = Contenders.sound(self.outcome()).chosen(self.race.leader)
+        if chosen is None:
+            return
+        largest = largest_batch_note(
+            self.study.records,
+            chosen.config,
+            self.space.limit_bytes,
+            batches=whole_numbers(self.space.domains["micro_batch_size"]),
+            limit_is_ram=self.space.environment.has_only_ram,
+            overloaded=self._overloaded,
+        )
+        if largest is not None:
+            self.notes.append(largest)
 
     def _begin(self) -> None:
         """Propose what comes first; of a search that goes on, learn from the failures that it had."""
@@ -186,54 +265,42 @@ class Search:
         self._show(None)
 
     def _next_run(self) -> Callable[[], _Ended] | None:
-        """What is run next where a slot is free: what must be made sure of, else a trial. None: no more for now.
+        """What runs next where a slot is free: the baseline again, a trial, or what the race decides by.
 
-        What a running trial brings may be a reason to go on after all, and so may a repeat before the end.
+        None: no more for now. What a running trial brings may be a reason to go on after all.
         """
         repeating = [record.config for record in self.study.records if record.number in self._repeating]
         running = [*repeating, *(trial.config for trial in self.study.running)]
         taken = sum(hosts_of(config, self.space.environment) for config in running)
         if taken >= self._most_at_once:  # a group that lies on several hosts takes as many slots
             return None
-        if (record := self._unsure(at_end=False)) is not None:
-            return self._repeat_of(record, NO_EXTRAS)
-        if (trial := self._ask()) is not None:
-            return self._run_of(trial)
-        if (record := self._unsure(at_end=True)) is not None:
-            is_alone = self.proposer.has_model and record.config.world_size == 1
-            return self._repeat_of(record, _THOROUGH_EXTRAS if is_alone else NO_EXTRAS)
-        return None
-
-    def _unsure(self, *, at_end: bool) -> TrialRecord | None:
-        """A trial that must run again before another one leads, or before the search ends; None without the time.
-
-        Under a time-out no trial runs again for the lead alone, and none at all in a brief search: the confirmation
-        does that with the best ones.
-        """
-        records, believed, spread = self.study.records, self.proposer.believed(), self.study.spread
-        left_s, is_hurried = self.time.left_for_trials_s, self.time.budget.timeout_s is not None
-        if not records or self._repeating or left_s < shortest_trial_s(records) or (is_hurried and not at_end):
+        if self.race.leader is None:
+            baseline = self.study.records[0] if self.study.records else None
+            if baseline is not None and 0 not in self._repeating and self.time.may_repeat(baseline):
+                if self.race.is_baseline_due(self.outcome()):
+                    return self._repeat_of(baseline, NO_EXTRAS)
+            if (trial := self._ask()) is not None:
+                return self._run_of(trial)
+        if running:  # what decides is measured by itself
             return None
-        if self.time.is_brief:
+        record = self.race.next_run(self.outcome())
+        if record is None:
             return None
-        if at_end:
-            return unsure_at_the_end(records, believed, spread)
-        record = unsure_before_a_switch(records, believed, spread, self._leading)
-        if record is None and self.best is not None:
-            self._leading = self.best.number
-        return record
+        is_first = record.number != 0 and not record.repeats
+        return self._repeat_of(record, _THOROUGH_EXTRAS if is_first and not self.time.is_brief else NO_EXTRAS)
 
     def _repeat_of(self, record: TrialRecord, extras: Extras) -> Callable[[], _Ended]:
         """A further run of a trial's settings, as a call for any thread."""
         trial = Trial(record.number, record.config)
-        name, deadline_s = f"trial-{record.number:03d}-again", self.time.deadline_s(trial)
+        name, window = f"trial-{record.number:03d}-again", self.time.window()
+        left_s, deadline_s = self.time.clock.left_s, repeat_deadline_s(record, self.runner.build_s) + 2 * window.max_s
+        if left_s is not None:
+            deadline_s = min(deadline_s, left_s + _GRACE_S)
         self._repeating.add(record.number)
 
         def run() -> _Ended:
             begin_anew(self.runner.launcher)
-            result = self.runner.run(
-                trial.config, name=name, deadline_s=deadline_s, window=_REPEAT_WINDOW, extras=extras
-            )
+            result = self.runner.run(trial.config, name=name, deadline_s=deadline_s, window=window, extras=extras)
             return _Ended(trial=trial, extras=extras, result=result, is_repeat=True)
 
         return run
@@ -260,7 +327,7 @@ class Search:
         The precision guard is part of it, so that other slots need not wait for a comparison.
         """
         runner, deadline_s = self.runner, self.time.deadline_s(trial)
-        window = self.time.window(has_model=self.proposer.has_model)
+        window = self.time.window()
         extras, usual_s = self._extras_of(trial, window), self.time.usual_deadline_s(trial.config)
         threshold = self.proposer.pruning_threshold(trial)
 
@@ -287,11 +354,17 @@ class Search:
         return evaluate(measurement, compared, self.space.objective, self.space.limit_bytes)
 
     def _tell(self, ended: _Ended, score: Score | None) -> None:
+        number, at_s = ended.trial.number, self._before_s + self.time.clock.elapsed_s
         result = with_ceilings(ended.result, ended.trial.config, self.ceilings, asked=ended.extras)
-        self.notes.extend(disturbances(ended.trial.number, result))
+        result = result.model_copy(update={"at_s": at_s})
+        self.notes.extend(disturbances(number, result))
         if ended.is_repeat:
-            self._repeating.discard(ended.trial.number)
-            self._show(self.study.add_run(ended.trial.number, result))
+            result = self._judged(number, result)
+        if result.measurement is not None and result.outcome == "ok":
+            self.race.ledger.add(run_of(result.measurement, number=number, at_s=at_s))
+        if ended.is_repeat:
+            self._repeating.discard(number)
+            self._show(self.study.add_run(number, result))
             return
         record = self.study.tell(ended.trial, result, score)
         if record.is_refused:
@@ -301,6 +374,17 @@ class Search:
             self.notes.extend(self.failures.learn(record, self.study))
         finally:
             self._show(record)  # with an outlook that knows what was left out
+
+    def _judged(self, number: int, result: TrialResult) -> TrialResult:
+        """A further run's result: one that passes the memory limit refutes its trial, and a failure is noted."""
+        if result.measurement is not None and result.outcome == "ok":
+            fault = memory_fault(result.measurement, self.space.limit_bytes)
+            if fault is not None:
+                result = result.model_copy(update={"outcome": "over_memory", "reason": fault})
+        if result.outcome != "ok":
+            failed = {"outcome": result.outcome, "reason": result.reason, "log": result.log}
+            self.notes.append(note("finalist_failed", trial=number, **failed))
+        return result
 
     def _propose(self) -> None:
         """Enqueue what the proposer wants, unless something waits; where it wants nothing, the sampler draws."""
@@ -416,16 +500,32 @@ class Search:
 
     def _show(self, last: TrialRecord | None) -> None:
         records, best = self.study.records, self.best
+        is_settling = self.race.leader is not None
+        phase: Phase = "confirm" if is_settling else "search"
         self.show(
             Progress(
-                phase="search",
-                done=len(records),
+                phase=phase,
+                done=self.race.ledger.pairs if is_settling else len(records),
                 total=self.time.most_trials,
                 elapsed_s=self.time.clock.elapsed_s,
-                remaining_s=self.time.remaining_s(has_model=self.proposer.has_model),
+                remaining_s=self.time.remaining_s(
+                    has_model=self.proposer.has_model, settling_s=self.race.left_s if is_settling else None
+                ),
                 baseline=next((record for record in records if record.number == 0), None),
                 best=best,
                 last=last,
                 can_win=self.proposer.can_win(best),
+                known=self._known(best),
             )
+        )
+
+    def _known(self, best: TrialRecord | None) -> Known | None:
+        """What is known of the best over the baseline by now."""
+        if best is None or best.number == 0:
+            return None
+        gain = self.race.ledger.evidence.contrast(best.number, 0)
+        if gain is None:
+            return None
+        return Known(
+            number=best.number, speedup=believe(gain).ratio(), is_proven=best.number in self.race.ledger.proven
         )

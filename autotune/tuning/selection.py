@@ -1,110 +1,221 @@
-"""From what was found and confirmed to what is recommended. Pure: values in, a Recommendation out.
-
-The confirmed configurations may be recommended where they can decide, else those that trials alone have measured.
-"""
+"""From what was found to what is recommended: the configurations that may win, how they compare, and the choice. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from math import exp, inf
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil, exp, inf, log
 
-from autotune.analysis.decisions.selection_rules import WIDEST_SPREAD, Claim, break_even_noise_scale
+from autotune.analysis.decisions.claims import believe
+from autotune.analysis.decisions.evidence import Contrast
+from autotune.analysis.decisions.selection_rules import break_even_noise_scale, choose, worth_its_batch
 from autotune.note import Note, note
 from autotune.records.recommendation import BreakEven, Confirmation, LargerBatch, Ratio, Recommendation, Verdict
 from autotune.records.run_summary import changed_settings
+from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.learning_rate import LrAdvice, scale_lr
-from autotune.tuning.contenders import Contenders, baseline_of
-from autotune.tuning.outcomes import ConfirmationOutcome, SearchOutcome
+from autotune.tuning.outcomes import SearchOutcome
 
-__all__ = ["select"]
+__all__ = ["Contenders", "select"]
+
+_FEWEST_RUNS = 2
+"""Of what is recommended for its simplicity alone: our own convention."""
+_MOST_COMPARED = 20
+"""Of the best, beside the baseline: our own convention, for searches of thousands of trials."""
+_SURE_SDS = 3.2
+"""Standard errors that a gain must come to before it is proven, at the errors that looks have. Source:
+benchmarks/decisions.py."""
+_LONGEST_S = 600.0
+"""Nobody waits for more to have a search decide: our own convention."""
 
 
-def select(found: SearchOutcome, sure: ConfirmationOutcome) -> Recommendation | None:
-    """The recommendation from what is known; None where nothing is feasible.
+@dataclass(frozen=True, slots=True)
+class Contenders:
+    """The trials that may be recommended, the baseline among them where it is feasible."""
 
-    Without confirmations that can decide, or after an interruption, the trials' own measurements do, less what the
-    confirmation has refuted; the verdict says so. Once a stress run has refuted one, no other wins without such a run.
-    """
-    contenders = Contenders.sound(found, sure)
-    chosen, reference = contenders.chosen, contenders.baseline
+    found: SearchOutcome
+    records: Sequence[TrialRecord]
+
+    @classmethod
+    def of(cls, found: SearchOutcome, may_win: Callable[[int], bool] = lambda _: True) -> Contenders:
+        """Return the feasible trials of these numbers, less what stress runs have refuted."""
+        return cls(
+            found,
+            [
+                record
+                for record in found.records
+                if record.is_feasible and record.number not in found.overloaded and may_win(record.number)
+            ],
+        )
+
+    @classmethod
+    def sound(cls, found: SearchOutcome) -> Contenders:
+        """Once one failed on the largest samples: the baseline, and those that passed there; else all.
+
+        Where none of them is feasible, it is all as well.
+        """
+        left = cls.of(found, lambda number: number == 0 or number in found.stresses)
+        return left if found.overloaded and left.records else cls.of(found)
+
+    @property
+    def baseline(self) -> TrialRecord | None:
+        """The baseline, where it may be recommended."""
+        return next((record for record in self.records if record.number == 0), None)
+
+    @property
+    def challengers(self) -> list[TrialRecord]:
+        """All but the baseline, the best first."""
+        others = [record for record in self.records if record.number != 0]
+        return sorted(others, key=self.found.believed_score, reverse=True)
+
+    def chosen(self, settled: int | None = None) -> TrialRecord | None:
+        """Return the one to recommend; None where nothing is feasible."""
+        return self.choice_of(self.records, settled) if self.records else None
+
+    def leader(self) -> TrialRecord | None:
+        """Return what would be recommended in the baseline's place; None without a challenger."""
+        others = self.challengers
+        return self.choice_of(others, others=self.records) if others else None
+
+    def choice_of(
+        self, candidates: Sequence[TrialRecord], settled: int | None = None, *, others: Sequence[TrialRecord] = ()
+    ) -> TrialRecord:
+        """Return the one to recommend among some, at least one.
+
+        Args:
+            candidates: The trials.
+            settled: What the race has settled on.
+            others: What larger batches are compared with as well.
+        """
+        ranked = sorted(candidates, key=self.found.believed_score, reverse=True)
+        candidates = [*ranked[:_MOST_COMPARED], *(one for one in ranked[_MOST_COMPARED:] if one.number == 0)]
+        own = self.fastest_at_own_batch([*candidates, *others])
+        worth = [
+            one for one in candidates if own is None or self.batch_ratio(one) <= 1 or self.is_worth_it(one, own)
+        ] or list(candidates)
+        best = max(worth, key=self.found.believed_score)
+        gains = {best.number: 0.0} | {
+            one.number: gain for one in worth if one is not best and (gain := self._gain(one, best)) is not None
+        }
+        return choose([one for one in worth if one.number in gains], gains, settled=settled)
+
+    def _gain(self, one: TrialRecord, best: TrialRecord) -> float | None:
+        """What one is believed to reach over the best, in scores; None where it ran too seldom to be chosen for that."""
+        if one.number != 0 and self.found.evidence.count(one.number) < _FEWEST_RUNS:
+            return None
+        contrast = self.found.evidence.contrast(one.number, best.number)
+        if contrast is None:
+            return None
+        scores = log(self.found.believed_score(one) / self.found.believed_score(best))
+        rates = self.found.believed.get(one.number), self.found.believed.get(best.number)
+        idle = 0.0 if None in rates else scores - (rates[0] - rates[1])  # type: ignore[operator]
+        return believe(contrast).value + idle
+
+    def fastest_at_own_batch(self, candidates: Sequence[TrialRecord]) -> TrialRecord | None:
+        """Return the one believed to be the fastest at the baseline's global batch; None without any."""
+        own = [one for one in candidates if self.batch_ratio(one) == 1]
+        return max(own, key=self.found.believed_score, default=None)
+
+    def batch_ratio(self, record: TrialRecord) -> float:
+        """Return its global batch over the baseline's."""
+        return self.found.batch_ratio(record.config)
+
+    def over(self, one: TrialRecord, other: TrialRecord) -> Ratio | None:
+        """Return the throughput of one over another's as measured; None where one of them has no run."""
+        contrast = self.found.evidence.contrast(one.number, other.number)
+        return None if contrast is None else contrast.ratio()
+
+    def is_worth_it(self, larger: TrialRecord, own: TrialRecord) -> bool | None:
+        """Return whether a larger batch beats the fastest at the own one beyond noise, and by enough; None: not known."""
+        over = self.over(larger, own)
+        return None if over is None else worth_its_batch(over, 1 + self.found.space.objective.larger_batch_gain)
+
+    def gain_of(self, record: TrialRecord) -> Contrast | None:
+        """Return how far its rate lies above the baseline's, as measured; None for the baseline, and without one."""
+        if record.number == 0 or self.baseline is None:
+            return None
+        return self.found.evidence.contrast(record.number, 0)
+
+
+def select(found: SearchOutcome) -> Recommendation | None:
+    """Return the recommendation from what is known so far; None where nothing is feasible."""
+    contenders = Contenders.sound(found)
+    settled = max(found.proven, key=found.proven.__getitem__, default=None)
+    chosen = contenders.chosen(settled)
     if chosen is None:
         return None
-    claim, is_outrun = contenders.claim_of(chosen.number), _is_outrun(chosen, contenders)
-    same, same_speedup = _same_batch(contenders)
-    advice = _lr_advice(chosen.config, found)
-    is_unchallenged = chosen.number == 0 and sure.is_confirmed and len(contenders.trials) == 1
+    gain, advice = contenders.gain_of(chosen), _lr_advice(chosen.config, found)
+    same = contenders.fastest_at_own_batch([chosen, *contenders.records])
+    if same is not None:
+        own = [record for record in contenders.records if contenders.batch_ratio(record) == 1]
+        same = chosen if contenders.batch_ratio(chosen) == 1 else contenders.choice_of(own, settled)
+    verdict = _verdict(chosen, contenders)
     return Recommendation(
         config=chosen.config.model_copy(update={"lr": advice.lr}),
         number=chosen.number,
-        verdict=_verdict(chosen, reference, claim, is_confirmed=bool(contenders.confirmed) or is_unchallenged),
-        speedup=_speedup(chosen, reference, claim),
-        measured_speedup=None if claim is None else claim.measured,
-        gain_probability=None if claim is None else claim.gain_probability,
+        verdict=verdict,
+        speedup=_speedup(chosen, contenders),
+        measured_speedup=None if gain is None else gain.ratio(),
+        gain_probability=None if gain is None else 1 - believe(gain).chance_below(0.0),
+        more_s=_more_s(chosen, contenders) if verdict == "unconfirmed" else None,
         lr_advice=advice,
         same_batch=None if same is None else same.config,
         same_batch_number=None if same is None else same.number,
-        same_batch_speedup=same_speedup,
+        same_batch_speedup=None if same is None else _speedup(same, contenders),
         larger_batch=_larger_batch(chosen, same, contenders),
-        reasons=tuple(_reasons(chosen, contenders, is_outrun=is_outrun)),
-        confirmations=sure.confirmations,
-        stress=sure.stresses.get(chosen.number),
-        overloaded=sure.overloaded,
-        is_outrun=is_outrun,
+        reasons=tuple(_reasons(chosen, contenders, verdict)),
+        confirmations=_confirmations(chosen, contenders),
+        stress=found.stresses.get(chosen.number),
+        overloaded=found.overloaded,
+        is_outrun=_is_outrun(chosen, contenders),
     )
 
 
-def _is_outrun(chosen: Confirmation, contenders: Contenders) -> bool:
+def _confirmations(chosen: TrialRecord, contenders: Contenders) -> tuple[Confirmation, ...]:
+    """The baseline, what is recommended, and what ran more than once: nothing where only the baseline ran."""
+    if all(record.number == 0 for record in contenders.found.records):
+        return ()
+    return tuple(
+        Confirmation(number=record.number, config=record.config, runs=tuple(record.runs))
+        for record in contenders.found.records
+        if record.runs and record.is_feasible and (record.number in {0, chosen.number} or len(record.runs) > 1)
+    )
+
+
+def _is_outrun(chosen: TrialRecord, contenders: Contenders) -> bool:
     """Whether a faster trial may not be used: refused, over the limit, or refuted when it was run again."""
-    found = contenders.found
-    rates = {record.number: record.measurement.samples_per_s for record in found.records if record.measurement}
-    feasible = {record.number for record in found.records if record.is_feasible}
-    slow = feasible - {record.number for record in found.challengers}
-    usable = slow | {candidate.number for candidate in contenders.trials}
+    usable = {record.number for record in contenders.records}
+    rates = {
+        record.number: record.measurement.samples_per_s for record in contenders.found.records if record.measurement
+    }
     return any(rate > rates[chosen.number] for number, rate in rates.items() if number not in usable)
 
 
-def _same_batch(contenders: Contenders) -> tuple[Confirmation | None, Ratio | None]:
-    """The best at the baseline's global batch, and its confirmed speed-up.
-
-    Where none was confirmed but the baseline, the trials decide, and no speed-up is claimed.
-    """
-    for candidates in (contenders.confirmed, contenders.trials):
-        same = [candidate for candidate in candidates if contenders.batch_ratio(candidate) == 1]
-        if any(candidate.number != 0 for candidate in same):
-            best = contenders.choice_of(same)
-            claim = contenders.claim_of(best.number) if candidates is contenders.confirmed else None
-            return best, _speedup(best, baseline_of(same), claim)
-    reference = baseline_of(contenders.trials)
-    return reference, _speedup(reference, reference, None)
-
-
-def _larger_batch(chosen: Confirmation, same: Confirmation | None, contenders: Contenders) -> LargerBatch | None:
+def _larger_batch(chosen: TrialRecord, same: TrialRecord | None, contenders: Contenders) -> LargerBatch | None:
     """The best at a larger global batch, worth it or not, against the fastest at the baseline's own.
 
-    Of the confirmed ones where there are some; where a larger batch was chosen, it is that. `same` is what is shown as
-    the best at the baseline's own, of which a trial alone may be known.
+    Where a larger batch was chosen, it is that. `same` is what is shown as the best at the baseline's own.
     """
-    for group in (contenders.confirmed, contenders.trials):
-        larger = [candidate for candidate in group if contenders.batch_ratio(candidate) > 1]
-        if not larger:
-            continue
-        best = chosen if contenders.batch_ratio(chosen) > 1 else contenders.choice_of(larger)
-        own = contenders.fastest_at_own_batch(group)
-        rivals = [rival for rival in (own, same) if rival is not None]
-        over = min((contenders.over(best, rival) for rival in rivals), key=lambda ratio: ratio.value, default=None)
-        return LargerBatch(
-            config=best.config.model_copy(update={"lr": _lr_advice(best.config, contenders.found).lr}),
-            number=best.number,
-            speedup=_speedup(best, contenders.baseline, contenders.claim_of(best.number)),
-            over_same_batch=over,
-            is_worth_it=own is None or contenders.is_worth_it(best, own),
-            break_even=None if over is None else _break_even(best, over, contenders),
-        )
-    return None
+    larger = [record for record in contenders.records if contenders.batch_ratio(record) > 1]
+    if not larger:
+        return None
+    best = chosen if contenders.batch_ratio(chosen) > 1 else max(larger, key=contenders.found.believed_score)
+    own = contenders.fastest_at_own_batch(contenders.records)
+    rivals = {rival.number: rival for rival in (own, same) if rival is not None}
+    ratios = [ratio for rival in rivals.values() if (ratio := contenders.over(best, rival)) is not None]
+    over = min(ratios, key=lambda ratio: ratio.value, default=None)
+    return LargerBatch(
+        config=best.config.model_copy(update={"lr": _lr_advice(best.config, contenders.found).lr}),
+        number=best.number,
+        speedup=_speedup(best, contenders),
+        over_same_batch=over,
+        is_worth_it=own is None or bool(contenders.is_worth_it(best, own)),
+        break_even=None if over is None else _break_even(best, over, contenders),
+    )
 
 
-def _break_even(larger: Confirmation, over: Ratio, contenders: Contenders) -> BreakEven | None:
+def _break_even(larger: TrialRecord, over: Ratio, contenders: Contenders) -> BreakEven | None:
     """Return the noise scale above which the larger batch pays, by its throughput over that of the baseline's batch."""
     samples = contenders.found.space.baseline.global_batch_size
     # Not the configuration's own count: with a token budget that is rounded for each micro batch.
@@ -117,23 +228,31 @@ def _break_even(larger: Confirmation, over: Ratio, contenders: Contenders) -> Br
     return BreakEven(samples=of_value, low=of_high, high=inf if of_low is None else of_low)
 
 
-def _verdict(
-    chosen: Confirmation, reference: Confirmation | None, claim: Claim | None, *, is_confirmed: bool
-) -> Verdict:
-    if reference is None:
+def _verdict(chosen: TrialRecord, contenders: Contenders) -> Verdict:
+    if contenders.baseline is None:
         return "baseline_infeasible"
     if chosen.number == 0:
-        return "already_best" if is_confirmed else "unconfirmed"
-    return "faster" if claim is not None and claim.is_proven else "unconfirmed"
+        return "already_best" if contenders.found.is_settled else "unconfirmed"
+    return "faster" if chosen.number in contenders.found.proven else "unconfirmed"
 
 
-def _speedup(candidate: Confirmation | None, reference: Confirmation | None, claim: Claim | None) -> Ratio | None:
-    """The claim; exactly 1 for the baseline itself."""
-    if candidate is None or reference is None:
+def _speedup(record: TrialRecord, contenders: Contenders) -> Ratio | None:
+    """What is believed of its gain; exactly 1 for the baseline itself."""
+    if contenders.baseline is None:
         return None
-    if candidate.number == 0:
-        return Ratio(value=1.0, low=1.0, high=1.0)
-    return None if claim is None else claim.speedup
+    gain = contenders.gain_of(record)
+    return Ratio(value=1.0, low=1.0, high=1.0) if gain is None else believe(gain).ratio()
+
+
+def _more_s(chosen: TrialRecord, contenders: Contenders) -> float | None:
+    """Seconds of further pairs of runs after which a gain as large as it looks should be proven."""
+    found, gain = contenders.found, contenders.gain_of(chosen)
+    if gain is None or gain.value <= 0 or found.run_s <= 0:
+        return None
+    pairs = max(1, min(found.evidence.count(chosen.number), found.evidence.count(0)))
+    needed = pairs * (_SURE_SDS * gain.sd / gain.value) ** 2
+    more_s = 2 * found.run_s * max(1, ceil(needed - pairs))
+    return more_s if more_s <= _LONGEST_S else None
 
 
 def _lr_advice(config: TrainingConfig, found: SearchOutcome) -> LrAdvice:
@@ -142,47 +261,59 @@ def _lr_advice(config: TrainingConfig, found: SearchOutcome) -> LrAdvice:
     return scale_lr(baseline.lr, ratio, found.space.objective.lr_rule, found.space.facts.optimizer)
 
 
-def _reasons(chosen: Confirmation, contenders: Contenders, *, is_outrun: bool) -> Iterator[Note]:
+def _reasons(chosen: TrialRecord, contenders: Contenders, verdict: Verdict) -> Iterator[Note]:
     """What the recommendation rests on."""
-    candidates, reference = contenders.candidates, contenders.baseline
+    reference, found = contenders.baseline, contenders.found
     if reference is None:
         yield note("baseline_is_no_reference")
-    yield _why_this(chosen, contenders, is_outrun=is_outrun)
-    if contenders.confirmed:
-        rounds = max(len(candidate.rounds) for candidate in candidates)
-        yield note("confirmed", rounds=rounds, configurations=len(candidates))
-        claim = contenders.claim_of(chosen.number)
-        if claim is not None and not claim.is_proven:
-            yield note("not_proven", gain_fraction=claim.gain_probability)
-        elif claim is not None and claim.is_by_far:
-            yield note("proven_by_far", sd_fraction=WIDEST_SPREAD)
-    elif chosen.number != 0:
-        yield note("not_confirmed")
-    if reference is not None and chosen.number != 0:
+    yield _why_this(chosen, contenders)
+    if chosen.number == 0:
+        return
+    runs = {name: found.evidence.count(number) for name, number in (("runs", chosen.number), ("baseline_runs", 0))}
+    if verdict == "faster":
+        yield note("proven", least_fraction=exp(found.proven[chosen.number]) - 1, **runs)
+    elif reference is not None and (gain := contenders.gain_of(chosen)) is not None:
+        belief = believe(gain)
+        yield note(
+            "not_proven",
+            gain_fraction=1 - belief.chance_below(0.0),
+            speedup=belief.ratio().model_dump(),
+            more_s=_more_s(chosen, contenders),
+            **runs,
+        )
+    if reference is not None:
         yield note("changed_settings", settings=list(changed_settings(chosen.config, reference.config)))
 
 
-def _why_this(chosen: Confirmation, contenders: Contenders, *, is_outrun: bool) -> Note:
-    candidates = contenders.worth_their_batch(contenders.candidates)
-    leaves_out_larger = len(candidates) < len(contenders.candidates)
+def _why_this(chosen: TrialRecord, contenders: Contenders) -> Note:
+    found = contenders.found
+    own = contenders.fastest_at_own_batch(contenders.records)
+    dropped = [
+        record
+        for record in contenders.records
+        if own is not None and contenders.batch_ratio(record) > 1 and not contenders.is_worth_it(record, own)
+    ]
     counts = {
-        "configurations": sum(
-            contenders.found.batch_ratio(record.config) <= 1 or not leaves_out_larger
-            for record in contenders.found.records
-        ),
-        "is_outrun": is_outrun,
-        "leaves_out_larger": leaves_out_larger,
+        "configurations": sum(found.batch_ratio(record.config) <= 1 or not dropped for record in found.records),
+        "is_outrun": _is_outrun(chosen, contenders),
+        "leaves_out_larger": bool(dropped),
     }
-    if chosen.number == 0 and contenders.sure.overloaded:
-        would = Contenders.of(contenders.found, contenders.sure).chosen
+    if chosen.number == 0 and found.overloaded:
+        would = Contenders.of(found).chosen()
         return note("faster_ones_overloaded", has_untried=would is not None and would.number != 0)
     if chosen.number == 0:
-        confirmed = (entrant.number for entrant in candidates if entrant in contenders.confirmed)
-        claims = filter(None, map(contenders.claim_of, confirmed))
-        most = max((claim.measured.high - 1 for claim in claims), default=None)
+        gains = [
+            gain
+            for record in contenders.challengers
+            if record not in dropped
+            and found.evidence.count(record.number) >= _FEWEST_RUNS
+            and (gain := contenders.gain_of(record)) is not None
+        ]
+        most = max((believe(gain).ratio().high - 1 for gain in gains), default=None)
         return note("nothing_beats_baseline", **counts, most_fraction=most)
-    gains = contenders.gains_of(candidates)
-    best = max(gains, key=gains.__getitem__)
-    if best != chosen.number:
-        return note("simplest_of_the_best", best_trial=best, rate_fraction=exp(gains[chosen.number] - gains[best]))
+    others = [record for record in contenders.records if record not in dropped]
+    best = max(others, key=found.believed_score)
+    behind = contenders.over(chosen, best)
+    if best.number != chosen.number and behind is not None and behind.value < 1:
+        return note("simplest_of_the_best", best_trial=best.number, rate_fraction=behind.value)
     return note("best_believed", **counts)

@@ -1,21 +1,21 @@
 """The time of a search: what is left of a time-out, and what windows, deadlines and parts of the search may take.
 
-Reads the study and the clock, and changes neither. The last part of a time-out belongs to the confirmation.
+Reads the study and the clock, and changes neither. The last part of a time-out is kept to decide what the best gains.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, sqrt
+from statistics import median
 
-from autotune.analysis.decisions.confirmation_plan import BRIEF_WINDOW_S
+from autotune.analysis.decisions.run_spread import variance_of_a_second
 from autotune.analysis.time_estimate import (
     SHORTEST_WINDOW_S,
     SLOW_BUILD_S,
     Pace,
     expected_s,
-    further_trials,
     rounds_of,
     shortest_trial_s,
     typical_overhead_s,
@@ -40,13 +40,17 @@ _BUILD_FACTOR = 2.0  # of a build that a trial may have to make, and the referen
 _BUILDS_OF_TRIALS, _BRIEF_S = 2.0, 60.0  # what trials of a brief search may take: in builds, and at the least
 _FEWEST_OF_A_BRIEF_SEARCH = 3  # trials, the baseline and two that checked the model
 _BRIEF_END_S = 30.0  # of its end, a build apart: an estimate
-_CONFIRMATION_SHARE = 0.3  # of the time-out
+_DECIDING_SHARE = 0.25  # of the time-out
 _SIDES_DEADLINE_S = 60.0  # to measure loader and device alone
 _SIDES_SHARE, _MOST_SIDES_SHARE = 0.15, 0.3  # of the time for trials; the larger one where the other is under 4 s
 _TELLING_SIDES_S = 4.0  # for some twenty points of 0.2 s
 _SIDES_STARTS = 4.0  # of the baseline: enough for a workload that takes long to build
 _LONGEST_SHARE = 0.3  # of the time for trials: what one that is proposed may need
-_FEWEST_LAST_RUNS = 3  # the best and the baseline in turns, and the best on the largest samples
+_FEWEST_LAST_RUNS = 2  # the best and the baseline
+_LONGEST_WINDOW_S = 6.0  # loaders that pause for a second are rare
+_BRIEF_WINDOW_S = 4.0  # where starts are slow, steps mostly are, and three blocks take longer
+_FIRST_WINDOW_S = 2.0  # of the baseline, of which nothing is known
+_LATEST = 20  # trials by which windows are planned
 
 
 @dataclass(slots=True)
@@ -71,8 +75,8 @@ class Clock:
 
     @property
     def left_for_trials_s(self) -> float:
-        """Seconds until the confirmation must begin; without end where there is no time-out."""
-        return inf if self.timeout_s is None else max(0.0, (1 - _CONFIRMATION_SHARE) * self.timeout_s - self.elapsed_s)
+        """Seconds until what decides must begin; without end where there is no time-out."""
+        return inf if self.timeout_s is None else max(0.0, (1 - _DECIDING_SHARE) * self.timeout_s - self.elapsed_s)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -139,7 +143,7 @@ class TimeBudget:
 
     @property
     def left_for_trials_s(self) -> float:
-        """Seconds until the confirmation must begin; it needs less where trials come one by one and none has won."""
+        """Seconds until what decides must begin; it needs less where trials come one by one and none has won."""
         left, total, ended = self.clock.left_for_trials_s, self.clock.left_s, self.study.ended
         best = self.study.best
         has_winner = best is not None and best.number != 0
@@ -195,7 +199,7 @@ class TimeBudget:
     def guard_deadline_s(self, usual_s: float) -> float:
         """For the precision guard of a trial with this usual deadline; reads the clock alone, in any thread.
 
-        It may use up to a half of the confirmation's time, since nothing without a comparison gets there.
+        It may use up to a half of the time to decide, since nothing without a comparison gets there.
         """
         half_s = (self.clock.left_s or 0.0) / 2
         return max(1.0, min(usual_s, max(self.clock.left_for_trials_s, half_s)))
@@ -210,24 +214,35 @@ class TimeBudget:
             return BASELINE_DEADLINE_S
         return max(_DEADLINE_FACTOR * reference.result.own_s, least) + _BUILD_FACTOR * self.build_s
 
-    def window(self, *, has_model: bool) -> WindowRules:
-        """The window of the trial that begins: shorter than usual where the time-out would not leave each its 8 s.
+    def may_repeat(self, record: TrialRecord) -> bool:
+        """Return True where there is time for a further run of a trial while the search goes on."""
+        return self.left_for_trials_s >= record.result.own_s
 
-        An open number of trials counts as what a search usually comes to. Nor is a window's own error measured to much
-        less than what runs differ by: half of that makes the error of a run an eighth larger.
+    def window(self) -> WindowRules:
+        """Return the window of the run that begins: as long as its own error is worth beside the run-to-run variation.
+
+        No longer window lowers that, but further runs do: the best length weighs what a start takes, and shrinks where
+        a time-out is near. Nor is a window's own error measured to much less than what runs differ by: half of that
+        makes the error of a run an eighth larger.
+
+        Source: Kalibera and Jones 2013, "Rigorous benchmarking in reasonable time".
         """
-        rules, records = WindowRules(), self.study.ended
+        rules, records, spread = WindowRules(), self.study.ended, self.study.spread
+        measured = [record.measurement for record in records[-_LATEST:] if record.measurement is not None]
+        own = spread.of(run.window.is_held_by_device for run in measured)
+        best_s = _FIRST_WINDOW_S
         if self.is_brief:
-            rules = rules.model_copy(update={"max_s": BRIEF_WINDOW_S})
-        expected = max(1, len(records)) + further_trials(self._pace(records, has_model=has_model))
-        to_begin = max(1, (self.budget.n_trials or expected) - self.begun + 1)
-        rounds = rounds_of(to_begin, slots=self.slots_now, is_first_alone=not records)
-        longest_s = self.left_for_trials_s / rounds - typical_overhead_s(records)
-        max_s = min(rules.max_s, max(SHORTEST_WINDOW_S, longest_s))
-        return rules.model_copy(update={"max_s": max_s, "precision": max(rules.precision, self.study.spread.sd)})
+            best_s = _BRIEF_WINDOW_S
+        elif measured:
+            best_s = sqrt(typical_overhead_s(records) * median(map(variance_of_a_second, measured))) / own.sd
+        longest_s = self.left_for_trials_s / 3 - typical_overhead_s(records)
+        max_s = max(SHORTEST_WINDOW_S, min(best_s, _LONGEST_WINDOW_S, longest_s))
+        return rules.model_copy(update={"max_s": max_s, "precision": max(rules.precision, own.sd)})
 
-    def remaining_s(self, *, has_model: bool) -> float:
-        """An estimate from the trials so far and the confirmation to come, within the time-out."""
+    def remaining_s(self, *, has_model: bool, settling_s: float | None = None) -> float:
+        """An estimate from the runs so far, within the time-out; `settling_s`: once only deciding is left."""
+        if settling_s is not None:
+            return settling_s if self.clock.left_s is None else min(settling_s, self.clock.left_s)
         usual_s = expected_s(self._pace(self.study.records, has_model=has_model))
         if not self.is_brief:
             return usual_s

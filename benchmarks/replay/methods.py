@@ -2,7 +2,7 @@
 
 Each is a function of a ground and a seed that hands on a Course: what it would recommend after so many seconds of the
 device, from the end of the baseline's trial on; what it recommends in the end; and what the whole took, the baseline
-included. The product confirms what it has found, the others recommend the best that they have measured.
+included. The product proves what it has found, the others recommend the best that they have measured.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from autotune.settings.search_options import Method
 from autotune.settings.search_space import SearchSpace
 from autotune.settings.workload import Workload
 from autotune.tuning.loop import Search
-from autotune.tuning.outcomes import SearchOutcome
 from benchmarks.measures.verdicts import recommended_of
 from benchmarks.replay.ground import Ground, Server
 from benchmarks.replay.product import search_whole
@@ -55,20 +54,24 @@ class Course:
     """A search."""
 
     steps: Sequence[Step]
-    """From the end of the baseline's trial to the end of the search; no confirmation."""
+    """From the end of the baseline's trial on."""
     recommended: TrainingConfig
-    """In the end; of the product, what its confirmation has left."""
+    """In the end."""
     seconds: float
-    """Of the device from the end of the baseline's trial until the search ended by itself, looks at the sides and
-    checks of precision included."""
+    """Of the device from the end of the baseline's trial until nothing promised more, looks at the sides and checks of
+    precision included."""
     whole_s: float
-    """Of the device in all: the probe, the baseline, the confirmation and the stress run as well."""
+    """Of the device in all: the probe, the baseline, what decides and the stress run as well."""
     trials: int
     """Of the search, less the baseline."""
     out_of_memory: int
     spent_s: Mapping[str, float] = field(default_factory=dict)
     """What the product's seconds went to."""
     ended: str = ""
+    verdict: str = ""
+    """The product's."""
+    speedup: tuple[float, ...] | None = None
+    """The product's claim over the baseline, with both ends."""
 
 
 @dataclass(slots=True)
@@ -145,25 +148,28 @@ def _search(ground: Ground, seed: int, method: Method, budget: Budget) -> Course
         best = search.best
         steps.append(Step(launcher.now() - baseline_s, ground.baseline if best is None else best.config))
 
-    def keep(found: SearchOutcome) -> None:
+    def keep(_: Search | None = None) -> None:
         at_the_end.update(
             seconds=launcher.now() - baseline_s,
             trials=launcher.trials - 1,
             out_of_memory=launcher.out_of_memory,
-            ended="" if found.ended_because is None else say(found.ended_because),
             spent_s=_spent_s(launcher, baseline_s),
         )
 
-    ended = search_whole(
-        _plan(ground, seed), launcher, method=method, budget=budget, on_record=note, on_found=keep
-    ).recommendation
-    spent_s = at_the_end.pop("spent_s")
-    confirmation_s = launcher.spent_s["trial"] - spent_s["baseline"] - spent_s["trial"]
+    ended = search_whole(_plan(ground, seed), launcher, method=method, budget=budget, on_record=note, on_settled=keep)
+    if not at_the_end:
+        keep()
+    spent_s, reason = at_the_end.pop("spent_s"), ended.found.ended_because
+    deciding_s = launcher.spent_s["trial"] - spent_s["baseline"] - spent_s["trial"]
+    found = ended.recommendation
     return Course(
         steps=steps,
-        recommended=recommended_of(ended, ground.baseline),
+        recommended=recommended_of(found, ground.baseline),
         whole_s=launcher.now(),
-        spent_s={**spent_s, "confirmation": confirmation_s, "stress": launcher.spent_s["stress"]},
+        spent_s={**spent_s, "deciding": deciding_s, "stress": launcher.spent_s["stress"]},
+        ended="" if reason is None else say(reason),
+        verdict="" if found is None else found.verdict,
+        speedup=None if found is None or found.speedup is None else tuple(found.speedup.model_dump().values()),
         **at_the_end,
     )
 

@@ -1,4 +1,4 @@
-"""The product's whole search over a launcher with a clock of its own: probe, search, confirmation, selection."""
+"""The product's whole search over a launcher with a clock of its own: probe, search, selection."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from autotune.api.setup import runner_for
 from autotune.files.run_folder import open_run_folder
 from autotune.launch.launcher import Launcher
 from autotune.records.recommendation import Recommendation
+from autotune.records.run_summary import Progress
 from autotune.settings.budget import Budget
 from autotune.settings.plan import Plan
 from autotune.settings.search_options import Method
 from autotune.study.study import Study
-from autotune.tuning.confirmation import Finals
 from autotune.tuning.loop import Search
-from autotune.tuning.outcomes import ConfirmationOutcome, SearchOutcome
+from autotune.tuning.outcomes import SearchOutcome
 from autotune.tuning.probe import probe_workload
 from autotune.tuning.proposers import make_proposer
 from autotune.tuning.selection import select
@@ -43,10 +43,9 @@ class WholeSearch:
     """What came of it."""
 
     found: SearchOutcome
-    sure: ConfirmationOutcome
     recommendation: Recommendation | None
     search_s: float
-    """When the search had ended and the confirmation began, by the launcher's clock."""
+    """When the last trial had ended and only what decides was left, by the launcher's clock."""
 
 
 def search_whole(
@@ -56,11 +55,11 @@ def search_whole(
     method: Method = "model",
     budget: Budget = _OPEN,
     on_record: Callable[[Search, TrialRecord], None] = lambda *_: None,
-    on_found: Callable[[SearchOutcome], None] = lambda _: None,
+    on_settled: Callable[[Search], None] = lambda _: None,
 ) -> WholeSearch:
-    """Search, and confirm, within the budget's time-out if it has one.
+    """Search within the budget's time-out if it has one.
 
-    `on_record` sees each trial, `on_found` the end of the search.
+    `on_record` sees each trial, `on_settled` the search once it only decides what the best gains.
     """
     with TemporaryDirectory() as path, open_run_folder(Path(path), fresh=False) as folder:
         runner, space = probe_workload(plan, runner_for(plan, folder, launcher))
@@ -68,17 +67,20 @@ def search_whole(
         study = Study.open(None, space, identity={}, seed=plan.seed, method=method)
         clock = Clock(budget.timeout_s, started=0.0, now=launcher.now)
         time = TimeBudget(study=study, budget=budget, clock=clock, probe_s=probe_s, build_s=runner.build_s)
+        settled_s = 0.0
+
+        def note_phase(progress: Progress) -> None:
+            nonlocal settled_s
+            if progress.phase == "confirm" and not settled_s:
+                settled_s = launcher.now()
+                on_settled(search)
+
         search = Search(
             time=time,
             runner=runner,
-            show=lambda _: None,
+            show=note_phase,
             on_record=lambda record: on_record(search, record),
             proposer=make_proposer(time, seed=plan.seed),
         )
         found = search.run()
-        search_s = launcher.now()
-        on_found(found)
-        sure = Finals(found=found, runner=runner, clock=clock, show=lambda _: None).run()
-        return WholeSearch(
-            found=found, sure=sure, recommendation=select(found.taught_by(sure.confirmations), sure), search_s=search_s
-        )
+        return WholeSearch(found=found, recommendation=select(found), search_s=settled_s or launcher.now())

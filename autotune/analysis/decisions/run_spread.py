@@ -10,7 +10,7 @@ components".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import exp, inf, log, sqrt
 from statistics import fmean
@@ -27,7 +27,6 @@ __all__ = [
     "SpreadEvidence",
     "assumed_spread",
     "evidence_of",
-    "evidence_of_rounds",
     "learn_spread",
     "rate_of_runs",
     "ratio_of_runs",
@@ -38,8 +37,8 @@ __all__ = [
     "with_run_spread",
 ]
 
-_CPU_SD = 0.05
-"""Source: benchmarks/fidelity.py, whose trials and plain runs differ by 7 % a pair beyond what windows tell."""
+_CPU_SD = 0.08
+"""Source: benchmarks/results, where runs of the same settings differ by 2 to 20 % on CPUs."""
 _HOST_SD = 0.08
 """On an accelerator, of runs that the host holds. Source: benchmarks/results/gpu-nvidia-h200.json and
 gpu-nvidia-h100-80gb-hbm3.json, where they differ by 2 to 20 %."""
@@ -53,6 +52,8 @@ _LEAST_SD = 0.002
 _MOST_WINDOW_SD = 0.1
 """Of the logarithm of a run's rate by its own window: where a loader pauses at regular times, batches differ far more
 than windows do. Source: benchmarks/surfaces, `bursty`: batch means say 26 %, repeats differ by 7 %."""
+_MOST_SECOND_SD = 0.5
+"""The same where a window's length is planned: loaders that pause need windows that hold a pause. Our own convention."""
 _WINDOW_DEGREES_OF_FREEDOM = BATCH_MEANS - 1
 
 
@@ -64,6 +65,12 @@ class Run:
     variance: float
     """Of the logarithm, by the run's own window."""
     is_held_by_device: bool = False
+    number: int = 0
+    """Of its trial; 0 is the baseline."""
+    at_s: float = 0.0
+    """Seconds of the search at which it ended."""
+    is_disturbed: bool = False
+    """Other programs took part of the machine meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +92,22 @@ def assumed_spread(device_kind: DeviceKind) -> RunSpread:
     return RunSpread(sd=_HOST_SD, degrees_of_freedom=degrees, device=device)
 
 
-def run_of(measurement: Measurement) -> Run:
-    """A measurement as a run. A window of a single block tells nothing of its own error: the most is assumed."""
-    rate = window_rate(measurement.window)
+def run_of(measurement: Measurement, *, number: int = 0, at_s: float = 0.0, most_sd: float = _MOST_WINDOW_SD) -> Run:
+    """Return a measurement as a run. A window of a single block says nothing of its own error: the most is assumed."""
+    rate, load = window_rate(measurement.window), measurement.host_load
     half = (rate.value - rate.low) / rate.value if rate.low > 0 else inf
-    variance = min(_variance(half), _MOST_WINDOW_SD**2)
-    return Run(log(measurement.samples_per_s), variance, measurement.window.is_held_by_device)
+    # as many batches as batch means were made of: a short window's interval is wide by Student's t alone
+    blocks = len(measurement.window.blocks)
+    batches = blocks if blocks < 2 * BATCH_MEANS else BATCH_MEANS
+    variance = min(_variance(half, batches - 1), most_sd**2) if batches > 1 else most_sd**2
+    return Run(
+        log(measurement.samples_per_s),
+        variance,
+        measurement.window.is_held_by_device,
+        number=number,
+        at_s=at_s,
+        is_disturbed=load is not None and load.is_loaded,
+    )
 
 
 def evidence_of(runs: Sequence[Run]) -> SpreadEvidence | None:
@@ -103,19 +120,10 @@ def evidence_of(runs: Sequence[Run]) -> SpreadEvidence | None:
     return SpreadEvidence(between, len(runs) - 1, is_of_device=all(run.is_held_by_device for run in runs))
 
 
-def evidence_of_rounds(entrants: Iterable[Sequence[Run]]) -> Iterator[SpreadEvidence]:
-    """Yield what entrants that ran in turns tell: rounds move all of a kind, so that each kind counts as one group."""
-    pieces = [piece for piece in map(evidence_of, entrants) if piece is not None]
-    for is_of_device in (False, True):
-        group = [piece for piece in pieces if piece.is_of_device == is_of_device]
-        if group:
-            degrees = max(piece.degrees_of_freedom for piece in group)
-            yield SpreadEvidence(fmean(piece.variance for piece in group), degrees, is_of_device=is_of_device)
-
-
 def variance_of_a_second(measurement: Measurement) -> float:
-    """Of the logarithm of a rate that was measured for one second, beside the spread between runs."""
-    return run_of(measurement).variance * sum(block.seconds for block in measurement.blocks)
+    """Return the variance of the logarithm of a rate that was measured for one second, by the window alone."""
+    own = run_of(measurement, most_sd=inf).variance
+    return min(own, _MOST_SECOND_SD**2) * sum(block.seconds for block in measurement.blocks)
 
 
 def learn_spread(prior: RunSpread, evidence: Iterable[SpreadEvidence | None]) -> RunSpread:
@@ -197,9 +205,9 @@ def _log_distance(high: float, low: float) -> float:
     return log(high / low) if low > 0 and high < inf else inf
 
 
-def _variance(distance: float) -> float:
+def _variance(distance: float, degrees_of_freedom: int = _WINDOW_DEGREES_OF_FREEDOM) -> float:
     """The variance of a logarithm whose 95 % interval, by batch means, ends at a distance."""
-    return (distance / t_95(_WINDOW_DEGREES_OF_FREEDOM)) ** 2
+    return (distance / t_95(degrees_of_freedom)) ** 2
 
 
 def _half_width(spread: RunSpread, runs: float, own: float) -> float:

@@ -77,17 +77,15 @@ def growth_of(kind: Kind, points: Sequence[tuple[int, int]], seconds: float) -> 
     )
 
 
-def runs_of(number: int, trials: Sequence[TrialRecord], chosen: Recommendation | None) -> list[Measurement]:
-    """All runs of a trial's settings, those of the confirmation among them."""
-    runs = [run for trial in trials if trial.number == number for run in trial.runs]
-    entrants = () if chosen is None else chosen.confirmations
-    return runs + [run for entrant in entrants if entrant.number == number for run in entrant.runs]
+def runs_of(number: int, trials: Sequence[TrialRecord]) -> list[Measurement]:
+    """All runs of a trial's settings."""
+    return [run for trial in trials if trial.number == number for run in trial.runs]
 
 
 def creep_notes_of(trials: Sequence[TrialRecord], chosen: Recommendation | None, room: Room) -> tuple[Note, ...]:
     """What is told of the recommended settings, and of the baseline where that is another trial."""
     numbers = {0: "baseline", **({} if chosen is None else {chosen.number: "recommended"})}
-    found = (creep_notes(runs_of(number, trials, chosen), room, whose) for number, whose in numbers.items())
+    found = (creep_notes(runs_of(number, trials), room, whose) for number, whose in numbers.items())
     return tuple(chain.from_iterable(found))
 
 

@@ -70,7 +70,7 @@ def _say_not_excluded(summary: RunSummary) -> Iterator[str]:
     """Whose windows were too short to tell that memory does not grow to the limit within a day."""
     environment, chosen = summary.environment, summary.recommendation
     room = Room(limit_bytes=summary.limit_bytes, ram_bytes=environment.ram_bytes, limit_is_ram=environment.has_only_ram)
-    runs = runs_of(0 if chosen is None else chosen.number, summary.trials, chosen)
+    runs = runs_of(0 if chosen is None else chosen.number, summary.trials)
     if kinds := kinds_not_excluded(runs, room):
         yield fill("growth_not_excluded", {"kinds": list(kinds)})
 

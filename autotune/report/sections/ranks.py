@@ -65,16 +65,16 @@ def rank_section(ranks: Sequence[RankFigures], whose: str = "", remarks: Sequenc
 def _compare(summary: RunSummary) -> StrategyComparison | None:
     """The strategies of a search; None where every trial had one device.
 
-    What the confirmation or a stress run has refuted counts as tried, and may not be the best of its strategy.
+    What a further run or a stress run has refuted counts as tried, and may not be the best of its strategy.
     """
     found = summary.recommendation
     if found is None:
-        return compare_strategies(summary.trials, summary.environment, (), summary.run_spread)
-    refuted = {entrant.number for entrant in found.confirmations if not entrant.is_feasible}.union(found.overloaded)
+        return compare_strategies(summary.trials, summary.environment, summary.run_spread)
     trials = [
-        trial.model_copy(update={"score": None}) if trial.number in refuted else trial for trial in summary.trials
+        trial.model_copy(update={"score": None}) if trial.number in found.overloaded else trial
+        for trial in summary.trials
     ]
-    return compare_strategies(trials, summary.environment, found.confirmations, summary.run_spread)
+    return compare_strategies(trials, summary.environment, summary.run_spread)
 
 
 def _name(best: StrategyBest) -> str:

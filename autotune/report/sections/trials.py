@@ -1,4 +1,4 @@
-"""What was run: trials, confirmation, failures, and the precision check.
+"""What was run: trials, repeats, failures, and the precision check.
 
 Comes in: a RunSummary. Goes out: Sections whose blocks are empty where there is nothing to show.
 """
@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 from itertools import starmap
 
 from autotune.analysis.decisions.run_spread import rate_of_runs
 from autotune.records.measurement import Measurement
 from autotune.records.precision_check import PrecisionFigures, objection, shortfall
-from autotune.records.recommendation import Confirmation
 from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import Outcome, TrialRecord, score_value
@@ -25,7 +23,7 @@ from autotune.report.wording.names import OUTCOMES, describe_settings, name_inte
 from autotune.report.wording.say import say
 from autotune.report.wording.units import NO_VALUE, format_bytes_beside, show, show_interval
 
-__all__ = ["confirmation_section", "failure_section", "precision_section", "trial_section", "trial_table"]
+__all__ = ["failure_section", "precision_section", "repeat_section", "trial_section", "trial_table"]
 
 _LONGEST_REASON = 160  # cells of a table, our convention; "Failures" has the whole
 _LONGEST_MESSAGE = 2000  # characters, our convention: an exception's message may hold a whole tensor
@@ -65,7 +63,7 @@ def trial_table(summary: RunSummary) -> Table:
 
 
 def _shown(summary: RunSummary) -> list[TrialRecord]:
-    """All trials, or of many those with a role, those that were confirmed, the best, and the first that failed."""
+    """All trials, or of many those with a role, those that ran more than once, the best, and the first that failed."""
     trials, found = summary.trials, summary.recommendation
     if len(trials) <= _MOST_SHOWN:
         return list(trials)
@@ -79,19 +77,26 @@ def _shown(summary: RunSummary) -> list[TrialRecord]:
     return [trial for trial in trials if trial.number in numbers]
 
 
-def confirmation_section(summary: RunSummary) -> Section:
-    """The finalists' runs, raw, round by round."""
-    entrants = summary.recommendation.confirmations if summary.recommendation is not None else ()
-    runs = [(index, entrant, run) for entrant in entrants for index, run in enumerate(entrant.rounds, 1)]
-    in_turns = sorted(runs, key=lambda run: run[0])
+def repeat_section(summary: RunSummary) -> Section:
+    """Every run of what ran more than once, in the order in which they ended."""
+    runs = [
+        (result.at_s, trial, place, result)
+        for trial in summary.trials
+        if trial.repeats
+        for place, result in enumerate((trial.result, *trial.repeats), 1)
+    ]
+    in_order = sorted(runs, key=lambda run: run[0])
     table = _with_interval_named(
-        tabulate(starmap(partial(_round, summary.run_spread), in_turns), optional=(_ENERGY,)),
+        tabulate(
+            (_repeat(summary.run_spread, trial, place, result.measurement) for _, trial, place, result in in_order),
+            optional=(_ENERGY,),
+        ),
         summary,
-        (run for _, _, run in runs),
+        (result.measurement for *_, result in runs),
     )
-    sources = _busy_sources((entrant.number, run) for _, entrant, run in runs)
+    sources = _busy_sources((trial.number, result.measurement) for _, trial, _, result in runs)
     claims = Bullets(sentences=_claims(summary), is_remark=True)
-    return Section(title="Confirmation: measured again, in turns", blocks=(table, sources, claims))
+    return Section(title="Settings that ran more than once", blocks=(table, sources, claims))
 
 
 def _with_interval_named(table: Table, summary: RunSummary, runs: Iterable[Measurement | None]) -> Table:
@@ -185,8 +190,8 @@ def _trial(trial: TrialRecord, summary: RunSummary) -> dict[str, str]:
     }
 
 
-def _round(spread: RunSpread, index: int, entrant: Confirmation, run: Measurement | None) -> dict[str, str]:
-    own = {"round": str(index), "#": str(entrant.number), "settings": describe_settings(entrant.config)}
+def _repeat(spread: RunSpread, trial: TrialRecord, place: int, run: Measurement | None) -> dict[str, str]:
+    own = {"run": str(place), "#": str(trial.number), "settings": describe_settings(trial.config)}
     return own | _measured(run, spread) | ({"samples/s": "failed"} if run is None else {})
 
 

@@ -47,7 +47,7 @@ def say_rates(measured: Mapping[str, Figures], spread: RunSpread) -> Iterator[st
     if any(figures.joules_per_sample is not None for figures in measured.values()):
         yield fill("energy", {})
     if measured:
-        runs = {title: figures.runs if figures.is_confirmed else 0 for title, figures in measured.items()}
+        runs = {title: figures.runs for title, figures in measured.items()}
         yield fill("rates", {"runs": runs})
         for is_held in sorted({figures.is_held_by_device for figures in measured.values()}):
             yield fill("run_spread", {"spread": spread.of([is_held]), "held_by": name_holder(spread, is_held)})

@@ -7,7 +7,6 @@ refutes the trial, and notes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
 
 from autotune.analysis.time_estimate import overhead_s
 from autotune.launch.runner import TrialRunner
@@ -15,10 +14,12 @@ from autotune.note import Note, note
 from autotune.protocol.reports import RankReport
 from autotune.records.stress_check import STRESS_S, StressFigures, load_of, sample_scan_s
 from autotune.records.trial import OUT_OF_MEMORY, TrialRecord
+from autotune.space.constraints import ranks_on_host
+from autotune.space.resolved_space import ResolvedSpace
 from autotune.tuning.outcomes import SearchOutcome
 from autotune.tuning.time_budget import repeat_deadline_s
 
-__all__ = ["MOST_STRESSED", "StressCheck", "check_under_stress", "reserve_s"]
+__all__ = ["MOST_STRESSED", "StressCheck", "check_under_stress", "may_overload"]
 
 MOST_STRESSED = 3
 """Configurations that are tried one after the other, until one stays within the limit: our own convention."""
@@ -26,8 +27,9 @@ _SHORTEST_STRESS_S = 1.0
 """A shorter run would end within the first steps, before memory has reached its peak: our own convention."""
 _BRIEF_STRESS_S = 4.0
 """In a brief search: the three steps with each kind of batch mostly take longer. Our own convention."""
-_RESERVED_SHARE = 0.25
-"""Of the time left for the confirmation, what a stress run may take of it: our own convention."""
+_SURE_ROOM = 4.0
+"""Times its peak that the limit must be, so that no batch of the largest samples is expected to pass it: our own
+convention. Where samples differ by more, they are known to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +42,11 @@ class StressCheck:
     notes: tuple[Note, ...] = ()
 
 
-def reserve_s(record: TrialRecord, left_s: float, build_s: float = 0.0) -> float:
-    """Seconds of those left that the confirmation leaves to a stress run of a configuration; `build_s`: TrialRunner."""
-    return min(STRESS_S + overhead_s(record, build_s) + sample_scan_s(inf), _RESERVED_SHARE * left_s)
+def may_overload(record: TrialRecord, space: ResolvedSpace) -> bool:
+    """Return True where a batch of the largest samples might pass the limit, so that the run is worth its seconds."""
+    peak = max((run.peak_memory_bytes for run in record.runs), default=0)
+    sharing = ranks_on_host(record.config.process_count, space.environment) if space.environment.has_only_ram else 1
+    return _SURE_ROOM * peak * sharing > space.limit_bytes
 
 
 def check_under_stress(

@@ -1,0 +1,187 @@
+"""Which configuration runs again, and when a search is decided: the repeats of a search, and its proof.
+
+While it searches, the baseline runs again after every few other runs. Once no trial promises more, what leads runs
+again until it has run twice; where it loses the lead, the next one does. Then leader and baseline run in turns, until
+the gain is proven and known well enough, or is not likely to be worth a change, or could not be proven in time.
+
+Comes in: the runs as they end. Goes out: the trial that is to run again, or none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log, sqrt
+from statistics import NormalDist
+
+from autotune.analysis.decisions.claims import believe, chance_worthwhile
+from autotune.analysis.decisions.evidence import Contrast
+from autotune.analysis.decisions.ledger import Ledger
+from autotune.records.trial import TrialRecord
+from autotune.tuning.outcomes import LEAST_GAIN, SearchOutcome
+from autotune.tuning.selection import Contenders
+from autotune.tuning.time_budget import TimeBudget
+
+__all__ = ["Race"]
+
+_BASELINE_EVERY = 3
+"""Runs of others after which the baseline runs again. With k others at a time, sqrt(k) runs of what all are compared
+with for each of theirs is the best share (Dunnett 1955); a search compares a few at a time."""
+_RUNS = 2
+"""Of what is settled on, and of the baseline, at the least; a third tells a quarter more."""
+_MOST_CHALLENGED = 3
+"""Repeats of trials that may be better than the one that leads: our own convention."""
+_MOST_CONTESTED = 3
+"""Runs of a larger batch, and of the best at the own one, to tell whether it is worth it: our own convention."""
+_SETTLE_S = 45.0
+"""Seconds of the settling where no time-out limits the search: our own convention, so that an answer takes a minute."""
+_BRIEF_SETTLE_BUILDS = 4.0
+"""In a brief search, in builds of the workload."""
+_UNLIKELY = 0.05
+"""Chance of a worthwhile gain below which nothing more is to be proven: our own convention."""
+_PRECISE, _PRECISE_SHARE = 0.05, 0.25
+"""Half-width of a proven gain's 95 % interval, on the log scale, with which it needs no further runs: a twentieth, or a
+quarter of the gain; our own convention."""
+_FUTILE_AFTER = 3
+"""Pairs of runs before settling may be given up, and standard errors that the gain should then have at its end: our own
+conventions."""
+_USUAL_GAIN_SD = 0.1
+"""Of the logarithm of a gain: most changes bring little; benchmarks/decisions.py."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Race:
+    """A race under way."""
+
+    time: TimeBudget
+    ledger: Ledger
+    leader: int | None = None
+    """Number of the trial that was settled on."""
+    is_settled: bool = False
+    _from_s: float = 0.0
+    _budget_s: float = 0.0
+    _challenged: int = 0
+    _looked_at: int = 0
+    """Pairs of runs at the last look."""
+
+    def is_baseline_due(self, found: SearchOutcome) -> bool:
+        """Return True where enough others have run since the baseline did, and it is a reference."""
+        baseline = found.baseline
+        if self.time.is_brief or self.leader is not None or baseline is None or not baseline.is_feasible:
+            return False
+        runs = self.ledger.runs
+        since = next((place for place, run in enumerate(reversed(runs)) if run.number == 0), len(runs))
+        return since >= _BASELINE_EVERY
+
+    def next_run(self, found: SearchOutcome) -> TrialRecord | None:
+        """Return the trial that is to run again once nothing promises more; None where the search is decided."""
+        contenders = Contenders.sound(found)
+        leader, baseline = contenders.leader(), contenders.baseline
+        if leader is None or not self._has_time(found):
+            self.is_settled = leader is None or self.is_settled
+            return None
+        settled = next((record for record in contenders.records if record.number == self.leader), None)
+        if settled is None:  # not yet, or it has failed since
+            if (record := self._unsure(contenders, leader)) is not None:
+                return record
+            if baseline is None:
+                self.is_settled = True
+                return None
+            settled, self.leader, self.is_settled = leader, leader.number, False
+            self.ledger.settle(leader.number)
+            self._from_s, self._looked_at = self.time.clock.elapsed_s, 0
+            self._budget_s = self._settle_s
+        return None if baseline is None else self._next_of_the_two(settled, baseline, found)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that deciding may still take at the most."""
+        if self.is_settled:
+            return 0.0
+        return self._settle_s if self.leader is None else self._budget_s - (self.time.clock.elapsed_s - self._from_s)
+
+    @property
+    def _settle_s(self) -> float:
+        usual_s = _BRIEF_SETTLE_BUILDS * self.time.build_s if self.time.is_brief else _SETTLE_S
+        left_s = self.time.clock.left_s
+        return usual_s if left_s is None else left_s
+
+    def _has_time(self, found: SearchOutcome) -> bool:
+        left_s = self.time.clock.left_s
+        return left_s is None or left_s >= found.run_s
+
+    def _unsure(self, contenders: Contenders, leader: TrialRecord) -> TrialRecord | None:
+        """What must run again before one is settled on: the leader, a larger batch and its rival, what may be better."""
+        if self._runs_of(leader) < _RUNS:
+            return leader
+        found = contenders.found
+        own = contenders.fastest_at_own_batch(contenders.records)
+        larger = [one for one in contenders.challengers if contenders.batch_ratio(one) > 1]
+        if own is not None and larger and found.believed_score(larger[0]) > found.believed_score(own):
+            rivals = [one for one in (larger[0], own) if self._runs_of(one) < _MOST_CONTESTED]
+            if rivals and contenders.is_worth_it(larger[0], own) is None:
+                return min(rivals, key=self._runs_of)
+        if self._challenged >= _MOST_CHALLENGED or self.time.is_brief:
+            return None
+        open_ones = [
+            one
+            for one in contenders.challengers[: 2 * _MOST_CHALLENGED]
+            if one is not leader
+            and self._runs_of(one) < _RUNS
+            and contenders.batch_ratio(one) <= contenders.batch_ratio(leader)
+        ]
+        wins = {one.number: self._expected_win(one, leader, found) for one in open_ones}
+        best = max(open_ones, key=lambda one: wins[one.number], default=None)
+        if best is None or wins[best.number] < LEAST_GAIN:
+            return None
+        self._challenged += 1
+        return best
+
+    def _expected_win(self, one: TrialRecord, leader: TrialRecord, found: SearchOutcome) -> float:
+        """What one should win over the leader if it turns out to be better, by what is believed of both."""
+        contrast = found.evidence.contrast(one.number, leader.number)
+        if contrast is None:
+            return 0.0
+        ahead = log(found.believed_score(one) / found.believed_score(leader))
+        normal = NormalDist(0.0, contrast.sd)
+        return ahead * normal.cdf(ahead) + contrast.sd**2 * normal.pdf(ahead)
+
+    def _next_of_the_two(self, leader: TrialRecord, baseline: TrialRecord, found: SearchOutcome) -> TrialRecord | None:
+        """Whichever of leader and baseline ran less often; None where it is decided, or there is no time."""
+        spent_s, ledger = self.time.clock.elapsed_s - self._from_s, self.ledger
+        is_last = spent_s + 2 * found.run_s > self._budget_s or not self._has_time(found)
+        pairs = ledger.pairs
+        if pairs > self._looked_at or (is_last and pairs):
+            self._looked_at = pairs
+            ledger.look(spent_s / max(self._budget_s, 1e-9), is_last=is_last)
+        contrast = ledger.evidence.contrast(leader.number, 0)
+        runs = {record.number: self._runs_of(record) for record in (leader, baseline)}
+        is_known = min(runs.values()) >= _RUNS
+        if contrast is not None and is_known and self._is_decided(leader.number, contrast, spent_s):
+            self.is_settled = True
+            return None
+        if is_last and runs[leader.number] >= runs[0] and is_known:
+            self.is_settled = True
+            return None
+        if is_last and not (self.time.clock.left_s is None and not is_known):
+            return None
+        return baseline if runs[0] <= runs[leader.number] else leader
+
+    def _is_decided(self, number: int, contrast: Contrast, spent_s: float) -> bool:
+        if number in self.ledger.proven:
+            ratio = believe(contrast).ratio()
+            return log(ratio.high / ratio.low) / 2 <= max(_PRECISE, _PRECISE_SHARE * log(ratio.value))
+        return chance_worthwhile(contrast) < _UNLIKELY or self._is_futile(contrast, spent_s)
+
+    def _is_futile(self, contrast: Contrast, spent_s: float) -> bool:
+        """Whether a gain as large as is to be expected could not be proven in the time for settling."""
+        pairs = self.ledger.pairs
+        if pairs < _FUTILE_AFTER:
+            return False
+        more = max(0.0, (self._budget_s - spent_s) * pairs / spent_s)
+        error = contrast.sd * sqrt(pairs / (pairs + more))
+        shrunk = contrast.value * _USUAL_GAIN_SD**2 / (_USUAL_GAIN_SD**2 + contrast.sd**2)
+        return shrunk < error
+
+    def _runs_of(self, record: TrialRecord) -> int:
+        """How often it ran; a run that failed counts, so that none is tried for ever."""
+        return 1 + len(record.repeats)
