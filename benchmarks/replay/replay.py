@@ -16,6 +16,7 @@ from datetime import datetime
 from functools import cached_property
 from itertools import pairwise
 from math import exp, inf
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -37,6 +38,7 @@ from autotune.protocol.jobs import (
     read_job,
 )
 from autotune.protocol.reports import RankReport
+from autotune.records.ceilings import loader_key
 from autotune.records.diagnosis import CurvePoint, Curves
 from autotune.records.measurement import MemorySample
 from autotune.records.precision_check import PrecisionFigures
@@ -230,6 +232,9 @@ def _is_over(result: TrialResult, limit_bytes: int) -> bool:
 
 
 _GUARD_STEPS = 20
+_SideSettings = Callable[[TrainingConfig], tuple[object, ...]]
+"""The settings that the rate of a side alone depends on."""
+_device_settings: _SideSettings = attrgetter(*sorted(DEVICE_SETTINGS))
 
 
 @dataclass(slots=True)
@@ -343,7 +348,7 @@ class ReplayLauncher:
 
     def _device_rate(self, config: TrainingConfig) -> float:
         """Of the device alone where that was recorded, else of a run."""
-        point = self._point((self.surface.curves or Curves()).device, config, self.surface.baseline, DEVICE_SETTINGS)
+        point = self._point((self.surface.curves or Curves()).device, config, _device_settings)
         if point is not None and point.ceiling is not None:
             return point.ceiling.samples_per_s
         return fmean(one.measurement.samples_per_s for one in self.surface.visits[config] if one.measurement)
@@ -353,34 +358,36 @@ class ReplayLauncher:
         recorded = self.surface.curves
         if recorded is None:
             return Curves(remarks=(note("curves_not_measured", cause="nothing was recorded"),)), 0.0
-        asked = [job.config, *job.variations]
-        loader = self._points(recorded.loader, asked, job.config, frozenset(LOADER_SETTINGS))
-        device = self._points(recorded.device, asked, job.config, DEVICE_SETTINGS)
+        loads, trains = set(LOADER_SETTINGS), DEVICE_SETTINGS
+        changes = [(config, set(changed_settings(config, job.config))) for config in job.variations]
+        # as the worker divides them: what changes the loader says nothing of the device
+        loaders = [job.config, *(config for config, names in changes if names & loads)]
+        devices = [job.config, *(config for config, names in changes if names & trains and not names & loads)]
+        loader = self._points(recorded.loader, loaders, loader_key)
+        device = self._points(recorded.device, devices, _device_settings)
         overhead_s = self.surface.curves_s - sum(one.took_s for one in (*recorded.loader, *recorded.device))
         taken_s = sum(one.took_s for one in (*loader, *device))
         curves = Curves(loader=loader, device=device, threads=recorded.threads)
         return curves, max(0.0, overhead_s) + taken_s
 
     def _points(
-        self,
-        recorded: Sequence[CurvePoint],
-        asked: Sequence[TrainingConfig],
-        own: TrainingConfig,
-        settings: frozenset[str],
+        self, recorded: Sequence[CurvePoint], asked: Sequence[TrainingConfig], settings: _SideSettings
     ) -> tuple[CurvePoint, ...]:
-        found = [self._point(recorded, config, own, settings) for config in asked]
+        """Return the recorded points of a side in some configurations, each once."""
+        found = [self._point(recorded, config, settings) for config in asked]
         return tuple({id(one): one for one in found if one is not None}.values())
 
-    @staticmethod
     def _point(
-        recorded: Sequence[CurvePoint], config: TrainingConfig, own: TrainingConfig, settings: frozenset[str]
+        self, recorded: Sequence[CurvePoint], config: TrainingConfig, settings: _SideSettings
     ) -> CurvePoint | None:
-        """The recorded point of a side in a configuration; None where it does not differ there, or was not recorded."""
-        changed = {name: after for name, (_, after) in changed_settings(config, own).items()}
-        if changed and not settings & set(changed):
-            return None
-        wanted = {name: after for name, after in changed.items() if name in settings}
-        return next((one for one in recorded if one.changes == wanted), None)
+        """Return the recorded point at which a side runs as it does in a configuration; None without one.
+
+        Settings are compared by what they mean: a prefetch factor left to torch is torch's 2.
+        """
+        own = self.surface.baseline.model_dump()
+        wanted = settings(config)
+        points = ((one, TrainingConfig.model_validate({**own, **one.changes})) for one in recorded)
+        return next((one for one, at in points if settings(at) == wanted), None)
 
 
 def _strayed(result: TrialResult, factor: float) -> TrialResult:
