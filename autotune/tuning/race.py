@@ -26,6 +26,9 @@ __all__ = ["Race"]
 _BASELINE_EVERY = 3
 """Runs of others after which the baseline runs again. With k others at a time, sqrt(k) runs of what all are compared
 with for each of theirs is the best share (Dunnett 1955); a search compares a few at a time."""
+_CLEAR = 0.005
+"""Chance that the best is no faster than the baseline, below which the search need not run the baseline again: our own
+convention, about what a proof takes."""
 _RUNS = 2
 """Of what is settled on, and of the baseline, at the least; a third tells a quarter more."""
 _MOST_CHALLENGED = 3
@@ -70,7 +73,15 @@ class Race:
             return False
         runs = self.ledger.runs
         since = next((place for place, run in enumerate(reversed(runs)) if run.number == 0), len(runs))
-        return since >= _BASELINE_EVERY
+        return since >= _BASELINE_EVERY and not self._is_clear(found)
+
+    def _is_clear(self, found: SearchOutcome) -> bool:
+        """Whether the best is so far ahead of the baseline, which ran twice, that another run of that decides nothing."""
+        best, evidence = found.best, found.evidence
+        if best is None or best.number == 0 or evidence.count(0) < _RUNS:
+            return False
+        contrast = evidence.contrast(best.number, 0)
+        return contrast is not None and contrast.chance_below(0.0) < _CLEAR
 
     def next_run(self, found: SearchOutcome) -> TrialRecord | None:
         """Return the trial that is to run again once nothing promises more; None where the search is decided."""

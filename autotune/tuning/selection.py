@@ -273,14 +273,7 @@ def _reasons(chosen: TrialRecord, contenders: Contenders, verdict: Verdict) -> I
     if verdict == "faster":
         yield note("proven", least_fraction=exp(found.proven[chosen.number]) - 1, **runs)
     elif reference is not None and (gain := contenders.gain_of(chosen)) is not None:
-        belief = believe(gain)
-        yield note(
-            "not_proven",
-            gain_fraction=1 - belief.chance_below(0.0),
-            speedup=belief.ratio().model_dump(),
-            more_s=_more_s(chosen, contenders),
-            **runs,
-        )
+        yield note("not_proven", gain_fraction=1 - believe(gain).chance_below(0.0), **runs)
     if reference is not None:
         yield note("changed_settings", settings=list(changed_settings(chosen.config, reference.config)))
 

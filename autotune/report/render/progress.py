@@ -22,6 +22,7 @@ from autotune.records.run_summary import Progress
 from autotune.records.trial import TrialRecord
 from autotune.report.text import one_line, shorten
 from autotune.report.wording import say
+from autotune.report.wording.catalogue import fill
 from autotune.report.wording.names import OUTCOMES, describe_settings
 from autotune.report.wording.units import format_count, show
 
@@ -118,8 +119,11 @@ def _plain_lines(console: Console) -> ShowProgress:
         print_new("phase", progress.phase, _say_phase(progress))
         _print_warnings(progress, console)
         if progress.last is not None:
-            step = (progress.phase, progress.done, progress.last.number)
+            step = (progress.done, progress.last.number, len(progress.last.repeats))
             print_new("trial", step, _say_trial(progress, progress.last, console.width))
+        if progress.known is not None:
+            line = say_known(progress)
+            print_new("known", line, line)
 
     return show
 
@@ -155,15 +159,26 @@ def _say_phase(progress: Progress) -> str:
     if progress.phase in _ALONE:
         return _ALONE[progress.phase][1]
     if progress.phase == "confirm":
-        return f"Confirming: {format_count(progress.total, 'run')}, finalists and baseline in turns."
+        return "Deciding: the best and the baseline in turns."
     about = "" if progress.remaining_s is None else f", about {show(progress.remaining_s, 'duration')}"
     return f"Searching: at most {format_count(progress.total, 'trial')}{about}."
+
+
+def say_known(progress: Progress) -> str:
+    """Return what is known of the best over the baseline by now; "" where the baseline leads."""
+    known, best = progress.known, progress.best
+    if known is None or best is None:
+        return ""
+    figures = {"low": known.speedup.low, "high": known.speedup.high, "is_proven": known.is_proven}
+    return fill("so_far", {**figures, "settings": _say_settings(progress, best)})
 
 
 def _say_trial(progress: Progress, trial: TrialRecord, width: int) -> str:
     """A success with the best so far, or a failure with its reason, which needs that room."""
     total, rate = str(progress.total), _rate_of(trial)
     step = f"{progress.done:>{len(total)}}/{total}  #{trial.number:<{len(total)}}"
+    if trial.repeats:
+        step, rate = f"{'again':>{len(step) - len(total) - 3}}  #{trial.number:<{len(total)}}", _last_rate_of(trial)
     settings = _say_settings(progress, trial)
     if trial.outcome == "ok" and rate is not None:
         best = f"best {_say_gain(progress) or show(_rate_of(progress.best), 'plain_rate')}"
@@ -182,12 +197,19 @@ def _say_state(progress: Progress, passed_s: float, width: int) -> str:
 
     Where it is too wide, settings are left out first, then what can still be gained.
     """  # noqa: RUF002 - a times sign
-    phase = "trial" if progress.phase == "search" else progress.phase
-    step = _ALONE[phase][0] if phase in _ALONE else f"{phase} {progress.done}/{progress.total}"
+    if progress.phase in _ALONE:
+        step = _ALONE[progress.phase][0]
+    elif progress.phase == "confirm":
+        step = f"deciding, {format_count(progress.done, 'pair')} of runs"
+    else:
+        step = f"trial {progress.done}/{progress.total}"
     clock, rate, gain = _say_clock(progress, passed_s), _rate_of(progress.best), _say_gain(progress)
     if progress.best is None or rate is None:
         return f"{step} | {clock}"
     best = f"best {show(rate, 'rate')}" + (f", {gain}" if gain else "")
+    if progress.known is not None and progress.known.speedup.low > 1:
+        least = f"{show(progress.known.speedup.low, 'times')}×"  # noqa: RUF001 - a times sign
+        best = f"{'proven' if progress.known.is_proven else 'at least'} {least}, best {show(rate, 'rate')}"
     more = _say_more(progress)
     rest = width - cell_len(f"{step} | {best} | {clock}{more}")
     if rest < 0:
@@ -224,6 +246,11 @@ def _say_gain(progress: Progress) -> str:
 
 def _rate_of(trial: TrialRecord | None) -> float | None:
     return None if trial is None or trial.measurement is None else trial.measurement.samples_per_s
+
+
+def _last_rate_of(trial: TrialRecord) -> float | None:
+    measurement = trial.repeats[-1].measurement
+    return None if measurement is None else measurement.samples_per_s
 
 
 def _say_settings(progress: Progress, trial: TrialRecord) -> str:

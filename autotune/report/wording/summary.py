@@ -39,8 +39,6 @@ def say_headline(summary: RunSummary, columns: Sequence[Column]) -> str:
     found = summary.recommendation
     if found is None:
         return say_nothing_feasible(summary)
-    measured = [column.figures for column in columns[:2] if column.figures is not None]
-    rates = [figures.samples_per_s.value for figures in measured]
     headline = fill(
         "headline",
         {
@@ -49,8 +47,6 @@ def say_headline(summary: RunSummary, columns: Sequence[Column]) -> str:
             "limit_bytes": summary.limit_bytes,
             "is_change": len(columns) > 1 and columns[1].title == "recommended",
             "is_larger_faster": found.larger_batch is not None and found.larger_batch.is_faster,
-            "ratio": rates[1] / rates[0] if len(rates) == 2 else None,
-            "spread": summary.run_spread.of(figures.is_held_by_device for figures in measured),
         },
     )
     return " ".join([headline, *_say_batches(summary), *_say_load(columns)])
