@@ -20,7 +20,8 @@ from autotune.settings.workload import WorkloadFacts
 __all__ = ["Known", "Phase", "Progress", "RunSummary", "changed_settings", "is_single"]
 
 Phase = Literal["probe", "search", "confirm", "measure", "curves"]
-"""Of a search: probe, search, confirm (what leads and the baseline in turns). Of a diagnosis: probe, measure (today's settings), curves (other settings)."""
+"""Of a search: probe, search, confirm (what leads and the baseline in turns). Of a diagnosis: probe, measure (today's
+settings), curves (other settings)."""
 
 
 class RunSummary(FrozenModel):

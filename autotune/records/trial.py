@@ -18,6 +18,7 @@ __all__ = [
     "Score",
     "TrialRecord",
     "TrialResult",
+    "answered",
     "believed_score",
     "best_of",
     "reference_of",
@@ -146,6 +147,12 @@ class TrialRecord(FrozenModel):
     def is_refused(self) -> bool:
         """Whether the trial ran well, and the precision guard would not let it win."""
         return self.result.outcome != "ok" and self.measurement is not None  # else a failed trial has no measurement
+
+
+def answered(record: TrialRecord, answer: TrialResult) -> TrialRecord:
+    """Return a trial's record with what the precision guard says: of a precision that may not win, why."""
+    update = {name: getattr(answer, name) for name in ("outcome", "reason", "guard")}
+    return record.model_copy(update={"result": record.result.model_copy(update=update)})
 
 
 def score_value(record: TrialRecord) -> float:

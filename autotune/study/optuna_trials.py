@@ -15,7 +15,7 @@ from autotune.analysis.memory.lines import UNKNOWN_EXCESS_FRACTION
 from autotune.analysis.rates import mean_rate
 from autotune.frozen import compacted
 from autotune.note import Note
-from autotune.records.trial import OUT_OF_MEMORY, TrialRecord, TrialResult
+from autotune.records.trial import OUT_OF_MEMORY, TrialRecord, TrialResult, answered
 from autotune.settings.search_space import Choices, Domain, IntRange
 from autotune.space.resolved_space import ResolvedSpace
 from autotune.study.proposals import params_of
@@ -45,6 +45,7 @@ _RECORD = "autotune_record"
 _PLACE = "autotune_place"  # of a record in the order in which trials ended
 _MEMORY = "memory"
 _REPEATS = "autotune_repeats_"  # and the trial's number
+_ANSWER = "guard of "
 
 
 def as_begun(space: ResolvedSpace, study: optuna.Study) -> ResolvedSpace:
@@ -92,7 +93,7 @@ def read_records(study: optuna.Study) -> list[TrialRecord]:
     trials.sort(key=lambda trial: trial.user_attrs.get(_PLACE, -1))
     records = [compacted(TrialRecord.model_validate_json(trial.user_attrs[_RECORD])) for trial in trials]
     attributes = study.user_attrs  # each look is a query
-    return [_with_repeats(record, attributes) for record in records]
+    return [_as_kept(record, attributes) for record in records]
 
 
 def tell_kept(study: optuna.Study) -> None:
@@ -145,9 +146,18 @@ def write_repeats(study: optuna.Study, record: TrialRecord) -> None:
     study.set_user_attr(f"{_REPEATS}{record.number}", [run.model_dump_json() for run in record.repeats])
 
 
-def _with_repeats(record: TrialRecord, attributes: Mapping[str, Any]) -> TrialRecord:
-    written = attributes.get(f"{_REPEATS}{record.number}", [])
+def write_answer(study: optuna.Study, record: TrialRecord) -> None:
+    """Keep the precision guard's answer on a trial with the study, for the same reason."""
+    answer = record.result.model_dump_json(include={"outcome", "reason", "guard"})
+    study.set_user_attr(f"{_ANSWER}{record.number}", answer)
+
+
+def _as_kept(record: TrialRecord, attributes: Mapping[str, Any]) -> TrialRecord:
+    """A record with the further runs and the guard's answer that came after it."""
+    written, answer = attributes.get(f"{_REPEATS}{record.number}", []), attributes.get(f"{_ANSWER}{record.number}")
     repeats = tuple(compacted(TrialResult.model_validate_json(run)) for run in written)
+    if answer is not None:
+        record = answered(record, TrialResult.model_validate_json(answer))
     return record.model_copy(update={"repeats": repeats}) if repeats else record
 
 

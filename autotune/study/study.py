@@ -20,7 +20,7 @@ from autotune.errors import ConfigError
 from autotune.frozen import compacted
 from autotune.note import Note
 from autotune.records.run_spread import RunSpread
-from autotune.records.trial import Score, TrialRecord, TrialResult
+from autotune.records.trial import Score, TrialRecord, TrialResult, answered
 from autotune.settings.search_options import Method
 from autotune.settings.search_space import Domain, SettingValue
 from autotune.settings.training_config import TrainingConfig
@@ -259,6 +259,16 @@ class Study:
         record = record.model_copy(update={"repeats": (*record.repeats, compacted(result))})
         with guarded():
             written.write_repeats(self.optuna_study, record)
+            keep_on_disk(self._storage)
+        self._measured.keep(key, record)
+        return record
+
+    def keep_answer(self, number: int, answer: TrialResult) -> TrialRecord:
+        """Record what the precision guard says of a finished trial."""
+        key, record = self._measured.of_number(number)
+        record = answered(record, answer)
+        with guarded():
+            written.write_answer(self.optuna_study, record)
             keep_on_disk(self._storage)
         self._measured.keep(key, record)
         return record

@@ -1,7 +1,7 @@
 """The search itself: ask, run, evaluate, tell, until nothing promises more and it is decided what the best gains.
 
 Comes in: a study with its time budget, a runner, a proposer. Goes out: a SearchOutcome. Runs of trials may be side by
-side in threads, each with its precision guard; all else is done by the calling thread, trial by trial as they end.
+side in threads; all else is done by the calling thread, trial by trial as they end.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _FEWEST_BEFORE_CURES = 2
 """Trials before them, the baseline and one more."""
 
 _THOROUGH_EXTRAS = Extras(loader_ceiling=True, device_ceiling=True, copy_ceiling=True, breakdown=True, stretch_s=0.5)
-"""Of what leads at the end, once: what limits it, and where its time goes. Short stretches of its sides decide nothing."""
+"""Of what leads at the end, once: what limits it, and where its time goes, by longer stretches of its sides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +122,7 @@ class Search:
         """Take up the records of a search that goes on."""
         self.guard = PrecisionGuard(self.runner, self.space.baseline)
         ledger = Ledger.going_on(self.study.prior_spread, self.study.records)
-        self.race = Race(time=self.time, ledger=ledger)
+        self.race = Race(time=self.time, ledger=ledger, look=self.outcome, passes=self._passes_guard)
         self._before_s = max((run.at_s for run in ledger.runs), default=0.0)
         for record in self.study.ended:
             self.guard.recall(record)
@@ -275,19 +275,22 @@ class Search:
         if taken >= self._most_at_once:  # a group that lies on several hosts takes as many slots
             return None
         if self.race.leader is None:
-            baseline = self.study.records[0] if self.study.records else None
-            if baseline is not None and 0 not in self._repeating and self.time.may_repeat(baseline):
-                if self.race.is_baseline_due(self.outcome()):
-                    return self._repeat_of(baseline, NO_EXTRAS)
+            if self._may_repeat_baseline and self.race.is_baseline_due():
+                return self._repeat_of(self.study.records[0], NO_EXTRAS)
             if (trial := self._ask()) is not None:
                 return self._run_of(trial)
         if running:  # what decides is measured by itself
             return None
-        record = self.race.next_run(self.outcome())
+        record = self.race.next_run()
         if record is None:
             return None
         is_first = record.number != 0 and not record.repeats
         return self._repeat_of(record, _THOROUGH_EXTRAS if is_first and not self.time.is_brief else NO_EXTRAS)
+
+    @property
+    def _may_repeat_baseline(self) -> bool:
+        records = self.study.records
+        return bool(records) and 0 not in self._repeating and self.time.may_repeat(records[0])
 
     def _repeat_of(self, record: TrialRecord, extras: Extras) -> Callable[[], _Ended]:
         """A further run of a trial's settings, as a call for any thread."""
@@ -322,13 +325,10 @@ class Search:
         return None
 
     def _run_of(self, trial: Trial) -> Callable[[], _Ended]:
-        """The trial's run as a call for any thread: it touches neither study nor proposer.
-
-        The precision guard is part of it, so that other slots need not wait for a comparison.
-        """
+        """The trial's run as a call for any thread: it touches neither study nor proposer."""
         runner, deadline_s = self.runner, self.time.deadline_s(trial)
         window = self.time.window()
-        extras, usual_s = self._extras_of(trial, window), self.time.usual_deadline_s(trial.config)
+        extras = self._extras_of(trial, window)
         threshold = self.proposer.pruning_threshold(trial)
 
         def run() -> _Ended:
@@ -340,8 +340,6 @@ class Search:
                 extras=extras,
                 should_end=None if threshold is None else lambda blocks: behind_threshold(blocks, threshold),
             )
-            if result.measurement is not None and memory_fault(result.measurement, self.space.limit_bytes) is None:
-                result = self.guard.judge(trial.config, result, lambda: self.time.guard_deadline_s(usual_s))
             return _Ended(trial=trial, extras=extras, result=result)
 
         return run
@@ -367,8 +365,6 @@ class Search:
             self._show(self.study.add_run(number, result))
             return
         record = self.study.tell(ended.trial, result, score)
-        if record.is_refused:
-            self._leave_out(record)
         self.on_record(record)
         try:
             self.notes.extend(self.failures.learn(record, self.study))
@@ -444,6 +440,21 @@ class Search:
         for params in proposals:
             if params is not None:
                 self.study.propose(params)
+
+    def _passes_guard(self, leader: TrialRecord) -> bool:
+        """Whether the precision of what leads trains as float32 does: where not, no trial of it may win."""
+        if not self.guard.must_ask(leader.config):
+            return True
+        usual_s = self.time.usual_deadline_s(leader.config)
+        answer = self.guard.ask(leader.config, self.time.guard_deadline_s(usual_s))
+        if answer.outcome == "ok":
+            self.study.keep_answer(leader.number, answer)
+            return True
+        for record in tuple(self.study.records):
+            if record.result.outcome == "ok" and guard_key(record.config) == guard_key(leader.config):
+                refused = self.study.keep_answer(record.number, answer)
+        self._leave_out(refused)
+        return False
 
     def _leave_out(self, record: TrialRecord) -> None:
         """Try no more of a precision that the guard has refused, and note it once."""

@@ -9,6 +9,7 @@ Comes in: the runs as they end. Goes out: the trial that is to run again, or non
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import log, sqrt
 from statistics import NormalDist
@@ -57,6 +58,10 @@ class Race:
 
     time: TimeBudget
     ledger: Ledger
+    look: Callable[[], SearchOutcome]
+    """What was measured so far."""
+    passes: Callable[[TrialRecord], bool]
+    """Whether a trial may lead: its precision is compared where that was not done before."""
     leader: int | None = None
     """Number of the trial that was settled on."""
     is_settled: bool = False
@@ -66,25 +71,26 @@ class Race:
     _looked_at: int = 0
     """Pairs of runs at the last look."""
 
-    def is_baseline_due(self, found: SearchOutcome) -> bool:
+    def is_baseline_due(self) -> bool:
         """Return True where enough others have run since the baseline did, and it is a reference."""
-        baseline = found.baseline
-        if self.time.is_brief or self.leader is not None or baseline is None or not baseline.is_feasible:
-            return False
         runs = self.ledger.runs
         since = next((place for place, run in enumerate(reversed(runs)) if run.number == 0), len(runs))
-        return since >= _BASELINE_EVERY and not self._is_clear(found)
+        if self.time.is_brief or since < _BASELINE_EVERY:
+            return False
+        found = self.look()
+        return found.baseline is not None and found.baseline.is_feasible and not self._is_clear(found)
 
     def _is_clear(self, found: SearchOutcome) -> bool:
-        """Whether the best is so far ahead of the baseline, which ran twice, that another run of that decides nothing."""
+        """Whether the best is so far ahead of the baseline, which ran twice, that its next run decides nothing."""
         best, evidence = found.best, found.evidence
         if best is None or best.number == 0 or evidence.count(0) < _RUNS:
             return False
         contrast = evidence.contrast(best.number, 0)
         return contrast is not None and contrast.chance_below(0.0) < _CLEAR
 
-    def next_run(self, found: SearchOutcome) -> TrialRecord | None:
+    def next_run(self) -> TrialRecord | None:
         """Return the trial that is to run again once nothing promises more; None where the search is decided."""
+        found = self.look()
         contenders = Contenders.sound(found)
         leader, baseline = contenders.leader(), contenders.baseline
         if leader is None or not self._has_time(found):
@@ -94,9 +100,11 @@ class Race:
         if settled is None:  # not yet, or it has failed since
             if (record := self._unsure(contenders, leader)) is not None:
                 return record
-            if baseline is None:
+            if baseline is None and self.passes(leader):
                 self.is_settled = True
                 return None
+            if not self.passes(leader):
+                return self.next_run()
             settled, self.leader, self.is_settled = leader, leader.number, False
             self.ledger.settle(leader.number)
             self._from_s, self._looked_at = self.time.clock.elapsed_s, 0
@@ -121,7 +129,7 @@ class Race:
         return left_s is None or left_s >= found.run_s
 
     def _unsure(self, contenders: Contenders, leader: TrialRecord) -> TrialRecord | None:
-        """What must run again before one is settled on: the leader, a larger batch and its rival, what may be better."""
+        """What must run again before one is settled on: the leader, a larger batch and its rival, a challenger."""
         if self._runs_of(leader) < _RUNS:
             return leader
         found = contenders.found

@@ -1,4 +1,4 @@
-"""From what was found to what is recommended: the configurations that may win, how they compare, and the choice. Pure."""
+"""From what was found to what is recommended: what may win, how that compares, and the choice. Pure."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from autotune.analysis.decisions.claims import believe
 from autotune.analysis.decisions.evidence import Contrast
 from autotune.analysis.decisions.selection_rules import break_even_noise_scale, choose, worth_its_batch
 from autotune.note import Note, note
+from autotune.records.precision_check import guard_key, needs_guard
 from autotune.records.recommendation import BreakEven, Confirmation, LargerBatch, Ratio, Recommendation, Verdict
 from autotune.records.run_summary import changed_settings
 from autotune.records.trial import TrialRecord
@@ -101,7 +102,7 @@ class Contenders:
         return choose([one for one in worth if one.number in gains], gains, settled=settled)
 
     def _gain(self, one: TrialRecord, best: TrialRecord) -> float | None:
-        """What one is believed to reach over the best, in scores; None where it ran too seldom to be chosen for that."""
+        """What one is believed to reach over the best, in scores; None where it ran too seldom to be chosen for it."""
         if one.number != 0 and self.found.evidence.count(one.number) < _FEWEST_RUNS:
             return None
         contrast = self.found.evidence.contrast(one.number, best.number)
@@ -127,7 +128,7 @@ class Contenders:
         return None if contrast is None else contrast.ratio()
 
     def is_worth_it(self, larger: TrialRecord, own: TrialRecord) -> bool | None:
-        """Return whether a larger batch beats the fastest at the own one beyond noise, and by enough; None: not known."""
+        """Return whether a larger batch beats the fastest at the own one beyond noise and by enough; None: open."""
         over = self.over(larger, own)
         return None if over is None else worth_its_batch(over, 1 + self.found.space.objective.larger_batch_gain)
 
@@ -233,7 +234,15 @@ def _verdict(chosen: TrialRecord, contenders: Contenders) -> Verdict:
         return "baseline_infeasible"
     if chosen.number == 0:
         return "already_best" if contenders.found.is_settled else "unconfirmed"
-    return "faster" if chosen.number in contenders.found.proven else "unconfirmed"
+    is_proven = chosen.number in contenders.found.proven and _is_compared(chosen, contenders.found)
+    return "faster" if is_proven else "unconfirmed"
+
+
+def _is_compared(chosen: TrialRecord, found: SearchOutcome) -> bool:
+    """Whether the precision guard has passed what is recommended, where it needs that; an interrupt may come before."""
+    key = guard_key(chosen.config)
+    compared = {guard_key(record.config) for record in found.records if record.result.guard is not None}
+    return not needs_guard(chosen.config, found.space.baseline) or key in compared
 
 
 def _speedup(record: TrialRecord, contenders: Contenders) -> Ratio | None:
@@ -274,6 +283,8 @@ def _reasons(chosen: TrialRecord, contenders: Contenders, verdict: Verdict) -> I
         yield note("proven", least_fraction=exp(found.proven[chosen.number]) - 1, **runs)
     elif reference is not None and (gain := contenders.gain_of(chosen)) is not None:
         yield note("not_proven", gain_fraction=1 - believe(gain).chance_below(0.0), **runs)
+    if not _is_compared(chosen, found):
+        yield note("precision_unchecked", amp_dtype=chosen.config.amp_dtype)
     if reference is not None:
         yield note("changed_settings", settings=list(changed_settings(chosen.config, reference.config)))
 

@@ -197,12 +197,8 @@ class TimeBudget:
         return max(1.0, min(self.usual_deadline_s(trial.config), left))
 
     def guard_deadline_s(self, usual_s: float) -> float:
-        """For the precision guard of a trial with this usual deadline; reads the clock alone, in any thread.
-
-        It may use up to a half of the time to decide, since nothing without a comparison gets there.
-        """
-        half_s = (self.clock.left_s or 0.0) / 2
-        return max(1.0, min(usual_s, max(self.clock.left_for_trials_s, half_s)))
+        """For the precision guard of a trial with this usual deadline: up to a half of what is left of a time-out."""
+        return usual_s if self.clock.left_s is None else max(1.0, min(usual_s, self.clock.left_s / 2))
 
     def usual_deadline_s(self, config: TrainingConfig) -> float:
         """Without a time-out: ten times what the reference took."""

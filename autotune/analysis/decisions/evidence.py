@@ -3,12 +3,13 @@
 Every run counts, whenever it was made and whatever for: trials, repeats and the baseline in between. The model of the
 logarithm of a run's rate:
 
-    log rate = slow drift that all runs share + the configuration's own + run-to-run variation + the window's error
+    log rate = the configuration's own + run-to-run variation + the window's error
 
-The drift is a stationary first-order process. The variation is not known: it is integrated over a grid under a scaled
-inverse chi-squared prior, so that a contrast is a mixture of normal distributions with heavy tails while few repeats
-have shown how far runs differ. Configurations that the device holds hardly differ from run to run; they are compared
-among themselves, and two of unlike kinds by their own runs alone.
+The variation is not known: it is integrated over a grid under a scaled inverse chi-squared prior, so that a contrast is
+a mixture of normal distributions with heavy tails while few repeats have shown how far runs differ. Configurations that
+the device holds hardly differ from run to run; they are compared among themselves, and two of unlike kinds by their own
+runs alone. A slow drift of the machine is not modelled: noise decorrelates within seconds (benchmarks/warm_process.py),
+and interleaved runs share what lasts for minutes, which makes the intervals a little too wide.
 
 Sources: restricted likelihood of variance components, Patterson and Thompson 1971; the prior of a variance, Gelman et
 al., "Bayesian Data Analysis", 3rd ed., section 2.6; runs as the unit of repetition, Kalibera and Jones 2013, "Rigorous
@@ -33,15 +34,9 @@ __all__ = ["Contrast", "Evidence", "evidence_of_runs"]
 
 _GRID = np.geomspace(1 / 20, 6, 25)
 """Run-to-run variations that are considered, as multiples of what is expected: our own convention."""
-_DRIFT_SHARE, _DRIFT_S = 0.3, 300.0
-"""Share of the variance between two runs that lasts for minutes, and for how long. Source: benchmarks/fidelity.py, as
-benchmarks/replay/simulated.py divides it."""
 _DISTURBED_SD = 1.0
 """Standard deviation that is added to a run that other programs disturbed: neighbours slow a machine down by factors.
 Our own convention."""
-_MOST_RUNS = 80
-"""The latest runs of other configurations that still teach the variation: our own convention; a search of thousands of
-trials must not take longer the more there were."""
 _LEAST_VARIANCE = 1e-12  # keeps a division finite
 _BISECTIONS = 60
 
@@ -100,19 +95,19 @@ class Evidence:
     spread: RunSpread
     _steady: frozenset[int] = field(init=False)
     """Configurations that the device holds in all of their runs."""
-    _counts: dict[int, int] = field(init=False)
+    _runs_of: dict[int, list[Run]] = field(init=False)
+    _variations: dict[tuple[frozenset[int], RunSpread], tuple[Floats, Floats]] = field(default_factory=dict)
+    """By the configurations whose runs teach it, and what was known before: run-to-run variations and their weights."""
 
     def __post_init__(self) -> None:
-        """Count the runs of each configuration, and sort these by who holds them."""
-        self._counts = {}
-        for run in self.runs:
-            self._counts[run.number] = self._counts.get(run.number, 0) + 1
+        """Sort the runs by configuration, and configurations by who holds them."""
+        self._runs_of = _sorted(self.runs)
         by_host = {run.number for run in self.runs if not run.is_held_by_device}
-        self._steady = frozenset(self._counts) - by_host
+        self._steady = frozenset(self._runs_of) - by_host
 
     def count(self, number: int) -> int:
         """Return how many runs of a configuration there are."""
-        return self._counts.get(number, 0)
+        return len(self._runs_of.get(number, ()))
 
     def contrast(self, number: int, other: int, *, since: int = 0) -> Contrast | None:
         """Return how far one configuration's rate lies above another's; None where one of them has no run.
@@ -122,45 +117,32 @@ class Evidence:
             other: What it is compared with.
             since: Only runs from this place on count for the two; all of them teach the variation.
         """
-        runs, spread = self._alike(number, other)
-        late = [run for run in runs if run.place >= since]
-        if not {number, other} <= {run.number for run in late}:
+        late = _sorted(self.runs[since:]) if since else self._runs_of
+        if number not in late or other not in late:
             return None
-        weights, means, sds = _fit(runs, spread, number, other)
-        if len(late) < len(runs):
-            _, means, sds = _fit(late, spread, number, other)
-        return Contrast(weights, means, sds)
+        sds, weights = self._variation(number, other)
+        (mean, variance), (other_mean, other_variance) = _mean_of(late[number], sds), _mean_of(late[other], sds)
+        return Contrast(weights, mean - other_mean, np.sqrt(variance + other_variance + _LEAST_VARIANCE))
 
-    def _alike(self, number: int, other: int) -> tuple[list[_Placed], RunSpread]:
-        """The runs that two configurations are compared by, and the variation of their kind."""
+    def _variation(self, number: int, other: int) -> tuple[Floats, Floats]:
+        """The run-to-run variations that are possible where two configurations are compared, and their weights."""
         is_alike = (number in self._steady) == (other in self._steady)
-
-        def counts(run: Run) -> bool:
-            if run.number in {number, other}:
-                return True
-            # A configuration that ran once says nothing of the others: its own rate takes up all of its run.
-            is_repeated = self._counts[run.number] > 1
-            return is_alike and is_repeated and (run.number in self._steady) == (number in self._steady)
-
-        placed = [
-            _Placed(run.number, run.at_s, run.log_rate, _variance_of(run), place)
-            for place, run in enumerate(self.runs)
-            if counts(run)
-        ]
-        own = [run for run in placed if run.number in {number, other}]
-        others = [run for run in placed if run.number not in {number, other}]
-        kept = sorted([*own, *others[max(0, len(others) - _MOST_RUNS) :]], key=lambda run: run.place)
+        # A configuration that ran once says nothing of the variation: its own rate takes up all of its run.
+        known = frozenset(
+            one
+            for one, runs in self._runs_of.items()
+            if len(runs) > 1
+            and (one in {number, other} or (is_alike and (one in self._steady) == (number in self._steady)))
+        )
         spread = self.spread.of([one in self._steady for one in (number, other)])
-        return kept, spread
-
-
-@dataclass(frozen=True, slots=True)
-class _Placed:
-    number: int
-    at_s: float
-    log_rate: float
-    variance: float
-    place: int
+        if (known, spread) not in self._variations:
+            sds = spread.sd * _GRID
+            log_weights = -spread.degrees_of_freedom * (np.log(_GRID) + 0.5 / _GRID**2)
+            for one in known:
+                log_weights += _log_likelihood(self._runs_of[one], sds)
+            weights = np.exp(log_weights - log_weights.max())
+            self._variations[known, spread] = sds, weights / weights.sum()
+        return self._variations[known, spread]
 
 
 def evidence_of_runs(records: Iterable[TrialRecord], spread: RunSpread | None = None) -> Evidence:
@@ -179,37 +161,30 @@ def evidence_of_runs(records: Iterable[TrialRecord], spread: RunSpread | None = 
     return Evidence(sorted(runs, key=lambda run: run.at_s), assumed_spread("cpu") if spread is None else spread)
 
 
-def _variance_of(run: Run) -> float:
-    return run.variance + (_DISTURBED_SD**2 if run.is_disturbed else 0.0)
+def _sorted(runs: Iterable[Run]) -> dict[int, list[Run]]:
+    by_number: dict[int, list[Run]] = {}
+    for run in runs:
+        by_number.setdefault(run.number, []).append(run)
+    return by_number
 
 
-def _fit(runs: Sequence[_Placed], spread: RunSpread, number: int, other: int) -> tuple[Floats, Floats, Floats]:
-    """The posterior weight of each variation, and mean and standard deviation of the contrast under it."""
-    numbers = sorted({run.number for run in runs})
-    design = np.array([[float(run.number == one) for one in numbers] for run in runs])
-    wanted = np.array([float(one == number) - float(one == other) for one in numbers])
-    times, rates = np.array([run.at_s for run in runs]), np.array([run.log_rate for run in runs])
-    own = np.diag([run.variance for run in runs])
-    # The drift of times far apart is independent; that of times close by is shared, and cancels in a contrast.
-    lasting = np.exp(-np.abs(times[:, None] - times[None, :]) / _DRIFT_S)
-    shape = _DRIFT_SHARE * lasting + (1 - _DRIFT_SHARE) * np.eye(len(runs))
-    sds = spread.sd * _GRID
-    roots = np.linalg.cholesky(sds[:, None, None] ** 2 * shape + own + _LEAST_VARIANCE * np.eye(len(runs)))
-    both = np.linalg.solve(
-        roots, np.broadcast_to(np.column_stack([design, rates]), (len(sds), *design.shape[:1], len(numbers) + 1))
-    )
-    whitened, seen = both[..., :-1], both[..., -1]
-    gram = whitened.swapaxes(1, 2) @ whitened
-    means = np.linalg.solve(gram, (whitened.swapaxes(1, 2) @ seen[..., None]))[..., 0]
-    left = seen - (whitened @ means[..., None])[..., 0]
-    variances = wanted @ np.linalg.solve(gram, np.broadcast_to(wanted[:, None], (len(sds), len(numbers), 1)))[..., 0].T
-    degrees = spread.degrees_of_freedom
-    log_weights = (
-        -np.log(np.diagonal(roots, axis1=1, axis2=2)).sum(axis=1)
-        - 0.5 * np.linalg.slogdet(gram)[1]
-        - 0.5 * (left**2).sum(axis=1)
-        - degrees * np.log(_GRID)
-        - 0.5 * degrees / _GRID**2
-    )
-    weights = np.exp(log_weights - log_weights.max())
-    return weights / weights.sum(), means @ wanted, np.sqrt(np.maximum(variances, _LEAST_VARIANCE))
+def _precisions(runs: Sequence[Run], sds: Floats) -> Floats:
+    """One over the variance of each run's logarithm, for each variation: (variations, runs)."""
+    own = [run.variance + (_DISTURBED_SD**2 if run.is_disturbed else 0.0) + _LEAST_VARIANCE for run in runs]
+    precisions: Floats = np.reciprocal(sds[:, None] ** 2 + np.array(own))
+    return precisions
+
+
+def _mean_of(runs: Sequence[Run], sds: Floats) -> tuple[Floats, Floats]:
+    """A configuration's mean logarithm, and the variance of that, for each variation."""
+    precisions = _precisions(runs, sds)
+    total = precisions.sum(axis=1)
+    return precisions @ np.array([run.log_rate for run in runs]) / total, 1 / total
+
+
+def _log_likelihood(runs: Sequence[Run], sds: Floats) -> Floats:
+    """Of each variation by the runs of a configuration, whose own rate is integrated out; 0 of a single run."""
+    precisions, (means, variances) = _precisions(runs, sds), _mean_of(runs, sds)
+    left = np.array([run.log_rate for run in runs]) - means[:, None]
+    likelihood: Floats = np.log(precisions).sum(axis=1) + np.log(variances) - (precisions * left**2).sum(axis=1)
+    return 0.5 * likelihood

@@ -66,8 +66,8 @@ class Ledger:
     def going_on(cls, spread: RunSpread, records: Iterable[TrialRecord]) -> Ledger:
         """Return the ledger of a search that goes on: its runs are looked at again in the order in which they ended.
 
-        What an interrupted search spent on settling is not known. One that had repeated a trial counts as having settled
-        on it once.
+        What an interrupted search spent on settling is not known. One that had repeated a trial counts as having
+        settled on it once.
         """
         ledger, known = cls(spread), list(records)
         for run in evidence_of_runs(known, spread).runs:

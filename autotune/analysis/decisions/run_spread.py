@@ -53,7 +53,7 @@ _MOST_WINDOW_SD = 0.1
 """Of the logarithm of a run's rate by its own window: where a loader pauses at regular times, batches differ far more
 than windows do. Source: benchmarks/surfaces, `bursty`: batch means say 26 %, repeats differ by 7 %."""
 _MOST_SECOND_SD = 0.5
-"""The same where a window's length is planned: loaders that pause need windows that hold a pause. Our own convention."""
+"""The same where a window's length is planned: a window must hold a pause of its loader. Our own convention."""
 _WINDOW_DEGREES_OF_FREEDOM = BATCH_MEANS - 1
 
 

@@ -1,4 +1,4 @@
-"""Which configuration to recommend, by fixed rules: the simplest of the best, and larger batches only for a gain. Pure."""
+"""Which configuration to recommend: the simplest of the best, and a larger batch only for a gain. Pure."""
 
 from __future__ import annotations
 

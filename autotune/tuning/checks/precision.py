@@ -1,14 +1,12 @@
 """The precision guard in a search: one comparison to float32 for each cheaper precision, before a trial of it may win.
 
-Comes in: the result of a trial that ran well. Goes out: the same with the guard's figures, or as one that may not win:
-its measurement stays, its outcome and reason are the guard's.
+Only a precision that leads is compared, once what it gains is known. Comes in: a configuration. Goes out: the guard's
+figures, or why no trial of its precision may win.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from threading import Lock
 
 from autotune.launch.runner import TrialRunner
 from autotune.note import note
@@ -22,14 +20,12 @@ __all__ = ["PrecisionGuard"]
 
 @dataclass(slots=True)
 class PrecisionGuard:
-    """The guard's answers so far, by what they depend on. Trials may ask from several threads."""
+    """The guard's answers so far, by what they depend on."""
 
     runner: TrialRunner
     baseline: TrainingConfig
     answers: dict[tuple[str, str], TrialResult] = field(default_factory=dict)
     """Figures of each precision that was compared; of one that may not win also outcome and reason."""
-    _under_way: dict[tuple[str, str], Lock] = field(default_factory=dict)
-    """Held while a precision is compared: trials of it that end meanwhile wait for the answer."""
 
     def recall(self, record: TrialRecord) -> None:
         """Take up the answer that a finished trial holds; where the comparison could not run, there is none."""
@@ -37,21 +33,14 @@ class PrecisionGuard:
         if was_compared:
             self.answers.setdefault(guard_key(record.config), record.result)
 
-    def judge(self, config: TrainingConfig, result: TrialResult, deadline_s: Callable[[], float]) -> TrialResult:
-        """A trial's result after the guard; only the first trial of a precision is compared, and keeps the figures.
+    def must_ask(self, config: TrainingConfig) -> bool:
+        """Return True where a configuration's precision may not win before it was compared."""
+        return needs_guard(config, self.baseline) and guard_key(config) not in self.answers
 
-        The deadline is asked for when a comparison begins.
-        """
-        if result.outcome != "ok" or not needs_guard(config, self.baseline):
-            return result
-        key = guard_key(config)
-        with self._under_way.setdefault(key, Lock()):
-            if is_first := key not in self.answers:
-                self.answers[key] = self._answer(config, deadline_s())
-        answer = self.answers[key]
-        if answer.outcome == "ok" and not is_first:
-            return result
-        return result.model_copy(update={name: getattr(answer, name) for name in ("outcome", "reason", "guard")})
+    def ask(self, config: TrainingConfig, deadline_s: float) -> TrialResult:
+        """Compare a configuration's precision with float32, and return the answer: "ok", or why it may not win."""
+        self.answers[guard_key(config)] = answer = self._answer(config, deadline_s)
+        return answer
 
     def _answer(self, config: TrainingConfig, deadline_s: float) -> TrialResult:
         """Compare at the baseline's micro batch, without loader workers."""

@@ -9,56 +9,52 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.analysis.decisions.claims import believe
-from autotune.analysis.decisions.rounds import Difference
+from autotune.analysis.decisions.claims import believe, chance_worthwhile
+from autotune.analysis.decisions.evidence import Contrast
 
 
-def make_difference(value: float, standard_error: float, degrees_of_freedom: float) -> Difference:
-    return Difference(
-        value, standard_error, degrees_of_freedom, is_carried=True, unit_error=1.0, seen_error=1.0, seen_degrees=1.0
-    )
+def make_contrast(value: float, sd: float) -> Contrast:
+    return Contrast(np.ones(1), np.array([value]), np.array([sd]))
 
 
-_DIFFERENCES = st.builds(
-    make_difference, value=st.floats(-2, 2), standard_error=st.floats(0, 0.5), degrees_of_freedom=st.floats(3, 200)
-)
+_CONTRASTS = st.builds(make_contrast, value=st.floats(-2, 2), sd=st.floats(1e-3, 0.5))
 
 
-@given(_DIFFERENCES)
-def test_a_belief_lies_between_no_gain_and_what_was_measured(measured: Difference) -> None:
+@given(_CONTRASTS)
+def test_a_belief_lies_between_no_gain_and_what_was_measured(measured: Contrast) -> None:
     belief = believe(measured)
-    assert belief.mean * measured.value >= 0
-    assert abs(belief.mean) <= abs(measured.value)
-    assert 0 <= belief.worthwhile_probability <= belief.gain_probability <= 1
-    assert (belief.gain_probability - 0.5) * measured.value >= -1e-9
+    assert belief.value * measured.value >= 0
+    assert abs(belief.value) <= abs(measured.value) + 1e-12
+    assert 0 <= chance_worthwhile(measured) <= 1 - belief.chance_below(0.0) + 1e-9
 
 
-@given(_DIFFERENCES)
-def test_a_gain_and_a_loss_are_believed_alike(measured: Difference) -> None:
-    loss = believe(make_difference(-measured.value, measured.standard_error, measured.degrees_of_freedom))
-    belief = believe(measured)
-    assert loss.mean == pytest.approx(-belief.mean, abs=1e-9)
-    assert loss.gain_probability == pytest.approx(1 - belief.gain_probability, abs=1e-6)
+@given(_CONTRASTS)
+def test_a_gain_and_a_loss_are_believed_alike(measured: Contrast) -> None:
+    loss, belief = believe(make_contrast(-measured.value, float(measured.sds[0]))), believe(measured)
+    assert loss.value == pytest.approx(-belief.value, abs=1e-9)
+    assert loss.chance_below(0.0) == pytest.approx(1 - belief.chance_below(0.0), abs=1e-6)
 
 
 def test_the_noisier_a_gain_the_less_of_it_is_claimed() -> None:
-    claimed = [believe(make_difference(0.1, error, 20.0)).mean for error in (0.005, 0.03, 0.06, 0.2)]
+    claimed = [believe(make_contrast(0.1, error)).value for error in (0.005, 0.03, 0.06, 0.2)]
     assert claimed == sorted(claimed, reverse=True)
     assert claimed[0] > 0.098
     assert claimed[-1] < 0.03
 
 
-def test_a_large_gain_is_hardly_shrunk() -> None:
-    assert exp(believe(make_difference(log(3.0), 0.05, 20.0)).mean) == pytest.approx(3.0, rel=0.02)
+@pytest.mark.parametrize("gain", [2.33, 9.1, 22.0])
+def test_a_large_gain_is_claimed_as_it_was_measured(gain: float) -> None:
+    ratio = believe(make_contrast(log(gain), 0.1)).ratio()
+    assert ratio.value == pytest.approx(gain, rel=0.03)
+    assert ratio.low > 1 + (gain - 1) / 2
 
 
-@pytest.mark.parametrize("gain", [0.03, 0.1, 0.5])
+@pytest.mark.parametrize("gain", [0.03, 0.1, 0.5, 2.0])
 @pytest.mark.parametrize("error", [0.01, 0.03])
 def test_claims_that_are_proven_are_right_in_the_mean(gain: float, error: float) -> None:
     """Only measured gains beyond two errors are claimed: unshrunk these would be too high."""
     random = np.random.default_rng(0)
-    measured = random.normal(log1p := log(1 + gain), error, 4_000)
+    measured = random.normal(log(1 + gain), error, 1_000)
     proven = measured[measured > 2 * error]
-    claimed = [exp(believe(make_difference(value, error, 50.0)).mean) for value in proven]
-    assert np.mean(claimed) - exp(log1p) == pytest.approx(0.0, abs=0.035 if gain == 0.03 and error == 0.03 else 0.02)
-    assert np.mean(claimed) <= np.mean(np.exp(proven))
+    claimed = [exp(believe(make_contrast(value, error)).value) for value in proven]
+    assert np.mean(claimed) - (1 + gain) == pytest.approx(0.0, abs=0.035 if gain == error == 0.03 else 0.02)
