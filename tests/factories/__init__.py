@@ -41,6 +41,7 @@ from tests.factories.summaries import (
     make_rich_summary,
     make_summary,
     make_variants,
+    with_run_changes,
 )
 from tests.factories.trials import (
     BASELINE,
@@ -50,13 +51,15 @@ from tests.factories.trials import (
     LIMIT,
     SAME_BATCH,
     TRACEBACK,
+    list_confirmations,
     make_confirmation,
     make_recommendation,
     make_record,
     make_trial,
     make_trials,
+    run_again,
+    run_once,
     said,
-    three_rounds,
 )
 
 __all__ = [
@@ -78,6 +81,7 @@ __all__ = [
     "STARVED",
     "TALK",
     "TRACEBACK",
+    "list_confirmations",
     "make_breakdown",
     "make_conditions",
     "make_conditions_summary",
@@ -104,6 +108,8 @@ __all__ = [
     "make_trials",
     "make_variants",
     "make_window",
+    "run_again",
+    "run_once",
     "said",
-    "three_rounds",
+    "with_run_changes",
 ]

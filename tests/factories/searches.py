@@ -26,9 +26,8 @@ from autotune.space.default_ranges import Basis
 from autotune.space.resolved_space import resolve
 from autotune.study.study import Study
 from autotune.testing import CostModel, FakeLauncher, analytic_cost
-from autotune.tuning.confirmation import Finals
 from autotune.tuning.loop import Search
-from autotune.tuning.outcomes import ConfirmationOutcome
+from autotune.tuning.outcomes import SearchOutcome
 from autotune.tuning.proposers import make_proposer
 from autotune.tuning.selection import select
 from autotune.tuning.time_budget import Clock, TimeBudget
@@ -115,24 +114,19 @@ def make_search(
     )
 
 
-def finals_of(search: Search) -> Finals:
-    """The confirmation of what a search has found so far."""
-    return Finals(found=search.outcome(), runner=search.runner, clock=search.time.clock, show=lambda _: None)
-
-
-def finished(folder: Path, launcher: FakeLauncher, **arguments: Any) -> tuple[ConfirmationOutcome, Recommendation]:
-    """Search, confirm, select."""
+def finished(folder: Path, launcher: FakeLauncher, **arguments: Any) -> tuple[SearchOutcome, Recommendation]:
+    """Search and select."""
     search = make_search(folder, launcher, **arguments)
     search.run()
     return confirmed(search)
 
 
-def confirmed(search: Search) -> tuple[ConfirmationOutcome, Recommendation]:
-    """Confirm and select from what a search has found so far."""
-    found, sure = search.outcome(), finals_of(search).run()
-    best = select(found, sure)
+def confirmed(search: Search) -> tuple[SearchOutcome, Recommendation]:
+    """Select from what a search has found so far."""
+    found = search.outcome()
+    best = select(found)
     assert best is not None
-    return sure, best
+    return found, best
 
 
 def codes_of(notes: Iterable[Note]) -> list[str]:

@@ -8,7 +8,7 @@ from autotune.note import note
 from autotune.records.conditions import DeviceConditions
 from autotune.records.measurement import MemorySample
 from autotune.records.ranks import RankFigures
-from autotune.records.recommendation import Confirmation, Ratio
+from autotune.records.recommendation import Ratio
 from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import RunSummary
 from autotune.records.stress_check import StressFigures
@@ -33,12 +33,13 @@ from tests.factories.trials import (
     FAST,
     GROUP,
     LIMIT,
-    make_confirmation,
+    list_confirmations,
     make_recommendation,
     make_trial,
     make_trials,
+    run_again,
+    run_once,
     said,
-    three_rounds,
 )
 
 STARVED = make_breakdown(wait=0.6, copy=0.02, idle=0.05, restart=0.15)
@@ -92,7 +93,6 @@ def make_rich_summary(**changes: Any) -> RunSummary:
     before = {"breakdown": STARVED, "busy_readings": readings, "fullness": fullness}
     before |= {"loader_ceiling": 5_400.0, "device_ceiling": 11_900.0, "loader_costs": RESNET_LOADER}
     after = {"breakdown": FED, "loader_ceiling": 30_000.0, "device_ceiling": 12_800.0}
-    baseline, fast, same = make_recommendation().confirmations
     stress = StressFigures(
         steps=60,
         seconds=12.0,
@@ -101,17 +101,15 @@ def make_rich_summary(**changes: Any) -> RunSummary:
         largest_item_bytes=1_400_000,
         memory=MemorySample(peak_bytes=10 * 2**30, source="max reserved + outside torch"),
     )
-    recommendation = make_recommendation(
-        confirmations=(_with_rounds(baseline, before), _with_rounds(fast, after), same), stress=stress
-    )
     first, second, *others = make_trials()
+    first = with_run_changes(first, before)
+    second = with_run_changes(second, {}, after)
     guarded = second.model_copy(update={"result": second.result.model_copy(update={"guard": make_guard()})})
     half = FAST.model_copy(update={"amp_dtype": "float16"})
     broken = make_trial(10, half, "diverged", reason="nan", guard=make_guard(is_good=False))
-    values = {
-        "trials": (first, guarded, *others, broken),
-        "recommendation": recommendation,
-    }
+    trials = (first, guarded, *others, broken)
+    recommendation = make_recommendation(confirmations=list_confirmations(trials), stress=stress)
+    values = {"trials": trials, "recommendation": recommendation}
     return make_summary(**values | changes)
 
 
@@ -122,10 +120,12 @@ def make_group_summary(ranks: tuple[RankFigures, ...] = (), **changes: Any) -> R
     single = {"loader_ceiling": 30_000.0, "device_ceiling": 12_800.0}
     both = FAST.model_copy(update={"strategy": "dp", "world_size": 2})
     trials = (
-        make_trial(0, BASELINE, measurement=make_measurement(5123.4, gib=3.0)),
-        make_trial(1, FAST, measurement=make_measurement(12345.6, gib=9.3, **single)),
+        run_again(make_trial(0, BASELINE, measurement=make_measurement(5123.4, gib=3.0)), 5049.0, 5100.0),
+        run_again(make_trial(1, FAST, measurement=make_measurement(12345.6, gib=9.3, **single)), 12177.0),
         make_trial(2, both, measurement=make_measurement(11_000.0, gib=3.0)),
-        make_trial(3, GROUP, measurement=make_measurement(20_480.0, gib=9.6, **measured)),
+        run_again(
+            make_trial(3, GROUP, measurement=make_measurement(20_480.0, gib=9.6, **measured)), 20_196.0, 20_400.0
+        ),
         make_trial(4, GROUP.model_copy(update={"world_size": 4}), "crashed", reason="rank 3: ValueError: no"),
     )
     recommendation = make_recommendation(
@@ -134,61 +134,65 @@ def make_group_summary(ranks: tuple[RankFigures, ...] = (), **changes: Any) -> R
         same_batch=None,
         same_batch_number=None,
         same_batch_speedup=None,
-        confirmations=(
-            make_confirmation(0, *three_rounds(5100.0), config=BASELINE, gib=3.0),
-            make_confirmation(1, *three_rounds(12300.0), config=FAST, gib=9.4),
-            make_confirmation(3, *three_rounds(20_400.0), config=GROUP, gib=9.6),
-        ),
+        confirmations=list_confirmations(trials),
     )
     environment = SERVER.model_copy(update={"device_count": 4})
     values = {"trials": trials, "recommendation": recommendation, "environment": environment}
     return make_summary(**values | changes)
 
 
-def _with_rounds(confirmation: Confirmation, *changes: dict[str, Any]) -> Confirmation:
-    """Change the first rounds' measurements, each by its own fields."""
-    changed = [run.model_copy(update=fields) for run, fields in zip(confirmation.runs, changes, strict=False)]
-    return confirmation.model_copy(update={"rounds": (*changed, *confirmation.rounds[len(changed) :])})
+def with_run_changes(trial: TrialRecord, *changes: dict[str, Any]) -> TrialRecord:
+    """Change the measurements of a trial's first runs, each by its own fields."""
+    results = [trial.result, *trial.repeats]
+    for place, fields in enumerate(changes):
+        result = results[place]
+        assert result.measurement is not None
+        results[place] = result.model_copy(update={"measurement": result.measurement.model_copy(update=fields)})
+    return trial.model_copy(update={"result": results[0], "repeats": tuple(results[1:])})
 
 
 def make_conditions_summary(
     *after: dict[str, Any], retries: int = 0, before: dict[str, Any] | None = None
 ) -> RunSummary:
-    """A search whose baseline ran under the usual conditions, and whose recommendation had these in its rounds."""
+    """A search whose baseline ran under the usual conditions, and what it recommends under these, run by run."""
     usual = make_conditions(power_w=255.0, **(before or {}))
     changed = [make_conditions(**changes) for changes in (*after, {}, {}, {})[:3]]
-    baseline, fast, same = make_recommendation().confirmations
-    confirmations = (_under(baseline, [usual] * 3), _under(fast, changed, retries), same)
-    first, second, third, *others = make_trials()
-    trials = (_trial_under(first, usual), second, _trial_under(third, changed[0]), *others)
-    return make_summary(recommendation=make_recommendation(confirmations=confirmations), trials=trials)
+    baseline, fast, *others = make_trials()
+    trials = (_under(baseline, [usual] * 3), _under(fast, changed, retries), *others)
+    return make_summary(recommendation=make_recommendation(confirmations=list_confirmations(trials)), trials=trials)
 
 
-def _under(confirmation: Confirmation, conditions: list[DeviceConditions], retries: int = 0) -> Confirmation:
-    memory = confirmation.runs[0].memory.model_copy(update={"allocated_bytes": 2 * 2**30, "alloc_retries": retries})
-    return _with_rounds(confirmation, *({"conditions": during, "memory": memory} for during in conditions))
-
-
-def _trial_under(trial: TrialRecord, conditions: DeviceConditions) -> TrialRecord:
-    assert trial.measurement is not None
-    measurement = trial.measurement.model_copy(update={"conditions": conditions})
-    return trial.model_copy(update={"result": trial.result.model_copy(update={"measurement": measurement})})
+def _under(trial: TrialRecord, conditions: list[DeviceConditions], retries: int = 0) -> TrialRecord:
+    memory = trial.runs[0].memory.model_copy(update={"allocated_bytes": 2 * 2**30, "alloc_retries": retries})
+    return with_run_changes(trial, *({"conditions": during, "memory": memory} for during in conditions))
 
 
 def make_variants() -> dict[str, RunSummary]:
     """One summary for each verdict, and for nothing feasible."""
     over = make_trial(0, BASELINE, "over_memory", measurement=make_measurement(5000.0, gib=17.2))
     failed = tuple(trial for trial in make_trials() if trial.number >= 3)
-    unmeasured = {"speedup": None, "same_batch_speedup": None}
     own = {"same_batch": BASELINE, "same_batch_number": 0, "same_batch_speedup": None, "lr_advice": NO_ADVICE}
     no_gain = Ratio(value=1.0, low=1.0, high=1.0)
     already_best = make_recommendation(config=BASELINE, number=0, verdict="already_best", speedup=no_gain, **own)
-    unconfirmed = make_recommendation(verdict="unconfirmed", confirmations=(), **unmeasured)
-    infeasible = make_recommendation(verdict="baseline_infeasible", confirmations=(), **unmeasured)
+    believed = Ratio(value=2.3, low=0.97, high=2.9)
+    undecided = make_recommendation(
+        verdict="unconfirmed",
+        speedup=believed,
+        same_batch_speedup=Ratio(value=1.9, low=0.95, high=2.4),
+        gain_probability=0.96,
+        more_s=40.0,
+        reasons=(
+            note("best_believed", configurations=12, is_outrun=False, leaves_out_larger=False),
+            note("not_proven", gain_fraction=0.96, runs=1, baseline_runs=1),
+        ),
+        confirmations=(),
+    )
+    no_reference = {"speedup": None, "same_batch_speedup": None, "gain_probability": None}
+    infeasible = make_recommendation(verdict="baseline_infeasible", **no_reference)
     return {
         "faster": make_summary(),
         "already_best": make_summary(recommendation=already_best),
-        "unconfirmed": make_summary(recommendation=unconfirmed),
+        "unconfirmed": make_summary(recommendation=undecided, trials=run_once(make_trials())),
         "baseline_infeasible": make_summary(recommendation=infeasible, trials=(over, *make_trials()[1:])),
         "rich": make_rich_summary(),
         "group": make_group_summary(),

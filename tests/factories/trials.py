@@ -1,7 +1,8 @@
-"""Trials, and confirmations and recommendations of a search in which the settings FAST are 2.4 times the baseline."""
+"""Trials with their repeats, and recommendations of a search in which the settings FAST are 2.4 times the baseline."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from autotune.note import Note, note
@@ -64,17 +65,41 @@ def make_trial(
     )
 
 
+def run_again(trial: TrialRecord, *rates: float | None, **changes: Any) -> TrialRecord:
+    """Repeat a trial at these rates, None for a run that failed; keywords change the repeats' measurements.
+
+    Repeats of all trials are interleaved: the first of each, then the second of each.
+    """
+    assert trial.measurement is not None
+    memory = {"memory": trial.measurement.memory, "peak_memory_bytes": trial.measurement.peak_memory_bytes}
+    repeats = []
+    for place, rate in enumerate(rates, len(trial.repeats)):
+        at_s = 100.0 * (place + 1) + 10.0 * trial.number
+        if rate is None:
+            repeats.append(TrialResult(outcome="crashed", reason="ValueError: no", at_s=at_s))
+        else:
+            repeats.append(
+                TrialResult(outcome="ok", measurement=make_measurement(rate, **{**memory, **changes}), at_s=at_s)
+            )
+    return trial.model_copy(update={"repeats": (*trial.repeats, *repeats)})
+
+
+def run_once(trials: Iterable[TrialRecord]) -> tuple[TrialRecord, ...]:
+    """Return trials without their repeats."""
+    return tuple(trial.model_copy(update={"repeats": ()}) for trial in trials)
+
+
 def make_trials() -> tuple[TrialRecord, ...]:
-    """Trials of each outcome, the baseline first."""
+    """Trials of each outcome, the baseline first; it and those that are recommended ran three times."""
     big = FAST.model_copy(update={"micro_batch_size": 256})
     crashed: dict[str, Any] = {
         "reason": HOSTILE,
         "failure": Failure(signature="ValueError at net.py:12", traceback=TRACEBACK),
     }
     return (
-        make_trial(0, BASELINE, measurement=make_measurement(5123.4, gib=3.0)),
-        make_trial(1, FAST, measurement=make_measurement(12345.6, gib=9.3, busy=0.97)),
-        make_trial(2, SAME_BATCH, measurement=make_measurement(9876.5, gib=2.1)),
+        run_again(make_trial(0, BASELINE, measurement=make_measurement(5123.4, gib=3.0)), 5049.0, 5100.0),
+        run_again(make_trial(1, FAST, measurement=make_measurement(12345.6, gib=9.3, busy=0.97)), 12177.0, 12423.0),
+        run_again(make_trial(2, SAME_BATCH, measurement=make_measurement(9876.5, gib=2.1)), 9752.0, 9850.0),
         make_trial(3, big, "over_memory", measurement=make_measurement(12500.0, gib=16.4)),
         make_trial(4, big, "over_memory", measurement=make_measurement(12501.0, gib=16.9)),
         make_trial(5, big, "oom", reason="CUDA out of memory. Tried to allocate 20.00 MiB.", violation=0.2),
@@ -87,25 +112,26 @@ def make_trials() -> tuple[TrialRecord, ...]:
 
 def make_confirmation(
     number: int,
-    *rates: float | None,
+    *rates: float,
     config: TrainingConfig | None = None,
     noise: float = 0.01,
     gib: float = 1.0,
     is_held_by_device: bool = False,
     **settings: Any,
 ) -> Confirmation:
-    """A round for each rate, None for a failed one; the configuration by itself or by its settings."""
+    """A run at each rate; the configuration by itself or by its settings."""
     held = {"host_ahead_s": 1.0 if is_held_by_device else None}
-    rounds = tuple(
-        None if rate is None else make_measurement(rate, noise, gib=gib, window=make_window(rate, **held))
-        for rate in rates
+    runs = tuple(make_measurement(rate, noise, gib=gib, window=make_window(rate, **held)) for rate in rates)
+    return Confirmation(number=number, config=config or TrainingConfig(**settings), runs=runs)
+
+
+def list_confirmations(trials: Iterable[TrialRecord]) -> tuple[Confirmation, ...]:
+    """Return what ran more than once, with its runs, as a recommendation lists it."""
+    return tuple(
+        Confirmation(number=trial.number, config=trial.config, runs=tuple(trial.runs))
+        for trial in trials
+        if len(trial.runs) > 1
     )
-    return Confirmation(number=number, config=config or TrainingConfig(**settings), rounds=rounds)
-
-
-def three_rounds(rate: float) -> tuple[float, float, float]:
-    """Rates of three rounds around one."""
-    return 0.99 * rate, rate, 1.01 * rate
 
 
 def said(text: str) -> Note:
@@ -122,18 +148,15 @@ def make_recommendation(**changes: Any) -> Recommendation:
         "number": 1,
         "verdict": "faster",
         "speedup": Ratio(value=2.412, low=2.351, high=2.474),
+        "gain_probability": 1.0,
         "lr_advice": advice,
         "same_batch": SAME_BATCH,
         "same_batch_number": 2,
         "same_batch_speedup": Ratio(value=1.93, low=1.9, high=1.96),
         "reasons": (
             note("best_believed", configurations=12, is_outrun=False, leaves_out_larger=False),
-            note("not_confirmed"),
+            note("proven", least_fraction=1.2, runs=3, baseline_runs=3),
         ),
-        "confirmations": (
-            make_confirmation(0, *three_rounds(5100.0), config=BASELINE, gib=3.0),
-            make_confirmation(1, *three_rounds(12300.0), config=FAST, gib=9.4),
-            make_confirmation(2, *three_rounds(9850.0), config=SAME_BATCH, gib=3.0),
-        ),
+        "confirmations": list_confirmations(make_trials()),
     }
     return Recommendation(**values | changes)
