@@ -150,9 +150,10 @@ class TrialRecord(FrozenModel):
 
 
 def answered(record: TrialRecord, answer: TrialResult) -> TrialRecord:
-    """Return a trial's record with what the precision guard says: of a precision that may not win, why."""
+    """Return a trial's record with what the precision guard says: of a precision that may not win why, and no score."""
     update = {name: getattr(answer, name) for name in ("outcome", "reason", "guard")}
-    return record.model_copy(update={"result": record.result.model_copy(update=update)})
+    result = record.result.model_copy(update=update)
+    return record.model_copy(update={"result": result, "score": record.score if answer.outcome == "ok" else None})
 
 
 def score_value(record: TrialRecord) -> float:

@@ -269,6 +269,8 @@ class Search:
 
         None: no more for now. What a running trial brings may be a reason to go on after all.
         """
+        while (best := self.best) is not None and not self._passes_guard(best):
+            pass  # else the search would go on with a precision that may not win
         repeating = [record.config for record in self.study.records if record.number in self._repeating]
         running = [*repeating, *(trial.config for trial in self.study.running)]
         taken = sum(hosts_of(config, self.space.environment) for config in running)
@@ -284,8 +286,11 @@ class Search:
         record = self.race.next_run()
         if record is None:
             return None
-        is_first = record.number != 0 and not record.repeats
-        return self._repeat_of(record, _THOROUGH_EXTRAS if is_first and not self.time.is_brief else NO_EXTRAS)
+        extras = NO_EXTRAS
+        if record is self.best and not record.repeats and not self.time.is_brief:
+            is_alone = self.proposer.has_model and record.config.world_size == 1
+            extras = _THOROUGH_EXTRAS if is_alone else Extras(breakdown=True)
+        return self._repeat_of(record, extras)
 
     @property
     def _may_repeat_baseline(self) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import log, sqrt
+from math import inf, log, sqrt
 from statistics import NormalDist
 
 from autotune.analysis.decisions.claims import believe, chance_worthwhile
@@ -38,6 +38,8 @@ _MOST_CONTESTED = 3
 """Runs of a larger batch, and of the best at the own one, to tell whether it is worth it: our own convention."""
 _SETTLE_S = 45.0
 """Seconds of the settling where no time-out limits the search: our own convention, so that an answer takes a minute."""
+_MOST_PAIRS = 28
+"""Runs of leader and baseline each, however short they are: those of the last look (ledger.py)."""
 _BRIEF_SETTLE_BUILDS = 4.0
 """In a brief search, in builds of the workload."""
 _UNLIKELY = 0.05
@@ -96,6 +98,9 @@ class Race:
         if leader is None or not self._has_time(found):
             self.is_settled = leader is None or self.is_settled
             return None
+        if self.leader is None and baseline is not None and self._is_hopeless(leader, found):
+            self.is_settled = True
+            return None
         settled = next((record for record in contenders.records if record.number == self.leader), None)
         if settled is None:  # not yet, or it has failed since
             if (record := self._unsure(contenders, leader)) is not None:
@@ -110,6 +115,12 @@ class Race:
             self._from_s, self._looked_at = self.time.clock.elapsed_s, 0
             self._budget_s = self._settle_s
         return None if baseline is None else self._next_of_the_two(settled, baseline, found)
+
+    def _is_hopeless(self, leader: TrialRecord, found: SearchOutcome) -> bool:
+        """Whether nothing is likely to be worth a change, by the baseline's runs and the single one of what leads."""
+        contrast = found.evidence.contrast(leader.number, 0)
+        is_known = found.evidence.count(0) >= _RUNS
+        return contrast is not None and is_known and chance_worthwhile(contrast) < _UNLIKELY
 
     @property
     def left_s(self) -> float:
@@ -167,11 +178,12 @@ class Race:
     def _next_of_the_two(self, leader: TrialRecord, baseline: TrialRecord, found: SearchOutcome) -> TrialRecord | None:
         """Whichever of leader and baseline ran less often; None where it is decided, or there is no time."""
         spent_s, ledger = self.time.clock.elapsed_s - self._from_s, self.ledger
-        is_last = spent_s + 2 * found.run_s > self._budget_s or not self._has_time(found)
         pairs = ledger.pairs
+        is_last = spent_s + 2 * found.run_s > self._budget_s or pairs >= _MOST_PAIRS or not self._has_time(found)
         if pairs > self._looked_at or (is_last and pairs):
             self._looked_at = pairs
-            ledger.look(spent_s / max(self._budget_s, 1e-9), is_last=is_last)
+            used = 1.0 if self._budget_s <= 0 else spent_s / self._budget_s
+            ledger.look(max(used, pairs / _MOST_PAIRS), is_last=is_last)
         contrast = ledger.evidence.contrast(leader.number, 0)
         runs = {record.number: self._runs_of(record) for record in (leader, baseline)}
         is_known = min(runs.values()) >= _RUNS
@@ -196,7 +208,8 @@ class Race:
         pairs = self.ledger.pairs
         if pairs < _FUTILE_AFTER:
             return False
-        more = max(0.0, (self._budget_s - spent_s) * pairs / spent_s)
+        in_time = max(0.0, self._budget_s / spent_s - 1) * pairs if spent_s > 0 else inf
+        more = min(in_time, _MOST_PAIRS - pairs)
         error = contrast.sd * sqrt(pairs / (pairs + more))
         shrunk = contrast.value * _USUAL_GAIN_SD**2 / (_USUAL_GAIN_SD**2 + contrast.sd**2)
         return shrunk < error

@@ -22,6 +22,8 @@ __all__ = ["Contenders", "select"]
 
 _FEWEST_RUNS = 2
 """Of what is recommended for its simplicity alone: our own convention."""
+_MOST_RIVALS = 3
+"""Of the baseline where that stays, of which it is said what they may gain: our own convention."""
 _MOST_COMPARED = 20
 """Of the best, beside the baseline: our own convention, for searches of thousands of trials."""
 _SURE_SDS = 3.2
@@ -306,13 +308,8 @@ def _why_this(chosen: TrialRecord, contenders: Contenders) -> Note:
         would = Contenders.of(found).chosen()
         return note("faster_ones_overloaded", has_untried=would is not None and would.number != 0)
     if chosen.number == 0:
-        gains = [
-            gain
-            for record in contenders.challengers
-            if record not in dropped
-            and found.evidence.count(record.number) >= _FEWEST_RUNS
-            and (gain := contenders.gain_of(record)) is not None
-        ]
+        rivals = [record for record in contenders.challengers if record not in dropped][:_MOST_RIVALS]
+        gains = [gain for record in rivals if (gain := contenders.gain_of(record)) is not None]
         most = max((believe(gain).ratio().high - 1 for gain in gains), default=None)
         return note("nothing_beats_baseline", **counts, most_fraction=most)
     others = [record for record in contenders.records if record not in dropped]

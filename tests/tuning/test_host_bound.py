@@ -19,7 +19,6 @@ from autotune.space.resolved_space import ResolvedSpace, compose, resolve
 from autotune.testing import FakeLauncher, FakeTrial
 from autotune.tuning.host_bound import compilation_domains, host_notes, is_host_bound, list_cures
 from autotune.tuning.loop import Search
-from autotune.tuning.outcomes import ConfirmationOutcome
 from tests.factories import GPU, make_breakdown, make_facts, make_measurement, make_recommendation, make_window
 from tests.factories.searches import GIB, make_search
 
@@ -153,7 +152,7 @@ def noted(search: Search, number: int) -> list[Note]:
     found = search.outcome()
     config = next(record.config for record in found.records if record.number == number)
     chosen = make_recommendation(number=number, config=config)
-    return list(host_notes(found, ConfirmationOutcome(), chosen))
+    return list(host_notes(found, chosen))
 
 
 def test_the_report_says_so_where_the_host_holds_what_is_recommended(tmp_path: Path) -> None:
@@ -166,7 +165,7 @@ def test_the_report_says_so_where_the_host_holds_what_is_recommended(tmp_path: P
     assert held.figures["launch_s"] is not None
     assert held.figures["has_compiled"] is True
     assert noted(search, best.number) == [], "graphs have cured it"
-    assert list(host_notes(search.outcome(), ConfirmationOutcome(), None)) == []
+    assert list(host_notes(search.outcome(), None)) == []
 
 
 def test_a_device_that_is_always_behind_has_nothing_compiled(tmp_path: Path) -> None:

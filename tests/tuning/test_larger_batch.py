@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autotune.records.recommendation import Confirmation, Recommendation
+from autotune.analysis.decisions.evidence import evidence_of_runs
+from autotune.records.recommendation import Recommendation
 from autotune.settings.training_config import TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial
 from autotune.tuning.loop import Search
-from autotune.tuning.outcomes import ConfirmationOutcome
 from autotune.tuning.selection import select
 from tests.factories.searches import GIB, confirmed, figures_of, make_search
 
@@ -36,6 +37,8 @@ def search_of(
     *,
     startup_s: float = 2.0,
     infeasible: tuple[int, int] | None = None,
+    noise: float = 0.0,
+    seed: int = 0,
 ) -> Search:
     """A search where the rate is known by batch and loader workers, and all else costs nothing."""
 
@@ -44,7 +47,7 @@ def search_of(
         peak = 100 * GIB if place == infeasible else 1 * GIB + config.micro_batch_size
         return FakeTrial(samples_per_s=rates[place], peak_memory_bytes=peak, startup_s=startup_s)
 
-    return make_search(folder, FakeLauncher(cost), baseline=TrainingConfig(micro_batch_size=32), **SPACE)
+    return make_search(folder, FakeLauncher(cost, noise=noise, seed=seed), baseline=TrainingConfig(micro_batch_size=32), **SPACE)
 
 
 def found_of(folder: Path, rates: Mapping[tuple[int, int], float], *, startup_s: float = 2.0) -> Recommendation:
@@ -78,7 +81,6 @@ def test_a_batch_that_wins_less_than_is_asked_for_is_shown_and_not_recommended(t
         (128 - larger.over_same_batch.value * 32) / (larger.over_same_batch.value - 1)
     )
     assert not larger.is_worth_it
-    assert {larger.number, chosen.number} <= {entrant.number for entrant in chosen.confirmations}
 
 
 def test_a_batch_that_wins_enough_is_recommended_beside_the_best_of_the_users_own(tmp_path: Path) -> None:
@@ -113,28 +115,31 @@ def test_what_is_recommended_at_the_users_batch_says_that_larger_ones_were_left_
     assert why["leaves_out_larger"]
 
 
-def test_what_the_rounds_allow_at_the_users_batch_is_told(tmp_path: Path) -> None:
+def test_what_runs_allow_at_the_users_batch_is_said(tmp_path: Path) -> None:
     chosen = found_of(tmp_path, rates(1000.0, 900.0, 800.0, by_workers=1.004))
     assert (chosen.number, chosen.verdict) == (0, "already_best")
     (why,) = figures_of(chosen.reasons, "nothing_beats_baseline")
     assert 0 < why["most_fraction"] < 0.1
 
 
-def test_the_best_at_a_larger_batch_is_a_finalist_behind_others_of_the_users_own(tmp_path: Path) -> None:
+def test_the_best_at_a_larger_batch_is_shown_behind_others_of_the_users_own(tmp_path: Path) -> None:
     speeds = {(32, 0): 1000.0, (32, 2): 1500.0, (64, 0): 1400.0, (64, 2): 1405.0, (128, 0): 900.0, (128, 2): 910.0}
     chosen = found_of(tmp_path, speeds)
     assert chosen.config.micro_batch_size == 32
     assert chosen.larger_batch is not None
     assert chosen.larger_batch.config.micro_batch_size == 64
-    assert {chosen.number, chosen.larger_batch.number} <= {entrant.number for entrant in chosen.confirmations}
 
 
-def test_where_rounds_lack_the_trials_decide_and_the_break_even_is_told_all_the_same(tmp_path: Path) -> None:
-    search = search_of(tmp_path, rates(1000.0, 1500.0, 2000.0))
+def test_an_interrupted_search_judges_a_larger_batch_by_the_runs_that_it_has(tmp_path: Path) -> None:
+    search = search_of(tmp_path, rates(1000.0, 1500.0, 3000.0))
     search.run()
-    chosen = select(search.outcome(), ConfirmationOutcome())
+    alone = [record.model_copy(update={"repeats": ()}) for record in search.study.records]
+    found = replace(
+        search.outcome(), records=tuple(alone), evidence=evidence_of_runs(alone, search.study.prior_spread), proven={}
+    )
+    chosen = select(found)
     assert chosen is not None
-    assert chosen.config.micro_batch_size == 128
+    assert (chosen.config.micro_batch_size, chosen.verdict) == (128, "unconfirmed")
     larger = chosen.larger_batch
     assert larger is not None
     assert larger.is_worth_it
@@ -142,35 +147,27 @@ def test_where_rounds_lack_the_trials_decide_and_the_break_even_is_told_all_the_
     assert larger.break_even.low < larger.break_even.samples < larger.break_even.high
 
 
-def test_where_two_alone_may_run_a_larger_batch_has_its_place_only_where_its_trial_is_worth_it(tmp_path: Path) -> None:
-    for of_128, expected in ((1450.0, 32), (2500.0, 128)):
-        speeds = {**rates(1000.0, 900.0, of_128, by_workers=1.0), (32, 2): 1420.0}
-        chosen = found_of(tmp_path / str(of_128), speeds, startup_s=14.0)
-        assert len(chosen.confirmations) == 2, "starts are too slow for three"
-        assert {0, chosen.number} == {entrant.number for entrant in chosen.confirmations}
-        assert (chosen.config.micro_batch_size, chosen.verdict) == (expected, "faster")
-        larger = chosen.larger_batch
-        assert larger is not None
-        assert larger.over_same_batch is not None
-        assert larger.over_same_batch.value == pytest.approx(of_128 / 1420.0, rel=0.05), "not over the baseline"
+def test_a_larger_batch_of_which_it_is_open_whether_it_is_worth_it_runs_again_with_its_rival(tmp_path: Path) -> None:
+    """In one of a few noisy searches at the least: at first glance others see that it is worth it."""
+    most = []
+    for seed in range(6):
+        search = search_of(tmp_path / str(seed), rates(1000.0, 900.0, 1120.0, by_workers=1.0), noise=0.1, seed=seed)
+        search.run()
+        leading = search.race.leader
+        runs = {record.number: len(record.runs) for record in search.study.records}
+        larger = [record.number for record in search.study.records if record.config.micro_batch_size == 128]
+        most.append(max(runs[number] for number in larger if number != leading or leading is None))
+    assert max(most) >= 2
 
 
-def test_without_a_baseline_a_larger_batch_that_alone_has_run_is_recommended(tmp_path: Path) -> None:
-    speeds = {**rates(1000.0, 900.0, 1450.0, by_workers=1.0), (32, 2): 1420.0}
+def test_without_a_baseline_a_larger_batch_is_compared_with_the_best_at_the_own_one(tmp_path: Path) -> None:
+    speeds = {**rates(1000.0, 900.0, 2400.0, by_workers=1.0), (32, 2): 1420.0}
     search = search_of(tmp_path, speeds, infeasible=(32, 0))
     search.run()
-    found = search.outcome()
-    larger = next(one for one in found.challengers if one.config.micro_batch_size == 128)
-    rounds = (larger.measurement,) * 3
-    chosen = select(
-        found,
-        ConfirmationOutcome(
-            confirmations=(Confirmation(number=larger.number, config=larger.config, rounds=rounds),), is_confirmed=True
-        ),
-    )
+    chosen = select(search.outcome())
     assert chosen is not None
-    assert (chosen.number, chosen.verdict) == (larger.number, "baseline_infeasible")
+    assert (chosen.config.micro_batch_size, chosen.verdict) == (128, "baseline_infeasible")
     assert chosen.larger_batch is not None
-    assert chosen.larger_batch.is_worth_it, "nothing at the baseline's batch was measured in turns"
+    assert chosen.larger_batch.is_worth_it
     assert chosen.larger_batch.over_same_batch is not None
-    assert chosen.larger_batch.over_same_batch.value == pytest.approx(1450.0 / 1420.0, rel=0.02), "by trials"
+    assert chosen.larger_batch.over_same_batch.value == pytest.approx(2400.0 / 1420.0, rel=0.02)

@@ -1,6 +1,6 @@
 """The precision guard in a search: one comparison to float32 for each cheaper precision, before a trial of it may win.
 
-Only a precision that leads is compared, once what it gains is known. Comes in: a configuration. Goes out: the guard's
+Only a precision that leads is compared. Comes in: a configuration. Goes out: the guard's
 figures, or why no trial of its precision may win.
 """
 

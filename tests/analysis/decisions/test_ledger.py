@@ -113,4 +113,3 @@ def test_with_nothing_to_win_hardly_any_search_says_faster(sd: float) -> None:
             ledger.look((pair + 1) / 8, is_last=pair == 7)
         false += bool(ledger.proven)
     assert false <= 8
-

@@ -13,7 +13,7 @@ from autotune.records.trial import TrialRecord, TrialResult
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.training_config import TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial, fake_environment, fake_facts
-from autotune.tuning.checks.stress import StressCheck, check_under_stress, reserve_s
+from autotune.tuning.checks.stress import StressCheck, check_under_stress, may_overload
 from autotune.tuning.loop import Search
 from tests.factories import make_measurement
 from tests.factories.searches import GIB, figures_of, make_search
@@ -128,6 +128,23 @@ def test_with_one_it_takes_what_the_start_and_the_look_leave(tmp_path: Path, tim
     assert job.process.deadline_s <= timeout_s
 
 
-def test_the_confirmation_leaves_it_a_quarter_of_the_time_at_the_most() -> None:
-    reserves = [reserve_s(record_of(ALONE), left_s) for left_s in (20.0, 40.0, 1000.0)]
-    assert reserves == pytest.approx([5.0, 10.0, 12.0 + 2.0 + 4.0])
+@pytest.mark.parametrize(
+    ("config", "kind", "gib", "is_run"),
+    [
+        (ALONE, "cuda", 3.4, False),
+        (ALONE, "cuda", 3.6, True),
+        (GROUP, "cuda", 3.4, False),
+        (GROUP, "cpu", 1.6, False),
+        (GROUP, "cpu", 1.8, True),
+    ],
+)
+def test_it_is_run_where_four_times_the_peak_would_not_fit(
+    tmp_path: Path, config: TrainingConfig, kind: str, gib: float, is_run: bool
+) -> None:
+    """Under 14 GiB; ranks on a CPU share its memory."""
+    search, _ = stressed(tmp_path, ALONE, 1.0, kind)
+    record = record_of(config)
+    assert record.measurement is not None
+    measurement = record.measurement.model_copy(update={"peak_memory_bytes": int(gib * GIB)})
+    record = record.model_copy(update={"result": record.result.model_copy(update={"measurement": measurement})})
+    assert may_overload(record, search.space) == is_run
