@@ -290,14 +290,27 @@ class RateModel:
     learned_spread: RunSpread | None = None
     """Between runs of the same settings, which the scatter is expected to be; None: as is usual on such a device."""
 
-    def forecast(self, configs: Sequence[TrainingConfig]) -> Forecast:
-        """What configurations should reach. Takes milliseconds for thousands of them."""
-        parts = [self._forecast(configs[begin : begin + _AT_ONCE]) for begin in range(0, len(configs), _AT_ONCE)]
+    def forecast(self, configs: Sequence[TrainingConfig], running: Sequence[TrainingConfig] = ()) -> Forecast:
+        """Return what configurations should reach. Takes milliseconds for thousands of them.
+
+        Args:
+            configs: What to forecast.
+            running: Configurations whose runs have not ended. Each counts as a run at its own forecast ("kriging
+                believer"): no mean changes, but what they will tell is no longer uncertain. Source: Ginsbourger, Le
+                Riche, Carraro 2010, "Kriging is well-suited to parallelize optimization".
+        """
+        known = self._believing(running)
+        parts = [
+            self._forecast(configs[begin : begin + _AT_ONCE], *known) for begin in range(0, len(configs), _AT_ONCE)
+        ]
         return parts[0] if len(parts) == 1 else _joined(parts)
 
-    def _forecast(self, configs: Sequence[TrainingConfig]) -> Forecast:
-        scatter_sd, posterior = self._most_likely
-        cross_covariance = self._cross_covariance(configs)
+    def _forecast(
+        self, configs: Sequence[TrainingConfig], places: Sequence[TrainingConfig], posterior: Posterior
+    ) -> Forecast:
+        """Return a forecast from what a posterior knows at some places."""
+        scatter_sd, _ = self._most_likely
+        cross_covariance = self._covariance(configs, places)
         here, moved = self._circumstances(configs), np.einsum("pij,pj->pi", cross_covariance, posterior.weights)
         state = self._prior_means(configs) + moved
         rates, slopes = law(state, here)
@@ -318,6 +331,27 @@ class RateModel:
             host=np.exp(rates.host),
             host_sd=host_sd,
             scatter_sd=scatter_sd,
+        )
+
+    def _believing(self, running: Sequence[TrainingConfig]) -> tuple[Sequence[TrainingConfig], Posterior]:
+        """Return the places of all observations and of running trials, and the posterior once these have ended."""
+        seen = [observation.config for observation in self._seen]
+        scatter_sd, posterior = self._most_likely
+        if not running:
+            return seen, posterior
+        across, among = self._covariance(running, seen), self._covariance(running, running)
+        state = self._prior_means(running) + np.einsum("pij,pj->pi", across, posterior.weights)
+        slopes = law(state, self._circumstances(running))[1]().run
+        known = np.einsum("pi,pij,pj->ij", slopes, across, posterior.jacobian)
+        own = np.einsum("pi,pij,pj->ij", slopes, among, slopes) + scatter_sd**2 * np.eye(len(running))
+        explained = _solved(posterior.cholesky, known.T).T
+        left = np.linalg.cholesky(own - explained @ explained.T)
+        above = np.zeros((len(seen), len(running)))
+        return [*seen, *running], replace(
+            posterior,
+            weights=np.hstack([posterior.weights, np.zeros_like(slopes)]),  # each is as expected, which moves nothing
+            jacobian=np.hstack([posterior.jacobian, slopes]),
+            cholesky=np.block([[posterior.cholesky, above], [explained, left]]),
         )
 
     @cached_property
@@ -349,7 +383,7 @@ class RateModel:
             observed=np.array([log(observation.samples_per_s) for observation in self._seen]),
             variances=np.array([observation.relative_sd**2 for observation in self._seen]),
             prior_mean=self._prior_means(configs),
-            factor=factor_of(self._cross_covariance(configs)),
+            factor=factor_of(self._covariance(configs, configs)),
             expect=expect,
         )
         fits = list[tuple[float, Posterior]]()
@@ -367,17 +401,17 @@ class RateModel:
         """Of a scatter, over the learned spread, on the log scale."""
         return -self._spread.degrees_of_freedom * (log(factor) + 0.5 / factor**2)
 
-    def _cross_covariance(self, configs: Sequence[TrainingConfig]) -> Floats:
-        """Prior covariances between configurations and observations, (processes, configs, observations).
+    def _covariance(self, left: Sequence[TrainingConfig], right: Sequence[TrainingConfig]) -> Floats:
+        """Return prior covariances of two lists of configurations, (processes, left, right).
 
         Costs on which no rate depends here have none, which spares the fit most of its time for them.
         """
-        both = zip(COSTS, _PROCESSES, _places(configs), _places([seen.config for seen in self._seen]), strict=True)
-        nothing = np.zeros((len(configs), len(self._seen)))
+        both = zip(COSTS, _PROCESSES, _places(left), _places(right), strict=True)
+        nothing = np.zeros((len(left), len(right)))
         return np.stack(
             [
-                nothing if cost in self._idle_costs else process.covariance(places, observed)
-                for cost, process, places, observed in both
+                nothing if cost in self._idle_costs else process.covariance(own, others)
+                for cost, process, own, others in both
             ]
         )
 
@@ -503,5 +537,12 @@ def _sd(slopes: Floats, informed: Floats, cholesky: Floats) -> Floats:
         return np.zeros(slopes.shape[1])
     prior_variance = sum(slope**2 * process.variance() for slope, process in zip(slopes, _PROCESSES, strict=True))
     cross_covariance = np.einsum("pi,pij->ij", slopes, informed)
-    explained = np.linalg.solve(cholesky, cross_covariance.T)
+    explained = _solved(cholesky, cross_covariance.T)
     return np.asarray(np.sqrt(np.maximum(prior_variance - (explained**2).sum(axis=0), 0.0)), dtype=np.float64)
+
+
+def _solved(cholesky: Floats, right: Floats) -> Floats:
+    """Return what a lower triangular matrix has to be multiplied by for the right-hand sides."""
+    from scipy.linalg import solve_triangular
+
+    return np.asarray(solve_triangular(cholesky, right, lower=True, check_finite=False), dtype=np.float64)

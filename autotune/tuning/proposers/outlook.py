@@ -85,13 +85,16 @@ def foresee(
     """
     configs, study = [config for _, config in candidates], time.study
     space, tried = study.space, tried_in(study)
-    forecast, fits = rates.forecast(configs), memory.chance_to_fit(configs, space.limit_bytes)
+    running = [trial.config for trial in study.running]
+    forecast, fits = rates.forecast(configs, running), memory.chance_to_fit(configs, space.limit_bytes)
     failed = [record.config for record in study.ended if has_failed(record)]
     feasible = [record.config for record in study.ended if record.is_feasible]
     # Source of the plug-in of the highest believed rate, since a lucky window is no yardstick: Picheny, Wagner,
     # Ginsbourger 2013, "A benchmark of kriging-based infill criteria for noisy optimization".
-    best_rate = float(np.exp(max(rates.forecast(feasible).log_rate)))
-    gains = np.minimum(expected_gain(forecast, best_rate), most_gain(forecast, best_rate))
+    believed = np.exp(rates.forecast([*feasible, *running]).log_rate)
+    best_rate = float(max(believed[: len(feasible)]))
+    bar = float(max(believed))  # a further trial is to win over what runs as well
+    gains = np.minimum(expected_gain(forecast, bar), most_gain(forecast, bar))
     gains = gains * fits * chance_to_run(configs, failed, feasible)
     may_try = np.array([study.is_open(config) for config in configs]) & (fits >= SURE_TO_FIT)
     tells = may_try & ~redundant_among(configs, forecast, tried)
@@ -107,14 +110,15 @@ def foresee(
     keeps = np.array([config.global_batch_ratio(space.baseline) == 1 for config in configs])
     keeps &= tells | np.array([config in has_run for config in configs])
     same = int(np.argmax(np.where(keeps, forecast.log_rate, -inf)))
-    believed, epoch_samples = np.exp(forecast.log_rate), space.facts.dataset_length
-    queues_s = [queue_s(config, rate, epoch_samples) for config, rate in zip(configs, believed, strict=True)]
+    epoch_samples = space.facts.dataset_length
+    expected = np.exp(forecast.log_rate)
+    queues_s = [queue_s(config, rate, epoch_samples) for config, rate in zip(configs, expected, strict=True)]
     soon = tells & (np.array(queues_s) <= time.longest_s())
     worth = gains
     if time.is_brief:
         worth = gains / [
             measuring_s(config, rate, epoch_samples) + (0.0 if shares_process(config) else _REBUILDS * time.build_s)
-            for config, rate in zip(configs, believed, strict=True)
+            for config, rate in zip(configs, expected, strict=True)
         ]
     chosen = int(np.argmax(np.where(soon if soon.any() else tells, worth, -1.0)))
     return Outlook(

@@ -332,6 +332,30 @@ def test_a_forecast_of_thousands_is_that_of_each() -> None:
         assert alone.sd[0] == pytest.approx(together.sd[place])
 
 
+def test_a_run_that_has_not_ended_changes_no_mean_and_leaves_less_to_learn() -> None:
+    seen = [loader(1_000, config(2)), device(2_000, config()), run(700, config())]
+    model = RateModel(seen, MANY_CORES, STEADY)
+    running, near, far = config(4), config(5), config(4, 256)
+    before, after = model.forecast([running, near, far]), model.forecast([running, near, far], [running])
+    assert after.log_rate == pytest.approx(before.log_rate)
+    assert after.scatter_sd == before.scatter_sd
+    left = after.sd / before.sd
+    assert left[0] < left[1] < left[2] < 1
+    both = model.forecast([running], [running, running])
+    assert both.sd[0] < after.sd[0], "a repeat tells more"
+
+
+def test_a_run_that_has_not_ended_counts_as_one_that_came_out_as_expected() -> None:
+    seen = [loader(1_000, config(2)), device(2_000, config()), run(700, config()), run(950, config(2))]
+    model = RateModel(seen, MANY_CORES, STEADY)
+    running, asked = config(4), [config(4), config(8), config(4, 64)]
+    expected = rates(model.forecast([running]))[0]
+    ended = RateModel([*seen, run(expected, running, sd=0.0)], MANY_CORES, STEADY).forecast(asked)
+    believed = model.forecast(asked, [running])
+    assert believed.log_rate == pytest.approx(ended.log_rate, abs=0.02)
+    assert believed.sd == pytest.approx(ended.sd, rel=0.1)
+
+
 def test_a_few_batches_of_the_device_tell_the_others() -> None:
     # 4 ms for any batch and 0.1 ms a sample: 32 samples take 7.2 ms, 512 take 55 ms
     def rate(batch: int) -> float:
