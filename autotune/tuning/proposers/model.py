@@ -3,15 +3,15 @@
 Comes in: the study as it grows, and its space. Goes out: values to try next, or None where the study's sampler is to
 draw; reasons to skip a sample, to stop a trial early, and to end the search. The loop tries them; nothing here does.
 
-The model proposes the trial with the largest expected gain. Where the last trial was far from what it expected, it
-leaves the next one to the sampler, which explores what the model does not explain.
+The model proposes the trial with the largest expected gain, also after a trial that was far from what it expected:
+left to the sampler, the next one found no more (benchmarks/regret.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import exp, inf, log
+from math import exp, inf
 
 from autotune.analysis.decisions.early_stopping import PruningThreshold, luck_of
 from autotune.analysis.forecast.acquisition import redundant_among
@@ -22,7 +22,6 @@ from autotune.analysis.forecast.observations import (
     failed_side,
     loader_variations,
     mean_log_rates,
-    observed_rate,
     rate_observations,
 )
 from autotune.analysis.forecast.rate_model import RateModel
@@ -33,7 +32,7 @@ from autotune.launch.runner import TrialRunner
 from autotune.note import Note, note
 from autotune.records.ceilings import CeilingBook
 from autotune.records.diagnosis import Curves
-from autotune.records.trial import OUT_OF_MEMORY, TrialRecord
+from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.resolved_space import ResolvedSpace
 from autotune.study.combinations import Candidates
@@ -48,10 +47,6 @@ __all__ = ["ModelProposer"]
 
 _STRETCH_S = 0.2
 """Seconds for which a side alone is measured: our own convention; some thirty points are to be had in six seconds."""
-_SURPRISE_SDS = 3.0
-"""Standard deviations from which a rate counts as not explained: the usual three-sigma rule."""
-_LEAST_SD = 0.01
-"""A forecast is not trusted beyond 1 %, which is what runs of the same settings differ by."""
 _FASTEST = 3
 """Trials whose neighbours are candidates: our own convention."""
 _FEWEST_TRIALS = 3
@@ -85,8 +80,6 @@ class ModelProposer:
     _outlook: tuple[tuple[int, int], Outlook] | None = None
     """The latest, and the numbers of ended and running trials that it was made at."""
     _same_batch_trials: int = 0
-    _expected: dict[TrainingConfig, tuple[float, float]] = field(default_factory=dict)
-    """Logarithm of the rate and its standard deviation, of what the model would try or has tried."""
 
     def __post_init__(self) -> None:
         """Take the study of the time's."""
@@ -127,7 +120,7 @@ class ModelProposer:
             ceilings.keep(side.config, **found)
 
     def propose(self, best: TrialRecord | None) -> Proposal | None:
-        """The trial with the largest expected gain; None, for the sampler, where the last trial was a surprise.
+        """Return the trial with the largest expected gain; None, for the sampler, without a model or a candidate.
 
         Where nothing has run within the limit yet, it is what was measured to fit as a side alone.
         """
@@ -135,7 +128,7 @@ class ModelProposer:
             params = measured_to_fit(self.sides or (), self.study)
             return None if params is None else Proposal(params=params)
         outlook = self.outlook(best)
-        if outlook is None or outlook.params is None or self._is_surprise(self.study.ended[-1]):
+        if outlook is None or outlook.params is None:
             return None
         if outlook.gain < LEAST_GAIN and (params := self.at_same_batch(best)) is not None:
             return Proposal(params=params)
@@ -226,10 +219,7 @@ class ModelProposer:
             return None
         step = self._runs_so_far, len(self.study.running)
         if self._outlook is None or self._outlook[0] != step:
-            outlook = self._foresee(best.config)
-            if outlook.config is not None:
-                self._expected[outlook.config] = outlook.log_rate, outlook.sd
-            self._outlook = step, outlook
+            self._outlook = step, self._foresee(best.config)
         return self._outlook[1]
 
     def believed(self) -> Mapping[int, float]:
@@ -286,13 +276,3 @@ class ModelProposer:
         unchanged = {name: getattr(space.baseline, name) for name in self._idle}
         found = self._candidates[1].near(list(dict.fromkeys([best, *fastest])))
         return [({**params, **unchanged}, config) for params, config in found]
-
-    def _is_surprise(self, record: TrialRecord) -> bool:
-        """Whether a trial's rate is far from what was expected, or it had none: the model does not explain that."""
-        rate = observed_rate(record)
-        if record.config not in self._expected:
-            return False
-        if rate is None:
-            return record.outcome not in {*OUT_OF_MEMORY, "over_memory"}
-        log_rate, sd = self._expected[record.config]
-        return abs(log(rate) - log_rate) > _SURPRISE_SDS * max(sd, _LEAST_SD)

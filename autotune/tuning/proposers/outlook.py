@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import hypot, inf
+from math import inf
 
 import numpy as np
 
@@ -37,12 +37,6 @@ class Outlook:
 
     params: Params | None
     """The trial with the largest expected gain; None where nothing is left that could tell more."""
-    config: TrainingConfig | None
-    """What they compose to."""
-    log_rate: float
-    """Logarithm of the rate that is expected of it."""
-    sd: float
-    """Standard deviation of that logarithm, with the scatter of measuring."""
     gain: float
     """What a trial is expected to win at most over the best so far, as a share of it, however long it takes."""
     same_batch: Params | None
@@ -123,9 +117,6 @@ def foresee(
     chosen = int(np.argmax(np.where(soon if soon.any() else tells, worth, -1.0)))
     return Outlook(
         params=candidates[chosen][0] if tells.any() else None,
-        config=configs[chosen] if tells.any() else None,
-        log_rate=float(forecast.log_rate[chosen]),
-        sd=hypot(float(forecast.sd[chosen]), forecast.scatter_sd),
         gain=float(gains[tells].max(initial=0.0)),
         same_batch=candidates[same][0] if keeps.any() else None,
         best_rate=best_rate,
