@@ -36,6 +36,7 @@ __all__ = [
     "failed_side",
     "loader_variations",
     "mean_log_rates",
+    "most_telling",
     "observed_rate",
     "rate_observations",
     "side_observation",
@@ -62,9 +63,9 @@ _FEW_WORKERS = 4
 """As many as these are measured with, where the cores suffice: our own convention."""
 _FASTEST_PRECISION = 8.0
 """Times float32's rate, where there are tensor cores: our own convention."""
-_MOST_TRIALS = 160
-"""Trials that a model of rates is made from: our own convention, four times what a search makes by itself. A fit takes
-time by the cube of their number, and each forecast memory in proportion."""
+_MOST_TRIALS = 60
+"""Trials that a model of rates is made from: our own convention, more than a search makes by itself. A fit takes time
+by the cube of their number, and each forecast time and memory in proportion."""
 Side = Literal["loader", "device", "copy"]
 
 
@@ -151,7 +152,7 @@ def rate_observations(
     that the two show how far processes differ, unless trials share one. Of more trials than a fit can take, those that
     tell most.
     """
-    records = _most_telling(records)
+    records = most_telling(records)
     for record in records:
         yield from _runs_of(record)
     sides: list[tuple[Side, TrainingConfig, Ceiling | None, float | None]]
@@ -169,13 +170,20 @@ def rate_observations(
                 yield _of_host("launch", config, launching)
 
 
-def _most_telling(records: Sequence[TrialRecord]) -> Sequence[TrialRecord]:
-    """All, or of many the first, the fastest and the latest, in their order: what is sought is near the fastest."""
+def most_telling(records: Sequence[TrialRecord]) -> Sequence[TrialRecord]:
+    """Return the trials that a model is made from, in their order: all, or of many those that tell most.
+
+    These are the first, the fastest, since what is sought is near them, the fastest of each number of workers, and the
+    latest.
+    """
     if len(records) <= _MOST_TRIALS:
         return records
     rates = {place: rate for place, record in enumerate(records) if (rate := observed_rate(record)) is not None}
-    fastest = sorted(rates, key=rates.__getitem__, reverse=True)[: _MOST_TRIALS // 2]
-    kept = {0, *fastest}
+    ranked = sorted(rates, key=rates.__getitem__, reverse=True)
+    of_workers = dict[int, int]()
+    for place in ranked:
+        of_workers.setdefault(records[place].config.num_workers, place)
+    kept = {0, *ranked[: _MOST_TRIALS // 2], *list(of_workers.values())[: _MOST_TRIALS // 4]}
     latest = [place for place in reversed(range(len(records))) if place not in kept]
     kept.update(latest[: _MOST_TRIALS - len(kept)])
     return [records[place] for place in sorted(kept)]

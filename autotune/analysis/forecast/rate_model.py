@@ -48,6 +48,9 @@ _LEVEL_SD = 1.5
 _AT_ONCE = 512
 """Configurations whose covariances with all observations are held at once: our own convention. With two hundred
 observations they take 10 MB, where those of four thousand configurations would take half a megabyte a trial."""
+_WARM_FROM = 30
+"""Observations from which on a fit begins where the last one ended: our own convention. Before, each fit may find
+another optimum."""
 _SCATTERS = (6.0, 3.5, 2.0, 1.4, 1.0, 0.7, 0.4)
 """Standard deviations of the scatter that are considered, over the learned spread between runs of a kind. The larger,
 the easier to fit: each is a start for the next. Our own convention."""
@@ -281,6 +284,16 @@ def _values(config: TrainingConfig) -> tuple[float, ...]:
     return tuple(value if isinstance(value, float) else float(crc32(repr(value).encode())) for value in values)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Start:
+    """What an earlier fit has found."""
+
+    factor: float
+    """The scatter over the learned spread, one of `_SCATTERS`."""
+    state: Floats
+    """Of the processes at the observations' places, (processes, observations)."""
+
+
 @dataclass(frozen=True)
 class RateModel:
     """What is known of the machine from observations, of which at least one must be a run."""
@@ -289,6 +302,17 @@ class RateModel:
     environment: Environment
     learned_spread: RunSpread | None = None
     """Between runs of the same settings, which the scatter is expected to be; None: as is usual on such a device."""
+    start: _Start | None = None
+    """Near which the fit is sought; None: anywhere."""
+
+    def with_observations(self, observations: Sequence[Observation], learned_spread: RunSpread | None) -> RateModel:
+        """Return the model of more observations; of many its fit begins where this one's has ended."""
+        model = RateModel(observations, self.environment, learned_spread)
+        if min(len(observations), len(self.observations)) < _WARM_FROM:
+            return model
+        configs = [seen.config for seen in model._seen]
+        state, _ = self._state(configs, *self._believing(()))
+        return replace(model, start=_Start(factor=self._fit[0], state=state))
 
     def forecast(self, configs: Sequence[TrainingConfig], running: Sequence[TrainingConfig] = ()) -> Forecast:
         """Return what configurations should reach. Takes milliseconds for thousands of them.
@@ -309,11 +333,8 @@ class RateModel:
         self, configs: Sequence[TrainingConfig], places: Sequence[TrainingConfig], posterior: Posterior
     ) -> Forecast:
         """Return a forecast from what a posterior knows at some places."""
-        scatter_sd, _ = self._most_likely
-        cross_covariance = self._covariance(configs, places)
-        here, moved = self._circumstances(configs), np.einsum("pij,pj->pi", cross_covariance, posterior.weights)
-        state = self._prior_means(configs) + moved
-        rates, slopes = law(state, here)
+        state, cross_covariance = self._state(configs, places, posterior)
+        rates, slopes = law(state, self._circumstances(configs))
         informed = cross_covariance * posterior.jacobian[:, None, :]
         of = slopes()
         loader_sd, device_sd, sd, copy_sd, host_sd = (
@@ -330,20 +351,20 @@ class RateModel:
             copy_sd=copy_sd,
             host=np.exp(rates.host),
             host_sd=host_sd,
-            scatter_sd=scatter_sd,
+            scatter_sd=self._scatter_sd,
         )
 
     def _believing(self, running: Sequence[TrainingConfig]) -> tuple[Sequence[TrainingConfig], Posterior]:
         """Return the places of all observations and of running trials, and the posterior once these have ended."""
         seen = [observation.config for observation in self._seen]
-        scatter_sd, posterior = self._most_likely
+        _, posterior = self._fit
         if not running:
             return seen, posterior
-        across, among = self._covariance(running, seen), self._covariance(running, running)
-        state = self._prior_means(running) + np.einsum("pij,pj->pi", across, posterior.weights)
+        state, across = self._state(running, seen, posterior)
+        among = self._covariance(running, running)
         slopes = law(state, self._circumstances(running))[1]().run
         known = np.einsum("pi,pij,pj->ij", slopes, across, posterior.jacobian)
-        own = np.einsum("pi,pij,pj->ij", slopes, among, slopes) + scatter_sd**2 * np.eye(len(running))
+        own = np.einsum("pi,pij,pj->ij", slopes, among, slopes) + self._scatter_sd**2 * np.eye(len(running))
         explained = _solved(posterior.cholesky, known.T).T
         left = np.linalg.cholesky(own - explained @ explained.T)
         above = np.zeros((len(seen), len(running)))
@@ -354,6 +375,13 @@ class RateModel:
             cholesky=np.block([[posterior.cholesky, above], [explained, left]]),
         )
 
+    def _state(
+        self, configs: Sequence[TrainingConfig], places: Sequence[TrainingConfig], posterior: Posterior
+    ) -> tuple[Floats, Floats]:
+        """Return the most likely state at configurations, and their covariance with the posterior's places."""
+        covariance = self._covariance(configs, places)
+        return self._prior_means(configs) + np.einsum("pij,pj->pi", covariance, posterior.weights), covariance
+
     @cached_property
     def _spread(self) -> RunSpread:
         return self.learned_spread or assumed_spread(self.environment.device_kind)
@@ -363,9 +391,15 @@ class RateModel:
         """In an order of their own: where the fit has several optima, that which it finds depends on the order."""
         return sorted(self.observations, key=repr)
 
+    @property
+    def _scatter_sd(self) -> float:
+        """Of runs."""
+        factor, _ = self._fit
+        return factor * self._spread.of(seen.is_steady for seen in self._seen if seen.kind == "run").sd
+
     @cached_property
-    def _most_likely(self) -> tuple[float, Posterior]:
-        """The scatter that explains the observations best, and the state with it.
+    def _fit(self) -> tuple[float, Posterior]:
+        """The scatter that explains the observations best, over the learned spread, and the state with it.
 
         An observation knows its own uncertainty. That neighbours take turns on the machine, and what no sum of effects
         can express, shows only when observations are compared with each other. What was learned from runs of the same
@@ -388,14 +422,23 @@ class RateModel:
         )
         fits = list[tuple[float, Posterior]]()
         spreads = np.array([self._spread.of([seen.is_steady]).sd for seen in self._seen])
-        for factor in _SCATTERS:
+        may_be_crowded = (here.is_crowded & (kinds == _KINDS.index("run"))).any()
+        for factor in self._factors:
             scattered = replace(problem, variances=problem.variances + (factor * spreads) ** 2)
-            starts = [most_likely(scattered, start=fits[-1][1] if fits else None)]
-            if not fits and (here.is_crowded & (kinds == _KINDS.index("run"))).any():
+            begin = None if self.start is None else self.start.state
+            starts = [most_likely(scattered, start=fits[-1][1] if fits else None, begin=begin)]
+            if not fits and self.start is None and may_be_crowded:
                 starts.append(most_likely(scattered, begin=_with_crowding(problem.prior_mean)))
             fits.append((factor, max(starts, key=lambda fit: fit.log_evidence)))
-        factor, posterior = max(fits, key=lambda fit: fit[1].log_evidence + self._log_prior(fit[0]))
-        return factor * self._spread.of(seen.is_steady for seen in self._seen if seen.kind == "run").sd, posterior
+        return max(fits, key=lambda fit: fit[1].log_evidence + self._log_prior(fit[0]))
+
+    @property
+    def _factors(self) -> Sequence[float]:
+        """Those that are considered: after an earlier fit its own and the two next to it."""
+        if self.start is None:
+            return _SCATTERS
+        place = _SCATTERS.index(self.start.factor)
+        return _SCATTERS[max(0, place - 1) : place + 2]
 
     def _log_prior(self, factor: float) -> float:
         """Of a scatter, over the learned spread, on the log scale."""
@@ -455,7 +498,11 @@ class RateModel:
 
     def _knows(self, kind: str) -> bool:
         """Return True where a side was measured alone. Else what copies and host take is a part of the shortfall."""
-        return any(seen.kind == kind for seen in self._seen)
+        return kind in self._kinds
+
+    @cached_property
+    def _kinds(self) -> frozenset[str]:
+        return frozenset(seen.kind for seen in self._seen)
 
     def _circumstances(self, configs: Sequence[TrainingConfig]) -> Circumstances:
         environment, cores = self.environment, self.environment.cores

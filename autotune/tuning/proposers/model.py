@@ -22,6 +22,7 @@ from autotune.analysis.forecast.observations import (
     failed_side,
     loader_variations,
     mean_log_rates,
+    most_telling,
     rate_observations,
 )
 from autotune.analysis.forecast.rate_model import RateModel
@@ -226,11 +227,18 @@ class ModelProposer:
         """Of feasible trials, the logarithms of their rates as the model has them from all runs together."""
         if not self.is_informed:
             return mean_log_rates(self.study.ended)
-        feasible = [record for record in self.study.ended if record.is_feasible]
         if self._believed is None or self._believed[0] != self._runs_so_far:
-            log_rates = self._rates().forecast([record.config for record in feasible]).log_rate if feasible else ()
-            known = {record.number: float(rate) for record, rate in zip(feasible, log_rates, strict=True)}
-            self._believed = self._runs_so_far, known
+            known = {} if self._believed is None else self._believed[1]
+            told = {record.number for record in most_telling(self.study.ended)}
+            # of what the model is no longer made from, what was believed last stays: of thousands, few are forecast
+            asked = [
+                record
+                for record in self.study.ended
+                if record.is_feasible and (record.number in told or record.repeats or record.number not in known)
+            ]
+            log_rates = self._rates().forecast([record.config for record in asked]).log_rate if asked else ()
+            new = {record.number: float(rate) for record, rate in zip(asked, log_rates, strict=True)}
+            self._believed = self._runs_so_far, {**known, **new}
         return self._believed[1]
 
     @property
@@ -247,11 +255,18 @@ class ModelProposer:
         if self._model is None or self._model[0] != self._runs_so_far:
             environment = self.study.space.environment
             observed = list(rate_observations(self.sides or [], self.study.ended, environment.device_kind))
-            self._model = self._runs_so_far, RateModel(observed, environment, self.study.spread)
+            before, spread = self._model, self.study.spread
+            model = (
+                RateModel(observed, environment, spread)
+                if before is None
+                else before[1].with_observations(observed, spread)
+            )
+            self._model = self._runs_so_far, model
         return self._model[1]
 
     def _foresee(self, best: TrainingConfig) -> Outlook:
-        return foresee(self._near(best), self.time, self._rates(), self._memory())
+        best_rate = exp(max(self.believed().values()))
+        return foresee(self._near(best), self.time, self._rates(), self._memory(), best_rate)
 
     def _is_first_group(self, config: TrainingConfig) -> bool:
         kinds = {(one.config.strategy, one.config.world_size) for one in self.study.ended if one.measurement}

@@ -71,11 +71,21 @@ def foresee(
     time: TimeBudget,
     rates: RateModel,
     memory: MemoryModel,
+    best_rate: float,
 ) -> Outlook:
     """Weigh candidates: the largest expected gain among those that fit, are open and could tell something.
 
     What takes too long to measure for the time left is chosen only where nothing else is left. In a brief
     search the largest gain for each second of its trial counts.
+
+    Args:
+        candidates: What may be tried.
+        time: What is left of it, and the study.
+        rates: What each should reach.
+        memory: What each should take.
+        best_rate: The highest that is believed of a feasible trial, since a lucky window is no yardstick. Source of the
+            plug-in: Picheny, Wagner, Ginsbourger 2013, "A benchmark of kriging-based infill criteria for noisy
+            optimization".
     """
     configs, study = [config for _, config in candidates], time.study
     space, tried = study.space, tried_in(study)
@@ -83,11 +93,8 @@ def foresee(
     forecast, fits = rates.forecast(configs, running), memory.chance_to_fit(configs, space.limit_bytes)
     failed = [record.config for record in study.ended if has_failed(record)]
     feasible = [record.config for record in study.ended if record.is_feasible]
-    # Source of the plug-in of the highest believed rate, since a lucky window is no yardstick: Picheny, Wagner,
-    # Ginsbourger 2013, "A benchmark of kriging-based infill criteria for noisy optimization".
-    believed = np.exp(rates.forecast([*feasible, *running]).log_rate)
-    best_rate = float(max(believed[: len(feasible)]))
-    bar = float(max(believed))  # a further trial is to win over what runs as well
+    # a further trial is to win over what runs as well
+    bar = max([best_rate, *np.exp(rates.forecast(running).log_rate)]) if running else best_rate
     gains = np.minimum(expected_gain(forecast, bar), most_gain(forecast, bar))
     gains = gains * fits * chance_to_run(configs, failed, feasible)
     may_try = np.array([study.is_open(config) for config in configs]) & (fits >= SURE_TO_FIT)

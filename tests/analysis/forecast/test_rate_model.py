@@ -356,6 +356,26 @@ def test_a_run_that_has_not_ended_counts_as_one_that_came_out_as_expected() -> N
     assert believed.sd == pytest.approx(ended.sd, rel=0.1)
 
 
+def test_a_model_of_one_run_more_says_what_one_that_was_fitted_to_all_would() -> None:
+    chance = random.Random(0)
+    looks = [loader(500.0 * workers, config(workers)) for workers in (1, 2, 4, 8)]
+    looks += [device(3_000 + 10 * batch, config(batch=batch)) for batch in (8, 16, 32, 64)]
+    points = [config(workers, batch) for workers in (1, 2, 4, 8) for batch in (8, 16, 32, 64, 128, 256)]
+    runs = [run(min(450.0 * one.num_workers, 2_500) * exp(chance.gauss(0, 0.01)), one) for one in points]
+    model = RateModel([*looks, *runs[:-1]], MANY_CORES, STEADY)
+    asked = [config(workers, batch) for workers in (1, 3, 6, 16) for batch in (8, 48, 512)]
+    ours, whole = (
+        one.forecast(asked)
+        for one in (
+            model.with_observations([*looks, *runs], STEADY),
+            RateModel([*looks, *runs], MANY_CORES, STEADY),
+        )
+    )
+    assert ours.log_rate == pytest.approx(whole.log_rate, abs=0.02)
+    assert ours.sd == pytest.approx(whole.sd, rel=0.1)
+    assert ours.scatter_sd == whole.scatter_sd
+
+
 def test_a_few_batches_of_the_device_tell_the_others() -> None:
     # 4 ms for any batch and 0.1 ms a sample: 32 samples take 7.2 ms, 512 take 55 ms
     def rate(batch: int) -> float:
