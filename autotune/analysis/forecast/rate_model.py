@@ -117,6 +117,11 @@ def _batch(config: TrainingConfig) -> float:
     return log2(config.micro_batch_size)
 
 
+def _half(config: TrainingConfig) -> str:
+    """Return the precision, the half ones as one: where one of them is slow, as on many CPUs, so is the other."""
+    return "half" if config.amp_dtype in {"bfloat16", "float16"} else config.amp_dtype
+
+
 def _ranks(config: TrainingConfig) -> float:
     return log2(config.world_size)
 
@@ -182,7 +187,8 @@ _PRIORS: dict[str, _Process] = {
         effects=(
             _Effect(_batch, sd=0.2, length=3.0),
             _Effect(lambda config: log2(config.grad_accum_steps), sd=0.05, length=2.0),
-            _Effect(lambda config: config.amp_dtype, sd=0.5),
+            _Effect(_half, sd=0.4),
+            _Effect(lambda config: config.amp_dtype, sd=0.3),
             _Effect(lambda config: config.channels_last, sd=0.2),
             _Effect(lambda config: (config.compile, config.compile_mode), sd=0.4),
             _Effect(lambda config: config.cudnn_benchmark, sd=0.1),
@@ -198,7 +204,8 @@ _PRIORS: dict[str, _Process] = {
     ),
     "per_micro_batch": _Process(
         effects=(
-            _Effect(lambda config: config.amp_dtype, sd=0.3),
+            _Effect(_half, sd=0.24),
+            _Effect(lambda config: config.amp_dtype, sd=0.18),
             _Effect(lambda config: config.intra_op_threads, sd=0.3),
             _Effect(lambda config: config.compile, sd=0.5),
         ),

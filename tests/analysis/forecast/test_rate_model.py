@@ -6,7 +6,7 @@ import random
 import tracemalloc
 from collections.abc import Sequence
 from itertools import product
-from math import exp, hypot
+from math import exp, hypot, log
 from statistics import median
 from typing import Literal
 
@@ -384,6 +384,18 @@ def test_a_few_batches_of_the_device_tell_the_others() -> None:
     looks = [device(rate(batch), config(batch=batch), sd=0.02) for batch in (16, 32, 64)]
     known = forecast([*looks, loader(1e6, config(4)), run(rate(32), config(4))], config(4, 256), config(4, 8))
     assert known.device == pytest.approx([rate(256), rate(8)], rel=0.1)
+
+
+@pytest.mark.parametrize("factor", [1 / 9, 3.0])
+def test_a_half_precision_that_was_measured_tells_of_the_other(factor: float) -> None:
+    full, bfloat16, float16 = (config(4, amp_dtype=dtype) for dtype in ("float32", "bfloat16", "float16"))
+    seen = [loader(50_000, config(4)), device(1_000, full), run(950, full)]
+    before, after = (forecast(looks, float16) for looks in (seen, [*seen, device(factor * 1_000, bfloat16)]))
+    assert rates(before)[0] == pytest.approx(950, rel=0.15)
+    # as good as certain where a half is nine times slower, likely where it is three times as fast
+    apart = (after.log_rate[0] - log(950)) / after.sd[0]
+    assert (apart < -2.5) if factor < 1 else (apart > 1)
+    assert after.sd[0] < before.sd[0]
 
 
 def test_one_point_of_the_device_is_enough_to_begin_with() -> None:
