@@ -53,6 +53,14 @@ class FakeTrial:
     """Times that the allocator found no room, in the window and in a stress run; None: not counted."""
     communication: Communication | None = None
     """What exchanging gradients takes; None: not measured."""
+    loader_cpu_s: float | None = None
+    """CPU seconds that the loader alone takes for a sample; None: not counted."""
+    device_cpu_s: float | None = None
+    """The same of the device alone."""
+    own_cores: float | None = None
+    """Cores that a trial keeps busy; None: not counted."""
+    others_cores: float = 0.0
+    """Cores that other processes keep busy meanwhile."""
 
 
 CostModel = Callable[[TrainingConfig], FakeTrial]

@@ -10,6 +10,7 @@ from autotune.protocol.jobs import TrialJob
 from autotune.records.breakdown import LoaderCosts, Share, TimeBreakdown
 from autotune.records.ceilings import Ceiling, host_ceiling_of
 from autotune.records.conditions import DeviceConditions
+from autotune.records.host_load import HostLoad
 from autotune.records.measurement import Block, Ceilings, Measurement, MemorySample, Window
 from autotune.records.precision_check import PrecisionFigures
 from autotune.records.ranks import RankFigures
@@ -88,6 +89,7 @@ def fake_measurement(
         busy_fraction=trial.busy_fraction,
         busy_source="made up",
         conditions=conditions,
+        host_load=_host_load(trial, environment),
         data_wait_fraction=0.0 if _waits_for_host(trial) else 1 - trial.busy_fraction,
         peak_memory_bytes=trial.peak_memory_bytes,
         startup_s=trial.startup_s,
@@ -106,6 +108,19 @@ def fake_measurement(
     )
     ranks = job.config.process_count
     return measurement if ranks == 1 else _as_group(measurement, ranks, environment)
+
+
+def _host_load(trial: FakeTrial, environment: Environment) -> HostLoad | None:
+    if trial.own_cores is None:
+        return None
+    return HostLoad(
+        seconds=1.0,
+        cores=environment.cores,
+        reachable_cores=environment.cores,
+        busy_s=trial.own_cores + trial.others_cores,
+        own_s=trial.own_cores,
+        stolen_s=0.0,
+    )
 
 
 def _as_group(measurement: Measurement, ranks: int, environment: Environment) -> Measurement:

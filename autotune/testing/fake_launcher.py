@@ -169,7 +169,10 @@ class FakeLauncher:
             ceiling = getattr(fake_ceilings(trial, loader=True, device=True, copy=True), side)
         changed = changed_settings(config, job.config).items()
         changes: dict[str, object] = {name: after for name, (_, after) in changed if name in _SETTINGS[side]}
-        return CurvePoint(changes=changes, ceiling=ceiling, reason=reason, peak_memory_bytes=peak)
+        cpu_s = None if ceiling is None else {"loader": trial.loader_cpu_s, "device": trial.device_cpu_s}.get(side)
+        return CurvePoint(
+            changes=changes, ceiling=ceiling, cpu_s_per_sample=cpu_s, reason=reason, peak_memory_bytes=peak
+        )
 
 
 def _stream(measurement: Measurement, job: TrialJob, launch: Launch) -> int | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import exp, inf
+from math import exp
 
 from autotune.analysis.decisions.early_stopping import PruningThreshold, luck_of
 from autotune.analysis.forecast.acquisition import redundant_among
@@ -40,6 +40,7 @@ from autotune.study.combinations import Candidates
 from autotune.study.proposals import Params, params_of
 from autotune.study.study import Study, Trial
 from autotune.tuning.outcomes import LEAST_GAIN
+from autotune.tuning.proposers.bounds import bounds_of
 from autotune.tuning.proposers.outlook import Outlook, foresee, measured_to_fit, tried_in
 from autotune.tuning.proposers.proposer import Proposal
 from autotune.tuning.time_budget import TimeBudget
@@ -52,8 +53,6 @@ _FASTEST = 3
 """Trials whose neighbours are candidates: our own convention."""
 _FEWEST_TRIALS = 3
 """Trials before the search may end by itself, the baseline and two that checked the model: our own convention."""
-_NEAR_CEILING = 0.97
-"""Share of the lowest ceiling from which nothing is left to win: our own convention; runs differ by 1 to 3 %."""
 _SAME_BATCH_TRIALS = 2
 """Trials at the baseline's global batch that the model asks for, a guess and its correction: our own convention."""
 
@@ -194,13 +193,14 @@ class ModelProposer:
         return None if number is None else PruningThreshold(number=number, low_samples_per_s=lows[number])
 
     def why_enough(self, best: TrialRecord | None) -> Note | None:
-        """The best is near the lower ceiling, or no candidate is left that is expected to win more, or enough of it."""
+        """The best is near a bound, or no candidate is left that is expected to win more, or enough of it."""
         outlook = self.outlook(best) if len(self.study.ended) >= _FEWEST_TRIALS else None
         if outlook is None:
             return None
-        share = outlook.best_rate / outlook.lower_ceiling
-        if share >= _NEAR_CEILING:
-            return note("near_ceiling", ceiling_fraction=min(share, 1.0))
+        for bound in bounds_of(outlook, self.sides or (), self.study, self.believed()):
+            share = outlook.best_rate / bound.samples_per_s
+            if share >= bound.near_from:
+                return note("near_ceiling", bound=bound.side, ceiling_fraction=min(share, 1.0))
         if outlook.params is None:
             return note("nothing_left_to_learn")
         if outlook.gain < LEAST_GAIN:
@@ -208,11 +208,13 @@ class ModelProposer:
         return self.time.why_too_dear(outlook.gain)
 
     def can_win(self, best: TrialRecord | None) -> float | None:
-        """What the ceilings leave."""
+        """What the bounds leave."""
         outlook = self.outlook(best)
-        if outlook is None or best is None or best.measurement is None or outlook.lower_ceiling == inf:
+        if outlook is None or best is None or best.measurement is None:
             return None
-        return max(0.0, outlook.lower_ceiling / best.measurement.samples_per_s - 1)
+        bounds = bounds_of(outlook, self.sides or (), self.study, self.believed())
+        lowest = min((bound.samples_per_s for bound in bounds), default=None)
+        return None if lowest is None else max(0.0, lowest / best.measurement.samples_per_s - 1)
 
     def outlook(self, best: TrialRecord | None) -> Outlook | None:
         """What a further trial can win; None before the sides were measured, and where nothing is feasible."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import Literal
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from autotune.analysis.forecast.acquisition import chance_to_run, expected_gain,
 from autotune.analysis.forecast.observations import ConfiguredPoint
 from autotune.analysis.forecast.rate_model import RateModel
 from autotune.analysis.memory.model import LIKELY_TO_FIT, SURE_TO_FIT, MemoryModel
+from autotune.analysis.statistics import Floats
 from autotune.analysis.time_estimate import measuring_s, queue_s
 from autotune.launch.launcher import shares_process
 from autotune.settings.training_config import TrainingConfig
@@ -46,6 +48,8 @@ class Outlook:
     lower_ceiling: float
     """Throughput that nothing that fits should pass: the lowest of what the fastest loader, device, copies and host
     reach, each with a standard deviation on top."""
+    lower_side: Literal["loader", "device", "copy", "host"]
+    """The side of that ceiling."""
     scatter_sd: float
     """What measuring the same settings anew may differ by on this machine, relatively."""
 
@@ -100,13 +104,16 @@ def foresee(
     may_try = np.array([study.is_open(config) for config in configs]) & (fits >= SURE_TO_FIT)
     tells = may_try & ~redundant_among(configs, forecast, tried)
     inside = (fits >= LIKELY_TO_FIT) & ~np.array([study.is_left_out(config) for config in configs])
-    sides = [
-        (forecast.loader, forecast.loader_sd),
-        (forecast.device, forecast.device_sd),
-        (forecast.copy, forecast.copy_sd),
-        (forecast.host, forecast.host_sd),
-    ]
-    ceilings = (float((side * np.exp(_CEILING_SDS * sd))[inside].max(initial=0.0)) for side, sd in sides)
+    sides: dict[Literal["loader", "device", "copy", "host"], tuple[Floats, Floats]] = {
+        "loader": (forecast.loader, forecast.loader_sd),
+        "device": (forecast.device, forecast.device_sd),
+        "copy": (forecast.copy, forecast.copy_sd),
+        "host": (forecast.host, forecast.host_sd),
+    }
+    ceilings = {
+        name: float((side * np.exp(_CEILING_SDS * sd))[inside].max(initial=0.0)) for name, (side, sd) in sides.items()
+    }
+    lower_side = min(ceilings, key=ceilings.__getitem__)
     has_run = set(tried)
     keeps = np.array([config.global_batch_ratio(space.baseline) == 1 for config in configs])
     keeps &= tells | np.array([config in has_run for config in configs])
@@ -127,6 +134,7 @@ def foresee(
         gain=float(gains[tells].max(initial=0.0)),
         same_batch=candidates[same][0] if keeps.any() else None,
         best_rate=best_rate,
-        lower_ceiling=min(ceilings) or inf,
+        lower_ceiling=ceilings[lower_side] or inf,
+        lower_side=lower_side,
         scatter_sd=forecast.scatter_sd,
     )
