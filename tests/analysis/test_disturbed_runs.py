@@ -1,0 +1,48 @@
+"""Runs of one configuration: which of them other processes have slowed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from autotune.analysis.disturbed_runs import outliers_of
+from autotune.records.host_load import HostLoad
+from tests.factories.measurements import make_measurement
+
+LOADED = HostLoad(seconds=1.0, cores=2, reachable_cores=2, busy_s=2.0, own_s=1.5, stolen_s=0.0)
+
+
+@pytest.mark.parametrize(
+    ("rates", "slow"),
+    [
+        ((), set()),
+        ((1000.0,), set()),
+        ((1000.0, 59.0), set()),
+        ((1000.0, 1010.0, 59.0), {2}),
+        ((59.0, 1000.0, 1010.0, 61.0), {0, 3}),
+        ((1000.0, 1010.0, 900.0), set()),
+        ((1000.0, 1010.0, 700.0), {2}),
+        ((1000.0, 1400.0, 59.0), set()),
+        ((1000.0, 1010.0, 2000.0), set()),
+        ((500.0, 600.0, 700.0, 800.0, 350.0), set()),
+    ],
+    ids=[
+        "none",
+        "one",
+        "two: either may be right",
+        "a seventeenth",
+        "two of four",
+        "a tenth below",
+        "a third below",
+        "the others disagree",
+        "above",
+        "among runs that differ as much",
+    ],
+)
+def test_a_run_far_below_others_that_agree_was_disturbed(rates: Sequence[float], slow: set[int]) -> None:
+    assert outliers_of([make_measurement(rate) for rate in rates]) == slow
+
+
+def test_a_run_was_disturbed_where_others_took_a_quarter_of_the_cores() -> None:
+    assert outliers_of([make_measurement(1000.0), make_measurement(990.0, host_load=LOADED)]) == {1}
