@@ -17,9 +17,11 @@ from autotune.diagnosis.advice import rank_advice
 from autotune.diagnosis.bottlenecks import find_bottlenecks
 from autotune.diagnosis.gains import LEAST_GAIN
 from autotune.note import Note, note
-from autotune.records.ceilings import Headroom, headroom_of
-from autotune.records.diagnosis import Advice, Diagnosis, Evidence, Finding
+from autotune.records.ceilings import SIDES, Ceiling, CeilingBook, Headroom, Side, headroom_of
+from autotune.records.diagnosis import Advice, CurvePoint, Diagnosis, Evidence, Finding
 from autotune.records.host_load import note_on_load
+from autotune.records.measurement import Ceilings
+from autotune.tuning.extra_measurements import with_settled_ceilings
 from autotune.version import __version__
 
 __all__ = ["HEALTHY_GAIN", "headroom_today", "is_healthy", "judge", "make_headline"]
@@ -31,6 +33,7 @@ on a CPU that others use too."""
 
 def judge(name: str, evidence: Evidence, notes: Iterable[Note] = (), *, wall_s: float = 0.0) -> Diagnosis:
     """Why it is slow and what to do about it; the caller's notes come before the remarks on the evidence."""
+    evidence = _with_credible_ceilings(evidence)
     findings = find_bottlenecks(evidence)
     advice = rank_advice(evidence, findings)
     return Diagnosis(
@@ -89,6 +92,22 @@ def make_headline(evidence: Evidence, findings: Sequence[Finding], advice: Seque
     if best is not None:
         return head, note("best_setting", settings=_json(best.settings), gain=best.expected_gain)
     return head, note("no_setting_helps", least_gain=LEAST_GAIN) if has_others else note("others_not_measured")
+
+
+def _with_credible_ceilings(evidence: Evidence) -> Evidence:
+    """Leave out ceilings that the run exceeds, and settle those that were measured twice, in the run and in curves."""
+    config, run, book = evidence.config, evidence.measurement, CeilingBook()
+    own = run.ceilings or Ceilings()
+    book.keep(config, loader=own.loader, device=own.device, copy=own.copy)
+    for side in SIDES:
+        points: tuple[CurvePoint, ...] = getattr(evidence.curves, side)
+        for point in points:
+            if not point.changes:
+                measured: dict[Side, Ceiling | None] = {"loader": None, "device": None, "copy": None}
+                measured[side] = point.ceiling
+                book.keep(config, **measured)
+    book.show(config, run.samples_per_s_ci[0])
+    return evidence.model_copy(update={"measurement": with_settled_ceilings(run, config, book)})
 
 
 def _remarks(evidence: Evidence) -> Iterator[Note]:

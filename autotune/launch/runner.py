@@ -27,6 +27,7 @@ from autotune.protocol.clock import deadline_within
 from autotune.protocol.disk import TrialFolder, write_model
 from autotune.protocol.made_files import list_names, remove_made
 from autotune.protocol.reports import RankReport
+from autotune.records.diagnosis import Curves
 from autotune.records.trial import TrialResult
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import ScriptFacts
@@ -119,14 +120,19 @@ class TrialRunner:
         deadline_s: float,
         stretch_s: float,
         roofline: bool = False,
+        known: Curves | None = None,
     ) -> RankReport:
-        """Measure loader and device alone in variations of a configuration, in another process where one ends early."""
+        """Measure loader and device alone in variations of a configuration, in another process where one ends early.
+
+        Points of `known` are not measured again, and are reported with the others.
+        """
         alone = variations if self.command is not None else [*map(_alone, variations)]
         points = {
             "variations": tuple(alone),
             "stretch_s": stretch_s,
             "roofline": roofline,
             "is_brief": self.is_brief,
+            "known": known,
         }
         return go_on(self._job_for(jobs.CurvesJob, config, deadline_s, **points), partial(self._run, "curves", None))
 

@@ -8,18 +8,22 @@ CeilingBook.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import log
 from operator import attrgetter
+from statistics import median_high
 from typing import Literal
 
 from autotune.frozen import FrozenModel
 from autotune.settings.training_config import LOADER_SETTINGS, TrainingConfig
 
 __all__ = [
+    "EXCEEDED_FROM",
     "HOLDS_FROM",
-    "PLAUSIBLE",
+    "SIDES",
     "Ceiling",
     "CeilingBook",
     "Headroom",
+    "Side",
     "copy_key",
     "device_key",
     "headroom_of",
@@ -28,12 +32,24 @@ __all__ = [
     "overlaps",
 ]
 
-PLAUSIBLE = 1.10
-"""A rate further above a ceiling is no noise, the ceiling was measured too low: our convention."""
+EXCEEDED_FROM = 1.05
+"""Of a ceiling: a rate above it shows that the ceiling was measured too low, since a whole run can't exceed one side
+alone. Our own convention; runs of the same settings differ by 1 to 3 %."""
+_DISAGREE_FROM = 1.5
+"""Factor between two measurements of one side from which on other processes slowed one of them: our own convention.
+Stretches of 0.2 s differ by up to a fifth on two shared cores (benchmarks/surfaces)."""
+_CERTAIN_SDS = 2.0
+"""Standard errors of a ceiling that a rate must exceed on top: about a 95 % interval."""
 HOLDS_FROM = 0.85
 """Share of the lowest ceiling from which that side counts as the bottleneck: our convention."""
 _STEP_SETTINGS = attrgetter(*(name for name in TrainingConfig.model_fields if name not in {"lr", *LOADER_SETTINGS}))
 """All but the loader's, and the learning rate."""
+
+
+Side = Literal["loader", "device", "copy"]
+"""What is measured alone."""
+SIDES: tuple[Side, ...] = ("loader", "device", "copy")
+"""All of them."""
 
 
 class Ceiling(FrozenModel):
@@ -92,38 +108,113 @@ def copy_key(config: TrainingConfig) -> tuple[object, ...]:
     return (config.pin_memory, config.channels_last, config.numa_binding, config.world_size, config.strategy)
 
 
+_KEYS = {"loader": loader_key, "device": device_key, "copy": copy_key}
+
+
+@dataclass(slots=True)
+class _Evidence:
+    """All that was seen of one side in one setting."""
+
+    seen: list[Ceiling] = field(default_factory=list)
+    """Every measurement of the side alone."""
+    shown: float = 0.0
+    """The rate that a whole run has reached for certain, in samples per second."""
+
+    @property
+    def held(self) -> list[Ceiling]:
+        """The measurements that no run exceeds."""
+        return [one for one in self.seen if self.shown <= EXCEEDED_FROM * _upper_end(one)]
+
+    @property
+    def middle(self) -> float:
+        """The median of those, of two the higher: other processes only slow a measurement down."""
+        return median_high([one.samples_per_s for one in self.held])
+
+    @property
+    def credible(self) -> list[Ceiling]:
+        """Those that agree with their median."""
+        held = self.held
+        return [one for one in held if 1 / _DISAGREE_FROM <= one.samples_per_s / self.middle <= _DISAGREE_FROM]
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Return True where one more measurement would settle it: runs exceed the only one, or two disagree."""
+        if not self.held:
+            return len(self.seen) == 1
+        return len(self.seen) == len(self.held) == 2 and len(self.credible) == 1
+
+
 @dataclass(slots=True)
 class CeilingBook:
-    """The ceilings measured so far in a search, by what they depend on; None where a trial could not measure it."""
+    """The ceilings measured so far in a search, by what they depend on.
+
+    None where a trial could not measure it, and where runs have exceeded every measurement. All measurements are kept
+    as evidence: one that runs exceed, or that others of the same side contradict, is no ceiling.
+    """
 
     loader: dict[tuple[object, ...], Ceiling | None] = field(default_factory=dict)
     device: dict[tuple[object, ...], Ceiling | None] = field(default_factory=dict)
     copy: dict[tuple[object, ...], Ceiling | None] = field(default_factory=dict)
+    _evidence: dict[tuple[Side, tuple[object, ...]], _Evidence] = field(default_factory=dict)
 
     def needs_loader(self, config: TrainingConfig) -> bool:
-        """Whether this loader's ceiling was not tried yet."""
-        return loader_key(config) not in self.loader
+        """Return True where this loader's ceiling was not tried yet, or must be measured again."""
+        return self._needs("loader", config)
 
     def needs_device(self, config: TrainingConfig) -> bool:
-        """Whether this device's ceiling was not tried yet."""
-        return device_key(config) not in self.device
+        """Return True where this device's ceiling was not tried yet, or must be measured again."""
+        return self._needs("device", config)
 
     def needs_copy(self, config: TrainingConfig) -> bool:
-        """Whether the ceiling of such copies was not tried yet."""
-        return copy_key(config) not in self.copy
+        """Return True where the ceiling of such copies was not tried yet, or must be measured again."""
+        return self._needs("copy", config)
+
+    def ceiling_of(self, side: Side, config: TrainingConfig) -> Ceiling | None:
+        """Return the ceiling of a side; None where it was not measured, or no measurement is credible."""
+        return self._of(side).get(_KEYS[side](config))
+
+    def shown(self, side: Side, config: TrainingConfig) -> float:
+        """Return the rate that a run with these settings of a side has reached for certain."""
+        return self._evidence_of(side, config).shown
+
+    def is_in_doubt(self, side: Side, config: TrainingConfig) -> bool:
+        """Return True where a ceiling was measured and must be measured again, once."""
+        return self._evidence_of(side, config).is_in_doubt
+
+    def doubt(self, side: Side, config: TrainingConfig, ceiling: Ceiling) -> float:
+        """Return how far the logarithm of a measurement lies from what runs and other measurements show.
+
+        0 for a credible one.
+        """
+        evidence = self._evidence_of(side, config)
+        if ceiling in evidence.credible:
+            return 0.0
+        likely = evidence.middle if evidence.held else evidence.shown
+        return abs(log(max(likely, evidence.shown) / ceiling.samples_per_s))
 
     def keep(
         self, config: TrainingConfig, *, loader: Ceiling | None, device: Ceiling | None, copy: Ceiling | None = None
     ) -> None:
-        """Enter what a trial of this configuration has measured; of several measurements of a key the longest stays."""
-        for side, key, ceiling in (
-            (self.loader, loader_key(config), loader),
-            (self.device, device_key(config), device),
-            (self.copy, copy_key(config), copy),
-        ):
-            known = side.get(key)
-            if ceiling is not None and (known is None or ceiling.seconds > known.seconds):
-                side[key] = ceiling
+        """Enter what a trial of this configuration has measured; of credible measurements the longest counts."""
+        measured: dict[Side, Ceiling | None] = {"loader": loader, "device": device, "copy": copy}
+        for side, ceiling in measured.items():
+            evidence = self._evidence_of(side, config)
+            if ceiling is not None and ceiling not in evidence.seen:
+                evidence.seen.append(ceiling)
+                self._settle(side, config)
+
+    def show(self, config: TrainingConfig, samples_per_s: float) -> None:
+        """Enter a rate that a run of this configuration has reached for certain: no side alone is slower.
+
+        Args:
+            config: What was run.
+            samples_per_s: The lower end of the rate's interval.
+        """
+        for side in SIDES:
+            evidence = self._evidence_of(side, config)
+            if samples_per_s > evidence.shown:
+                evidence.shown = samples_per_s
+                self._settle(side, config)
 
     def give_up(self, config: TrainingConfig, *, loader: bool, device: bool, copy: bool = False) -> None:
         """Enter which sides a trial of this configuration could not measure."""
@@ -133,6 +224,25 @@ class CeilingBook:
             self.device.setdefault(device_key(config), None)
         if copy:
             self.copy.setdefault(copy_key(config), None)
+
+    def _needs(self, side: Side, config: TrainingConfig) -> bool:
+        return _KEYS[side](config) not in self._of(side) or self.is_in_doubt(side, config)
+
+    def _settle(self, side: Side, config: TrainingConfig) -> None:
+        evidence = self._evidence_of(side, config)
+        if evidence.seen:
+            self._of(side)[_KEYS[side](config)] = max(evidence.credible, key=lambda one: one.seconds, default=None)
+
+    def _evidence_of(self, side: Side, config: TrainingConfig) -> _Evidence:
+        return self._evidence.setdefault((side, _KEYS[side](config)), _Evidence())
+
+    def _of(self, side: Side) -> dict[tuple[object, ...], Ceiling | None]:
+        return {"loader": self.loader, "device": self.device, "copy": self.copy}[side]
+
+
+def _upper_end(ceiling: Ceiling) -> float:
+    """The rate that it may be, by its own error."""
+    return ceiling.samples_per_s * (1 + _CERTAIN_SDS * (ceiling.relative_sd or 0.0))
 
 
 class Headroom(FrozenModel):

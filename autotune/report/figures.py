@@ -15,11 +15,11 @@ from autotune.analysis.decisions.run_spread import rate_of_runs
 from autotune.diagnosis.strategies import best_known_ranks
 from autotune.frozen import FrozenModel
 from autotune.records.breakdown import PARTS, LoaderCosts, Share, TimeBreakdown
-from autotune.records.ceilings import Headroom, copy_key, device_key, headroom_of, loader_key
+from autotune.records.ceilings import EXCEEDED_FROM, SIDES, CeilingBook, Headroom, headroom_of
 from autotune.records.conditions import DeviceConditions
 from autotune.records.host_load import HostLoad, join_loads
 from autotune.records.lengths import Lengths, Tokens
-from autotune.records.measurement import Measurement, Rate
+from autotune.records.measurement import Ceilings, Measurement, Rate
 from autotune.records.ranks import Communication, RankFigures
 from autotune.records.recommendation import Ratio
 from autotune.records.run_spread import RunSpread
@@ -58,8 +58,6 @@ _BESIDE_THE_RATE = (
     "lengths",
 )
 """What the first run that measured it tells for all."""
-_CEILING_KEYS = {"loader": loader_key, "device": device_key, "copy": copy_key}
-"""What the ceiling of a side depends on."""
 
 
 class Figures(FrozenModel):
@@ -183,19 +181,31 @@ def make_columns(summary: RunSummary) -> tuple[Column, ...]:
 def _summarise(summary: RunSummary, number: int, config: TrainingConfig) -> Figures | None:
     """The figures of a trial's configuration: confirmed ones where there are some.
 
-    A ceiling that no run of the configuration holds comes from one that shares the settings that it depends on.
+    A ceiling comes from all runs that share the settings that it depends on.
     """
     own = summary.runs_of(number)
     if not own:
         return None
     figures = join_runs(own, summary.run_spread)
     runs = [(trial.config, run) for trial in summary.trials for run in trial.runs]
-    missing = {}
-    for side, key in _CEILING_KEYS.items():
-        alike = _first(getattr(run.ceilings, side, None) for other, run in runs if key(other) == key(config))
-        if alike is not None and getattr(figures, f"{side}_ceiling") is None:
-            missing[f"{side}_ceiling"] = alike.samples_per_s
-    return figures.model_copy(update=missing)
+    book = CeilingBook()
+    for other, run in runs:
+        measured = run.ceilings or Ceilings()
+        book.keep(other, loader=measured.loader, device=measured.device, copy=measured.copy)
+        book.show(other, run.samples_per_s_ci[0])
+    settled = dict[str, float | None]()
+    for side in SIDES:
+        ceiling = book.ceiling_of(side, config)
+        rate = getattr(figures, f"{side}_ceiling") if ceiling is None else ceiling.samples_per_s
+        settled[f"{side}_ceiling"] = rate
+    settled["host_ceiling"] = figures.host_ceiling
+    # a ceiling that the rate exceeds was measured while other processes held that side up
+    shown = {f"{side}_ceiling": book.shown(side, config) for side in SIDES}
+    for name, rate in settled.items():
+        least = max(figures.samples_per_s.value, shown.get(name, 0.0))
+        if rate is not None and least > EXCEEDED_FROM * rate:
+            settled[name] = None
+    return figures.model_copy(update=settled)
 
 
 def join_runs(runs: Sequence[Measurement], spread: RunSpread) -> Figures:

@@ -154,6 +154,12 @@ class FakeLauncher:
         return tuple(self._point("copy", config, job) for config in known)
 
     def _point(self, side: Literal["loader", "device", "copy"], config: TrainingConfig, job: CurvesJob) -> CurvePoint:
+        known: tuple[CurvePoint, ...] = () if job.known is None else getattr(job.known, side)
+        changed = changed_settings(config, job.config).items()
+        changes: dict[str, object] = {name: after for name, (_, after) in changed if name in _SETTINGS[side]}
+        for earlier in known:
+            if earlier.changes == changes:
+                return earlier
         trial, limit = self.cost(config), job.process.limit_bytes
         peak = trial.peak_memory_bytes if side == "device" else None
         is_device_unknown = trial.device_ceiling is None and trial.busy_fraction == 1
@@ -167,8 +173,6 @@ class FakeLauncher:
             reason = _UNKNOWN
         else:
             ceiling = getattr(fake_ceilings(trial, loader=True, device=True, copy=True), side)
-        changed = changed_settings(config, job.config).items()
-        changes: dict[str, object] = {name: after for name, (_, after) in changed if name in _SETTINGS[side]}
         cpu_s = None if ceiling is None else {"loader": trial.loader_cpu_s, "device": trial.device_cpu_s}.get(side)
         return CurvePoint(
             changes=changes, ceiling=ceiling, cpu_s_per_sample=cpu_s, reason=reason, peak_memory_bytes=peak

@@ -6,12 +6,12 @@ Each ceiling is measured once for the settings that it depends on; a CeilingBook
 from __future__ import annotations
 
 from autotune.protocol.jobs import NO_EXTRAS, Extras, WindowRules
-from autotune.records.ceilings import CeilingBook, copy_key, device_key, host_ceiling_of, loader_key
-from autotune.records.measurement import Ceilings
+from autotune.records.ceilings import EXCEEDED_FROM, SIDES, CeilingBook, host_ceiling_of
+from autotune.records.measurement import Ceilings, Measurement
 from autotune.records.trial import TrialResult
 from autotune.settings.training_config import TrainingConfig
 
-__all__ = ["everything", "extras_of", "with_ceilings"]
+__all__ = ["everything", "extras_of", "with_ceilings", "with_settled_ceilings"]
 
 _STRETCH_SHARE = 0.1
 """Of the window's time, what a ceiling may take: our own convention, so that a trial takes a fifth more at most."""
@@ -41,9 +41,10 @@ def everything(window: WindowRules) -> Extras:
 def with_ceilings(
     result: TrialResult, config: TrainingConfig, book: CeilingBook, *, asked: Extras = NO_EXTRAS
 ) -> TrialResult:
-    """Enter what a run has measured into the book, and what it has not measured itself from the book.
+    """Enter what a run has measured into the book, and return the run with the ceilings that the book then has.
 
-    What was asked of it and is missing is entered as tried in vain.
+    What was asked of it and is missing is entered as tried in vain. A ceiling that this or another run exceeds, or that
+    other measurements contradict, stands in `ceilings` alone, with what was measured.
     """
     measurement = result.measurement
     if measurement is None:
@@ -56,16 +57,33 @@ def with_ceilings(
         device=asked.device_ceiling and own.device is None,
         copy=asked.copy_ceiling and own.copy is None,
     )
-    loader, device = book.loader.get(loader_key(config)), book.device.get(device_key(config))
-    copy, window = book.copy.get(copy_key(config)), measurement.window
-    known = {
-        "loader_ceiling": loader and loader.samples_per_s,
-        "device_ceiling": device and device.samples_per_s,
-        "copy_ceiling": copy and copy.samples_per_s,
-        "host_ceiling": None if window.is_held_by_device else host_ceiling_of(device, window.take_s),
-    }
-    missing = {name: rate for name, rate in known.items() if rate is not None and getattr(measurement, name) is None}
-    return result.model_copy(update={"measurement": measurement.model_copy(update=missing)}) if missing else result
+    book.show(config, measurement.samples_per_s_ci[0])
+    settled = with_settled_ceilings(measurement, config, book)
+    return result if settled is measurement else result.model_copy(update={"measurement": settled})
+
+
+def with_settled_ceilings(measurement: Measurement, config: TrainingConfig, book: CeilingBook) -> Measurement:
+    """Return a run with the ceilings of the book, without those that its own rate exceeds.
+
+    What a run has measured and the book has no side for stays: a group's ceilings are made from those of its ranks.
+    """
+    own, window = measurement.ceilings or Ceilings(), measurement.window
+    was_measured = {f"{side}_ceiling": getattr(own, side) is not None for side in SIDES}
+    known = dict[str, float | None]()
+    for side in SIDES:
+        ceiling = book.ceiling_of(side, config)
+        known[f"{side}_ceiling"] = None if ceiling is None else ceiling.samples_per_s
+    device = book.ceiling_of("device", config)
+    known["host_ceiling"] = None if window.is_held_by_device else host_ceiling_of(device, window.take_s)
+    changed = dict[str, float | None]()
+    for name, rate in known.items():
+        before: float | None = getattr(measurement, name)
+        settled = rate if before is None or was_measured.get(name, False) else before
+        if settled is not None and measurement.samples_per_s_ci[0] > EXCEEDED_FROM * settled:
+            settled = None
+        if settled != before:
+            changed[name] = settled
+    return measurement.model_copy(update=changed) if changed else measurement
 
 
 def _stretch_s(window: WindowRules) -> float:

@@ -366,7 +366,9 @@ class ReplayLauncher:
         loader = self._points(recorded.loader, loaders, loader_key)
         device = self._points(recorded.device, devices, _device_settings)
         overhead_s = self.surface.curves_s - sum(one.took_s for one in (*recorded.loader, *recorded.device))
-        taken_s = sum(one.took_s for one in (*loader, *device))
+        known = job.known or Curves()
+        loader, device = _with_known(loader, known.loader), _with_known(device, known.device)
+        taken_s = sum(one.took_s for one in (*loader, *device) if one not in (*known.loader, *known.device))
         curves = Curves(loader=loader, device=device, threads=recorded.threads)
         return curves, max(0.0, overhead_s) + taken_s
 
@@ -388,6 +390,12 @@ class ReplayLauncher:
         wanted = settings(config)
         points = ((one, TrainingConfig.model_validate({**own, **one.changes})) for one in recorded)
         return next((one for one, at in points if settings(at) == wanted), None)
+
+
+def _with_known(points: Sequence[CurvePoint], known: Sequence[CurvePoint]) -> tuple[CurvePoint, ...]:
+    """The points, with what an earlier process has measured in the place of those that agree in their settings."""
+    earlier = {repr(point.changes): point for point in known}
+    return tuple(earlier.get(repr(point.changes), point) for point in points)
 
 
 def _strayed(result: TrialResult, factor: float) -> TrialResult:

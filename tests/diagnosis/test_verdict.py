@@ -108,3 +108,10 @@ def test_every_remark_on_the_evidence_comes_after_the_callers_notes() -> None:
         "side_not_measured",
     ]
     assert found[-1] == note("side_not_measured", side="loader", settings={"num_workers": 1}, reason="it broke")
+
+
+def test_a_ceiling_that_the_run_exceeds_is_none() -> None:
+    found = judge("case", make_evidence(1000.0, loader_ceiling=840.0, device_ceiling=500.0, copy_ceiling=2000.0))
+    assert (found.evidence.measurement.loader_ceiling, found.evidence.measurement.device_ceiling) == (None, None)
+    assert found.evidence.measurement.copy_ceiling == 2000.0
+    assert found.standing.share_of_lower <= 1.05

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import inf
+from math import inf, log
 
 import pytest
 
@@ -96,3 +96,82 @@ def test_a_host_takes_a_batch_and_launches_its_work_one_after_the_other() -> Non
     assert host_ceiling_of(device, take_s=None) == pytest.approx(32 / 0.03)
     assert host_ceiling_of(device.model_copy(update={"host_s": None}), take_s=0.01) is None
     assert host_ceiling_of(None, take_s=0.01) is None
+
+
+def reached(samples_per_s: float, seconds: float = 0.2, **more: float) -> Ceiling:
+    samples = round(samples_per_s * seconds)
+    return Ceiling(samples_per_s=samples_per_s, samples=samples, seconds=seconds, batches=10, **more)
+
+
+def book_of(*rates: float) -> CeilingBook:
+    """A device that was measured several times, each time for longer."""
+    book = CeilingBook()
+    for place, rate in enumerate(rates):
+        book.keep(TrainingConfig(), loader=None, device=reached(rate, 0.2 + 0.1 * place))
+    return book
+
+
+@pytest.mark.parametrize(
+    ("rates", "expected", "is_needed"),
+    [
+        ((5069.0,), 5069.0, False),
+        ((5069.0, 4500.0), 4500.0, False),
+        ((5069.0, 307.0), 5069.0, True),
+        ((307.0, 5069.0), 5069.0, True),
+        ((5069.0, 307.0, 4900.0), 4900.0, False),
+        ((5069.0, 307.0, 310.0), 310.0, False),
+    ],
+    ids=["one", "two that agree: the longer", "slowed later", "slowed first", "settled high", "settled low"],
+)
+def test_two_measurements_that_disagree_are_settled_by_a_third(
+    rates: tuple[float, ...], expected: float, is_needed: bool
+) -> None:
+    book = book_of(*rates)
+    ceiling = book.ceiling_of("device", TrainingConfig())
+    assert ceiling is not None
+    assert (ceiling.samples_per_s, book.needs_device(TrainingConfig())) == (expected, is_needed)
+
+
+@pytest.mark.parametrize(
+    ("rates", "shown", "expected", "is_needed"),
+    [
+        ((307.0,), 320.0, 307.0, False),
+        ((307.0,), 722.0, None, True),
+        ((307.0, 5000.0), 722.0, 5000.0, False),
+        ((307.0, 310.0), 722.0, None, False),
+        ((307.0, 5000.0, 310.0), 722.0, 5000.0, False),
+    ],
+    ids=["within 5 %", "exceeded", "measured again", "in vain: not a third time", "whatever most say"],
+)
+def test_what_a_run_exceeds_is_no_ceiling_and_is_measured_again_once(
+    rates: tuple[float, ...], shown: float, expected: float | None, is_needed: bool
+) -> None:
+    book = book_of(*rates)
+    book.show(TrainingConfig(num_workers=3), shown)
+    ceiling = book.ceiling_of("device", TrainingConfig())
+    assert (None if ceiling is None else ceiling.samples_per_s) == expected
+    assert book.needs_device(TrainingConfig()) is is_needed
+
+
+def test_a_run_shows_nothing_of_settings_that_it_did_not_have() -> None:
+    book = book_of(307.0)
+    book.show(TrainingConfig(micro_batch_size=256), 5000.0)
+    assert book.ceiling_of("device", TrainingConfig()) is not None
+
+
+def test_a_loader_that_pauses_is_exceeded_by_more_than_its_own_error() -> None:
+    book, config = CeilingBook(), TrainingConfig()
+    book.keep(config, loader=reached(300.0, relative_sd=0.5), device=None)
+    book.show(config, 550.0)
+    assert book.ceiling_of("loader", config) is not None
+    book.show(config, 700.0)
+    assert book.ceiling_of("loader", config) is None
+
+
+def test_a_measurement_is_as_doubtful_as_it_is_far_off() -> None:
+    book, config = book_of(307.0, 5000.0), TrainingConfig()
+    assert book.doubt("device", config, reached(5000.0, 0.3)) == 0
+    assert book.doubt("device", config, reached(307.0)) == pytest.approx(log(5000 / 307))
+    alone = book_of(307.0)
+    alone.show(config, 614.0)
+    assert alone.doubt("device", config, reached(307.0)) == pytest.approx(log(2))

@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 
 from autotune.diagnosis.scaling import compare_strategies
-from autotune.records.ceilings import device_key
+from autotune.protocol.jobs import WindowRules
+from autotune.records.ceilings import Ceiling, CeilingBook, device_key
+from autotune.records.measurement import Ceilings
 from autotune.records.ranks import Communication
 from autotune.records.trial import Score, TrialRecord, TrialResult
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.training_config import TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost, fake_environment
+from autotune.tuning.extra_measurements import extras_of, with_ceilings
 from autotune.tuning.loop import Search
 from tests.factories import GPU, make_measurement
 from tests.factories.searches import confirmed, make_search
@@ -117,3 +120,31 @@ def test_where_nothing_is_copied_nobody_asks_twice(tmp_path: Path) -> None:
     search.run()
     asked = [job for job in launcher.jobs if job.kind == "trial" and job.extras.copy_ceiling]
     assert len(asked) <= 2, "the baseline, and the longer look before the end"
+
+
+def ended(rate: float, **alone: float) -> TrialResult:
+    """A run that has measured sides alone."""
+    sides = {
+        side: Ceiling(samples_per_s=value, samples=round(value), seconds=1.0, batches=1)
+        for side, value in alone.items()
+    }
+    rates = {f"{side}_ceiling": value for side, value in alone.items()}
+    return TrialResult(outcome="ok", measurement=make_measurement(rate, ceilings=Ceilings(**sides), **rates))
+
+
+def test_a_ceiling_that_the_run_exceeds_is_evidence_and_no_ceiling() -> None:
+    book, config = CeilingBook(), TrainingConfig()
+    run = with_ceilings(ended(1000.0, loader=300.0, device=1200.0), config, book).measurement
+    assert run is not None
+    assert (run.loader_ceiling, run.device_ceiling) == (None, 1200.0)
+    assert run.ceilings is not None
+    assert run.ceilings.loader is not None
+    assert extras_of(config, book, WindowRules(), is_baseline=False).loader_ceiling, "it is measured again"
+
+
+def test_a_slowed_measurement_does_not_take_the_place_of_another_of_the_same_side() -> None:
+    book, config = CeilingBook(), TrainingConfig()
+    with_ceilings(ended(300.0, device=5069.0), config, book)
+    run = with_ceilings(ended(290.0, device=307.0), config, book).measurement
+    assert run is not None
+    assert run.device_ceiling == 5069.0

@@ -10,8 +10,9 @@ from math import exp, inf
 from typing import TypeAlias
 
 from autotune.analysis.forecast.expectation import apply_changes, copy_ceilings, device_ceiling, loader_ceiling
-from autotune.analysis.forecast.observations import ConfiguredPoint, Side, rate_observations, side_observation
+from autotune.analysis.forecast.observations import ConfiguredPoint, rate_observations, side_observation
 from autotune.analysis.forecast.rate_model import RateModel
+from autotune.records.ceilings import Side
 from autotune.records.diagnosis import CurvePoint, Evidence
 from autotune.records.trial import TrialRecord, TrialResult
 

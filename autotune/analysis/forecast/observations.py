@@ -18,7 +18,7 @@ from autotune.analysis.forecast.rate_model import Observation
 from autotune.analysis.rates import mean_rate
 from autotune.analysis.statistics import NORMAL_95
 from autotune.note import Note, note
-from autotune.records.ceilings import Ceiling, CeilingBook, device_key, host_ceiling_of, loader_key
+from autotune.records.ceilings import Ceiling, CeilingBook, Side, host_ceiling_of
 from autotune.records.diagnosis import CurvePoint, Curves
 from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import LOADER_SETTINGS, TrainingConfig
@@ -29,7 +29,6 @@ from autotune.space.token_budget import samples_within
 
 __all__ = [
     "ConfiguredPoint",
-    "Side",
     "changed",
     "configured_points",
     "device_variations",
@@ -66,7 +65,6 @@ _FASTEST_PRECISION = 8.0
 _MOST_TRIALS = 60
 """Trials that a model of rates is made from: our own convention, more than a search makes by itself. A fit takes time
 by the cube of their number, and each forecast time and memory in proportion."""
-Side = Literal["loader", "device", "copy"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,20 +148,28 @@ def rate_observations(
 
     A trial may have measured its own sides too, as the baseline does. That was another process than the curves', so
     that the two show how far processes differ, unless trials share one. Of more trials than a fit can take, those that
-    tell most.
+    tell most. A side that runs exceed, or that its other measurements contradict, is as uncertain as it is far off.
     """
     records = most_telling(records)
+    book = CeilingBook()
     for record in records:
         yield from _runs_of(record)
+        for run in record.runs:
+            book.show(record.config, run.samples_per_s_ci[0])
     sides: list[tuple[Side, TrainingConfig, Ceiling | None, float | None]]
     sides = [(look.side, look.config, look.point.ceiling, look.point.cpu_s_per_sample) for look in looks]
     for record in records:
         for own in [run.ceilings for run in record.runs if run.ceilings is not None]:
             sides += [("loader", record.config, own.loader, None), ("device", record.config, own.device, None)]
             sides.append(("copy", record.config, own.copy, None))
+    for side, config, ceiling, _ in sides:
+        if ceiling is not None:
+            measured: dict[Side, Ceiling | None] = {"loader": None, "device": None, "copy": None, side: ceiling}
+            book.keep(config, **measured)
     for side, config, ceiling, cpu_s in sides:
         if ceiling is not None:
-            seen = side_observation(side, config, ceiling.samples_per_s, device_kind, ceiling.relative_sd or 0.0)
+            own_sd = hypot(ceiling.relative_sd or 0.0, book.doubt(side, config, ceiling))
+            seen = side_observation(side, config, ceiling.samples_per_s, device_kind, own_sd)
             yield replace(seen, cpu_s_per_sample=cpu_s)
             launching = host_ceiling_of(ceiling, take_s=None)
             if launching is not None:
@@ -239,7 +245,7 @@ def _of_host(kind: Literal["launch", "take"], config: TrainingConfig, samples_pe
 def _is_loader_out_of_reach(space: ResolvedSpace, book: CeilingBook) -> bool:
     """Whether the device stays the slower side even with the largest batch and the fastest precision."""
     own, batches = space.baseline, whole_numbers(space.domains["micro_batch_size"])
-    loader, device = book.loader.get(loader_key(own)), book.device.get(device_key(own))
+    loader, device = book.ceiling_of("loader", own), book.ceiling_of("device", own)
     if loader is None or device is None:
         return False
     growth = max(1.0, max(batches) / own.micro_batch_size) * _FASTEST_PRECISION

@@ -13,7 +13,7 @@ from rich.text import Text
 from autotune.diagnosis.bottlenecks import breakdown_of
 from autotune.diagnosis.gains import NEAR_CEILING
 from autotune.records.breakdown import PARTS
-from autotune.records.ceilings import HOLDS_FROM, PLAUSIBLE, overlaps
+from autotune.records.ceilings import EXCEEDED_FROM, HOLDS_FROM, overlaps
 from autotune.records.diagnosis import Curves, Diagnosis
 from autotune.report.blocks import MEASURED_BY, Block, Bullets, Paragraph, Section, Table, filled, known_facts, tabulate
 from autotune.report.figures import Figures, join_runs
@@ -60,7 +60,7 @@ def say_present(diagnosis: Diagnosis) -> str:
     headroom, share_of_device = diagnosis.standing, diagnosis.standing.share_of_device
     if diagnosis.verdict == "unknown":
         return f"You run at {show(headroom.samples_per_s, 'rate')}; neither its data nor the device was measured alone."
-    if share_of_device > PLAUSIBLE:  # a ceiling below the rate is no ceiling
+    if share_of_device > EXCEEDED_FROM:  # a ceiling below the rate is no ceiling
         return f"You run at {show(headroom.samples_per_s, 'rate')}; {_say_loader(diagnosis)}."
     share = show(min(1.0, share_of_device), "share")
     rates = f"{show(headroom.samples_per_s, 'plain_rate')} of {show(headroom.device_ceiling, 'rate')}"

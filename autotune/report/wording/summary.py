@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from autotune.analysis.time_estimate import payback_s
-from autotune.records.ceilings import HOLDS_FROM, PLAUSIBLE
+from autotune.records.ceilings import HOLDS_FROM
 from autotune.records.run_summary import RunSummary, changed_settings
 from autotune.records.trial import TrialRecord
 from autotune.report.figures import Column, Figures, find_trial, list_waits
@@ -119,15 +119,14 @@ def _say_present(figures: Figures | None, config: TrainingConfig) -> str:
     if figures is None:
         return ""
     known = {name: getattr(figures, name) for name in ("headroom", "device_ceiling", "loader_ceiling")}
-    limits = {"plausible": PLAUSIBLE, "holds_from": HOLDS_FROM}
-    return fill("present", {**known, **limits, "rate": figures.samples_per_s.value, "config": config})
+    return fill("present", {**known, "holds_from": HOLDS_FROM, "rate": figures.samples_per_s.value, "config": config})
 
 
 def _say_best(figures: Figures | None, *, is_own: bool) -> str:
     headroom = None if figures is None else figures.headroom
     if headroom is None:
         return ""
-    limits = {"plausible": PLAUSIBLE, "nothing_left": _NOTHING_LEFT, "small_headroom": _SMALL_HEADROOM}
+    limits = {"nothing_left": _NOTHING_LEFT, "small_headroom": _SMALL_HEADROOM}
     return fill("best", {**limits, "headroom": headroom, "is_own": is_own})
 
 

@@ -31,7 +31,7 @@ from autotune.analysis.memory.lines import memory_of_trials
 from autotune.analysis.memory.model import LIKELY_TO_FIT, MemoryModel
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note, note
-from autotune.records.ceilings import CeilingBook
+from autotune.records.ceilings import SIDES, Ceiling, CeilingBook, Side
 from autotune.records.diagnosis import Curves
 from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import TrainingConfig
@@ -49,6 +49,8 @@ __all__ = ["ModelProposer"]
 
 _STRETCH_S = 0.2
 """Seconds for which a side alone is measured: our own convention; some thirty points are to be had in six seconds."""
+_SETTLING_STRETCH_S = 0.5
+"""The same of what is measured again: the longest stretch of a trial's extras."""
 _FASTEST = 3
 """Trials whose neighbours are candidates: our own convention."""
 _FEWEST_TRIALS = 3
@@ -80,6 +82,8 @@ class ModelProposer:
     _outlook: tuple[tuple[int, int], Outlook] | None = None
     """The latest, and the numbers of ended and running trials that it was made at."""
     _same_batch_trials: int = 0
+    _has_settled: bool = False
+    """Sides in doubt were measured again."""
 
     def __post_init__(self) -> None:
         """Take the study of the time's."""
@@ -96,7 +100,10 @@ class ModelProposer:
         Nothing else runs meanwhile, on a cluster either: every proposal rests on this, and a trial beside it would
         share its host and change what it measures. Where it failed, the sampler alone goes on.
         """
-        if not self.has_model or self.sides is not None:
+        if not self.has_model:
+            return None
+        if self.sides is not None:
+            self._settle_doubts(runner, deadline_s, ceilings)
             return None
         variations = [*loader_variations(self.study.space, ceilings), *device_variations(self.study.space)]
         report = runner.curves(self.study.space.baseline, variations, deadline_s=deadline_s, stretch_s=_STRETCH_S)
@@ -116,8 +123,27 @@ class ModelProposer:
             return
         self.sides = configured_points(curves, self.study.space)
         for side in self.sides:
-            found = {"loader": None, "device": None, "copy": None, side.side: side.point.ceiling}
-            ceilings.keep(side.config, **found)
+            _keep_point(ceilings, side)
+
+    def _settle_doubts(self, runner: TrialRunner, deadline_s: float, ceilings: CeilingBook) -> None:
+        """Measure again, once, the sides that runs exceed or that two measurements differ in: others slowed them."""
+        sides = self.sides or ()
+        doubted = [side.config for side in sides if ceilings.is_in_doubt(side.side, side.config)]
+        if not doubted or self._has_settled:
+            return
+        self._has_settled = True
+        own = self.study.space.baseline
+        credible = {
+            side: tuple(one.point for one in sides if one.side == side and one.config not in doubted) for side in SIDES
+        }
+        report = runner.curves(
+            own, doubted, deadline_s=deadline_s, stretch_s=_SETTLING_STRETCH_S, known=Curves.model_validate(credible)
+        )
+        if report.curves is not None:
+            again = configured_points(report.curves, self.study.space)
+            self.sides = [*sides, *(one for one in again if one not in sides)]
+            for one in again:
+                _keep_point(ceilings, one)
 
     def propose(self, best: TrialRecord | None) -> Proposal | None:
         """Return the trial with the largest expected gain; None, for the sampler, without a model or a candidate.
@@ -293,3 +319,8 @@ class ModelProposer:
         unchanged = {name: getattr(space.baseline, name) for name in self._idle}
         found = self._candidates[1].near(list(dict.fromkeys([best, *fastest])))
         return [({**params, **unchanged}, config) for params, config in found]
+
+
+def _keep_point(ceilings: CeilingBook, one: ConfiguredPoint) -> None:
+    found: dict[Side, Ceiling | None] = {"loader": None, "device": None, "copy": None, one.side: one.point.ceiling}
+    ceilings.keep(one.config, **found)

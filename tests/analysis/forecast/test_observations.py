@@ -236,3 +236,18 @@ def test_a_side_that_was_measured_in_no_setting_is_told(
 def test_why_a_look_ended_early_is_told_where_both_sides_have_figures() -> None:
     curves = Curves(loader=(MEASURED,), device=(MEASURED,), remarks=(note("malloc"), ENDED), is_cut=True)
     assert failed_side(curves, "it hung") == ENDED
+
+
+def test_a_side_that_a_run_exceeds_is_as_uncertain_as_it_is_far_off() -> None:
+    space, slowed = make_space(), Curves(device=(make_point(300.0),))
+    run = make_record(config=space.baseline, result=TrialResult(outcome="ok", measurement=make_measurement(1200.0)))
+    credible, doubted = (
+        next(
+            seen
+            for seen in rate_observations(configured_points(slowed, space), records, "cuda")
+            if seen.kind == "device"
+        )
+        for records in ([], [run])
+    )
+    assert credible.relative_sd < 0.1
+    assert doubted.relative_sd > 1.0

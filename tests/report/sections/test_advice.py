@@ -74,13 +74,22 @@ def test_every_kind_of_advice_has_its_text_and_its_basis_and_no_other_has() -> N
         {
             "breakdown": WAITING,
             "loader_costs": None,
+            "rate": 450.0,
+            "device_ceiling": 1000.0,
             "loader_ceiling": 500.0,
             "curves": Curves(loader=(make_point(900.0, num_workers=4),)),
         },
-        {"breakdown": WAITING, "loader_ceiling": 250.0, "device_ceiling": 10_000.0, "device_kind": "cpu"},
+        {
+            "breakdown": WAITING,
+            "rate": 240.0,
+            "loader_ceiling": 250.0,
+            "device_ceiling": 10_000.0,
+            "device_kind": "cpu",
+        },
         {
             "breakdown": WAITING,
             "loader_costs": make_loader_costs(20e-3),
+            "rate": 55.0,
             "loader_ceiling": 60.0,
             "device_ceiling": None,
         },

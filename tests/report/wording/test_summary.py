@@ -77,17 +77,12 @@ rates = st.one_of(st.floats(min_value=1e-3, max_value=1e9), st.floats(min_value=
 
 
 @given(own=st.tuples(rates, rates), best=st.tuples(rates, rates))
-def test_no_share_is_above_the_whole_unless_its_ceiling_is_doubted(
-    own: tuple[float, float], best: tuple[float, float]
-) -> None:
-    """Noise reads as 100 %; what is further above is named as a fault of the measurement, from 110 % on."""
-    sentences = headroom(single_runs(ceilings(*own), ceilings(*best))).removesuffix(".").split(". ")
-    assert len(sentences) == 2
-    for sentence in sentences:
-        share = re.search(r"([\d.]+) %", sentence)
-        assert share is not None, sentence
-        assert float(share[1]) <= 100 or float(share[1]) >= 110
-        assert not {"unknown", "nan", "inf"} & set(re.findall(r"\w+", sentence))
+def test_no_share_is_above_the_whole(own: tuple[float, float], best: tuple[float, float]) -> None:
+    """Noise reads as 100 %; a ceiling that a rate exceeds by more is none."""
+    told = headroom(single_runs(ceilings(*own), ceilings(*best)))
+    shares = [float(share) for share in re.findall(r"([\d.]+) % of", told)]
+    assert all(share <= 100 for share in shares)
+    assert not {"unknown", "nan", "inf"} & set(re.findall(r"\w+", told))
 
 
 def test_a_search_that_found_a_gain_pays_for_itself() -> None:

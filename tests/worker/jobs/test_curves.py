@@ -18,6 +18,7 @@ from autotune.note import Note, note
 from autotune.protocol.jobs import CurvesJob
 from autotune.records.ceilings import Ceiling
 from autotune.records.diagnosis import CurvePoint, Curves
+from autotune.records.host_load import HostLoad
 from autotune.records.measurement import MemorySample
 from autotune.settings.applied.optimizer import is_fused
 from autotune.settings.training_config import TrainingConfig
@@ -26,6 +27,7 @@ from autotune.worker.after_window import roofline
 from autotune.worker.jobs import curves as curves_job
 from autotune.worker.jobs.bench import WorkloadBench
 from autotune.worker.jobs.curves import trace_curves
+from autotune.worker.measure.host_load import HostLoadProbe
 from autotune.worker.measure.side_alone import device_alone
 from autotune.worker.setup.device import Device, open_device
 from tests.factories import make_process
@@ -396,3 +398,20 @@ def test_a_larger_batch_whose_steps_take_long_is_left_to_what_smaller_ones_tell(
         found = trace(nn.Linear(8, 2), cpu, tmp_path, *sizes, dataset=data(8), is_brief=is_brief)
         assert [point.reason for point in found.device] == ["", reason, ""]
         assert [point.ceiling is None for point in found.device] == [False, is_brief, False]
+
+
+def test_a_point_that_others_slowed_is_measured_again_and_the_faster_counts(
+    cpu: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def alone(*_: Any, **__: Any) -> Ceiling:
+        rates.append(100.0 if len(rates) % 2 == 0 else 2000.0)
+        return Ceiling(samples_per_s=rates[-1], samples=100, seconds=0.1, batches=10)
+
+    loaded = HostLoad(seconds=1.0, cores=2, reachable_cores=2, busy_s=2.0, own_s=1.0, stolen_s=0.0)
+    rates: list[float] = []
+    monkeypatch.setattr(curves_job, "loader_alone", alone)
+    monkeypatch.setattr(HostLoadProbe, "stop", lambda _: loaded)
+    others = [{"num_workers": 1, "prefetch_factor": factor} for factor in (2, 3, 4)]
+    curves = trace(nn.Linear(8, 2), cpu, tmp_path, *others, roofline=False)
+    found = [point.ceiling and point.ceiling.samples_per_s for point in curves.loader]
+    assert found == [2000.0, 2000.0, 2000.0, 100.0], "where others stay, a second measurement is no better"
