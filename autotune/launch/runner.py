@@ -124,7 +124,8 @@ class TrialRunner:
     ) -> RankReport:
         """Measure loader and device alone in variations of a configuration, in another process where one ends early.
 
-        Points of `known` are not measured again, and are reported with the others.
+        Points of `known` are not measured again, and are reported with the others. A diagnosis, which asks for the
+        roofline, shows whole curves; a search adds workers only while the loader grows with them.
         """
         alone = variations if self.command is not None else [*map(_alone, variations)]
         points = {
@@ -133,6 +134,7 @@ class TrialRunner:
             "roofline": roofline,
             "is_brief": self.is_brief,
             "known": known,
+            "ends_early": not roofline,
         }
         return go_on(self._job_for(jobs.CurvesJob, config, deadline_s, **points), partial(self._run, "curves", None))
 

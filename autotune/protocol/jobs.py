@@ -170,6 +170,8 @@ class CurvesJob(_WorkloadJob):
     """Length of each measurement. Our convention."""
     is_brief: bool = False
     """A larger batch whose steps take long is left to what smaller ones tell."""
+    ends_early: bool = False
+    """Workers are added only while the loader grows with them."""
     roofline: bool = False
     """Also count what a batch's operators compute and move, and measure what the device can do."""
     known: Curves | None = None

@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 from autotune import TrainingConfig
 from autotune.analysis.forecast.expectation import DEVICE_SETTINGS
+from autotune.analysis.forecast.observations import adds_workers_in_vain
 from autotune.launch.launcher import Exit, Launch
 from autotune.note import note
 from autotune.protocol.disk import write_model
@@ -368,6 +369,8 @@ class ReplayLauncher:
         overhead_s = self.surface.curves_s - sum(one.took_s for one in (*recorded.loader, *recorded.device))
         known = job.known or Curves()
         loader, device = _with_known(loader, known.loader), _with_known(device, known.device)
+        if job.ends_early:
+            loader = _while_growing(loader)
         taken_s = sum(one.took_s for one in (*loader, *device) if one not in (*known.loader, *known.device))
         curves = Curves(loader=loader, device=device, threads=recorded.threads)
         return curves, max(0.0, overhead_s) + taken_s
@@ -390,6 +393,15 @@ class ReplayLauncher:
         wanted = settings(config)
         points = ((one, TrainingConfig.model_validate({**own, **one.changes})) for one in recorded)
         return next((one for one, at in points if settings(at) == wanted), None)
+
+
+def _while_growing(points: Sequence[CurvePoint]) -> tuple[CurvePoint, ...]:
+    """The points that a worker would measure, which adds workers only while the loader grows."""
+    found = list[CurvePoint]()
+    for point in points:
+        if not adds_workers_in_vain(found, point.changes):
+            found.append(point)
+    return tuple(found)
 
 
 def _with_known(points: Sequence[CurvePoint], known: Sequence[CurvePoint]) -> tuple[CurvePoint, ...]:

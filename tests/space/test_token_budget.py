@@ -110,7 +110,7 @@ def test_first_guesses_take_the_largest_budget() -> None:
 
 def test_what_the_curves_measure_has_samples_by_its_budget() -> None:
     space = budget_space()
-    budgets = {config.max_tokens: config.micro_batch_size for config in device_variations(space)}
+    budgets = {config.max_tokens: config.micro_batch_size for config in device_variations(space, CeilingBook())}
     assert budgets == {250: 3, 500: 6, 1000: 13, 2000: 26, 4000: 52, 8000: 104}
     ends = {config.max_tokens for config in loader_variations(space, CeilingBook())}
     assert {250, 8000} <= ends

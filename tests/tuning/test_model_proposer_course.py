@@ -52,7 +52,7 @@ def test_one_look_at_either_side_alone_comes_right_after_the_baseline(tmp_path: 
     assert [job.kind for job in launcher.jobs[:3]] == ["trial", "curves", "trial"]
     (look,) = curves_of(search)
     assert look.config == search.space.baseline
-    assert {one.micro_batch_size for one in look.variations} == {16, 32, 64, 128}
+    assert {one.micro_batch_size for one in look.variations} == {16, 32, 128}, "the ends: eight workers are too slow"
     assert {one.num_workers for one in look.variations} == {0, 2, 4, 8}
 
 

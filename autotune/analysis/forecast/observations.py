@@ -6,7 +6,7 @@ observations of rates, each with its uncertainty. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import hypot, log, sqrt
 from statistics import fmean
@@ -18,7 +18,7 @@ from autotune.analysis.forecast.rate_model import Observation
 from autotune.analysis.rates import mean_rate
 from autotune.analysis.statistics import NORMAL_95
 from autotune.note import Note, note
-from autotune.records.ceilings import Ceiling, CeilingBook, Side, host_ceiling_of
+from autotune.records.ceilings import SIDES, Ceiling, CeilingBook, Side, host_ceiling_of
 from autotune.records.diagnosis import CurvePoint, Curves
 from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import LOADER_SETTINGS, TrainingConfig
@@ -29,6 +29,7 @@ from autotune.space.token_budget import samples_within
 
 __all__ = [
     "ConfiguredPoint",
+    "adds_workers_in_vain",
     "changed",
     "configured_points",
     "device_variations",
@@ -56,6 +57,13 @@ _STOPPED_SD = 0.05
 convention."""
 _MOST_VALUES = 6
 """Values of a number that a curve measures: our own convention."""
+_WORKERS_ALONE = frozenset({"num_workers", "persistent_workers", "prefetch_factor"})
+"""What a point changes that differs from the baseline in its number of workers; torch's own prefetch factor is set
+where there are some."""
+_FEWEST_COUNTS = 2
+"""Numbers of workers that show how a loader grows."""
+_GROWS_FROM = 1.05
+"""Factor by which a loader with more workers must be faster for a point with still more: our own convention."""
 _AMONG_WORKERS = ("in_order", "worker_threads")
 """Settings that show where several workers hold each other up."""
 _FEW_WORKERS = 4
@@ -116,8 +124,34 @@ def loader_variations(space: ResolvedSpace, book: CeilingBook) -> Iterator[Train
         yield with_workers(most, **{setting: batch})
 
 
-def device_variations(space: ResolvedSpace) -> Iterator[TrainingConfig]:
+def adds_workers_in_vain(points: Sequence[CurvePoint], changes: Mapping[str, object]) -> bool:
+    """Return True where a loader's point would only add workers to a loader that has stopped to grow.
+
+    Args:
+        points: What was measured of the loader so far, the baseline's point among them.
+        changes: What the point would change of the baseline.
+    """
+    count = changes.get("num_workers")
+    if not isinstance(count, int) or not set(changes) <= _WORKERS_ALONE:
+        return False
+    rates = dict[int, float]()
+    for point in points:
+        workers = point.changes.get("num_workers", 0)
+        if point.ceiling is None or not isinstance(workers, int) or not set(point.changes) <= _WORKERS_ALONE:
+            continue
+        if 0 < workers < count:
+            rates[workers] = max(point.ceiling.samples_per_s, rates.get(workers, 0.0))
+    if len(rates) < _FEWEST_COUNTS:
+        return False
+    fewer, more = sorted(rates)[-2:]
+    return rates[more] < _GROWS_FROM * rates[fewer]
+
+
+def device_variations(space: ResolvedSpace, book: CeilingBook) -> Iterator[TrainingConfig]:
     """The baseline with another value of one of the step's settings.
+
+    Of a device that no number of workers could keep busy, the largest batch alone is measured: it shows how far the
+    device is from becoming the bottleneck, and what it takes of the memory.
 
     Time may run out before the last one. So what costs no more than the baseline's own batch comes first, then larger
     batches and last smaller ones. torch.compile is left out: only a trial has the time for it. So is cudnn_benchmark:
@@ -129,6 +163,8 @@ def device_variations(space: ResolvedSpace) -> Iterator[TrainingConfig]:
         for value in domains[name]:
             yield changed(space, {name: value})
     batches = spread(whole_numbers(domains[setting]), _MOST_VALUES)
+    if _is_device_out_of_reach(space, book):
+        batches = batches[-1:]
     for batch in sorted(batches, key=lambda size: (size < own, abs(size - own))):
         yield changed(space, {setting: batch})
 
@@ -156,24 +192,35 @@ def rate_observations(
         yield from _runs_of(record)
         for run in record.runs:
             book.show(record.config, run.samples_per_s_ci[0])
-    sides: list[tuple[Side, TrainingConfig, Ceiling | None, float | None]]
-    sides = [(look.side, look.config, look.point.ceiling, look.point.cpu_s_per_sample) for look in looks]
+    sides = _measured_alone(looks, records)
+    for side, config, ceiling, _ in sides:
+        measured: dict[Side, Ceiling | None] = {"loader": None, "device": None, "copy": None, side: ceiling}
+        book.keep(config, **measured)
+    for side, config, ceiling, cpu_s in sides:
+        own_sd = hypot(ceiling.relative_sd or 0.0, book.doubt(side, config, ceiling))
+        seen = side_observation(side, config, ceiling.samples_per_s, device_kind, own_sd)
+        yield replace(seen, cpu_s_per_sample=cpu_s)
+        launching = host_ceiling_of(ceiling, take_s=None)
+        if launching is not None:
+            yield _of_host("launch", config, launching)
+
+
+def _measured_alone(
+    looks: Sequence[ConfiguredPoint], records: Sequence[TrialRecord]
+) -> list[tuple[Side, TrainingConfig, Ceiling, float | None]]:
+    """Every measurement of a side alone, with its CPU seconds for a sample; one that curves took over counts once."""
+    found = list[tuple[Side, TrainingConfig, Ceiling, float | None]]()
+    for look in looks:
+        if look.point.ceiling is not None:
+            found.append((look.side, look.config, look.point.ceiling, look.point.cpu_s_per_sample))
+    taken_over = [look.point.ceiling for look in looks if not look.point.changes]
     for record in records:
         for own in [run.ceilings for run in record.runs if run.ceilings is not None]:
-            sides += [("loader", record.config, own.loader, None), ("device", record.config, own.device, None)]
-            sides.append(("copy", record.config, own.copy, None))
-    for side, config, ceiling, _ in sides:
-        if ceiling is not None:
-            measured: dict[Side, Ceiling | None] = {"loader": None, "device": None, "copy": None, side: ceiling}
-            book.keep(config, **measured)
-    for side, config, ceiling, cpu_s in sides:
-        if ceiling is not None:
-            own_sd = hypot(ceiling.relative_sd or 0.0, book.doubt(side, config, ceiling))
-            seen = side_observation(side, config, ceiling.samples_per_s, device_kind, own_sd)
-            yield replace(seen, cpu_s_per_sample=cpu_s)
-            launching = host_ceiling_of(ceiling, take_s=None)
-            if launching is not None:
-                yield _of_host("launch", config, launching)
+            for side in SIDES:
+                ceiling: Ceiling | None = getattr(own, side)
+                if ceiling is not None and ceiling not in taken_over:
+                    found.append((side, record.config, ceiling, None))
+    return found
 
 
 def most_telling(records: Sequence[TrialRecord]) -> Sequence[TrialRecord]:
@@ -250,6 +297,16 @@ def _is_loader_out_of_reach(space: ResolvedSpace, book: CeilingBook) -> bool:
         return False
     growth = max(1.0, max(batches) / own.micro_batch_size) * _FASTEST_PRECISION
     return loader.samples_per_s > AMPLE * growth * device.samples_per_s
+
+
+def _is_device_out_of_reach(space: ResolvedSpace, book: CeilingBook) -> bool:
+    """Whether the loader stays the slower side even where each worker brings as much as the first."""
+    own, counts = space.baseline, whole_numbers(space.domains["num_workers"])
+    loader, device = book.ceiling_of("loader", own), book.ceiling_of("device", own)
+    if loader is None or device is None or not counts:
+        return False
+    growth = max(1, *counts) / max(1, own.num_workers)
+    return device.samples_per_s > AMPLE * growth * loader.samples_per_s
 
 
 def failed_side(curves: Curves, ended: str) -> Note | None:

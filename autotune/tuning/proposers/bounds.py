@@ -134,4 +134,5 @@ def _least_step_cpu_s(sides: Sequence[ConfiguredPoint], study: Study, ran: Colle
     reasons = (side.point.reason for side in steps if side.point.ceiling is None)
     if any(isinstance(reason, Note) and reason.code in _NOT_TRIED for reason in reasons):
         return 0.0
-    return min((side.point.cpu_s_per_sample or 0.0 for side in steps if side.point.ceiling is not None), default=0.0)
+    known = (side.point.cpu_s_per_sample for side in steps if side.point.ceiling is not None)
+    return min((cpu_s for cpu_s in known if cpu_s is not None), default=0.0)  # not counted where a trial measured it

@@ -32,7 +32,7 @@ from autotune.analysis.memory.model import LIKELY_TO_FIT, MemoryModel
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note, note
 from autotune.records.ceilings import SIDES, Ceiling, CeilingBook, Side
-from autotune.records.diagnosis import Curves
+from autotune.records.diagnosis import CurvePoint, Curves
 from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.resolved_space import ResolvedSpace
@@ -105,14 +105,23 @@ class ModelProposer:
         if self.sides is not None:
             self._settle_doubts(runner, deadline_s, ceilings)
             return None
-        variations = [*loader_variations(self.study.space, ceilings), *device_variations(self.study.space)]
-        report = runner.curves(self.study.space.baseline, variations, deadline_s=deadline_s, stretch_s=_STRETCH_S)
+        space = self.study.space
+        variations = [*loader_variations(space, ceilings), *device_variations(space, ceilings)]
+        known = _known(space, ceilings)
+        report = runner.curves(space.baseline, variations, deadline_s=deadline_s, stretch_s=_STRETCH_S, known=known)
         curves = report.curves or Curves()
         self.recall(curves, ceilings)
-        points = (*curves.loader, *curves.device)
-        if any(point.ceiling is not None for point in points):
+        # what the baseline's trial has measured does not show whether this could measure anything
+        new = Curves(
+            loader=tuple(point for point in curves.loader if point not in known.loader),
+            device=tuple(point for point in curves.device if point not in known.device),
+            remarks=curves.remarks,
+        )
+        points = (*new.loader, *new.device)
+        has_nothing_to_measure = report.curves is not None and not points
+        if has_nothing_to_measure or any(point.ceiling is not None for point in points):
             self.keep(curves)
-            return failed_side(curves, report.result.reason)
+            return failed_side(new, report.result.reason)
         self.has_model = False
         reasons = (report.result.reason, *(point.reason for point in points))
         return note("sides_not_measured", reason=next(filter(None, reasons), report.result.outcome))
@@ -324,3 +333,16 @@ class ModelProposer:
 def _keep_point(ceilings: CeilingBook, one: ConfiguredPoint) -> None:
     found: dict[Side, Ceiling | None] = {"loader": None, "device": None, "copy": None, one.side: one.point.ceiling}
     ceilings.keep(one.config, **found)
+
+
+def _known(space: ResolvedSpace, ceilings: CeilingBook) -> Curves:
+    """Points that the baseline's trial has measured itself: none of a group, whose sides are not those of a device."""
+    own = space.baseline
+    if own.world_size > 1:
+        return Curves()
+    known = dict[str, tuple[CurvePoint, ...]]()
+    for side in SIDES:
+        ceiling = ceilings.ceiling_of(side, own)
+        if ceiling is not None and not ceilings.is_in_doubt(side, own):
+            known[side] = (CurvePoint(changes={}, ceiling=ceiling),)
+    return Curves.model_validate(known)

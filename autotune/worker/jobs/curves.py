@@ -20,6 +20,7 @@ import psutil
 import torch
 
 from autotune.analysis.forecast.expectation import DEVICE_SETTINGS, PINNING_KINDS
+from autotune.analysis.forecast.observations import adds_workers_in_vain
 from autotune.analysis.memory.model import Peak
 from autotune.note import Note, note
 from autotune.protocol.jobs import CurvesJob
@@ -142,6 +143,8 @@ def _trace_loader(scene: _Scene) -> None:
     for config in scene.job.variations:
         if scene.changes(config, LOADER_SETTINGS):
             changes, measure = scene.changes(config, _LOADER_CHANGES), partial(_loader_figures, scene, config)
+            if scene.job.ends_early and adds_workers_in_vain(scene.curves.points["loader"], changes):
+                continue
             scene.curves.add("loader", changes, measure, scene.ends_at)
 
 

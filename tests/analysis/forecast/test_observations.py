@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from autotune.analysis.forecast.observations import (
+    adds_workers_in_vain,
     changed,
     configured_points,
     device_variations,
@@ -19,7 +20,7 @@ from autotune.analysis.forecast.observations import (
 from autotune.analysis.forecast.rate_model import Observation
 from autotune.note import note
 from autotune.records.ceilings import Ceiling, CeilingBook
-from autotune.records.diagnosis import Curves
+from autotune.records.diagnosis import CurvePoint, Curves
 from autotune.records.measurement import Block, Ceilings
 from autotune.records.trial import TrialRecord, TrialResult
 from autotune.settings.training_config import TrainingConfig
@@ -179,16 +180,16 @@ def test_what_is_not_in_the_range_is_not_measured() -> None:
 
 def test_a_fused_optimizer_is_looked_at_before_batches_where_it_is_tried() -> None:
     space = make_space(optimizer=OptimizerFacts(name="SGD", can_fuse=True))
-    looks = list(device_variations(space))
+    looks = list(device_variations(space, CeilingBook()))
     first_batch = next(at for at, one in enumerate(looks) if one.micro_batch_size != space.baseline.micro_batch_size)
     assert changed(space, {"fused": True}) in looks[:first_batch]
-    assert not any(one.fused for one in device_variations(make_space()))
+    assert not any(one.fused for one in device_variations(make_space(), CeilingBook()))
 
 
 def test_cudnns_timing_which_one_process_can_not_compare_is_left_to_trials() -> None:
     space = make_space(has_convolutions=True, has_fixed_shapes=True)
     assert True in space.domains["cudnn_benchmark"]
-    assert not any(one.cudnn_benchmark for one in device_variations(space))
+    assert not any(one.cudnn_benchmark for one in device_variations(space, CeilingBook()))
 
 
 def test_of_thousands_of_trials_those_that_tell_most_are_observed() -> None:
@@ -251,3 +252,41 @@ def test_a_side_that_a_run_exceeds_is_as_uncertain_as_it_is_far_off() -> None:
     )
     assert credible.relative_sd < 0.1
     assert doubted.relative_sd > 1.0
+
+
+@pytest.mark.parametrize(
+    ("rates", "is_vain"),
+    [
+        ({1: 100.0, 2: 190.0}, False),
+        ({1: 100.0, 2: 190.0, 4: 195.0}, True),
+        ({2: 190.0}, False),
+        ({1: 100.0, 2: 190.0, 16: 100.0}, False),
+    ],
+    ids=["grows", "has stopped", "one number", "more than asked for"],
+)
+def test_workers_are_added_while_the_loader_grows(rates: dict[int, float], is_vain: bool) -> None:
+    points = [make_point(50.0)]
+    points += [make_point(rate, num_workers=count, persistent_workers=True) for count, rate in rates.items()]
+    assert adds_workers_in_vain(points, {"num_workers": 8, "persistent_workers": True}) is is_vain
+    assert not adds_workers_in_vain(points, {"num_workers": 8, "micro_batch_size": 64}), "the batch tells more"
+
+
+@pytest.mark.parametrize(("device", "batches"), [(900.0, {16, 32, 64}), (9000.0, {64})], ids=["near", "far above"])
+def test_of_a_device_that_no_loader_could_keep_busy_only_the_largest_batch_is_measured(
+    device: float, batches: set[int]
+) -> None:
+    space = make_space({"num_workers": [0, 2, 4], "micro_batch_size": [16, 32, 64]})
+    alone = [Ceiling(samples_per_s=rate, samples=100, seconds=1.0, batches=4) for rate in (300.0, device)]
+    book = CeilingBook()
+    book.keep(space.baseline, loader=alone[0], device=alone[1])
+    varied = [one for one in device_variations(space, book) if one.micro_batch_size != 32]
+    assert {one.micro_batch_size for one in varied} == batches - {32}
+
+
+def test_what_the_baselines_trial_has_measured_and_a_curve_took_over_is_one_observation() -> None:
+    space, own = make_space(), Ceiling(samples_per_s=500.0, samples=100, seconds=1.0, batches=4)
+    measured = make_measurement(200.0, 0.1).model_copy(update={"ceilings": Ceilings(device=own)})
+    record = make_record(config=space.baseline, result=TrialResult(outcome="ok", measurement=measured))
+    curves = Curves(device=(CurvePoint(changes={}, ceiling=own),))
+    seen = list(rate_observations(configured_points(curves, space), [record], "cuda"))
+    assert [one.kind for one in seen].count("device") == 1

@@ -415,3 +415,14 @@ def test_a_point_that_others_slowed_is_measured_again_and_the_faster_counts(
     curves = trace(nn.Linear(8, 2), cpu, tmp_path, *others, roofline=False)
     found = [point.ceiling and point.ceiling.samples_per_s for point in curves.loader]
     assert found == [2000.0, 2000.0, 2000.0, 100.0], "where others stay, a second measurement is no better"
+
+
+@pytest.mark.parametrize(("ends_early", "counts"), [(True, [1, 2]), (False, [1, 2, 3])])
+def test_a_search_adds_workers_only_while_the_loader_grows(
+    cpu: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends_early: bool, counts: list[int]
+) -> None:
+    same = Ceiling(samples_per_s=100.0, samples=100, seconds=0.1, batches=10)
+    monkeypatch.setattr(curves_job, "loader_alone", lambda *_, **__: same)
+    more = [{"num_workers": count} for count in (1, 2, 3)]
+    curves = trace(nn.Linear(8, 2), cpu, tmp_path, *more, roofline=False, ends_early=ends_early)
+    assert settings(curves.loader) == [{}, *({"num_workers": count} for count in counts)]
