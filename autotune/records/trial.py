@@ -131,17 +131,21 @@ class TrialRecord(FrozenModel):
     @property
     def is_feasible(self) -> bool:
         """Whether the trial ran well and within the limit, and no further run refutes that."""
-        return self.result.outcome == "ok" and self.score is not None and self.score.feasible and not self._is_refuted
+        is_sound = self.result.outcome == "ok" and self.score is not None and self.score.feasible
+        return is_sound and self.refuted_by is None
 
     @property
-    def _is_refuted(self) -> bool:
-        """Whether a further run failed. One that ran into its deadline may be slow by chance, two hang.
+    def refuted_by(self) -> TrialResult | None:
+        """The further run that failed, the last of several; None where none refutes the trial.
 
-        The baseline is what all others are compared with: its deadlines refute nothing.
+        One that ran into its deadline may be slow by chance, two hang. The baseline is what all others are compared
+        with: its deadlines refute nothing.
         """
-        outcomes = [repeat.outcome for repeat in self.repeats]
-        late = outcomes.count("timeout")
-        return late + outcomes.count("ok") < len(outcomes) or (late >= _MOST_TIMEOUTS and self.number != 0)
+        late = [repeat for repeat in self.repeats if repeat.outcome == "timeout"]
+        failed = [repeat for repeat in self.repeats if repeat.outcome not in {"ok", "timeout"}]
+        if failed:
+            return failed[-1]
+        return late[-1] if len(late) >= _MOST_TIMEOUTS and self.number != 0 else None
 
     @property
     def is_refused(self) -> bool:

@@ -120,11 +120,11 @@ def make_group_summary(ranks: tuple[RankFigures, ...] = (), **changes: Any) -> R
     single = {"loader_ceiling": 30_000.0, "device_ceiling": 12_800.0}
     both = FAST.model_copy(update={"strategy": "dp", "world_size": 2})
     trials = (
-        run_again(make_trial(0, BASELINE, measurement=make_measurement(5123.4, gib=3.0)), 5049.0, 5100.0),
+        run_again(make_trial(0, BASELINE, measurement=make_measurement(5123.4, gib=3.0)), 5049.0, 5128.0),
         run_again(make_trial(1, FAST, measurement=make_measurement(12345.6, gib=9.3, **single)), 12177.0),
         make_trial(2, both, measurement=make_measurement(11_000.0, gib=3.0)),
         run_again(
-            make_trial(3, GROUP, measurement=make_measurement(20_480.0, gib=9.6, **measured)), 20_196.0, 20_400.0
+            make_trial(3, GROUP, measurement=make_measurement(20_480.0, gib=9.6, **measured)), 20_196.0, 20_524.0
         ),
         make_trial(4, GROUP.model_copy(update={"world_size": 4}), "crashed", reason="rank 3: ValueError: no"),
     )
@@ -173,7 +173,18 @@ def make_variants() -> dict[str, RunSummary]:
     failed = tuple(trial for trial in make_trials() if trial.number >= 3)
     own = {"same_batch": BASELINE, "same_batch_number": 0, "same_batch_speedup": None, "lr_advice": NO_ADVICE}
     no_gain = Ratio(value=1.0, low=1.0, high=1.0)
-    already_best = make_recommendation(config=BASELINE, number=0, verdict="already_best", speedup=no_gain, **own)
+    stays = (
+        note("nothing_beats_baseline", configurations=12, is_outrun=False, leaves_out_larger=False, most_fraction=0.04),
+    )
+    already_best = make_recommendation(
+        config=BASELINE,
+        number=0,
+        verdict="already_best",
+        speedup=no_gain,
+        gain_probability=None,
+        reasons=stays,
+        **own,
+    )
     believed = Ratio(value=2.3, low=0.97, high=2.9)
     undecided = make_recommendation(
         verdict="unconfirmed",
@@ -188,7 +199,12 @@ def make_variants() -> dict[str, RunSummary]:
         confirmations=(),
     )
     no_reference = {"speedup": None, "same_batch_speedup": None, "gain_probability": None}
-    infeasible = make_recommendation(verdict="baseline_infeasible", **no_reference)
+    infeasible = make_recommendation(
+        verdict="baseline_infeasible",
+        reasons=(note("baseline_is_no_reference"), *undecided.reasons[:1]),
+        confirmations=list_confirmations(make_trials()[1:]),
+        **no_reference,
+    )
     return {
         "faster": make_summary(),
         "already_best": make_summary(recommendation=already_best),

@@ -14,7 +14,16 @@ from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.objective import Objective
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.learning_rate import LrAdvice
-from tests.factories import make_confirmation, make_environment, make_facts, make_record, said
+from tests.factories import (
+    make_confirmation,
+    make_environment,
+    make_facts,
+    make_record,
+    make_summary,
+    make_trials,
+    run_again,
+    said,
+)
 
 
 @pytest.mark.parametrize("has_recommendation", [True, False])
@@ -28,8 +37,10 @@ def test_a_summary_comes_back_from_json_exactly(
         number=3,
         verdict="unconfirmed",
         speedup=Ratio(value=1.1, low=0.0, high=inf),
+        gain_probability=2 / 3,
+        more_s=1 / 3,
         lr_advice=LrAdvice(lr=1 / 3, rule="sqrt", batch_ratio=4, betas=(0.6, 0.996), eps=5e-9, notes=(said("one"),)),
-        confirmations=(make_confirmation(0, 100.0, None), make_confirmation(3, None, 1 / 7, num_workers=2)),
+        confirmations=(make_confirmation(0, 100.0, 90.0), make_confirmation(3, 1 / 7, num_workers=2)),
     )
     summary = RunSummary(
         name="quickstart",
@@ -41,7 +52,7 @@ def test_a_summary_comes_back_from_json_exactly(
         limit_bytes=2**37,
         memory_source="PSS of the process tree",
         seed=0,
-        trials=(make_record(0), make_record(1)),
+        trials=(run_again(make_record(0), 1 / 7), make_record(1)),
         run_spread=RunSpread(sd=0.02, degrees_of_freedom=3.0),
         recommendation=recommendation if has_recommendation else None,
         stopped_because=said("the budget is spent"),
@@ -50,6 +61,14 @@ def test_a_summary_comes_back_from_json_exactly(
     )
     assert RunSummary.model_validate_json(summary.model_dump_json()) == summary
     assert Recommendation.model_validate_json(recommendation.model_dump_json()) == recommendation
+
+
+def test_the_runs_of_a_trial_are_all_that_measured_something() -> None:
+    first, *others = make_trials()
+    summary = make_summary(trials=(run_again(first, None, 77.0), *others))
+    assert [run.samples_per_s for run in summary.runs_of(0)] == [5123.4, 5049.0, 5128.0, 77.0]
+    assert summary.runs_of(5) == (), "it ran out of memory"
+    assert summary.runs_of(99) == ()
 
 
 def test_changed_settings_are_the_differences_alone() -> None:

@@ -8,7 +8,8 @@ from typing import get_args
 import pytest
 
 from autotune.records.trial import Failure, Outcome, Score, TrialRecord, TrialResult
-from tests.factories import make_measurement, make_record
+from autotune.settings.training_config import TrainingConfig
+from tests.factories import make_measurement, make_record, make_trial, run_again
 
 _FAILED = [outcome for outcome in get_args(Outcome) if outcome not in {"ok", "over_memory"}]
 
@@ -34,6 +35,54 @@ def test_a_trial_that_is_not_scored_yet_is_no_candidate() -> None:
     assert not make_record(score=None).is_feasible
 
 
+def run_often(*outcomes: Outcome, number: int = 1) -> TrialRecord:
+    """A trial that went well, and whose further runs ended so."""
+    record = make_trial(number, TrainingConfig(), measurement=make_measurement())
+    return record.model_copy(update={"repeats": tuple(TrialResult(outcome=one, reason=one) for one in outcomes)})
+
+
+@pytest.mark.parametrize("outcome", [one for one in get_args(Outcome) if one not in {"ok", "timeout"}])
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_further_run_that_failed_refutes_its_trial_for_good(outcome: Outcome, number: int) -> None:
+    refuted = run_often("ok", outcome, "ok", number=number)
+    assert not refuted.is_feasible
+    assert refuted.refuted_by is not None
+    assert refuted.refuted_by.outcome == outcome
+    assert refuted.outcome == "ok", "how its first run ended"
+
+
+def test_further_runs_that_went_well_refute_nothing() -> None:
+    again = run_often("ok", "ok")
+    assert (again.is_feasible, again.refuted_by) == (True, None)
+
+
+@pytest.mark.parametrize(
+    ("number", "outcomes", "is_feasible"),
+    [
+        (1, ("timeout",), True),
+        (1, ("timeout", "ok"), True),
+        (1, ("timeout", "ok", "timeout"), False),
+        (0, ("timeout", "timeout", "timeout"), True),
+        (0, ("timeout", "crashed"), False),
+    ],
+)
+def test_one_deadline_may_be_chance_and_two_refute_any_but_the_baseline(
+    number: int, outcomes: tuple[Outcome, ...], is_feasible: bool
+) -> None:
+    assert run_often(*outcomes, number=number).is_feasible == is_feasible
+
+
+def test_a_trial_that_failed_is_no_candidate_however_its_further_runs_ended() -> None:
+    record = make_record(result=TrialResult(outcome="oom"), score=None)
+    again = record.model_copy(update={"repeats": (TrialResult(outcome="ok", measurement=make_measurement()),)})
+    assert not again.is_feasible
+
+
+def test_runs_are_the_measurements_of_all_runs_in_their_order() -> None:
+    record = run_again(make_trial(1, TrainingConfig(), measurement=make_measurement(100.0)), 90.0, None, 110.0)
+    assert [run.samples_per_s for run in record.runs] == [100.0, 90.0, 110.0]
+
+
 @pytest.mark.parametrize("outcome", get_args(Outcome))
 def test_a_record_comes_back_from_json_exactly(outcome: Outcome) -> None:
     result = TrialResult(
@@ -45,7 +94,7 @@ def test_a_record_comes_back_from_json_exactly(outcome: Outcome) -> None:
         wall_s=1e-9,
         log="logs/7.log",
     )
-    record = make_record(result=result, number=7)
+    record = make_record(result=result, number=7, repeats=(result.model_copy(update={"at_s": 1 / 3}),))
     line = record.model_dump_json()
     assert "\n" not in line
     assert repr(TrialRecord.model_validate_json(line)) == repr(record)
