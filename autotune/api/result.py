@@ -36,8 +36,9 @@ class SearchResult:
     trials: list[TrialRecord]
     """Every measured trial, in order; the first is the baseline."""
     speedup: float | None
-    """Confirmed, against the baseline measured in turns; None where that could not be done."""
+    """What is believed of `best` over the baseline, from all runs of both; None where the baseline is no reference."""
     speedup_ci: tuple[float, float] | None
+    """Its 95 % interval."""
     study: optuna.Study
     run_dir: Path
     summary: RunSummary

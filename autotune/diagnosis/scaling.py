@@ -1,7 +1,7 @@
 """Does another device help? One device, DataParallel and DistributedDataParallel compared. Pure.
 
-Comes in: the records of a study, the machine, and a confirmation's measurements. Goes out: a StrategyComparison with
-the best trial of each strategy, the answer, the bottlenecks of the fastest group, and advice.
+Comes in: the records of a study, and the machine. Goes out: a StrategyComparison with the best trial of each strategy,
+the answer, the bottlenecks of the fastest group, and advice.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The best trial of each strategy with each number of devices, and what it measured. Pure.
 
-Comes in: the records of a study, and a confirmation's measurements. Goes out: a StrategyEntry for each strategy and
-number of devices, a single device first.
+Comes in: the records of a study. Goes out: a StrategyEntry for each strategy and number of devices, a single device
+first.
 """
 
 from __future__ import annotations
@@ -25,9 +25,6 @@ Strategy = Literal["single", "dp", "ddp"]
 _ORDER: tuple[Strategy, ...] = ("single", "dp", "ddp")
 
 
-"""What a confirmation measured, by the trial's number, and the spread between runs."""
-
-
 class StrategyBest(FrozenModel):
     """The fastest feasible trial of a strategy with so many devices. Rates are the group's, in samples per second."""
 
@@ -35,7 +32,7 @@ class StrategyBest(FrozenModel):
     """The trial's number in the study."""
     config: TrainingConfig
     runs: int
-    """Runs of a confirmation that the rate comes from; 0: it is the trial's own."""
+    """Runs that the rate comes from."""
     samples_per_s: Rate
     speedup: Ratio | None
     """Over the best on one device, with its 95 % interval; None for that one, and where there is none."""

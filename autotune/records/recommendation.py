@@ -35,7 +35,7 @@ class Confirmation(FrozenModel):
 
 
 class Ratio(FrozenModel):
-    """A rate over another, measured in turns, with its 95 % interval, or a wider one where it was looked at often."""
+    """A rate over another, with its 95 % interval."""
 
     value: float
     """The ratio."""

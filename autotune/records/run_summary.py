@@ -20,8 +20,8 @@ from autotune.settings.workload import WorkloadFacts
 __all__ = ["Known", "Phase", "Progress", "RunSummary", "changed_settings", "is_single"]
 
 Phase = Literal["probe", "search", "confirm", "measure", "curves"]
-"""Of a search: probe, search, confirm (what leads and the baseline in turns). Of a diagnosis: probe, measure (today's
-settings), curves (other settings)."""
+"""Of a search: probe, search, confirm (what leads and the baseline run again, alternately). Of a diagnosis: probe,
+measure (the baseline), curves (other settings)."""
 
 
 class RunSummary(FrozenModel):
@@ -55,7 +55,7 @@ class RunSummary(FrozenModel):
     stopped_because: Note
     """Why no further trial ran."""
     is_complete: bool = True
-    """The search and its confirmation came to their end."""
+    """The search came to its end: nothing interrupted it."""
     wall_s: float
     """Seconds from the call to the recommendation; of a search that went on after an interruption, its last part."""
     promised_s: float | None = None

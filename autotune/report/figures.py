@@ -1,7 +1,6 @@
 """What each configuration of the report measured over its runs, joined into one set of figures.
 
-Comes in: a RunSummary. Goes out: Columns (baseline, recommended, same batch) with their Figures. Where a configuration
-was confirmed, its figures are those of the confirmation; otherwise its trial's own.
+Comes in: a RunSummary. Goes out: Columns (baseline, recommended, same batch) with their Figures, over all runs of each.
 """
 
 from __future__ import annotations
@@ -179,7 +178,7 @@ def make_columns(summary: RunSummary) -> tuple[Column, ...]:
 
 
 def _summarise(summary: RunSummary, number: int, config: TrainingConfig) -> Figures | None:
-    """The figures of a trial's configuration: confirmed ones where there are some.
+    """Join all runs of a trial's configuration; None where none measured anything.
 
     A ceiling comes from all runs that share the settings that it depends on.
     """
@@ -217,10 +216,9 @@ def join_runs(runs: Sequence[Measurement], spread: RunSpread) -> Figures:
     """
     source = min(list_known(run.busy_source for run in runs), key=source_rank, default=None)
     retries = list_known(run.memory.alloc_retries for run in runs)
-    known = tuple(runs)
-    readings = filter(None, (run.busy_readings for run in known))
+    readings = filter(None, (run.busy_readings for run in runs))
     waiting = _mean(run.data_wait_fraction for run in runs)
-    rate, tokens = rate_of_runs(runs, spread), _first(run.tokens for run in known)
+    rate, tokens = rate_of_runs(runs, spread), _first(run.tokens for run in runs)
     return Figures(
         runs=len(runs),
         samples_per_s=rate,
@@ -237,10 +235,10 @@ def join_runs(runs: Sequence[Measurement], spread: RunSpread) -> Figures:
         joules_per_sample=_mean(run.joules_per_sample for run in runs),
         conditions=tuple(list_known(run.conditions for run in runs)),
         host_load=join_loads(run.host_load for run in runs),
-        **{name: _first(getattr(run, name) for run in known) for name in _BESIDE_THE_RATE},
-        breakdown=_first(_with_mean_waits(run, waiting) for run in known),
+        **{name: _first(getattr(run, name) for run in runs) for name in _BESIDE_THE_RATE},
+        breakdown=_first(_with_mean_waits(run, waiting) for run in runs),
         busy_readings=min(readings, key=lambda read: min(source_rank(each.source) for each in read), default=()),
-        ranks=best_known_ranks(known),
+        ranks=best_known_ranks(runs),
     )
 
 

@@ -22,7 +22,7 @@ class Budget(FrozenModel):
     n_trials: Annotated[int, Field(strict=True, ge=1)] | None = None
     """Measured trials; None: at most 40, and the search may stop by itself."""
     timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Seconds for one call, the confirmation included; a search that goes on has them anew. None: no limit."""
+    """Seconds for one call, proving the gain included; a search that goes on has them anew. None: no limit."""
 
     training_hours: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Hours of training that are still to come: a search that may stop by itself tries nothing that costs more of them

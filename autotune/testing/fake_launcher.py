@@ -77,7 +77,7 @@ class FakeLauncher:
     environment: Environment = field(default_factory=fake_environment)
     facts: WorkloadFacts = field(default_factory=fake_facts)
     launched: list[TrainingConfig] = field(default_factory=list)
-    """Configurations of all trials so far, confirmations included."""
+    """Configurations of all trials so far, further runs included."""
     jobs: list[_AnyJob] = field(default_factory=list)
     """All jobs but probes and descriptions: trials, guards, curves, stress runs."""
     slots: int = 1

@@ -12,8 +12,7 @@ from autotune.cli import cli
 from autotune.files.run_folder import RunFolder
 from autotune.records.run_summary import RunSummary
 from autotune.report.comparison import Comparison
-from tests.factories import make_confirmation, make_recommendation, make_summary, three_rounds
-from tests.factories.trials import BASELINE, FAST
+from tests.factories import FAST, make_measurement, make_summary, make_trial, make_trials, run_again
 
 
 def folder(path: Path, summary: RunSummary) -> str:
@@ -26,11 +25,9 @@ def folder(path: Path, summary: RunSummary) -> str:
 
 
 def slower() -> RunSummary:
-    confirmations = (
-        make_confirmation(0, *three_rounds(5100.0), config=BASELINE, gib=3.0),
-        make_confirmation(1, *three_rounds(9000.0), config=FAST, gib=9.4),
-    )
-    return make_summary(recommendation=make_recommendation(confirmations=confirmations))
+    own, _, *others = make_trials()
+    fast = run_again(make_trial(1, FAST, measurement=make_measurement(9000.0, gib=9.4)), 8910.0, 9090.0)
+    return make_summary(trials=(own, fast, *others))
 
 
 def call(*arguments: str) -> Result:

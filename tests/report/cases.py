@@ -15,7 +15,7 @@ from autotune.records.measurement import Ceilings, Measurement
 from autotune.records.recommendation import BreakEven, LargerBatch, Ratio
 from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import RunSummary
-from autotune.records.trial import Outcome
+from autotune.records.trial import Outcome, TrialRecord
 from autotune.records.utilization import NVML_SOURCE, PROFILER_SOURCE, BusyReading, Fullness
 from autotune.report.comparison import Comparison, compare_summaries
 from autotune.report.sections.advice import diagnosis_in_words
@@ -33,7 +33,6 @@ from tests.factories import (
     TALK,
     make_breakdown,
     make_conditions_summary,
-    make_confirmation,
     make_evidence,
     make_group_summary,
     make_guard,
@@ -47,9 +46,11 @@ from tests.factories import (
     make_script,
     make_summary,
     make_trial,
+    make_trials,
     make_variants,
     make_window,
-    three_rounds,
+    run_again,
+    with_run_changes,
 )
 
 TOKENS = Tokens(per_sample=50.0, relative_sd=0.02, batches=90, shortest=20, longest=80, padding=0.4)
@@ -62,7 +63,7 @@ LENGTHS = Lengths(
 )
 ASSUMED = RunSpread(sd=0.05, degrees_of_freedom=4.0, source="assumed")
 SAME_RATE = Ratio(value=1.0, low=1.0, high=1.0)
-NO_OTHERS: dict[str, Any] = {"confirmations": (), "same_batch": None, "same_batch_number": None}
+NO_OTHERS: dict[str, Any] = {"same_batch": None, "same_batch_number": None}
 STAYS: dict[str, Any] = {"config": BASELINE, "number": 0, "verdict": "already_best", "lr_advice": NO_ADVICE}
 CAPPED: dict[str, Any] = {"throttle_reasons": ("power_cap",)}
 
@@ -130,19 +131,13 @@ def thrashing() -> Measurement:
 
 def verdict_cases() -> dict[str, RunSummary]:
     """Build a search for each headline."""
-    proven = make_recommendation()
+    undecided = make_variants()["unconfirmed"]
+    assert undecided.recommendation is not None
+    without_end = undecided.recommendation.model_copy(update={"more_s": None})
     return {
-        "by how much was not measured": single_runs(speedup=None),
-        "judged by single runs": single_runs(verdict="unconfirmed", speedup=None),
-        "nothing faster so far": single_runs(**STAYS | {"verdict": "unconfirmed", "speedup": None}),
-        "measured once": make_summary(
-            trials=(), recommendation=make_recommendation(verdict="unconfirmed", speedup=None, **NO_OTHERS)
-        ),
-        "not proven": make_summary(recommendation=proven.model_copy(update={"verdict": "unconfirmed"})),
-        "proven by an assumed spread": make_summary(run_spread=ASSUMED),
-        "proven without an end": make_summary(
-            recommendation=make_recommendation(speedup=Ratio(value=2.4, low=0.0, high=inf))
-        ),
+        "undecided": undecided,
+        "undecided, for how long is not known": undecided.model_copy(update={"recommendation": without_end}),
+        "nothing faster so far": single_runs(**STAYS | {"verdict": "unconfirmed", "speedup": SAME_RATE}),
         "already the best": single_runs(**STAYS | {"speedup": SAME_RATE}),
         "already the best that may be used": single_runs(**STAYS | {"speedup": SAME_RATE, "is_outrun": True}),
         "faster ones overload": single_runs(**STAYS | {"speedup": SAME_RATE, "overloaded": (1,)}),
@@ -161,6 +156,9 @@ def verdict_cases() -> dict[str, RunSummary]:
         "all out of memory": failed_trials("oom", "oom", violation=0.2),
         "out of memory by how much is not known": failed_trials("oom", "crashed", "oom"),
         "all crashed": failed_trials("crashed", "crashed", reason="ValueError: no"),
+        "all fail when run again": make_summary(
+            recommendation=None, trials=(run_again(make_trial(0, BASELINE, measurement=make_measurement()), None),)
+        ),
     }
 
 
@@ -173,8 +171,9 @@ def batch_cases() -> dict[str, RunSummary]:
         "the larger pays at any scale": larger_batch(
             break_even=BreakEven(samples=0.0, low=0.0, high=0.0), **own, config=FAST, number=1
         ),
-        "the own was not measured in turns": larger_batch(
-            break_even=BreakEven(samples=640.0, low=500.0, high=inf), same_batch_speedup=None
+        "the larger pays at no scale, perhaps": larger_batch(break_even=BreakEven(samples=640.0, low=500.0, high=inf)),
+        "the baseline does not work": larger_batch(
+            verdict="baseline_infeasible", speedup=None, same_batch_speedup=None
         ),
         "too little": larger_batch(Ratio(value=1.04, low=1.02, high=1.06), is_kept=True),
         "perhaps noise": larger_batch(Ratio(value=1.01, low=0.97, high=1.05), is_kept=True),
@@ -218,11 +217,10 @@ def headroom_cases() -> dict[str, RunSummary]:
 def condition_cases() -> dict[str, RunSummary]:
     """Build a search for each thing that makes throughput doubtful."""
     tf32 = {"tf32_overrides": ("NVIDIA_TF32_OVERRIDE=0",)}
-    wide = RunSpread(sd=0.05, degrees_of_freedom=4.0, source="machine")
     sources = {source: [BusyReading(source=source, fraction=0.9)] for source in ("its own", NVML_SOURCE)}
     apart = [BusyReading(source=NVML_SOURCE, fraction=0.9), BusyReading(source=PROFILER_SOURCE, fraction=0.7)]
     unlike = single_runs({"busy_readings": sources["its own"]}, {"busy_readings": sources[NVML_SOURCE]})
-    own, fast, same = make_recommendation().confirmations
+    own, fast, *others = make_trials()
     return {
         "hot": make_conditions_summary(HOT, HOT, retries=7),
         "one switch": make_conditions_summary(tf32),
@@ -230,14 +228,11 @@ def condition_cases() -> dict[str, RunSummary]:
         "others' load": make_conditions_summary({"others_busy_fraction": 0.2}),
         "cores shared": loaded(0.9, 0.1),
         "no runs compared": make_summary(run_spread=ASSUMED),
-        "runs compared on the machine": make_summary(run_spread=wide),
         "held by the host and by the device": held_apart(),
         "unlike sources": without_scores_source(unlike),
         "sources disagree": single_runs({"busy_readings": apart}),
         "unlike numbers of runs": make_summary(
-            recommendation=make_recommendation(
-                confirmations=(own, fast.model_copy(update={"rounds": fast.rounds[:2]}), same)
-            )
+            trials=(own, fast.model_copy(update={"repeats": fast.repeats[:1]}), *others)
         ),
         "many trials": make_summary(
             trials=[make_trial(number, BASELINE, measurement=make_measurement(1000.0)) for number in range(201)]
@@ -346,8 +341,14 @@ def comparison_cases() -> dict[str, Comparison]:
     plain, rich = make_summary(), make_rich_summary()
     machine = plain.environment.model_copy(update={"torch": "9.9.9", "cores": 96})
     facts = plain.facts.model_copy(update={"dataset_length": 77})
-    slow = make_recommendation(config=FAST.model_copy(update={"num_workers": 2}), confirmations=rounds(1.25))
-    changed = make_summary(environment=machine, facts=facts, seed=7, baseline=SAME_BATCH, recommendation=slow)
+    changed = make_summary(
+        environment=machine,
+        facts=facts,
+        seed=7,
+        baseline=SAME_BATCH,
+        recommendation=make_recommendation(config=FAST.model_copy(update={"num_workers": 2})),
+        trials=trials_at(1.25),
+    )
     small = make_recommendation(config=SAME_BATCH, number=2, same_batch=SAME_BATCH, same_batch_number=2)
     unmeasured = make_summary(trials=(), recommendation=make_recommendation(**NO_OTHERS))
     second = {
@@ -365,13 +366,14 @@ def comparison_cases() -> dict[str, Comparison]:
     }
 
 
-def rounds(times: float) -> tuple[Any, ...]:
-    """Return confirmations on a machine that is `times` as fast."""
-    return (
-        make_confirmation(0, *three_rounds(times * 5100.0), config=BASELINE, gib=3.0),
-        make_confirmation(1, *three_rounds(times * 12300.0), config=FAST, gib=9.4),
-        make_confirmation(2, *three_rounds(times * 9850.0), config=SAME_BATCH, gib=3.0),
-    )
+def trials_at(times: float) -> tuple[TrialRecord, ...]:
+    """Return the trials of a machine that is `times` as fast."""
+    faster = []
+    for trial in make_trials()[:3]:
+        rates = [times * run.samples_per_s for run in trial.runs]
+        measured = [{"samples_per_s": rate, "window": make_window(rate)} for rate in rates]
+        faster.append(with_run_changes(trial, *measured))
+    return tuple(faster)
 
 
 def diagnosis_cases() -> dict[str, Diagnosis]:
@@ -386,7 +388,7 @@ def diagnosis_cases() -> dict[str, Diagnosis]:
         roofline=make_roofline(),
     )
     fullness = Fullness(sm_fraction=0.91, sm_occupancy=None, tensor_fraction=0.13, dram_fraction=0.47)
-    hot = make_conditions_summary(HOT).trials[2].measurement
+    hot = make_conditions_summary(HOT).trials[1].measurement
     assert hot is not None
     known = {
         "loader-holds": make_evidence(

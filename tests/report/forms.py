@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 from rich.console import Console
 
 from autotune.records.diagnosis import Diagnosis
-from autotune.records.run_summary import Progress, RunSummary
+from autotune.records.recommendation import Ratio
+from autotune.records.run_summary import Known, Progress, RunSummary
 from autotune.records.trial import TrialRecord
 from autotune.report.blocks import Block, Bullets, Paragraph, Section, Table, Trace
 from autotune.report.comparison import Comparison
@@ -29,7 +31,7 @@ from autotune.report.render.progress import ProgressMode, make_progress
 from autotune.report.render.terminal import print_summary
 from autotune.report.sections.comparison import print_comparison
 from autotune.report.sections.diagnosis import print_diagnosis
-from tests.factories import make_trials
+from tests.factories import make_trials, run_again, run_once
 
 NOWHERE = Path("/nowhere")
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -129,16 +131,24 @@ def make_step(last: TrialRecord | None, **parts: Any) -> Progress:
 
 
 def make_steps() -> list[Progress]:
-    """Make the progress of a whole search: the probe, trials of each outcome, the confirmation."""
-    trials = make_trials()
+    """Make the progress of a whole search: the probe, trials of each outcome, further runs of the best two."""
+    trials, again = run_once(make_trials()), make_trials()
     start = {"baseline": None, "best": None, "done": 0}
     return [
         make_step(None, phase="probe", total=1, **start),
         make_step(None, **start),
-        *(make_step(trial, done=trial.number + 1) for trial in trials),
-        make_step(None, phase="confirm", done=0, total=9, remaining_s=None),
-        make_step(trials[1], phase="confirm", done=1, total=9, remaining_s=None),
+        make_step(trials[0], done=1, best=trials[0]),
+        *(make_step(trial, done=trial.number + 1, known=known(0.91, 3.4)) for trial in trials[1:]),
+        make_step(run_again(trials[0], 5049.0), done=10, known=known(1.24, 2.9)),
+        make_step(run_again(trials[2], None), done=10, known=known(1.24, 2.9)),
+        make_step(None, phase="confirm", done=0, known=known(1.24, 2.9)),
+        make_step(again[1], phase="confirm", done=1, known=known(1.61, 2.6, is_proven=True)),
     ]
+
+
+def known(low: float, high: float, *, is_proven: bool = False) -> Known:
+    """Make what is known of trial 1 over the baseline."""
+    return Known(number=1, speedup=Ratio(value=sqrt(low * high), low=low, high=high), is_proven=is_proven)
 
 
 def show_progress(mode: ProgressMode, steps: Iterable[Progress], stderr: StringIO | None = None) -> tuple[str, str]:

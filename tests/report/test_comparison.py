@@ -12,7 +12,7 @@ from autotune.records.trial import TrialResult
 from autotune.report.comparison import Comparison, compare_summaries
 from tests.factories import FAST, SAME_BATCH, make_recommendation, make_rich_summary, make_summary
 from tests.factories.summaries import LEARNED
-from tests.report.cases import rounds
+from tests.report.cases import trials_at
 
 NAMES = "runs/a", "runs/b"
 
@@ -23,7 +23,7 @@ def compared(second: RunSummary, first: RunSummary | None = None) -> Comparison:
 
 def faster(times: float, **changes: Any) -> RunSummary:
     """The same search on a machine that is so many times as fast."""
-    return make_summary(recommendation=make_recommendation(confirmations=rounds(times)), **changes)
+    return make_summary(trials=trials_at(times), **changes)
 
 
 def test_a_search_beside_itself_differs_in_nothing() -> None:
@@ -104,5 +104,5 @@ def test_a_recommendation_that_one_search_alone_has_is_a_change() -> None:
 def test_a_baseline_that_one_search_alone_has_measured_is_a_change_though_neither_recommends_anything() -> None:
     measured = make_summary(recommendation=None)
     first, *others = measured.trials
-    crashed = first.model_copy(update={"result": TrialResult(outcome="crashed", reason="no"), "score": None})
+    crashed = first.model_copy(update={"result": TrialResult(outcome="crashed", reason="no"), "repeats": ()})
     assert compared(measured.model_copy(update={"trials": (crashed, *others)}), measured).is_changed

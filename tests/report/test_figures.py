@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from autotune.records.measurement import Measurement
-from autotune.records.recommendation import Confirmation
 from autotune.records.run_summary import RunSummary
+from autotune.records.trial import TrialRecord, TrialResult
 from autotune.records.utilization import NVML_SOURCE, PROFILER_SOURCE, WAIT_SOURCE, BusyReading
 from autotune.report.blocks import TimeBars, Trace
 from autotune.report.figures import Figures, list_busy
@@ -37,15 +37,18 @@ def make_run(told: dict[str, float], *, rate: float = 1000.0) -> Measurement:
 
 
 def make_pair(before: list[Measurement], after: list[Measurement], **parts: object) -> RunSummary:
-    """A baseline and a recommendation with these runs in their confirmation."""
-    confirmations = (confirm(0, BASELINE, before), confirm(1, FAST, after))
-    found = make_recommendation(same_batch=None, same_batch_number=None, confirmations=confirmations)
-    trials = (make_trial(0, BASELINE, measurement=before[0]), make_trial(1, FAST, measurement=after[0]))
+    """A baseline and a recommendation with these runs."""
+    found = make_recommendation(same_batch=None, same_batch_number=None)
+    trials = (trial_of(0, BASELINE, before), trial_of(1, FAST, after))
     return make_summary(**{"trials": trials, "recommendation": found, **parts})
 
 
-def confirm(number: int, config: TrainingConfig, runs: list[Measurement]) -> Confirmation:
-    return Confirmation(number=number, config=config, rounds=tuple(runs))
+def trial_of(number: int, config: TrainingConfig, runs: list[Measurement]) -> TrialRecord:
+    first, *others = runs
+    repeats = tuple(
+        TrialResult(outcome="ok", measurement=run, at_s=float(place)) for place, run in enumerate(others, 1)
+    )
+    return make_trial(number, config, measurement=first).model_copy(update={"repeats": repeats})
 
 
 def busy_row(summary: RunSummary) -> tuple[str, ...]:
@@ -96,14 +99,10 @@ def test_a_configuration_that_told_nothing_does_not_choose_the_source() -> None:
 
 
 def test_the_profilers_reading_is_found_in_whichever_run_holds_it() -> None:
-    """The confirmation's runs measure their windows alone; the trial of the search was profiled."""
+    """Of the runs of a trial one alone is profiled: the first, or that of what leads."""
     profiled = make_run({PROFILER_SOURCE: 0.3, NVML_SOURCE: 0.5})
-    summary = make_pair([make_run(NVML)], [make_run(NVML)])
-    first, second = (
-        trial.model_copy(update={"result": trial.result.model_copy(update={"measurement": profiled})})
-        for trial in summary.trials
-    )
-    assert busy_row(summary.model_copy(update={"trials": (first, second)})) == ("30 %", "30 %")
+    summary = make_pair([profiled, make_run(NVML)], [make_run(NVML), profiled])
+    assert busy_row(summary) == ("30 %", "30 %")
 
 
 def test_the_figures_keep_the_scores_own_source() -> None:
@@ -126,18 +125,18 @@ def test_two_sources_that_disagree_are_both_said_beside_the_result() -> None:
     assert {"20", "90", "70"} <= set(said.split())
 
 
-def test_trials_and_rounds_name_the_source_that_their_scores_take(tmp_path: Path) -> None:
+def test_trials_and_repeats_name_the_source_that_their_scores_take(tmp_path: Path) -> None:
     profiled = {NVML_SOURCE: 0.6, PROFILER_SOURCE: 0.55}
     summary = make_pair([make_run(profiled), make_run({WAIT_SOURCE: 0.9})], [make_run(profiled), make_run(profiled)])
     text = as_markdown(summary, tmp_path)
-    trials, _, rounds = text.partition("## Trials")[2].partition("## Confirmation")
+    trials, _, repeats = text.partition("## Trials")[2].partition("## Settings that ran more than once")
     assert NVML_SOURCE in trials
     assert WAIT_SOURCE not in trials
-    assert f"{NVML_SOURCE}; \\# 0: {WAIT_SOURCE}" in rounds
+    assert f"{NVML_SOURCE}; \\# 0: {WAIT_SOURCE}" in repeats
 
 
 def test_waits_for_data_are_one_figure_in_table_time_bars_and_reasons() -> None:
-    """The run that was profiled waited 36 %, the mean of the rounds is 34 %: the mean is shown everywhere."""
+    """The run that was profiled waited 36 %, the mean of the runs is 34 %: the mean is shown everywhere."""
 
     def waiting(fraction: float, *, profiled: bool = False) -> Measurement:
         run = make_run(NVML).model_copy(update={"data_wait_fraction": fraction})

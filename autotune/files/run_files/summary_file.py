@@ -95,6 +95,6 @@ def _culprit(head: bytes, lines: Sequence[bytes], error: ValidationError) -> str
 
 
 def _numbers_used(summary: RunSummary) -> set[int]:
-    """Of the trials without which a summary can't be told: the baseline, what was chosen, and what was confirmed."""
+    """Return the trials that a summary can't do without: the baseline, what was chosen, and what ran more than once."""
     chosen = summary.recommendation
     return set() if chosen is None else {0, chosen.number, *(one.number for one in chosen.confirmations)}

@@ -52,13 +52,15 @@ class SummaryDocument(FrozenModel):
     same_batch: MeasuredConfig | None = None
     """The best that keeps the baseline's global batch; may equal `best`."""
     speedup: Ratio | None = None
-    """Claimed of `best` over the baseline: shrunk, with the interval of what was measured in turns."""
+    """Claimed of `best` over the baseline, from all runs of both: the median and the 95 % interval of what is believed;
+    null where the baseline is no reference."""
     measured_speedup: Ratio | None = None
-    """The ratio as measured, with the same interval."""
+    """The ratio as measured, with its 95 % interval; null for the baseline itself, and where it is no reference."""
     gain_probability: float | None = None
-    """How likely `best` is to be faster than the baseline at all; null where they were not measured in turns."""
+    """How likely `best` is to be faster than the baseline at all; null for the baseline itself, and where it is no
+    reference."""
     same_batch_speedup: Ratio | None = None
-    """Of `same_batch` over the baseline, measured in turns; null where it was not."""
+    """Of `same_batch` over the baseline, as `speedup`; null where the baseline is no reference."""
     larger_batch: LargerBatch | None = None
     """The best at a larger global batch; may equal `best`, and may not be worth it."""
     run_spread: RunSpread

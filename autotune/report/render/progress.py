@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.text import Text
 
 from autotune.protocol.clock import monotonic
-from autotune.records.run_summary import Progress
+from autotune.records.run_summary import Known, Progress
 from autotune.records.trial import TrialRecord
 from autotune.report.text import one_line, shorten
 from autotune.report.wording import say
@@ -122,7 +122,7 @@ def _plain_lines(console: Console) -> ShowProgress:
             step = (progress.done, progress.last.number, len(progress.last.repeats))
             print_new("trial", step, _say_trial(progress, progress.last, console.width))
         if progress.known is not None:
-            line = say_known(progress)
+            line = _say_known(progress, progress.known, console.width)
             print_new("known", line, line)
 
     return show
@@ -159,37 +159,40 @@ def _say_phase(progress: Progress) -> str:
     if progress.phase in _ALONE:
         return _ALONE[progress.phase][1]
     if progress.phase == "confirm":
-        return "Deciding: the best and the baseline in turns."
+        return "Deciding: the best and the baseline run again, alternately."
     about = "" if progress.remaining_s is None else f", about {show(progress.remaining_s, 'duration')}"
     return f"Searching: at most {format_count(progress.total, 'trial')}{about}."
 
 
-def say_known(progress: Progress) -> str:
-    """Return what is known of the best over the baseline by now; "" where the baseline leads."""
-    known, best = progress.known, progress.best
-    if known is None or best is None:
-        return ""
-    figures = {"low": known.speedup.low, "high": known.speedup.high, "is_proven": known.is_proven}
-    return fill("so_far", {**figures, "settings": _say_settings(progress, best)})
+def _say_known(progress: Progress, known: Known, width: int) -> str:
+    """Say what is known of the best over the baseline by now, in one line."""
+    gain = fill("so_far", {"low": known.speedup.low, "high": known.speedup.high, "is_proven": known.is_proven})
+    if progress.best is None:
+        return gain
+    rest = max(width - cell_len(f"{gain} ()"), _NARROWEST_TEXT)
+    return f"{gain} ({_cut_settings(_say_settings(progress, progress.best), rest)})"
 
 
 def _say_trial(progress: Progress, trial: TrialRecord, width: int) -> str:
-    """A success with the best so far, or a failure with its reason, which needs that room."""
-    total, rate = str(progress.total), _rate_of(trial)
-    step = f"{progress.done:>{len(total)}}/{total}  #{trial.number:<{len(total)}}"
+    """Say how the trial's last run ended: a success with the best so far, or a failure with its reason."""
+    total, outcome, reason, run = str(progress.total), trial.outcome, trial.reason, trial.measurement
+    count = f"{progress.done:>{len(total)}}/{total}"
     if trial.repeats:
-        step, rate = f"{'again':>{len(step) - len(total) - 3}}  #{trial.number:<{len(total)}}", _last_rate_of(trial)
+        again = trial.repeats[-1]
+        count, outcome, reason, run = f"{'again':>{len(count)}}", again.outcome, again.reason, again.measurement
+    step = f"{count}  #{trial.number:<{len(total)}}"
+    rate = None if run is None else run.samples_per_s
     settings = _say_settings(progress, trial)
-    if trial.outcome == "ok" and rate is not None:
+    if outcome == "ok" and rate is not None:
         best = f"best {_say_gain(progress) or show(_rate_of(progress.best), 'plain_rate')}"
         head = f"{step}  {show(rate, 'plain_rate'):>9} samples/s  {best:<11}  "
         return head + _cut_settings(settings, max(width - cell_len(head), _NARROWEST_TEXT))
-    head = f"{step}  {OUTCOMES[trial.outcome]:>19}  "
-    rest = max(width - cell_len(head), 2 * _NARROWEST_TEXT)
-    if not trial.reason:
+    head = f"{step}  {OUTCOMES[outcome]:>19}  "
+    rest = max(width - cell_len(head), 2 * _NARROWEST_TEXT)  # a reason needs the room of the best
+    if not reason:
         return head + _cut_settings(settings, rest)
     settings = _cut_settings(settings, rest // 2)
-    return f"{head}{settings}: {shorten(trial.reason, rest - cell_len(settings) - 2)}"
+    return f"{head}{settings}: {shorten(reason, rest - cell_len(settings) - 2)}"
 
 
 def _say_state(progress: Progress, passed_s: float, width: int) -> str:
@@ -200,7 +203,7 @@ def _say_state(progress: Progress, passed_s: float, width: int) -> str:
     if progress.phase in _ALONE:
         step = _ALONE[progress.phase][0]
     elif progress.phase == "confirm":
-        step = f"deciding, {format_count(progress.done, 'pair')} of runs"
+        step = f"deciding, {format_count(progress.done, 'pair')}"
     else:
         step = f"trial {progress.done}/{progress.total}"
     clock, rate, gain = _say_clock(progress, passed_s), _rate_of(progress.best), _say_gain(progress)
@@ -246,11 +249,6 @@ def _say_gain(progress: Progress) -> str:
 
 def _rate_of(trial: TrialRecord | None) -> float | None:
     return None if trial is None or trial.measurement is None else trial.measurement.samples_per_s
-
-
-def _last_rate_of(trial: TrialRecord) -> float | None:
-    measurement = trial.repeats[-1].measurement
-    return None if measurement is None else measurement.samples_per_s
 
 
 def _say_settings(progress: Progress, trial: TrialRecord) -> str:

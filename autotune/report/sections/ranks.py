@@ -152,7 +152,7 @@ def _describe_choice(entry: StrategyEntry) -> str:
     name = name_group(entry.strategy, entry.world_size)
     if entry.best is None:
         return f"{name}: none of {entry.tried} ran well"
-    again = f", {format_count(entry.best.runs, 'run')} in turns" if entry.best.runs else ""
+    again = f", {format_count(entry.best.runs, 'run')}" if entry.best.runs > 1 else ""
     return f"{name}: trial {entry.best.number}, chosen from {entry.feasible}{again}"
 
 

@@ -14,7 +14,7 @@ from autotune.records.measurement import Measurement
 from autotune.records.precision_check import PrecisionFigures, objection, shortfall
 from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import RunSummary
-from autotune.records.trial import Outcome, TrialRecord, score_value
+from autotune.records.trial import Outcome, TrialRecord, TrialResult, score_value
 from autotune.report.blocks import Bullets, Section, Table, Trace, tabulate
 from autotune.report.figures import role_of
 from autotune.report.text import cut_middle, one_line, shorten, without_controls
@@ -49,7 +49,7 @@ def trial_section(summary: RunSummary, table: Table) -> Section:
     counts = {"shown": len(table.rows), "trials": len(summary.trials)}
     left_out = (fill("trials_left_out", counts),) if len(table.rows) < len(summary.trials) else ()
     blocks = (table, Bullets(sentences=left_out, is_remark=True), sources)
-    return Section(title="Trials, each as the search measured it", blocks=blocks)
+    return Section(title="Trials, each by its first run", blocks=blocks)
 
 
 def trial_table(summary: RunSummary) -> Table:
@@ -67,8 +67,7 @@ def _shown(summary: RunSummary) -> list[TrialRecord]:
     trials, found = summary.trials, summary.recommendation
     if len(trials) <= _MOST_SHOWN:
         return list(trials)
-    entrants = () if found is None else found.confirmations
-    named = {0, *(entrant.number for entrant in entrants)} | ({found.number} if found is not None else set())
+    named = {0, *(trial.number for trial in trials if trial.repeats)} | ({found.number} if found is not None else set())
     best = sorted((trial for trial in trials if trial.is_feasible), key=score_value, reverse=True)
     failed = [trial for trial in trials if not trial.is_feasible]
     first, fewest_best = [trial for trial in trials if trial.number in named], _MOST_SHOWN - _MOST_SHOWN // 4
@@ -88,14 +87,14 @@ def repeat_section(summary: RunSummary) -> Section:
     in_order = sorted(runs, key=lambda run: run[0])
     table = _with_interval_named(
         tabulate(
-            (_repeat(summary.run_spread, trial, place, result.measurement) for _, trial, place, result in in_order),
+            (_repeat(summary.run_spread, trial, place, result) for _, trial, place, result in in_order),
             optional=(_ENERGY,),
         ),
         summary,
         (result.measurement for *_, result in runs),
     )
     sources = _busy_sources((trial.number, result.measurement) for _, trial, _, result in runs)
-    claims = Bullets(sentences=_claims(summary), is_remark=True)
+    claims = Bullets(sentences=_claims(summary) if runs else (), is_remark=True)
     return Section(title="Settings that ran more than once", blocks=(table, sources, claims))
 
 
@@ -148,6 +147,9 @@ def _failure(trials: list[TrialRecord], limit_bytes: int) -> Trace:
 
 def _reason(trial: TrialRecord, limit_bytes: int) -> str:
     """Why a trial is no candidate; memory in the same unit as everywhere else in the report."""
+    again = trial.refuted_by
+    if trial.outcome == "ok" and again is not None:
+        return f"when it was run again: {again.reason or OUTCOMES[again.outcome]}"
     peak = 0 if trial.measurement is None else trial.measurement.peak_memory_bytes
     if trial.outcome != "over_memory" or peak <= limit_bytes:
         return trial.reason
@@ -190,9 +192,14 @@ def _trial(trial: TrialRecord, summary: RunSummary) -> dict[str, str]:
     }
 
 
-def _repeat(spread: RunSpread, trial: TrialRecord, place: int, run: Measurement | None) -> dict[str, str]:
-    own = {"run": str(place), "#": str(trial.number), "settings": describe_settings(trial.config)}
-    return own | _measured(run, spread) | ({"samples/s": "failed"} if run is None else {})
+def _repeat(spread: RunSpread, trial: TrialRecord, place: int, result: TrialResult) -> dict[str, str]:
+    return {
+        "run": str(place),
+        "#": str(trial.number),
+        "settings": describe_settings(trial.config),
+        "outcome": OUTCOMES[result.outcome],
+        **_measured(result.measurement, spread),
+    }
 
 
 def _measured(run: Measurement | None, spread: RunSpread) -> dict[str, str]:

@@ -61,7 +61,7 @@ def test_the_best_settings_make_a_training_config_again(tmp_path: Path) -> None:
     best = json.loads(as_json(make_summary(), tmp_path))["best"]
     assert TrainingConfig.model_validate(best["settings"]) == make_recommendation().config
     assert best["global_batch_size"] == 128
-    assert best["figures"]["is_confirmed"]
+    assert best["figures"]["runs"] == 3
     assert best["figures"]["samples_per_s"]["low"] < best["figures"]["samples_per_s"]["value"]
 
 
@@ -97,7 +97,7 @@ def test_copies_are_a_ceiling_of_the_document_and_of_the_report(tmp_path: Path) 
     shown = {}
     for name, run in (("copied", measured), ("bare", bare)):
         trials = (make_trial(0, BASELINE, measurement=run), make_trial(1, FAST, measurement=make_measurement(4000.0)))
-        found = make_recommendation(confirmations=(), same_batch=None, same_batch_number=None)
+        found = make_recommendation(same_batch=None, same_batch_number=None)
         summary = make_summary(trials=trials, baseline=BASELINE, recommendation=found)
         shown[name] = as_markdown(summary)
         document = json.loads(as_json(summary, tmp_path))

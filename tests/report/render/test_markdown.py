@@ -15,14 +15,12 @@ from tests.factories import (
     LIMIT,
     SERVER,
     TRACEBACK,
-    make_confirmation,
     make_facts,
-    make_measurement,
-    make_recommendation,
     make_rich_summary,
     make_summary,
     make_trial,
-    three_rounds,
+    make_trials,
+    run_again,
 )
 from tests.report.cases import remarked_guard
 from tests.report.forms import as_markdown, report_of
@@ -100,16 +98,14 @@ def test_a_tracebacks_fence_is_longer_than_any_inside(tmp_path: Path) -> None:
     assert f"````text\n{TRACEBACK}\n````\n" in text
 
 
-def test_each_round_of_the_confirmation_stands_raw_and_a_failed_one_is_told(tmp_path: Path) -> None:
-    summary = make_summary()
-    assert summary.recommendation is not None
-    first, *rest = summary.recommendation.confirmations
-    broken = make_confirmation(7, *three_rounds(100.0), config=first.config)
-    broken = broken.model_copy(update={"rounds": (make_measurement(77.0), None)})
-    recommendation = make_recommendation(confirmations=(first, *rest, broken))
-    rows = table_after(as_markdown(make_summary(recommendation=recommendation), tmp_path), "Confirmation")[2:]
-    assert len(rows) == 11
-    assert [row for row in rows if "failed" in row and cells_of(row)[:2] == ["2", "7"]]
+def test_every_run_of_what_ran_more_than_once_is_a_row_in_their_order(tmp_path: Path) -> None:
+    first, *others = make_trials()
+    trials = (run_again(first, None), *others)
+    rows = table_after(as_markdown(make_summary(trials=trials), tmp_path), "Settings that ran more than once")[2:]
+    shown = [cells_of(row)[:2] for row in rows]
+    assert sorted(shown[:3]) == [["1", "0"], ["1", "1"], ["1", "2"]]
+    assert shown[3:] == [["2", "0"], ["2", "1"], ["2", "2"], ["3", "0"], ["3", "1"], ["3", "2"], ["4", "0"]]
+    assert "crashed" in rows[-1]
 
 
 def test_a_memory_line_is_not_followed_far_beyond_what_was_measured(tmp_path: Path) -> None:

@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
+from autotune.records.run_summary import Known
 from autotune.report.render.progress import ProgressMode, make_progress
-from tests.factories import BASELINE, FAST, make_measurement, make_trial, make_trials
-from tests.report.forms import ESCAPES, Terminal, live_line, make_step, make_steps, show_progress
+from tests.factories import BASELINE, FAST, make_measurement, make_trial, make_trials, run_again, run_once
+from tests.report.forms import ESCAPES, Terminal, known, live_line, make_step, make_steps, show_progress
 
 pytestmark = pytest.mark.usefixtures("plain_terminal")
+
+TRIALS = run_once(make_trials())
 
 
 class Broken(StringIO):
@@ -40,14 +43,14 @@ class Broken(StringIO):
 def test_elsewhere_than_on_a_terminal_each_trial_is_a_plain_line(mode: ProgressMode) -> None:
     stdout, stderr = show_progress(mode, make_steps())
     lines = stderr.splitlines()
-    assert len([line for line in lines if "#" in line]) == len(make_trials()) + 1
+    assert len([line for line in lines if "#" in line]) == len(TRIALS) + 3, "three ran again"
     assert [line for line in lines if cell_len(line) > 80] == []
     assert "\x1b" not in stderr
     assert stdout == ""
 
 
 def test_a_failure_tells_its_reason_cut_with_an_ellipsis() -> None:
-    _, stderr = show_progress("auto", [make_step(make_trials()[6])])
+    _, stderr = show_progress("auto", [make_step(TRIALS[6])])
     line = stderr.splitlines()[-1]
     assert "crashed" in line
     assert ": ValueError" in line
@@ -60,12 +63,76 @@ def test_a_failures_reason_is_never_taken_for_markup() -> None:
 
 
 def test_the_same_step_sent_twice_is_one_line() -> None:
-    _, stderr = show_progress("auto", [make_step(make_trials()[1])] * 3)
+    _, stderr = show_progress("auto", [make_step(TRIALS[1])] * 3)
     assert stderr.count("#1") == 1
 
 
+def test_a_further_run_that_failed_is_no_success() -> None:
+    crashed = run_again(TRIALS[1], None)
+    assert crashed.outcome == "ok", "its first run"
+    _, stderr = show_progress("auto", [make_step(crashed)])
+    line = stderr.splitlines()[-1]
+    assert "again  #1 " in line
+    assert "crashed" in line
+    assert line.endswith(": ValueError: no")
+
+
+def test_a_further_run_is_shown_with_its_own_throughput() -> None:
+    _, stderr = show_progress("auto", [make_step(run_again(TRIALS[1], 11_000.0))])
+    assert "again  #1      11,000 samples/s" in stderr
+
+
+def test_each_further_run_is_a_line() -> None:
+    again = run_again(TRIALS[1], 11_000.0)
+    steps = [make_step(again), make_step(again), make_step(run_again(again, 11_000.0))]
+    assert show_progress("auto", steps)[1].count("again") == 2
+
+
+def test_what_is_known_is_a_plain_line_once_until_it_changes() -> None:
+    first, second = TRIALS[1:3]
+    steps = [make_step(trial, known=known(*ends)) for trial, ends in ((first, (0.9, 3.0)), (second, (0.9, 3.0)))]
+    assert show_progress("auto", steps)[1].count("0.9") == 1
+    steps.append(make_step(run_again(first, 12_000.0), known=known(1.2, 2.8)))
+    lines = show_progress("auto", steps)[1].splitlines()
+    assert [place for place, line in enumerate(lines) if "#" not in line] == [0, 2, 5]
+    assert "1.20" in lines[5]
+
+
+def test_where_the_baseline_leads_nothing_is_known() -> None:
+    _, stderr = show_progress("auto", [make_step(TRIALS[0], best=TRIALS[0])])
+    assert len(stderr.splitlines()) == 2
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_what_is_known_is_one_line_with_as_many_settings_as_fit(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    _, before = show_progress("auto", [make_step(TRIALS[1])])
+    _, after = show_progress("auto", [make_step(TRIALS[1], known=known(0.9, 3.0))])
+    line = after.removeprefix(before)
+    assert ("prefetch 4)" in line) == (width == 200)
+    assert len(line.splitlines()) == (2 if width == 40 else 1)
+
+
+@pytest.mark.parametrize(
+    ("step", "told"),
+    [
+        (known(0.9, 3.0), "2.41×"),  # noqa: RUF001 - a times sign
+        (known(1.2, 3.0), "at least 1.20×"),  # noqa: RUF001
+        (known(1.6, 2.6, is_proven=True), "proven 1.60×"),  # noqa: RUF001
+    ],
+)
+def test_the_live_line_promises_no_more_than_is_known(step: Known, told: str) -> None:
+    line = live_line(make_step(None, known=step))
+    assert told in line
+    assert ("2.41" in line) == (step.speedup.low <= 1)
+
+
+def test_while_it_is_decided_the_live_line_counts_pairs_of_runs() -> None:
+    assert "3 pairs" in live_line(make_step(None, phase="confirm", done=3, total=40, known=known(1.2, 3.0)))
+
+
 def test_without_a_baseline_the_best_is_told_as_a_rate() -> None:
-    _, stderr = show_progress("auto", [make_step(make_trials()[1], baseline=None)])
+    _, stderr = show_progress("auto", [make_step(TRIALS[1], baseline=None)])
     assert "best 12,346" in stderr
 
 
@@ -130,7 +197,7 @@ def test_what_can_be_won_is_told_only_where_it_and_a_best_are_known(parts: dict[
 
 
 def test_plain_lines_do_not_tell_what_can_be_won() -> None:
-    steps = [make_step(None, can_win=0.5), *(make_step(trial, can_win=0.5) for trial in make_trials())]
+    steps = [make_step(None, can_win=0.5), *(make_step(trial, can_win=0.5) for trial in TRIALS)]
     assert show_progress("auto", steps) == show_progress(
         "auto", [step.model_copy(update={"can_win": None}) for step in steps]
     )
