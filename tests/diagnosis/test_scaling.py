@@ -15,13 +15,12 @@ from autotune.diagnosis.scaling_bottlenecks import LEAST_SHARE, Cause
 from autotune.diagnosis.strategies import StrategyBest
 from autotune.records.diagnosis import Advice
 from autotune.records.ranks import Communication, RankFigures
-from autotune.records.recommendation import Confirmation
 from autotune.records.run_spread import RunSpread
 from autotune.records.trial import Score, TrialRecord, TrialResult
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.environment import Environment
 from autotune.settings.training_config import TrainingConfig
-from tests.factories import CPU, GPU, make_loader_costs, make_measurement
+from tests.factories import CPU, GPU, make_loader_costs, make_measurement, run_again
 
 Measured = dict[str, Any]
 TALK = Communication(step_s=0.04, step_alone_s=0.032, exchange_s=0.012, bytes_exchanged=2**25)
@@ -71,11 +70,9 @@ ALONE: Measured = {"device_ceiling": 1000.0, "loader_ceiling": 1e6}
 TWO_RANKS = {"strategy": "ddp", "world_size": 2}
 
 
-def compared(
-    *records: TrialRecord, environment: Environment = GPU, confirmations: tuple[Confirmation, ...] = ()
-) -> StrategyComparison:
+def compared(*records: TrialRecord, environment: Environment = GPU) -> StrategyComparison:
     spread = RunSpread(sd=0.01, degrees_of_freedom=3.0) if environment is GPU else None
-    found = compare_strategies(records, environment, confirmations, spread)
+    found = compare_strategies(records, environment, spread)
     assert found is not None
     return found
 
@@ -159,34 +156,31 @@ def test_without_a_single_device_nothing_is_claimed() -> None:
     assert fastest_of(comparison).speedup is None
 
 
-def confirmation(record: TrialRecord, *rates: float, is_feasible: bool = True) -> Confirmation:
-    rounds = tuple(make_measurement(rate) for rate in rates)
-    return Confirmation(number=record.number, config=record.config, rounds=rounds, is_feasible=is_feasible)
-
-
-def test_what_was_measured_in_turns_is_compared_round_by_round() -> None:
-    single, group = trial(0, 100.0), ddp(1, 250.0)
-    again = (confirmation(single, 100.0, 50.0, 200.0), confirmation(group, 180.0, 90.0, 360.0))
-    best = fastest_of(compared(single, group, confirmations=again))
-    assert best.runs == 3
-    assert best.samples_per_s.value == pytest.approx(180.0)
+def test_a_rate_and_its_ratio_are_of_all_runs() -> None:
+    single, group = run_again(trial(0, 100.0), 98.0, 102.04), run_again(ddp(1, 250.0), 180.0)
+    best = fastest_of(compared(single, group))
+    assert best.runs == 2
+    assert best.samples_per_s.value == pytest.approx(sqrt(250.0 * 180.0))
     assert best.speedup is not None
-    assert best.speedup.value == pytest.approx(1.8)
-    assert best.speedup.high < 1.85, "the rounds' drift cancels"
+    assert best.speedup.value == pytest.approx(sqrt(250.0 * 180.0) / 100.0, rel=1e-4)
 
 
-def test_a_confirmation_of_the_group_alone_gives_its_rate() -> None:
-    single, group = trial(0, 100.0), ddp(1, 250.0)
-    best = fastest_of(compared(single, group, confirmations=(confirmation(group, 180.0, 181.0, 179.0),)))
-    assert best.speedup is not None
-    assert best.speedup.value == pytest.approx(1.8, rel=1e-4)
-    refuted = confirmation(group, 180.0, is_feasible=False)
-    assert fastest_of(compared(single, group, confirmations=(refuted,))).samples_per_s.value == 250.0
+def test_more_runs_narrow_the_ratio() -> None:
+    once = fastest_of(compared(trial(0, 100.0), ddp(1, 180.0)))
+    thrice = fastest_of(compared(run_again(trial(0, 100.0), 100.0, 100.0), run_again(ddp(1, 180.0), 180.0, 180.0)))
+    assert once.speedup is not None
+    assert thrice.speedup is not None
+    assert once.speedup.low < thrice.speedup.low < thrice.speedup.high < once.speedup.high
 
 
-def test_trials_are_ranked_by_their_own_rates_so_that_a_confirmation_does_not_count_against_one() -> None:
-    single, first, second = trial(0, 100.0), ddp(1, 200.0), ddp(2, 195.0, num_workers=2)
-    comparison = compared(single, first, second, confirmations=(confirmation(first, 190.0, 190.0, 190.0),))
+def test_a_group_that_failed_when_it_ran_again_is_no_answer() -> None:
+    comparison = compared(trial(0, 100.0), run_again(ddp(1, 250.0), None), ddp(2, 150.0, num_workers=2))
+    assert fastest_of(comparison).number == 2
+    assert (comparison.entries[-1].tried, comparison.entries[-1].feasible) == (2, 1)
+
+
+def test_trials_are_ranked_by_their_first_runs_so_that_a_further_one_does_not_count_against_any() -> None:
+    comparison = compared(trial(0, 100.0), run_again(ddp(1, 200.0), 190.0, 190.0, 190.0), ddp(2, 195.0, num_workers=2))
     assert fastest_of(comparison).number == 1
 
 

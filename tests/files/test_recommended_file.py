@@ -18,7 +18,7 @@ from autotune.errors import ConfigError
 from autotune.files import recommended_file
 from autotune.files.recommended_file import read_recommended
 from autotune.records.measurement import Block, Measurement, MemorySample, Window
-from autotune.records.recommendation import Confirmation, Ratio, Recommendation
+from autotune.records.recommendation import Ratio, Recommendation
 from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import TrialRecord, TrialResult
@@ -119,7 +119,7 @@ def measurement(rate: float, high: float | None = None) -> Measurement:
     )
 
 
-def summary(config: TrainingConfig, *, rounds: int = 3, name: str = "resnet") -> RunSummary:
+def summary(config: TrainingConfig, *, runs: int = 3, name: str = "resnet") -> RunSummary:
     environment = Environment(
         device="cuda:0",
         device_kind="cuda",
@@ -137,24 +137,22 @@ def summary(config: TrainingConfig, *, rounds: int = 3, name: str = "resnet") ->
         versions={},
     )
     slow, fast = measurement(100.0, float("inf")), measurement(234.5678)
-    confirmations = tuple(
-        Confirmation(number=number, config=config, rounds=(run,) * rounds)
-        for number, run in ((0, slow), (1, fast))
-        if rounds
-    )
     recommendation = Recommendation(
         config=config,
         number=1,
         verdict="faster",
         speedup=Ratio(value=2.345678, low=2.3, high=float("inf")),
+        gain_probability=0.987654,
         lr_advice=LrAdvice(lr=config.lr, rule="sqrt", batch_ratio=4.0, betas=(0.6, 0.996), notes=(said("Warm up."),)),
         reasons=(said("Fastest within noise."),),
-        confirmations=confirmations,
     )
     outcomes = (("ok", slow), ("ok", fast), ("oom", None))
     trials = tuple(
         TrialRecord(
-            number=number, config=config, result=TrialResult.model_validate({"outcome": one, "measurement": run})
+            number=number,
+            config=config,
+            result=(result := TrialResult.model_validate({"outcome": one, "measurement": run})),
+            repeats=(result,) * (runs - 1) if number == 1 else (),
         )
         for number, (one, run) in enumerate(outcomes)
     )
@@ -195,27 +193,23 @@ def test_the_evidence_is_rounded_and_what_is_not_known_is_null() -> None:
     assert list(content) == ["format", "settings", "learning_rate", "evidence", "same_batch", "baseline", "machine"]
     evidence = content["evidence"]
     assert evidence["speedup"] == {"value": 2.346, "low": 2.3, "high": None}
+    assert (evidence["verdict"], evidence["gain_probability"]) == ("faster", 0.9877)
     rate = evidence["samples_per_s"]["recommended"]
     assert rate["value"] == 234.6
     assert rate["low"] < 234.6 * exp(-0.02 * 1.96) < 234.6 * exp(0.02 * 1.96) < rate["high"], "another run's spread"
     assert evidence["busy_fraction"] == {"baseline": 0.9123, "recommended": 0.9123, "source": "NVML"}
     assert (evidence["peak_memory_gib"], evidence["memory_limit_gib"]) == (3.0, 64.0)
-    assert (evidence["trials"], evidence["confirmed_rounds"]) == ({"ok": 2, "oom": 1}, 3)
+    assert (evidence["trials"], evidence["runs"]) == ({"ok": 2, "oom": 1}, {"baseline": 1, "recommended": 3})
     assert content["machine"]["fingerprint"] == summary(TrainingConfig()).environment.fingerprint
 
 
-def test_fewer_rounds_are_written_with_a_wider_interval() -> None:
-    few, more = (
-        yaml.safe_load(recommended_yaml(summary(TrainingConfig(), rounds=rounds)))["evidence"]["samples_per_s"]
-        for rounds in (2, 3)
+def test_fewer_runs_are_written_with_a_wider_interval() -> None:
+    once, thrice = (
+        yaml.safe_load(recommended_yaml(summary(TrainingConfig(), runs=runs)))["evidence"]["samples_per_s"]
+        for runs in (1, 3)
     )
-    assert few["baseline"]["low"] < more["baseline"]["low"] < 100.0
-
-
-def test_without_a_confirmation_the_searchs_own_measurement_is_written() -> None:
-    evidence = yaml.safe_load(recommended_yaml(summary(TrainingConfig(), rounds=0)))["evidence"]
-    assert evidence["samples_per_s"]["recommended"]["value"] == 234.6
-    assert evidence["confirmed_rounds"] == 0
+    assert once["recommended"]["low"] < thrice["recommended"]["low"] < 234.6
+    assert once["baseline"] == thrice["baseline"]
 
 
 class Stream(IterableDataset[int]):
