@@ -47,7 +47,8 @@ def search_of(
         peak = 100 * GIB if place == infeasible else 1 * GIB + config.micro_batch_size
         return FakeTrial(samples_per_s=rates[place], peak_memory_bytes=peak, startup_s=startup_s)
 
-    return make_search(folder, FakeLauncher(cost, noise=noise, seed=seed), baseline=TrainingConfig(micro_batch_size=32), **SPACE)
+    launcher = FakeLauncher(cost, noise=noise, seed=seed)
+    return make_search(folder, launcher, baseline=TrainingConfig(micro_batch_size=32), **SPACE)
 
 
 def found_of(folder: Path, rates: Mapping[tuple[int, int], float], *, startup_s: float = 2.0) -> Recommendation:
