@@ -10,8 +10,6 @@ from itertools import pairwise
 from math import log
 from statistics import median
 
-from autotune.records.measurement import Measurement
-
 __all__ = ["outliers_of"]
 
 _MOST_SDS = 4.0
@@ -23,25 +21,22 @@ _SD_OF_MAD = 1.4826
 """Standard deviation of a normal law over its median absolute deviation."""
 
 
-def outliers_of(runs: Sequence[Measurement]) -> frozenset[int]:
-    """Return the places of the runs that other processes disturbed.
+def outliers_of(log_rates: Sequence[float]) -> frozenset[int]:
+    """Return the places of the runs that other processes disturbed, to judge by their rates alone.
 
-    A run was disturbed where other processes took more than a tenth of the cores and these were not mostly idle, or
-    where its rate lies more than four robust standard deviations and a factor of 1.3 below the other runs of its
+    Such a rate lies more than four robust standard deviations and a factor of 1.3 below the other runs of its
     configuration, of which at least two agree within that factor.
 
     Args:
-        runs: All runs of one configuration.
+        log_rates: Of all runs of one configuration.
     """
-    loaded = {place for place, run in enumerate(runs) if run.host_load is not None and run.host_load.is_loaded}
     slow = set[int]()
-    logs = [log(run.samples_per_s) for run in runs]
-    for place, own in enumerate(logs):
-        others = sorted(logs[:place] + logs[place + 1 :])
+    for place, own in enumerate(log_rates):
+        others = sorted([*log_rates[:place], *log_rates[place + 1 :]])
         if not any(upper - lower <= log(_LEAST_FACTOR) for lower, upper in pairwise(others)):
             continue
         middle = median(others)
         sd = _SD_OF_MAD * median(abs(other - middle) for other in others)
         if middle - own > max(_MOST_SDS * sd, log(_LEAST_FACTOR)):
             slow.add(place)
-    return frozenset(loaded | slow)
+    return frozenset(slow)

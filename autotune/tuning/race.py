@@ -34,7 +34,7 @@ _RUNS = 2
 """Of what is settled on, and of the baseline, at the least; a third tells a quarter more."""
 _MOST_CHALLENGED = 3
 """Repeats of trials that may be better than the one that leads: our own convention."""
-_MOST_CONTESTED = 3
+_MOST_CONTESTED = 4
 """Runs of a larger batch, and of the best at the own one, to tell whether it is worth it: our own convention."""
 _SETTLE_S = 45.0
 """Seconds of the settling where no time-out limits the search: our own convention, so that an answer takes a minute."""
@@ -94,27 +94,34 @@ class Race:
         """Return the trial that is to run again once nothing promises more; None where the search is decided."""
         found = self.look()
         contenders = Contenders.sound(found)
-        leader, baseline = contenders.leader(), contenders.baseline
+        baseline, leader = contenders.baseline, contenders.leader()
         if leader is None or not self._has_time(found):
             self.is_settled = leader is None or self.is_settled
             return None
-        if self.leader is None and baseline is not None and self._is_hopeless(leader, found):
+        settled = next((record for record in contenders.records if record.number == self.leader), None)
+        if settled is not None and baseline is not None:
+            return self._next_of_the_two(settled, baseline, found)
+        return self._settle(contenders, leader)
+
+    def _settle(self, contenders: Contenders, leader: TrialRecord) -> TrialRecord | None:
+        """The trial that must run again before one is settled on, or the first run after that."""
+        found, baseline = contenders.found, contenders.baseline
+        if (record := self._contested(contenders)) is not None:
+            return record
+        if baseline is not None and self._is_hopeless(leader, found):
             self.is_settled = True
             return None
-        settled = next((record for record in contenders.records if record.number == self.leader), None)
-        if settled is None:  # not yet, or it has failed since
-            if (record := self._unsure(contenders, leader)) is not None:
-                return record
-            if baseline is None and self.passes(leader):
-                self.is_settled = True
-                return None
-            if not self.passes(leader):
-                return self.next_run()
-            settled, self.leader, self.is_settled = leader, leader.number, False
-            self.ledger.settle(leader.number)
-            self._from_s, self._looked_at = self.time.clock.elapsed_s, 0
-            self._budget_s = self._settle_s
-        return None if baseline is None else self._next_of_the_two(settled, baseline, found)
+        if (record := self._unsure(contenders, leader)) is not None:
+            return record
+        if not self.passes(leader):
+            return self.next_run()
+        if baseline is None:
+            self.is_settled = True
+            return None
+        self.leader, self.is_settled = leader.number, False
+        self.ledger.settle(leader.number)
+        self._from_s, self._looked_at, self._budget_s = self.time.clock.elapsed_s, 0, self._settle_s
+        return self._next_of_the_two(leader, baseline, found)
 
     def _is_hopeless(self, leader: TrialRecord, found: SearchOutcome) -> bool:
         """Whether nothing is likely to be worth a change, by the baseline's runs and the single one of what leads."""
@@ -139,25 +146,30 @@ class Race:
         left_s = self.time.clock.left_s
         return left_s is None or left_s >= found.run_s
 
+    def _contested(self, contenders: Contenders) -> TrialRecord | None:
+        """A larger batch of which it is open whether it is worth it, or its rival, whichever ran less often."""
+        own = contenders.fastest_at_own_batch(contenders.records)
+        larger = next((one for one in contenders.challengers if contenders.batch_ratio(one) > 1), None)
+        if own is None or larger is None or self.time.is_brief:
+            return None
+        found = contenders.found
+        rivals = [one for one in (larger, own) if self._runs_of(one) < _MOST_CONTESTED]
+        is_open = (
+            found.believed_score(larger) > found.believed_score(own) and contenders.is_worth_it(larger, own) is None
+        )
+        return min(rivals, key=self._runs_of) if rivals and is_open else None
+
     def _unsure(self, contenders: Contenders, leader: TrialRecord) -> TrialRecord | None:
-        """What must run again before one is settled on: the leader, a larger batch and its rival, a challenger."""
+        """What must run again before one is settled on: the leader, then what may well be better."""
         if self._runs_of(leader) < _RUNS:
             return leader
-        found = contenders.found
-        own = contenders.fastest_at_own_batch(contenders.records)
-        larger = [one for one in contenders.challengers if contenders.batch_ratio(one) > 1]
-        if own is not None and larger and found.believed_score(larger[0]) > found.believed_score(own):
-            rivals = [one for one in (larger[0], own) if self._runs_of(one) < _MOST_CONTESTED]
-            if rivals and contenders.is_worth_it(larger[0], own) is None:
-                return min(rivals, key=self._runs_of)
         if self._challenged >= _MOST_CHALLENGED or self.time.is_brief:
             return None
+        found, most = contenders.found, contenders.batch_ratio(leader)
         open_ones = [
             one
             for one in contenders.challengers[: 2 * _MOST_CHALLENGED]
-            if one is not leader
-            and self._runs_of(one) < _RUNS
-            and contenders.batch_ratio(one) <= contenders.batch_ratio(leader)
+            if one is not leader and self._runs_of(one) < _RUNS and contenders.batch_ratio(one) <= most
         ]
         wins = {one.number: self._expected_win(one, leader, found) for one in open_ones}
         best = max(open_ones, key=lambda one: wins[one.number], default=None)

@@ -26,6 +26,9 @@ _MOST_RIVALS = 3
 """Of the baseline where that stays, of which it is said what they may gain: our own convention."""
 _MOST_COMPARED = 20
 """Of the best, beside the baseline: our own convention, for searches of thousands of trials."""
+_BATCH_ERROR = 0.05
+"""One-sided error of taking a larger batch for faster than the best at the own one: our own convention, more than a
+proof's, since what is wrongly taken is hardly slower."""
 _SURE_SDS = 3.2
 """Standard errors that a gain must come to before it is proven, at the errors that looks have. Source:
 benchmarks/decisions.py."""
@@ -104,16 +107,16 @@ class Contenders:
         return choose([one for one in worth if one.number in gains], gains, settled=settled)
 
     def _gain(self, one: TrialRecord, best: TrialRecord) -> float | None:
-        """What one is believed to reach over the best, in scores; None where it ran too seldom to be chosen for it."""
-        if one.number != 0 and self.found.evidence.count(one.number) < _FEWEST_RUNS:
+        """What one is believed to reach over the best, in scores; None where it ran too seldom to be chosen for it.
+
+        Of the baseline it is shrunk: a gain that the noise could make is no reason to change what the user has.
+        """
+        if one.number == 0:
+            contrast = self.found.evidence.contrast(0, best.number)
+            return None if contrast is None else believe(contrast).value
+        if self.found.evidence.count(one.number) < _FEWEST_RUNS:
             return None
-        contrast = self.found.evidence.contrast(one.number, best.number)
-        if contrast is None:
-            return None
-        scores = log(self.found.believed_score(one) / self.found.believed_score(best))
-        rates = self.found.believed.get(one.number), self.found.believed.get(best.number)
-        idle = 0.0 if None in rates else scores - (rates[0] - rates[1])  # type: ignore[operator]
-        return believe(contrast).value + idle
+        return log(self.found.believed_score(one) / self.found.believed_score(best))
 
     def fastest_at_own_batch(self, candidates: Sequence[TrialRecord]) -> TrialRecord | None:
         """Return the one believed to be the fastest at the baseline's global batch; None without any."""
@@ -131,8 +134,9 @@ class Contenders:
 
     def is_worth_it(self, larger: TrialRecord, own: TrialRecord) -> bool | None:
         """Return whether a larger batch beats the fastest at the own one beyond noise and by enough; None: open."""
-        over = self.over(larger, own)
-        return None if over is None else worth_its_batch(over, 1 + self.found.space.objective.larger_batch_gain)
+        contrast = self.found.evidence.contrast(larger.number, own.number)
+        least = 1 + self.found.space.objective.larger_batch_gain
+        return None if contrast is None else worth_its_batch(contrast.ratio(_BATCH_ERROR), least)
 
     def gain_of(self, record: TrialRecord) -> Contrast | None:
         """Return how far its rate lies above the baseline's, as measured; None for the baseline, and without one."""

@@ -19,12 +19,13 @@ benchmarking in reasonable time". Pure.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import exp, sqrt
 
 import numpy as np
 
 from autotune.analysis.decisions.run_spread import Run, assumed_spread, run_of
+from autotune.analysis.disturbed_runs import outliers_of
 from autotune.analysis.statistics import Floats
 from autotune.records.recommendation import Ratio
 from autotune.records.run_spread import RunSpread
@@ -101,7 +102,7 @@ class Evidence:
 
     def __post_init__(self) -> None:
         """Sort the runs by configuration, and configurations by who holds them."""
-        self._runs_of = _sorted(self.runs)
+        self._runs_of = {number: _marked(runs) for number, runs in _sorted(self.runs).items()}
         by_host = {run.number for run in self.runs if not run.is_held_by_device}
         self._steady = frozenset(self._runs_of) - by_host
 
@@ -118,6 +119,7 @@ class Evidence:
             since: Only runs from this place on count for the two; all of them teach the variation.
         """
         late = _sorted(self.runs[since:]) if since else self._runs_of
+        late = {one: _marked(late[one]) for one in (number, other) if one in late}
         if number not in late or other not in late:
             return None
         sds, weights = self._variation(number, other)
@@ -166,6 +168,12 @@ def _sorted(runs: Iterable[Run]) -> dict[int, list[Run]]:
     for run in runs:
         by_number.setdefault(run.number, []).append(run)
     return by_number
+
+
+def _marked(runs: list[Run]) -> list[Run]:
+    """The runs of a configuration, those marked that other programs disturbed."""
+    slow = outliers_of([run.log_rate for run in runs])
+    return [replace(run, is_disturbed=True) if place in slow else run for place, run in enumerate(runs)]
 
 
 def _precisions(runs: Sequence[Run], sds: Floats) -> Floats:

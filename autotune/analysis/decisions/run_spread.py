@@ -37,9 +37,9 @@ __all__ = [
     "with_run_spread",
 ]
 
-_CPU_SD = 0.1
+_CPU_SD = 0.08
 """Source: benchmarks/results, where runs of the same settings differ by 2 to 20 % on CPUs."""
-_HOST_SD = 0.1
+_HOST_SD = 0.08
 """On an accelerator, of runs that the host holds. Source: benchmarks/results/gpu-nvidia-h200.json and
 gpu-nvidia-h100-80gb-hbm3.json, where they differ by 2 to 20 %."""
 _DEVICE_SD = 0.004
