@@ -42,8 +42,10 @@ class BlockStream:
         return self.reason is not None
 
     def stopped(self, say: Callable[[Note | str], str]) -> TrialResult:
-        """The result of a trial that was ended for it."""
-        return TrialResult(outcome="pruned", reason=say(self.reason or ""), blocks=tuple(self.blocks))
+        """The result of a trial that was ended for it; blocks of the warm-up count where there are no others."""
+        in_window = tuple(block for block in self.blocks if not block.is_warm_up)
+        blocks = in_window or tuple(self.blocks)
+        return TrialResult(outcome="pruned", reason=say(self.reason or ""), blocks=blocks)
 
     def _read_new(self) -> bool:
         """Read the blocks that have been written since; whether there are any.
@@ -63,7 +65,8 @@ class BlockStream:
             with suppress(ValidationError):
                 block = Block.model_validate_json(line)
                 if block.samples > 0 and 0 < block.seconds < inf and known < _MOST_BLOCKS:
-                    self.blocks.append(block.model_copy(update={"samples": block.samples * self.ranks}))
+                    made = None if block.made is None else block.made * self.ranks
+                    self.blocks.append(block.model_copy(update={"samples": block.samples * self.ranks, "made": made}))
         return len(self.blocks) > known
 
     def _read_lines(self) -> bytes:

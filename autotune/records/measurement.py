@@ -49,6 +49,10 @@ class Block(FrozenModel):
     """The part of them in which no batch lay ready: without what taking a ready batch costs. None: not known apart."""
     ready_at_end: int | None = None
     """Batches that lay ready when the block's last one was launched; None where that is not known."""
+    made: float | None = None
+    """Samples that the loader's workers made meanwhile, whether or not they came; None where they are not counted."""
+    is_warm_up: bool = False
+    """It came before the window: batches may have come faster than the loader makes them."""
 
     @property
     def waited_s(self) -> float:
@@ -117,6 +121,12 @@ class Window(FrozenModel):
     def starved_s(self) -> float:
         """Seconds in which the loop waited, and no batch lay ready."""
         return sum(block.waited_s for block in self.blocks)
+
+    @property
+    def made(self) -> float | None:
+        """Samples that the loader's workers made in its blocks; None where they were not counted in each."""
+        counts = [block.made for block in self.blocks if block.made is not None]
+        return sum(counts) if len(counts) == len(self.blocks) else None
 
     @property
     def is_held_by_device(self) -> bool:

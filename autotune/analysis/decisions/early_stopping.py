@@ -16,6 +16,12 @@ __all__ = ["PruningThreshold", "behind_threshold", "luck_of"]
 
 _FEWEST_BLOCKS = 3
 """Before a trial may be stopped: our own convention."""
+_HOPELESS = 0.5
+"""Share of the threshold below which a trial may be stopped in its warm-up: our own convention. A clock that rises with
+the load, or a loader that is still starting, does not halve a rate for so long."""
+_HOPELESS_BLOCKS = 2
+_HOPELESS_S = 0.5
+"""Fewest blocks, and seconds of them, for that: our own convention, ten times a block of the warm-up."""
 _LUCKY_SDS = 1.64
 """Standard deviations of a difference that one in twenty exceeds: a trial as fast as the best is rarely stopped."""
 _NOT_LUCKY = 0.95
@@ -48,15 +54,39 @@ def luck_of(best: RunSpread, running: RunSpread) -> float:
 
 
 def behind_threshold(blocks: Sequence[Block], bar: PruningThreshold) -> Note | None:
-    """Why a trial can be stopped; None while it may still come near the threshold.
+    """Return why a trial can be stopped; None while it may still come near the threshold.
 
     Both corrections of the final rate, for restarts and for a queue that was filled before the window, only lower it.
-    So an upper end below the threshold stays below it.
+    So an upper end below the threshold stays below it. Blocks of the warm-up count only where they are far below it:
+    they have no interval, but prefetched batches made them faster, if anything.
+
+    Args:
+        blocks: Those so far, of the warm-up as well.
+        bar: The threshold.
     """
-    if len(blocks) < _FEWEST_BLOCKS:
-        return None
-    rate, half_width = mean_rate(blocks)
+    in_window = [block for block in blocks if not block.is_warm_up]
+    if len(in_window) < _FEWEST_BLOCKS:
+        return _stopped(blocks, 0.0, bar) if _is_hopeless(blocks, bar) else None
+    rate, half_width = mean_rate(in_window)
     if (1 + _BUSY_MARGIN) * (rate + half_width) >= bar.low_samples_per_s:
         return None
+    return _stopped(in_window, half_width, bar)
+
+
+def _is_hopeless(blocks: Sequence[Block], bar: PruningThreshold) -> bool:
+    """Return whether blocks are together below half of the threshold, and not for a single pause.
+
+    Each came, or was made, at less than the threshold: a pause leaves the others as fast as they are.
+    """
+    if len(blocks) < _HOPELESS_BLOCKS or sum(block.seconds for block in blocks) < _HOPELESS_S:
+        return False
+    slowest = [min(block.samples, block.samples if block.made is None else block.made) for block in blocks]
+    is_alike = all(
+        samples < bar.low_samples_per_s * block.seconds for samples, block in zip(slowest, blocks, strict=True)
+    )
+    return is_alike and mean_rate(blocks)[0] < _HOPELESS * bar.low_samples_per_s
+
+
+def _stopped(blocks: Sequence[Block], half_width: float, bar: PruningThreshold) -> Note:
     threshold = {"threshold_number": bar.number, "threshold_samples_per_s": bar.low_samples_per_s}
-    return note("stopped_early", samples_per_s=rate, half_width=half_width, **threshold)
+    return note("stopped_early", samples_per_s=mean_rate(blocks)[0], half_width=half_width, **threshold)

@@ -108,3 +108,29 @@ def test_who_holds_the_best_narrows_its_share_of_luck_alone() -> None:
     assert luck_of(spread.device, spread) == pytest.approx(by_chance * (0.08**2 + 0.004**2) ** 0.5, rel=1e-3)
     one_kind = assumed_spread("cpu")
     assert luck_of(one_kind, one_kind) == pytest.approx(1.64 * 2**0.5 * 0.05)
+
+
+def warm(*rates: float, seconds: float = 0.3, made: float | None = None) -> list[Block]:
+    update = {"is_warm_up": True, "made": None if made is None else made * seconds}
+    return [block.model_copy(update=update) for block in blocks(*rates, seconds=seconds)]
+
+
+@pytest.mark.parametrize(
+    ("seen", "is_stopped"),
+    [
+        (warm(400, 450), True),
+        (warm(400), False),  # one block
+        (warm(400, 400, seconds=0.2), False),  # less than half a second
+        (warm(600, 600), False),  # above half of it
+        (warm(1500, 1500) + warm(10, seconds=5.0), False),  # a pause
+        (warm(1500, 1500, made=300.0) + warm(300, seconds=5.0), True),  # a queue that is used up
+        (warm(400) + blocks(400, 400), True),  # with those of the window
+    ],
+)
+def test_a_warm_up_ends_only_what_is_hopeless(seen: list[Block], is_stopped: bool) -> None:
+    assert (behind_threshold(seen, THRESHOLD) is not None) == is_stopped
+
+
+def test_a_window_is_judged_without_its_warm_up() -> None:
+    assert behind_threshold(warm(5_000, 5_000) + blocks(500, 505, 495), THRESHOLD) is not None
+    assert behind_threshold(warm(10, 10) + blocks(1_000, 1_010, 990), THRESHOLD) is None
