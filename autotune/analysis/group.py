@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import starmap
+from math import inf
 from typing import Any, cast
 
 from autotune.analysis.decisions.run_spread import assumed_spread, with_run_spread
@@ -104,7 +105,7 @@ def _merged_window(windows: Sequence[Window]) -> Window:
         raise ValueError(f"the ranks of a group must have measured equally many blocks, but got {sorted(counts)}")
     slowest = max(windows, key=lambda window: sum(block.seconds for block in window.blocks))
     across = zip(*(window.blocks for window in windows), strict=True)
-    blocks = tuple(starmap(_merged_block, zip(slowest.blocks, across, strict=True)))
+    blocks = _with_made(tuple(starmap(_merged_block, zip(slowest.blocks, across, strict=True))), windows)
     share = sum(block.samples for block in blocks) / max(1, sum(block.samples for block in slowest.blocks))
     epochs = [window.epoch_samples for window in windows]
     ahead = [window.host_ahead_s for window in windows if window.host_ahead_s is not None]
@@ -124,9 +125,24 @@ def _merged_window(windows: Sequence[Window]) -> Window:
     )
 
 
+def _with_made(blocks: tuple[Block, ...], windows: Sequence[Window]) -> tuple[Block, ...]:
+    """Add what was made as if each rank had the loader that makes least, since it holds up all."""
+    least, lowest = None, inf
+    for window in windows:
+        if window.made is None:
+            return blocks
+        if window.made < lowest:
+            least, lowest = window, window.made
+    assert least is not None  # noqa: S101 - there is a rank
+    return tuple(
+        block.model_copy(update={"made": len(windows) * (own.made or 0.0)})
+        for block, own in zip(blocks, least.blocks, strict=True)
+    )
+
+
 def _merged_block(own: Block, across: Sequence[Block]) -> Block:
     """The slowest rank's block, with the samples of all ranks and the waits of the rank that waited longest."""
-    update: dict[str, Any] = {"samples": sum(block.samples for block in across)}
+    update: dict[str, Any] = {"samples": sum(block.samples for block in across), "made": None}
     for name in ("data_wait_s", "starved_s"):
         known = [seconds for block in across if (seconds := getattr(block, name)) is not None]
         update[name] = min(own.seconds, max(known)) if known else None

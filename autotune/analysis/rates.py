@@ -14,7 +14,13 @@ from statistics import fmean, stdev
 from autotune.analysis.statistics import batch_means_half_width, t_95
 from autotune.records.measurement import Block, Rate, Window
 
-__all__ = ["mean_rate", "window_rate"]
+__all__ = ["mean_rate", "wait_fraction", "window_rate"]
+
+_STARVES_FROM = 0.05
+"""Share of the loop's time spent waiting for data, from which on the loader limits it: our own convention. With less,
+what was made is followed as far as that share, which is about as much as it matters."""
+_MOST_WAITED = 0.999
+"""A loop that only waits has no rate of its own."""
 
 
 def mean_rate(blocks: Sequence[Block]) -> tuple[float, float]:
@@ -29,22 +35,72 @@ def mean_rate(blocks: Sequence[Block]) -> tuple[float, float]:
 def window_rate(window: Window) -> Rate:
     """Return the rate that a long run would have, from a window.
 
-    It is the mean rate of what came, less the batches that lay ready at the first edge beyond those at the last, which
-    were loaded before the clock started. These count only as far as the loop has starved, or as the queue has fallen
-    steadily from block to block. Else they made nothing faster: workers fill the queue while the probes read at the
-    first edge, and training then keeps it less full.
+    Where workers have counted the samples that they make, see `_counted_rate`. Elsewhere it is the mean rate of what
+    came, less the batches that lay ready at the first edge beyond those at the last, which were loaded before the clock
+    started. These count only as far as the loop has starved, or as the queue has fallen steadily from block to block.
+    Else they made nothing faster: workers fill the queue while the probes read at the first edge, and training then
+    keeps it less full. The interval's upper end is that of the uncorrected rate, since the truth lies between the two.
 
     Blocks of whole epochs hold their restarts; otherwise what a restart costs beyond the samples that came with it is
-    added once per `epoch_samples`. The interval's upper end is that of the uncorrected rate, since the truth lies
-    between the two.
+    added once per `epoch_samples`.
     """
-    mean, half = mean_rate(window.blocks)
-    steady = mean - _surplus_samples(window) / sum(block.seconds for block in window.blocks)
+    if window.made and not window.is_held_by_device:  # where a queue alone was used up, nothing was made
+        steady, low, high = _counted_rate(window)
+    else:
+        mean, half = mean_rate(window.blocks)
+        steady = mean - _surplus_samples(window) / sum(block.seconds for block in window.blocks)
+        low, high = max(steady - half, 0.0), mean + half
     return Rate(
-        value=_with_restarts(steady, window),
-        low=_with_restarts(max(steady - half, 0.0), window),
-        high=_with_restarts(mean + half, window),
+        value=_with_restarts(steady, window), low=_with_restarts(low, window), high=_with_restarts(high, window)
     )
+
+
+def wait_fraction(window: Window) -> float:
+    """Return the share of its time that the loop waits for data in the long run.
+
+    While a queue is used up it waits less than it will: its own work takes the same time for each sample, so that at
+    the lower rate all else is waiting.
+    """
+    waited = _waited_share(window)
+    if not window.made or window.is_held_by_device:
+        return waited
+    steady, _, _ = _counted_rate(window)
+    return max(0.0, 1.0 - (1.0 - waited) * steady / window.raw_samples_per_s)
+
+
+def _counted_rate(window: Window) -> tuple[float, float, float]:
+    """Return a steady rate, and the ends of its interval, from what was made and what came.
+
+    A long run's rate lies between the two. Workers that always have work make samples at the rate of a long run that
+    the loader limits, whatever the loop takes out of the queue meanwhile; the loop without its waits takes them at the
+    rate of one that the loader does not limit: it is the lower of both. Less was made than came by chance as well, or
+    since the queue had filled up at the first edge. So that counts only where the queue falls steadily, or as far as
+    the loop has waited.
+
+    Where the two differ by more than chance, and waiting does not show which is right, the interval holds both.
+    """
+    came, came_half = mean_rate(window.blocks)
+    seconds = sum(block.seconds for block in window.blocks)
+    amounts = [block.made or 0.0 for block in window.blocks]
+    made = sum(amounts) / seconds
+    made_half = batch_means_half_width(amounts, [block.seconds for block in window.blocks])
+    waited = min(_waited_share(window), _MOST_WAITED)
+    differs = abs(made - came) > came_half + made_half
+    if made >= came:
+        value = min(made, came / (1.0 - waited))
+        half = made_half if value == made else came_half
+        low = min(value - half, came - came_half) if differs else value - half
+        return value, max(low, 0.0), value + half
+    is_loader = waited >= _STARVES_FROM
+    if not is_loader and not _falls([block.made - block.samples for block in window.blocks if block.made is not None]):
+        value = max(made, came * (1.0 - waited))
+        return value, max(value - came_half, 0.0), came + came_half
+    high = made + made_half if is_loader or not differs else max(made + made_half, came + came_half)
+    return made, max(made - made_half, 0.0), high
+
+
+def _waited_share(window: Window) -> float:
+    return min(1.0, window.starved_s / sum(block.seconds for block in window.blocks))
 
 
 def _surplus_samples(window: Window) -> float:
@@ -63,14 +119,17 @@ def _fallen(blocks: Sequence[Block]) -> float:
     """Return the batches by which the queue has fallen over some blocks: 0 where that may be chance.
 
     A loader that is a little slower than training empties a long queue only after the window, without any wait in it.
-    The queue counts as falling where the mean of its changes from block to block is below 0 by a t-test at 95 %.
     """
     ready = [block.ready_at_end for block in blocks if block.ready_at_end is not None]
     changes = [after - before for before, after in pairwise(ready)]
-    if len(ready) < len(blocks) or len(changes) < 2:
-        return 0.0
-    falls = -fmean(changes)
-    return falls * len(blocks) if falls > t_95(len(changes) - 1) * stdev(changes) / sqrt(len(changes)) else 0.0
+    return -fmean(changes) * len(blocks) if len(ready) == len(blocks) and _falls(changes) else 0.0
+
+
+def _falls(changes: Sequence[float]) -> bool:
+    """Return whether the mean of a queue's changes from block to block is below 0 by a t-test at 95 %."""
+    if len(changes) < 2:
+        return False
+    return -fmean(changes) > t_95(len(changes) - 1) * stdev(changes) / sqrt(len(changes))
 
 
 def _with_restarts(steady: float, window: Window) -> float:

@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import Any
 
 from autotune.analysis.decisions.run_spread import assumed_spread, with_run_spread
-from autotune.analysis.rates import window_rate
+from autotune.analysis.rates import wait_fraction, window_rate
 from autotune.errors import RunFolderError
 from autotune.protocol.disk import read_model, write_model
 from autotune.protocol.jobs import NO_EXTRAS, TrialJob, WindowRules
@@ -100,7 +100,7 @@ def gpus_used(device: Device) -> tuple[Gpu, ...]:
 def _build(workload: Workload, job: TrialJob, device: Device, place: Place) -> tuple[Trainer, Feed, Delivery]:
     data, config = build_dataset(workload), job.config
     model = build_model(workload, config, device)
-    feed = Feed(build_loader(workload, data, config, place.folder.path, place.group))
+    feed = Feed(build_loader(workload, data, config, place.folder.path, place.group), is_shallow=True)
     first = feed.start()
     _refuse_repeated(feed.loader.dataset, first.batch, place.group)
     return open_trainer(workload, model, first.batch, config, device), feed, first
@@ -165,7 +165,7 @@ def measure(
             on_block(block)
 
         run.tokens = token_count(first.batch, first.samples)
-        warmed = warm_up(run, rules, first)
+        warmed = warm_up(run, rules, first, on_block)
         retries = device.alloc_retries()  # of the window alone: retries while the allocator settles are no fault
         try:
             window = measure_window(run, rules, warmed, at_edge, after_block)
@@ -174,9 +174,9 @@ def measure(
             busy.stop(0.0)
             raise
     stopped = tuple(stops.stop())
-    blocks, ddp = window.blocks, run.trainer.config.ddp
-    wait_fraction = min(1.0, window.starved_s / sum(block.seconds for block in blocks))
-    busyness, found = busy.stop(wait_fraction), conditions.stop()
+    ddp = run.trainer.config.ddp
+    waited = wait_fraction(window)
+    busyness, found = busy.stop(waited), conditions.stop()
     ineffective = () if ddp is None else without_effect_here(ddp)
     memory, spread = device.peak_memory(retries), assumed_spread(device.kind).of([window.is_held_by_device])
     rate = with_run_spread(window_rate(window), spread)
@@ -189,7 +189,7 @@ def measure(
         fullness=busyness.fullness,
         conditions=found,
         host_load=host.stop(),
-        data_wait_fraction=wait_fraction,
+        data_wait_fraction=waited,
         peak_memory_bytes=memory.peak_bytes,
         startup_s=arrived - start.started,
         build_s=arrived - start.built_from,

@@ -21,7 +21,10 @@ def make_part(
 ) -> Measurement:
     wait_s, peak = changes.pop("data_wait_s", 0.0), changes.pop("peak_bytes", 100)
     window = Window(
-        blocks=(Block(samples=samples, batches=10, seconds=seconds, data_wait_s=wait_s),) * changes.pop("blocks", 10),
+        blocks=(
+            Block(samples=samples, batches=10, seconds=seconds, data_wait_s=wait_s, made=changes.pop("made", None)),
+        )
+        * changes.pop("blocks", 10),
         whole_epochs=False,
         epoch_samples=5000,
         restarts=changes.pop("restarts", ()),
@@ -80,6 +83,13 @@ def test_the_worst_ranks_waits_and_busy_fraction_are_the_groups() -> None:
     assert group.data_wait_fraction == pytest.approx(0.4)
     assert group.window.blocks[0].data_wait_s == pytest.approx(0.4)
     assert group.loss == 0.0
+
+
+def test_the_loader_that_makes_least_holds_up_all_ranks() -> None:
+    group = merged_measurement([make_part(0, made=60.0, data_wait_s=0.2), make_part(1, made=100.0)])
+    assert group.window.made == pytest.approx(10 * 2 * 60.0)
+    assert group.samples_per_s == pytest.approx(120.0)
+    assert merged_measurement([make_part(0, made=60.0), make_part(1)]).window.made is None
 
 
 def test_ranks_on_one_machines_ram_need_it_together() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.analysis.rates import window_rate
+from autotune.analysis.rates import wait_fraction, window_rate
 from autotune.records.measurement import Block, Measurement, MemorySample, Rate, Restart, Window
 from tests.factories import make_measurement, make_window
 
@@ -24,6 +24,8 @@ _BLOCKS = st.builds(
     batches=st.integers(1, 10**4),
     seconds=st.floats(1e-3, 1e3),
     data_wait_s=_FINITE,
+    starved_s=st.none() | st.floats(0, 1e3),
+    made=st.none() | st.floats(0, 1e6),
 )
 _WINDOWS = st.builds(
     Window,
@@ -223,9 +225,10 @@ def test_a_single_block_has_no_upper_end(expected_restart_s: float, epoch_sample
 
 @given(_WINDOWS)
 def test_any_window_has_an_ordered_interval_and_no_more_than_what_came(window: Window) -> None:
-    rate = window_rate(window)
-    came = sum(block.samples for block in window.blocks) / sum(block.seconds for block in window.blocks)
-    assert 0 < rate.value <= came * (1 + 1e-9)
+    rate, seconds = window_rate(window), sum(block.seconds for block in window.blocks)
+    came, made = sum(block.samples for block in window.blocks) / seconds, (window.made or 0.0) / seconds
+    assert 0 < rate.value <= max(came, made) * (1 + 1e-9)
+    assert 0 <= wait_fraction(window) <= 1
     assert 0 <= rate.low <= rate.value * (1 + 1e-9)
     assert rate.value <= rate.high * (1 + 1e-9)
 
@@ -253,3 +256,65 @@ def test_json_holds_no_bare_infinity() -> None:
 def test_the_blocks_are_the_windows() -> None:
     measurement = make_measurement()
     assert measurement.blocks is measurement.window.blocks
+
+
+def counted(made: float, starved_s: float = 0.0, blocks: int = 10, noise: float = 0.0) -> Window:
+    """Blocks of 1 s in which 100 samples came and so many were made, more and less in turns."""
+    each = tuple(
+        Block(
+            samples=100,
+            batches=10,
+            seconds=1.0,
+            data_wait_s=starved_s,
+            starved_s=starved_s,
+            made=made + noise * (-1) ** index,
+        )
+        for index in range(blocks)
+    )
+    return make_window(blocks=each, queue_at_start=64, queue_at_end=0, queue_capacity=64)
+
+
+@pytest.mark.parametrize(
+    ("window", "value", "high"),
+    [
+        (counted(60.0), 60.0, 100.0),  # the queue falls steadily, and nothing else shows why
+        (counted(60.0, starved_s=0.2), 60.0, 60.0),  # the loop has waited for the loader
+        (counted(100.0), 100.0, 100.0),
+        (counted(300.0), 100.0, 100.0),  # the queue fills up: the device is the limit
+        (counted(110.0, starved_s=0.4), 110.0, 110.0),  # less than the loop can take
+        (counted(300.0, starved_s=0.5), 200.0, 200.0),  # more than it can
+    ],
+)
+def test_a_long_run_has_the_rate_of_the_slower_of_what_is_made_and_what_the_loop_can_take(
+    window: Window, value: float, high: float
+) -> None:
+    rate = window_rate(window)
+    assert rate.value == pytest.approx(value)
+    assert rate.high == pytest.approx(high)
+
+
+def test_what_is_made_by_chance_takes_nothing_off() -> None:
+    assert window_rate(counted(99.0, noise=20.0)).value == 100.0
+
+
+def test_a_queue_that_fills_up_while_the_loop_waits_leaves_the_rate_open() -> None:
+    rate = window_rate(counted(150.0, starved_s=0.5))
+    assert rate.low == pytest.approx(100.0)
+    assert rate.value == pytest.approx(150.0)
+
+
+def test_what_is_made_does_not_count_where_the_device_sets_the_pace() -> None:
+    assert window_rate(counted(60.0).model_copy(update={"host_ahead_s": 0.05})).value == 60.0 + 40.0
+
+
+def test_where_nothing_was_made_or_a_block_is_not_counted_the_queue_tells() -> None:
+    window = counted(0.0, starved_s=0.2)
+    uncounted = window.blocks[0].model_copy(update={"made": None})
+    partly = window.model_copy(update={"blocks": (uncounted, *counted(60.0, starved_s=0.2).blocks)})
+    assert window_rate(window).value > 0
+    assert partly.made is None
+
+
+@pytest.mark.parametrize(("made", "starved_s", "fraction"), [(60.0, 0.0, 0.4), (50.0, 0.2, 0.6), (100.0, 0.2, 0.2)])
+def test_the_loop_waits_longer_once_the_queue_is_used_up(made: float, starved_s: float, fraction: float) -> None:
+    assert wait_fraction(counted(made, starved_s)) == pytest.approx(fraction)

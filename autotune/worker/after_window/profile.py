@@ -147,8 +147,8 @@ def step_times(window: Window, restarts: Sequence[Restart]) -> StepTimes:
     steady = window_rate(window.model_copy(update={"epoch_samples": None})).value
     per_batch = samples / batches
     step_s, whole_s = per_batch / steady, per_batch / window_rate(window).value
-    hidden_s = max(0.0, step_s - seconds / batches)
-    return StepTimes(step_s=step_s, data_wait_s=min(step_s, wait_s + hidden_s), restart_s=max(0.0, whole_s - step_s))
+    long_run_wait_s = min(step_s, max(0.0, wait_s + step_s - seconds / batches))
+    return StepTimes(step_s=step_s, data_wait_s=long_run_wait_s, restart_s=max(0.0, whole_s - step_s))
 
 
 def _restart_total_s(samples: int, seconds: float, restarts: Sequence[Restart]) -> float:

@@ -29,7 +29,16 @@ from autotune.records.lengths import Tokens
 from autotune.settings.applied.tf_data import TfLoader
 from autotune.worker.measure.batch import leaves_of
 
-__all__ = ["CountedBatch", "Parts", "TokenCount", "size_counter", "token_count", "token_tensors", "unwrapped"]
+__all__ = [
+    "CountedBatch",
+    "Parts",
+    "TokenCount",
+    "length_of_batch",
+    "size_counter",
+    "token_count",
+    "token_tensors",
+    "unwrapped",
+]
 
 _TOKENS = "input_ids"
 """What the tokens are called wherever a batch has names: transformers' own."""
@@ -52,7 +61,7 @@ def size_counter(loader: DataLoader[Any] | TfLoader, drawn: deque[int]) -> Calla
     if isinstance(loader, TfLoader):
         return lambda batch: (batch, loader.samples)
     if loader.batch_sampler is None:  # whole batches are made elsewhere
-        return lambda batch: (batch, _length_of(batch))
+        return lambda batch: (batch, length_of_batch(batch))
     is_out_of_order = loader.num_workers > 0 and not loader.in_order
     is_counted_as_drawn = not is_out_of_order or hasattr(loader.dataset, "__getitems__")
     if is_counted_as_drawn and not isinstance(loader.dataset, IterableDataset):
@@ -124,7 +133,7 @@ def _with_count(collate: Callable[[Any], Any], samples: Any) -> CountedBatch:
     return CountedBatch(collate(samples), len(samples))
 
 
-def _length_of(batch: Any) -> int:
+def length_of_batch(batch: Any) -> int:
     """Samples of a batch that a dataset has made: the length of its first tensor or array, else of a list; else one."""
     first = next((leaf for leaf in leaves_of(batch) if getattr(leaf, "shape", ())), None)
     if first is not None:

@@ -28,6 +28,7 @@ __all__ = [
     "DrainedEdges",
     "Edges",
     "Launched",
+    "MadeReadings",
     "Mark",
     "Stretch",
     "TimedEdges",
@@ -61,6 +62,34 @@ class Launched:
     """Seconds of restarts that are split off; the device has nothing else to do at both of their ends."""
     loss: Any
     """Loss of the last batch, on the device."""
+    made: MadeReadings | None = None
+    """The loader's count of samples made; None where it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class MadeReadings:
+    """How many samples a loader's workers had made, read by the host."""
+
+    begun: float
+    """Time of perf_counter of the first reading, before the block's first batch was asked for."""
+    at_begin: int
+    ended: float
+    """Time of perf_counter of the last one, after the block's last batch was launched."""
+    at_end: int
+    apart: int = 0
+    """Samples made between the two in restarts that are split off."""
+
+    def since(self, before: MadeReadings | None) -> MadeReadings:
+        """Return these readings from the end of the block before on, where there was one."""
+        return self if before is None else replace(self, begun=before.ended, at_begin=before.at_end)
+
+    def within(self, seconds: float, apart_s: float) -> float | None:
+        """Return the samples made in a block of some seconds, at the rate seen by the host, restarts left out.
+
+        None where a script has made its loader anew, which begins to count again.
+        """
+        host_s, made = self.ended - self.begun - apart_s, self.at_end - self.at_begin - self.apart
+        return made * seconds / host_s if host_s > 0 and made >= 0 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +125,7 @@ class DrainedEdges:
         self.device.synchronize()
         spent_s = perf_counter() - launched.begun
         seconds = max(spent_s - launched.apart_s, _LEAST_S)
-        return _stretch(launched, seconds, spent_s, float(launched.loss), most_wait_s=seconds)
+        return _stretch(launched, launched.made, seconds, spent_s, float(launched.loss), most_wait_s=seconds)
 
     def under_way(self) -> tuple[int, float]:
         """No batch, which is done now."""
@@ -124,6 +153,7 @@ class TimedEdges:
         self._begun, self._passed_s, self._passed_batches = 0.0, 0.0, 0
         self._edge: Any = None
         self._ahead: tuple[Launched, Any, Tensor] | None = None
+        self._made: MadeReadings | None = None
 
     def begin(self) -> None:
         """The first event, which has passed as soon as it is recorded."""
@@ -175,7 +205,10 @@ class TimedEdges:
         launched, _, loss = block
         self._passed_s, self._passed_batches = self._passed_s + spent_s, self._passed_batches + launched.batches
         seconds = max(spent_s - launched.apart_s, _LEAST_S)
-        return _stretch(launched, seconds, spent_s, float(loss))
+        # Between two blocks the host waits for the device, and workers go on.
+        made = launched.made and launched.made.since(self._made)
+        self._made = launched.made
+        return _stretch(launched, made, seconds, spent_s, float(loss))
 
 
 Edges: TypeAlias = DrainedEdges | TimedEdges
@@ -213,7 +246,15 @@ def open_edges(device: Device, group: Group, *, drains: bool = False) -> Edges:
     return DrainedEdges(device)
 
 
-def _stretch(launched: Launched, seconds: float, spent_s: float, loss: float, *, most_wait_s: float = inf) -> Stretch:
+def _stretch(
+    launched: Launched,
+    made: MadeReadings | None,
+    seconds: float,
+    spent_s: float,
+    loss: float,
+    *,
+    most_wait_s: float = inf,
+) -> Stretch:
     block = Block(
         samples=launched.samples,
         batches=launched.batches,
@@ -221,6 +262,7 @@ def _stretch(launched: Launched, seconds: float, spent_s: float, loss: float, *,
         data_wait_s=min(launched.data_wait_s, most_wait_s),
         starved_s=min(launched.starved_s, most_wait_s),
         ready_at_end=launched.ready_at_end,
+        made=made and made.within(seconds, launched.apart_s),
     )
     return Stretch(block, launched.waits_in_a_row, spent_s, loss)
 

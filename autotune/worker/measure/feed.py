@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import queue
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from threading import Thread
 from time import perf_counter
@@ -19,11 +19,14 @@ from torch.utils.data._utils import signal_handling
 from autotune.settings.applied.tf_data import TfBatches, TfData, TfLoader
 from autotune.settings.training_config import TORCH_PREFETCH_FACTOR
 from autotune.worker.measure.batch_sizes import size_counter
+from autotune.worker.measure.items_made import ItemCounter
+from autotune.worker.measure.queue_depth import deepen, shallow_iter
 from autotune.worker.setup.build import WorkloadFault, length_of
 from autotune.worker.setup.loader import tell_epoch
 
 __all__ = ["BatchFeed", "Delivery", "Feed", "FeedEnded", "LoopMoved", "queue_capacity", "ready_in", "stop_iterator"]
 
+_WHILE_FULL = 2  # batches of each worker in a queue that is kept short: our own convention, and torch's usual number
 _new = tuple.__new__  # a named tuple's own takes twice as long, once a batch
 
 
@@ -101,16 +104,32 @@ class BatchFeed(Protocol):
         """Batches that workers have finished and nobody has taken; None where that is not known."""
         ...
 
+    def made(self) -> int | None:
+        """Return the samples that workers have made so far, taken or not; None where that is not known."""
+        ...
+
+    def allow_full_queue(self) -> None:
+        """Let the queue become as long as it is configured, where it was kept short: when it is empty for once."""
+        ...
+
     def stop(self, within_s: float = 1.0) -> None:
         """End the loader's workers."""
         ...
 
 
 class Feed:
-    """Holds the loader's iterator. Epoch lengths are counted as they come."""
+    """Holds the loader's iterator. Epoch lengths are counted as they come.
 
-    def __init__(self, loader: DataLoader[Any] | TfLoader) -> None:
+    Args:
+        loader: What is iterated.
+        is_shallow: Ask each worker for one batch in advance until `allow_full_queue` is called. A loader that is slower
+            than training so piles up few batches, and one that is faster does not need more.
+    """
+
+    def __init__(self, loader: DataLoader[Any] | TfLoader, *, is_shallow: bool = False) -> None:
         self.loader = loader
+        self._counter = ItemCounter()
+        self._is_shallow, self._may_deepen = is_shallow, False
         self._drawn = deque[int]()
         """Sizes of batches that were drawn and not yet delivered."""
         self._sized = size_counter(loader, self._drawn)
@@ -139,8 +158,11 @@ class Feed:
             WorkloadFault: an epoch has no batch at all.
         """
         assert self._iterator is not None, "start() comes first"  # noqa: S101 - our own bug
-        had_to_wait = self.watches_queue and self.ready() == 0
+        is_empty = (self.watches_queue or self._may_deepen) and self.ready() == 0
+        had_to_wait = is_empty and self.watches_queue
         begun, restarted = perf_counter(), False
+        if is_empty and self._may_deepen:
+            self._deepen()
         while True:
             try:
                 batch = next(self._iterator)
@@ -153,6 +175,7 @@ class Feed:
             self._in_epoch += 1
             wait_s = perf_counter() - begun
             batch, samples = self._sized(batch)
+            self._counter.add(samples)
             return _new(Delivery, (batch, samples, begun, wait_s, restarted, had_to_wait, 0.0))
 
     def take_apart_s(self) -> float:
@@ -186,14 +209,37 @@ class Feed:
         """Batches that workers have finished and the loop has not taken; None where that is not known."""
         return ready_in(self.loader, self._iterator)
 
+    def made(self) -> int | None:
+        """Return the samples that workers have made so far, taken or not; None where that is not known."""
+        return self._counter.made()
+
+    def allow_full_queue(self) -> None:
+        """Let the queue become as long as it is configured, where it was kept short: when it is empty for once.
+
+        Until then each worker gets a second batch to make. Workers that had come to the end of their first one so work
+        all at once again, as they do in the long run where the loader is the limit.
+        """
+        self._may_deepen = self._is_shallow
+        if self._is_shallow and isinstance(self.loader, DataLoader):
+            deepen(self.loader, self._iterator, _WHILE_FULL)
+
+    def _deepen(self) -> None:
+        self._is_shallow = self._may_deepen = False
+        if isinstance(self.loader, DataLoader):
+            deepen(self.loader, self._iterator)
+
     def _begin_epoch(self) -> None:
         self._in_epoch = 0
         for part in (self.loader.sampler, self.loader.batch_sampler, self.loader.dataset):
             tell_epoch(part, self._epoch)
         self._epoch += 1
         self._drawn.clear()
-        loader: Iterable[Any] = self.loader
-        self._iterator = iter(loader)
+        if not isinstance(self.loader, DataLoader):
+            self._iterator = iter(self.loader)
+            return
+        self._counter.begin(self.loader)
+        self._iterator = shallow_iter(self.loader) if self._is_shallow else iter(self.loader)
+        self._counter.end(self.loader)
 
 
 def queue_capacity(loader: DataLoader[Any] | TfLoader, epoch_batches: int | None) -> int:

@@ -20,7 +20,16 @@ from autotune.analysis.statistics import BATCH_MEANS
 from autotune.protocol.jobs import WindowRules
 from autotune.records.measurement import Block, Restart, Window
 from autotune.worker.measure.batch_sizes import TokenCount
-from autotune.worker.measure.edges import DrainedEdges, Edges, Launched, Mark, Stretch, open_edges, open_mark
+from autotune.worker.measure.edges import (
+    DrainedEdges,
+    Edges,
+    Launched,
+    MadeReadings,
+    Mark,
+    Stretch,
+    open_edges,
+    open_mark,
+)
 from autotune.worker.measure.feed import BatchFeed, Delivery, FeedEnded
 from autotune.worker.measure.step import StepTrainer
 from autotune.worker.setup.process_group import ALONE, Group
@@ -54,6 +63,7 @@ _MIN_BLOCKS = 3  # fewer have no spread to judge by
 _MIN_EPOCH_BLOCKS = 5  # blocks of whole epochs are independent: fewer are needed than by batch means
 _QUEUES_IN_WINDOW = 2  # CONTRIBUTING, Rules of measuring
 _FEWEST_TAKES = 3  # of batches that lay ready, before their median counts
+_HARDLY_WAITED = 0.1  # of a block's time: beyond it a block of the warm-up depends on how far the workers are
 _STARVED_FROM = 1.5  # times the usual taking of a ready batch, from which on the loop has waited for one
 _OVERTIME = 2.0  # how far past its time a window goes on until it has used up the queue twice
 
@@ -105,6 +115,11 @@ class Run:
         """Return True where taking a ready batch is a host's work; a processor that is its own device has none."""
         return self.trainer.config.num_workers > 0 and self.trainer.device.kind != "cpu"
 
+    @property
+    def knows_made(self) -> bool:
+        """Return True where the loader's workers count what they make."""
+        return self.feed.made() is not None
+
     def is_late(self) -> bool:
         """Whether the deadline is near, for any rank; every rank must ask."""
         return self.group.any(perf_counter() > self.ends_at)
@@ -124,25 +139,35 @@ class WarmUpResult:
     """Seconds of a batch by which blocks are sized."""
 
 
-def warm_up(run: Run, rules: WindowRules, first: Delivery) -> WarmUpResult:
-    """Train until steps are steady and the batches that piled up during slow first steps are used up.
+def warm_up(
+    run: Run, rules: WindowRules, first: Delivery, on_block: Callable[[Block], None] = lambda _: None
+) -> WarmUpResult:
+    """Train until steps are steady and, where it matters, what piled up during slow first steps is used up.
 
-    Drained means: as many batches as the queue holds were taken since the last slow step, or, sooner, the loop has
-    found the queue empty as many times in a row as there are workers. Gives up after 8 s, or twice the window's time
-    where that is shorter; the result says so.
+    It does not matter where the loader's workers count what they make: their rate is right while a queue is used up.
+    Elsewhere as many batches as the queue holds must have been taken since the last slow step, or, sooner, the loop
+    must have found the queue empty as many times in a row as there are workers. Gives up after 8 s, or twice the
+    window's time where that is shorter; the result says so.
+
+    Args:
+        run: The run; its loader gets its whole queue after the first steps, once it needs it.
+        rules: Those of the window that follows.
+        first: The loader's first batch.
+        on_block: Called with each block in which training cannot have been faster than it seems, see `_can_tell`.
     """
     begun, longest_s = perf_counter(), min(_WARM_UP_MAX_S, _WARM_UP_WINDOWS * rules.max_s)
     config = run.trainer.config
     stretches = [train_block(run, config.grad_accum_steps, first)]
     while len(stretches) < run.first_steps and not run.is_late():
         stretches.append(train_block(run, config.grad_accum_steps))
+    run.feed.allow_full_queue()
     run.trainer.device.cap_memory()  # again: by now most of what lies outside the allocator has come
     begun_steady, first_steady, since_slow, waits = perf_counter(), len(stretches) - 1, list[Stretch](), 0
     run.pause_at = begun_steady + longest_s
     while True:
         took, taken = perf_counter() - begun_steady, sum(stretch.block.batches for stretch in since_slow)
         is_drained = taken >= run.queue_capacity or waits >= max(1, config.num_workers)
-        is_ready = len(since_slow) >= 2 and is_drained and took >= _WARM_UP_MIN_S
+        is_ready = len(since_slow) >= 2 and (is_drained or run.knows_made) and took >= _WARM_UP_MIN_S
         if run.group.all(is_ready) or run.group.any(took >= longest_s) or run.is_late():
             break
         size = run.group.most(batches_in(_WARM_UP_BLOCK_S, _pace_s(stretches[-1:]), config.grad_accum_steps))
@@ -151,6 +176,8 @@ def warm_up(run: Run, rules: WindowRules, first: Delivery) -> WarmUpResult:
         usual_s = median(stretch.compute_s for stretch in stretches[first_steady:])
         is_slow = stretch.compute_s > _SLOW_FACTOR * usual_s or _skips(run) > 0
         since_slow = [] if is_slow else [*since_slow, stretch]
+        if run.group.all(not is_slow and _can_tell(run, stretches)):
+            on_block(stretch.block.model_copy(update={"is_warm_up": True}))
         all_waited = stretch.waits_in_a_row == stretch.block.batches
         waits = stretch.waits_in_a_row + (waits if all_waited else 0)
     run.take_s = median(run.takes_s) if len(run.takes_s) >= _FEWEST_TAKES else None
@@ -159,9 +186,20 @@ def warm_up(run: Run, rules: WindowRules, first: Delivery) -> WarmUpResult:
         seconds=perf_counter() - begun,
         is_drained=is_drained,
         is_steady=len(since_slow) >= 2,
-        batch_s=mean_batch_s(stretches[run.first_steps :] or stretches),
+        batch_s=_long_run_batch_s(stretches[run.first_steps :] or stretches),
         pace_s=_pace_s(stretches[run.first_steps :] or stretches),
     )
+
+
+def _can_tell(run: Run, stretches: Sequence[Stretch]) -> bool:
+    """Return whether the last block of a warm-up shows no less than the rate that training has in the long run.
+
+    Until each worker has had its turn, the loop may have waited for one that had yet to start.
+    """
+    block = stretches[-1].block
+    has_waited = block.waited_s > _HARDLY_WAITED * block.seconds
+    before = sum(stretch.block.batches for stretch in stretches[:-1])
+    return not has_waited or before >= run.trainer.config.num_workers
 
 
 def measure_window(
@@ -181,6 +219,7 @@ def measure_window(
     run.splits_restarts = not whole and (run.group.size == 1 or (is_even and not run.feed.is_iterable))
     run.refill_left, run.pause_at = 0, inf
     run.restarts.clear()
+    knows_made = run.group.all(run.knows_made)
     size = run.group.most(_block_batches(run, rules, warm.pace_s, whole=whole))
     edges = open_edges(run.trainer.device, run.group, drains=rules.drains_at_edges)
     # a restart that is split off may show as one only once it is over
@@ -199,6 +238,8 @@ def measure_window(
         return window_of(run, stretches, warm, queue_at_start, whole_epochs=whole)
 
     begun, stopped_by = perf_counter(), None
+    if knows_made and not whole:  # else a block may hold the end of one queue and outlast the window
+        run.pause_at = begun + rules.max_s
     edges.begin()
     while stopped_by is None:
         launched = _launch(run, int(size))
@@ -237,7 +278,7 @@ def _verdict(run: Run, rules: WindowRules, window: Window, edges: Edges, begun: 
     if done_at > run.ends_at:
         return "deadline"
     batches, elapsed_s = sum(block.batches for block in window.blocks) + ahead, done_at - begun
-    has_used_queue = batches >= _QUEUES_IN_WINDOW * run.queue_capacity
+    has_used_queue = bool(window.made) or batches >= _QUEUES_IN_WINDOW * run.queue_capacity
     enough = _MIN_EPOCH_BLOCKS if window.whole_epochs else BATCH_MEANS
     if has_used_queue and len(window.blocks) >= enough and window_rate(window).relative_half_width <= rules.precision:
         return "precision"
@@ -264,8 +305,10 @@ def _launch(run: Run, batches: int, first: Delivery | None = None) -> Launched:
     samples, taken, wait_s, starved_s, waits_in_a_row, apart_s = 0, 0, 0.0, 0.0, 0, 0.0
     take_s = run.take_s or 0.0
     may_end_at = min(run.ends_at, run.pause_at)
+    made, made_apart = feed.made(), 0
     begun, came_at = perf_counter(), inf
     while taken < batches and not (taken and perf_counter() > may_end_at and _must_end(run)):
+        made_before = feed.made() if run.splits_restarts else None
         if run.splits_restarts and feed.is_at_end():
             trainer.device.synchronize()  # what was asked of the device belongs to the block, not to the restart
         delivery = _next_delivery(run, first, begun)
@@ -287,6 +330,7 @@ def _launch(run: Run, batches: int, first: Delivery | None = None) -> Launched:
         restart_s = _note_restart(run, delivery, came, evaluated_s) if is_restart or run.refill_left else None
         if run.splits_restarts and restart_s is not None:
             apart_s += restart_s
+            made_apart += (feed.made() or 0) - (made_before or 0)
         else:
             samples, taken, wait_s = samples + came, taken + 1, wait_s + waited_s
             if waited_s > _STARVED_FROM * take_s:
@@ -302,7 +346,14 @@ def _launch(run: Run, batches: int, first: Delivery | None = None) -> Launched:
         came=came_at,
         apart_s=apart_s,
         loss=run.loss,
+        made=_readings(begun, made, feed.made(), made_apart),
     )
+
+
+def _readings(begun: float, at_begin: int | None, at_end: int | None, apart: int) -> MadeReadings | None:
+    if at_begin is None or at_end is None:
+        return None
+    return MadeReadings(begun=begun, at_begin=at_begin, ended=perf_counter(), at_end=at_end, apart=apart)
 
 
 def _next_delivery(run: Run, first: Delivery | None, begun: float) -> Delivery | None:
@@ -421,9 +472,13 @@ def _expected_restart_s(run: Run, stretches: list[Stretch]) -> float:
 
 
 def _block_batches(run: Run, rules: WindowRules, pace_s: float, *, whole: bool) -> int:
-    """Batches of a block: at least 0.2 s of them and one a worker; whole epochs, or whole optimizer steps."""
+    """Batches of a block: at least 0.2 s of them; whole epochs, or whole optimizer steps.
+
+    Workers may come to the end of their batches at the same time. Where these alone are counted, a block has one of
+    each.
+    """
     unit = run.feed.epoch_batches if whole and run.feed.epoch_batches else run.trainer.config.grad_accum_steps
-    return batches_in(rules.block_s, pace_s, unit, least=run.trainer.config.num_workers)
+    return batches_in(rules.block_s, pace_s, unit, least=1 if run.knows_made else run.trainer.config.num_workers)
 
 
 def batches_in(seconds: float, batch_s: float, unit: int, least: int = 1) -> int:
@@ -436,10 +491,18 @@ def mean_batch_s(stretches: Sequence[Stretch]) -> float:
     return sum(stretch.block.seconds for stretch in stretches) / sum(stretch.block.batches for stretch in stretches)
 
 
+def _long_run_batch_s(stretches: Sequence[Stretch]) -> float:
+    """Return the seconds of a batch once the queue is used up, where the loader makes fewer than it gives out."""
+    samples = sum(stretch.block.samples for stretch in stretches)
+    counts = [stretch.block.made for stretch in stretches if stretch.block.made is not None]
+    is_falling = len(counts) == len(stretches) and 0 < sum(counts) < samples
+    return mean_batch_s(stretches) * (samples / sum(counts) if is_falling else 1.0)
+
+
 def _pace_s(stretches: Sequence[Stretch]) -> float:
     """Seconds of a batch; more where most of the time passes beside training, lest a block of it take minutes."""
     passed_s = sum(stretch.spent_s for stretch in stretches) / sum(stretch.block.batches for stretch in stretches)
-    return max(mean_batch_s(stretches), passed_s / _LONGEST_BLOCK)
+    return max(_long_run_batch_s(stretches), passed_s / _LONGEST_BLOCK)
 
 
 def _skips(run: Run) -> int:

@@ -229,6 +229,12 @@ class ScriptedFeed:
     def ready(self) -> int | None:
         return self.queued
 
+    def made(self) -> int | None:
+        return None
+
+    def allow_full_queue(self) -> None:
+        """Its queue is as it is."""
+
     def stop(self, within_s: float = 1.0) -> None:
         """It has no workers."""
 

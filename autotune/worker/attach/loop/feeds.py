@@ -21,6 +21,7 @@ from autotune.worker.measure.batch import tensors_of
 from autotune.worker.measure.batch_sizes import size_counter, unwrapped
 from autotune.worker.measure.feed import Delivery, FeedEnded, LoopMoved, ready_in, stop_iterator
 from autotune.worker.measure.feed import queue_capacity as capacity_of
+from autotune.worker.measure.items_made import ItemCounter
 from autotune.worker.setup.build import is_stream, length_of
 
 __all__ = ["CountedLoader", "ScriptFeed", "StepFeed"]
@@ -43,6 +44,8 @@ class CountedLoader:
     first_wait_s: float = 0.0
     """Seconds of waiting for its first batch."""
     has_begun: bool = False
+    counter: ItemCounter = field(default_factory=ItemCounter)
+    """Counts the items that its workers make."""
 
     def __post_init__(self) -> None:
         self.sized = size_counter(self.loader, self.drawn)
@@ -53,6 +56,11 @@ class CountedLoader:
         """A new iterator is about to be made."""
         self.in_epoch = 0
         self.drawn.clear()
+        self.counter.begin(self.loader)
+
+    def has_begun_epoch(self) -> None:
+        """The iterator is made."""
+        self.counter.end(self.loader)
 
     def fetch(self, iterator: Any) -> tuple[Any, int]:
         """A batch and its samples.
@@ -66,9 +74,11 @@ class CountedLoader:
             self.has_begun, self.first_wait_s = True, perf_counter() - begun
         self.in_epoch += 1
         try:
-            return self.sized(batch)
+            batch, samples = self.sized(batch)
         except IndexError:  # it was begun before anybody counted: a Stateful loader may be before it is iterated
-            return batch, self._usual(batch)
+            samples = self._usual(batch)
+        self.counter.add(samples)
+        return batch, samples
 
     def _usual(self, batch: Any) -> int:
         """What a batch should hold: the loader's batch size, else the length of its first tensor."""
@@ -226,6 +236,14 @@ class ScriptFeed:
         """As a Feed has it."""
         return 0 if self.is_dry else ready_in(self.loader, self._iterator())
 
+    def made(self) -> int | None:
+        """As a Feed has it, over all ranks; not across loaders, where it is begun again."""
+        made = None if self.is_dry else self._counted.counter.made()
+        return None if made is None else made * self._ranks
+
+    def allow_full_queue(self) -> None:
+        """The script's own queue is as it is."""
+
     def take_over(self) -> None:
         """Iterate the loader here from now on: the script is given what measuring gives it."""
         iterator = self._iterator()
@@ -240,6 +258,7 @@ class ScriptFeed:
         self._counted.begin_epoch()
         if self.is_own:
             iterator = plain_iter(self.loader)
+            self._counted.has_begun_epoch()
             self._iterator = lambda: iterator
         else:
             self.is_between_epochs = True
@@ -305,6 +324,13 @@ class StepFeed:
     def ready(self) -> int | None:
         """It has no queue."""
         return 0
+
+    def made(self) -> int | None:
+        """It has no workers."""
+        return None
+
+    def allow_full_queue(self) -> None:
+        """It has no queue."""
 
     def stop(self, within_s: float = 1.0) -> None:
         """It has no workers."""

@@ -78,8 +78,10 @@ class Loaders:
     def began(self, loader: DataLoader[Any]) -> float:
         """It is iterated now; when that was begun."""
         counted = self.counted.get(id(loader))
-        if counted is not None and not counted.has_begun:
-            counted.start_s = perf_counter() - self._begun
+        if counted is not None:
+            counted.has_begun_epoch()
+            if not counted.has_begun:
+                counted.start_s = perf_counter() - self._begun
         return self._begun
 
     def next(self, loader: DataLoader[Any], iterator: Any) -> Any:
