@@ -36,7 +36,6 @@ LONGEST = (
     "ray/test_ray.py",
     "api/test_end_to_end.py",
     "study/test_study.py",
-    "tuning/test_confirmation.py",
     "worker/measure/test_edges.py",
     "launch/test_launchers.py",
     "tuning/test_loop_slots.py",

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.analysis.decisions.confirmation_plan import UNHURRIED_CONFIRMATION_S
 from autotune.analysis.time_estimate import (
     SHORTEST_WINDOW_S,
     Pace,
@@ -20,6 +19,7 @@ from autotune.analysis.time_estimate import (
     rounds_of,
     shortest_trial_s,
     typical_overhead_s,
+    typical_run_s,
     typical_s,
 )
 from autotune.records.trial import TrialRecord, TrialResult
@@ -27,8 +27,10 @@ from autotune.settings.budget import Budget
 from autotune.settings.training_config import TrainingConfig
 from tests.factories import make_measurement, make_record
 
-STRESSED_S = 4.0 + 12.0
-"""A look at the samples, and training on the largest."""
+A_TRIAL_S = 4 / 3 * 12.0
+"""A trial of 12 s, and its share of the baseline's further runs."""
+SETTLING_S = 5 * 12.0
+"""The runs that decide."""
 OPEN_END: dict[str, Any] = {"most_trials": Budget().max_trials, "may_stop_early": True}
 
 
@@ -58,36 +60,35 @@ def test_more_trials_take_longer_before_any_has_run(trials: int, is_guided: bool
     assert fewer < more
 
 
-def test_each_further_trial_takes_what_those_before_took() -> None:
+def test_each_further_trial_takes_what_those_before_took_and_its_share_of_the_baselines_runs() -> None:
     paces = [Pace(**asked_for(count), records=make_records(4)) for count in (10, 11, 20)]
     ten, eleven, twenty = map(expected_s, paces)
-    assert eleven - ten == pytest.approx(12.0)
-    assert twenty - ten == pytest.approx(120.0)
+    assert eleven - ten == pytest.approx(A_TRIAL_S)
+    assert twenty - ten == pytest.approx(10 * A_TRIAL_S)
 
 
-def test_once_every_trial_has_run_the_confirmation_is_left() -> None:
-    left = expected_s(Pace(**asked_for(10), records=make_records(10)))
-    assert STRESSED_S < left <= UNHURRIED_CONFIRMATION_S + STRESSED_S + 2.0
-    assert left < expected_s(Pace(**asked_for(10), records=make_records(9)))
+def test_once_every_trial_has_run_what_decides_is_left() -> None:
+    assert expected_s(Pace(**asked_for(10), records=make_records(10))) == pytest.approx(SETTLING_S)
 
 
-@pytest.mark.parametrize(
-    ("overhead_s", "seconds"), [(0.5, 12 * 4.5), (8.0, UNHURRIED_CONFIRMATION_S), (500.0, 6 * 504)]
-)
-def test_a_confirmation_runs_two_three_times_however_slowly_they_start(overhead_s: float, seconds: float) -> None:
-    records = make_records(10, overhead_s=overhead_s)
-    assert expected_s(Pace(**asked_for(10), records=records)) == pytest.approx(seconds + overhead_s + STRESSED_S)
+def test_what_decides_builds_the_workload_in_processes_of_its_own() -> None:
+    left = expected_s(Pace(**asked_for(10), records=make_records(10), build_s=30.0))
+    assert left == pytest.approx(SETTLING_S + 5 * 30.0)
+
+
+def test_a_baseline_alone_is_compared_with_nothing() -> None:
+    assert expected_s(Pace(**asked_for(1), records=make_records(1))) == 0
 
 
 def test_what_is_left_falls_with_every_trial() -> None:
     left = [expected_s(Pace(**asked_for(10), records=make_records(done))) for done in range(1, 11)]
     assert left == sorted(left, reverse=True)
-    assert left[0] - left[-1] == pytest.approx(9 * 12.0)
+    assert left[0] - left[-1] == pytest.approx(9 * A_TRIAL_S)
 
 
 def test_trials_side_by_side_share_the_time() -> None:
     alone, together = (expected_s(Pace(**asked_for(10), records=make_records(2), slots=slots)) for slots in (1, 4))
-    assert alone - together == pytest.approx((8 - 2) * 12.0)
+    assert alone - together == pytest.approx((8 - 2) * A_TRIAL_S)
 
 
 @pytest.mark.parametrize("is_guided", [True, False])
@@ -103,7 +104,7 @@ def test_a_search_that_may_stop_by_itself_is_expected_to_before_its_most(is_guid
 
 def test_a_search_that_goes_on_longer_than_expected_has_a_trial_to_come() -> None:
     late, later, last = (expected_s(Pace(**OPEN_END, records=make_records(done))) for done in (25, 30, 40))
-    assert late == later == pytest.approx(last + 12.0)
+    assert late == later == pytest.approx(last + A_TRIAL_S)
 
 
 def test_a_model_takes_a_look_of_its_own_before_it_proposes() -> None:
@@ -147,6 +148,13 @@ def test_a_trial_takes_what_half_of_them_take() -> None:
     assert typical_s(records) == 11.0
     assert typical_overhead_s(records) == pytest.approx(max(0.0, 11.0 - window_s))
     assert shortest_trial_s(records) == typical_overhead_s(records) + SHORTEST_WINDOW_S
+
+
+def test_a_further_run_takes_a_start_and_a_window_and_in_a_new_process_a_build() -> None:
+    records = make_records(4, overhead_s=3.0)
+    assert typical_run_s(records) == 13.0
+    assert typical_run_s(records, 60.0) == 73.0
+    assert typical_run_s([]) == typical_overhead_s([]) + SHORTEST_WINDOW_S
 
 
 def test_what_the_baseline_alone_is_looked_at_for_is_no_part_of_a_trial() -> None:

@@ -61,7 +61,7 @@ _SPACE = {
     "in_order": True,
     "worker_threads": None,
 }
-"""Beside what the script does, without workers, which is slower: nobody challenges it, so that nothing is confirmed."""
+"""Beside what the script does, without workers, which is slower: nobody challenges it, so that nothing runs again."""
 
 Search = Callable[..., SearchResult]
 

@@ -63,7 +63,7 @@ def test_a_larger_token_budget_is_recommended_where_it_is_faster(
 def brief(fork_server: ForkServerLauncher) -> dict[str, Any]:
     """Two trials in short windows, without a look at both sides alone before the second.
 
-    The baseline is the faster one: nobody challenges it, so that nothing is confirmed.
+    The baseline is the faster one: nobody challenges it, so that nothing runs again.
     """
     return {"launcher": Hurried(fork_server), "method": "random", "n_trials": 2}
 

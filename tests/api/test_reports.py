@@ -18,7 +18,7 @@ from autotune.errors import RunFolderError
 from autotune.files.run_folder import RunFolder
 from autotune.report.render import html as page
 from autotune.testing import FakeLauncher
-from autotune.tuning.confirmation import Finals
+from autotune.tuning.race import Race
 
 REPORTS = ("report.md", "report.html")
 
@@ -109,11 +109,11 @@ def test_a_search_outlives_any_fault_in_a_report_and_says_it(
 def test_a_fault_in_a_report_does_not_take_the_place_of_what_ended_the_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(_tuning: object) -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(reporting, "render_markdown", _fail)
-    monkeypatch.setattr(Finals, "run", interrupt)
+    monkeypatch.setattr(Race, "next_run", interrupt)
     with pytest.raises(KeyboardInterrupt):
         search(tmp_path / "run")
 
