@@ -14,16 +14,15 @@ from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import TrainingConfig
 
 __all__ = [
-    "QUEUES_OF_A_WINDOW",
     "SHORTEST_WINDOW_S",
     "SLOW_BUILD_S",
     "Pace",
     "expected_s",
+    "first_batches_s",
     "further_trials",
     "measuring_s",
     "overhead_s",
     "payback_s",
-    "queue_s",
     "rounds_of",
     "shortest_trial_s",
     "typical_overhead_s",
@@ -38,18 +37,15 @@ SLOW_BUILD_S = 10.0
 takes otherwise."""
 _FIRST_OVERHEAD_S = 1.5
 """Overhead of a trial before one has ended: our own convention."""
-QUEUES_OF_A_WINDOW = 2
-"""Source: CONTRIBUTING, Rules of measuring."""
-_QUEUES_OF_A_TRIAL = 1 + QUEUES_OF_A_WINDOW
-"""The warm-up drains one queue, and the window is at least two long (CONTRIBUTING, Rules of measuring)."""
+_BATCHES_A_WORKER = 2
+"""Of each worker, before a window: its first one, which the loop waits for, and one while steps become steady
+(worker/measure/queue_depth.py). An estimate."""
 _RUNS_A_TRIAL = 4 / 3
 """The baseline runs again after every third trial (tuning/race.py)."""
 _SETTLING_RUNS = 5
 """Runs that decide once no trial promises more: of what leads and of the baseline. Source: benchmarks/regret.py."""
 _STEPS_OF_A_TRIAL = 6
 """The fewest optimizer steps of a trial in a shared process: three before its window, three blocks in it."""
-_ANY_TRIAL_S = 10.0
-"""Below which a trial's seconds make no difference: our own convention."""
 _LATEST = 200
 """Trials that tell what a trial takes: our own convention; asked for several times a trial, which must not take longer
 the more there were."""
@@ -118,24 +114,19 @@ def shortest_trial_s(records: Sequence[TrialRecord]) -> float:
     return typical_overhead_s(records) + SHORTEST_WINDOW_S
 
 
-def queue_s(
-    config: TrainingConfig, samples_per_s: float, epoch_samples: int | None, *, queues: int = _QUEUES_OF_A_TRIAL
+def first_batches_s(config: TrainingConfig, samples_per_s: float, epoch_samples: int | None) -> float:
+    """Seconds in which workers make the batches that come before a window; these exceed no epoch."""
+    batches = _BATCHES_A_WORKER * config.process_count * config.num_workers
+    samples = config.micro_batch_size * batches
+    return min(samples, inf if epoch_samples is None else epoch_samples) / samples_per_s
+
+
+def measuring_s(
+    config: TrainingConfig, samples_per_s: float, epoch_samples: int | None, records: Sequence[TrialRecord]
 ) -> float:
-    """Seconds in which the loop uses up, at a rate, the queues that a trial has to cover; none exceeds an epoch.
-
-    A shorter trial has only measured how a queue is used up.
-    """
-    queue = config.micro_batch_size * config.process_count * config.num_workers * config.batches_per_worker
-    return queues * min(queue, inf if epoch_samples is None else epoch_samples) / samples_per_s
-
-
-def measuring_s(config: TrainingConfig, samples_per_s: float, epoch_samples: int | None) -> float:
-    """Seconds that measuring a configuration takes at a rate: its optimizer steps, or the queues that they must cover.
-
-    No less than what any trial takes.
-    """
+    """Seconds that a trial of a configuration should take: a usual one, its first batches or its optimizer steps."""
     steps_s = _STEPS_OF_A_TRIAL * config.global_batch_size / samples_per_s
-    return max(_ANY_TRIAL_S, steps_s, queue_s(config, samples_per_s, epoch_samples))
+    return shortest_trial_s(records) + max(steps_s, first_batches_s(config, samples_per_s, epoch_samples))
 
 
 def rounds_of(trials: int, *, slots: int, is_first_alone: bool = False) -> int:

@@ -17,7 +17,7 @@ from autotune.analysis.forecast.observations import ConfiguredPoint
 from autotune.analysis.forecast.rate_model import RateModel
 from autotune.analysis.memory.model import LIKELY_TO_FIT, SURE_TO_FIT, MemoryModel
 from autotune.analysis.statistics import Floats
-from autotune.analysis.time_estimate import measuring_s, queue_s
+from autotune.analysis.time_estimate import measuring_s
 from autotune.launch.launcher import shares_process
 from autotune.settings.training_config import TrainingConfig
 from autotune.study.proposals import Params, params_of
@@ -79,8 +79,8 @@ def foresee(
 ) -> Outlook:
     """Weigh candidates: the largest expected gain among those that fit, are open and could tell something.
 
-    What takes too long to measure for the time left is chosen only where nothing else is left. In a brief
-    search the largest gain for each second of its trial counts.
+    The largest gain for each second of its trial counts, and what takes too long to measure for the time left is chosen
+    only where nothing else is left.
 
     Args:
         candidates: What may be tried.
@@ -120,15 +120,15 @@ def foresee(
     same = int(np.argmax(np.where(keeps, forecast.log_rate, -inf)))
     epoch_samples = space.facts.dataset_length
     expected = np.exp(forecast.log_rate)
-    queues_s = [queue_s(config, rate, epoch_samples) for config, rate in zip(configs, expected, strict=True)]
-    soon = tells & (np.array(queues_s) <= time.longest_s())
-    worth = gains
-    if time.is_brief:
-        worth = gains / [
-            measuring_s(config, rate, epoch_samples) + (0.0 if shares_process(config) else _REBUILDS * time.build_s)
+    trials_s = np.array(
+        [
+            measuring_s(config, rate, epoch_samples, study.ended)
+            + (_REBUILDS * time.build_s if time.is_brief and not shares_process(config) else 0.0)
             for config, rate in zip(configs, expected, strict=True)
         ]
-    chosen = int(np.argmax(np.where(soon if soon.any() else tells, worth, -1.0)))
+    )
+    soon = tells & (trials_s <= time.longest_s())
+    chosen = int(np.argmax(np.where(soon if soon.any() else tells, gains / trials_s, -1.0)))
     return Outlook(
         params=candidates[chosen][0] if tells.any() else None,
         gain=float(gains[tells].max(initial=0.0)),
