@@ -46,6 +46,8 @@ _SETTLING_RUNS = 5
 """Runs that decide once no trial promises more: of what leads and of the baseline. Source: benchmarks/regret.py."""
 _STEPS_OF_A_TRIAL = 6
 """The fewest optimizer steps of a trial in a shared process: three before its window, three blocks in it."""
+_ANY_TRIAL_S = 10.0
+"""Below which a trial's seconds make no difference: our own convention."""
 _LATEST = 200
 """Trials that tell what a trial takes: our own convention; asked for several times a trial, which must not take longer
 the more there were."""
@@ -121,12 +123,13 @@ def first_batches_s(config: TrainingConfig, samples_per_s: float, epoch_samples:
     return min(samples, inf if epoch_samples is None else epoch_samples) / samples_per_s
 
 
-def measuring_s(
-    config: TrainingConfig, samples_per_s: float, epoch_samples: int | None, records: Sequence[TrialRecord]
-) -> float:
-    """Seconds that a trial of a configuration should take: a usual one, its first batches or its optimizer steps."""
+def measuring_s(config: TrainingConfig, samples_per_s: float, epoch_samples: int | None) -> float:
+    """Seconds that measuring a configuration takes at a rate: its optimizer steps, or its workers' first batches.
+
+    No less than what any trial takes.
+    """
     steps_s = _STEPS_OF_A_TRIAL * config.global_batch_size / samples_per_s
-    return shortest_trial_s(records) + max(steps_s, first_batches_s(config, samples_per_s, epoch_samples))
+    return max(_ANY_TRIAL_S, steps_s, first_batches_s(config, samples_per_s, epoch_samples))
 
 
 def rounds_of(trials: int, *, slots: int, is_first_alone: bool = False) -> int:

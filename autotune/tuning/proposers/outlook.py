@@ -17,7 +17,7 @@ from autotune.analysis.forecast.observations import ConfiguredPoint
 from autotune.analysis.forecast.rate_model import RateModel
 from autotune.analysis.memory.model import LIKELY_TO_FIT, SURE_TO_FIT, MemoryModel
 from autotune.analysis.statistics import Floats
-from autotune.analysis.time_estimate import measuring_s
+from autotune.analysis.time_estimate import first_batches_s, measuring_s, shortest_trial_s
 from autotune.launch.launcher import shares_process
 from autotune.settings.training_config import TrainingConfig
 from autotune.study.proposals import Params, params_of
@@ -28,6 +28,8 @@ __all__ = ["Outlook", "foresee", "measured_to_fit", "tried_in"]
 
 _REBUILDS = 2
 """Builds of a trial that needs a process of its own: its own, and that of the shared one after it."""
+_SHORT_WAIT_S = 3.0
+"""Of workers making their first batches, up to which it makes no difference: our own convention, about a trial."""
 _CEILING_SDS = 1.0
 """Standard deviations above a ceiling up to which it may lie: our own convention. Before the end both sides are
 measured for longer (the loop's repeats), so that no stretch of 0.2 s decides."""
@@ -120,13 +122,14 @@ def foresee(
     same = int(np.argmax(np.where(keeps, forecast.log_rate, -inf)))
     epoch_samples = space.facts.dataset_length
     expected = np.exp(forecast.log_rate)
-    trials_s = np.array(
-        [
-            measuring_s(config, rate, epoch_samples, study.ended)
-            + (_REBUILDS * time.build_s if time.is_brief and not shares_process(config) else 0.0)
-            for config, rate in zip(configs, expected, strict=True)
-        ]
+    waits_s, trials_s = (
+        np.array([seconds(config, rate, epoch_samples) for config, rate in zip(configs, expected, strict=True)])
+        for seconds in (first_batches_s, measuring_s)
     )
+    if time.is_brief:
+        trials_s += [0.0 if shares_process(config) else _REBUILDS * time.build_s for config in configs]
+    else:  # what takes long to begin with, and not what has long steps, must promise more
+        trials_s = shortest_trial_s(study.ended) + np.maximum(waits_s - _SHORT_WAIT_S, 0.0)
     soon = tells & (trials_s <= time.longest_s())
     chosen = int(np.argmax(np.where(soon if soon.any() else tells, gains / trials_s, -1.0)))
     return Outlook(
