@@ -222,7 +222,7 @@ class Search:
         Once one was refuted, a run that could not be made is no pass, and the next one is tried as well.
         """
         found = self.outcome()
-        chosen = Contenders.of(found, lambda number: number not in self._stresses).chosen(self.race.leader)
+        chosen = Contenders.of(found, lambda number: number not in self._stresses).chosen(found.settled)
         if chosen is None or chosen.number == 0 or len(self._overloaded) >= MOST_STRESSED:
             return False
         if not self._overloaded and not may_overload(chosen, self.space):
@@ -240,7 +240,8 @@ class Search:
 
     def _note_memory(self) -> None:
         """Note the biggest micro batch that stays within the limit."""
-        chosen = Contenders.sound(self.outcome()).chosen(self.race.leader)
+        found = self.outcome()
+        chosen = Contenders.sound(found).chosen(found.settled)
         if chosen is None:
             return
         largest = largest_batch_note(

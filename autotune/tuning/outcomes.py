@@ -68,6 +68,11 @@ class SearchOutcome:
         """The feasible trial with the best score, as far as it is believed."""
         return best_of(self.records, self.believed_score)
 
+    @property
+    def settled(self) -> int | None:
+        """The trial with the largest proven gain; None without a proof."""
+        return max(self.proven, key=self.proven.__getitem__, default=None)
+
     def batch_ratio(self, config: TrainingConfig) -> float:
         """A configuration's global batch over the baseline's."""
         return config.global_batch_ratio(self.space.baseline)

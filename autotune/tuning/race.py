@@ -47,6 +47,8 @@ _UNLIKELY = 0.05
 _PRECISE, _PRECISE_SHARE = 0.05, 0.25
 """Half-width of a proven gain's 95 % interval, on the log scale, with which it needs no further runs: a twentieth, or a
 quarter of the gain; our own convention."""
+_MOST_LOST = 2
+"""Further runs of the baseline that fail before nothing more is tried: as a trial is refuted by two that hang."""
 _FUTILE_AFTER = 3
 """Pairs of runs before settling may be given up, and standard errors that the gain should then have at its end: our own
 conventions."""
@@ -80,7 +82,12 @@ class Race:
         if self.time.is_brief or since < _BASELINE_EVERY:
             return False
         found = self.look()
-        return found.baseline is not None and found.baseline.is_feasible and not self._is_clear(found)
+        baseline = found.baseline
+        if baseline is None or not baseline.is_feasible:
+            return False
+        # a failed run is no reference, and would be due again at once
+        has_failed = bool(baseline.repeats) and baseline.repeats[-1].outcome != "ok"
+        return not has_failed and not self._is_clear(found)
 
     def _is_clear(self, found: SearchOutcome) -> bool:
         """Whether the best is so far ahead of the baseline, which ran twice, that its next run decides nothing."""
@@ -97,6 +104,9 @@ class Race:
         baseline, leader = contenders.baseline, contenders.leader()
         if leader is None or not self._has_time(found):
             self.is_settled = leader is None or self.is_settled
+            return None
+        if baseline is not None and sum(run.outcome != "ok" for run in baseline.repeats) >= _MOST_LOST:
+            self.is_settled = True
             return None
         settled = next((record for record in contenders.records if record.number == self.leader), None)
         if settled is not None and baseline is not None:

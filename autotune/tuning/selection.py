@@ -148,15 +148,14 @@ class Contenders:
 def select(found: SearchOutcome) -> Recommendation | None:
     """Return the recommendation from what is known so far; None where nothing is feasible."""
     contenders = Contenders.sound(found)
-    settled = max(found.proven, key=found.proven.__getitem__, default=None)
-    chosen = contenders.chosen(settled)
+    chosen = contenders.chosen(found.settled)
     if chosen is None:
         return None
     gain, advice = contenders.gain_of(chosen), _lr_advice(chosen.config, found)
     same = contenders.fastest_at_own_batch([chosen, *contenders.records])
     if same is not None:
         own = [record for record in contenders.records if contenders.batch_ratio(record) == 1]
-        same = chosen if contenders.batch_ratio(chosen) == 1 else contenders.choice_of(own, settled)
+        same = chosen if contenders.batch_ratio(chosen) == 1 else contenders.choice_of(own, found.settled)
     verdict = _verdict(chosen, contenders)
     return Recommendation(
         config=chosen.config.model_copy(update={"lr": advice.lr}),
