@@ -16,7 +16,6 @@ from autotune.analysis.decisions.early_stopping import behind_threshold
 from autotune.analysis.decisions.ledger import Ledger
 from autotune.analysis.decisions.run_spread import run_of
 from autotune.analysis.decisions.selection_rules import simplest_of_the_best
-from autotune.analysis.forecast.observations import mean_log_rates
 from autotune.analysis.memory.lines import largest_batch_note
 from autotune.analysis.scoring import evaluate, memory_fault
 from autotune.analysis.time_estimate import typical_run_s, typical_s
@@ -153,8 +152,9 @@ class Search:
         """Of feasible trials, the logarithm of the rate that is believed: by their own runs where these are several."""
         ended, proposed = self.study.ended, self.proposer.believed()
         if self._believed is None or self._believed[0] is not ended or self._believed[1] is not proposed:
-            repeated = [record for record in ended if record.is_feasible and len(record.runs) > 1]
-            self._believed = ended, proposed, {**proposed, **mean_log_rates(repeated)}
+            evidence = self.race.ledger.evidence
+            repeated = [one.number for one in ended if one.is_feasible and evidence.count(one.number) > 1]
+            self._believed = ended, proposed, {**proposed, **{one: evidence.log_rate(one) for one in repeated}}
         return self._believed[2]
 
     @property
@@ -270,13 +270,13 @@ class Search:
 
         None: no more for now. What a running trial brings may be a reason to go on after all.
         """
-        while (best := self.best) is not None and not self._passes_guard(best):
-            pass  # else the search would go on with a precision that may not win
         repeating = [record.config for record in self.study.records if record.number in self._repeating]
         running = [*repeating, *(trial.config for trial in self.study.running)]
         taken = sum(hosts_of(config, self.space.environment) for config in running)
         if taken >= self._most_at_once:  # a group that lies on several hosts takes as many slots
             return None
+        while not running and (best := self.best) is not None and not self._passes_guard(best):
+            pass  # else the search would go on with a precision that may not win
         if self.race.leader is None:
             if self._may_repeat_baseline and self.race.is_baseline_due():
                 return self._repeat_of(self.study.records[0], NO_EXTRAS)
@@ -449,17 +449,18 @@ class Search:
 
     def _passes_guard(self, leader: TrialRecord) -> bool:
         """Whether the precision of what leads trains as float32 does: where not, no trial of it may win."""
-        if not self.guard.must_ask(leader.config):
-            return True
-        usual_s = self.time.usual_deadline_s(leader.config)
-        answer = self.guard.ask(leader.config, self.time.guard_deadline_s(usual_s))
+        answer = self.guard.known(leader.config)
+        if answer is None:
+            usual_s = self.time.usual_deadline_s(leader.config)
+            answer = self.guard.ask(leader.config, self.time.guard_deadline_s(usual_s))
+            if answer.outcome == "ok":
+                self.study.keep_answer(leader.number, answer)
         if answer.outcome == "ok":
-            self.study.keep_answer(leader.number, answer)
             return True
+        # trials that ran beside the comparison among them, and what a kill has kept from being refused
         for record in tuple(self.study.records):
             if record.result.outcome == "ok" and guard_key(record.config) == guard_key(leader.config):
-                refused = self.study.keep_answer(record.number, answer)
-        self._leave_out(refused)
+                self._leave_out(self.study.keep_answer(record.number, answer))
         return False
 
     def _leave_out(self, record: TrialRecord) -> None:

@@ -100,7 +100,7 @@ class Race:
     def next_run(self) -> TrialRecord | None:
         """Return the trial that is to run again once nothing promises more; None where the search is decided."""
         found = self.look()
-        contenders = Contenders.sound(found)
+        contenders = Contenders.of(found)
         baseline, leader = contenders.baseline, contenders.leader()
         if leader is None or not self._has_time(found):
             self.is_settled = leader is None or self.is_settled

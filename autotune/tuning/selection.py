@@ -246,7 +246,8 @@ def _verdict(chosen: TrialRecord, contenders: Contenders) -> Verdict:
 def _is_compared(chosen: TrialRecord, found: SearchOutcome) -> bool:
     """Whether the precision guard has passed what is recommended, where it needs that; an interrupt may come before."""
     key = guard_key(chosen.config)
-    compared = {guard_key(record.config) for record in found.records if record.result.guard is not None}
+    passed = (record for record in found.records if record.result.guard is not None and record.result.outcome == "ok")
+    compared = {guard_key(record.config) for record in passed}
     return not needs_guard(chosen.config, found.space.baseline) or key in compared
 
 
@@ -299,7 +300,7 @@ def _why_this(chosen: TrialRecord, contenders: Contenders) -> Note:
     own = contenders.fastest_at_own_batch(contenders.records)
     dropped = [
         record
-        for record in contenders.records
+        for record in contenders.challengers[:_MOST_COMPARED]
         if own is not None and contenders.batch_ratio(record) > 1 and not contenders.is_worth_it(record, own)
     ]
     counts = {

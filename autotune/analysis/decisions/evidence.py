@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, sqrt
+from statistics import fmean
 
 import numpy as np
 
@@ -33,8 +34,9 @@ from autotune.records.trial import TrialRecord
 
 __all__ = ["Contrast", "Evidence", "evidence_of_runs"]
 
-_GRID = np.geomspace(1 / 20, 6, 25)
-"""Run-to-run variations that are considered, as multiples of what is expected: our own convention."""
+_LEAST_SD, _MOST_SD, _MOST_ANYWHERE_SD, _POINTS = 1 / 20, 6.0, 0.5, 31
+"""Run-to-run variations that are considered: from a share of what is expected to a multiple of it, or to a half where
+that is more, since a device that others slow down differs by more than it ever does alone. Our own conventions."""
 _DISTURBED_SD = 1.0
 """Standard deviation that is added to a run that other programs disturbed: neighbours slow a machine down by factors.
 Our own convention."""
@@ -102,13 +104,19 @@ class Evidence:
 
     def __post_init__(self) -> None:
         """Sort the runs by configuration, and configurations by who holds them."""
-        self._runs_of = {number: _marked(runs) for number, runs in _sorted(self.runs).items()}
+        self.runs = _marked(self.runs)
+        self._runs_of = _sorted(self.runs)
         by_host = {run.number for run in self.runs if not run.is_held_by_device}
         self._steady = frozenset(self._runs_of) - by_host
 
     def count(self, number: int) -> int:
         """Return how many runs of a configuration there are."""
         return len(self._runs_of.get(number, ()))
+
+    def log_rate(self, number: int) -> float:
+        """Return the mean logarithm of a configuration's rate, by the runs that nothing disturbed if there are some."""
+        runs = self._runs_of[number]
+        return fmean(run.log_rate for run in [run for run in runs if not run.is_disturbed] or runs)
 
     def contrast(self, number: int, other: int, *, since: int = 0) -> Contrast | None:
         """Return how far one configuration's rate lies above another's; None where one of them has no run.
@@ -119,7 +127,6 @@ class Evidence:
             since: Only runs from this place on count for the two; all of them teach the variation.
         """
         late = _sorted(self.runs[since:]) if since else self._runs_of
-        late = {one: _marked(late[one]) for one in (number, other) if one in late}
         if number not in late or other not in late:
             return None
         sds, weights = self._variation(number, other)
@@ -138,8 +145,9 @@ class Evidence:
         )
         spread = self.spread.of([one in self._steady for one in (number, other)])
         if (known, spread) not in self._variations:
-            sds = spread.sd * _GRID
-            log_weights = -spread.degrees_of_freedom * (np.log(_GRID) + 0.5 / _GRID**2)
+            sds = np.geomspace(_LEAST_SD * spread.sd, max(_MOST_SD * spread.sd, _MOST_ANYWHERE_SD), _POINTS)
+            times = sds / spread.sd
+            log_weights = -spread.degrees_of_freedom * (np.log(times) + 0.5 / times**2)
             for one in known:
                 log_weights += _log_likelihood(self._runs_of[one], sds)
             weights = np.exp(log_weights - log_weights.max())
@@ -170,9 +178,12 @@ def _sorted(runs: Iterable[Run]) -> dict[int, list[Run]]:
     return by_number
 
 
-def _marked(runs: list[Run]) -> list[Run]:
-    """The runs of a configuration, those marked that other programs disturbed."""
-    slow = outliers_of([run.log_rate for run in runs])
+def _marked(runs: Sequence[Run]) -> list[Run]:
+    """All runs, those marked whose rates show that other programs disturbed them."""
+    slow = set[int]()
+    for number in {run.number for run in runs}:
+        places = [place for place, run in enumerate(runs) if run.number == number]
+        slow.update(places[one] for one in outliers_of([runs[place].log_rate for place in places]))
     return [replace(run, is_disturbed=True) if place in slow else run for place, run in enumerate(runs)]
 
 

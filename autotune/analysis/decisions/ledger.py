@@ -9,8 +9,8 @@ data say and however long the search goes on (Bonferroni over configurations and
   and spend more the later they come (Lan and DeMets 1983, Kim and DeMets 1987). Where a leader falls later on, the next
   one has a quarter of what was left.
 
-A proof is never taken back. Both configurations must have run twice: a run that a neighbour slowed down fakes any gain,
-two of them apart in time hardly ever do.
+A proof is never taken back. Both configurations must have run twice, the baseline once after the other: a stretch in
+which a neighbour slowed the machine down fakes any gain.
 """
 
 from __future__ import annotations
@@ -84,14 +84,14 @@ class Ledger:
         return self._evidence
 
     def add(self, run: Run) -> None:
-        """Take a run, and look at its configuration, unless the leader is looked at by `look`."""
+        """Take a run, and look at its configuration; after a run of the baseline, at the leader."""
         self.runs.append(run)
-        if run.number == 0:
+        number = self._leader if run.number == 0 else run.number
+        if number is None:
             return
-        if run.number not in self._order:
-            self._order.append(run.number)
-        if self._leader is None:
-            self._look_at(run.number)
+        if number not in self._order:
+            self._order.append(number)
+        self._look_at(number)
 
     def settle(self, number: int) -> None:
         """Count only what comes from here on for a leader; it can't be chosen by that."""
@@ -125,7 +125,10 @@ class Ledger:
         self._prove(number, _SEARCH_ERROR / (place * (place + 1)) * 0.5 ** self._looks[number])
 
     def _may_prove(self, number: int) -> bool:
-        return min(self.evidence.count(number), self.evidence.count(0)) >= _FEWEST_RUNS
+        """Whether both ran twice, and the baseline once after the configuration: a slow stretch ends."""
+        first = next((place for place, run in enumerate(self.runs) if run.number == number), len(self.runs))
+        runs_after = any(run.number == 0 for run in self.runs[first:])
+        return runs_after and min(self.evidence.count(number), self.evidence.count(0)) >= _FEWEST_RUNS
 
     def _prove(self, number: int, error: float, *, since: int = 0) -> None:
         contrast = self.evidence.contrast(number, 0, since=since) if self._may_prove(number) else None

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from math import exp, inf, log, sqrt
 from statistics import fmean
 
+from autotune.analysis.disturbed_runs import outliers_of
 from autotune.analysis.rates import window_rate
 from autotune.analysis.statistics import BATCH_MEANS, t_95
 from autotune.records.measurement import Measurement, Rate
@@ -111,7 +112,12 @@ def run_of(measurement: Measurement, *, number: int = 0, at_s: float = 0.0, most
 
 
 def evidence_of(runs: Sequence[Run]) -> SpreadEvidence | None:
-    """What runs of the same settings tell of the spread, less what their windows explain; None of a single run."""
+    """What runs of the same settings tell of the spread, less what their windows explain; None of a single run.
+
+    Runs that other programs disturbed are left out: they say nothing of the machine by itself.
+    """
+    slow = outliers_of([run.log_rate for run in runs])
+    runs = [run for place, run in enumerate(runs) if place not in slow and not run.is_disturbed]
     if len(runs) < 2 or len({run.is_held_by_device for run in runs}) > 1:
         return None
     mean = fmean(run.log_rate for run in runs)

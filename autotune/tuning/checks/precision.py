@@ -33,9 +33,9 @@ class PrecisionGuard:
         if was_compared:
             self.answers.setdefault(guard_key(record.config), record.result)
 
-    def must_ask(self, config: TrainingConfig) -> bool:
-        """Return True where a configuration's precision may not win before it was compared."""
-        return needs_guard(config, self.baseline) and guard_key(config) not in self.answers
+    def known(self, config: TrainingConfig) -> TrialResult | None:
+        """Return the answer on a configuration's precision, "ok" where none is needed; None: it must be compared."""
+        return self.answers.get(guard_key(config)) if needs_guard(config, self.baseline) else TrialResult(outcome="ok")
 
     def ask(self, config: TrainingConfig, deadline_s: float) -> TrialResult:
         """Compare a configuration's precision with float32, and return the answer: "ok", or why it may not win."""

@@ -58,6 +58,9 @@ _FEWEST_TRIALS = 3
 _SAME_BATCH_TRIALS = 2
 """Trials at the baseline's global batch that the model asks for, a guess and its correction: our own convention."""
 
+_Stamp = tuple[int, int]
+"""Runs so far, and trials that may win: what models are made from anew."""
+
 
 @dataclass(slots=True)
 class ModelProposer:
@@ -72,14 +75,14 @@ class ModelProposer:
     """False once loader and device could not be measured alone."""
     sides: list[ConfiguredPoint] | None = None
     """What loader and device reach alone; None until that was measured."""
-    _model: tuple[int, RateModel] | None = None
+    _model: tuple[_Stamp, RateModel] | None = None
     """The latest, and the number of runs that it was made from."""
-    _peaks: tuple[tuple[int, int], MemoryModel] | None = None
+    _peaks: tuple[tuple[_Stamp, int], MemoryModel] | None = None
     """The latest model of memory, and the numbers of runs and of looks that it was made from."""
-    _believed: tuple[int, Mapping[int, float]] | None = None
+    _believed: tuple[_Stamp, Mapping[int, float]] | None = None
     _candidates: tuple[ResolvedSpace, Candidates] | None = None
     """Of the space that was searched when they were made."""
-    _outlook: tuple[tuple[int, int], Outlook] | None = None
+    _outlook: tuple[tuple[_Stamp, int], Outlook] | None = None
     """The latest, and the numbers of ended and running trials that it was made at."""
     _same_batch_trials: int = 0
     _has_settled: bool = False
@@ -275,7 +278,9 @@ class ModelProposer:
             ]
             log_rates = self._rates().forecast([record.config for record in asked]).log_rate if asked else ()
             new = {record.number: float(rate) for record, rate in zip(asked, log_rates, strict=True)}
-            self._believed = self._runs_so_far, {**known, **new}
+            feasible = {record.number for record in self.study.ended if record.is_feasible}
+            believed = {number: rate for number, rate in {**known, **new}.items() if number in feasible}
+            self._believed = self._runs_so_far, believed
         return self._believed[1]
 
     @property
@@ -284,8 +289,10 @@ class ModelProposer:
         return idle_switches(self.sides or (), self.study.space)
 
     @property
-    def _runs_so_far(self) -> int:
-        return sum(1 + len(record.repeats) for record in self.study.ended)
+    def _runs_so_far(self) -> _Stamp:
+        """Runs, and trials that may still win: a comparison or a further run may refute one that had ended."""
+        ended = self.study.ended
+        return sum(1 + len(record.repeats) for record in ended), sum(record.is_feasible for record in ended)
 
     def _rates(self) -> RateModel:
         """The model of all that was measured so far."""

@@ -82,7 +82,7 @@ class ItemCounter:
         Since each is made before it comes, and workers hold few batches, the counts of another way of loading do not
         fit.
         """
-        if not self._is_known or self._slots is None:
+        if not self._is_known or self._slots is None or self._came == 0:
             return None
         made = sum(self._slots[::_STRIDE])
         self._is_known = self._came <= made <= self._came + self._most_batches * self._largest

@@ -8,6 +8,7 @@ iterator of its own kind, the queue is the configured one from the start.
 # ruff: noqa: SLF001 - torch has no public way to ask for more batches
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -42,8 +43,9 @@ def deepen(loader: DataLoader[Any], iterator: Any, most: int | None = None) -> N
     missing = (depth - iterator._prefetch_factor) * loader.num_workers
     if missing > 0:
         iterator._prefetch_factor = depth
-    for _ in range(missing):
-        iterator._try_put_index()
+    with suppress(AssertionError):  # of a torch that knows the depth elsewhere: the queue stays short
+        for _ in range(missing):
+            iterator._try_put_index()
 
 
 def _can_deepen(loader: DataLoader[Any]) -> bool:

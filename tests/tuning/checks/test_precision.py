@@ -179,10 +179,12 @@ def test_an_exhausted_search_without_a_refused_precision_is_finished(tmp_path: P
 def test_a_refused_precision_is_not_compared_again(tmp_path: Path) -> None:
     first = searched(tmp_path, FakeLauncher(breaking("bfloat16")), n_trials=12)
     guard = PrecisionGuard(make_search(tmp_path, FakeLauncher()).runner, TrainingConfig())
-    assert guard.must_ask(TrainingConfig(amp_dtype="bfloat16"))
+    assert guard.known(TrainingConfig(amp_dtype="bfloat16")) is None
     for record in first.study.records:
         guard.recall(record)
-    assert not guard.must_ask(TrainingConfig(amp_dtype="bfloat16", num_workers=3))
+    answer = guard.known(TrainingConfig(amp_dtype="bfloat16", num_workers=3))
+    assert answer is not None
+    assert answer.outcome == "diverged"
 
 
 def test_the_guards_deadline_ends_before_the_time_out(tmp_path: Path) -> None:
