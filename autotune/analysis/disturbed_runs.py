@@ -14,9 +14,12 @@ __all__ = ["outliers_of"]
 
 _MOST_SDS = 4.0
 """Robust standard deviations below the other runs: our own convention; of normal runs one in 30,000 lies there."""
-_LEAST_FACTOR = 1.3
-"""Times that the others must be as fast at the least: our own convention, since of three runs the deviations tell
-little. Runs of the same settings differ by 1 to 20 %."""
+_LEAST_FACTOR = 1.8
+"""Times that the others must be as fast at the least. Where runs differ by 20 %, that is three standard deviations: with
+less, runs that were merely unlucky would be left out, and what is left would look faster than it is
+(benchmarks/decisions.py)."""
+_AGREEING_FACTOR = 1.3
+"""Within which two of the others agree: our own convention; runs of the same settings differ by 1 to 20 %."""
 _SD_OF_MAD = 1.4826
 """Standard deviation of a normal law over its median absolute deviation."""
 
@@ -24,8 +27,8 @@ _SD_OF_MAD = 1.4826
 def outliers_of(log_rates: Sequence[float]) -> frozenset[int]:
     """Return the places of the runs that other processes disturbed, to judge by their rates alone.
 
-    Such a rate lies more than four robust standard deviations and a factor of 1.3 below the other runs of its
-    configuration, of which at least two agree within that factor.
+    Such a rate lies more than four robust standard deviations and a factor of 1.8 below the other runs of its
+    configuration, of which at least two agree within a factor of 1.3.
 
     Args:
         log_rates: Of all runs of one configuration.
@@ -33,7 +36,7 @@ def outliers_of(log_rates: Sequence[float]) -> frozenset[int]:
     slow = set[int]()
     for place, own in enumerate(log_rates):
         others = sorted([*log_rates[:place], *log_rates[place + 1 :]])
-        if not any(upper - lower <= log(_LEAST_FACTOR) for lower, upper in pairwise(others)):
+        if not any(upper - lower <= log(_AGREEING_FACTOR) for lower, upper in pairwise(others)):
             continue
         middle = median(others)
         sd = _SD_OF_MAD * median(abs(other - middle) for other in others)

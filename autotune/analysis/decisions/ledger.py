@@ -26,8 +26,8 @@ from autotune.records.trial import TrialRecord
 
 __all__ = ["Ledger"]
 
-_SEARCH_ERROR = 0.006
-_SETTLE_ERROR = 0.016
+_SEARCH_ERROR = 0.004
+_SETTLE_ERROR = 0.012
 """One-sided errors of the two parts. Source: benchmarks/decisions.py, where searches with nothing to win say "faster"
 in at most 1 % at variations of 1.5 to 20 %."""
 _LEAST_ERROR = 1e-9
