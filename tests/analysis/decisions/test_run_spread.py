@@ -13,7 +13,6 @@ from autotune.analysis.decisions.run_spread import (
     Run,
     assumed_spread,
     evidence_of,
-    evidence_of_rounds,
     learn_spread,
     rate_of_runs,
     ratio_of_runs,
@@ -74,26 +73,27 @@ def test_the_interval_of_one_run_holds_another_nineteen_times_of_twenty(sd: floa
 def test_repeats_pull_what_was_assumed_to_what_they_show() -> None:
     prior = assumed_spread("cpu")
     learned = learn_spread(prior, [evidence_of(runs(0.0, 0.01)) for _ in range(2_000)])
-    assert learned.sd == pytest.approx(0.01 / sqrt(2), rel=0.05)
+    assert learned.sd == pytest.approx(0.01 / sqrt(2), rel=0.1)
     assert (learned.degrees_of_freedom, learned.source) == (prior.degrees_of_freedom + 2_000, "workload")
 
 
 def test_nothing_is_learned_from_single_runs() -> None:
     prior = assumed_spread("cuda")
     assert learn_spread(prior, [evidence_of(runs(1.0)), None]) == prior
-    assert list(evidence_of_rounds([runs(1.0), []])) == []
+
+
+def test_a_run_that_others_disturbed_teaches_nothing() -> None:
+    steady = evidence_of(runs(0.0, 0.01, -0.01))
+    disturbed = evidence_of([*runs(0.0, 0.01, -0.01), Run(-0.5, 0.0, is_disturbed=True), *runs(-3.0)])
+    assert steady is not None
+    assert disturbed is not None
+    assert disturbed.variance == pytest.approx(steady.variance)
 
 
 def test_what_windows_explain_is_no_spread_between_runs() -> None:
     noisy = evidence_of(runs(0.0, 0.1, variance=0.005))
     assert noisy is not None
     assert noisy.variance == pytest.approx(0.0, abs=1e-12)
-
-
-def test_entrants_of_one_round_count_once() -> None:
-    drift = (0.0, 0.1, -0.1, 0.05)
-    (evidence,) = evidence_of_rounds([runs(*drift), runs(*drift), runs(*drift[:2])])
-    assert evidence.degrees_of_freedom == 3
 
 
 def test_several_runs_narrow_the_rate_down_to_what_one_more_run_differs_by() -> None:
@@ -129,11 +129,11 @@ def test_a_measurement_takes_the_interval_of_the_spread_that_is_known_by_now() -
 
 
 def test_a_cpu_has_one_kind_of_runs_and_an_accelerator_two() -> None:
-    assert (assumed_spread("cpu").sd, assumed_spread("cpu").device) == (0.05, None)
+    assert (assumed_spread("cpu").sd, assumed_spread("cpu").device) == (0.1, None)
     for kind in ("cuda", "mps", "xpu"):
         spread = assumed_spread(kind)
         assert spread.device is not None
-        assert (spread.sd, spread.device.sd) == (0.08, 0.004)
+        assert (spread.sd, spread.device.sd) == (0.1, 0.004)
 
 
 def test_the_devices_spread_counts_where_it_holds_every_run() -> None:
@@ -150,18 +150,11 @@ def test_each_kind_is_learned_from_runs_of_its_own_and_a_mixed_group_teaches_nei
     of_device = learn_spread(prior, [evidence_of(steady)])
     assert (of_device.sd, of_device.source) == (prior.sd, "assumed")
     assert of_device.device is not None
-    assert (of_device.device.degrees_of_freedom, of_device.device.source) == (4.0, "workload")
+    assert (of_device.device.degrees_of_freedom, of_device.device.source) == (3.0, "workload")
     of_host = learn_spread(prior, [evidence_of(runs(0.0, 0.4))])
     assert of_host.sd > prior.sd
     assert (of_host.source, of_host.device) == ("workload", prior.device)
     assert learn_spread(prior, [evidence_of(mixed)]) == prior, "one of the two is at the limit of its kind"
-
-
-def test_rounds_of_each_kind_count_as_a_group_of_their_own() -> None:
-    steady = [Run(0.0, 0.0, True), Run(0.001, 0.0, True)]
-    host, device = evidence_of_rounds([runs(0.0, 0.1), steady, steady])
-    assert (host.is_of_device, device.is_of_device) == (False, True)
-    assert device.variance < host.variance
 
 
 def test_an_interval_is_that_of_the_runs_kind() -> None:
