@@ -12,10 +12,10 @@ from autotune.analysis.time_estimate import (
     SHORTEST_WINDOW_S,
     Pace,
     expected_s,
+    first_batches_s,
     measuring_s,
     overhead_s,
     payback_s,
-    queue_s,
     rounds_of,
     shortest_trial_s,
     typical_overhead_s,
@@ -179,18 +179,17 @@ def test_rounds_hold_all_trials_and_none_is_empty(trials: int, slots: int) -> No
 @pytest.mark.parametrize(
     ("changes", "epoch_samples", "seconds"),
     [
-        ({"num_workers": 4, "prefetch_factor": 2}, None, 3 * 4 * 2 * 32 / 100.0),
-        ({"num_workers": 4}, None, 3 * 4 * 2 * 32 / 100.0),
-        ({"num_workers": 4, "prefetch_factor": 8}, 500, 3 * 500 / 100.0),
-        ({"num_workers": 4, "strategy": "ddp", "world_size": 2}, None, 3 * 2 * 4 * 2 * 32 / 100.0),
-        ({}, None, 0.0),
+        ({"num_workers": 0}, None, 0.0),
+        ({"num_workers": 2, "prefetch_factor": 8}, None, 2 * 2 * 32 / 100.0),
+        ({"num_workers": 8}, None, 2 * 8 * 32 / 100.0),
+        ({"num_workers": 8}, 100, 1.0),
     ],
 )
-def test_the_queues_that_a_trial_has_to_see(
+def test_each_worker_makes_two_batches_before_a_window_and_all_no_more_than_an_epoch(
     changes: dict[str, object], epoch_samples: int | None, seconds: float
 ) -> None:
     config = TrainingConfig.model_validate({"micro_batch_size": 32, **changes})
-    assert queue_s(config, 100.0, epoch_samples) == pytest.approx(seconds)
+    assert first_batches_s(config, 100.0, epoch_samples) == pytest.approx(seconds)
 
 
 def test_long_steps_make_a_trial_longer_and_short_ones_none_shorter() -> None:
@@ -198,7 +197,7 @@ def test_long_steps_make_a_trial_longer_and_short_ones_none_shorter() -> None:
     assert measuring_s(config, 1e6, None) == 10.0
     assert measuring_s(config, 32.0, None) == 6 * 128 / 32.0
     queues = config.model_copy(update={"num_workers": 8, "prefetch_factor": 8})
-    assert measuring_s(queues, 32.0, None) == queue_s(queues, 32.0, None)
+    assert measuring_s(queues, 32.0, None) == first_batches_s(queues, 32.0, None)
 
 
 def test_a_process_of_its_own_builds_what_a_shared_one_had() -> None:

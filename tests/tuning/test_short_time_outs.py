@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.analysis.time_estimate import queue_s
+from autotune.analysis.time_estimate import first_batches_s
 from autotune.launch.launcher import Exit, Launch
 from autotune.note import note
 from autotune.settings.training_config import TrainingConfig
@@ -47,7 +47,7 @@ def test_the_time_to_decide_is_for_trials_while_there_is_nothing_to_decide(tmp_p
 
 @pytest.mark.slow
 def test_what_takes_long_to_measure_is_not_proposed_where_time_is_short(tmp_path: Path) -> None:
-    """Eight workers with deep queues are the fastest, but their queues alone hold more than the time-out has."""
+    """Eight workers are the fastest, but making their first batches takes more than the time-out has."""
 
     def slow(config: TrainingConfig) -> FakeTrial:
         trial = analytic_cost(config)
@@ -58,7 +58,7 @@ def test_what_takes_long_to_measure_is_not_proposed_where_time_is_short(tmp_path
         }
         return replace(trial, **sides)
 
-    def longest_queue_s(timeout_s: float | None, dataset_length: int = 1_000_000) -> float:
+    def longest_wait_s(timeout_s: float | None, dataset_length: int = 1_000_000) -> float:
         launcher = TickingLauncher(slow)
         launcher.facts = launcher.facts.model_copy(update={"dataset_length": dataset_length})
         folder = tmp_path / f"{timeout_s}-{dataset_length}"
@@ -66,8 +66,7 @@ def test_what_takes_long_to_measure_is_not_proposed_where_time_is_short(tmp_path
         search.run()
         proposed = [record.config for record in search.study.records[1:3]]  # the last ones are no longer the model's
         assert proposed
-        return max(queue_s(one, slow(one).samples_per_s, epoch_samples=None) for one in proposed)
+        return max(first_batches_s(one, slow(one).samples_per_s, epoch_samples=None) for one in proposed)
 
-    assert longest_queue_s(None) > 12.0
-    assert longest_queue_s(30.0) < 12.0, "of the 21 s for trials one may need 0.3, as far as the model tells"
-    assert longest_queue_s(30.0, dataset_length=200) > 12.0, "a queue holds no more than an epoch"
+    assert longest_wait_s(30.0) < 7.0, "of the 22 s for trials one may need 0.3, as far as the model tells"
+    assert longest_wait_s(30.0, dataset_length=200) > longest_wait_s(30.0), "workers make no more than an epoch"
