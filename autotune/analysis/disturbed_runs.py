@@ -15,8 +15,8 @@ __all__ = ["outliers_of"]
 _MOST_SDS = 4.0
 """Robust standard deviations below the other runs: our own convention; of normal runs one in 30,000 lies there."""
 _LEAST_FACTOR = 1.8
-"""Times that the others must be as fast at the least. Where runs differ by 20 %, that is three standard deviations: with
-less, runs that were merely unlucky would be left out, and what is left would look faster than it is
+"""Times that the others must be as fast at the least. Where runs differ by 20 %, that is three standard deviations:
+with less, runs that were merely unlucky would be left out, and what is left would look faster than it is
 (benchmarks/decisions.py)."""
 _AGREEING_FACTOR = 1.3
 """Within which two of the others agree: our own convention; runs of the same settings differ by 1 to 20 %."""

@@ -148,7 +148,7 @@ def expected_s(pace: Pace) -> float:
     else:
         trial_s, first_s = typical_s(pace.records), 0.0
     total = first_s + _RUNS_A_TRIAL * trial_s * rounds_of(further, slots=pace.slots)
-    if done + further > 1:  # a baseline alone is compared with nothing
+    if max(1, done) + further > 1:  # a baseline alone is compared with nothing
         total += _SETTLING_RUNS * (trial_s + pace.build_s)
     return total if pace.left_s is None else min(total, pace.left_s)
 

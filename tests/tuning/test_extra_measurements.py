@@ -54,9 +54,9 @@ def group_trials(search: Search) -> list[TrialRecord]:
 def test_a_group_that_loses_is_told_why(tmp_path: Path) -> None:
     search = searched(tmp_path)
     assert group_trials(search)
-    sure, _ = confirmed(search)
+    _, sure = confirmed(search)
     assert all(one.config.world_size == 1 for one in sure.confirmations)
-    comparison = compare_strategies(search.study.records, search.space.environment, sure.confirmations)
+    comparison = compare_strategies(search.study.records, search.space.environment)
     assert comparison is not None
     assert comparison.fastest is not None
     assert comparison.fastest.communication is not None

@@ -220,18 +220,6 @@ def stand_in(search: Search, study: Proposals) -> None:
     search.time.study = study  # type: ignore[assignment]
 
 
-def test_the_best_is_another_one_where_a_further_run_of_it_is_slow(tmp_path: Path) -> None:
-    search = make_search(tmp_path, FakeLauncher(), n_trials=4, method="random", amp_dtype="float32")
-    search.run()
-    best = search.best
-    assert best is not None
-    assert search.best is best
-    slow = make_measurement(1.0, peak_memory_bytes=GIB)
-    search.study.add_run(best.number, TrialResult(outcome="ok", measurement=slow, wall_s=1.0))
-    assert search.best is not None
-    assert search.best.number != best.number
-
-
 def is_over(search: Search) -> bool:
     """Whether the search asks for no further trial."""
     search.time.slots = lambda: 100

@@ -46,8 +46,8 @@ gpu-nvidia-h100-80gb-hbm3.json, where they differ by 2 to 20 %."""
 _DEVICE_SD = 0.004
 """The same of runs that the device holds. Source: the same files, where they differ by 0.03 to 0.3 %."""
 _ASSUMED_DEGREES_OF_FREEDOM = 2.0
-"""Machines differ by a factor of 2 either way, as a standard deviation from three runs does: our own convention; those of
-benchmarks/results lie between 1.5 and 20 %."""
+"""Machines differ by a factor of 2 either way, as a standard deviation from three runs does: our own convention; those
+of benchmarks/results lie between 1.5 and 20 %."""
 _LEAST_SD = 0.002
 """No machine is known to be steadier: our own convention, which keeps intervals from closing."""
 _MOST_WINDOW_SD = 0.1
