@@ -1,9 +1,10 @@
-"""Runs that GPUs have recorded, taken again through early stopping and through the claims of a confirmation.
+"""Runs that GPUs have recorded, taken again through early stopping and through the race's ledger.
 
 Comes in: benchmarks/results/gpu-*.json, which hold raw blocks. Goes out: which runs of settings as good as the best, or
 a little slower, would be stopped early; what each search would say. Nothing is measured.
 
-The records were made before a window told who holds its loop. That is written down here, as docs/gpu.md has it.
+The records were made before a window told who holds its loop, which is written down here, as docs/gpu.md has it; and
+when a search had a confirmation apart: rounds of the baseline and the finalists after all trials, a run of each.
 """
 
 from __future__ import annotations
@@ -18,19 +19,21 @@ from typing import Any
 
 from autotune import TrainingConfig
 from autotune.analysis.decisions.early_stopping import PruningThreshold, behind_threshold, luck_of
-from autotune.analysis.decisions.selection_rules import ONE_SIDED_ERROR
+from autotune.analysis.decisions.ledger import Ledger
+from autotune.analysis.decisions.run_spread import run_of
 from autotune.api.setup import runner_for
 from autotune.files.run_folder import open_run_folder
 from autotune.note import note
 from autotune.records.ceilings import CeilingBook
 from autotune.records.measurement import Block, Measurement
-from autotune.records.recommendation import Confirmation, Recommendation
+from autotune.records.precision_check import PrecisionFigures
+from autotune.records.recommendation import Recommendation
 from autotune.records.run_spread import RunSpread
 from autotune.records.trial import Score, TrialRecord, TrialResult
 from autotune.settings.plan import Plan
 from autotune.settings.workload import Workload
 from autotune.space.resolved_space import ResolvedSpace
-from autotune.tuning.outcomes import ConfirmationOutcome, SearchOutcome
+from autotune.tuning.outcomes import SearchOutcome
 from autotune.tuning.probe import probe_workload
 from autotune.tuning.selection import select
 from benchmarks import ROOT
@@ -83,19 +86,18 @@ class RunsAlike:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedSearch:
-    """A search with its confirmation."""
+    """A search whose baseline and finalists ran again."""
 
     name: str
     baseline: TrainingConfig
     records: tuple[TrialRecord, ...]
-    """The trials that measured something, in order."""
-    confirmations: tuple[Confirmation, ...]
+    """The trials that measured something, in order, with the rounds as repeats; the time of a run is its place."""
     verdict: str
     """As it was said then."""
 
 
 def read_searches() -> Iterator[RecordedSearch]:
-    """Read the searches of all files that have confirmed anything."""
+    """Read the searches of all files in which a trial ran again."""
     for device, path in _FILES.items():
         for part, found in json.loads(path.read_text())["results"].items():
             for name, search in _searches_in(part, found):
@@ -107,10 +109,8 @@ def read_runs_alike(searches: Sequence[RecordedSearch]) -> Iterator[RunsAlike]:
     """Gather runs of the same settings, two or more of them: of searches, and of parts that repeat runs."""
     for search in searches:
         for record in search.records:
-            entrants = [entrant for entrant in search.confirmations if entrant.number == record.number]
-            again = [run for entrant in entrants for run in entrant.runs]
-            if again:
-                yield _alike(f"{search.name}, trial {record.number}", [*record.runs, *again])
+            if len(record.runs) > 1:
+                yield _alike(f"{search.name}, trial {record.number}", record.runs)
     found = json.loads(_FILES["H100"].read_text())["results"]
     for setting in found["fidelity"]["settings"]:
         name, batch = f"fidelity, {setting['workload']}", setting["settings"]["micro_batch_size"]
@@ -137,7 +137,13 @@ def is_stopped(run: Measurement, share: float, best: Measurement, spread: RunSpr
 
 
 def replayed(search: RecordedSearch, spread: RunSpread) -> Recommendation:
-    """Return what a search would recommend from what it has measured, with what is said of it."""
+    """Return what a search would recommend from what it has measured, with what is said of it.
+
+    Its runs are looked at in the order in which they were made, and it settles on the fastest finalist once all trials
+    have ended.
+    """
+    ledger = _ledger_of(search, spread)
+    evidence = ledger.evidence
     found = SearchOutcome(
         space=_space_of(search.baseline),
         records=search.records,
@@ -146,15 +152,32 @@ def replayed(search: RecordedSearch, spread: RunSpread) -> Recommendation:
         ended_because=note("interrupted", by="replay"),
         expected_s=0.0,
         spread=spread,
-        prior_spread=spread,
-        believed={record.number: log(record.runs[0].samples_per_s) for record in search.records if record.is_feasible},
+        evidence=evidence,
+        believed={record.number: evidence.log_rate(record.number) for record in search.records if record.is_feasible},
+        proven=ledger.proven,
+        is_settled=True,
     )
-    sure = ConfirmationOutcome(
-        confirmations=search.confirmations, is_confirmed=True, one_sided_error=ONE_SIDED_ERROR, is_complete=True
-    )
-    chosen = select(found.taught_by(sure.confirmations), sure)
+    chosen = select(found)
     assert chosen is not None, "the baseline has run"
     return chosen
+
+
+def _ledger_of(search: RecordedSearch, spread: RunSpread) -> Ledger:
+    ledger = Ledger(spread)
+    trials = [(record.number, record.result) for record in search.records]
+    again = [(record.number, run) for record in search.records for run in record.repeats]
+    rounds = max(len(record.repeats) for record in search.records)
+    for number, result in trials:
+        if result.measurement is not None:
+            ledger.add(run_of(result.measurement, number=number, at_s=result.at_s))
+    finalists = {number for number, _ in again} - {0}
+    ledger.settle(max(finalists, key=ledger.evidence.log_rate))
+    for number, result in sorted(again, key=lambda run: run[1].at_s):
+        assert result.measurement is not None
+        ledger.add(run_of(result.measurement, number=number, at_s=result.at_s))
+        if number != 0:
+            ledger.look(ledger.pairs / rounds, is_last=ledger.pairs == rounds)
+    return ledger
 
 
 def _searches_in(part: str, found: Any, name: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -175,29 +198,38 @@ def _search_of(device: str, name: str, search: Mapping[str, Any]) -> RecordedSea
         is_held = held is None or number in held
         return _measurement(figures, configs[number].micro_batch_size, is_held=is_held)
 
+    count = len(search["trials"])
+    rounds = {
+        one["number"]: tuple(
+            TrialResult(
+                outcome="ok",
+                measurement=measurement(one["number"], run),
+                at_s=count + len(search["confirmations"]) * round_ + place,
+            )
+            for round_, run in enumerate(one["rounds"])
+        )
+        for place, one in enumerate(search["confirmations"])
+    }
     records = [
         TrialRecord(
             number=one["number"],
             config=configs[one["number"]],
-            result=TrialResult(outcome="ok", measurement=measurement(one["number"], one["measurement"])),
+            result=TrialResult(
+                outcome="ok",
+                measurement=measurement(one["number"], one["measurement"]),
+                guard=None if one["guard"] is None else PrecisionFigures.model_validate(one["guard"]),
+                at_s=place,
+            ),
             score=Score(value=one["score"], feasible=True, violation=0.0),
+            repeats=rounds.get(one["number"], ()),
         )
-        for one in search["trials"]
+        for place, one in enumerate(search["trials"])
         if one["outcome"] == "ok"
-    ]
-    confirmations = [
-        Confirmation(
-            number=one["number"],
-            config=configs[one["number"]],
-            rounds=tuple(None if run is None else measurement(one["number"], run) for run in one["rounds"]),
-        )
-        for one in search["confirmations"]
     ]
     return RecordedSearch(
         name=f"{device}, {name}",
         baseline=configs[0],
         records=tuple(records),
-        confirmations=tuple(confirmations),
         verdict=search["verdict"],
     )
 
