@@ -20,7 +20,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
 from statistics import fmean, median
 from typing import Any
@@ -28,7 +28,8 @@ from typing import Any
 import torch
 from scipy.stats import binomtest
 
-from autotune import TrainingConfig
+from autotune import TrainingConfig, TrialRecord
+from autotune.analysis.decisions.evidence import Evidence
 from autotune.records.recommendation import Ratio
 from autotune.settings.applied.cores.processor import usable_cores
 from autotune.settings.budget import Budget
@@ -45,7 +46,6 @@ from benchmarks.measures.recording import (
     say,
     start_recording,
 )
-from autotune.tuning.outcomes import SearchOutcome
 from benchmarks.replay.product import search_whole
 from benchmarks.replay.simulated import Holder, Noise, SimulatedMachine
 
@@ -62,10 +62,20 @@ class Situation:
     """Between two runs of the same settings: an idle machine, a shared one, one under load, a GPU's worst host."""
     gains: tuple[float, ...] = (0.0, 0.03, 0.1, 0.5, 2.0)
     """What there is to win."""
+    slow_first: int = 0
+    """As Noise has it."""
+    slow_share: float = 0.0
+    """As Noise has it."""
 
 
 _HURRY_S = 30.0
 """A time-out that leaves four trials and one or two rounds of two."""
+_SLOW_FIRST = 6
+"""Runs before another program leaves the machine: the baseline, the first guesses and the baseline once more."""
+_SLOW_SHARE = 0.05
+_SOME_SPREADS, _SOME_GAINS = (0.02, 0.05), (0.0, 0.5)
+_OF_DEVICE = (0.004,)
+"""The spread between runs that the device holds."""
 SITUATIONS = (
     Situation(name=""),
     Situation(name="hurried", timeout_s=_HURRY_S, gains=(0.0, 0.5, 3.0)),
@@ -73,6 +83,12 @@ SITUATIONS = (
     Situation(name="GPU held by its host, hurried", holder="host", timeout_s=_HURRY_S, gains=(0.0, 0.5, 3.0)),
     Situation(name="GPU", holder="device", spreads=(0.001, 0.004), gains=(0.0, 0.03)),
     Situation(name="GPU, hurried", holder="device", timeout_s=_HURRY_S, spreads=(0.001, 0.004), gains=(0.0, 0.03)),
+    Situation(name="first runs slow", spreads=_SOME_SPREADS, gains=_SOME_GAINS, slow_first=_SLOW_FIRST),
+    Situation(name="disturbed", spreads=_SOME_SPREADS, gains=_SOME_GAINS, slow_share=_SLOW_SHARE),
+    Situation(
+        name="GPU, first runs slow", holder="device", spreads=_OF_DEVICE, gains=_SOME_GAINS, slow_first=_SLOW_FIRST
+    ),
+    Situation(name="GPU, disturbed", holder="device", spreads=_OF_DEVICE, gains=_SOME_GAINS, slow_share=_SLOW_SHARE),
 )
 
 
@@ -166,8 +182,9 @@ def decide(task: Task) -> dict[str, Any]:
         objective=Objective(global_batch="keep"),
         seed=seed,
     )
-    # blocks of a loop that the device holds are as even as its runs
-    noise = Noise(between_runs=spread, block=0.001) if situation.holder == "device" else Noise(between_runs=spread)
+    noise = Noise(between_runs=spread, slow_first=situation.slow_first, slow_share=situation.slow_share)
+    if situation.holder == "device":
+        noise = replace(noise, block=0.001)  # blocks of a loop that the device holds are as even as its runs
     machine = SimulatedMachine(truth, noise, seed, holder=situation.holder)
     ended = search_whole(plan, machine, budget=Budget(timeout_s=situation.timeout_s))
     found = ended.recommendation
@@ -179,7 +196,7 @@ def decide(task: Task) -> dict[str, Any]:
         "verdict": found.verdict,
         "falsely_proven": sum(truth(configs[number]) <= _RATE for number in ended.found.proven),
         "claim": None if claim is None else rounded(claim),
-        "repeated": list(repeated_of(ended.found, lambda config: truth(config) / _RATE)),
+        "repeated": list(repeated_of(ended.found.records, ended.found.evidence, lambda config: truth(config) / _RATE)),
         "truth": truth(found.config) / _RATE,
         "best": 1 + gain,
         "trials": len(ended.found.records),
@@ -198,10 +215,12 @@ def _written(value: Any) -> Any:
     return str(value).translate(_NO_BRACKETS) if isinstance(value, list) else value
 
 
-def repeated_of(found: SearchOutcome, truth: Callable[[TrainingConfig], float]) -> Iterator[list[float]]:
+def repeated_of(
+    records: Sequence[TrialRecord], evidence: Evidence, truth: Callable[[TrainingConfig], float]
+) -> Iterator[list[float]]:
     """Yield, of each trial that ran more than once, its ratio over the baseline with both ends, and the true one."""
-    for record in found.records:
-        contrast = found.evidence.contrast(record.number, 0) if record.number and record.repeats else None
+    for record in records:
+        contrast = evidence.contrast(record.number, 0) if record.number and record.repeats else None
         if contrast is not None and record.is_feasible:
             yield [*rounded(contrast.ratio()), truth(record.config)]
 

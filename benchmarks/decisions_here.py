@@ -25,8 +25,9 @@ from time import monotonic, perf_counter
 from typing import Any
 
 from autotune import SearchResult, TrainingConfig
+from autotune.analysis.decisions.evidence import evidence_of_runs
 from benchmarks.cases.known_gain import BASELINE, CARRIERS, SEARCHED, known_gain, true_ratio
-from benchmarks.decisions import finalists_of, print_decisions, rounded, summarise
+from benchmarks.decisions import print_decisions, repeated_of, rounded, summarise
 from benchmarks.measures.recording import (
     Recording,
     describe_machine,
@@ -36,7 +37,7 @@ from benchmarks.measures.recording import (
     say,
     start_recording,
 )
-from benchmarks.measures.verdicts import claim_of, verdict_of
+from benchmarks.measures.verdicts import claim_of, is_proven, verdict_of
 from benchmarks.quietness import keep_freed_memory
 from benchmarks.yardsticks.product_run import only, search
 
@@ -118,15 +119,12 @@ def figures_of(result: SearchResult, truth: Callable[[TrainingConfig], float], b
     return {
         "verdict": verdict_of(said),
         "claim": None if claim is None else rounded(claim),
-        "finalists": list(finalists_of(said.confirmations, truth, result.summary.run_spread)),
+        "falsely_proven": int(is_proven(said) and truth(result.best) <= 1),  # of others the result says nothing
+        "repeated": list(repeated_of(result.trials, evidence_of_runs(result.trials), truth)),
         "truth": truth(result.best),
         "best": best,
         "trials": len(result.trials),
-        "rates": [
-            [one.number, round(median(run.samples_per_s for run in one.runs), 2)]
-            for one in said.confirmations
-            if one.runs
-        ],
+        "rates": [[one.number, round(median(run.samples_per_s for run in one.runs), 2)] for one in said.confirmations],
     }
 
 

@@ -13,7 +13,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import exp, inf, sqrt
+from math import exp, inf, log, sqrt
 from typing import Literal
 
 from autotune import TrainingConfig
@@ -55,6 +55,10 @@ class Noise:
     """Standard deviation of the logarithm of the rate between two runs of the same settings, minutes apart."""
     block: float = 0.04
     """Of a block of 0.2 s by itself: our convention; a window of 8 s then has an error of 0.6 % beside its drift."""
+    slow_first: int = 0
+    """Trials at half speed to begin with: another program holds the machine, and nothing notices it."""
+    slow_share: float = 0.0
+    """Share of jobs at half speed, at random."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +164,10 @@ class SimulatedMachine:
 
     def _begin_process(self) -> None:
         self._process = self._chance.gauss(0.0, self._sd(_PROCESS)) + self._minutes.at(self.now_s)
+        # no number is drawn without a share, so that seeds decide as they did
+        is_hit = self.noise.slow_share > 0 and self._chance.random() < self.noise.slow_share
+        if is_hit or self.trials < self.noise.slow_first:
+            self._process -= log(2)
 
     def _sides_of(self, config: TrainingConfig) -> Sides:
         if self.sides is not None:

@@ -85,7 +85,8 @@ def test_searches_are_added_to_those_of_the_file(monkeypatch: pytest.MonkeyPatch
     figures: dict[str, Any] = {
         "verdict": "faster",
         "claim": [1.2, 1.1, 1.3],
-        "finalists": [],
+        "falsely_proven": 0,
+        "repeated": [],
         "truth": 1.1,
         "best": 1.1,
     }
