@@ -48,7 +48,7 @@ __all__ = ["measure_trial_start"]
 _TARGET_S = 0.25
 _TRIALS = 12  # of those after the baseline, whose start holds the study's
 _WINDOW_S = 1.0  # of a trial whose start alone counts
-_SLOWER_BATCHES = range(1, 17)  # all slower than the baseline's: nothing is left to confirm
+_SLOWER_BATCHES = range(1, 17)  # all slower than the baseline's
 _CONFIGS = ROOT / "configs"
 _SEARCHES = ("sleeping_vectors", "digits")
 _MEMORY_TRIALS = 200
@@ -141,18 +141,16 @@ def _measure_shares(timeout_s: float | None) -> dict[str, Any]:
 
 
 def _share(result: SearchResult, wall_s: float) -> dict[str, Any]:
-    """Where a search's wall time went, in seconds; confirmations included."""
-    trials = [one.measurement for one in result.trials if one.measurement is not None]
-    chosen = result.summary.recommendation
-    again = [run for one in (chosen.confirmations if chosen else ()) for run in one.runs]
-    runs = [*trials, *again]
+    """Where a search's wall time went, in seconds; repeats included."""
+    runs = [run for one in result.trials for run in one.runs]
+    again = [run for one in result.trials for run in one.repeats if run.measurement is not None]
     windows_s = sum(window_s(run) for run in runs)
     warm_up_s = sum(run.window.warm_up_s for run in runs)
     startup_s = sum(run.startup_s for run in runs)
     return {
         "wall_s": wall_s,
         "trials": len(result.trials),
-        "confirmation_runs": len(again),
+        "repeats": len(again),
         "windows_s": windows_s,
         "windows_share": windows_s / wall_s,
         "warm_up_s": warm_up_s,

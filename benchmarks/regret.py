@@ -3,13 +3,13 @@
 The grounds are recorded surfaces (replay/replay.py) and simulated machines whose truth is known (replay/landscapes.py).
 The truth of a surface is a two-way model of its visits, with a standard error (replay/truth.py); the regret of a
 recommendation is what its rate lies under the best of the grid, and 1 where it failed, or passed the memory limit.
-The product recommends after its confirmation, others the best that they have measured. Told for each ground:
+The product recommends once its race is decided, others the best that they have measured. Told for each ground:
 
-    regret      in the end, over all seeds: median, worst; in brackets before the confirmation
+    regret      in the end, over all seeds: median, worst; in brackets before the race is decided
     +-          the median's own standard error, by the truth's
     floor       what one who always took the best point would seem to have, for the truth's own error: median, 95 %
     s           of the trials, from the end of the baseline's to the search's; whole: with probe, baseline,
-                confirmation and stress run
+                repeats and stress run
 
 Then how the product's seconds compare with those that TPE needs to one regret: ours, the floor or 1 %, the largest.
 Each search's recommendations are kept by the number of the point, and every point with its rate, error and visits.
@@ -187,7 +187,7 @@ def _figures(ground: Ground, courses: Sequence[Course]) -> dict[str, Any]:
 
 
 def _steps(course: Course, places: Mapping[TrainingConfig, int]) -> str:
-    """Each change of what would be recommended before the confirmation, as "SECONDS POINT"."""
+    """Each change of what would be recommended before the race is decided, as "SECONDS POINT"."""
     found, before = list[str](), None
     for step in course.steps:
         if step.recommended != before:

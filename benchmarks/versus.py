@@ -28,7 +28,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from autotune import TrainingConfig
+from autotune import SearchResult, TrainingConfig
 from autotune.report.wording.say import say as say_note
 from benchmarks import ROOT
 from benchmarks.cases.fidelity import WORKLOADS
@@ -97,7 +97,7 @@ def _ours(name: str, today: Mapping[str, Any], timeout_s: float) -> dict[str, An
     seconds = perf_counter() - begun
     chosen = result.summary.recommendation
     same = result.best_same_batch or result.baseline
-    rate = _confirmed_rate(result)
+    rate = _measured_rate(result)
     return {
         "settings": result.best.model_dump(mode="json", exclude_none=True),
         "same_batch": same.model_dump(mode="json", exclude_none=True),
@@ -111,12 +111,11 @@ def _ours(name: str, today: Mapping[str, Any], timeout_s: float) -> dict[str, An
     }
 
 
-def _confirmed_rate(result: Any) -> float | None:
-    """The median rate of what is recommended in the confirmation, else in its trial."""
+def _measured_rate(result: SearchResult) -> float | None:
+    """The median rate of all runs of what is recommended."""
     chosen = result.summary.recommendation
-    runs = [run.samples_per_s for one in chosen.confirmations if one.number == chosen.number for run in one.runs]
-    trials = [one.measurement.samples_per_s for one in result.trials if one.number == chosen.number and one.measurement]
-    return median(runs or trials) if runs or trials else None
+    rates = [run.samples_per_s for one in result.trials if chosen and one.number == chosen.number for run in one.runs]
+    return median(rates) if rates else None
 
 
 def _theirs(function: str, today: Mapping[str, Any]) -> dict[str, Any]:

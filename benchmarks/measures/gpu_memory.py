@@ -100,16 +100,15 @@ def survive_out_of_memory(task: Task) -> Figures:
     absurd = [one.outcome for one in result.trials if one.config.micro_batch_size == max(scale.absurd_batches)]
     was_tried = bool(absurd) and not set(absurd) <= {"timeout", "pruned", "invalid"}
     first = outcomes.index("oom") if "oom" in outcomes else None
-    chosen = result.summary.recommendation
-    again = [run is not None for one in (chosen.confirmations if chosen else ()) for run in one.rounds]
+    again = [run.outcome == "ok" for one in result.trials for run in one.repeats]
     after = 0 if first is None else outcomes[first:].count("ok")
     was_followed = first is not None and (len(outcomes) > first + 1 or bool(again))
     why = "the absurd batch was not tried" if not was_tried else None if was_followed else "nothing came after it"
     return {
         "outcomes": [[record.config.micro_batch_size, record.outcome] for record in result.trials],
         "ok_trials_after_it": after,
-        "ok_confirmations": sum(again),
-        "failed_confirmations": len(again) - sum(again),
+        "ok_repeats": sum(again),
+        "failed_repeats": len(again) - sum(again),
         "left_in_use_bytes": _left_in_use(watch, launcher.launches),
         "why_not_judged": why,
         "promises": {

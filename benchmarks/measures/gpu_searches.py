@@ -28,7 +28,7 @@ from benchmarks.yardsticks.product_run import measurement_figures, only, open_tr
 __all__ = ["search_by_default", "search_gpt2", "search_jpeg", "search_launch_bound", "search_starved", "sides_of"]
 
 _SHORTEST_SEARCH_S = 5.0
-_LEAST_SEARCH_S = 30.0  # a look, a baseline, some trials and their confirmation: below, a miss says nothing
+_LEAST_SEARCH_S = 30.0  # a look, a baseline, some trials and what decides: below, a miss says nothing
 _OF_LOWER = 0.95
 _HAND_PICKED = {"micro_batch_size": 16, "num_workers": 4, "pin_memory": True, "amp_dtype": "bfloat16", "lr": 3e-4}
 _OVER_HAND_PICKED = 1.2
@@ -243,11 +243,8 @@ def _found(result: SearchResult) -> Figures:
 
 
 def _runs_of(result: SearchResult, number: int | None) -> list[Measurement]:
-    """A trial's own measurement, then those of its confirmations."""
-    chosen = result.summary.recommendation
-    own = [one.measurement for one in result.trials if one.number == number]
-    again = [run for one in (chosen.confirmations if chosen else ()) if one.number == number for run in one.runs]
-    return [run for run in (*own, *again) if run is not None]
+    """What a trial's runs have measured, in order."""
+    return [run for one in result.trials if one.number == number for run in one.runs]
 
 
 def _best_seen(result: SearchResult, number: int | None) -> Measurement | None:

@@ -61,7 +61,7 @@ class Search:
     best: Setting
     seen: tuple[Seen, ...]
     runs: int
-    """Jobs that it has started: trials, confirmations, guards, stress runs."""
+    """Jobs that it has started: trials, repeats, guards, stress runs."""
 
 
 def search_all(ranks: int, cluster: Cluster, seed: int) -> Search:

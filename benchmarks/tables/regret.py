@@ -41,7 +41,7 @@ class Comparison(NamedTuple):
     ours_whole_s: float
     """Of the whole search, to its end."""
     theirs_whole_s: float
-    """The baseline's trial and those until that regret; no confirmation."""
+    """The baseline's trial and those until that regret; none of what decides."""
 
     @property
     def trials_ratio(self) -> float | None:
@@ -168,7 +168,7 @@ def _course(ground: Part, steps: str) -> Iterator[tuple[float, float]]:
 
 
 def plot_regret(results: Mapping[str, Part], path: Path) -> None:
-    """A panel for each ground: the median regret of each method before its confirmation, against seconds."""
+    """A panel for each ground: the median regret of each method before its race is decided, against seconds."""
     import matplotlib as mpl
 
     mpl.use("svg")

@@ -60,7 +60,7 @@ class LaunchTimes:
     """One launch by time.monotonic, which all processes of a Linux machine share."""
 
     name: str
-    """Such as "trial-003" or "confirmation-003-1"."""
+    """Such as "trial-003" or "trial-003-again"."""
     called_s: float
     returned_s: float
     after_report_s: float | None
@@ -228,10 +228,6 @@ def search_figures(result: SearchResult) -> dict[str, Any]:
         "wall_s": result.summary.wall_s,
         "stress": None if chosen is None or chosen.stress is None else chosen.stress.model_dump(mode="json"),
         "trials": [_trial_figures(record) for record in result.trials],
-        "confirmations": [
-            {"number": one.number, "rounds": [run and measurement_figures(run) for run in one.rounds]}
-            for one in (() if chosen is None else chosen.confirmations)
-        ],
     }
 
 
@@ -257,5 +253,12 @@ def _trial_figures(record: TrialRecord) -> dict[str, Any]:
         "score": None if record.score is None else record.score.value,
         "wall_s": record.result.wall_s,
         "guard": None if record.result.guard is None else record.result.guard.model_dump(mode="json"),
+        "at_s": record.result.at_s,
         "measurement": None if record.measurement is None else measurement_figures(record.measurement),
+        "repeats": [_repeat_figures(run) for run in record.repeats],
     }
+
+
+def _repeat_figures(run: TrialResult) -> dict[str, Any]:
+    measured = None if run.measurement is None else measurement_figures(run.measurement)
+    return {"outcome": run.outcome, "reason": run.reason, "at_s": run.at_s, "measurement": measured}

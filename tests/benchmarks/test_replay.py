@@ -48,7 +48,7 @@ def test_every_side_that_a_search_asks_for_is_answered_where_the_grid_holds_it(p
     surface = read_surface(path)
     space = space_of(surface)
     loaders = [surface.baseline, *loader_variations(space, CeilingBook())]
-    devices = [surface.baseline, *device_variations(space)]
+    devices = [surface.baseline, *device_variations(space, CeilingBook())]
     curves = measure(surface, tmp_path, [*loaders, *devices])
     assert {loader_key(at(surface, point.changes)) for point in curves.loader} == set(map(loader_key, loaders))
     assert {at(surface, point.changes) for point in curves.device} == set(devices)

@@ -32,7 +32,7 @@ def regret_of(course: Course) -> float:
 def test_a_shared_process_spares_a_build_for_most_trials() -> None:
     own, shared = searched(shares=False), searched(shares=True)
     spared = own.spent_s["trial"] / own.trials - shared.spent_s["trial"] / shared.trials
-    assert 2.0 < spared < 5.5, "all but those of repeats and of the confirmation"
+    assert 2.0 < spared < 5.5, "all but those of repeats"
     assert shared.whole_s < own.whole_s
     assert regret_of(shared) < 0.05
 

@@ -18,7 +18,7 @@ Hook = Literal["model", "dataset", "worker", "collate", "step", "loss"]
 Needs = Literal["mounts", "cgroup", ""]
 """What the machine must allow: file systems of our own, or a memory cgroup."""
 
-PHASES = ("probe", "baseline", "trial", "guard", "look", "confirmation", "stress", "diagnose", "others")
+PHASES = ("probe", "baseline", "trial", "guard", "look", "repeat", "stress", "diagnose", "others")
 """Of a search, then of a diagnosis: its baseline, and other settings each alone."""
 _WITHOUT_WORKERS = {"guard", "probe"}
 """Phases that load without workers."""

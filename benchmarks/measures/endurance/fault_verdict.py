@@ -106,11 +106,14 @@ def _disturbed(seen: Seen) -> Iterator[str]:
         if one.outcome not in {"ok", "pruned"}
     )
     yield from (f"there must be no such note: {one}" for one in _notes(seen))
-    found = seen.summary.recommendation
-    if found is None:
+    yield from (
+        f"every further run of trial {one.number} must be ok, but one is {run.outcome}: {run.reason}"
+        for one in seen.summary.trials
+        for run in one.repeats
+        if run.outcome != "ok"
+    )
+    if seen.summary.recommendation is None:
         yield "something must be recommended"
-    elif not all(entrant.is_feasible for entrant in found.confirmations):
-        yield "every run of the confirmation must end well"
 
 
 def _ends_the_command(fault: Fault, seen: Seen) -> Iterator[str]:
@@ -172,15 +175,15 @@ def _goes_on(seen: Seen) -> Iterator[str]:
 def _is_noted(fault: Fault, seen: Seen) -> Iterator[str]:
     """The search goes on to a recommendation, whose notes name the culprit.
 
-    Where all hang that are measured again, the baseline too, that speaks against none: nothing is confirmed then.
+    Where all hang that are measured again, the baseline too, that speaks against none: nothing is proven then.
     """
     yield from _goes_on(seen)
     if seen.summary is None:
         return
     chosen = seen.summary.recommendation
     is_left = fault.outcome == "timeout" and chosen is not None and chosen.verdict == "unconfirmed"
-    if "confirmation" in seen.struck and chosen is not None and chosen.number != 0 and not is_left:
-        yield f"what fails in the confirmation must not be recommended, but trial {chosen.number} is"
+    if "repeat" in seen.struck and chosen is not None and chosen.number != 0 and not is_left:
+        yield f"what fails when it runs again must not be recommended, but trial {chosen.number} is"
     yield from (
         f"trial {one.number} must be ok, but is {one.outcome}: {one.reason}"
         for one in seen.summary.trials
@@ -217,7 +220,7 @@ _PHASES = {
     "trial": _ends_trials,
     "guard": _ends_trials,
     "look": _is_noted,
-    "confirmation": _is_noted,
+    "repeat": _is_noted,
     "stress": _is_noted,
     "diagnose": _ends_the_command,
     "others": _is_remarked,

@@ -33,13 +33,13 @@ _HERE = Path(__file__).parent
 _PLAN = json.loads((_HERE / "fault.json").read_text())
 _ITEM_S = 0.01
 _FEATURES = 8
+_AGAIN = "-again"
+"""In the name of a further run of a trial."""
 _PREFIXES = {
     "probe": "probe",
     "trial-000": "baseline",
     "trial": "trial",
     "guard": "guard",
-    "confirmation-000": "reference",
-    "confirmation": "confirmation",
     "stress": "stress",
 }
 _HELD = list[Any]()
@@ -97,6 +97,8 @@ def _phase() -> str:
         diagnosed = [path.name for path in (_HERE / "disk" / "tmp").glob("autotune-*/scratch/*")]
         return {"baseline": "diagnose", "curves": "others"}.get(diagnosed[0].split("-")[0], "") if diagnosed else ""
     name = searched[0]
+    if _AGAIN in name:
+        return "reference" if name.startswith("trial-000") else "repeat"
     return (
         "look" if name.startswith("curves") else next((_PREFIXES[one] for one in _PREFIXES if name.startswith(one)), "")
     )

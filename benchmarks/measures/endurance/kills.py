@@ -43,8 +43,8 @@ _LATEST_ELSEWHERE_S = 0.6
 _COMES_WITHIN_S = 1.5
 """A process of the role, once the moment is there."""
 _FATAL: frozenset[Role] = frozenset({"parent", "all"})
-_WITH_RANKS: tuple[Stage, ...] = ("probe", "baseline", "trials", "confirmation")
-_WITH_WORKERS: tuple[Stage, ...] = ("baseline", "trials", "confirmation")
+_WITH_RANKS: tuple[Stage, ...] = ("probe", "baseline", "trials", "repeats")
+_WITH_WORKERS: tuple[Stage, ...] = ("baseline", "trials", "repeats")
 
 
 def _cases(is_quick: bool) -> Sequence[str]:

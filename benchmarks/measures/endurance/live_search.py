@@ -44,8 +44,8 @@ __all__ = [
 
 Role = Literal["parent", "server", "rank", "worker", "all"]
 ROLES: tuple[Role, ...] = ("parent", "server", "rank", "worker", "all")
-Stage = Literal["start", "probe", "baseline", "trials", "confirmation", "end"]
-STAGES: tuple[Stage, ...] = ("start", "probe", "baseline", "trials", "confirmation", "end")
+Stage = Literal["start", "probe", "baseline", "trials", "repeats", "end"]
+STAGES: tuple[Stage, ...] = ("start", "probe", "baseline", "trials", "repeats", "end")
 
 WORKLOAD = """
 import time
@@ -82,7 +82,7 @@ _FILES: Mapping[Stage, str] = {
     "probe": "logs/probe*.log",
     "baseline": "logs/trial-000.log",
     "trials": "logs/trial-00[1-9].log",
-    "confirmation": "logs/confirmation-*.log",
+    "repeats": "logs/trial-*-again.log",
     "end": "summary.json",
 }
 """What a stage writes first."""

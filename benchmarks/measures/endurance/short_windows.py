@@ -11,7 +11,7 @@ from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
 from autotune.protocol.disk import write_model
 from autotune.protocol.jobs import NO_EXTRAS, CurvesJob, StressJob, TrialJob, WindowRules, read_job
 from autotune.report.render import html
-from autotune.tuning import confirmation
+from autotune.tuning import race
 
 __all__ = ["SHORT", "end_briefly", "shorten", "shorten_all", "shorten_those_of", "without_drawings"]
 
@@ -20,7 +20,8 @@ SHORT = f"from {__name__} import shorten_all; shorten_all()"
 _WINDOW = WindowRules(max_s=0.2, precision=0.5, block_s=0.02)
 _STRESS_S = 0.2
 _STRETCH_S = 0.05
-_ROUNDS = 3
+_PAIRS = 2
+"""Of runs of leader and baseline, after which the race is decided."""
 
 
 def shorten(launch: Launch) -> None:
@@ -35,16 +36,16 @@ def shorten(launch: Launch) -> None:
 
 
 def shorten_all() -> None:
-    """Shorten whatever this process launches from now on, confirm in few rounds, and draw nothing."""
+    """Shorten whatever this process launches from now on, decide by few runs, and draw nothing."""
     end_briefly()
     shorten_those_of(ForkServerLauncher)
     shorten_those_of(FreshInterpreterLauncher)
 
 
 def end_briefly() -> None:
-    """Have searches of this process confirm in few rounds, and draw nothing."""
+    """Have searches of this process decide by few runs, and draw nothing."""
     without_drawings()
-    vars(confirmation)["MOST_ROUNDS"] = _ROUNDS
+    vars(race)["_MOST_PAIRS"] = _PAIRS
 
 
 def without_drawings() -> None:
