@@ -16,8 +16,8 @@ SPREAD = RunSpread(sd=0.08, degrees_of_freedom=3.0)
 BY_KIND = SPREAD.model_copy(update={"device": RunSpread(sd=0.004, degrees_of_freedom=3.0)})
 
 
-def run(number: int, rate: float, at_s: float = 0.0, **changes: object) -> Run:
-    return replace(Run(log(rate), 1e-6, number=number, at_s=at_s), **changes)
+def run(number: int, rate: float, at_s: float = 0.0, *, is_disturbed: bool = False) -> Run:
+    return Run(log(rate), 1e-6, number=number, at_s=at_s, is_disturbed=is_disturbed)
 
 
 def evidence(*runs: Run, spread: RunSpread = SPREAD) -> Evidence:

@@ -176,7 +176,12 @@ def test_where_the_queue_can_not_be_deepened_later_it_is_full_from_the_start(
     is_other_torch: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = list[int]()
-    monkeypatch.setattr(DataLoader, "_get_iterator", lambda self: asked.append(self.prefetch_factor) or iter(()))
+
+    def iterate(loader: DataLoader[Any]) -> Any:
+        asked.append(loader.prefetch_factor or 0)
+        return iter(())
+
+    monkeypatch.setattr(DataLoader, "_get_iterator", iterate)
     kind = DataLoader if is_other_torch else Own
     if is_other_torch:
         monkeypatch.delattr(dataloader._MultiProcessingDataLoaderIter, "_try_put_index")
