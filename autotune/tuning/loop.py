@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from math import ceil
+from math import ceil, exp
 
 from autotune.analysis.decisions.claims import believe
 from autotune.analysis.decisions.early_stopping import behind_threshold
@@ -475,7 +475,7 @@ class Search:
     def _extras_of(self, trial: Trial, window: WindowRules) -> Extras:
         """Where the sides were measured, only groups of devices measure ceilings again, beside the baseline.
 
-        What limits a group can't be measured on one device, and where the group loses, no confirmation will show it.
+        What limits a group can't be measured on one device, and where the group loses, it does not run again.
         """
         if self.proposer.has_model and trial.number != 0 and trial.config.world_size == 1:
             return NO_EXTRAS
@@ -544,6 +544,7 @@ class Search:
         gain = self.race.ledger.evidence.contrast(best.number, 0)
         if gain is None:
             return None
-        return Known(
-            number=best.number, speedup=believe(gain).ratio(), is_proven=best.number in self.race.ledger.proven
-        )
+        speedup, proven = believe(gain).ratio(), self.race.ledger.proven.get(best.number)
+        if proven is not None:  # at the kept error, which is smaller than that of a 95 % interval
+            speedup = speedup.model_copy(update={"low": exp(proven)})
+        return Known(number=best.number, speedup=speedup, is_proven=proven is not None)

@@ -1,4 +1,4 @@
-"""What runs allow to say: the spread between them, ratios of rounds, claims, what to recommend, when to stop. Pure.
+"""What runs allow to say: how far they differ, what they prove, claims, what to recommend, when to stop. Pure.
 
-Comes in: measurements of trials and confirmations. Goes out: intervals, beliefs and choices.
+Comes in: the runs of a search. Goes out: contrasts, proofs, beliefs and choices.
 """

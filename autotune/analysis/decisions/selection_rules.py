@@ -45,7 +45,7 @@ def simplicity(config: TrainingConfig) -> tuple[int, ...]:
 def worth_its_batch(over: Ratio, least: float) -> bool | None:
     """Return whether a larger batch beats the fastest at the baseline's own beyond noise, and by enough as measured.
 
-    None: undecided, further rounds may show it.
+    None: undecided, further runs may show it.
 
     Args:
         over: The larger batch's throughput over that of the fastest at the baseline's own.

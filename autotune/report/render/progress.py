@@ -212,7 +212,7 @@ def _say_state(progress: Progress, passed_s: float, width: int) -> str:
     best = f"best {show(rate, 'rate')}" + (f", {gain}" if gain else "")
     if progress.known is not None and progress.known.speedup.low > 1:
         least = f"{show(progress.known.speedup.low, 'times')}×"  # noqa: RUF001 - a times sign
-        best = f"{'proven' if progress.known.is_proven else 'at least'} {least}, best {show(rate, 'rate')}"
+        best = f"{'proven' if progress.known.is_proven else 'probably'} {least}, best {show(rate, 'rate')}"
     more = _say_more(progress)
     rest = width - cell_len(f"{step} | {best} | {clock}{more}")
     if rest < 0:

@@ -117,7 +117,7 @@ def test_what_is_known_is_one_line_with_as_many_settings_as_fit(monkeypatch: pyt
     ("step", "told"),
     [
         (known(0.9, 3.0), "2.41×"),  # noqa: RUF001 - a times sign
-        (known(1.2, 3.0), "at least 1.20×"),  # noqa: RUF001
+        (known(1.2, 3.0), "probably 1.20×"),  # noqa: RUF001
         (known(1.6, 2.6, is_proven=True), "proven 1.60×"),  # noqa: RUF001
     ],
 )
