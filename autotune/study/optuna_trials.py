@@ -33,6 +33,7 @@ __all__ = [
     "read_records",
     "tell_kept",
     "tell_record",
+    "write_answer",
     "write_record",
     "write_repeats",
 ]

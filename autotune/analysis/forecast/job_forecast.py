@@ -18,6 +18,7 @@ from autotune.records.trial import TrialRecord, TrialResult
 
 __all__ = ["Pair", "expected_rates", "rate_model_of"]
 
+_SINGLE = {"strategy": "single", "world_size": 1, "ddp": None}
 Pair: TypeAlias = tuple[CurvePoint | None, CurvePoint | None]
 """A point of the loader's curve and one of the device's; None: as today."""
 
@@ -49,7 +50,8 @@ def rate_model_of(evidence: Evidence) -> RateModel:
         ("device", device_ceiling(evidence)),
         ("copy", copy_ceilings(evidence).get(evidence.config.pin_memory, inf)),
     )
-    known = {observation.kind for observation in seen if observation.config == evidence.config}
+    own = {evidence.config, evidence.config.model_copy(update=_SINGLE)}  # curves are measured on one device
+    known = {observation.kind for observation in seen if observation.config in own}
     seen += [
         side_observation(side, evidence.config, rate, kind) for side, rate in sides if side not in known and rate < inf
     ]
@@ -58,5 +60,4 @@ def rate_model_of(evidence: Evidence) -> RateModel:
 
 def _look(evidence: Evidence, side: Side, point: CurvePoint) -> ConfiguredPoint:
     """A point in its configuration: curves are measured in one process on one device."""
-    single = {"strategy": "single", "world_size": 1, "ddp": None}
-    return ConfiguredPoint(side=side, config=apply_changes(evidence, point).model_copy(update=single), point=point)
+    return ConfiguredPoint(side=side, config=apply_changes(evidence, point).model_copy(update=_SINGLE), point=point)

@@ -25,6 +25,8 @@ __all__ = ["outcome_of"]
 _OUR_PACKAGE = str(Path(__file__).resolve().parents[2]) + os.sep
 _LONGEST_TRACEBACK = 32 * 1024
 """Characters, some hundred frames: our own convention. A record is read often; a message may hold a whole tensor."""
+_OUR_QUOTED_FRAME = re.compile(rf'^  File "{re.escape(_OUR_PACKAGE)}[^"]*", line .*\n(?:    .*\n)*', re.MULTILINE)
+"""A frame of ours, with its source, in the traceback of a loader worker that a message quotes."""
 _PLACE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
@@ -69,7 +71,7 @@ def _users_traceback(error: BaseException) -> str:
         own = [frame for frame in current.stack if not frame.filename.startswith(_OUR_PACKAGE)]
         current.stack = traceback.StackSummary.from_list(own or list(current.stack))
         current = current.__cause__ or current.__context__
-    return "".join(formatted.format()).rstrip()
+    return _OUR_QUOTED_FRAME.sub("", "".join(formatted.format())).rstrip()
 
 
 def _bounded(text: str) -> str:
