@@ -198,24 +198,24 @@ def _decisions(results: Results) -> Figures:
     """False "faster" where there is nothing to win, by spread; coverage, bias and what is found."""
     shares: dict[str, Any] = {}
     results = {name: part for name, part in results.items() if name.startswith("spread ")}  # no hurry, no GPU
-    for spread in ("1.5", "5", "10"):
+    for spread in ("1.5", "5", "10", "20"):
         nothing = results[f"spread {spread} %, gain 0 %"]
         shares[f"false_{spread.replace('.', '_')}"] = nothing["false_faster"][0]
     gains = [part for name, part in results.items() if not name.endswith("gain 0 %")]
-    finalists = [part["finalists_covered"][0] for part in results.values()]
-    ten = results["spread 10 %, gain 10 %"]
+    repeated = [part["repeated_covered"][0] for part in results.values()]
+    ten = results["spread 5 %, gain 10 %"]
     return {
         **shares,
-        "finalists_least": min(finalists),
-        "finalists_most": max(finalists),
+        "repeated_least": min(repeated),
+        "repeated_most": max(repeated),
         "claims_least": min(part["claims_covered"][0] for part in gains),
         "claims_most": max(part["claims_covered"][0] for part in gains),
         "bias": 100 * max(abs(part["bias_of_claims"]) for part in gains),
-        "bias_of_proven": 100 * max(part["bias_of_said_faster"] for part in gains),
+        "bias_of_proven": 100 * max(part["bias_of_said_faster"] or 0.0 for part in gains),
         "bias_of_nothing": 100
         * max(part["bias_of_claims"] or 0.0 for name, part in results.items() if name.endswith("gain 0 %")),
         "found": ten["found"][0],
-        "found_where_power": ten["found_where_power"][0],
+        "found_soon": ten["found_soon"][0],
         "regret": ten["regret"],
     }
 
@@ -234,7 +234,7 @@ def _decisions_here(results: Results) -> list[Figures]:
             "count": part["count"],
             "proven": sum(one["verdict"] == "faster" for one in part["searches"]),
             "false": sum(one["verdict"] == "faster" and one["truth"] <= 1 for one in part["searches"]),
-            "covered": part["finalists_covered"][0],
+            "covered": part.get("repeated_covered", part.get("finalists_covered"))[0],
             "bias": None if part["bias_of_claims"] is None else 100 * part["bias_of_claims"],
             "half_width": part["half_width"],
             "whole_s": part["whole_s"],
