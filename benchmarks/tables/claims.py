@@ -166,6 +166,7 @@ def _regret_counts(grounds: Mapping[str, Any]) -> Figures:
         "beyond": _far(regrets),
         "beyond_before": _far(before),
         "tpe_beyond": _far(tpe),
+        "tpe_searches": len(tpe),
         "none": sum(row["median"] < _NOTHING for row in rows),
         "within": sum(row["median"] <= _TARGET for row in rows),
         "most": max(row["median"] for row in rows),
