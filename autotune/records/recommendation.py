@@ -1,4 +1,4 @@
-"""What a search recommends, and the evidence: the runs of what was compared, and their rates as ratios."""
+"""A search's recommendation and its evidence: the runs of all that was compared, and ratios of their rates."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Recommendation(FrozenModel):
     """faster: it is proven to beat the baseline, at an error that is kept. already_best: nothing that was tried is
     likely to be worth a change. unconfirmed: it is not decided."""
     speedup: Ratio | None
-    """What is claimed over the baseline, from all runs of the search: median and 95 % interval of what is believed,
+    """The claimed gain over the baseline, from all runs of the search: median and 95 % interval of what is believed,
     shrunk as far as luck goes. None where the baseline is no reference."""
     measured_speedup: Ratio | None = None
     """The ratio as measured; None for the baseline itself."""

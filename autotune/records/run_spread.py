@@ -28,7 +28,7 @@ class RunSpread(FrozenModel):
     degrees_of_freedom: float = Field(gt=0, allow_inf_nan=False)
     """How much the figure rests on: as many as a standard deviation from one run more would have."""
     source: Literal["assumed", "workload"] = "assumed"
-    """Whether it is our convention for such a device, or was learned from this search's repeats."""
+    """Our convention for such a device, or learned from this search's repeats."""
     device: RunSpread | None = None
     """The same of runs that the device holds; None on a CPU, where all runs are of one kind."""
 

@@ -1,4 +1,4 @@
-"""What to believe of a measured gain: shrunk only as far as luck goes, since most changes bring little. Pure.
+"""Shrink a measured gain as far as luck goes, since most changes bring little. Pure.
 
 The prior of a gain is a mixture of normal distributions around none, from a narrow one to a very wide one: small gains
 that the noise could make are shrunk to almost nothing, large ones hardly at all. Beliefs under such a prior need no

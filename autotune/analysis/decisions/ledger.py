@@ -125,7 +125,7 @@ class Ledger:
         self._prove(number, _SEARCH_ERROR / (place * (place + 1)) * 0.5 ** self._looks[number])
 
     def _may_prove(self, number: int) -> bool:
-        """Whether both ran twice, and the baseline once after the configuration: a slow stretch ends."""
+        """Return True where both ran twice, and the baseline once after the configuration: a slow stretch ends."""
         first = next((place for place, run in enumerate(self.runs) if run.number == number), len(self.runs))
         runs_after = any(run.number == 0 for run in self.runs[first:])
         return runs_after and min(self.evidence.count(number), self.evidence.count(0)) >= _FEWEST_RUNS

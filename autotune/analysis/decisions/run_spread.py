@@ -112,7 +112,7 @@ def run_of(measurement: Measurement, *, number: int = 0, at_s: float = 0.0, most
 
 
 def evidence_of(runs: Sequence[Run]) -> SpreadEvidence | None:
-    """What runs of the same settings tell of the spread, less what their windows explain; None of a single run.
+    """Return the variance between runs of the same settings, less what windows explain; None of a single run.
 
     Runs that other programs disturbed are left out: they say nothing of the machine by itself.
     """
