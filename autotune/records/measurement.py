@@ -87,6 +87,8 @@ class Window(FrozenModel):
     """What one restart is taken to cost where none fell into the window, from the first start of the loader."""
     queue_capacity: int
     """Batches that workers prepare in advance at most: min(prefetch_factor * num_workers, batches of an epoch)."""
+    workers: int = 0
+    """Processes of the loader that make batches; 0 where there are none, or their number is not known."""
     queue_at_start: int | None
     """Batches that were ready at the window's first edge; None where the platform has no such count."""
     queue_at_end: int | None

@@ -6,6 +6,7 @@ import json
 from itertools import pairwise
 from math import inf, isinf, nan
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from autotune.analysis.rates import wait_fraction, window_rate
 from autotune.records.measurement import Block, Measurement, MemorySample, Rate, Restart, Window
 from tests.factories import make_measurement, make_window
 
+_DATA = Path(__file__).parent / "data"
 _FINITE = st.floats(0, 1e12)
 _RATES = st.floats(0.1, 1e5)
 _BLOCKS = st.builds(
@@ -37,6 +39,7 @@ _WINDOWS = st.builds(
     epoch_samples=st.none() | st.integers(1, 10**9),
     expected_restart_s=st.floats(0, 100),
     queue_capacity=st.integers(0, 512),
+    workers=st.integers(0, 64),
     queue_at_start=st.none() | st.integers(0, 512),
     queue_at_end=st.none() | st.integers(0, 512),
     warm_up_batches=st.integers(0, 1000),
@@ -160,7 +163,7 @@ def test_a_queue_that_rises_and_falls_by_chance_takes_nothing_off() -> None:
 
 def test_an_ample_loader_leaves_the_rate_of_a_launch_bound_loop_as_it_was_counted() -> None:
     """The plain loop ran right after round 3, for 5 s of an epoch of 19 s: no start of workers falls into it."""
-    recorded = json.loads((Path(__file__).parent / "data" / "launch_bound_h200.json").read_text())
+    recorded = json.loads((_DATA / "launch_bound_h200.json").read_text())
     windows = {name: Window.model_validate(window) for name, window in recorded["windows"].items()}
     for window in windows.values():
         within_an_epoch = window.model_copy(update={"epoch_samples": None})
@@ -303,8 +306,22 @@ def test_a_queue_that_fills_up_while_the_loop_waits_leaves_the_rate_open() -> No
     assert rate.value == pytest.approx(150.0)
 
 
-def test_what_is_made_does_not_count_where_the_device_sets_the_pace() -> None:
-    assert window_rate(counted(60.0).model_copy(update={"host_ahead_s": 0.05})).value == 60.0 + 40.0
+def test_a_device_that_always_has_work_does_not_hide_that_the_queue_falls() -> None:
+    assert window_rate(counted(60.0).model_copy(update={"host_ahead_s": 0.05})).value == 60.0
+
+
+def test_workers_whose_batches_lie_ready_make_less_than_they_could() -> None:
+    recorded = json.loads((_DATA / "imagenet_h200.json").read_text())
+    windows = [Window.model_validate(window) for window in recorded["windows"]]
+    assert [round(window.raw_samples_per_s) for window in windows] == [3_628, 3_385]
+    assert fmean(window_rate(window).value for window in windows) == pytest.approx(2_820, rel=0.01)
+    assert all(window_rate(window).low < 2_820 < window_rate(window).high for window in windows)
+
+
+def test_a_queue_that_stays_almost_full_takes_nothing_off() -> None:
+    window = counted(95.0)
+    blocks = tuple(block.model_copy(update={"ready_at_end": 62}) for block in window.blocks)
+    assert window_rate(window.model_copy(update={"blocks": blocks, "workers": 16, "queue_at_start": 62})).value == 100.0
 
 
 def test_where_nothing_was_made_or_a_block_is_not_counted_the_queue_tells() -> None:

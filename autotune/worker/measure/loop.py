@@ -438,6 +438,7 @@ def window_of(
         epoch_samples=None if epoch_batches is None or is_uneven else round(epoch_batches * samples_per_batch),
         expected_restart_s=_expected_restart_s(run, stretches),
         queue_capacity=run.queue_capacity,
+        workers=run.trainer.config.num_workers,
         queue_at_start=queue_at_start,
         queue_at_end=blocks[-1].ready_at_end,
         take_s=run.take_s,
