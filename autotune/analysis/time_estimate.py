@@ -40,9 +40,9 @@ _FIRST_OVERHEAD_S = 1.5
 _BATCHES_A_WORKER = 2
 """Of each worker, before a window: its first one, which the loop waits for, and one while steps become steady
 (worker/measure/queue_depth.py). An estimate."""
-_RUNS_A_TRIAL = 4 / 3
+_RUNS_A_TRIAL = 1.1
 """The baseline runs again after every third trial (tuning/race.py)."""
-_SETTLING_RUNS = 5
+_SETTLING_RUNS = 4
 """Runs that decide once no trial promises more: of what leads and of the baseline. Source: benchmarks/regret.py."""
 _STEPS_OF_A_TRIAL = 6
 """The fewest optimizer steps of a trial in a shared process: three before its window, three blocks in it."""
@@ -51,7 +51,7 @@ _ANY_TRIAL_S = 10.0
 _LATEST = 200
 """Trials that tell what a trial takes: our own convention; asked for several times a trial, which must not take longer
 the more there were."""
-_EXPECTED_TRIALS = 12
+_EXPECTED_TRIALS = 9
 """Of a search that may stop by itself. Source: benchmarks/regret.py."""
 _EXPECTED_UNGUIDED_TRIALS = 20
 """Of one that only its patience ends, after 16 trials and 12 since the last gain: our own convention."""
@@ -78,6 +78,8 @@ class Pace:
     """Of these, what trials that share its process spare; else 0."""
     left_s: float | None = None
     """Seconds left of the time-out; None without one."""
+    settling_s: float | None = None
+    """Seconds that deciding should take once no trial promises more; None before anything is known of the gain."""
     is_guided: bool = True
     """A model proposes: it measures the curves of loader and device first, and ends the search sooner."""
 
@@ -149,7 +151,7 @@ def expected_s(pace: Pace) -> float:
         trial_s, first_s = typical_s(pace.records), 0.0
     total = first_s + _RUNS_A_TRIAL * trial_s * rounds_of(further, slots=pace.slots)
     if max(1, done) + further > 1:  # a baseline alone is compared with nothing
-        total += _SETTLING_RUNS * (trial_s + pace.build_s)
+        total += _SETTLING_RUNS * (trial_s + pace.build_s) if pace.settling_s is None else pace.settling_s
     return total if pace.left_s is None else min(total, pace.left_s)
 
 

@@ -527,7 +527,7 @@ class Search:
                 total=self.time.most_trials,
                 elapsed_s=self.time.clock.elapsed_s,
                 remaining_s=self.time.remaining_s(
-                    has_model=self.proposer.has_model, settling_s=self.race.left_s if is_settling else None
+                    has_model=self.proposer.has_model, settling_s=self.race.expected_s(), is_settling=is_settling
                 ),
                 baseline=next((record for record in records if record.number == 0), None),
                 best=best,

@@ -47,6 +47,8 @@ _UNLIKELY = 0.05
 _PRECISE, _PRECISE_SHARE = 0.05, 0.25
 """Half-width of a proven gain's 95 % interval, on the log scale, with which it needs no further runs: a twentieth, or a
 quarter of the gain; our own convention."""
+_LARGE_GAIN, _LARGE_GAIN_RUNS = log(1.5), 2
+"""Gain on the log scale from which deciding takes a few runs alone, and how many: benchmarks/regret.py."""
 _MOST_LOST = 2
 """Further runs of the baseline that fail before nothing more is tried: as a trial is refuted by two that hang."""
 _FUTILE_AFTER = 3
@@ -145,6 +147,21 @@ class Race:
         if self.is_settled:
             return 0.0
         return self._settle_s if self.leader is None else self._budget_s - (self.time.clock.elapsed_s - self._from_s)
+
+    def expected_s(self) -> float | None:
+        """Return the seconds that deciding should still take; None before the best differs from the baseline.
+
+        A large gain is proven and known well enough by the runs of the search and a few more. A small one takes the
+        time that there is, to be known better, where it does not turn out to be none.
+        """
+        if self.is_settled or self.leader is not None:
+            return self.left_s
+        found = self.look()
+        best = found.best
+        contrast = None if best is None or best.number == 0 else found.evidence.contrast(best.number, 0)
+        if contrast is None:
+            return None
+        return min(_LARGE_GAIN_RUNS * found.run_s, self._settle_s) if contrast.value > _LARGE_GAIN else self._settle_s
 
     @property
     def _settle_s(self) -> float:

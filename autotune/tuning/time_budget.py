@@ -235,17 +235,23 @@ class TimeBudget:
         max_s = max(SHORTEST_WINDOW_S, min(best_s, _LONGEST_WINDOW_S, longest_s))
         return rules.model_copy(update={"max_s": max_s, "precision": max(rules.precision, own.sd)})
 
-    def remaining_s(self, *, has_model: bool, settling_s: float | None = None) -> float:
-        """An estimate from the runs so far, within the time-out; `settling_s`: once only deciding is left."""
-        if settling_s is not None:
+    def remaining_s(self, *, has_model: bool, settling_s: float | None = None, is_settling: bool = False) -> float:
+        """Estimate the seconds that are left, from the runs so far, within the time-out.
+
+        Args:
+            has_model: A model proposes the trials.
+            settling_s: What deciding should take; None where nothing is known of that.
+            is_settling: Only that is left.
+        """
+        if is_settling and settling_s is not None:
             return settling_s if self.clock.left_s is None else min(settling_s, self.clock.left_s)
-        usual_s = expected_s(self._pace(self.study.records, has_model=has_model))
+        usual_s = expected_s(self._pace(self.study.records, has_model=has_model, settling_s=settling_s))
         if not self.is_brief:
             return usual_s
         trials_s = self.probe_s + self._brief_trials_s - self.clock.elapsed_s
         return min(usual_s, max(0.0, trials_s) + self.build_s + _BRIEF_END_S)
 
-    def _pace(self, records: Sequence[TrialRecord], *, has_model: bool) -> Pace:
+    def _pace(self, records: Sequence[TrialRecord], *, has_model: bool, settling_s: float | None = None) -> Pace:
         return Pace(
             most_trials=self.most_trials,
             may_stop_early=self.may_stop_early,
@@ -254,6 +260,7 @@ class TimeBudget:
             probe_s=self.probe_s,
             build_s=self.build_s,
             left_s=self.clock.left_s,
+            settling_s=settling_s,
             is_guided=has_model,
         )
 

@@ -67,6 +67,8 @@ class Course:
     out_of_memory: int
     spent_s: Mapping[str, float] = field(default_factory=dict)
     """What the product's seconds went to."""
+    promised: Sequence[tuple[float, float]] = ()
+    """Seconds at which the product promised a search of how many in all."""
     ended: str = ""
     verdict: str = ""
     """The product's."""
@@ -167,6 +169,7 @@ def _search(ground: Ground, seed: int, method: Method, budget: Budget) -> Course
         recommended=recommended_of(found, ground.baseline),
         whole_s=launcher.now(),
         spent_s={**spent_s, "deciding": deciding_s, "stress": launcher.spent_s["stress"]},
+        promised=ended.promised,
         ended="" if reason is None else say(reason),
         verdict="" if found is None else found.verdict,
         speedup=None if found is None or found.speedup is None else tuple(found.speedup.model_dump().values()),

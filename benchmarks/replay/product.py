@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -46,6 +46,8 @@ class WholeSearch:
     recommendation: Recommendation | None
     search_s: float
     """When the last trial had ended and only what decides was left, by the launcher's clock."""
+    promised: Sequence[tuple[float, float]]
+    """Seconds at which a search of how many in all was promised."""
 
 
 def search_whole(
@@ -67,10 +69,11 @@ def search_whole(
         study = Study.open(None, space, identity={}, seed=plan.seed, method=method)
         clock = Clock(budget.timeout_s, started=0.0, now=launcher.now)
         time = TimeBudget(study=study, budget=budget, clock=clock, probe_s=probe_s, build_s=runner.build_s)
-        settled_s = 0.0
+        settled_s, promised = 0.0, list[tuple[float, float]]()
 
         def note_phase(progress: Progress) -> None:
             nonlocal settled_s
+            promised.append((launcher.now(), launcher.now() + progress.remaining_s))
             if progress.phase == "confirm" and not settled_s:
                 settled_s = launcher.now()
                 on_settled(search)
@@ -83,4 +86,6 @@ def search_whole(
             proposer=make_proposer(time, seed=plan.seed),
         )
         found = search.run()
-        return WholeSearch(found=found, recommendation=select(found), search_s=settled_s or launcher.now())
+        return WholeSearch(
+            found=found, recommendation=select(found), search_s=settled_s or launcher.now(), promised=promised
+        )
