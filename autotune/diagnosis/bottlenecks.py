@@ -14,6 +14,7 @@ from autotune.analysis.forecast import expectation
 from autotune.diagnosis.gains import figures_of
 from autotune.records.breakdown import LoaderCosts, Share, TimeBreakdown
 from autotune.records.diagnosis import Bottleneck, Evidence, Finding
+from autotune.tuning.host_bound import is_host_bound
 
 __all__ = ["WAITING_CPU_FRACTION", "breakdown_of", "find_bottlenecks", "fixed_step_share"]
 
@@ -36,12 +37,16 @@ _BANDWIDTH_FRACTION = 0.5
 _SLOWED_BY = 1.5
 """Computing in the loop against the device alone, from which on the CPU is taken to be oversubscribed: our own
 convention."""
+_DEVICE_WORK = frozenset[Bottleneck]({"compute", "memory"})
 _FEWEST_BATCHES = 3
 """For a line through batch sizes and times: with two, any noise would be a fixed cost."""
 
 
 def find_bottlenecks(evidence: Evidence) -> tuple[Finding, ...]:
-    """What takes at least a tenth of the wall time, the largest share first; at least one finding."""
+    """Return what takes at least a tenth of the wall time, the largest share first; at least one finding.
+
+    Where the device waits for its host, the host comes before what the device does meanwhile: that holds nothing up.
+    """
     parts = breakdown_of(evidence)
     if evidence.measurement.data_wait_fraction is None and evidence.measurement.breakdown is None:
         return (Finding(bottleneck="unknown", share=1.0),)
@@ -61,7 +66,13 @@ def find_bottlenecks(evidence: Evidence) -> tuple[Finding, ...]:
     merged = _merged(found)
     heavy = [finding for finding in merged if finding.share >= _LEAST_SHARE]
     heaviest = max(merged, key=lambda finding: finding.share)
-    return tuple(sorted(heavy or [heaviest], key=lambda finding: -finding.share))
+    is_waiting = is_host_bound(evidence.measurement)
+
+    def order(finding: Finding) -> tuple[float, bool]:
+        is_behind = is_waiting and finding.bottleneck in _DEVICE_WORK
+        return -(min(finding.share, between.share) if is_behind else finding.share), is_behind
+
+    return tuple(sorted(heavy or [heaviest], key=order))
 
 
 def _merged(found: Sequence[Finding]) -> list[Finding]:

@@ -21,7 +21,9 @@ from autotune.records.ceilings import SIDES, Ceiling, CeilingBook, Headroom, Sid
 from autotune.records.diagnosis import Advice, CurvePoint, Diagnosis, Evidence, Finding
 from autotune.records.host_load import note_on_load
 from autotune.records.measurement import Ceilings
+from autotune.records.utilization import best_direct_reading
 from autotune.tuning.extra_measurements import with_settled_ceilings
+from autotune.tuning.host_bound import is_host_bound
 from autotune.version import __version__
 
 __all__ = ["HEALTHY_GAIN", "headroom_today", "is_healthy", "judge", "make_headline"]
@@ -60,13 +62,15 @@ def is_healthy(evidence: Evidence, findings: Sequence[Finding], advice: Sequence
 
 def headroom_today(evidence: Evidence) -> Headroom:
     """Where today's rate stands between the ceilings."""
-    rate = evidence.measurement.samples_per_s
+    run = evidence.measurement
+    busy = best_direct_reading(run.busy_readings) if is_host_bound(run) else None
     return headroom_of(
-        rate,
+        run.samples_per_s,
         loader_ceiling=loader_ceiling(evidence),
         device_ceiling=device_ceiling(evidence),
         copy_ceiling=copy_ceilings(evidence).get(evidence.config.pin_memory),
-        host_ceiling=evidence.measurement.host_ceiling,
+        host_ceiling=run.host_ceiling,
+        host_bound_busy=None if busy is None else busy.fraction,
     )
 
 

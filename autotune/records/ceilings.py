@@ -18,7 +18,6 @@ from autotune.settings.training_config import LOADER_SETTINGS, TrainingConfig
 
 __all__ = [
     "EXCEEDED_FROM",
-    "HOLDS_FROM",
     "SIDES",
     "Ceiling",
     "CeilingBook",
@@ -40,7 +39,7 @@ _DISAGREE_FROM = 1.5
 Stretches of 0.2 s differ by up to a fifth on two shared cores (benchmarks/surfaces)."""
 _CERTAIN_SDS = 2.0
 """Standard errors of a ceiling that a rate must exceed on top: about a 95 % interval."""
-HOLDS_FROM = 0.85
+_HOLDS_FROM = 0.85
 """Share of the lowest ceiling from which that side counts as the bottleneck: our convention."""
 _STEP_SETTINGS = attrgetter(*(name for name in TrainingConfig.model_fields if name not in {"lr", *LOADER_SETTINGS}))
 """All but the loader's, and the learning rate."""
@@ -253,13 +252,16 @@ class Headroom(FrozenModel):
     loader_ceiling: float
     """Infinite where nothing is known of the loader."""
     device_ceiling: float
-    """Samples per second of the device alone; infinite where nothing is known of it."""
+    """Samples per second of the device alone; infinite where nothing is known of it. Where the device waits for its
+    host, at least what it would do without waiting, by the time in which it is busy."""
     copy_ceiling: float | None = None
     """Samples per second of copying batches to the device; None where nothing is copied, or it was not measured."""
     host_ceiling: float | None = None
     """Samples per second of the host that takes and launches batches; None where it is the device, or not measured."""
     lower: Literal["loader", "device", "copy", "host"]
     """The side whose ceiling is the lowest."""
+    limit: Literal["loader", "device", "copy", "host"] | None
+    """The side that limits the loop; None where no side alone does."""
     share_of_device: float
     """The rate over what the device can do on a batch in its memory."""
     share_of_lower: float
@@ -275,8 +277,25 @@ def headroom_of(
     device_ceiling: float,
     copy_ceiling: float | None = None,
     host_ceiling: float | None = None,
+    host_bound_busy: float | None = None,
 ) -> Headroom:
-    """Compare a rate to the ceilings; of equal ones the device's counts as the lowest, then the loader's."""
+    """Compare a rate to the ceilings; of equal ones the device's counts as the lowest, then the loader's.
+
+    A host that launches the loop's work too slowly may hold up the device alone as well, which then reaches the host's
+    ceiling and not its own. Its busy time in the loop shows what it can do at least.
+
+    Args:
+        samples_per_s: The rate.
+        loader_ceiling: Of the loader alone; infinite where nothing is known of it.
+        device_ceiling: Of the device alone, as measured; infinite where nothing is known of it.
+        copy_ceiling: Of the copies alone; None: nothing is copied, or it was not measured.
+        host_ceiling: Of the host alone; None: the host is the device, or it was not measured.
+        host_bound_busy: Share of the time in which the device is busy, of a loop whose device waits for its host; None:
+            it does not, or this is not known.
+    """
+    is_held_alone = host_ceiling is None or device_ceiling >= _HOLDS_FROM * host_ceiling
+    if host_bound_busy and is_held_alone:
+        device_ceiling = max(device_ceiling, samples_per_s / host_bound_busy)
     known: dict[Literal["loader", "device", "copy", "host"], float]
     known = {"device": device_ceiling, "loader": loader_ceiling}
     if copy_ceiling is not None:
@@ -285,6 +304,9 @@ def headroom_of(
         known["host"] = host_ceiling
     lower = min(known, key=known.__getitem__)
     lowest = known[lower]
+    limit = lower if samples_per_s >= _HOLDS_FROM * lowest else None
+    if limit is None and host_bound_busy and lower in {"device", "host"}:
+        limit = "host"
     return Headroom(
         samples_per_s=samples_per_s,
         loader_ceiling=loader_ceiling,
@@ -292,6 +314,7 @@ def headroom_of(
         copy_ceiling=copy_ceiling,
         host_ceiling=host_ceiling,
         lower=lower,
+        limit=limit,
         share_of_device=samples_per_s / device_ceiling,
         share_of_lower=samples_per_s / lowest,
         room=max(0.0, lowest / samples_per_s - 1.0),

@@ -178,7 +178,7 @@ class Diagnosis(FrozenModel):
     standing: Headroom
     """Where today's rate stands between the ceilings."""
     findings: tuple[Finding, ...]
-    """The bottlenecks, the largest share first; at least one."""
+    """The bottlenecks, the largest share first, but the host before the device that waits for it; at least one."""
     advice: tuple[Advice, ...]
     """What to do: settings first, then what lies outside of them; the largest gain first in each."""
     evidence: Evidence

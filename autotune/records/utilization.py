@@ -17,6 +17,7 @@ __all__ = [
     "BusyReading",
     "Fullness",
     "best_common_source",
+    "best_direct_reading",
     "disagreement",
     "source_rank",
 ]
@@ -74,6 +75,12 @@ def best_common_source(available: Sequence[Collection[str]]) -> str | None:
     first = available[0] if available else ()
     common = [source for source in first if all(source in sources for sources in available)]
     return min(common, key=source_rank, default=None)
+
+
+def best_direct_reading(readings: Sequence[BusyReading]) -> BusyReading | None:
+    """Return the reading of the best source but the loop's waits; None where only these are known."""
+    direct = [reading for reading in readings if reading.source != WAIT_SOURCE]
+    return min(direct, key=lambda reading: source_rank(reading.source), default=None)
 
 
 def disagreement(readings: Sequence[BusyReading]) -> tuple[BusyReading, BusyReading] | None:

@@ -24,8 +24,9 @@ from autotune.records.recommendation import Ratio
 from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import TrialRecord
-from autotune.records.utilization import BusyReading, Fullness, best_common_source, source_rank
+from autotune.records.utilization import BusyReading, Fullness, best_common_source, best_direct_reading, source_rank
 from autotune.settings.training_config import TrainingConfig
+from autotune.tuning.host_bound import is_host_bound
 
 __all__ = [
     "Column",
@@ -68,6 +69,8 @@ class Figures(FrozenModel):
     """Geometric mean over the runs, with its 95 % interval."""
     is_held_by_device: bool = False
     """In all runs the device set the pace, which steadies their rates; false on a CPU."""
+    is_host_bound: bool = False
+    """In all runs the device waited for its host for a fifth of the time or more; false on a CPU."""
     raw_samples_per_s: float | None = None
     """Geometric mean of what was counted in the runs' windows, before corrections for epochs' restarts and for batches
     that lay ready."""
@@ -124,14 +127,21 @@ class Figures(FrozenModel):
         """Where the rate is between the ceilings; None where the loader's or the device's was not measured."""
         if not self.loader_ceiling or not self.device_ceiling:
             return None
-        rate = self.samples_per_s.value
+        busy = best_direct_reading(self.busy_readings) if self.is_host_bound else None
         return headroom_of(
-            rate,
+            self.samples_per_s.value,
             loader_ceiling=self.loader_ceiling,
             device_ceiling=self.device_ceiling,
             copy_ceiling=self.copy_ceiling,
             host_ceiling=self.host_ceiling,
+            host_bound_busy=None if busy is None else busy.fraction,
         )
+
+    @property
+    def is_device_estimated(self) -> bool:
+        """Return True where launching held up the device alone, so that its busy time shows what it can do."""
+        headroom, measured = self.headroom, self.device_ceiling
+        return headroom is not None and measured is not None and headroom.device_ceiling > measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +234,7 @@ def join_runs(runs: Sequence[Measurement], spread: RunSpread) -> Figures:
         samples_per_s=rate,
         raw_samples_per_s=geometric_mean(run.window.raw_samples_per_s for run in runs),
         is_held_by_device=all(run.window.is_held_by_device for run in runs),
+        is_host_bound=all(is_host_bound(run) for run in runs),
         tokens_per_s=None if tokens is None else rate.value * tokens.per_sample,
         busy_fraction=_mean(run.busy_fraction for run in runs if run.busy_source == source),
         busy_source=source,

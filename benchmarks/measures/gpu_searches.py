@@ -6,7 +6,7 @@ What a search recommends is held against the ceilings that its own runs have mea
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from time import monotonic
@@ -14,10 +14,10 @@ from typing import Any
 
 from autotune import Measurement, SearchResult
 from autotune.launch.launcher import Launcher
-from autotune.note import Note
 from autotune.protocol.jobs import Extras, WindowRules
 from autotune.records.ceilings import Headroom, headroom_of
 from autotune.records.utilization import WAIT_SOURCE, best_common_source, disagreement
+from autotune.report.figures import make_columns
 from autotune.settings.applied.cores.processor import usable_cores
 from benchmarks.cases.cpu import Case
 from benchmarks.measures.gpu_scale import PLAIN_STARTUP_S, Scale, Task, case_of, one_server, plain
@@ -39,7 +39,6 @@ _MODEL_SHARE = 0.7
 _SIZED_BATCH = 256
 _FEW_LAYERS, _MANY_LAYERS, _MOST_LAYERS = 2, 16, 100
 _LAUNCHED_BATCHES = (256, 512, 1024, 2048)
-_HOST_BOUND = "host_bound"  # the code of the note in a search's summary
 _COMPILES_FROM_S = 150.0  # of a part: below, a compilation of GPT-2 leaves no time for anything else
 _DEFAULT_WITHIN_S = 300.0
 _BOTH_CEILINGS = Extras(loader_ceiling=True, device_ceiling=True)
@@ -108,27 +107,29 @@ def search_launch_bound(task: Task) -> Figures:
             launcher=launcher,
         )
     why = None if timeout_s >= _LEAST_SEARCH_S else f"the search had {timeout_s:.0f} s"
-    task.keep({"search": _found(result), **_launch_verdict(_busy_on_both_sides(result), result.summary.notes, why)})
+    figures = make_columns(result.summary)[0].figures
+    headroom = None if figures is None else figures.headroom
+    limit = None if headroom is None else headroom.limit
+    task.keep({"search": _found(result), **_launch_verdict(_busy_on_both_sides(result), limit, why)})
     if task.left_s < _plains_s(scale, 1):
         return {"plain": {}}
     return {"plain": {"recommended": plain("launch_bound", scale, _as_tried(result))}}
 
 
-def _launch_verdict(busy: Figures, notes: Iterable[Note], why_not_judged: str | None) -> Figures:
-    """Return whether a search has called its loop held by launching, and whether its winner keeps the device busy."""
+def _launch_verdict(busy: Figures, limit: str | None, why_not_judged: str | None) -> Figures:
+    """Judge whether a search has named the host as the baseline's bottleneck, and its winner keeps the device busy."""
     before, after = busy.get("baseline"), busy.get("recommended")
     why = why_not_judged
     if before is None or after is None:
         why = why or "no source told of both sides"
     elif before > _BUSY_FROM:
         why = why or f"the baseline was busy for {before:.0%}: here its device holds the loop, not launching"
-    told = [note.figures for note in notes if note.code == _HOST_BOUND]
     return {
         "busy": busy,
-        "host_bound": told,
+        "limit": limit,
         "why_not_judged": why,
         "promises": {
-            "is_called_host_bound": None if why else bool(told),
+            "is_called_host_bound": None if why else limit == "host",
             "busy_over_90_percent": None if why or after is None else after > _BUSY_FROM,
         },
     }

@@ -15,7 +15,6 @@ import pytest
 
 from autotune.analysis.memory.lines import MemoryLine
 from autotune.analysis.memory.model import MemoryModel, Peak
-from autotune.note import note
 from autotune.records.trial import Outcome, TrialResult
 from autotune.settings.training_config import TrainingConfig
 from benchmarks import gpu
@@ -295,20 +294,20 @@ def test_a_model_that_cannot_go_from_idle_to_busy_is_not_judged(model_s: float, 
 
 
 @pytest.mark.parametrize(
-    ("busy", "codes", "told"),
+    ("busy", "limit", "told"),
     [
-        ({"baseline": 0.7, "recommended": 0.97}, ["goes_on", "host_bound"], (True, True)),
-        ({"baseline": 0.7, "recommended": 0.8}, ["host_bound"], (True, False)),
-        ({"baseline": 0.7, "recommended": 0.97}, ["goes_on"], (False, True)),
-        ({"baseline": 0.95, "recommended": 0.97}, ["host_bound"], (None, None)),
-        ({"source": None}, ["host_bound"], (None, None)),
+        ({"baseline": 0.7, "recommended": 0.97}, "host", (True, True)),
+        ({"baseline": 0.7, "recommended": 0.8}, "host", (True, False)),
+        ({"baseline": 0.7, "recommended": 0.97}, "device", (False, True)),
+        ({"baseline": 0.95, "recommended": 0.97}, "host", (None, None)),
+        ({"source": None}, "host", (None, None)),
     ],
     ids=["called and cured", "not cured", "not called", "not launch-bound here", "unseen"],
 )
 def test_a_loop_held_by_launching_is_to_be_called_so_and_cured(
-    busy: Figures, codes: list[str], told: tuple[bool | None, bool | None]
+    busy: Figures, limit: str | None, told: tuple[bool | None, bool | None]
 ) -> None:
-    verdict = gpu_searches._launch_verdict(busy, map(note, codes), None)
+    verdict = gpu_searches._launch_verdict(busy, limit, None)
     assert tuple(verdict["promises"].values()) == told
     assert (verdict["why_not_judged"] is None) is (None not in told)
 

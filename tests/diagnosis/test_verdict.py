@@ -10,10 +10,13 @@ import pytest
 from autotune.diagnosis.bottlenecks import find_bottlenecks
 from autotune.diagnosis.verdict import headroom_today, is_healthy, judge, make_headline
 from autotune.note import Note, note
-from autotune.records.ceilings import Headroom
+from autotune.records.ceilings import Ceiling, Headroom
 from autotune.records.diagnosis import Advice, Curves
 from autotune.records.host_load import HostLoad
-from tests.factories import make_breakdown, make_evidence, make_loader_costs, make_point
+from autotune.records.measurement import Ceilings
+from autotune.records.utilization import PROFILER_SOURCE, BusyReading
+from autotune.settings.training_config import TrainingConfig
+from tests.factories import make_breakdown, make_evidence, make_loader_costs, make_point, make_window
 
 
 def test_ceilings_that_were_not_measured_come_from_what_was() -> None:
@@ -86,6 +89,39 @@ def test_the_headline_of_a_job_that_mostly_computes_names_the_next_finding() -> 
     both = {"bottleneck": "compute", "share": pytest.approx(0.57), "second": "launch", "second_share": 0.43}
     assert (found.code, found.figures, rest) == ("bottleneck", both, NOTHING_HELPS)
     assert headline(None)[0] == note("time_not_attributed", share=0.9)
+
+
+@pytest.mark.parametrize(
+    ("rate", "alone", "host", "busy", "idle", "wait"),
+    [
+        (47_783.0, (62_753.0, 0.003999, 256), 62_220.0, 0.727, 0.252, 0.021),
+        (2_641.0, (2_771.0, 0.0238, 64), 2_663.0, 0.39, 0.6, 0.0),
+    ],
+    ids=["18 narrow layers", "minGPT"],
+)
+def test_a_loop_whose_device_waits_for_launches_is_held_by_its_host(
+    rate: float, alone: tuple[float, float, int], host: float, busy: float, idle: float, wait: float
+) -> None:
+    """Figures of an H200, whose device alone was held by launching as well."""
+    device_rate, host_s, batch = alone
+    device = Ceiling(
+        samples_per_s=device_rate, samples=50 * batch, seconds=50 * batch / device_rate, batches=50, host_s=host_s
+    )
+    evidence = make_evidence(
+        rate,
+        config=TrainingConfig(micro_batch_size=batch, num_workers=16),
+        loader_ceiling=16 * rate,
+        device_ceiling=device_rate,
+        host_ceiling=host,
+        ceilings=Ceilings(device=device),
+        breakdown=make_breakdown(idle=idle, wait=wait),
+        busy_readings=[BusyReading(fraction=busy, source=PROFILER_SOURCE)],
+        data_wait_fraction=0.005,
+        window=make_window(rate, host_ahead_s=0.0),
+    )
+    found = judge("case", evidence)
+    assert (found.verdict, found.standing.limit) == ("launch", "host")
+    assert found.standing.share_of_device == pytest.approx(busy)
 
 
 def test_the_headline_claims_nothing_about_settings_that_were_not_measured() -> None:

@@ -90,6 +90,33 @@ def test_the_host_may_be_the_lowest_side() -> None:
     assert found.room == pytest.approx(0.1)
 
 
+@pytest.mark.parametrize(
+    ("busy", "device", "lower", "limit", "share"),
+    [
+        (0.727, 62_753.0, "host", "host", 0.727),
+        (None, 62_753.0, "host", None, 47_783 / 62_753),
+        (0.727, 50_000.0, "device", "device", 47_783 / 50_000),
+    ],
+    ids=["waits for its host", "not known", "held by itself"],
+)
+def test_a_device_that_launching_holds_alone_as_well_can_do_what_its_busy_time_shows(
+    busy: float | None, device: float, lower: str, limit: str | None, share: float
+) -> None:
+    """Figures of `launch_bound` on an H200; the third device is slower than that."""
+    found = headroom_of(
+        47_783.0, loader_ceiling=86_920.0, device_ceiling=device, host_ceiling=62_220.0, host_bound_busy=busy
+    )
+    assert (found.lower, found.limit) == (lower, limit)
+    assert found.share_of_device == pytest.approx(share)
+
+
+def test_a_side_near_whose_ceiling_the_loop_runs_limits_it_whatever_the_host_does() -> None:
+    found = headroom_of(95.0, loader_ceiling=100.0, device_ceiling=150.0, host_ceiling=140.0, host_bound_busy=0.7)
+    assert found.limit == "loader"
+    apart = headroom_of(60.0, loader_ceiling=100.0, device_ceiling=150.0, host_ceiling=140.0, host_bound_busy=0.7)
+    assert apart.limit is None
+
+
 def test_a_host_takes_a_batch_and_launches_its_work_one_after_the_other() -> None:
     device = Ceiling(samples_per_s=1000.0, samples=640, seconds=0.64, batches=20, host_s=0.03)
     assert host_ceiling_of(device, take_s=0.01) == pytest.approx(32 / 0.04)

@@ -16,7 +16,7 @@ from autotune.records.recommendation import BreakEven, LargerBatch, Ratio
 from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import Outcome, TrialRecord
-from autotune.records.utilization import NVML_SOURCE, PROFILER_SOURCE, BusyReading, Fullness
+from autotune.records.utilization import NVML_SOURCE, PROFILER_SOURCE, WAIT_SOURCE, BusyReading, Fullness
 from autotune.report.comparison import Comparison, compare_summaries
 from autotune.report.sections.advice import diagnosis_in_words
 from autotune.settings.training_config import TrainingConfig
@@ -83,6 +83,20 @@ def ceilings(
     """Return each side's throughput alone, as a measurement's fields."""
     rates = {"loader_ceiling": loader, "device_ceiling": device, "copy_ceiling": copy, "host_ceiling": host}
     return {name: rate for name, rate in rates.items() if rate is not None}
+
+
+LAUNCHED: dict[str, Any] = {
+    **ceilings(1819.1, 1313.3, 122_065.0, 1302.1),
+    "breakdown": make_breakdown(wait=0.021, copy=0.008, idle=0.252),
+    "busy_readings": (
+        BusyReading(fraction=0.727, source=PROFILER_SOURCE),
+        BusyReading(fraction=0.995, source=WAIT_SOURCE),
+    ),
+    "window": make_window(1000.0, host_ahead_s=0.0),
+    "data_wait_fraction": 0.005,
+}
+"""Of a loop of 1,000 samples/s, in the proportions of an H200's 18 narrow layers (`launch_bound` in
+benchmarks/results/gpu-nvidia-h200.json)."""
 
 
 def loaded(baseline: float, fast: float) -> RunSummary:
@@ -206,6 +220,7 @@ def headroom_cases() -> dict[str, RunSummary]:
         "copies' ceiling too low": single_runs(ceilings(5000.0, 2000.0, 500.0)),
         "copies hold": single_runs(ceilings(9000.0, 2300.0, 1100.0), ceilings(9000.0, 5000.0, 4100.0)),
         "host holds": single_runs(ceilings(9000.0, 2300.0, None, 1100.0), ceilings(9000.0, 5000.0, None, 4100.0)),
+        "host holds the device alone as well": single_runs(LAUNCHED),
         "host of several devices holds": single_runs(ceilings(9000.0, 2300.0, None, 1100.0), baseline=four),
         "nothing is left": single_runs(best=ceilings(9000.0, 4000.0)),
         "much is left": single_runs(best=ceilings(8000.0, 9000.0)),
@@ -419,6 +434,7 @@ def diagnosis_cases() -> dict[str, Diagnosis]:
             window=make_window(500.0, take_s=0.02),
             loader_costs=make_loader_costs(batch_tensors=3),
         ),
+        "host-holds-the-device-alone": make_evidence(1000.0, **LAUNCHED),
         "device-not-measured": make_evidence(430.0, **wait, loader_ceiling=440.0, device_ceiling=None),
         "loader-not-measured": make_evidence(430.0, **wait, loader_ceiling=None, device_ceiling=1000.0),
         "window-alone": make_evidence(

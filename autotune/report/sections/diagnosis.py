@@ -13,7 +13,7 @@ from rich.text import Text
 from autotune.diagnosis.bottlenecks import breakdown_of
 from autotune.diagnosis.gains import NEAR_CEILING
 from autotune.records.breakdown import PARTS
-from autotune.records.ceilings import EXCEEDED_FROM, HOLDS_FROM, overlaps
+from autotune.records.ceilings import EXCEEDED_FROM, overlaps
 from autotune.records.diagnosis import Curves, Diagnosis
 from autotune.report.blocks import MEASURED_BY, Block, Bullets, Paragraph, Section, Table, filled, known_facts, tabulate
 from autotune.report.figures import Figures, join_runs
@@ -63,7 +63,10 @@ def say_present(diagnosis: Diagnosis) -> str:
     if share_of_device > EXCEEDED_FROM:  # a ceiling below the rate is no ceiling
         return f"You run at {show(headroom.samples_per_s, 'rate')}; {_say_loader(diagnosis)}."
     share = show(min(1.0, share_of_device), "share")
-    rates = f"{show(headroom.samples_per_s, 'plain_rate')} of {show(headroom.device_ceiling, 'rate')}"
+    device = show(headroom.device_ceiling, "rate")
+    if _is_device_estimated(diagnosis):
+        device = f"about {device}"
+    rates = f"{show(headroom.samples_per_s, 'plain_rate')} of {device}"
     if diagnosis.evidence.measurement.device_ceiling is None:
         estimate = f"Judged by the waits for data, you run at about {share} of what this device can do ({rates})"
         return f"{estimate}; the device alone was {_NOT_MEASURED}; {_say_loader(diagnosis)}."
@@ -78,16 +81,22 @@ def say_present(diagnosis: Diagnosis) -> str:
 def _say_limit(diagnosis: Diagnosis) -> str:
     """Which side limits the loop, as the end of a sentence; empty where that is the device, or none alone."""
     headroom, evidence = diagnosis.standing, diagnosis.evidence
-    is_measured, holds = evidence.measurement.loader_ceiling is not None, headroom.share_of_lower >= HOLDS_FROM
-    if is_measured and headroom.lower == "loader" and holds:
+    is_measured = evidence.measurement.loader_ceiling is not None
+    if is_measured and headroom.limit == "loader":
         return ": the loader is the bottleneck"
-    if headroom.lower == "copy" and holds:
+    if headroom.limit == "copy":
         return ": copying batches to it is the bottleneck"
-    if headroom.lower == "host" and holds:
+    if headroom.limit == "host":
         return ": the host that launches its work is the bottleneck"
     if is_measured and not overlaps(evidence.config, evidence.environment.device_kind):
         return ", and without workers the two take turns"
     return ""
+
+
+def _is_device_estimated(diagnosis: Diagnosis) -> bool:
+    """Return True where the device alone was held by launching, so that its ceiling comes from its busy time."""
+    measured = diagnosis.evidence.measurement.device_ceiling
+    return measured is not None and diagnosis.standing.device_ceiling > measured
 
 
 def _say_loader(diagnosis: Diagnosis) -> str:
@@ -153,7 +162,7 @@ def _today(diagnosis: Diagnosis) -> dict[str, str]:
         "settings": describe_settings(evidence.config),
         "rate": f"{rate} ({name_interval(evidence.run_spread, [run.window.is_held_by_device])}: {interval})",
         "loader alone": _ceiling(headroom.loader_ceiling, run.loader_ceiling, "its items' costs"),
-        "device alone": _ceiling(headroom.device_ceiling, run.device_ceiling, "the waits for data"),
+        "device alone": _device_alone(diagnosis),
         "copying alone": show(headroom.copy_ceiling, "rate"),
         "host alone": show(headroom.host_ceiling, "rate"),
         "peak memory": f"{show(run.peak_memory_bytes, 'bytes')} of {show(evidence.limit_bytes, 'bytes')}",
@@ -165,6 +174,13 @@ def _today(diagnosis: Diagnosis) -> dict[str, str]:
         **_roofline(diagnosis),
         "diagnosed in": show(diagnosis.wall_s, "duration"),
     }
+
+
+def _device_alone(diagnosis: Diagnosis) -> str:
+    ceiling, measured = diagnosis.standing.device_ceiling, diagnosis.evidence.measurement.device_ceiling
+    if _is_device_estimated(diagnosis):
+        return f"{show(measured, 'rate')}, held by launching (about {show(ceiling, 'rate')} by its busy time)"
+    return _ceiling(ceiling, measured, "the waits for data")
 
 
 def _ceiling(rate: float, measured: float | None, basis: str) -> str:

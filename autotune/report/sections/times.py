@@ -30,6 +30,9 @@ _COPYING = "copying alone"
 _COPIES = "Copying alone: batches moved to the device, and not trained on."
 _HOST = "host alone"
 _LAUNCHING = "Host alone: prefetched batches fetched and their work launched, without waiting for the device."
+_HELD_ALONE = (
+    "Launching held up the device alone as well: the share of the device's is that of the time in which it is busy."
+)
 _FULLNESS = {
     "sm_fraction": "multiprocessors in use (GPM)",
     "sm_occupancy": "warps resident (GPM)",
@@ -88,6 +91,7 @@ def ceiling_section(measured: Mapping[str, Figures]) -> Section:
     remarks = [_CEILINGS] if rows else []
     remarks += [_COPIES] if any(known.copy_ceiling is not None for known in measured.values()) else []
     remarks += [_LAUNCHING] if any(known.host_ceiling is not None for known in measured.values()) else []
+    remarks += [_HELD_ALONE] if any(known.is_device_estimated for known in measured.values()) else []
     sentences = (" ".join(remarks),) if remarks else ()
     blocks = (tabulate(rows, optional=(_COPYING, _HOST)), Bullets(sentences=sentences, is_remark=True))
     return Section(title="Ceilings: what loader and device reach alone", blocks=blocks)

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from autotune.analysis.time_estimate import payback_s
-from autotune.records.ceilings import HOLDS_FROM
 from autotune.records.run_summary import RunSummary, changed_settings
 from autotune.records.trial import TrialRecord
 from autotune.report.figures import Column, Figures, find_trial, list_waits
@@ -119,7 +118,7 @@ def _say_present(figures: Figures | None, config: TrainingConfig) -> str:
     if figures is None:
         return ""
     known = {name: getattr(figures, name) for name in ("headroom", "device_ceiling", "loader_ceiling")}
-    return fill("present", {**known, "holds_from": HOLDS_FROM, "rate": figures.samples_per_s.value, "config": config})
+    return fill("present", {**known, "rate": figures.samples_per_s.value, "config": config})
 
 
 def _say_best(figures: Figures | None, *, is_own: bool) -> str:
