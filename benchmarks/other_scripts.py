@@ -1,4 +1,4 @@
-"""Training scripts that nobody here wrote: what is diagnosed, what is promised, and what the script reaches by `apply`.
+"""Training scripts that nobody here wrote: what `diagnose` and `run` answer, and what each script reaches by `apply`.
 
 The scripts are those of PyTorch's examples, timm, Lightning and minGPT, unchanged, with generated data of the format
 that they read. They are not part of this repository; `--scripts` names a folder that holds, from a checkout of each:
@@ -6,7 +6,8 @@ that they read. They are not part of this repository; `--scripts` names a folder
     timm/train.py, timm/timm  huggingface/pytorch-image-models
     lightning/transformer.py  Lightning-AI/pytorch-lightning, examples/pytorch/basics
     mingpt/                   karpathy/minGPT
-The rate with and without the settings is read from the lines of progress that the script itself prints.
+Throughput without and with the settings is read from the lines of progress that the script itself prints. What each
+command prints is kept with its seconds in the folder of the JSON's name.
 """
 
 from __future__ import annotations
@@ -15,26 +16,25 @@ import argparse
 import json
 import os
 import random
-import re
 import shlex
+import shutil
 import signal
-import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import numpy as np
-import psutil
 import yaml
 from PIL import Image
 
+from benchmarks.measures.commands import RunCommand, run_command, write_log
 from benchmarks.measures.gpu_watch import GpuWatch
+from benchmarks.measures.progress import read_pace
 from benchmarks.measures.recording import (
     Recording,
     describe_machine,
@@ -46,11 +46,16 @@ from benchmarks.measures.recording import (
 )
 
 _IMAGES, _NAMES_AN_IMAGE, _CLASSES = 2_000, 20, 100
-"""Distinct JPEGs, and how many files are links to each: an epoch of ImageNet lasts long beside the start of its loader's
-workers, so that one of 2,000 files would be another job."""
+"""Distinct JPEGs, how many files are links to each, and folders of classes: an epoch of 40,000 files lasts long next to
+the start of its loader's workers, as ImageNet's does."""
 _WORDS, _VOCABULARY = 2_000_000, 30_000  # as WikiText-2 has
-_SETTLED_S = 8.0  # of training, from the first line of progress on, before its rate counts
+_SHAKESPEARE = 1_100_000  # characters, as minGPT's text has
 _LONGEST_S = 200.0
+_PLAIN_S, _APPLIED_S = 36.0, 44.0  # of training with its start; `apply` starts later
+_SMOKE_SEARCH_S = 45.0
+_SMOKE = {"-b 256": "-b 8", "-b 128": "-b 8", "-j 4": "-j 1", "resnet50": "resnet18", "--amp": "--device cpu"}
+"""What replaces words of a command on a CPU."""
+_AUTOTUNE = (sys.executable, "-m", "autotune")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +64,13 @@ class Script:
 
     folder: str
     command: str
-    batch: int
-    """Samples a batch, as the command asks for them."""
-    progress: str
-    """Regular expression of a line of progress: `batch` counts batches within `epoch`, if the line tells one."""
-    search_s: float | None = None
-    """Time for `run`; None: it is diagnosed alone."""
+    """Its words after Python; {data} stands for the folder of generated data."""
+    batch: int = 0
+    """Samples a batch, as the command asks for them; 0: its throughput is not read."""
+    progress: str = ""
+    """Regular expression of a line of progress, as `read_pace` takes it."""
+    search_s: float = 0.0
+    """Time for `run`; 0: it is diagnosed alone."""
     paths: Sequence[str] = ()
     """Folders that the script imports from, besides its own."""
 
@@ -72,14 +78,14 @@ class Script:
 SCRIPTS: Mapping[str, Script] = {
     "imagenet": Script(
         folder="imagenet",
-        command="python main.py -a resnet18 -b 256 -j 4 {data}/images",
+        command="main.py -a resnet18 -b 256 -j 4 {data}/images",
         batch=256,
         progress=r"Epoch: \[(?P<epoch>\d+)\]\[ *(?P<batch>\d+)/",
         search_s=90,
     ),
     "mingpt": Script(
         folder="mingpt/projects/chargpt",
-        command="python chargpt.py",
+        command="chargpt.py",
         batch=64,
         progress=r"iter_dt .*; iter (?P<batch>\d+):",
         search_s=90,
@@ -87,21 +93,60 @@ SCRIPTS: Mapping[str, Script] = {
     ),
     "timm": Script(
         folder="timm",
-        command="python train.py --data-dir {data}/images --val-split val --model resnet50 --num-classes 100 --amp"
+        command="train.py --data-dir {data}/images --val-split val --model resnet50 --num-classes 100 --amp"
         " --pin-mem -b 128 -j 4 --log-interval 10 --output {data}/timm",
-        batch=128,
-        progress=r"Train: (?P<epoch>\d+) \[ *(?P<batch>\d+)/",
     ),
-    "lightning": Script(
-        folder="lightning",
-        command="python transformer.py",
-        batch=20,
-        progress=r"Epoch (?P<epoch>\d+):.* (?P<batch>\d+)/\d+ ",
-    ),
+    "lightning": Script(folder="lightning", command="transformer.py"),
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One command on one script."""
+
+    name: str
+    what: str
+    scripts: Path
+    data: Path
+    logs: Path
+    smoke: bool
+
+    @property
+    def script(self) -> Script:
+        """The script."""
+        return SCRIPTS[self.name]
+
+    @property
+    def words(self) -> list[str]:
+        """The command that trains by the script alone."""
+        command = self.script.command
+        for usual, small in _SMOKE.items() if self.smoke else ():
+            command = command.replace(usual, small)
+        return [sys.executable, *shlex.split(command.format(data=self.data))]
+
+    @property
+    def run_folder(self) -> Path:
+        """Where `run` leaves what `apply` takes."""
+        return self.data / f"run-{self.name}"
+
+    def run(self, command: Sequence[str], *, within_s: float) -> RunCommand:
+        """Run a command in the script's folder, interrupt it as a user would, and keep what it printed."""
+        paths = [str(self.scripts / path) for path in self.script.paths]
+        python_path = os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])
+        ran = run_command(
+            command,
+            folder=self.scripts / self.script.folder,
+            environment={**os.environ, "PYTHONPATH": python_path, "COLUMNS": "100"},
+            within_s=within_s,
+            ends_by=signal.SIGINT,
+        )
+        self.logs.mkdir(exist_ok=True)
+        write_log(self.logs / f"{self.name}-{self.what}.log", ran.lines)
+        return ran
+
+
 def main() -> int:
+    """Try what is asked for, one command after the other."""
     arguments = _parse()
     scripts, data = arguments.scripts.resolve(), Path(arguments.data).resolve()
     recording = start_recording("other_scripts", arguments, describe_machine())
@@ -110,7 +155,10 @@ def main() -> int:
     for task in arguments.only.split(","):
         name, what = task.split(":")
         say(task)
-        found = _TRIED[what](Trial(SCRIPTS[name], scripts, data, recording.path.parent, task, arguments.smoke_cpu))
+        logs = recording.path.with_suffix("")
+        found = _TRIED[what](
+            Attempt(name=name, what=what, scripts=scripts, data=data, logs=logs, smoke=arguments.smoke_cpu)
+        )
         recording.add(name, {**recording.results.get(name, {}), what: found})
         say(f"{task}: {json.dumps(found)[:600]}")
     _print(recording)
@@ -131,199 +179,96 @@ def _parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """One command on one script."""
-
-    script: Script
-    scripts: Path
-    data: Path
-    results: Path
-    task: str
-    smoke: bool
-
-    @property
-    def words(self) -> list[str]:
-        command = self.script.command.format(data=self.data)
-        if self.smoke:
-            command = command.replace("-b 256", "-b 8").replace("-b 128", "-b 8").replace("-j 4", "-j 1")
-            command = command.replace("resnet50", "resnet18").replace(" --amp", " --device cpu")
-        return [sys.executable, *shlex.split(command)[1:]]
-
-    @property
-    def folder(self) -> Path:
-        return self.scripts / self.script.folder
-
-    @property
-    def run_folder(self) -> Path:
-        return self.data / f"run-{self.task.split(':')[0]}"
-
-    @property
-    def environment(self) -> dict[str, str]:
-        paths = [str(self.scripts / path) for path in self.script.paths]
-        return {**os.environ, "PYTHONPATH": ":".join([*paths, os.environ.get("PYTHONPATH", "")]), "COLUMNS": "100"}
+def _diagnosed(attempt: Attempt) -> dict[str, Any]:
+    return _answer(attempt.run([*_AUTOTUNE, "diagnose", "--", *attempt.words], within_s=_LONGEST_S))
 
 
-@dataclass(slots=True)
-class Ran:
-    """A command's end, and its lines with the seconds at which each came."""
-
-    code: int | None = None
-    lines: list[tuple[float, str, str]] = field(default_factory=list)
-    """Seconds from the start, the stream, the line."""
-    seconds: float = 0.0
-    busy: float | None = None
-    """NVML's share of time with a kernel running, from the tenth line of progress to the end."""
-
-
-def _ran(trial: Trial, command: Sequence[str], *, within_s: float, settled: str | None = None) -> Ran:
-    """Run a command and keep its lines; interrupt it after `within_s`, as a user would."""
-    ran, begun = Ran(), monotonic()
-    process = psutil.Popen(
-        command,
-        cwd=trial.folder,
-        env=trial.environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-
-    def read(stream: Any, name: str) -> None:
-        pending = b""
-        while part := os.read(stream.fileno(), 65_536):
-            *whole, pending = re.split(rb"[\r\n]", pending + part)
-            ran.lines += [(monotonic() - begun, name, one.decode(errors="replace")) for one in whole if one]
-        if pending:
-            ran.lines.append((monotonic() - begun, name, pending.decode(errors="replace")))
-
-    readers = [
-        threading.Thread(target=read, args=(stream, name), daemon=True)
-        for stream, name in ((process.stdout, "out"), (process.stderr, "err"))
-    ]
-    with GpuWatch() as watch:
-        for reader in readers:
-            reader.start()
-        try:
-            ran.code = process.wait(within_s)
-        except psutil.TimeoutExpired:
-            tree = [process, *process.children(recursive=True)]
-            process.send_signal(signal.SIGINT)
-            psutil.wait_procs(tree, timeout=8.0)
-            for one in tree:
-                try:
-                    one.kill()
-                except psutil.NoSuchProcess:
-                    continue
-        ran.seconds = round(monotonic() - begun, 1)
-        if settled is not None:
-            first = next((at for at, _, line in ran.lines if re.search(settled, line)), None)
-            if first is not None:
-                ran.busy = watch.busy_fraction(begun + first + _SETTLED_S, begun + ran.seconds - 9.0)
-    for reader in readers:
-        reader.join(5.0)
-    name = f"{trial.task.replace(':', '-')}.log"
-    folder = trial.results / "other_scripts"
-    folder.mkdir(exist_ok=True)
-    text = "".join(f"{at:7.1f} {stream} {line}\n" for at, stream, line in sorted(ran.lines))
-    (folder / name).write_text(text[:400_000])
-    return ran
-
-
-def _diagnosed(trial: Trial) -> dict[str, Any]:
-    ran = _ran(trial, [sys.executable, "-m", "autotune", "diagnose", "--", *trial.words], within_s=_LONGEST_S)
-    return _answer(ran)
-
-
-def _searched(trial: Trial) -> dict[str, Any]:
-    limit_s = 45.0 if trial.smoke else trial.script.search_s
-    sets = [f"budget.timeout_s={limit_s}", f"run_dir={trial.run_folder}"]
-    words = [word for one in sets for word in ("--set", one)]
-    ran = _ran(trial, [sys.executable, "-m", "autotune", "run", *words, "--", *trial.words], within_s=_LONGEST_S)
-    document = trial.run_folder / "recommended.yaml"
-    found = _answer(ran)
-    if document.exists():
-        found["recommended"] = yaml.safe_load(document.read_text())
+def _searched(attempt: Attempt) -> dict[str, Any]:
+    limit_s, folder = _SMOKE_SEARCH_S if attempt.smoke else attempt.script.search_s, attempt.run_folder
+    settings = ["--set", f"budget.timeout_s={limit_s}", "--set", f"run_dir={folder}"]
+    found = _answer(attempt.run([*_AUTOTUNE, "run", *settings, "--", *attempt.words], within_s=_LONGEST_S))
+    if (folder / "recommended.yaml").exists():
+        found["recommended"] = yaml.safe_load((folder / "recommended.yaml").read_text())
+        shutil.copy(folder / "trials.jsonl", attempt.logs / f"{attempt.name}-trials.jsonl")
     return found
 
 
-def _answer(ran: Ran) -> dict[str, Any]:
-    """The exit code, seconds, and when the first lines of the answer came."""
-    out = [(round(at, 1), line) for at, stream, line in ran.lines if stream == "out" and line.strip()]
-    errors = [line for _, stream, line in ran.lines if stream == "err" and line.startswith("error: ")]
-    return {"code": ran.code, "seconds": ran.seconds, "said": out[:12], "errors": errors[:2]}
+def _answer(ran: RunCommand) -> dict[str, Any]:
+    """Return the exit code, seconds, and the first lines of the answer with the seconds at which they came."""
+    out = [(round(line.at_s, 1), line.text) for line in ran.lines if line.stream == "out" and line.text.strip()]
+    errors = [text for text in ran.texts("err") if text.startswith("error: ")]
+    return {"code": ran.code, "seconds": round(ran.seconds, 1), "said": out[:12], "errors": errors[:2]}
 
 
-def _trained(trial: Trial) -> dict[str, Any]:
-    """Train by the script alone; samples/s."""
-    return _rate(trial, _ran(trial, trial.words, within_s=36.0, settled=trial.script.progress), batch=None)
+def _trained(attempt: Attempt) -> dict[str, Any]:
+    return _throughput(attempt, attempt.words, batch=attempt.script.batch, within_s=_PLAIN_S)
 
 
-def _applied(trial: Trial) -> dict[str, Any]:
-    document = trial.run_folder / "recommended.yaml"
+def _applied(attempt: Attempt) -> dict[str, Any]:
+    document = attempt.run_folder / "recommended.yaml"
     if not document.exists():
         return {"error": "nothing was recommended"}
-    command = [sys.executable, "-m", "autotune", "apply", str(trial.run_folder), "--", *trial.words]
     batch = yaml.safe_load(document.read_text())["settings"]["micro_batch_size"]
-    return _rate(trial, _ran(trial, command, within_s=44.0, settled=trial.script.progress), batch=batch)
+    command = [*_AUTOTUNE, "apply", str(attempt.run_folder), "--", *attempt.words]
+    return _throughput(attempt, command, batch=batch, within_s=_APPLIED_S)
 
 
-def _rate(trial: Trial, ran: Ran, *, batch: int | None) -> dict[str, Any]:
-    """Samples/s between the first line of progress after `_SETTLED_S` and the last one before the end of its epoch."""
-    samples = batch or (8 if trial.smoke else trial.script.batch)
-    seen = []
-    for at, _, line in ran.lines:
-        if match := re.search(trial.script.progress, line):
-            parts = match.groupdict()
-            seen.append((at, int(parts.get("epoch") or 0), int(parts["batch"])))
-    settled = [one for one in seen if one[0] >= seen[0][0] + _SETTLED_S]
-    within = [one for one in settled if one[1] == settled[0][1]]
-    rate = None
-    if len(within) >= 2 and within[-1][0] > within[0][0]:
-        rate = (within[-1][2] - within[0][2]) * samples / (within[-1][0] - within[0][0])
+def _throughput(attempt: Attempt, command: Sequence[str], *, batch: int, within_s: float) -> dict[str, Any]:
+    """Train for some seconds; samples/s, and how busy NVML sees the device over the same seconds."""
+    with GpuWatch() as watch:
+        ran = attempt.run(command, within_s=within_s)
+    found: dict[str, Any] = {"code": ran.code, "seconds": round(ran.seconds, 1), "batch": batch}
+    pace = read_pace(ran.lines, attempt.script.progress)
+    if pace is None:
+        return {**found, "samples_per_s": None, "errors": ran.texts("err")[-3:]}
     return {
-        "code": ran.code,
-        "seconds": ran.seconds,
-        "first_batch_s": seen[0][0] if seen else None,
-        "batch": samples,
-        "samples_per_s": rate,
-        "over_s": within[-1][0] - within[0][0] if within else None,
-        "nvml_busy": ran.busy,
-        "errors": [line for _, stream, line in ran.lines if stream == "err"][-3:] if rate is None else [],
+        **found,
+        "samples_per_s": batch * pace.batches_per_s,
+        "batches": pace.batches,
+        "over_s": pace.seconds,
+        "nvml_busy": watch.busy_fraction(ran.begun_s + pace.begun_s, ran.begun_s + pace.ended_s),
     }
 
 
-_TRIED = {"diagnose": _diagnosed, "run": _searched, "plain": _trained, "apply": _applied}
+_TRIED: Mapping[str, Callable[[Attempt], dict[str, Any]]] = {
+    "diagnose": _diagnosed,
+    "run": _searched,
+    "plain": _trained,
+    "apply": _applied,
+}
 
 
 def _make_data(data: Path, scripts: Path, *, smoke: bool) -> None:
-    """Make JPEGs in folders of classes, and words that are as often as those of a language."""
+    """Make JPEGs in folders of classes, and words as often as those of a language."""
     begun = monotonic()
-    images = 60 if smoke else _IMAGES
     if not (data / "images").exists():
+        count = 1 if smoke else _IMAGES // _CLASSES
         with ProcessPoolExecutor() as pool:
-            list(pool.map(_make_class, [(data, label, images // _CLASSES or 1, smoke) for label in range(_CLASSES)]))
+            list(pool.map(_make_class, [(data / "images", label, count, smoke) for label in range(_CLASSES)]))
     generator = random.Random(1)
     words = ["".join(generator.choices("etaoinshrdlucmfwygpbvk", k=1 + index % 9)) for index in range(_VOCABULARY)]
-    weights = [1 / (1 + rank) for rank in range(_VOCABULARY)]
-    drawn = generator.choices(words, weights, k=250_000 if smoke else _WORDS)
+    frequencies = [1 / (1 + rank) for rank in range(_VOCABULARY)]
+    drawn = generator.choices(words, frequencies, k=250_000 if smoke else _WORDS)
     lines = [" ".join(drawn[start : start + 25]) for start in range(0, len(drawn), 25)]
     text = "\n".join(["O God, O God!", *lines])
     target = scripts / "lightning/data/wikitext-2.txt"
     target.parent.mkdir(exist_ok=True)
     target.write_text(text)
-    (scripts / "mingpt/projects/chargpt/input.txt").write_text(text[:1_100_000])  # as long as tiny Shakespeare
+    (scripts / "mingpt/projects/chargpt/input.txt").write_text(text[:_SHAKESPEARE])
     say(f"data made in {monotonic() - begun:.1f} s")
 
 
 def _make_class(task: tuple[Path, int, int, bool]) -> None:
-    """Make a class's photograph-like JPEGs of 500 x 375 (some 100 kB), each under several names."""
-    data, label, count, smoke = task
+    """Make a class's JPEGs of 500 x 375, some 100 kB as photographs have, each under several names."""
+    images, label, count, smoke = task
     generator = np.random.default_rng(label)
-    for split, names in (("train", 2 if smoke else _NAMES_AN_IMAGE), ("val", 1)):
-        folder = data / "images" / split / f"n{label:08d}"
+    for split, files, names in (
+        ("train", count, 2 if smoke else _NAMES_AN_IMAGE),
+        ("val", max(1, count // 4), 1),
+    ):
+        folder = images / split / f"n{label:08d}"
         folder.mkdir(parents=True)
-        for index in range(count if split == "train" else max(1, count // 4)):
+        for index in range(files):
             coarse = generator.integers(0, 255, (12, 16, 3), dtype=np.uint8)
             smooth = np.asarray(Image.fromarray(coarse).resize((500, 375), Image.Resampling.BICUBIC), dtype=np.int16)
             noisy = (smooth + generator.normal(0, 12, smooth.shape)).clip(0, 255).astype(np.uint8)
@@ -334,15 +279,15 @@ def _make_class(task: tuple[Path, int, int, bool]) -> None:
 
 
 def _print(recording: Recording) -> None:
-    rows = []
-    for name, found in recording.results.items():
-        for what, one in found.items():
-            said = one["said"][0] if one.get("said") else (None, "")
-            rate = one.get("samples_per_s")
-            rows.append(
-                [f"{name} {what}", str(one.get("code")), f"{rate:.0f}/s" if rate else str(said[0]), said[1][:50]]
-            )
-    print_table("Each command", ["command", "code", "at s", "first line"], rows)
+    rows = [row(name, what, found) for name, tried in recording.results.items() for what, found in tried.items()]
+    print_table("Each command", ["command", "code", "samples/s", "answer at s", "first line"], rows)
+
+
+def row(name: str, what: str, found: Mapping[str, Any]) -> list[str]:
+    """Return a command's row of the table."""
+    rate, said = found.get("samples_per_s"), found.get("said")
+    at_s, first = said[0] if said else ("", "")
+    return [f"{name} {what}", str(found.get("code")), "" if rate is None else f"{rate:,.0f}", str(at_s), first[:50]]
 
 
 if __name__ == "__main__":

@@ -11,19 +11,18 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import psutil
 import yaml
 
 from benchmarks import ROOT
+from benchmarks.measures.commands import run_command
 from benchmarks.measures.recording import (
     Recording,
     describe_machine,
@@ -100,26 +99,15 @@ def _tried(name: str) -> dict[str, Any]:
 
 def _ended(words: list[str], *, folder: Path, environment: dict[str, str], within_s: float) -> dict[str, Any]:
     """Run autotune; its exit code (None: it ran until it was ended), seconds, and the first line of its answer."""
-    begun = monotonic()
-    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as failed:
-        command = [sys.executable, "-m", "autotune", *words]
-        process = psutil.Popen(
-            command, cwd=folder, env=environment, stdout=said, stderr=failed, stdin=subprocess.DEVNULL
-        )
-        try:
-            code = process.wait(within_s)
-        except psutil.TimeoutExpired:
-            code, tree = None, [process, *process.children(recursive=True)]
-            for one in tree:
-                one.terminate()
-            for one in psutil.wait_procs(tree, timeout=10.0)[1]:
-                one.kill()
-        seconds = monotonic() - begun
-        said.seek(0)
-        failed.seek(0)
-        lines = [line.strip() for line in (said if code == 0 else failed) if line.strip()]
-        lines = [line for line in lines if line.startswith("error: ")] or lines
-    return {"code": code, "seconds": round(seconds, 1), "said": "" if words[0] == "apply" else "".join(lines[:1])}
+    command = [sys.executable, "-m", "autotune", *words]
+    ran = run_command(command, folder=folder, environment=environment, within_s=within_s)
+    lines = ran.texts("out" if ran.code == 0 else "err")
+    lines = [line for line in lines if line.startswith("error: ")] or lines
+    return {
+        "code": ran.code,
+        "seconds": round(ran.seconds, 1),
+        "said": "" if words[0] == "apply" else "".join(lines[:1]),
+    }
 
 
 def _files(folder: Path) -> set[str]:
