@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from autotune.analysis.decisions.run_spread import assumed_spread
 from autotune.records.measurement import Measurement
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import TrialRecord, TrialResult
 from autotune.records.utilization import NVML_SOURCE, PROFILER_SOURCE, WAIT_SOURCE, BusyReading
 from autotune.report.blocks import TimeBars, Trace
-from autotune.report.figures import Figures, list_busy
+from autotune.report.figures import Figures, join_runs, list_busy
 from autotune.report.wording.units import NO_VALUE
 from autotune.settings.training_config import TrainingConfig
 from tests.factories import (
@@ -22,6 +24,7 @@ from tests.factories import (
     make_recommendation,
     make_summary,
     make_trial,
+    make_window,
 )
 from tests.report.forms import as_markdown, columns_of, report_of
 
@@ -49,6 +52,23 @@ def trial_of(number: int, config: TrainingConfig, runs: list[Measurement]) -> Tr
         TrialResult(outcome="ok", measurement=run, at_s=float(place)) for place, run in enumerate(others, 1)
     )
     return make_trial(number, config, measurement=first).model_copy(update={"repeats": repeats})
+
+
+def test_the_profiled_run_shows_whether_the_host_holds_the_loop() -> None:
+    """Two runs of minGPT on an H200; of the second NVML alone tells how busy the device was."""
+    known: dict[str, Any] = {
+        "device_ceiling": 2_856.0,
+        "data_wait_fraction": 0.0,
+        "window": make_window(host_ahead_s=0.0),
+    }
+    profiled = make_run({PROFILER_SOURCE: 0.42}, rate=2_855.0).model_copy(
+        update={**known, "loader_ceiling": 40_370.0, "host_ceiling": 3_037.0, "breakdown": make_breakdown(idle=0.57)}
+    )
+    other = make_run({NVML_SOURCE: 0.85}, rate=2_258.0).model_copy(update=known)
+    headroom = join_runs([other, profiled], assumed_spread("cuda")).headroom
+    assert headroom is not None
+    assert headroom.limit == "host"
+    assert headroom.share_of_device == pytest.approx(0.42)
 
 
 def busy_row(summary: RunSummary) -> tuple[str, ...]:
