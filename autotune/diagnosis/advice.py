@@ -6,7 +6,7 @@ Comes in: an Evidence and its findings. Goes out: advice as codes with figures.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from math import exp
+from math import exp, inf
 from typing import NamedTuple
 
 from autotune.analysis.forecast import expectation
@@ -16,14 +16,20 @@ from autotune.analysis.statistics import NORMAL_95
 from autotune.diagnosis.checkpointing import checkpoint_activations
 from autotune.diagnosis.gains import LEAST_GAIN, advise, worth_giving
 from autotune.diagnosis.remedies import list_remedies
+from autotune.records.breakdown import LoaderCosts
 from autotune.records.diagnosis import Advice, CurvePoint, Evidence, Finding
 from autotune.records.run_summary import changed_settings, is_single
+from autotune.settings.training_config import TrainingConfig
+from autotune.space import constraints as rules
+from autotune.space.default_ranges import most_workers
 
 __all__ = ["rank_advice"]
 
 _SAME_WITHIN = 0.02
 """Expected rates that differ by less count as equal, as do those that differ by less than the error of their ceilings:
 our own convention, a window's 95 % interval."""
+_QUEUE_SHARE = 0.5
+"""Of the free RAM that batches of advised workers may fill: our own convention, as where loaders are measured alone."""
 _AMONG_WORKERS = frozenset({"in_order", "worker_threads"})
 
 
@@ -40,7 +46,8 @@ class _Rated(NamedTuple):
 def rank_advice(evidence: Evidence, findings: Sequence[Finding]) -> tuple[Advice, ...]:
     """Advice on settings by expected gain, then what lies outside of them; gains below 3 % are left out."""
     settings = _advise_settings(evidence, findings)
-    best = max(map(_rate, settings), default=evidence.measurement.samples_per_s)
+    measured = [piece for piece in settings if piece.kind != "add_workers"]
+    best = max(map(_rate, measured), default=evidence.measurement.samples_per_s)
     remedies = [*list_remedies(evidence, findings, best_samples_per_s=best), *checkpoint_activations(evidence)]
     return (*settings, *worth_giving(remedies))
 
@@ -57,7 +64,8 @@ def _advise_settings(evidence: Evidence, findings: Sequence[Finding]) -> list[Ad
     singles = [_best(evidence, of_loaders, cost=lambda workers, changes: (workers, changes))]
     singles += _best_of_each_setting(evidence, of_devices)
     singles += _of_workers(evidence, of_loaders)
-    worth = worth_giving([*_apart(filter(None, singles)), *_pin_memory(evidence, findings)])
+    computed = (*_pin_memory(evidence, findings), *_more_workers(evidence, findings))
+    worth = worth_giving([*_apart(filter(None, singles)), *computed])
     most = max(map(_rate, worth), default=0.0)
     together = _best(evidence, rated, cost=lambda workers, changes: (changes, workers))
     if together is not None and _rate(together) >= (1 + LEAST_GAIN) * most:
@@ -178,6 +186,59 @@ def _pin_memory(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[Adv
         times = {"copy_s": costs.copy_s, "pinned_copy_s": costs.pinned_copy_s}
     expected = expectation.rate_without(evidence, saved * copy.share)
     yield advise("pin_memory", present, expected, settings, share=copy.share, **times)
+
+
+def _more_workers(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[Advice]:
+    """Advise workers up to the cores, where a loader bound by CPU work could not be measured with more than today's.
+
+    Workers add up until the cores run out: the rate is what the model that a search proposes by expects, and no more
+    than all cores or the device can make. Items that mostly wait are left out: only a measurement shows how far their
+    waits overlap.
+    """
+    costs, own, environment = evidence.measurement.loader_costs, evidence.config, evidence.environment
+    is_bound = any(finding.bottleneck == "data_cpu" for finding in findings)
+    if costs is None or not is_bound or _has_tried_more_workers(evidence):
+        return
+    most = min(most_workers(evidence.facts, environment), rules.cores_within(own, environment))
+    most //= rules.ranks_on_host(own.process_count, environment)
+    counts = sorted({*(2**power for power in range(most.bit_length())), most} - {*range(own.num_workers + 1)})
+    points = {count: CurvePoint(changes={"num_workers": count}, ceiling=None) for count in counts}
+    configs = {count: expectation.apply_changes(evidence, point) for count, point in points.items()}
+    pairs: dict[int, Pair] = {
+        count: (point, None) for count, point in points.items() if _has_room(evidence, costs, configs[count])
+    }
+    if not pairs:
+        return
+    by_cores, device = expectation.cores_ceiling(evidence), expectation.device_ceiling(evidence)
+    expected = [min(rate, by_cores, device) for rate in expected_rates(evidence, [*pairs.values()])]
+    rates = dict(zip(pairs, expected, strict=True))
+    enough = min(count for count, rate in rates.items() if rate >= (1 - _SAME_WITHIN) * max(expected))
+    yield advise(
+        "add_workers",
+        evidence.measurement.samples_per_s,
+        rates[enough],
+        {"num_workers": enough},
+        item_cpu_s=expectation.loader_cpu_s(evidence),
+        num_workers=own.num_workers,
+        cores=environment.cores,
+        cores_samples_per_s=by_cores,
+    )
+
+
+def _has_tried_more_workers(evidence: Evidence) -> bool:
+    """Return True where a loader with more workers than today was measured, or failed for another reason than time."""
+    for point in evidence.curves.loader:
+        workers = point.changes.get("num_workers", 0)
+        if isinstance(workers, int) and workers > evidence.config.num_workers and not point.is_left_out:
+            return True
+    return False
+
+
+def _has_room(evidence: Evidence, costs: LoaderCosts, config: TrainingConfig) -> bool:
+    """Return True where the batches that the workers of all ranks hold ready fit into the free RAM, with room left."""
+    ready = expectation.loader_processes(config) * config.batches_per_worker
+    free_bytes = inf if evidence.free_ram_bytes is None else evidence.free_ram_bytes
+    return ready * config.micro_batch_size * costs.item_bytes <= _QUEUE_SHARE * free_bytes
 
 
 def _rate(advice: Advice) -> float:

@@ -56,7 +56,7 @@ def list_remedies(evidence: Evidence, findings: Sequence[Finding], *, best_sampl
 def _cpu_work(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     """Cheaper items or more cores, unless the cores suffice: then something else keeps the loader from them."""
     needed_s, item_s, cores = _needed_item_s(evidence), expectation.loader_cpu_s(evidence), evidence.environment.cores
-    cores_needed = ceil(expectation.device_ceiling(evidence) * item_s + _device_cores(evidence))
+    cores_needed = ceil(expectation.device_ceiling(evidence) * item_s + expectation.device_cores(evidence))
     if cores_needed > cores or needed_s < item_s:
         figures = {"needed_s": needed_s, "item_cpu_s": item_s, "cores_needed": cores_needed, "cores": cores}
         yield _up_to_the_device(evidence, "make_items_cheaper", **figures)
@@ -113,8 +113,7 @@ def _worker_threads(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     cores, loaders = evidence.environment.cores, expectation.loader_processes(evidence.config)
     today, device = expectation.loader_ceiling(evidence), expectation.device_ceiling(evidence)
     allowed = min(loaders, cores) / expectation.loader_cpu_s(evidence)
-    shared = cores / (expectation.loader_cpu_s(evidence) + _device_cores(evidence) / device)
-    expected = min(shared, expectation.join_rates(evidence, max(allowed, today), device))
+    expected = min(expectation.cores_ceiling(evidence), expectation.join_rates(evidence, max(allowed, today), device))
     known, unknown = (expected, None) if allowed * NEAR_CEILING > today else (None, today)
     figures: dict[str, JsonValue] = {"item_cpu_s": costs.item_cpu_s, "allowed_samples_per_s": allowed, "cores": cores}
     setting = {"worker_threads": 1} if evidence.config.num_workers else {}
@@ -241,21 +240,9 @@ _FOR_DEVICE: dict[Bottleneck, Callable[[Evidence, Finding], Iterator[Advice]]] =
 
 def _needed_item_s(evidence: Evidence) -> float:
     """CPU seconds that a sample may take in the loader for the device to be the limit; 0 where no core is left."""
-    return max(0.0, (evidence.environment.cores - _device_cores(evidence)) / expectation.device_ceiling(evidence))
-
-
-def _device_cores(evidence: Evidence) -> float:
-    """Cores that computing keeps busy at the device's ceiling, in the most economical number of threads measured."""
-    if evidence.environment.device_kind != "cpu":
-        return 0.0
-    measured = [
-        point.cpu_s_per_sample
-        for point in evidence.curves.device
-        if point.cpu_s_per_sample is not None and set(point.changes) <= {"intra_op_threads"}
-    ]
-    if measured:
-        return min(measured) * expectation.device_ceiling(evidence)
-    return float(min(expectation.threads_of(evidence, evidence.config), evidence.environment.cores))
+    return max(
+        0.0, (evidence.environment.cores - expectation.device_cores(evidence)) / expectation.device_ceiling(evidence)
+    )
 
 
 def _expecting(evidence: Evidence, kind: str, expected: float | None, **figures: JsonValue) -> Advice:

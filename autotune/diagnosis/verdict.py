@@ -94,7 +94,8 @@ def make_headline(evidence: Evidence, findings: Sequence[Finding], advice: Seque
         may_help = note("may_help", settings=_json(best.settings), others_cores=load.others_cores, cores=load.cores)
         return head, may_help
     if best is not None:
-        return head, note("best_setting", settings=_json(best.settings), gain=best.expected_gain)
+        code = "computed_setting" if best.kind == "add_workers" else "best_setting"
+        return head, note(code, settings=_json(best.settings), gain=best.expected_gain)
     return head, note("no_setting_helps", least_gain=LEAST_GAIN) if has_others else note("others_not_measured")
 
 
@@ -135,8 +136,12 @@ def _remarks(evidence: Evidence) -> Iterator[Note]:
     curves = evidence.curves
     for side, points in (("loader", curves.loader), ("device", curves.device), ("copy", curves.copy)):
         for point in points:
-            if point.ceiling is None:
+            if point.ceiling is None and not point.is_left_out:
                 yield note("side_not_measured", side=side, settings=_json(point.changes), reason=point.reason)
+    left_out = {side: sum(point.is_left_out for point in getattr(curves, side)) for side in SIDES}
+    counts: dict[str, JsonValue] = {side: count for side, count in left_out.items() if count}
+    if counts:
+        yield note("no_time_for_points", counts=counts)
 
 
 def _json(settings: dict[str, object]) -> dict[str, JsonValue]:

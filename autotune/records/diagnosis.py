@@ -68,6 +68,11 @@ class CurvePoint(FrozenModel):
     reason: Note | str = ""
     """Why it could not: a note of ours, or the text of an error."""
 
+    @property
+    def is_left_out(self) -> bool:
+        """Return True where it was not tried, since no time was left."""
+        return isinstance(self.reason, Note) and self.reason.code == "no_time_left"
+
 
 class Roofline(FrozenModel):
     """What one step asks of the device, and what the device can do, each measured.

@@ -70,6 +70,20 @@ def test_the_headline_names_the_first_bottleneck_and_the_best_setting() -> None:
     assert headline(make_breakdown()) == (note("healthy", share=1.0, least_gain=0.05),)
 
 
+def test_the_headline_names_workers_that_were_not_measured_as_computed() -> None:
+    piece = advice(1.4).model_copy(update={"kind": "add_workers"})
+    computed = note("computed_setting", settings={"pin_memory": True}, gain=1.4)
+    assert headline(make_breakdown(wait=0.7), piece)[1] == computed
+
+
+def test_what_there_was_no_time_for_is_one_remark() -> None:
+    late = [make_point(None, num_workers=count).model_copy(update={"reason": note("no_time_left")}) for count in (1, 2)]
+    curves = Curves(loader=(*late, make_point(None, num_workers=4)), device=(late[0],))
+    found = judge("case", make_evidence(curves=curves)).remarks
+    assert [one.code for one in found] == ["side_not_measured", "no_time_for_points"]
+    assert found[1].figures == {"counts": {"loader": 2, "device": 1}}
+
+
 def test_the_headline_promises_no_factor_where_other_programs_may_explain_it() -> None:
     load = HostLoad(seconds=1.0, cores=2, reachable_cores=2, busy_s=2.0, own_s=0.5, stolen_s=0.0)
     evidence = make_evidence(breakdown=make_breakdown(wait=0.7), host_load=load)

@@ -25,7 +25,9 @@ __all__ = [
     "advisable_points",
     "apply_changes",
     "copy_ceilings",
+    "cores_ceiling",
     "device_ceiling",
+    "device_cores",
     "join_rates",
     "loader_ceiling",
     "loader_cpu_s",
@@ -94,6 +96,29 @@ def loader_cpu_s(evidence: Evidence) -> float:
 def with_collating(evidence: Evidence, costs: LoaderCosts, item_s: float) -> float:
     """Seconds of one sample in the loader: the item's, and its share of collating the batch."""
     return item_s + costs.collate_s / evidence.config.micro_batch_size
+
+
+def device_cores(evidence: Evidence) -> float:
+    """Return the cores that computing keeps busy at the device's ceiling, in the most economical number of threads."""
+    if evidence.environment.device_kind != "cpu":
+        return 0.0
+    measured = [
+        point.cpu_s_per_sample
+        for point in evidence.curves.device
+        if point.cpu_s_per_sample is not None and set(point.changes) <= {"intra_op_threads"}
+    ]
+    if measured:
+        return min(measured) * device_ceiling(evidence)
+    return float(min(threads_of(evidence, evidence.config), evidence.environment.cores))
+
+
+def cores_ceiling(evidence: Evidence) -> float:
+    """Return the rate at which loading and computing keep all cores busy, whatever the number of workers.
+
+    Infinite where the CPU time of neither is known.
+    """
+    sample_s = loader_cpu_s(evidence) + device_cores(evidence) / device_ceiling(evidence)
+    return evidence.environment.cores / sample_s if sample_s > 0 else inf
 
 
 def join_rates(evidence: Evidence, loader: float, device: float) -> float:

@@ -13,7 +13,7 @@ from rich.text import Text
 from autotune.diagnosis.bottlenecks import breakdown_of
 from autotune.diagnosis.gains import NEAR_CEILING
 from autotune.records.breakdown import PARTS
-from autotune.records.ceilings import EXCEEDED_FROM, overlaps
+from autotune.records.ceilings import EXCEEDED_FROM, SIDES, overlaps
 from autotune.records.diagnosis import Curves, Diagnosis
 from autotune.report.blocks import MEASURED_BY, Block, Bullets, Paragraph, Section, Table, filled, known_facts, tabulate
 from autotune.report.figures import Figures, join_runs
@@ -204,12 +204,14 @@ def _roofline(diagnosis: Diagnosis) -> dict[str, str]:
 
 
 def _curves(curves: Curves) -> Table:
+    """Lay out what was measured or failed; empty where no other setting than today's was measured."""
+    tried = [(side, point) for side in SIDES for point in getattr(curves, side) if not point.is_left_out]
+    has_others = any(point.changes and point.ceiling is not None for _, point in tried)
     return tabulate(
         {
             "": side,
             "settings": show(point.changes, "settings") or "today's",
             "samples/s": show(point.ceiling and point.ceiling.samples_per_s, "plain_rate"),
         }
-        for side, points in (("loader", curves.loader), ("device", curves.device), ("copy", curves.copy))
-        for point in points
+        for side, point in (tried if has_others else ())
     )

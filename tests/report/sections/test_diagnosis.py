@@ -5,13 +5,17 @@ from __future__ import annotations
 import pytest
 
 import autotune
-from autotune.records.diagnosis import Diagnosis
+from autotune.diagnosis.verdict import judge
+from autotune.note import note
+from autotune.records.diagnosis import CurvePoint, Curves, Diagnosis
 from autotune.records.host_load import HostLoad
-from autotune.report.sections.diagnosis import render_diagnosis, say_present
+from autotune.report.blocks import Table
+from autotune.report.sections.advice import diagnosis_in_words
+from autotune.report.sections.diagnosis import diagnosis_sections, render_diagnosis, say_present
 from autotune.report.text import one_line
 from autotune.settings.training_config import TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial
-from tests.factories import GPU
+from tests.factories import GPU, make_evidence, make_point
 from tests.report.cases import diagnosis_cases
 from tests.report.forms import diagnosis_on_console
 
@@ -50,6 +54,31 @@ def test_a_rate_far_above_the_devices_ceiling_is_not_called_a_share_of_what_it_c
     standing = healthy.standing.model_copy(update={"share_of_device": 5.36})
     assert "%" in say_present(healthy)
     assert "%" not in say_present(healthy.model_copy(update={"standing": standing}))
+
+
+TODAYS, FASTER = make_point(658.0), make_point(2820.0, num_workers=16)
+LATE = make_point(None, num_workers=8).model_copy(update={"reason": note("no_time_left")})
+
+
+@pytest.mark.parametrize(
+    ("points", "shown"),
+    [
+        ((TODAYS, LATE), None),
+        ((TODAYS, make_point(None, num_workers=4)), None),
+        ((TODAYS, FASTER, LATE), ["today's", "num_workers=16"]),
+        ((TODAYS, FASTER, make_point(None, num_workers=4)), ["today's", "num_workers=16", "num_workers=4"]),
+    ],
+)
+def test_other_settings_are_shown_where_one_was_measured_but_for_what_had_no_time(
+    points: tuple[CurvePoint, ...], shown: list[str] | None
+) -> None:
+    found = diagnosis_in_words(judge("resnet", make_evidence(658.0, curves=Curves(loader=points))))
+    tables = [
+        section.blocks[0] for section in diagnosis_sections(found) if section.title == "Other settings, each side alone"
+    ]
+    rows = [row[1] for table in tables if isinstance(table, Table) for row in table.rows]
+    assert rows == (shown or [])
+    assert bool(tables) == bool(shown)
 
 
 def test_of_a_loaded_machine_advice_has_no_factors() -> None:
