@@ -24,9 +24,9 @@ from autotune.note import Note, note
 from autotune.protocol.clock import monotonic
 from autotune.protocol.jobs import Extras, WindowRules
 from autotune.protocol.payload import write_payload
-from autotune.records.ceilings import Headroom
-from autotune.records.diagnosis import Advice, Bottleneck, Curves, Diagnosis, Evidence, Finding
-from autotune.records.measurement import Measurement
+from autotune.records.ceilings import SIDES, CeilingBook, Headroom
+from autotune.records.diagnosis import Advice, Bottleneck, CurvePoint, Curves, Diagnosis, Evidence, Finding
+from autotune.records.measurement import Ceilings, Measurement
 from autotune.records.run_summary import Phase, Progress
 from autotune.records.trial import OUT_OF_MEMORY
 from autotune.report.render.notebook import render_diagnosis_notebook
@@ -195,14 +195,34 @@ def _measure_curves(
         return Curves(remarks=(short,))
     report = runner.curves(
         space.baseline,
-        list_variations(space),
+        list_variations(space, run),
         deadline_s=left_s,
         stretch_s=measuring.stretch_s,
         roofline=True,
+        known=_known(space, run),
     )
     if report.curves is not None:
         return report.curves
     return Curves(remarks=(note("others_failed", reason=report.result.reason or report.result.outcome),))
+
+
+def _known(space: ResolvedSpace, run: Measurement) -> Curves:
+    """Return the points of today's settings that the run has measured itself, but for those that it exceeds.
+
+    None of a group, whose sides are not those of a device; on a CPU the device is measured again, for the cores that it
+    keeps busy.
+    """
+    own, book, measured = space.baseline, CeilingBook(), run.ceilings or Ceilings()
+    if own.world_size > 1:
+        return Curves()
+    book.keep(own, loader=measured.loader, device=measured.device, copy=measured.copy)
+    book.show(own, run.samples_per_s_ci[0])
+    known = dict[str, tuple[CurvePoint, ...]]()
+    for side in SIDES:
+        ceiling = book.ceiling_of(side, own)
+        if ceiling is not None and (side, space.environment.device_kind) != ("device", "cpu"):
+            known[side] = (CurvePoint(changes={}, ceiling=ceiling),)
+    return Curves.model_validate(known)
 
 
 def _ignored(plan: Plan) -> Iterator[Note]:

@@ -119,7 +119,7 @@ def test_a_diagnosis_says_that_a_slow_dataset_holds_a_script_up(
 ) -> None:
     Path("train.py").write_text(_SCRIPT.replace(", num_workers=2)", ")"), encoding="utf-8")
     varied = TrainingConfig(micro_batch_size=16, lr=0.05, num_workers=2)
-    monkeypatch.setattr(diagnosing, "list_variations", lambda _: [varied])
+    monkeypatch.setattr(diagnosing, "list_variations", lambda *_: [varied])
     baseline = TrainingConfig(lr=0.05)
     plan = Plan(name="case", workload=Workload(command=tuple(command)), baseline=baseline, device="cpu")
     brief = MeasuringTime(window_s=0.4, stretch_s=0.1)

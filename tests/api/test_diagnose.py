@@ -35,8 +35,11 @@ from autotune.space.default_ranges import Basis
 from autotune.space.resolved_space import ResolvedSpace, resolve
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost, fake_environment, fake_facts
 from tests.api import bottlenecks as cases
+from tests.factories import make_measurement
 
 GIB = 2**30
+RUN = make_measurement()
+"""A run of which neither side was measured alone."""
 
 
 def diagnose(launcher: FakeLauncher | None = None, **arguments: Any) -> autotune.DiagnosisResult:
@@ -205,6 +208,17 @@ def test_other_settings_are_measured_within_the_minute_or_not_at_all(startup_s: 
     assert found.diagnosis.headline_notes[1].code == ("best_setting" if is_traced else "computed_setting")
 
 
+def test_what_the_run_has_measured_of_todays_settings_is_not_measured_again() -> None:
+    launcher = FakeLauncher()
+    found = diagnose(launcher)
+    (job,) = [job for job in launcher.jobs if job.kind == "curves"]
+    own = found.diagnosis.evidence.measurement.ceilings
+    assert job.known is not None
+    assert own is not None
+    assert [point.ceiling for point in job.known.loader] == [own.loader]
+    assert [point.ceiling for point in job.known.device] == [own.device]
+
+
 def test_the_arguments_that_a_search_alone_takes_are_named() -> None:
     of_search, own = (inspect.signature(call).parameters.keys() for call in (autotune.search, autotune.diagnose))
     only = list(of_search - own)
@@ -233,7 +247,7 @@ def test_a_wrong_argument_is_refused_before_anything_starts() -> None:
 
 def test_varied_configurations_change_one_side_each_and_never_repeat_the_baseline() -> None:
     config = TrainingConfig(num_workers=2, intra_op_threads=1)
-    found = list_variations(space_of(config, has_4d_input=True))
+    found = list_variations(space_of(config, has_4d_input=True), RUN)
     assert config not in found
     assert len(found) == len(set(map(repr, found)))
     assert {config.num_workers for config in found} == {0, 1, 2, 4, 8}
@@ -244,10 +258,12 @@ def test_varied_configurations_change_one_side_each_and_never_repeat_the_baselin
 
 
 def test_what_the_workload_forbids_is_not_varied() -> None:
-    found = list_variations(space_of(TrainingConfig(), is_sharded=False, fixed_batch_size=32))
+    found = list_variations(space_of(TrainingConfig(), is_sharded=False, fixed_batch_size=32), RUN)
     assert {config.num_workers for config in found} == {0, 1}
     assert {config.micro_batch_size for config in found} == {32}
-    assert {config.micro_batch_size for config in list_variations(space_of(TrainingConfig(), dataset_length=70))} == {
+    assert {
+        config.micro_batch_size for config in list_variations(space_of(TrainingConfig(), dataset_length=70), RUN)
+    } == {
         16,
         32,
         64,
@@ -275,7 +291,7 @@ def look(fork_server: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch) -> Ca
     ) -> autotune.DiagnosisResult:
         config = TrainingConfig(**baseline)
         configs = [TrainingConfig.model_validate(config.model_dump() | changes) for changes in varied]
-        monkeypatch.setattr(diagnosing, "list_variations", lambda _: configs)
+        monkeypatch.setattr(diagnosing, "list_variations", lambda *_: configs)
         workload = Workload(model=model, dataset=dataset, worker_init_fn=worker_init_fn)
         plan = Plan(name="case", workload=workload, baseline=config, device="cpu")
         return diagnose_plan(plan, progress=False, launcher=fork_server, measuring=measuring)
@@ -325,7 +341,7 @@ def test_what_holds_workers_up_is_measured_where_the_probe_saw_it_and_workers_lo
     own = TrainingConfig(num_workers=2)
 
     def varied(config: TrainingConfig, **facts: Any) -> set[str]:
-        found = list_variations(space_of(config, **facts))
+        found = list_variations(space_of(config, **facts), RUN)
         names = {"in_order", "worker_threads"}
         return {name for one in found for name in names if getattr(one, name) != getattr(config, name)}
 
@@ -338,7 +354,7 @@ def test_what_holds_workers_up_is_measured_where_the_probe_saw_it_and_workers_lo
 def test_what_holds_workers_up_is_measured_as_the_space_allows() -> None:
     def varied(**given: Any) -> set[tuple[bool, int | None]]:
         config, domains = TrainingConfig(num_workers=2), SearchSpace.model_validate(given).given()
-        found = list_variations(space_of(config, given=domains, slow_tail_fraction=0.5, cores_per_item=1.9))
+        found = list_variations(space_of(config, given=domains, slow_tail_fraction=0.5, cores_per_item=1.9), RUN)
         return {(one.in_order, one.worker_threads) for one in found} - {(True, None)}
 
     assert varied() == {(False, None), (True, 1)}
@@ -389,12 +405,12 @@ def test_a_setting_that_fails_spares_the_others(look: Callable[..., autotune.Dia
 def test_only_precisions_of_the_space_are_varied() -> None:
     given = SearchSpace.model_validate({"amp_dtype": ["float32", "bfloat16"]}).given()
     native = ("float32", "bfloat16", "float16")
-    varied = list_variations(space_of(TrainingConfig(), kind="cuda", native=native, given=given))
+    varied = list_variations(space_of(TrainingConfig(), kind="cuda", native=native, given=given), RUN)
     assert {one.amp_dtype for one in varied} == {"float32", "bfloat16"}
 
 
 def test_a_fused_optimizer_is_varied_where_torch_has_it() -> None:
     config = TrainingConfig()
-    found = list_variations(space_of(config, optimizer=OptimizerFacts(name="Adam", can_fuse=True)))
+    found = list_variations(space_of(config, optimizer=OptimizerFacts(name="Adam", can_fuse=True)), RUN)
     assert config.model_copy(update={"fused": True}) in found
-    assert not any(one.fused for one in list_variations(space_of(config)))
+    assert not any(one.fused for one in list_variations(space_of(config), RUN))

@@ -121,7 +121,7 @@ def diagnose(lengths: list[int], **how: Any) -> autotune.DiagnosisResult:
 def test_a_diagnosis_tells_rates_in_tokens_and_what_like_lengths_would_win(
     fork_server: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(diagnosing, "list_variations", lambda _: [])
+    monkeypatch.setattr(diagnosing, "list_variations", lambda *_: [])
     found = diagnose([(16, 16, 16, 16, 16, 16, 16, 400)[number % 8] for number in range(2000)], launcher=fork_server)
     run = found.diagnosis.evidence.measurement
     assert run.tokens is not None
@@ -142,7 +142,7 @@ def test_a_diagnosis_tells_rates_in_tokens_and_what_like_lengths_would_win(
 
 @pytest.mark.slow
 def test_of_equal_lengths_nothing_is_said(fork_server: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnosing, "list_variations", lambda _: [])
+    monkeypatch.setattr(diagnosing, "list_variations", lambda *_: [])
     brief = MeasuringTime(window_s=0.4, stretch_s=0.1)
     found = diagnose([32] * 1000, launcher=fork_server, measuring=brief)
     run = found.diagnosis.evidence.measurement

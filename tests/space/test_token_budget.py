@@ -17,7 +17,7 @@ from autotune.space.domains import whole_numbers
 from autotune.space.resolved_space import ResolvedSpace, compose
 from autotune.space.token_budget import budget_obstacle, samples_within, with_batch, with_mean_batch
 from autotune.study.proposals import first_guesses, params_of, same_batch_variant
-from tests.factories import CPU, make_facts, make_space, make_trial
+from tests.factories import CPU, make_facts, make_measurement, make_space, make_trial
 
 BASELINE = TrainingConfig(micro_batch_size=13, max_tokens=1000)
 _BASELINES = st.builds(
@@ -114,7 +114,7 @@ def test_what_the_curves_measure_has_samples_by_its_budget() -> None:
     assert budgets == {250: 3, 500: 6, 1000: 13, 2000: 26, 4000: 52, 8000: 104}
     ends = {config.max_tokens for config in loader_variations(space, CeilingBook())}
     assert {250, 8000} <= ends
-    assert {config.max_tokens for config in list_variations(space)} >= {462, 1000, 2000, 4000}
+    assert {config.max_tokens for config in list_variations(space, make_measurement())} >= {462, 1000, 2000, 4000}
 
 
 def test_loaders_of_unlike_budgets_have_ceilings_of_their_own() -> None:

@@ -162,7 +162,7 @@ def diagnosed(
     launcher: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch, batch: int, **workload: object
 ) -> Diagnosis:
     """A look at one configuration alone: other settings take their time, and workers gigabytes of shared memory."""
-    monkeypatch.setattr(diagnosing, "list_variations", lambda _: [])
+    monkeypatch.setattr(diagnosing, "list_variations", lambda *_: [])
     given = Workload(dataset=cases.Indices(), **workload)  # type: ignore[arg-type] # as the caller means it
     plan = Plan(name="case", workload=given, baseline=TrainingConfig(micro_batch_size=batch), device="cuda:0")
     return diagnose_plan(

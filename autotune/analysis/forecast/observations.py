@@ -6,9 +6,9 @@ observations of rates, each with its uncertainty. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import hypot, log, sqrt
+from math import hypot, inf, log, log2, sqrt
 from statistics import fmean
 from typing import Literal
 
@@ -18,7 +18,7 @@ from autotune.analysis.forecast.rate_model import Observation
 from autotune.analysis.rates import mean_rate
 from autotune.analysis.statistics import NORMAL_95
 from autotune.note import Note, note
-from autotune.records.ceilings import SIDES, Ceiling, CeilingBook, Side, host_ceiling_of
+from autotune.records.ceilings import SIDES, Ceiling, CeilingBook, Side, host_ceiling_of, loader_key
 from autotune.records.diagnosis import CurvePoint, Curves
 from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import LOADER_SETTINGS, TrainingConfig
@@ -30,10 +30,13 @@ from autotune.space.token_budget import samples_within
 __all__ = [
     "ConfiguredPoint",
     "adds_workers_in_vain",
+    "by_promise",
     "changed",
     "configured_points",
     "device_variations",
     "failed_side",
+    "is_device_out_of_reach",
+    "is_loader_out_of_reach",
     "loader_variations",
     "mean_log_rates",
     "most_telling",
@@ -66,6 +69,8 @@ _GROWS_FROM = 1.05
 """Factor by which a loader with more workers must be faster for a point with still more: our own convention."""
 _AMONG_WORKERS = ("in_order", "worker_threads")
 """Settings that show where several workers hold each other up."""
+_SEVERAL = 2
+"""Workers from which on several share the items."""
 _FEW_WORKERS = 4
 """As many as these are measured with, where the cores suffice: our own convention."""
 _FASTEST_PRECISION = 8.0
@@ -94,27 +99,47 @@ def changed(space: ResolvedSpace, changes: dict[str, object]) -> TrainingConfig:
     return TrainingConfig.model_validate(normalised(settings, space.facts, space.environment))
 
 
-def loader_variations(space: ResolvedSpace, book: CeilingBook) -> Iterator[TrainingConfig]:
-    """The baseline with another value of one of the loader's settings; none where no device could keep up with it.
+def loader_variations(space: ResolvedSpace, book: CeilingBook) -> list[TrainingConfig]:
+    """Return the baseline with other values of the loader's settings; none where no device could keep up with it.
 
     With many workers the ends of the batch are measured too: there the cost of collating a batch shows.
+
+    Time may run out before the last one. So what decides most comes first: as many workers as there are cores, then
+    other numbers of several workers. None and one come last, and whether workers persist.
     """
-    domains, own = space.domains, space.baseline
-    if _is_loader_out_of_reach(space, book):
-        return
+    if is_loader_out_of_reach(space, book):
+        return []
+    seen = {loader_key(changed(space, {}))}
+    found = list[TrainingConfig]()
+    for config in _loader_candidates(space):
+        if loader_key(config) not in seen:
+            seen.add(loader_key(config))
+            found.append(config)
+    return found
+
+
+def _loader_candidates(space: ResolvedSpace) -> Iterator[TrainingConfig]:
+    """What may be measured of the loader, in order; some of it is the same, or the baseline."""
+    domains, own, cores = space.domains, space.baseline, space.environment.cores
     counts = whole_numbers(domains["num_workers"])
     may_persist = True in domains["persistent_workers"]
 
     def with_workers(count: int, **changes: object) -> TrainingConfig:
         return changed(space, {"num_workers": count, "persistent_workers": count > 0 and may_persist, **changes})
 
-    for count in spread(counts, _MOST_VALUES):
-        yield with_workers(count)
-    workers, most = own.num_workers or min(max(counts), space.environment.cores), max(counts)
-    for name in [name for name in LOADER_SETTINGS if name not in {"num_workers", *_AMONG_WORKERS}] if workers else ():
+    tried = spread(counts, _MOST_VALUES)
+    if cores in counts:  # in place of the nearest, unless that is one of the ends
+        nearest = min(tried, key=lambda count: abs(count - cores))
+        tried = [count for count in tried if count != nearest or count in {tried[0], tried[-1]}]
+        tried = [*dict.fromkeys((cores, *tried))]
+    ordered = by_promise(tried, cores)
+    yield from (with_workers(count) for count in ordered if count >= _SEVERAL)
+    workers, most = own.num_workers or min(max(counts), cores), max(counts)
+    last = {"num_workers", "persistent_workers", *_AMONG_WORKERS}
+    for name in [name for name in LOADER_SETTINGS if name not in last] if workers else ():
         for value in domains[name]:
             yield with_workers(workers, **{name: value})
-    several = max(workers, min(most, max(2, min(space.environment.cores, _FEW_WORKERS))))
+    several = max(workers, min(most, max(2, min(cores, _FEW_WORKERS))))
     for name in [name for name in _AMONG_WORKERS if len(list(domains[name])) > 1] if several > 1 else ():
         for value in domains[name]:
             yield with_workers(several, **{name: value})
@@ -122,6 +147,14 @@ def loader_variations(space: ResolvedSpace, book: CeilingBook) -> Iterator[Train
     batches = whole_numbers(domains[setting])
     for batch in {min(batches), max(batches)} - {getattr(own, setting)} if most else ():
         yield with_workers(most, **{setting: batch})
+    yield from (with_workers(count) for count in ordered if count < _SEVERAL)
+    for value in domains["persistent_workers"] if workers else ():
+        yield with_workers(workers, persistent_workers=value)
+
+
+def by_promise(counts: Iterable[int], cores: int) -> list[int]:
+    """Return numbers of workers by what they may decide: the cores, then the nearest, and none and one last."""
+    return sorted(counts, key=lambda count: (count < _SEVERAL, abs(log2(max(count, 1) / cores)), count))
 
 
 def adds_workers_in_vain(points: Sequence[CurvePoint], changes: Mapping[str, object]) -> bool:
@@ -163,7 +196,7 @@ def device_variations(space: ResolvedSpace, book: CeilingBook) -> Iterator[Train
         for value in domains[name]:
             yield changed(space, {name: value})
     batches = spread(whole_numbers(domains[setting]), _MOST_VALUES)
-    if _is_device_out_of_reach(space, book):
+    if is_device_out_of_reach(space, book):
         batches = batches[-1:]
     for batch in sorted(batches, key=lambda size: (size < own, abs(size - own))):
         yield changed(space, {setting: batch})
@@ -289,8 +322,8 @@ def _of_host(kind: Literal["launch", "take"], config: TrainingConfig, samples_pe
     return Observation(kind=kind, config=config, samples_per_s=samples_per_s, relative_sd=_HOST_SD)
 
 
-def _is_loader_out_of_reach(space: ResolvedSpace, book: CeilingBook) -> bool:
-    """Whether the device stays the slower side even with the largest batch and the fastest precision."""
+def is_loader_out_of_reach(space: ResolvedSpace, book: CeilingBook) -> bool:
+    """Return True where the device stays the slower side even with the largest batch and the fastest precision."""
     own, batches = space.baseline, whole_numbers(space.domains["micro_batch_size"])
     loader, device = book.ceiling_of("loader", own), book.ceiling_of("device", own)
     if loader is None or device is None:
@@ -299,14 +332,21 @@ def _is_loader_out_of_reach(space: ResolvedSpace, book: CeilingBook) -> bool:
     return loader.samples_per_s > AMPLE * growth * device.samples_per_s
 
 
-def _is_device_out_of_reach(space: ResolvedSpace, book: CeilingBook) -> bool:
-    """Whether the loader stays the slower side even where each worker brings as much as the first."""
+def is_device_out_of_reach(space: ResolvedSpace, book: CeilingBook, *, by_cores: float = inf) -> bool:
+    """Return True where the loader stays the slower side even where each worker brings as much as the first.
+
+    Args:
+        space: With the numbers of workers.
+        book: What both sides reach today.
+        by_cores: What the loader reaches at most, in samples per second, since items keep a core busy.
+    """
     own, counts = space.baseline, whole_numbers(space.domains["num_workers"])
     loader, device = book.ceiling_of("loader", own), book.ceiling_of("device", own)
     if loader is None or device is None or not counts:
         return False
     growth = max(1, *counts) / max(1, own.num_workers)
-    return device.samples_per_s > AMPLE * growth * loader.samples_per_s
+    fastest = max(loader.samples_per_s, min(growth * loader.samples_per_s, by_cores))
+    return device.samples_per_s > AMPLE * fastest
 
 
 def failed_side(curves: Curves, ended: str) -> Note | None:

@@ -41,9 +41,11 @@ from autotune.worker.measure.side_alone import collect, copy_alone, device_alone
 from autotune.worker.measure.step import torch_threads
 from autotune.worker.setup.device import Device
 
-__all__ = ["combined_config", "trace_curves"]
+__all__ = ["combined_config", "loader_share", "trace_curves"]
 
-_LOADER_SHARE = 0.5  # of the time, at the most; the device gets the rest: our own convention
+_SLOWER_SHARE = 0.75
+"""Of the time, for the side that is known to be the slower one of today's settings: our own convention, since it is
+what other settings can make faster."""
 _COLLECTING_S = 1.0  # a loader that needs longer for a few batches delivers too few to train on in turns anyway
 _MOST_AGAIN = 3
 """Points that are measured again because other processes took cores: our own convention; where these stay, a second
@@ -136,7 +138,8 @@ def trace_curves(
 def _trace_loader(scene: _Scene) -> None:
     """The loader's points, in a part of the time; the batches of its own configuration are kept for the device."""
     now, own = perf_counter(), scene.job.config
-    scene.ends_at = now + _LOADER_SHARE * (scene.ends_at - now)
+    if _device_variations(scene):
+        scene.ends_at = now + loader_share(scene.curves.known) * (scene.ends_at - now)
     with scene.feed(own) as feed:
         scene.host = collect(feed, seconds=_COLLECTING_S, first=feed.start())
         scene.curves.add("loader", {}, lambda: scene.figures(loader_alone, feed, own), scene.ends_at)
@@ -146,6 +149,18 @@ def _trace_loader(scene: _Scene) -> None:
             if scene.job.ends_early and adds_workers_in_vain(scene.curves.points["loader"], changes):
                 continue
             scene.curves.add("loader", changes, measure, scene.ends_at)
+
+
+def loader_share(known: Curves) -> float:
+    """Return the share of the time that the loader's points may take; half, where the slower side is not known."""
+    loader, device = _own_rate(known.loader), _own_rate(known.device)
+    if loader is None or device is None:
+        return 0.5
+    return _SLOWER_SHARE if loader < device else 1 - _SLOWER_SHARE
+
+
+def _own_rate(points: Sequence[CurvePoint]) -> float | None:
+    return next((point.ceiling.samples_per_s for point in points if not point.changes and point.ceiling), None)
 
 
 def _loader_figures(scene: _Scene, config: TrainingConfig) -> PointFigures:

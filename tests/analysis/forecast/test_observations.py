@@ -19,13 +19,13 @@ from autotune.analysis.forecast.observations import (
 )
 from autotune.analysis.forecast.rate_model import Observation
 from autotune.note import note
-from autotune.records.ceilings import Ceiling, CeilingBook
+from autotune.records.ceilings import Ceiling, CeilingBook, loader_key
 from autotune.records.diagnosis import CurvePoint, Curves
 from autotune.records.measurement import Block, Ceilings
 from autotune.records.trial import TrialRecord, TrialResult
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import OptimizerFacts
-from tests.factories import FOUR_DEVICES, make_measurement, make_point, make_record, make_space, make_window
+from tests.factories import FOUR_DEVICES, GPU, make_measurement, make_point, make_record, make_space, make_window
 
 FOUR = TrainingConfig(num_workers=4, prefetch_factor=2)
 
@@ -176,6 +176,17 @@ def test_what_is_not_in_the_range_is_not_measured() -> None:
     for space in (make_space(), make_space({"num_workers": [0, 1], "worker_threads": None}, **SEEN)):
         varied = list(loader_variations(space, CeilingBook()))
         assert {(one.in_order, one.worker_threads) for one in varied} == {(True, None)}
+
+
+@pytest.mark.parametrize("workers", [0, 1, 4, 8])
+def test_the_loader_is_looked_at_with_the_number_of_cores_first_and_in_no_settings_twice(workers: int) -> None:
+    space = make_space(baseline=TrainingConfig(num_workers=workers), environment=GPU)
+    varied = list(loader_variations(space, CeilingBook()))
+    counts = list(dict.fromkeys(one.num_workers for one in varied))
+    assert counts[0] == space.environment.cores == 8
+    assert counts == sorted(counts, key=lambda count: count < 2), "none and one come last"
+    keys = [loader_key(one) for one in (space.baseline, *varied)]
+    assert len(set(keys)) == len(keys)
 
 
 def test_a_fused_optimizer_is_looked_at_before_batches_where_it_is_tried() -> None:

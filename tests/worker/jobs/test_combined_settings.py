@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from autotune.protocol.jobs import CurvesJob
 from autotune.records.ceilings import Ceiling
-from autotune.records.diagnosis import CurvePoint
+from autotune.records.diagnosis import CurvePoint, Curves
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.after_window import roofline
 from autotune.worker.jobs.bench import WorkloadBench
-from autotune.worker.jobs.curves import combined_config, trace_curves
+from autotune.worker.jobs.curves import combined_config, loader_share, trace_curves
 from autotune.worker.setup.device import open_device
 from tests.factories import make_process
 from tests.factories.lengths import ByBudget, Sequences, Tagger, padded_rows, tagging_step
@@ -32,6 +32,15 @@ def _short_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
 def point(rate: float | None, **changes: object) -> CurvePoint:
     ceiling = None if rate is None else Ceiling(samples_per_s=rate, samples=10, seconds=10 / rate, batches=2)
     return CurvePoint(changes=changes, ceiling=ceiling)
+
+
+@pytest.mark.parametrize(
+    ("loader", "device", "share"),
+    [(100.0, 200.0, 0.75), (200.0, 100.0, 0.25), (None, 100.0, 0.5), (100.0, None, 0.5)],
+)
+def test_the_slower_side_gets_most_of_the_time(loader: float | None, device: float | None, share: float) -> None:
+    assert loader_share(Curves(loader=(point(loader),), device=(point(device),))) == share
+    assert loader_share(Curves()) == 0.5
 
 
 def test_the_best_value_of_each_setting_that_helps_is_combined() -> None:
