@@ -47,6 +47,8 @@ _MOST_S = 60.0
 answer within a minute."""
 _LEAST_CURVES_S = 10.0
 """For the curves, beside the trial's start: our own convention, less is not worth building the workload once more."""
+_SURE_CODES = frozenset({"bottleneck", "time_not_attributed", "computed_setting"})
+"""Of a headline, what is shown while other settings are still measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +150,6 @@ def examine(
     measurement = _measure_baseline(plan, runner, measuring)
     spread = assumed_spread(space.environment.device_kind).of([measurement.window.is_held_by_device])
     measurement = with_interval(measurement, spread)
-    start("curves")
     evidence = Evidence(
         config=plan.baseline,
         drop_last=space.drop_last,
@@ -158,9 +159,22 @@ def examine(
         limit_bytes=space.limit_bytes,
         free_ram_bytes=None if free_ram_bytes is None else min(free_ram_bytes, space.environment.ram_bytes),
         measurement=measurement,
-        curves=_measure_curves(space, runner, measuring, measurement, _MOST_S - (monotonic() - begun)),
+        curves=Curves(),
     )
+    left_s = _MOST_S - (monotonic() - begun)
+    if left_s - measurement.startup_s < _LEAST_CURVES_S:
+        short = note("no_time_for_others", left_s=max(left_s, 0.0), most_s=_MOST_S, startup_s=measurement.startup_s)
+        curves = Curves(remarks=(short,))
+    else:
+        start("curves", _known_by_now(plan.name, evidence))
+        curves = _measure_curves(space, runner, measuring, measurement, left_s)
+    evidence = evidence.model_copy(update={"curves": curves})
     return judge(plan.name, evidence, (*_ignored(plan), *space.notes, *others), wall_s=monotonic() - begun)
+
+
+def _known_by_now(name: str, evidence: Evidence) -> tuple[Note, ...]:
+    """Return the headline before other settings were measured; without what these may still change."""
+    return tuple(one for one in judge(name, evidence).headline_notes if one.code in _SURE_CODES)
 
 
 def _measure_baseline(plan: Plan, runner: TrialRunner, measuring: MeasuringTime) -> Measurement:
@@ -189,10 +203,7 @@ def _measure_baseline(plan: Plan, runner: TrialRunner, measuring: MeasuringTime)
 def _measure_curves(
     space: ResolvedSpace, runner: TrialRunner, measuring: MeasuringTime, run: Measurement, left_s: float
 ) -> Curves:
-    """Other settings, each side alone, within the time that is left; without points where it is too short."""
-    if left_s - run.startup_s < _LEAST_CURVES_S:
-        short = note("no_time_for_others", left_s=max(left_s, 0.0), most_s=_MOST_S, startup_s=run.startup_s)
-        return Curves(remarks=(short,))
+    """Other settings, each side alone, within the time that is left."""
     report = runner.curves(
         space.baseline,
         list_variations(space, run),

@@ -24,6 +24,7 @@ from autotune.protocol.disk import read_model, write_model
 from autotune.protocol.jobs import read_job
 from autotune.protocol.reports import RankReport
 from autotune.records.diagnosis import Diagnosis
+from autotune.records.run_summary import Progress
 from autotune.report.wording import say
 from autotune.settings.budget import Budget
 from autotune.settings.objective import Objective
@@ -206,6 +207,28 @@ def test_other_settings_are_measured_within_the_minute_or_not_at_all(startup_s: 
     short = remarks_of(found).get("no_time_for_others", {})
     assert short.get("startup_s") == (None if is_traced else startup_s)
     assert found.diagnosis.headline_notes[1].code == ("best_setting" if is_traced else "computed_setting")
+
+
+@pytest.mark.parametrize(
+    ("cost", "codes"),
+    [(analytic_cost, ["bottleneck", "computed_setting"]), (held_by_device, [])],
+    ids=["a slow loader", "healthy, as far as is known"],
+)
+def test_what_is_known_after_the_run_is_shown_before_other_settings_are_measured(
+    monkeypatch: pytest.MonkeyPatch, cost: Callable[[TrainingConfig], FakeTrial], codes: list[str]
+) -> None:
+    shown = list[Progress]()
+    monkeypatch.setattr(diagnosing, "make_progress", lambda _: nullcontext(shown.append))
+    diagnose(FakeLauncher(cost, noise=0.001))
+    assert [progress.phase for progress in shown] == ["probe", "measure", "curves"]
+    assert [one.code for one in shown[-1].warnings] == codes
+
+
+def test_a_phase_that_there_is_no_time_for_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = list[Progress]()
+    monkeypatch.setattr(diagnosing, "make_progress", lambda _: nullcontext(shown.append))
+    diagnose(FakeLauncher(lambda config: replace(analytic_cost(config), startup_s=300.0)))
+    assert [progress.phase for progress in shown] == ["probe", "measure"]
 
 
 def test_what_the_run_has_measured_of_todays_settings_is_not_measured_again() -> None:
