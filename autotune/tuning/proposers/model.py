@@ -53,9 +53,9 @@ _SETTLING_STRETCH_S = 0.5
 _FASTEST = 3
 """Trials whose neighbours are candidates: our own convention."""
 _LEAST_EXPECTED = 0.03
-"""Gain that the best of the other trials is expected to bring, below which none is worth its seconds: by our own replays
-(benchmarks/regret.py, ten searches of each job). With 1 % a search takes 12 s longer in the median and is as often beyond
-5 % of the best; with 4 % it is 3 s shorter, and beyond 5 % in 19 instead of 13 of 100."""
+"""Gain that another trial is expected to bring, below which it is not worth its seconds. Source: benchmarks/regret.py,
+ten searches of each job: with 1 % a search takes 12 s longer in the median and ends as often beyond 5 % of the best; with
+4 % it takes 3 s less, and 19 of 100 end there in place of 13."""
 _FEWEST_TRIALS = 3
 """Trials before the search may end by itself, the baseline and two that checked the model: our own convention."""
 _SAME_BATCH_TRIALS = 2
