@@ -20,13 +20,12 @@ from autotune.settings.applied.tf_data import TfBatches, TfData, TfLoader
 from autotune.settings.training_config import TORCH_PREFETCH_FACTOR
 from autotune.worker.measure.batch_sizes import size_counter
 from autotune.worker.measure.items_made import ItemCounter
-from autotune.worker.measure.queue_depth import deepen, shallow_iter
+from autotune.worker.measure.queue_depth import QueueDepth
 from autotune.worker.setup.build import WorkloadFault, length_of
 from autotune.worker.setup.loader import tell_epoch
 
 __all__ = ["BatchFeed", "Delivery", "Feed", "FeedEnded", "LoopMoved", "queue_capacity", "ready_in", "stop_iterator"]
 
-_WHILE_FULL = 2  # batches of each worker in a queue that is kept short: our own convention, and torch's usual number
 _new = tuple.__new__  # a named tuple's own takes twice as long, once a batch
 
 
@@ -122,14 +121,13 @@ class Feed:
 
     Args:
         loader: What is iterated.
-        is_shallow: Ask each worker for one batch in advance until `allow_full_queue` is called. A loader that is slower
-            than training so piles up few batches, and one that is faster does not need more.
+        is_shallow: Keep the queue short until it matters, see QueueDepth.
     """
 
     def __init__(self, loader: DataLoader[Any] | TfLoader, *, is_shallow: bool = False) -> None:
         self.loader = loader
         self._counter = ItemCounter()
-        self._is_shallow, self._may_deepen = is_shallow, False
+        self._depth = QueueDepth(is_shallow=is_shallow)
         self._drawn = deque[int]()
         """Sizes of batches that were drawn and not yet delivered."""
         self._sized = size_counter(loader, self._drawn)
@@ -158,11 +156,11 @@ class Feed:
             WorkloadFault: an epoch has no batch at all.
         """
         assert self._iterator is not None, "start() comes first"  # noqa: S101 - our own bug
-        is_empty = (self.watches_queue or self._may_deepen) and self.ready() == 0
+        is_empty = (self.watches_queue or self._depth.may_deepen) and self.ready() == 0
         had_to_wait = is_empty and self.watches_queue
         begun, restarted = perf_counter(), False
-        if is_empty and self._may_deepen:
-            self._deepen()
+        if is_empty:
+            self._depth.fill(self.loader, self._iterator)
         while True:
             try:
                 batch = next(self._iterator)
@@ -214,19 +212,8 @@ class Feed:
         return self._counter.made()
 
     def allow_full_queue(self) -> None:
-        """Let the queue become as long as it is configured, where it was kept short: when it is empty for once.
-
-        Until then each worker gets a second batch to make. Workers that had come to the end of their first one so work
-        all at once again, as they do in the long run where the loader is the limit.
-        """
-        self._may_deepen = self._is_shallow
-        if self._is_shallow and isinstance(self.loader, DataLoader):
-            deepen(self.loader, self._iterator, _WHILE_FULL)
-
-    def _deepen(self) -> None:
-        self._is_shallow = self._may_deepen = False
-        if isinstance(self.loader, DataLoader):
-            deepen(self.loader, self._iterator)
+        """Let the queue become as long as it is configured, where it was kept short: when it is empty for once."""
+        self._depth.allow_full_queue(self.loader, self._iterator)
 
     def _begin_epoch(self) -> None:
         self._in_epoch = 0
@@ -238,7 +225,8 @@ class Feed:
             self._iterator = iter(self.loader)
             return
         self._counter.begin(self.loader)
-        self._iterator = shallow_iter(self.loader) if self._is_shallow else iter(self.loader)
+        with self._depth.applied(self.loader):
+            self._iterator = iter(self.loader)
         self._counter.end(self.loader)
 
 

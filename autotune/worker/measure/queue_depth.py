@@ -1,14 +1,15 @@
 """How many batches a loader's workers make in advance: one each at first, the configured number once it matters.
 
-Comes in: a DataLoader. Goes out: its iterator, whose queue a slow first step can't fill, so that little has to be
-drained; later the same iterator with a deeper queue. Where torch names these parts otherwise, or a loader has an
-iterator of its own kind, the queue is the configured one from the start.
+Comes in: the DataLoader that is measured, and its iterators. Goes out: the same iterators, whose queue a slow first step
+can't fill, so that little has to be drained; later with a deeper queue. Where torch names these parts otherwise, or a
+loader has an iterator of its own kind, the queue is the configured one from the start.
 """
 
 # ruff: noqa: SLF001 - torch has no public way to ask for more batches
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -16,26 +17,72 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from autotune.settings.training_config import TORCH_PREFETCH_FACTOR
 
-__all__ = ["deepen", "shallow_iter"]
+__all__ = ["QueueDepth", "deepen"]
 
 _SHALLOW = 1
 """Batches that each worker is asked for at first: with fewer it would have nothing to do."""
+_WHILE_FULL = 2
+"""Batches that each worker is asked for while none has been missed: our own convention, and torch's usual number."""
 
 
-def shallow_iter(loader: DataLoader[Any]) -> Any:
-    """Iterate a loader with a queue of one batch a worker, where that can be changed later; else as it is."""
-    if not _can_deepen(loader):
-        return iter(loader)
-    configured = loader.prefetch_factor
-    loader.prefetch_factor = _SHALLOW  # the iterator keeps it
-    try:
-        return iter(loader)
-    finally:
-        loader.prefetch_factor = configured
+class QueueDepth:
+    """Keep the queue of the loader that is measured short, until a batch is asked for that is not ready.
+
+    A loader that is slower than training so piles up few batches, and one that is faster does not need more.
+
+    Args:
+        is_shallow: Ask each worker for one batch in advance at first; else the queue is the configured one throughout.
+    """
+
+    def __init__(self, *, is_shallow: bool) -> None:
+        self._is_shallow = is_shallow
+        self.may_deepen = False
+        """The queue is short, and is to be the configured one as soon as it is found empty."""
+
+    @contextmanager
+    def applied(self, loader: Any) -> Iterator[None]:
+        """Within this context a loader's iterator is made with a short queue, where that can be changed later."""
+        if not self._is_shallow or not _can_deepen(loader):
+            yield
+            return
+        configured = loader.prefetch_factor
+        loader.prefetch_factor = _SHALLOW  # the iterator keeps it
+        try:
+            yield
+        finally:
+            loader.prefetch_factor = configured
+
+    def allow_full_queue(self, loader: Any, iterator: Any) -> None:
+        """Let the queue become as long as it is configured: when it is empty for once.
+
+        Until then each worker gets a second batch to make. Workers that had come to the end of their first one so work
+        all at once again, as they do in the long run where the loader is the limit.
+        """
+        self.may_deepen = self._is_shallow
+        if self._is_shallow:
+            deepen(loader, iterator, _WHILE_FULL)
+
+    def fill(self, loader: Any, iterator: Any) -> None:
+        """Let the queue, which was found empty, become as long as it is configured; does nothing before it is allowed."""
+        if self.may_deepen:
+            self.end()
+            deepen(loader, iterator)
+
+    def end(self) -> None:
+        """Keep no queue short any more; iterators that were made before are deepened by `settle`."""
+        self._is_shallow = self.may_deepen = False
+
+    def settle(self, loader: Any, iterator: Any) -> None:
+        """Deepen an iterator that was made with a short queue and is asked for batches after that has ended."""
+        if not self._is_shallow:
+            deepen(loader, iterator)
 
 
-def deepen(loader: DataLoader[Any], iterator: Any, most: int | None = None) -> None:
-    """Ask each worker for as many batches in advance as the loader is configured for, or for so many at most."""
+def deepen(loader: Any, iterator: Any, most: int | None = None) -> None:
+    """Ask each worker for as many batches in advance as the loader is configured for, or for so many at most.
+
+    Call it in the thread that takes the iterator's batches.
+    """
     if not isinstance(iterator, _MultiProcessingDataLoaderIter) or not _can_deepen(loader):
         return
     configured = loader.prefetch_factor or TORCH_PREFETCH_FACTOR
@@ -48,7 +95,9 @@ def deepen(loader: DataLoader[Any], iterator: Any, most: int | None = None) -> N
             iterator._try_put_index()
 
 
-def _can_deepen(loader: DataLoader[Any]) -> bool:
+def _can_deepen(loader: Any) -> bool:
+    if not isinstance(loader, DataLoader):
+        return False
     plain = type(loader).__iter__ is DataLoader.__iter__ and type(loader)._get_iterator is DataLoader._get_iterator
     is_known = (
         hasattr(_MultiProcessingDataLoaderIter, "_try_put_index")

@@ -14,7 +14,7 @@ from autotune.settings.workload import Workload
 from autotune.worker.measure import items_made
 from autotune.worker.measure.feed import Feed
 from autotune.worker.measure.items_made import ItemCounter
-from autotune.worker.measure.queue_depth import deepen, shallow_iter
+from autotune.worker.measure.queue_depth import QueueDepth
 from autotune.worker.setup.loader import build_loader
 
 
@@ -186,5 +186,8 @@ def test_where_the_queue_can_not_be_deepened_later_it_is_full_from_the_start(
     if is_other_torch:
         monkeypatch.delattr(dataloader._MultiProcessingDataLoaderIter, "_try_put_index")
     loader = kind(TensorDataset(torch.zeros(8)), num_workers=1, prefetch_factor=4)
-    deepen(loader, shallow_iter(loader))
+    depth = QueueDepth(is_shallow=True)
+    with depth.applied(loader):
+        iterator = iter(loader)
+    depth.allow_full_queue(loader, iterator)
     assert asked == [4]

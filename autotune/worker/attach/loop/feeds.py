@@ -22,6 +22,7 @@ from autotune.worker.measure.batch_sizes import size_counter, unwrapped
 from autotune.worker.measure.feed import Delivery, FeedEnded, LoopMoved, ready_in, stop_iterator
 from autotune.worker.measure.feed import queue_capacity as capacity_of
 from autotune.worker.measure.items_made import ItemCounter
+from autotune.worker.measure.queue_depth import QueueDepth
 from autotune.worker.setup.build import is_stream, length_of
 
 __all__ = ["CountedLoader", "ScriptFeed", "StepFeed"]
@@ -89,9 +90,19 @@ class CountedLoader:
 
 
 class ScriptFeed:
-    """The script's own training loader as a Feed; once `is_own`, it is iterated here, and the script is given none."""
+    """The script's own training loader as a Feed; once `is_own`, it is iterated here, and the script is given none.
 
-    def __init__(self, conductor: Conductor, counted: CountedLoader, iterator: Any, ranks: int = 1) -> None:
+    Args:
+        conductor: Hands the script what is taken.
+        counted: Its training loader.
+        iterator: Of that loader, which the script has asked for a batch.
+        depth: Whether the loader's queue is kept short.
+        ranks: Processes that train in step.
+    """
+
+    def __init__(
+        self, conductor: Conductor, counted: CountedLoader, iterator: Any, depth: QueueDepth, ranks: int = 1
+    ) -> None:
         self.loader = counted.loader
         self._iterator: Callable[[], Any] = ref(iterator)
         """The script's is held by the script alone, so that leaving an epoch early ends its workers."""
@@ -116,7 +127,7 @@ class ScriptFeed:
         self.outside_s = 0.0
         """All seconds so far that were left out for that."""
         self.epochs = 0
-        self._conductor, self._counted, self._ranks = conductor, counted, ranks
+        self._conductor, self._counted, self._depth, self._ranks = conductor, counted, depth, ranks
         self._asked_again = self._starting_s = 0.0
 
     @property
@@ -136,13 +147,16 @@ class ScriptFeed:
             FeedEnded: the script trains no further epoch, or a stream of its can be read once only.
             LoopMoved: it trains on another loader by now, whose batch comes next.
         """
-        had_to_wait = self.watches_queue and self.ready() == 0
+        is_empty = (self.watches_queue or self._depth.may_deepen) and self.ready() == 0
+        had_to_wait = is_empty and self.watches_queue
         asked, restarted, apart_s, failed = perf_counter(), False, 0.0, 0
         while True:
             self._tell_of_move()
             if self.is_dry:
                 return Delivery(None, self._usual_samples * self._ranks, perf_counter(), 0.0, False, False, 0.0)
             try:
+                if is_empty:
+                    self._depth.fill(self.loader, self._iterator())
                 batch, samples = self._counted.fetch(self._iterator())
             except StopIteration:
                 ended = perf_counter()
@@ -217,6 +231,7 @@ class ScriptFeed:
         """The script wants its next batch from this iterator, which may be an older one: it has several."""
         if not self.is_own and self._iterator() is not iterator:
             self._iterator = ref(iterator)
+            self._depth.settle(self.loader, iterator)
 
     @property
     def queue_capacity(self) -> int:
@@ -242,7 +257,8 @@ class ScriptFeed:
         return None if made is None else made * self._ranks
 
     def allow_full_queue(self) -> None:
-        """The script's own queue is as it is."""
+        """As a Feed has it."""
+        self._depth.allow_full_queue(self.loader, self._iterator())
 
     def take_over(self) -> None:
         """Iterate the loader here from now on: the script is given what measuring gives it."""
@@ -257,7 +273,8 @@ class ScriptFeed:
     def _next_epoch(self) -> None:
         self._counted.begin_epoch()
         if self.is_own:
-            iterator = plain_iter(self.loader)
+            with self._depth.applied(self.loader):
+                iterator = plain_iter(self.loader)
             self._counted.has_begun_epoch()
             self._iterator = lambda: iterator
         else:

@@ -19,6 +19,7 @@ from autotune.worker.attach.loop.feeds import CountedLoader
 from autotune.worker.attach.loop.sightings import Sightings
 from autotune.worker.attach.seams.hooks import plain_next
 from autotune.worker.measure.batch_sizes import CountedBatch
+from autotune.worker.measure.queue_depth import QueueDepth, deepen
 
 __all__ = ["STEPS_BEYOND_BATCHES", "Loaders", "uncounted"]
 
@@ -36,13 +37,16 @@ class Loaders:
     Args:
         sightings: What was seen so far.
         facts: Of the script's probe; None: any loader may be the one that trains.
+        is_shallow: Keep the queue of the one that trains short until it matters, see QueueDepth.
     """
 
-    def __init__(self, sightings: Sightings, facts: ScriptFacts | None) -> None:
+    def __init__(self, sightings: Sightings, facts: ScriptFacts | None, *, is_shallow: bool = False) -> None:
         self.counted: dict[int, CountedLoader] = {}
         """By the loader's id."""
         self.training: DataLoader[Any] | None = None
         """The training loader, once it is known."""
+        self.depth = QueueDepth(is_shallow=is_shallow)
+        """Of the training loader's queue, and of those that may be the training loader."""
         self._sightings, self._facts = sightings, facts
         self._last: dict[int, tuple[DataLoader[Any], int]] = {}
         """By thread: the loader that it has last taken a batch of, and the optimizer steps before that."""
@@ -75,6 +79,10 @@ class Loaders:
             self._begun = perf_counter()
         return counted
 
+    def is_counted(self, loader: DataLoader[Any]) -> bool:
+        """Return whether a loader trains, or may be the one that does."""
+        return id(loader) in self.counted
+
     def began(self, loader: DataLoader[Any]) -> float:
         """It is iterated now; when that was begun."""
         counted = self.counted.get(id(loader))
@@ -89,6 +97,7 @@ class Loaders:
         counted = self.counted.get(id(loader))
         if counted is None:
             return uncounted(iterator)
+        self.depth.settle(loader, iterator)
         batch, samples = counted.fetch(iterator)
         self._last[get_ident()] = loader, self._sightings.most_steps
         self._taken.setdefault(get_ident(), Counter())[id(loader)] += 1
@@ -136,6 +145,10 @@ class Loaders:
 
 
 def uncounted(iterator: Any) -> Any:
-    """A batch as the script has it, whether or not its loader counts."""
+    """A batch as the script has it, whether or not its loader counts.
+
+    Nobody measures it: where the loader might have been the one that trains, it gets its whole queue now.
+    """
+    deepen(getattr(iterator, "autotune_loader", None), iterator)
     batch = plain_next(iterator)
     return batch.batch if type(batch) is CountedBatch else batch

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from threading import get_ident
 from time import perf_counter
@@ -88,7 +88,8 @@ class Session:
         self._applied = Applied(overrides, self.sightings) if job is None else None
         self._is_passive = job is None or os.environ.get("RANK", "0") != "0"
         """Nothing is measured in this process: there is no job, or another rank does it."""
-        self._loaders = Loaders(self.sightings, None if job is None else job.script)
+        script, is_shallow = None if job is None else job.script, isinstance(job, jobs.TrialJob)
+        self._loaders = Loaders(self.sightings, script, is_shallow=is_shallow)
         self._drives_by_forward = self._drives_by_step = False
         self._unasked, self._asked_at = 0, 0.0
         """Optimizer steps since the training loader was asked for a batch, and when it was."""
@@ -147,6 +148,13 @@ class Session:
             self._loaders.forget(feed.loader)
             feed.follow(counted)
         return None
+
+    def making_iterator(self, loader: DataLoader[Any]) -> AbstractContextManager[None]:
+        """See hooks.Watcher: the loader that is measured, or may be, has a short queue at first."""
+        if self._is_passive or self._is_measuring or self._is_another_thread or not torch.is_grad_enabled():
+            return nullcontext()
+        is_followed = self.feed.loader is loader if self.feed is not None else self._loaders.is_counted(loader)
+        return self._loaders.depth.applied(loader) if is_followed else nullcontext()
 
     def after_iter(self, loader: DataLoader[Any], iterator: Any) -> None:
         """See hooks.Watcher."""
@@ -312,11 +320,13 @@ class Session:
 
     def _begin(self, loader: DataLoader[Any], iterator: Any) -> Any:
         """Take the lead at a batch of the training loader."""
-        feed = ScriptFeed(self._lead(), self._loaders.counted[id(loader)], iterator, ranks())
+        counted, depth = self._loaders.counted[id(loader)], self._loaders.depth
+        feed = ScriptFeed(self._lead(), counted, iterator, depth, ranks())
         return self._start(feed)
 
     def _drive_by_forward(self) -> None:
         """Take the lead at the next forward pass of the largest module."""
+        self._loaders.depth.end()  # no loader is followed, or none any more
         module = self.sightings.main_module
         if module is None:
             self._drives_by_step = True

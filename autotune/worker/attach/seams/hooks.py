@@ -13,7 +13,7 @@ import sys
 import sysconfig
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial, wraps
 from numbers import Integral
@@ -60,6 +60,10 @@ class Watcher(Protocol):
 
     def before_iter(self, loader: DataLoader[Any]) -> object | None:
         """A loader is about to be iterated; an iterator to take the place of its own, or None."""
+        ...
+
+    def making_iterator(self, loader: DataLoader[Any]) -> AbstractContextManager[None]:
+        """Return the context in which its own iterator is made."""
         ...
 
     def after_iter(self, loader: DataLoader[Any], iterator: Any) -> None:
@@ -171,7 +175,7 @@ def _patch_loader(kind: type[DataLoader[Any]], watcher: Watcher) -> None:
         instead = watcher.before_iter(self)
         if instead is not None:
             return instead
-        with workers_unwatched():
+        with workers_unwatched(), watcher.making_iterator(self):
             iterator = persistent.begin(self, own_iter)
         watcher.after_iter(self, iterator)
         return iterator

@@ -17,6 +17,7 @@ from autotune.worker.attach.loop.beside import Beside
 from autotune.worker.attach.loop.conductor import Conductor, ScriptTrainer
 from autotune.worker.attach.loop.feeds import CountedLoader, ScriptFeed, StepFeed
 from autotune.worker.measure.feed import Delivery, FeedEnded
+from autotune.worker.measure.queue_depth import QueueDepth
 from autotune.worker.setup.device import open_device
 
 
@@ -26,7 +27,7 @@ class Script:
     def __init__(self, loader: DataLoader[object], work: Callable[[ScriptFeed, ScriptTrainer], None]) -> None:
         self.counted, self.trained = CountedLoader(loader), list[object]()
         self.conductor = Conductor(lambda: work(self.feed, self.trainer))
-        self.feed = ScriptFeed(self.conductor, self.counted, loader, ranks=2)
+        self.feed = ScriptFeed(self.conductor, self.counted, loader, QueueDepth(is_shallow=False), ranks=2)
         parameter = torch.zeros(1, requires_grad=True)
         config, device = TrainingConfig(micro_batch_size=4), open_device("cpu")
         self.trainer = ScriptTrainer(config, device, self.conductor, torch.optim.SGD([parameter]))
@@ -197,7 +198,7 @@ def test_an_epoch_that_is_left_early_ends_its_workers() -> None:
     loader: DataLoader[object] = DataLoader(pairs(64), batch_size=4, num_workers=1)
     conductor = Conductor(lambda: None)
     iterator = iter(loader)
-    feed = ScriptFeed(conductor, CountedLoader(loader), iterator)
+    feed = ScriptFeed(conductor, CountedLoader(loader), iterator, QueueDepth(is_shallow=False))
     (worker,) = iterator._workers  # type: ignore[attr-defined] # of an iterator with workers
     del iterator
     worker.join(30)

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from autotune.worker.attach.loop import scenes
 from autotune.worker.attach.loop.conductor import Conductor
 from autotune.worker.attach.loop.feeds import CountedLoader, ScriptFeed
+from autotune.worker.measure.queue_depth import QueueDepth
 
 
 class Stream(IterableDataset[int]):
@@ -30,7 +31,7 @@ class Stream(IterableDataset[int]):
 
 def test_a_live_stream_that_gives_no_item_again_holds_no_probe_up(monkeypatch: pytest.MonkeyPatch) -> None:
     loader = DataLoader(Stream())
-    feed = ScriptFeed(Conductor(lambda: None), CountedLoader(loader), iter(loader))
+    feed = ScriptFeed(Conductor(lambda: None), CountedLoader(loader), iter(loader), QueueDepth(is_shallow=False))
     assert scenes._is_sharded(Stream(asks=True), feed)
     assert not scenes._is_sharded(Stream(), feed)
     monkeypatch.setattr(scenes, "_LONGEST_ITEM_S", 0.05)
