@@ -1,8 +1,8 @@
 """How many batches a loader's workers make in advance: one each at first, the configured number once it matters.
 
-Comes in: the DataLoader that is measured, and its iterators. Goes out: the same iterators, whose queue a slow first step
-can't fill, so that little has to be drained; later with a deeper queue. Where torch names these parts otherwise, or a
-loader has an iterator of its own kind, the queue is the configured one from the start.
+Comes in: the DataLoader that is measured, and its iterators. Goes out: the same iterators, whose queue a slow first
+step can't fill, so that little has to be drained; later with a deeper queue. Where torch names these parts otherwise,
+or a loader has an iterator of its own kind, the queue is the configured one from the start.
 """
 
 # ruff: noqa: SLF001 - torch has no public way to ask for more batches
@@ -63,7 +63,7 @@ class QueueDepth:
             deepen(loader, iterator, _WHILE_FULL)
 
     def fill(self, loader: Any, iterator: Any) -> None:
-        """Let the queue, which was found empty, become as long as it is configured; does nothing before it is allowed."""
+        """Let the queue, which was found empty, become as long as it is configured, where that is allowed by now."""
         if self.may_deepen:
             self.end()
             deepen(loader, iterator)

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, _utils, dataloader
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, _utils
 
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.worker.measure import items_made
 from autotune.worker.measure.feed import Feed
 from autotune.worker.measure.items_made import ItemCounter
-from autotune.worker.measure.queue_depth import QueueDepth
 from autotune.worker.setup.loader import build_loader
 
 
@@ -164,30 +163,3 @@ def test_workers_count_over_epochs_and_get_their_queue_when_it_is_empty(monkeypa
     assert 68 <= made <= 68 + 8 * 4
     assert feed.loader.prefetch_factor == 4
     feed.stop()
-
-
-class Own(DataLoader[Any]):
-    def __iter__(self) -> Any:
-        return super().__iter__()
-
-
-@pytest.mark.parametrize("is_other_torch", [True, False])
-def test_where_the_queue_can_not_be_deepened_later_it_is_full_from_the_start(
-    is_other_torch: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = list[int]()
-
-    def iterate(loader: DataLoader[Any]) -> Any:
-        asked.append(loader.prefetch_factor or 0)
-        return iter(())
-
-    monkeypatch.setattr(DataLoader, "_get_iterator", iterate)
-    kind = DataLoader if is_other_torch else Own
-    if is_other_torch:
-        monkeypatch.delattr(dataloader._MultiProcessingDataLoaderIter, "_try_put_index")
-    loader = kind(TensorDataset(torch.zeros(8)), num_workers=1, prefetch_factor=4)
-    depth = QueueDepth(is_shallow=True)
-    with depth.applied(loader):
-        iterator = iter(loader)
-    depth.allow_full_queue(loader, iterator)
-    assert asked == [4]
