@@ -510,5 +510,46 @@ while True:
     assert not {"num_workers", "micro_batch_size"} & set(found.script.reached)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("persists", "loop"),
+    [
+        (False, "batches = iter(loader)\n    while (batch := next(batches, None)) is not None:"),
+        (False, "batches = iter(loader)\n    for batch in batches:"),
+        (True, "batches = loader\n    for batch in loader:"),
+    ],
+    ids=["next", "for", "persistent workers"],
+)
+def test_a_script_gets_each_sample_once_however_long_the_queue_is(rig: ScriptRig, persists: bool, loop: str) -> None:
+    text = f"""
+import json, time
+
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 32
+    def __getitem__(self, index):
+        time.sleep(0.001)
+        return torch.full((8,), index), 0
+
+loader = DataLoader(Slow(), 4, shuffle=True, num_workers=2, prefetch_factor=5, persistent_workers={persists})
+depths = []
+for epoch in range(100000):
+    seen = []
+    {loop}
+        depths.append(getattr(batches, "_iterator", batches)._prefetch_factor)
+        seen += batch[0][:, 0].tolist()
+        step(batch[0].float(), batch[1])
+    assert sorted(seen) == list(range(32)), seen
+    print("SEEN", json.dumps([depths, loader.prefetch_factor]), flush=True)
+"""
+    words = rig.write(HEAD + text)
+    found = rig.probe(words)
+    assert found.observed.prefetch_factor == 5
+    measured = rig.measured(words, found, window=WindowRules(max_s=20.0, precision=10.0, block_s=0.01))
+    assert measured.window.whole_epochs
+    depths, configured = rig.printed()
+    assert (depths[0], depths[-1], configured) == (1, 5, 5)
+
+
 def _line_of(text: str, begin: str) -> int:
     return 1 + next(number for number, line in enumerate(text.splitlines()) if line.startswith(begin))
