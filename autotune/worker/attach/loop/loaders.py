@@ -40,7 +40,7 @@ class Loaders:
         is_shallow: Keep the queue of the one that trains short until it matters, see QueueDepth.
     """
 
-    def __init__(self, sightings: Sightings, facts: ScriptFacts | None, *, is_shallow: bool = False) -> None:
+    def __init__(self, sightings: Sightings, facts: ScriptFacts | None, *, is_shallow: bool) -> None:
         self.counted: dict[int, CountedLoader] = {}
         """By the loader's id."""
         self.training: DataLoader[Any] | None = None
