@@ -71,11 +71,11 @@ def wait_fraction(window: Window) -> float:
 def _counted_rate(window: Window) -> tuple[float, float, float]:
     """Return a steady rate, and the ends of its interval, from what was made and what came.
 
-    It is the lower of two rates. The loader's is what its workers would make if all of them always had work: what they
-    made over the share of them that had work, since a worker whose batches all lie ready waits until one is taken. The
-    loop's is what it would take if it never waited. A long queue hides that the loader is the slower one, also where
-    the device always has work: an H200 took 3,628 images/s for 2 s out of a queue that fell from 55 batches to 43, and
-    2,820 from then on.
+    It is the lower of two rates: that at which workers make samples, and that at which the loop would take them if it
+    never waited. A long queue hides that the loader is the slower one, also where the device always has work: an H200
+    took 3,628 images/s for 2 s out of a queue that fell from 55 batches to 43, and 2,820 from then on. While it falls,
+    a worker whose batches all lie ready waits until one is taken: what is made over the share of workers that had work
+    is what all would make, up to what came.
 
     Less is made than comes by chance as well. So that counts only where the queue falls steadily, or as far as the
     loop has waited. Where the two rates differ by more than chance, and waiting does not show which is right, the
@@ -85,8 +85,10 @@ def _counted_rate(window: Window) -> tuple[float, float, float]:
     lengths = [block.seconds for block in window.blocks]
     amounts = [block.made or 0.0 for block in window.blocks]
     made, made_half = sum(amounts) / sum(lengths), batch_means_half_width(amounts, lengths)
-    share = _share_with_work(window)
-    could, could_half = (made / share, made_half / share) if share > 0 else (inf, inf)
+    could, could_half = made, made_half
+    if made < came:
+        could = made / max(_share_with_work(window), made / came)
+        could_half = made_half * could / made if could < came else came_half
     waited = min(_waited_share(window), _MOST_WAITED)
     differs = abs(could - came) > came_half + could_half
     if could >= came:
@@ -110,11 +112,9 @@ def _share_with_work(window: Window) -> float:
     """
     ready = [window.queue_at_start, *(block.ready_at_end for block in window.blocks)]
     known = [count for count in ready if count is not None]
-    if window.workers == 0 or len(known) < len(ready):
+    if window.workers == 0 or window.asked is None or len(known) < len(ready):
         return 1.0
-    shares = [
-        min(1.0, (window.queue_capacity - (before + after) / 2) / window.workers) for before, after in pairwise(known)
-    ]
+    shares = [min(1.0, (window.asked - (before + after) / 2) / window.workers) for before, after in pairwise(known)]
     weighted = sum(share * block.seconds for share, block in zip(shares, window.blocks, strict=True))
     return max(0.0, weighted) / sum(block.seconds for block in window.blocks)
 

@@ -89,6 +89,9 @@ class Window(FrozenModel):
     """Batches that workers prepare in advance at most: min(prefetch_factor * num_workers, batches of an epoch)."""
     workers: int = 0
     """Processes of the loader that make batches; 0 where there are none, or their number is not known."""
+    asked: int | None = None
+    """Batches that they were asked for at the last edge, those that lay ready included: fewer than the capacity while
+    the queue is kept short. None where that is not known."""
     queue_at_start: int | None
     """Batches that were ready at the window's first edge; None where the platform has no such count."""
     queue_at_end: int | None

@@ -40,6 +40,7 @@ _WINDOWS = st.builds(
     expected_restart_s=st.floats(0, 100),
     queue_capacity=st.integers(0, 512),
     workers=st.integers(0, 64),
+    asked=st.none() | st.integers(0, 512),
     queue_at_start=st.none() | st.integers(0, 512),
     queue_at_end=st.none() | st.integers(0, 512),
     warm_up_batches=st.integers(0, 1000),
@@ -318,10 +319,44 @@ def test_workers_whose_batches_lie_ready_make_less_than_they_could() -> None:
     assert all(window_rate(window).low < 2_820 < window_rate(window).high for window in windows)
 
 
+@pytest.mark.parametrize("made", [95.0, 100.0, 105.0])
+def test_a_loop_that_waits_for_a_slow_worker_while_others_are_done_is_no_faster_than_what_is_made(made: float) -> None:
+    # eight workers on two cores, seen: 13 of 16 batches lie ready, and the loop waits a fifth of its time
+    window = counted(made, starved_s=0.2)
+    blocks = tuple(block.model_copy(update={"ready_at_end": 13}) for block in window.blocks)
+    changes = {"blocks": blocks, "workers": 8, "queue_at_start": 13, "asked": 16}
+    assert window_rate(window.model_copy(update=changes)).value == pytest.approx(max(made, 100.0))
+
+
+def test_workers_that_a_short_queue_leaves_idle_could_make_more() -> None:
+    # 16 workers, asked for 32 batches of the 64 that are configured; after a pause the queue falls to where it stays
+    ready = [32, 29, 27, 26, 24, 23, 22, 21, 21, 20, 20]
+    blocks = tuple(
+        Block(samples=300, batches=3, seconds=0.2, data_wait_s=0.0, made=made, ready_at_end=after)
+        for made, after in zip(
+            [30.0, 60.0, 90.0, 120.0, 150.0, 180.0, 210.0, 240.0, 270.0, 270.0], ready[1:], strict=True
+        )
+    )
+    window = make_window(blocks=blocks, queue_capacity=64, workers=16, queue_at_start=32, asked=32)
+    assert window_rate(window).value == pytest.approx(1_500.0)
+
+
+def test_the_noise_of_what_is_made_does_not_widen_the_interval_where_the_loop_sets_the_pace() -> None:
+    window = counted(95.0, noise=10.0)
+    blocks = tuple(block.model_copy(update={"ready_at_end": 62}) for block in window.blocks)
+    rate = window_rate(window.model_copy(update={"blocks": blocks, "workers": 16, "queue_at_start": 62, "asked": 64}))
+    assert (rate.low, rate.high) == (100.0, 100.0)
+
+
 def test_a_queue_that_stays_almost_full_takes_nothing_off() -> None:
     window = counted(95.0)
     blocks = tuple(block.model_copy(update={"ready_at_end": 62}) for block in window.blocks)
-    assert window_rate(window.model_copy(update={"blocks": blocks, "workers": 16, "queue_at_start": 62})).value == 100.0
+    assert (
+        window_rate(
+            window.model_copy(update={"blocks": blocks, "workers": 16, "queue_at_start": 62, "asked": 64})
+        ).value
+        == 100.0
+    )
 
 
 def test_where_nothing_was_made_or_a_block_is_not_counted_the_queue_tells() -> None:

@@ -20,7 +20,7 @@ from autotune.settings.applied.tf_data import TfBatches, TfData, TfLoader
 from autotune.settings.training_config import TORCH_PREFETCH_FACTOR
 from autotune.worker.measure.batch_sizes import size_counter
 from autotune.worker.measure.items_made import ItemCounter
-from autotune.worker.measure.queue_depth import QueueDepth
+from autotune.worker.measure.queue_depth import QueueDepth, asked_of
 from autotune.worker.setup.build import WorkloadFault, length_of
 from autotune.worker.setup.loader import tell_epoch
 
@@ -101,6 +101,10 @@ class BatchFeed(Protocol):
 
     def ready(self) -> int | None:
         """Batches that workers have finished and nobody has taken; None where that is not known."""
+        ...
+
+    def asked_batches(self) -> int | None:
+        """Return the batches that workers are asked for at present, those that lie ready included; None: not known."""
         ...
 
     def made(self) -> int | None:
@@ -206,6 +210,10 @@ class Feed:
     def ready(self) -> int | None:
         """Batches that workers have finished and the loop has not taken; None where that is not known."""
         return ready_in(self.loader, self._iterator)
+
+    def asked_batches(self) -> int | None:
+        """Return the batches that workers are asked for at present, those that lie ready included; None: not known."""
+        return asked_of(_inner(self._iterator))
 
     def made(self) -> int | None:
         """Return the samples that workers have made so far, taken or not; None where that is not known."""

@@ -439,6 +439,7 @@ def window_of(
         expected_restart_s=_expected_restart_s(run, stretches),
         queue_capacity=run.queue_capacity,
         workers=run.trainer.config.num_workers,
+        asked=run.feed.asked_batches(),
         queue_at_start=queue_at_start,
         queue_at_end=blocks[-1].ready_at_end,
         take_s=run.take_s,

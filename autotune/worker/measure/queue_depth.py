@@ -17,7 +17,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from autotune.settings.training_config import TORCH_PREFETCH_FACTOR
 
-__all__ = ["QueueDepth", "deepen"]
+__all__ = ["QueueDepth", "asked_of", "deepen"]
 
 _SHALLOW = 1
 """Batches that each worker is asked for at first: with fewer it would have nothing to do."""
@@ -93,6 +93,15 @@ def deepen(loader: Any, iterator: Any, most: int | None = None) -> None:
     with suppress(AssertionError):  # of a torch that knows the depth elsewhere: the queue stays short
         for _ in range(missing):
             iterator._try_put_index()
+
+
+def asked_of(iterator: Any) -> int | None:
+    """Return the batches that an iterator's workers are asked for at present; None where that is not known.
+
+    Batches that lie ready are among them.
+    """
+    depth, workers = (getattr(iterator, name, None) for name in ("_prefetch_factor", "_num_workers"))
+    return depth * workers if isinstance(depth, int) and isinstance(workers, int) else None
 
 
 def _can_deepen(loader: Any) -> bool:

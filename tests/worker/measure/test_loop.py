@@ -229,6 +229,9 @@ class ScriptedFeed:
     def ready(self) -> int | None:
         return self.queued
 
+    def asked_batches(self) -> int | None:
+        return None
+
     def made(self) -> int | None:
         return None
 

@@ -96,6 +96,9 @@ class SimulatedFeed:
     def ready(self) -> int | None:
         return sum(parts[-1] <= self.clock.time for parts in self.items[self.taken :])
 
+    def asked_batches(self) -> int | None:
+        return None
+
     def made(self) -> int | None:
         done = sum(bisect_right(parts, self.clock.time) for parts in self.items[self.taken :])
         return self.taken * BATCH + done * (BATCH // PARTS) if self.is_counted else None

@@ -22,7 +22,7 @@ from autotune.worker.measure.batch_sizes import size_counter, unwrapped
 from autotune.worker.measure.feed import Delivery, FeedEnded, LoopMoved, ready_in, stop_iterator
 from autotune.worker.measure.feed import queue_capacity as capacity_of
 from autotune.worker.measure.items_made import ItemCounter
-from autotune.worker.measure.queue_depth import QueueDepth
+from autotune.worker.measure.queue_depth import QueueDepth, asked_of
 from autotune.worker.setup.build import is_stream, length_of
 
 __all__ = ["CountedLoader", "ScriptFeed", "StepFeed"]
@@ -251,6 +251,10 @@ class ScriptFeed:
         """As a Feed has it."""
         return 0 if self.is_dry else ready_in(self.loader, self._iterator())
 
+    def asked_batches(self) -> int | None:
+        """As a Feed has it."""
+        return None if self.is_dry else asked_of(self._iterator())
+
     def made(self) -> int | None:
         """As a Feed has it, over all ranks; not across loaders, where it is begun again."""
         made = None if self.is_dry else self._counted.counter.made()
@@ -341,6 +345,10 @@ class StepFeed:
     def ready(self) -> int | None:
         """It has no queue."""
         return 0
+
+    def asked_batches(self) -> int | None:
+        """As a Feed has it: there are no workers."""
+        return None
 
     def made(self) -> int | None:
         """It has no workers."""
