@@ -243,7 +243,7 @@ class Session:
     def on_step(self, optimizer: torch.optim.Optimizer) -> None:
         """See hooks.Watcher."""
         if not self._is_passive and not self.sightings.steps:
-            self._is_passive = rank() != 0  # a group is open by now, where there is one
+            self._look_for_group()
         if self._is_passive:
             return
         self.sightings.step(optimizer)
@@ -264,6 +264,12 @@ class Session:
             return
         if self._loaders.has_none_after_step():
             self._drive_by_forward()
+
+    def _look_for_group(self) -> None:
+        """Leave measuring to rank 0 where a group is open by the first step, and the script's loader as it is."""
+        self._is_passive = rank() != 0
+        if self._is_passive:
+            self._loaders.depth.end()  # what it has begun to iterate gets its whole queue with the next batch
 
     def _look_for_asking(self) -> None:
         """Go on by steps where the script trains and asks for no more batches: it has kept them (itertools.cycle)."""
