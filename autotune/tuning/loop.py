@@ -519,6 +519,8 @@ class Search:
     def _show(self, last: TrialRecord | None) -> None:
         records, best = self.study.records, self.best
         is_settling = self.race.leader is not None
+        if is_settling:
+            best = next(record for record in records if record.number == self.race.leader)
         phase: Phase = "confirm" if is_settling else "search"
         self.show(
             Progress(
@@ -538,7 +540,7 @@ class Search:
         )
 
     def _known(self, best: TrialRecord | None) -> Known | None:
-        """What is known of the best over the baseline by now."""
+        """What is known by now of the best over the baseline."""
         if best is None or best.number == 0:
             return None
         gain = self.race.ledger.evidence.contrast(best.number, 0)

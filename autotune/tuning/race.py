@@ -146,7 +146,9 @@ class Race:
         """Seconds that deciding may still take at the most."""
         if self.is_settled:
             return 0.0
-        return self._settle_s if self.leader is None else self._budget_s - (self.time.clock.elapsed_s - self._from_s)
+        if self.leader is None:
+            return self._settle_s
+        return max(0.0, self._budget_s - (self.time.clock.elapsed_s - self._from_s))
 
     def expected_s(self) -> float | None:
         """Return the seconds that deciding should still take; None before the best differs from the baseline.
@@ -154,14 +156,15 @@ class Race:
         A large gain is proven and known well enough by the runs of the search and a few more. A small one takes the
         time that there is, to be known better, where it does not turn out to be none.
         """
-        if self.is_settled or self.leader is not None:
-            return self.left_s
         found = self.look()
         best = found.best
-        contrast = None if best is None or best.number == 0 else found.evidence.contrast(best.number, 0)
-        if contrast is None:
+        number = self.leader if self.leader is not None or best is None else best.number
+        contrast = None if number is None else found.evidence.contrast(number, 0)
+        if self.is_settled or (contrast is None and self.leader is not None):
+            return self.left_s
+        if contrast is None or number == 0:
             return None
-        return min(_LARGE_GAIN_RUNS * found.run_s, self._settle_s) if contrast.value > _LARGE_GAIN else self._settle_s
+        return min(_LARGE_GAIN_RUNS * found.run_s, self.left_s) if contrast.value > _LARGE_GAIN else self.left_s
 
     @property
     def _settle_s(self) -> float:

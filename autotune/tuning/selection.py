@@ -29,6 +29,8 @@ _MOST_COMPARED = 20
 _BATCH_ERROR = 0.05
 """One-sided error of taking a larger batch for faster than the best at the own one: our own convention, more than a
 proof's, since what is wrongly taken is hardly slower."""
+_LEAD_ERROR = 0.05
+"""One-sided error of recommending an unproven trial in place of a proven one: our own convention, as for a batch."""
 _SURE_SDS = 3.2
 """Standard errors that a gain must come to before it is proven, at the errors that looks have. Source:
 benchmarks/decisions.py."""
@@ -76,8 +78,21 @@ class Contenders:
         return sorted(others, key=self.found.believed_score, reverse=True)
 
     def chosen(self, settled: int | None = None) -> TrialRecord | None:
-        """Return the one to recommend; None where nothing is feasible."""
-        return self.choice_of(self.records, settled) if self.records else None
+        """Return the one to recommend; None where nothing is feasible.
+
+        What is proven is not given up for one that is only believed to be faster, by fewer runs, unless that one's runs
+        exceed its own beyond noise.
+        """
+        if not self.records:
+            return None
+        choice = self.choice_of(self.records, settled)
+        proven = next((record for record in self.records if record.number == settled), None)
+        if proven is None or choice.number in {0, *self.found.proven}:
+            return choice
+        if self.batch_ratio(proven) > self.batch_ratio(choice):  # a larger batch must be worth it
+            return choice
+        lead = self.found.evidence.contrast(choice.number, proven.number)
+        return choice if lead is not None and lead.chance_below(0.0) < _LEAD_ERROR else proven
 
     def leader(self) -> TrialRecord | None:
         """Return what would be recommended in the baseline's place; None without a challenger."""
