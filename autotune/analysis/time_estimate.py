@@ -25,6 +25,7 @@ __all__ = [
     "payback_s",
     "rounds_of",
     "shortest_trial_s",
+    "steps_s",
     "typical_overhead_s",
     "typical_run_s",
     "typical_s",
@@ -55,7 +56,7 @@ _EXPECTED_TRIALS = 9
 """Of a search that may stop by itself. Source: benchmarks/regret.py."""
 _EXPECTED_UNGUIDED_TRIALS = 20
 """Of one that only its patience ends, after 16 trials and 12 since the last gain: our own convention."""
-_FIRST_TRIAL_S, _TRIAL_S, _CURVES_S = 4.0, 2.5, 6.0
+_FIRST_TRIAL_S, _TRIAL_S, _CURVES_S = 4.0, 2.5, 8.0
 """Estimates before anything was measured, starts excluded: the baseline with ceilings and profile, another run, and the
 curves. Our own conventions."""
 
@@ -125,13 +126,17 @@ def first_batches_s(config: TrainingConfig, samples_per_s: float, epoch_samples:
     return min(samples, inf if epoch_samples is None else epoch_samples) / samples_per_s
 
 
+def steps_s(config: TrainingConfig, samples_per_s: float) -> float:
+    """Seconds of the fewest optimizer steps that a trial takes at a rate."""
+    return _STEPS_OF_A_TRIAL * config.global_batch_size / samples_per_s
+
+
 def measuring_s(config: TrainingConfig, samples_per_s: float, epoch_samples: int | None) -> float:
     """Seconds that measuring a configuration takes at a rate: its optimizer steps, or its workers' first batches.
 
     No less than what any trial takes.
     """
-    steps_s = _STEPS_OF_A_TRIAL * config.global_batch_size / samples_per_s
-    return max(_ANY_TRIAL_S, steps_s, first_batches_s(config, samples_per_s, epoch_samples))
+    return max(_ANY_TRIAL_S, steps_s(config, samples_per_s), first_batches_s(config, samples_per_s, epoch_samples))
 
 
 def rounds_of(trials: int, *, slots: int, is_first_alone: bool = False) -> int:
@@ -148,7 +153,8 @@ def expected_s(pace: Pace) -> float:
         trial_s = start_s + _TRIAL_S
         first_s = start_s + _FIRST_TRIAL_S + (_CURVES_S if pace.is_guided and further else 0.0)
     else:
-        trial_s, first_s = typical_s(pace.records), 0.0
+        trial_s = typical_s(pace.records)
+        first_s = _CURVES_S if pace.is_guided and done == 1 and further else 0.0
     total = first_s + _RUNS_A_TRIAL * trial_s * rounds_of(further, slots=pace.slots)
     if max(1, done) + further > 1:  # a baseline alone is compared with nothing
         total += _SETTLING_RUNS * (trial_s + pace.build_s) if pace.settling_s is None else pace.settling_s

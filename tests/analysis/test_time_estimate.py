@@ -27,9 +27,11 @@ from autotune.settings.budget import Budget
 from autotune.settings.training_config import TrainingConfig
 from tests.factories import make_measurement, make_record
 
-A_TRIAL_S = 4 / 3 * 12.0
+A_TRIAL_S = 1.1 * 12.0
 """A trial of 12 s, and its share of the baseline's further runs."""
-SETTLING_S = 5 * 12.0
+LOOK_S = 8.0
+"""Of the sides, after the baseline."""
+SETTLING_S = 4 * 12.0
 """The runs that decide."""
 OPEN_END: dict[str, Any] = {"most_trials": Budget().max_trials, "may_stop_early": True}
 
@@ -73,7 +75,7 @@ def test_once_every_trial_has_run_what_decides_is_left() -> None:
 
 def test_what_decides_builds_the_workload_in_processes_of_its_own() -> None:
     left = expected_s(Pace(**asked_for(10), records=make_records(10), build_s=30.0))
-    assert left == pytest.approx(SETTLING_S + 5 * 30.0)
+    assert left == pytest.approx(SETTLING_S + 4 * 30.0)
 
 
 def test_a_baseline_alone_is_compared_with_nothing() -> None:
@@ -83,7 +85,7 @@ def test_a_baseline_alone_is_compared_with_nothing() -> None:
 def test_what_is_left_falls_with_every_trial() -> None:
     left = [expected_s(Pace(**asked_for(10), records=make_records(done))) for done in range(1, 11)]
     assert left == sorted(left, reverse=True)
-    assert left[0] - left[-1] == pytest.approx(9 * A_TRIAL_S)
+    assert left[0] - left[-1] == pytest.approx(LOOK_S + 9 * A_TRIAL_S)
 
 
 def test_trials_side_by_side_share_the_time() -> None:

@@ -16,7 +16,7 @@ from autotune.api.caller import kept_interrupts
 from autotune.errors import LauncherError, RepeatedFailureError, RunFolderError
 from autotune.launch.launcher import Exit, Launch
 from autotune.note import note
-from autotune.protocol.jobs import DescribeJob, SeriesJob, TrialJob, read_job
+from autotune.protocol.jobs import DescribeJob, SeriesJob, read_job
 from autotune.records.run_summary import Progress
 from autotune.records.trial import Failure, TrialRecord, reference_of
 from autotune.settings.training_config import TrainingConfig
@@ -359,21 +359,15 @@ def test_once_time_is_up_no_further_trial_begins_and_what_runs_is_awaited(tmp_pa
 
 
 @pytest.mark.slow
-def test_windows_and_the_time_left_are_reckoned_with_all_slots(tmp_path: Path) -> None:
-    windows, left = {}, dict[int, float]()
+def test_the_time_left_is_reckoned_with_all_slots(tmp_path: Path) -> None:
+    left = dict[int, float]()
     for slots in (1, 3):
-        launcher, shown = FakeLauncher(slots=slots), list[Progress]()
-        search = make_parallel(tmp_path / f"timed-{slots}", launcher, n_trials=7, timeout_s=30.0)
-        search.run()
-        first = launcher.jobs[0]
-        assert isinstance(first, TrialJob)
-        windows[slots] = first.window.max_s
-        search = make_parallel(tmp_path / f"free-{slots}", FakeLauncher(slots=slots, noise=0.0), n_trials=7)
+        shown = list[Progress]()
+        search = make_parallel(tmp_path / f"{slots}", FakeLauncher(slots=slots, noise=0.0), n_trials=7)
         search.show = shown.append
         search.run()
         left[slots] = shown[1].remaining_s or 0.0
-    assert windows == {1: 2.0, 3: pytest.approx(21 / 3 - 1.5)}
-    assert left[1] - left[3] == pytest.approx((6 - 2) * search.study.records[0].result.wall_s)
+    assert left[1] - left[3] == pytest.approx(1.1 * (6 - 2) * search.study.records[0].result.wall_s)
 
 
 def test_a_precision_that_is_refused_while_others_of_it_run_wins_nowhere_and_is_noted_once(tmp_path: Path) -> None:

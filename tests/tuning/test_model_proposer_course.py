@@ -117,7 +117,7 @@ def test_a_look_takes_no_more_than_its_share_of_the_time(tmp_path: Path) -> None
     for search in (timed, free):
         search.run()
     assert [job.process.deadline_s for job in curves_of(timed)] == [pytest.approx(0.15 * 75.0)]
-    assert [job.process.deadline_s for job in curves_of(free)] == [24.0]
+    assert [job.process.deadline_s for job in curves_of(free)] == [12.0]
 
 
 def test_what_was_left_out_promises_no_gain(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_without_a_time_out_nothing_is_short(make_budget: Any) -> None:
     assert budget.why_over is None
     assert budget.window().precision == 0.03, "no surer than runs differ"
     assert budget.longest_s() == inf
-    assert budget.sides_s == 24.0
+    assert budget.sides_s == 12.0
     assert budget.deadline_s(Trial(1, TrainingConfig())) == 10 * (WINDOW_S + OVERHEAD_S)
     assert budget.deadline_s(Trial(0, TrainingConfig())) == BASELINE_DEADLINE_S
     usual_s = budget.usual_deadline_s(TrainingConfig(compile=True))

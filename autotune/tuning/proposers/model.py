@@ -52,10 +52,12 @@ _SETTLING_STRETCH_S = 0.5
 """The same of what is measured again: the longest stretch of a trial's extras."""
 _FASTEST = 3
 """Trials whose neighbours are candidates: our own convention."""
-_LEAST_EXPECTED = 0.03
+_LEAST_EXPECTED = 0.02
 """Gain that another trial is expected to bring, below which it is not worth its seconds. Source: benchmarks/regret.py,
-ten searches of each job: with 1 % a search takes 12 s longer in the median and ends as often beyond 5 % of the best; with
-4 % it takes 3 s less, and 19 of 100 end there in place of 13."""
+84 searches without stress runs: with 1 % they take 51 s in the median and 11 end beyond 5 % of the best; with 2 % 45 s
+and 10, with 3 % 40 s and 17."""
+_NOISE_SHARE = 1 / 3
+"""The same, of the standard deviation between runs of the same settings: our own convention."""
 _FEWEST_TRIALS = 3
 """Trials before the search may end by itself, the baseline and two that checked the model: our own convention."""
 _SAME_BATCH_TRIALS = 2
@@ -171,7 +173,7 @@ class ModelProposer:
         outlook = self.outlook(best)
         if outlook is None or outlook.params is None:
             return None
-        if outlook.gain < _LEAST_EXPECTED and (params := self.at_same_batch(best)) is not None:
+        if outlook.gain < self._least_gain(best) and (params := self.at_same_batch(best)) is not None:
             return Proposal(params=params)
         return Proposal(params=outlook.params, is_promising=True)
 
@@ -244,9 +246,14 @@ class ModelProposer:
                 return note("near_ceiling", bound=bound.side, ceiling_fraction=min(share, 1.0))
         if outlook.params is None:
             return note("nothing_left_to_learn")
-        if outlook.gain < _LEAST_EXPECTED:
+        if best is not None and outlook.gain < self._least_gain(best):
             return note("little_expected", gain_fraction=outlook.gain)
         return self.time.why_too_dear(outlook.gain)
+
+    def _least_gain(self, best: TrialRecord) -> float:
+        """The gain for which another trial is worth its seconds; more where runs differ so that less hardly shows."""
+        spread = self.study.spread.of(run.window.is_held_by_device for run in best.runs)
+        return max(_LEAST_EXPECTED, _NOISE_SHARE * spread.sd)
 
     def can_win(self, best: TrialRecord | None) -> float | None:
         """What the bounds leave."""

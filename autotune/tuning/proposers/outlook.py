@@ -17,7 +17,13 @@ from autotune.analysis.forecast.observations import ConfiguredPoint
 from autotune.analysis.forecast.rate_model import RateModel
 from autotune.analysis.memory.model import LIKELY_TO_FIT, SURE_TO_FIT, MemoryModel
 from autotune.analysis.statistics import Floats
-from autotune.analysis.time_estimate import first_batches_s, measuring_s, shortest_trial_s
+from autotune.analysis.time_estimate import (
+    SHORTEST_WINDOW_S,
+    first_batches_s,
+    measuring_s,
+    shortest_trial_s,
+    steps_s,
+)
 from autotune.launch.launcher import shares_process
 from autotune.settings.training_config import TrainingConfig
 from autotune.study.proposals import Params, params_of
@@ -128,8 +134,10 @@ def foresee(
     )
     if time.is_brief:
         trials_s += [0.0 if shares_process(config) else _REBUILDS * time.build_s for config in configs]
-    else:  # what takes long to begin with, and not what has long steps, must promise more
-        trials_s = shortest_trial_s(study.ended) + np.maximum(waits_s - _SHORT_WAIT_S, 0.0)
+    else:  # what takes long to begin with, or has long steps, must promise more
+        slow_s = np.array([steps_s(config, rate) for config, rate in zip(configs, expected, strict=True)])
+        beyond_s = np.maximum(waits_s - _SHORT_WAIT_S, 0.0) + np.maximum(slow_s - SHORTEST_WINDOW_S, 0.0)
+        trials_s = shortest_trial_s(study.ended) + beyond_s
     soon = tells & (trials_s <= time.longest_s())
     chosen = int(np.argmax(np.where(soon if soon.any() else tells, gains / trials_s, -1.0)))
     return Outlook(
