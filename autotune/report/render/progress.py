@@ -36,6 +36,10 @@ _NARROWEST_TEXT = 8  # cells; below, a text cut with an ellipsis says nothing: o
 _LEAST_SHOWN = 0.01  # a gain is shown in whole per cents
 _ROUNDING = 1e-6  # per cent that a share's floating point may add: far above its 1e-14, far below what is shown
 _BROKEN = (OSError, ValueError)  # a stream that is gone, or closed
+_SOON_S = 5.0  # what is left below that is not told: our own convention
+_OFF_FROM = 0.25
+"""Share by which the seconds of a whole search differ from those that were told last, from which they are told again:
+our own convention, the accuracy that a promise should have."""
 _ALONE = {
     "probe": ("examining model, data and machine", "Examining the model, the data and the machine."),
     "measure": ("measuring today's settings", "Measuring today's settings."),
@@ -107,8 +111,9 @@ class _QuietStream:
 
 
 def _plain_lines(console: Console) -> ShowProgress:
-    """A line at the start of a phase and one for each finished trial."""
+    """A line at the start of a phase, one for each finished trial, and one where the time that was told is off."""
     latest: dict[str, object] = {}
+    told_s: float | None = None
 
     def print_new(kind: str, key: object, line: str) -> None:
         if latest.get(kind) != key:
@@ -116,6 +121,7 @@ def _plain_lines(console: Console) -> ShowProgress:
             console.print(Text(line, no_wrap=True, overflow="ellipsis"))
 
     def show(progress: Progress) -> None:
+        nonlocal told_s
         print_new("phase", progress.phase, _say_phase(progress))
         _print_warnings(progress, console)
         if progress.last is not None:
@@ -124,6 +130,13 @@ def _plain_lines(console: Console) -> ShowProgress:
         if progress.known is not None:
             line = _say_known(progress, progress.known, console.width)
             print_new("known", line, line)
+        if progress.phase != "search" or progress.remaining_s is None or progress.remaining_s < _SOON_S:
+            return
+        whole_s = progress.elapsed_s + progress.remaining_s
+        if told_s is not None and abs(whole_s / told_s - 1) > _OFF_FROM:
+            console.print(Text(_say_left(progress.remaining_s)))
+            told_s = whole_s
+        told_s = told_s or whole_s
 
     return show
 
@@ -162,6 +175,11 @@ def _say_phase(progress: Progress) -> str:
         return "Deciding: the best and the baseline run again, alternately."
     about = "" if progress.remaining_s is None else f", about {show(progress.remaining_s, 'duration')}"
     return f"Searching: at most {format_count(progress.total, 'trial')}{about}."
+
+
+def _say_left(remaining_s: float) -> str:
+    """Say how long it goes on, where that is otherwise than was told."""
+    return f"Now about {show(remaining_s, 'duration')} are left."
 
 
 def _say_known(progress: Progress, known: Known, width: int) -> str:

@@ -98,6 +98,15 @@ def test_what_is_known_is_a_plain_line_once_until_it_changes() -> None:
     assert "1.20" in lines[5]
 
 
+def test_the_time_is_told_again_once_it_is_off_by_a_quarter() -> None:
+    promised = make_step(None, elapsed_s=0.0, remaining_s=60.0)
+    near = make_step(TRIALS[1], elapsed_s=20.0, remaining_s=50.0)
+    off = make_step(TRIALS[2], elapsed_s=30.0, remaining_s=60.0)
+    still = make_step(TRIALS[3], elapsed_s=40.0, remaining_s=50.0)
+    _, stderr = show_progress("auto", [promised, near, off, still])
+    assert [line for line in stderr.splitlines() if line.startswith("Now about")] == ["Now about 1 min are left."]
+
+
 def test_where_the_baseline_leads_nothing_is_known() -> None:
     _, stderr = show_progress("auto", [make_step(TRIALS[0], best=TRIALS[0])])
     assert len(stderr.splitlines()) == 2
