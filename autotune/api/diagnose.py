@@ -173,7 +173,7 @@ def examine(
 
 
 def _known_by_now(name: str, evidence: Evidence) -> tuple[Note, ...]:
-    """Return the headline before other settings were measured; without what these may still change."""
+    """Return the headline before other settings were measured: the bottleneck, and workers by calculation."""
     return tuple(one for one in judge(name, evidence).headline_notes if one.code in _SURE_CODES)
 
 

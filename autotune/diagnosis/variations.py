@@ -85,7 +85,7 @@ def _may_do_with_one(own: TrainingConfig, run: Measurement) -> bool:
     if costs is None or own.num_workers < 2:
         return True
     sample_s = costs.item_s + costs.collate_s / own.micro_batch_size
-    return run.samples_per_s * sample_s <= AMPLE
+    return run.samples_per_s / own.process_count * sample_s <= AMPLE
 
 
 def _device_changes(space: ResolvedSpace) -> Iterator[Mapping[str, object]]:

@@ -138,7 +138,7 @@ def trace_curves(
 def _trace_loader(scene: _Scene) -> None:
     """The loader's points, in a part of the time; the batches of its own configuration are kept for the device."""
     now, own = perf_counter(), scene.job.config
-    if _device_variations(scene):
+    if _device_variations(scene) or scene.device.kind == "cpu":  # there its own point shows the cores that it takes
         scene.ends_at = now + loader_share(scene.curves.known) * (scene.ends_at - now)
     with scene.feed(own) as feed:
         scene.host = collect(feed, seconds=_COLLECTING_S, first=feed.start())
