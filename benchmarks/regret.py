@@ -62,6 +62,9 @@ Place = Path | str
 """Where a ground is: a surface's file, or a landscape's name."""
 
 
+_PROMISED_AT = (0.0, 1 / 3, 1 / 2)
+
+
 def main() -> int:
     begun, arguments = monotonic(), _parse()
     recording = start_recording("regret", arguments, describe_machine("cpu"))
@@ -182,8 +185,20 @@ def _figures(ground: Ground, courses: Sequence[Course]) -> dict[str, Any]:
         "out_of_memory": [course.out_of_memory for course in courses],
         "ended": [course.ended for course in courses],
         "spent_s": {kind: [round(course.spent_s[kind], 2) for course in courses] for kind in courses[0].spent_s},
+        "promised": [_promised(course) for course in courses],
         "steps": [_steps(course, places) for course in courses],
     }
+
+
+def _promised(course: Course) -> list[float]:
+    """The seconds that the product promised over those that its search took, its stress run left out.
+
+    At the beginning, after a third of the search and after half of it; nothing of another method.
+    """
+    taken_s = course.whole_s - course.spent_s.get("stress", 0.0)
+    latest = [[total for at_s, total in course.promised if at_s <= part * taken_s] for part in _PROMISED_AT]
+    first = [total for _, total in course.promised[:1]]
+    return [round((totals or first)[-1] / taken_s, 3) for totals in latest if totals or first]
 
 
 def _steps(course: Course, places: Mapping[TrainingConfig, int]) -> str:

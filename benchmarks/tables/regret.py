@@ -20,6 +20,7 @@ __all__ = [
     "error_of_median",
     "plot_regret",
     "print_regret_tables",
+    "promises_kept",
     "regret_of",
     "seconds_to",
 ]
@@ -28,6 +29,7 @@ Part = Mapping[str, Any]
 _OURS, _THEIRS = "autotune", "TPE"
 _DASH = "-"
 _ALIKE = 0.01
+_NEAR = 0.25
 """A regret that is as good as none: our own convention, the gain for which a search does not go on either."""
 _HEAD = ("method", "regret", "before", "+-", "worst", "> 5 %", "s", "whole", "trials", "oom")
 
@@ -113,6 +115,17 @@ def print_regret_tables(results: Mapping[str, Part]) -> None:
     if rows:
         head = ("ground", "regret", "s", "TPE", "ratio", "whole", "TPE", "ratio")
         print_table("Median seconds to one regret, ours over TPE's (targets: 0.2 of the trials, 0.5 whole)", head, rows)
+    if kept := promises_kept(results):
+        rows = [tuple(f"{share:.0%}" for share in kept)]
+        print_table("Took what was promised within 25 % (target: 80 %)", ("at first", "after 1/3", "after 1/2"), rows)
+
+
+def promises_kept(results: Mapping[str, Part]) -> list[float]:
+    """Return the shares of searches that took what they promised within 25 %: at first, after a third, after half."""
+    ratios = [
+        ratio for ground in results.values() for ratio in ground["methods"].get(_OURS, {}).get("promised", ()) if ratio
+    ]
+    return [fmean(abs(ratio - 1) <= _NEAR for ratio in column) for column in zip(*ratios, strict=True)]
 
 
 def _title(name: str, ground: Part) -> str:

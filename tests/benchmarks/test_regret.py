@@ -17,7 +17,7 @@ from benchmarks import regret
 from benchmarks.replay.landscapes import LANDSCAPES
 from benchmarks.replay.methods import METHODS
 from benchmarks.replay.replay import SURFACES, RecordedTrial, Surface, read_surface
-from benchmarks.tables.regret import compare_to_tpe, ends, error_of_median, regret_of, seconds_to
+from benchmarks.tables.regret import compare_to_tpe, ends, error_of_median, promises_kept, regret_of, seconds_to
 
 GROUND: dict[str, Any] = {
     "is_simulated": False,
@@ -39,6 +39,11 @@ GROUND: dict[str, Any] = {
         },
     },
 }
+
+
+def test_a_promise_is_kept_where_the_search_takes_as_long_within_a_quarter() -> None:
+    kept = {"methods": {"autotune": {"promised": [[1.3, 1.2, 1.0], [0.7, 0.9, 1.1]]}, "TPE": {}}}
+    assert promises_kept({"digits": kept, "older": {"methods": {"TPE": {"promised": [[]]}}}}) == [0.0, 1.0, 1.0]
 
 
 @pytest.fixture(scope="module")
