@@ -73,7 +73,8 @@ def search_whole(
 
         def note_phase(progress: Progress) -> None:
             nonlocal settled_s
-            promised.append((launcher.now(), launcher.now() + progress.remaining_s))
+            if progress.remaining_s is not None:
+                promised.append((launcher.now(), launcher.now() + progress.remaining_s))
             if progress.phase == "confirm" and not settled_s:
                 settled_s = launcher.now()
                 on_settled(search)

@@ -9,8 +9,8 @@ from math import log
 import pytest
 
 from autotune.analysis.decisions.evidence import evidence_of_runs
-from autotune.records.run_spread import RunSpread
 from autotune.records.ceilings import CeilingBook
+from autotune.records.run_spread import RunSpread
 from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import TrainingConfig
 from autotune.tuning.outcomes import SearchOutcome
