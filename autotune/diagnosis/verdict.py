@@ -23,7 +23,7 @@ from autotune.records.host_load import note_on_load
 from autotune.records.measurement import Ceilings
 from autotune.records.utilization import best_direct_reading
 from autotune.tuning.extra_measurements import with_settled_ceilings
-from autotune.tuning.host_bound import is_host_bound
+from autotune.tuning.host_bound import waits_most_for_host
 from autotune.version import __version__
 
 __all__ = ["HEALTHY_GAIN", "headroom_today", "is_healthy", "judge", "make_headline"]
@@ -63,7 +63,7 @@ def is_healthy(evidence: Evidence, findings: Sequence[Finding], advice: Sequence
 def headroom_today(evidence: Evidence) -> Headroom:
     """Where today's rate stands between the ceilings."""
     run = evidence.measurement
-    busy = best_direct_reading(run.busy_readings) if is_host_bound(run) else None
+    busy = best_direct_reading(run.busy_readings) if waits_most_for_host(run) else None
     return headroom_of(
         run.samples_per_s,
         loader_ceiling=loader_ceiling(evidence),

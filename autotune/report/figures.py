@@ -26,7 +26,7 @@ from autotune.records.run_summary import RunSummary
 from autotune.records.trial import TrialRecord
 from autotune.records.utilization import BusyReading, Fullness, best_common_source, best_direct_reading, source_rank
 from autotune.settings.training_config import TrainingConfig
-from autotune.tuning.host_bound import is_host_bound
+from autotune.tuning.host_bound import waits_most_for_host
 
 __all__ = [
     "Column",
@@ -70,7 +70,8 @@ class Figures(FrozenModel):
     is_held_by_device: bool = False
     """In all runs the device set the pace, which steadies their rates; false on a CPU."""
     is_host_bound: bool = False
-    """In the profiled run, or else the first, the device waited a fifth of the time for its host; false on a CPU."""
+    """In the profiled run, or else the first, the device waited a fifth of the time for its host, and no longer for
+    data; false on a CPU."""
     raw_samples_per_s: float | None = None
     """Geometric mean of what was counted in the runs' windows, before corrections for epochs' restarts and for batches
     that lay ready."""
@@ -234,7 +235,7 @@ def join_runs(runs: Sequence[Measurement], spread: RunSpread) -> Figures:
         samples_per_s=rate,
         raw_samples_per_s=geometric_mean(run.window.raw_samples_per_s for run in runs),
         is_held_by_device=all(run.window.is_held_by_device for run in runs),
-        is_host_bound=is_host_bound(next((run for run in runs if run.breakdown is not None), runs[0])),
+        is_host_bound=waits_most_for_host(next((run for run in runs if run.breakdown is not None), runs[0])),
         tokens_per_s=None if tokens is None else rate.value * tokens.per_sample,
         busy_fraction=_mean(run.busy_fraction for run in runs if run.busy_source == source),
         busy_source=source,

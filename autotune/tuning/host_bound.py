@@ -21,7 +21,7 @@ from autotune.space.resolved_space import ResolvedSpace
 from autotune.study.proposals import Params, compose_allowed, params_of
 from autotune.tuning.outcomes import SearchOutcome
 
-__all__ = ["COMPILING_S", "compilation_domains", "host_notes", "is_host_bound", "list_cures"]
+__all__ = ["COMPILING_S", "compilation_domains", "host_notes", "is_host_bound", "list_cures", "waits_most_for_host"]
 
 _HOST_BOUND_FROM = 0.20
 """Share of the time in which the device waits for the host, from which on cures are tried: our own convention."""
@@ -38,6 +38,11 @@ a training compiles again."""
 def is_host_bound(run: Measurement | None) -> bool:
     """Return True where the device waits a fifth of a run's time or more for its host."""
     return run is not None and (run.host_fraction or 0.0) >= _HOST_BOUND_FROM
+
+
+def waits_most_for_host(run: Measurement | None) -> bool:
+    """Return True where the device waits for its host by `is_host_bound`, and no longer for data than for that."""
+    return is_host_bound(run) and run is not None and (run.host_fraction or 0.0) >= (run.data_wait_fraction or 0.0)
 
 
 def compilation_domains(run: Measurement, space: ResolvedSpace, budget: Budget) -> Mapping[str, Domain]:

@@ -17,7 +17,7 @@ from autotune.settings.workload import OptimizerFacts
 from autotune.space.default_ranges import Basis
 from autotune.space.resolved_space import ResolvedSpace, compose, resolve
 from autotune.testing import FakeLauncher, FakeTrial
-from autotune.tuning.host_bound import compilation_domains, host_notes, is_host_bound, list_cures
+from autotune.tuning.host_bound import compilation_domains, host_notes, is_host_bound, list_cures, waits_most_for_host
 from autotune.tuning.loop import Search
 from tests.factories import GPU, make_breakdown, make_facts, make_measurement, make_recommendation, make_window
 from tests.factories.searches import GIB, make_search
@@ -109,6 +109,16 @@ def test_a_fifth_of_the_time_is_worth_a_cure_unless_the_device_is_always_behind(
     )
     assert is_host_bound(run) == is_held
     assert not is_host_bound(None)
+
+
+@pytest.mark.parametrize(("waiting", "is_most"), [(0.1, True), (0.45, False)])
+def test_a_host_that_the_device_waits_for_less_than_for_data_is_not_the_bottleneck(
+    waiting: float, is_most: bool
+) -> None:
+    breakdown = make_breakdown(idle=0.25, wait=waiting)
+    window = make_window(1000.0, host_ahead_s=0.0)
+    run = make_measurement(1000.0, window=window, breakdown=breakdown, data_wait_fraction=waiting)
+    assert waits_most_for_host(run) == is_most
 
 
 def launching(config: TrainingConfig) -> FakeTrial:

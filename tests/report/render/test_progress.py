@@ -104,7 +104,9 @@ def test_the_time_is_told_again_once_it_is_off_by_a_quarter() -> None:
     off = make_step(TRIALS[2], elapsed_s=30.0, remaining_s=60.0)
     still = make_step(TRIALS[3], elapsed_s=40.0, remaining_s=50.0)
     _, stderr = show_progress("auto", [promised, near, off, still])
-    assert [line for line in stderr.splitlines() if line.startswith("Now about")] == ["Now about 1 min are left."]
+    told = [line for line in stderr.splitlines() if "left" in line]
+    assert len(told) == 1
+    assert "1 min" in told[0]
 
 
 def test_where_the_baseline_leads_nothing_is_known() -> None:
