@@ -54,7 +54,7 @@ _LONGEST_S = 200.0
 _PLAIN_S, _APPLIED_S = 36.0, 44.0  # of training with its start; `apply` starts later
 _SMOKE_SEARCH_S = 45.0
 _SMOKE = {"-b 256": "-b 8", "-b 128": "-b 8", "-j 4": "-j 1", "resnet50": "resnet18", "--amp": "--device cpu"}
-"""What replaces words of a command on a CPU."""
+"""Words of a command, and their replacements on a CPU."""
 _AUTOTUNE = (sys.executable, "-m", "autotune")
 
 
@@ -126,7 +126,7 @@ class Attempt:
 
     @property
     def run_folder(self) -> Path:
-        """Where `run` leaves what `apply` takes."""
+        """The folder that `run` writes and `apply` reads."""
         return self.data / f"run-{self.name}"
 
     def run(self, command: Sequence[str], *, within_s: float) -> RunCommand:

@@ -141,7 +141,7 @@ def _measure_shares(timeout_s: float | None) -> dict[str, Any]:
 
 
 def _share(result: SearchResult, wall_s: float) -> dict[str, Any]:
-    """Where a search's wall time went, in seconds; repeats included."""
+    """Seconds of a search's wall time by phase, repeats included."""
     runs = [run for one in result.trials for run in one.runs]
     again = [run for one in result.trials for run in one.repeats if run.measurement is not None]
     windows_s = sum(window_s(run) for run in runs)

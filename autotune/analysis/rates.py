@@ -107,8 +107,7 @@ def _counted_rate(window: Window) -> tuple[float, float, float]:
 def _share_with_work(window: Window) -> float:
     """Return the mean share of the loader's workers that were making a batch; 1 where that is not known.
 
-    torch gives out batches to its workers in turns, and each as many in advance as the others, so that the batches
-    which do not lie ready yet are spread evenly over them.
+    torch hands out batches to its workers in turn, so the batches that are not ready yet are spread evenly over them.
     """
     ready = [window.queue_at_start, *(block.ready_at_end for block in window.blocks)]
     known = [count for count in ready if count is not None]

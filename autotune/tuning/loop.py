@@ -457,7 +457,7 @@ class Search:
                 self.study.keep_answer(leader.number, answer)
         if answer.outcome == "ok":
             return True
-        # trials that ran beside the comparison among them, and what a kill has kept from being refused
+        # also those that ran while it was compared, and those that an interruption kept from being refused
         for record in tuple(self.study.records):
             if record.result.outcome == "ok" and guard_key(record.config) == guard_key(leader.config):
                 self._leave_out(self.study.keep_answer(record.number, answer))
@@ -540,7 +540,7 @@ class Search:
         )
 
     def _known(self, best: TrialRecord | None) -> Known | None:
-        """What is known by now of the best over the baseline."""
+        """Return how the best compares with the baseline by now; None where there is no comparison."""
         if best is None or best.number == 0:
             return None
         gain = self.race.ledger.evidence.contrast(best.number, 0)

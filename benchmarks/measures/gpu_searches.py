@@ -244,7 +244,7 @@ def _found(result: SearchResult) -> Figures:
 
 
 def _runs_of(result: SearchResult, number: int | None) -> list[Measurement]:
-    """What a trial's runs have measured, in order."""
+    """Return the measurements of a trial's runs, in order."""
     return [run for one in result.trials if one.number == number for run in one.runs]
 
 

@@ -1,4 +1,4 @@
-"""What GPUs have recorded: equals of the best are rarely stopped now, and large gains of two runs are proven."""
+"""Replays of recorded GPU runs: equals of the best are rarely stopped, and large gains of two runs are proven."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def loader_variations(space: ResolvedSpace, book: CeilingBook) -> list[TrainingC
 
 
 def _loader_candidates(space: ResolvedSpace) -> Iterator[TrainingConfig]:
-    """What may be measured of the loader, in order; some of it is the same, or the baseline."""
+    """Yield loader settings to measure, in order; some repeat others or the baseline."""
     domains, own, cores = space.domains, space.baseline, space.environment.cores
     counts = whole_numbers(domains["num_workers"])
     may_persist = True in domains["persistent_workers"]

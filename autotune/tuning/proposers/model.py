@@ -64,7 +64,7 @@ _SAME_BATCH_TRIALS = 2
 """Trials at the baseline's global batch that the model asks for, a guess and its correction: our own convention."""
 
 _Stamp = tuple[int, int]
-"""Runs so far, and trials that may win: what models are made from anew."""
+"""Runs so far, and trials that may win: where either changes, models are fitted again."""
 
 
 @dataclass(slots=True)

@@ -79,7 +79,7 @@ class QueueDepth:
 
 
 def deepen(loader: Any, iterator: Any, most: int | None = None) -> None:
-    """Ask each worker for as many batches in advance as the loader is configured for, or for so many at most.
+    """Ask each worker for the configured number of batches in advance, or for `most` where that is fewer.
 
     Call it in the thread that takes the iterator's batches.
     """
