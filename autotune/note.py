@@ -23,6 +23,8 @@ class Note(FrozenModel):
     figures: dict[str, JsonValue] = Field(default_factory=dict)
     """What the sentence is filled with, by the names that it has for them: seconds, bytes, shares in 0..1, numbers of
     trials, names of settings and files; units in the name (`_s`, `_bytes`, `_fraction`)."""
+    text: str = ""
+    """Its sentence, free of markup."""
 
     def __hash__(self) -> int:  # figures are a mapping; equal notes have equal hashes all the same
         return hash((self.code, *sorted(self.figures)))

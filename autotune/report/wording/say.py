@@ -17,6 +17,8 @@ def say(note: Note | str) -> str:
     """The sentence of a note; code and figures where the code is unknown, since another version has stored it."""
     if isinstance(note, str):
         return note
+    if note.text:
+        return note.text
     if note.code not in load_sentences():
         return f"{note.code}: " + ", ".join(f"{name}={value}" for name, value in note.figures.items())
     ranks = note.figures.get("on_ranks")
@@ -26,5 +28,5 @@ def say(note: Note | str) -> str:
 
 def _said(figure: JsonValue) -> JsonValue:
     """A figure that is a note itself, as its sentence; any other as it is."""
-    is_note = isinstance(figure, dict) and figure.keys() == {"code", "figures"}
+    is_note = isinstance(figure, dict) and {"code", "figures"} <= figure.keys()
     return say(Note.model_validate(figure)) if is_note else figure
