@@ -1,6 +1,6 @@
 """Why is it slow: one measured trial of what the user runs today, and the ceilings around it.
 
-Comes in: a Plan. Goes out: a Diagnosis with its words. Nothing is searched and no run folder is kept.
+Comes in: a Plan. Goes out: a Diagnosis. Nothing is searched and no run folder is kept.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from autotune.errors import NothingFeasibleError, WorkloadError
 from autotune.launch.launcher import Launcher
 from autotune.launch.local.neighbours import Neighbours
 from autotune.launch.runner import TrialRunner
-from autotune.note import Note, note
+from autotune.messages import diagnosis as messages
+from autotune.note import Note
 from autotune.protocol.clock import monotonic
 from autotune.protocol.jobs import Extras, WindowRules
 from autotune.protocol.payload import write_payload
@@ -31,7 +32,6 @@ from autotune.records.run_summary import Phase, Progress
 from autotune.records.trial import OUT_OF_MEMORY
 from autotune.report.render.notebook import render_diagnosis_notebook
 from autotune.report.render.progress import ProgressMode, ShowProgress, make_progress
-from autotune.report.sections.advice import diagnosis_in_words
 from autotune.report.sections.diagnosis import render_diagnosis
 from autotune.settings.budget import Budget
 from autotune.settings.plan import Plan
@@ -122,13 +122,13 @@ def diagnose_plan(
         write_payload(plan.workload, folder.payload)
         others = Neighbours().new() if launcher is None and plan.executor.kind == "local" else ()
         found = examine(plan, runner_for(plan, folder, starts), show, measuring or MeasuringTime(), others)
-    return DiagnosisResult(diagnosis=diagnosis_in_words(found))
+    return DiagnosisResult(diagnosis=found)
 
 
 def examine(
     plan: Plan, runner: TrialRunner, show: ShowProgress, measuring: MeasuringTime, others: tuple[Note, ...] = ()
 ) -> Diagnosis:
-    """Probe the workload, measure the baseline, then other settings, and judge what was measured; still without words.
+    """Probe the workload, measure the baseline, then other settings, and judge what was measured.
 
     `others`: searches that run beside it.
 
@@ -163,7 +163,7 @@ def examine(
     )
     left_s = _MOST_S - (monotonic() - begun)
     if left_s - measurement.startup_s < _LEAST_CURVES_S:
-        short = note("no_time_for_others", left_s=max(left_s, 0.0), most_s=_MOST_S, startup_s=measurement.startup_s)
+        short = messages.no_time_for_others(left_s=max(left_s, 0.0), most_s=_MOST_S, startup_s=measurement.startup_s)
         curves = Curves(remarks=(short,))
     else:
         start("curves", _known_by_now(plan.name, evidence))
@@ -214,7 +214,7 @@ def _measure_curves(
     )
     if report.curves is not None:
         return report.curves
-    return Curves(remarks=(note("others_failed", reason=report.result.reason or report.result.outcome),))
+    return Curves(remarks=(messages.others_failed(reason=report.result.reason or report.result.outcome),))
 
 
 def _known(space: ResolvedSpace, run: Measurement) -> Curves:
@@ -241,4 +241,4 @@ def _ignored(plan: Plan) -> Iterator[Note]:
     asked = {"space": plan.space != SearchSpace(), "budget": plan.budget != Budget(), "run_dir": plan.run_dir}
     names = [name for name, is_given in asked.items() if is_given]
     if names:
-        yield note("no_effect_on_diagnosis", names=[*names])
+        yield messages.no_effect_on_diagnosis(names=[*names])

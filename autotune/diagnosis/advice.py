@@ -1,6 +1,6 @@
 """What to do about it, the largest expected gain first: settings whose ceilings were measured, then remedies. Pure.
 
-Comes in: an Evidence and its findings. Goes out: advice as codes with figures.
+Comes in: an Evidence and its findings. Goes out: advice.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from autotune.analysis.statistics import NORMAL_95
 from autotune.diagnosis.checkpointing import checkpoint_activations
 from autotune.diagnosis.gains import LEAST_GAIN, advise, worth_giving
 from autotune.diagnosis.remedies import list_remedies
+from autotune.messages import advice as messages
 from autotune.records.breakdown import LoaderCosts
 from autotune.records.diagnosis import Advice, CurvePoint, Evidence, Finding
 from autotune.records.run_summary import changed_settings, is_single
@@ -144,14 +145,14 @@ def _best_of_each_setting(evidence: Evidence, rated: Sequence[_Rated]) -> Iterat
 
 
 def _advice(evidence: Evidence, pair: Pair, expected: float) -> Advice:
-    ceilings = {
-        f"{side}_samples_per_s": point.ceiling.samples_per_s
-        for side, point in zip(("loader", "device"), pair, strict=True)
-        if point is not None and point.ceiling is not None
-    }
     changed = changed_settings(expectation.apply_changes(evidence, *pair), evidence.config)
-    settings = {name: after for name, (_, after) in changed.items()}
-    return advise("set", evidence.measurement.samples_per_s, expected, settings, **ceilings)
+    loader, device = (None if point is None or point.ceiling is None else point.ceiling for point in pair)
+    words = messages.set(
+        settings={name: after for name, (_, after) in changed.items()},
+        loader_samples_per_s=None if loader is None else loader.samples_per_s,
+        device_samples_per_s=None if device is None else device.samples_per_s,
+    )
+    return advise(words, evidence.measurement.samples_per_s, expected)
 
 
 def _pin_memory(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[Advice]:
@@ -173,19 +174,20 @@ def _pin_memory(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[Adv
         pageable, faster = known[False], known[True]
         most = min(expectation.loader_ceiling(evidence), expectation.device_ceiling(evidence), faster)
         expected = min(expected, max(present, most))  # even if all of it is hidden
-        yield advise(
-            "pin_memory", present, expected, settings, pageable_samples_per_s=pageable, pinned_samples_per_s=faster
-        )
+        words = messages.pin_memory(settings=settings, pageable_samples_per_s=pageable, pinned_samples_per_s=faster)
+        yield advise(words, present, expected)
         return
     copy = next((finding for finding in findings if finding.bottleneck == "copy"), None)
     if copy is None:
         return
-    costs, saved, times = evidence.measurement.loader_costs, 1.0, {}  # all of it at most, where not measured
+    costs, saved = evidence.measurement.loader_costs, 1.0  # all of it at most, where not measured
+    words = messages.pin_memory(settings=settings, share=copy.share)
     if costs is not None and costs.copy_s and costs.pinned_copy_s is not None:
         saved = max(0.0, 1.0 - costs.pinned_copy_s / costs.copy_s)
-        times = {"copy_s": costs.copy_s, "pinned_copy_s": costs.pinned_copy_s}
-    expected = expectation.rate_without(evidence, saved * copy.share)
-    yield advise("pin_memory", present, expected, settings, share=copy.share, **times)
+        words = messages.pin_memory(
+            settings=settings, share=copy.share, copy_s=costs.copy_s, pinned_copy_s=costs.pinned_copy_s
+        )
+    yield advise(words, present, expectation.rate_without(evidence, saved * copy.share))
 
 
 def _more_workers(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[Advice]:
@@ -213,16 +215,14 @@ def _more_workers(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[A
     expected = [min(rate, by_cores, device) for rate in expected_rates(evidence, [*pairs.values()])]
     rates = dict(zip(pairs, expected, strict=True))
     enough = min(count for count, rate in rates.items() if rate >= (1 - _SAME_WITHIN) * max(expected))
-    yield advise(
-        "add_workers",
-        evidence.measurement.samples_per_s,
-        rates[enough],
-        {"num_workers": enough},
+    words = messages.add_workers(
+        settings={"num_workers": enough},
         item_cpu_s=expectation.loader_cpu_s(evidence),
         num_workers=own.num_workers,
         cores=environment.cores,
         cores_samples_per_s=by_cores,
     )
+    yield advise(words, evidence.measurement.samples_per_s, rates[enough])
 
 
 def _has_tried_more_workers(evidence: Evidence) -> bool:

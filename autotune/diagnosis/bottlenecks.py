@@ -1,6 +1,6 @@
 """The bottlenecks: the wall time attributed to what takes it, from one diagnosis' evidence. Pure.
 
-Comes in: an Evidence. Goes out: findings as codes with figures, the largest share first.
+Comes in: an Evidence. Goes out: findings, the largest share first.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from pydantic import JsonValue
 
 from autotune.analysis.forecast import expectation
-from autotune.diagnosis.gains import figures_of
-from autotune.records.breakdown import LoaderCosts, Share, TimeBreakdown
+from autotune.messages import diagnosis as messages
+from autotune.note import Note
+from autotune.records.breakdown import Share, TimeBreakdown
 from autotune.records.diagnosis import Bottleneck, Evidence, Finding
 from autotune.tuning.host_bound import is_host_bound
 
@@ -49,8 +49,8 @@ def find_bottlenecks(evidence: Evidence) -> tuple[Finding, ...]:
     """
     parts = breakdown_of(evidence)
     if evidence.measurement.data_wait_fraction is None and evidence.measurement.breakdown is None:
-        return (Finding(bottleneck="unknown", share=1.0),)
-    compute, idle = parts.compute.fraction, parts.idle.fraction
+        return (_finding("unknown", 1.0, messages.unknown_evidence()),)
+    compute, idle, waits = parts.compute.fraction, parts.idle.fraction, parts.synchronise.fraction
     threads = _threads(evidence, compute + idle)
     left = 1.0 if threads is None else 1 - threads.share / (compute + idle)
     between = _between_operators(evidence, compute * left, idle * left)
@@ -58,7 +58,7 @@ def find_bottlenecks(evidence: Evidence) -> tuple[Finding, ...]:
         _data(evidence, parts),
         _restart(evidence, parts),
         _copy(evidence, parts.device_copy.fraction),
-        Finding(bottleneck="synchronise", share=parts.synchronise.fraction),
+        _finding("synchronise", waits, messages.synchronise_evidence(share=waits)),
         between,
         _device_work(evidence, max(0.0, (compute + idle) * left - between.share)),
         *filter(None, [threads]),
@@ -75,18 +75,26 @@ def find_bottlenecks(evidence: Evidence) -> tuple[Finding, ...]:
     return tuple(sorted(heavy or [heaviest], key=order))
 
 
+def _finding(bottleneck: Bottleneck, share: float, evidence: Note) -> Finding:
+    return Finding(bottleneck=bottleneck, share=share, figures=evidence.figures, evidence=evidence.text)
+
+
 def _merged(found: Sequence[Finding]) -> list[Finding]:
     """One finding for each bottleneck: threads of the workers and of computing may both oversubscribe the CPU.
 
-    The smaller share's figures count only where it would be a finding by itself.
+    The smaller share's evidence counts only where it would be a finding by itself.
     """
     merged: dict[Bottleneck, Finding] = {}
     for finding in sorted(found, key=lambda finding: -finding.share):
         first = merged.setdefault(finding.bottleneck, finding)
         if first is not finding:
-            figures = first.figures | (finding.figures if finding.share >= _LEAST_SHARE else {})
-            update = {"share": first.share + finding.share, "figures": figures}
-            merged[finding.bottleneck] = first.model_copy(update=update)
+            is_heavy = finding.share >= _LEAST_SHARE
+            merged[finding.bottleneck] = Finding(
+                bottleneck=finding.bottleneck,
+                share=first.share + finding.share,
+                figures=first.figures | finding.figures if is_heavy else first.figures,
+                evidence=f"{first.evidence}; {finding.evidence}" if is_heavy else first.evidence,
+            )
     return list(merged.values())
 
 
@@ -128,46 +136,62 @@ def fixed_step_share(evidence: Evidence) -> float:
 
 def _data(evidence: Evidence, parts: TimeBreakdown) -> Finding:
     share = max(0.0, parts.data_wait.fraction - parts.restart_fraction)
-    code, figures = _what_loading_does(evidence, evidence.measurement.loader_costs)
-    return Finding(bottleneck=code, share=share, figures={"waiting_fraction": share, **figures})
-
-
-def _what_loading_does(evidence: Evidence, costs: LoaderCosts | None) -> tuple[Bottleneck, dict[str, JsonValue]]:
+    costs = evidence.measurement.loader_costs
     if costs is None:
-        return "data_cpu", {}
+        return _finding("data_cpu", share, messages.data_cpu_evidence(waiting_fraction=share))
     if costs.slow_tail_fraction >= _TAIL_FRACTION:
-        return "data_tail", figures_of(costs, "slow_tail_fraction", "item_median_s", "item_slowest_s")
-    work: dict[str, JsonValue] = {"item_s": costs.item_s}
+        tail = messages.data_tail_evidence(
+            waiting_fraction=share,
+            slow_tail_fraction=costs.slow_tail_fraction,
+            item_median_s=costs.item_median_s,
+            item_slowest_s=costs.item_slowest_s,
+        )
+        return _finding("data_tail", share, tail)
     if expectation.workers_run_too_many_threads(evidence):
-        loaders, cores = expectation.loader_processes(evidence.config), evidence.environment.cores
-        return "threads", work | {"cores_per_item": costs.cpu_fraction, "loader_processes": loaders, "cores": cores}
-    work["cpu_fraction"] = min(1.0, costs.cpu_fraction)
+        threads = messages.loader_threads_evidence(
+            waiting_fraction=share,
+            item_s=costs.item_s,
+            cores_per_item=costs.cpu_fraction,
+            loader_processes=expectation.loader_processes(evidence.config),
+            cores=evidence.environment.cores,
+        )
+        return _finding("threads", share, threads)
     if costs.cpu_fraction < WAITING_CPU_FRACTION:
-        return "data_io", work | {"disk_bytes_per_item": costs.disk_bytes_per_item}
-    return "data_cpu", work | {"collate_s": costs.collate_s}
+        waits = messages.data_io_evidence(
+            waiting_fraction=share,
+            item_s=costs.item_s,
+            cpu_fraction=costs.cpu_fraction,
+            disk_bytes_per_item=costs.disk_bytes_per_item,
+        )
+        return _finding("data_io", share, waits)
+    work = messages.data_cpu_evidence(
+        waiting_fraction=share,
+        item_s=costs.item_s,
+        cpu_fraction=min(1.0, costs.cpu_fraction),
+        collate_s=costs.collate_s,
+    )
+    return _finding("data_cpu", share, work)
 
 
 def _restart(evidence: Evidence, parts: TimeBreakdown) -> Finding:
     share, samples = parts.restart_fraction, evidence.measurement.window.epoch_samples
     epoch_s = None if samples is None else samples / evidence.measurement.samples_per_s
-    return Finding(bottleneck="restart", share=share, figures={"epoch_s": epoch_s})
+    return _finding("restart", share, messages.restart_evidence(share=share, epoch_s=epoch_s))
 
 
 def _copy(evidence: Evidence, share: float) -> Finding:
-    """Copies that nothing hides, beside what copying alone reaches, pageable and pinned, where that was measured.
-
-    `exposed_fraction`: of the time that copies take by themselves.
-    """
+    """Return copies that nothing hides, with what copying alone reaches where that was measured."""
     known, is_pinned = expectation.copy_ceilings(evidence), evidence.config.pin_memory
     if is_pinned not in known:
-        return Finding(bottleneck="copy", share=share)
-    figures: dict[str, JsonValue] = {
-        "is_pinned": is_pinned,
-        "pageable_samples_per_s": known.get(False),
-        "pinned_samples_per_s": known.get(True),
-        "exposed_fraction": min(1.0, share * known[is_pinned] / evidence.measurement.samples_per_s),
-    }
-    return Finding(bottleneck="copy", share=share, figures=figures)
+        return _finding("copy", share, messages.copy_evidence(share=share))
+    copies = messages.copy_evidence(
+        share=share,
+        is_pinned=is_pinned,
+        pageable_samples_per_s=known.get(False),
+        pinned_samples_per_s=known.get(True),
+        exposed_fraction=min(1.0, share * known[is_pinned] / evidence.measurement.samples_per_s),
+    )
+    return _finding("copy", share, copies)
 
 
 def _threads(evidence: Evidence, work: float) -> Finding | None:
@@ -182,11 +206,16 @@ def _threads(evidence: Evidence, work: float) -> Finding | None:
     rates = [point.ceiling.samples_per_s for point in points if point.ceiling is not None]
     alone = max([expectation.device_ceiling(evidence), *rates])
     slowdown = alone / (evidence.measurement.samples_per_s / work)
-    threads, workers = expectation.threads_of(evidence, evidence.config), evidence.config.num_workers
-    figures: dict[str, JsonValue] = {"threads": threads, "num_workers": workers, "cores": evidence.environment.cores}
-    figures |= {"slowdown": slowdown, "device_samples_per_s": alone}
-    share = work * (1 - 1 / slowdown)
-    return Finding(bottleneck="threads", share=share, figures=figures) if slowdown >= _SLOWED_BY else None
+    if slowdown < _SLOWED_BY:
+        return None
+    threads = messages.threads_evidence(
+        threads=expectation.threads_of(evidence, evidence.config),
+        num_workers=evidence.config.num_workers,
+        cores=evidence.environment.cores,
+        slowdown=slowdown,
+        device_samples_per_s=alone,
+    )
+    return _finding("threads", work * (1 - 1 / slowdown), threads)
 
 
 def _between_operators(evidence: Evidence, compute: float, idle: float) -> Finding:
@@ -195,28 +224,27 @@ def _between_operators(evidence: Evidence, compute: float, idle: float) -> Findi
     Gaps that are far longer than any launch are time that the script spends otherwise, in Python or asleep. Taking a
     batch that lies ready from the loader is the host's work as launching is.
     """
-    roofline, host = evidence.curves.roofline, _host_figures(evidence)
+    run, roofline = evidence.measurement, evidence.curves.roofline
     if roofline is not None and roofline.operators:
-        outside_s = idle * _loop_batch_s(evidence) - (evidence.measurement.window.take_s or 0.0)
+        outside_s = idle * _loop_batch_s(evidence) - (run.window.take_s or 0.0)
         if outside_s / roofline.operators > _LONGEST_GAP_S:
-            figures: dict[str, JsonValue] = {"outside_s": outside_s, "operators": roofline.operators}
-            return Finding(bottleneck="script", share=idle, figures=figures)
+            own = messages.script_evidence(share=idle, outside_s=outside_s, operators=roofline.operators)
+            return _finding("script", idle, own)
     if evidence.environment.device_kind == "cpu" and roofline is not None and roofline.operators:
         operator_s, fixed = _batch_s(evidence) / roofline.operators, fixed_step_share(evidence)
         if operator_s < _SMALL_OPERATOR_S:
-            figures = {"operators": roofline.operators, "operator_s": operator_s, "fixed_fraction": fixed}
-            return Finding(bottleneck="launch", share=idle + compute * fixed, figures=figures)
-    return Finding(bottleneck="launch", share=idle, figures=host)
-
-
-def _host_figures(evidence: Evidence) -> dict[str, JsonValue]:
-    """Return what a batch takes of the host, by name, where that was measured."""
-    run = evidence.measurement
+            small = messages.operators_evidence(
+                operators=roofline.operators, operator_s=operator_s, fixed_fraction=fixed
+            )
+            return _finding("launch", idle + compute * fixed, small)
     alone = None if run.ceilings is None else run.ceilings.device
-    launch_s, take_s = None if alone is None else alone.host_s, run.window.take_s
-    if launch_s is None and take_s is None:
-        return {}
-    return {"launch_s": launch_s, "take_s": take_s, "batch_s": _loop_batch_s(evidence)}
+    gaps = messages.launch_evidence(
+        share=idle,
+        launch_s=None if alone is None else alone.host_s,
+        take_s=run.window.take_s,
+        batch_s=_loop_batch_s(evidence),
+    )
+    return _finding("launch", idle, gaps)
 
 
 def _loop_batch_s(evidence: Evidence) -> float:
@@ -226,31 +254,32 @@ def _loop_batch_s(evidence: Evidence) -> float:
 
 def _device_work(evidence: Evidence, share: float) -> Finding:
     """What is left: the device works, limited by its memory's bandwidth or by its arithmetic."""
-    memory = _memory_figures(evidence)
+    memory = _memory_evidence(evidence)
     if memory is not None:
-        return Finding(bottleneck="memory", share=share, figures=memory)
+        return _finding("memory", share, memory)
     roofline, peak = evidence.curves.roofline, None
     if roofline is not None and roofline.flops > 0:
         batches_per_s = 1.0 / _batch_s(evidence) / evidence.config.world_size
         peak = roofline.flops * batches_per_s / roofline.peak_flops_per_s
     is_measured = evidence.measurement.breakdown is not None
-    return Finding(bottleneck="compute", share=share, figures={"is_measured": is_measured, "peak_fraction": peak})
+    computing = messages.compute_evidence(share=share, is_measured=is_measured, peak_fraction=peak)
+    return _finding("compute", share, computing)
 
 
-def _memory_figures(evidence: Evidence) -> dict[str, JsonValue] | None:
-    """The figures that show a use of half the memory's bandwidth, and more of it than of arithmetic; else None."""
+def _memory_evidence(evidence: Evidence) -> Note | None:
+    """Return what shows a use of half the memory's bandwidth, and more of it than of arithmetic; else None."""
     run, roofline = evidence.measurement, evidence.curves.roofline
     fullness = run.fullness
     if fullness is not None and fullness.dram_fraction is not None:
         dram = fullness.dram_fraction / max(run.busy_fraction or 1.0, 0.01)
         is_full = dram >= _BANDWIDTH_FRACTION and dram > (fullness.tensor_fraction or 0.0)
-        return {"dram_fraction": min(1.0, dram)} if is_full else None
+        return messages.memory_evidence(dram_fraction=min(1.0, dram)) if is_full else None
     if roofline is None:
         return None
     batch_s, moving_s = _batch_s(evidence), roofline.moved_bytes / roofline.peak_bytes_per_s
     if moving_s < _BANDWIDTH_FRACTION * batch_s or moving_s <= roofline.flops / roofline.peak_flops_per_s:
         return None
-    return {"moved_bytes": roofline.moved_bytes, "batch_s": batch_s, "copy_s": moving_s}
+    return messages.memory_evidence(moved_bytes=roofline.moved_bytes, batch_s=batch_s, copy_s=moving_s)
 
 
 def _batch_s(evidence: Evidence) -> float:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pydantic import JsonValue
-
 from autotune.analysis.forecast import expectation
 from autotune.analysis.memory.model import SURE_TO_FIT, MemoryModel, Peak
 from autotune.analysis.statistics import NORMAL_95
-from autotune.diagnosis.gains import LEAST_GAIN, advise, figures_of, loader_bounds
+from autotune.diagnosis.gains import LEAST_GAIN, advise, loader_bounds
+from autotune.messages import advice as messages
+from autotune.messages.advice import AdviceText
 from autotune.records.diagnosis import Advice, Evidence
 from autotune.records.memory import Activations
 from autotune.settings.training_config import TrainingConfig
@@ -53,18 +53,17 @@ def checkpoint_activations(evidence: Evidence) -> Iterator[Advice]:
         return
     if run.peak_memory_bytes > evidence.limit_bytes or run.memory.is_thrashing:
         batch = evidence.config.micro_batch_size
-        figures = _figures(evidence, found, batch)
-        if not run.memory.is_thrashing:
-            left_bytes = run.peak_memory_bytes - round(found.least_saved_bytes(batch))
-            figures |= {"left_bytes": left_bytes, "limit_bytes": evidence.limit_bytes}
-        if run.memory.is_thrashing or _fits_then(evidence, found, evidence.config):
-            yield advise("checkpoint_activations", run.samples_per_s, None, {}, **figures)
+        left_bytes = run.peak_memory_bytes - round(found.least_saved_bytes(batch))
+        if run.memory.is_thrashing:
+            yield advise(_words(evidence, found, batch), run.samples_per_s, None)
+        elif _fits_then(evidence, found, evidence.config):
+            yield advise(_words(evidence, found, batch, left_bytes=left_bytes), run.samples_per_s, None)
         return
     best = _best(evidence, found)
     if best is not None:
-        figures = _figures(evidence, found, best.config.micro_batch_size)
-        figures |= {f"gain_{end}": getattr(best, end) / run.samples_per_s - 1 for end in ("low", "high")}
-        yield advise("checkpoint_activations", run.samples_per_s, best.expected, {}, **figures)
+        gains = best.low / run.samples_per_s - 1, best.high / run.samples_per_s - 1
+        words = _words(evidence, found, best.config.micro_batch_size, gains=gains)
+        yield advise(words, run.samples_per_s, best.expected)
 
 
 def _best(evidence: Evidence, found: Activations) -> _Forecast | None:
@@ -155,17 +154,28 @@ def _forecast(evidence: Evidence, found: Activations, config: TrainingConfig) ->
     )
 
 
-def _figures(evidence: Evidence, found: Activations, batch: int) -> dict[str, JsonValue]:
-    """What is kept, what is saved of it with such a batch, and what computing it once more takes."""
-    own = evidence.config.micro_batch_size
-    return {
-        **figures_of(found, "block", "blocks"),
-        "forward_fraction": None if found.forward is None else found.forward.value,
-        "kept_bytes": found.whole.total_bytes,
-        "inside_bytes": found.whole.inside_bytes,
-        "samples": found.whole.samples,
-        "least_saved_bytes": round(found.least_saved_bytes(batch)),
-        "most_saved_bytes": round(found.most_saved_bytes(batch)),
-        "micro_batch_size": batch,
-        "own_batch": own,
-    }
+def _words(
+    evidence: Evidence,
+    found: Activations,
+    batch: int,
+    *,
+    left_bytes: int | None = None,
+    gains: tuple[float, float] | None = None,
+) -> AdviceText:
+    """Return what is kept, what is saved of it with such a batch, and what recomputing it takes."""
+    return messages.checkpoint_activations(
+        block=found.block or "",
+        blocks=found.blocks,
+        samples=found.whole.samples,
+        kept_bytes=found.whole.total_bytes,
+        inside_bytes=found.whole.inside_bytes,
+        micro_batch_size=batch,
+        own_batch=evidence.config.micro_batch_size,
+        least_saved_bytes=round(found.least_saved_bytes(batch)),
+        most_saved_bytes=round(found.most_saved_bytes(batch)),
+        forward_fraction=None if found.forward is None else found.forward.value,
+        left_bytes=left_bytes,
+        limit_bytes=None if left_bytes is None else evidence.limit_bytes,
+        gain_low=None if gains is None else gains[0],
+        gain_high=None if gains is None else gains[1],
+    )

@@ -1,6 +1,6 @@
 """Advise on the data beyond the loader's settings: batches without padding. Pure.
 
-Comes in: an Evidence. Goes out: advice without settings, as codes with figures, each with the interval of its gain.
+Comes in: an Evidence. Goes out: advice without settings, each with the interval of its gain.
 """
 
 from __future__ import annotations
@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from pydantic import JsonValue
-
 from autotune.analysis.forecast import expectation
-from autotune.diagnosis.gains import LEAST_GAIN, advise, figures_of, loader_bounds
+from autotune.diagnosis.gains import LEAST_GAIN, advise, loader_bounds
+from autotune.messages import advice as messages
 from autotune.records.breakdown import LoaderCosts
 from autotune.records.diagnosis import Advice, Evidence
 
@@ -30,23 +29,41 @@ def remove_padding(evidence: Evidence) -> Iterator[Advice]:
 
     Source: for rows, Krell et al. 2021 (arXiv:2107.02027), and transformers' DataCollatorWithFlattening.
     """
-    lengths, reached = evidence.measurement.lengths, 1.0
+    lengths, present, reached = evidence.measurement.lengths, evidence.measurement.samples_per_s, 1.0
     if lengths is None:
         return
-    known: dict[str, JsonValue] = figures_of(lengths, "items") | {"timed": len(lengths.steps)}
     buckets, packed = lengths.buckets, lengths.packed
-    known["padding"] = buckets.random_padding if lengths.padding is None else lengths.padding
+    padding = buckets.random_padding if lengths.padding is None else lengths.padding
     if buckets.device_time is not None and buckets.device_time_ci is not None:
         gains = _gains(evidence, buckets.device_time, buckets.device_time_ci)
         if gains is not None:
             reached = gains.expected
-            figures = figures_of(buckets, "pool_batches", "bucket_padding", "device_time") | known
-            yield _promised(evidence, "batch_like_lengths", gains, **figures)
+            words = messages.batch_like_lengths(
+                pool_batches=buckets.pool_batches,
+                padding=padding,
+                bucket_padding=buckets.bucket_padding,
+                items=lengths.items,
+                timed=len(lengths.steps),
+                device_time=buckets.device_time,
+                gain_low=gains.low - 1,
+                gain_high=gains.high - 1,
+            )
+            yield advise(words, present, present * gains.expected)
     if packed is not None:
         gains = _gains(evidence, packed.device_time, packed.device_time_ci)
         if gains is not None and gains.expected >= (1 + LEAST_GAIN) * reached:
-            figures = figures_of(packed, "row_tokens", "samples_per_row", "device_time") | known
-            yield _promised(evidence, "pack_sequences", gains, **figures, packed_padding=packed.padding)
+            words = messages.pack_sequences(
+                row_tokens=packed.row_tokens,
+                samples_per_row=packed.samples_per_row,
+                padding=padding,
+                packed_padding=packed.padding,
+                items=lengths.items,
+                timed=len(lengths.steps),
+                device_time=packed.device_time,
+                gain_low=gains.low - 1,
+                gain_high=gains.high - 1,
+            )
+            yield advise(words, present, present * gains.expected)
 
 
 def loader_without(evidence: Evidence, costs: LoaderCosts, item_fraction: float) -> float:
@@ -81,9 +98,3 @@ def _gains(evidence: Evidence, device_time: float, interval: tuple[float, float]
     least, most = interval
     low, high = times(most, slowest), times(least, fastest)
     return None if low <= 1 else _Times(times(device_time, loader), low, high)
-
-
-def _promised(evidence: Evidence, kind: str, times: _Times, **figures: JsonValue) -> Advice:
-    """Advice that brings so many times today's rate."""
-    present, gains = evidence.measurement.samples_per_s, {"gain_low": times.low - 1, "gain_high": times.high - 1}
-    return advise(kind, present, present * times.expected, {}, **figures, **gains)

@@ -1,20 +1,19 @@
 """Advice with its expected gain, which advice is worth giving, and the bounds of a loader's rate. Pure.
 
-Comes in: a kind of advice, the rate that it should reach, the present rate and the figures behind both. Goes out:
-Advice without words.
+Comes in: advice in words, the rate that it should reach, and the present rate. Goes out: Advice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-
-from pydantic import JsonValue
+from collections.abc import Iterable
+from typing import cast
 
 from autotune.analysis.forecast.observations import side_observation
 from autotune.analysis.statistics import NORMAL_95
+from autotune.messages.advice import AdviceText
 from autotune.records.diagnosis import Advice, Evidence
 
-__all__ = ["LEAST_GAIN", "NEAR_CEILING", "advise", "figures_of", "loader_bounds", "worth_giving"]
+__all__ = ["LEAST_GAIN", "NEAR_CEILING", "advise", "loader_bounds", "worth_giving"]
 
 LEAST_GAIN = 0.03
 """Expected gain below which nothing is advised: our own convention; ceilings are not measured better than that."""
@@ -24,18 +23,25 @@ _LEAST_SHARE = 1e-9
 """Of a loader's rate, so that there is one."""
 
 
-def advise(
-    kind: str, present: float, expected: float | None, settings: Mapping[str, object], **figures: JsonValue
-) -> Advice:
-    """Advice of this kind, from the present and the expected rate in samples per second (None: no figure)."""
-    gain = None if expected is None else expected / present - 1.0
-    changes = dict(settings)
-    return Advice(kind=kind, figures=figures, settings=changes, expected_samples_per_s=expected, expected_gain=gain)
+def advise(words: AdviceText, present: float, expected: float | None) -> Advice:
+    """Return advice with its expected gain.
 
-
-def figures_of(record: object, *names: str) -> dict[str, JsonValue]:
-    """The figures of a record that have these names."""
-    return {name: getattr(record, name) for name in names}
+    Args:
+        words: What to do, and why.
+        present: The present rate, in samples per second.
+        expected: The rate that it should reach; None where no figure can be given.
+    """
+    figures = dict(words.note.figures)
+    settings = cast("dict[str, object]", figures.pop("settings", {}))
+    return Advice(
+        kind=words.note.code,
+        figures=figures,
+        settings=settings,
+        expected_samples_per_s=expected,
+        expected_gain=None if expected is None else expected / present - 1.0,
+        text=words.note.text,
+        basis=words.basis,
+    )
 
 
 def worth_giving(advice: Iterable[Advice]) -> list[Advice]:

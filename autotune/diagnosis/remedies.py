@@ -1,24 +1,25 @@
 """What helps where no measured setting does: a table from bottleneck to remedies, each with its expected rate. Pure.
 
-Comes in: an Evidence, its findings and the best rate that settings alone should reach. Goes out: advice as codes with
-figures, without settings but for one that was not measured.
+Comes in: an Evidence, its findings and the best rate that settings alone should reach. Goes out: advice without
+settings but for one that was not measured.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from math import ceil, inf
-
-from pydantic import JsonValue
+from typing import cast
 
 from autotune.analysis.forecast import expectation
 from autotune.analysis.forecast.rate_law import joint_rate
 from autotune.diagnosis.data_remedies import loader_without, remove_padding
-from autotune.diagnosis.gains import NEAR_CEILING, advise, figures_of
-from autotune.records.breakdown import LoaderCosts
+from autotune.diagnosis.gains import NEAR_CEILING, advise
+from autotune.messages import advice as messages
+from autotune.messages.advice import AdviceText
+from autotune.records.breakdown import FormatCost, LoaderCosts
 from autotune.records.diagnosis import Advice, Bottleneck, Evidence, Finding
 
-__all__ = ["FORMAT_ADVICE", "list_remedies"]
+__all__ = ["list_remedies"]
 
 _MOSTLY = 0.5
 """Of a batch's bytes, from which on its type is taken to be float32: our own convention, the larger part."""
@@ -30,13 +31,6 @@ _BYTES_LEFT = 0.5
 """Of the bytes, at best, after fusing operations or narrowing types: our own convention, bfloat16 for float32."""
 _UINT8_SAVES = 0.75
 """Of the bytes of float32: uint8 has one byte instead of four."""
-FORMAT_ADVICE = {
-    "text": "save_as_arrays",
-    "image_draft": "decode_smaller",
-    "image_copy": "store_smaller",
-    "parquet": "read_row_groups",
-}
-"""The advice for each kind of FormatCost."""
 
 
 def list_remedies(evidence: Evidence, findings: Sequence[Finding], *, best_samples_per_s: float) -> Iterator[Advice]:
@@ -58,8 +52,14 @@ def _cpu_work(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     needed_s, item_s, cores = _needed_item_s(evidence), expectation.loader_cpu_s(evidence), evidence.environment.cores
     cores_needed = ceil(expectation.device_ceiling(evidence) * item_s + expectation.device_cores(evidence))
     if cores_needed > cores or needed_s < item_s:
-        figures = {"needed_s": needed_s, "item_cpu_s": item_s, "cores_needed": cores_needed, "cores": cores}
-        yield _up_to_the_device(evidence, "make_items_cheaper", **figures)
+        words = messages.make_items_cheaper(
+            needed_s=needed_s,
+            item_cpu_s=item_s,
+            cores_needed=cores_needed,
+            cores=cores,
+            is_device_estimated=evidence.measurement.device_ceiling is None,
+        )
+        yield _expecting(evidence, words, expectation.device_ceiling(evidence))
     yield from _formats(evidence, costs)
     yield from _shard_stream(evidence, costs)
     yield from _cache_items(evidence, costs)
@@ -73,8 +73,14 @@ def _waiting(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     workers_needed = ceil(wanted * costs.item_s)
     if workers / wanted < costs.item_s:
         more = workers_needed if workers_needed > workers and evidence.facts.is_sharded else None
-        figures = {"needed_s": workers / wanted, "item_s": costs.item_s, "workers": workers, "workers_needed": more}
-        yield _up_to_the_device(evidence, "shorten_waits", **figures)
+        words = messages.shorten_waits(
+            needed_s=workers / wanted,
+            item_s=costs.item_s,
+            workers=workers,
+            workers_needed=more,
+            is_device_estimated=evidence.measurement.device_ceiling is None,
+        )
+        yield _expecting(evidence, words, wanted)
         yield from _shard_stream(evidence, costs)
     yield from _formats(evidence, costs)
     yield from _cache_items(evidence, costs)
@@ -88,7 +94,8 @@ def _shard_stream(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     workers = ceil(expectation.device_ceiling(evidence) * expectation.with_collating(evidence, costs, costs.item_s))
     share = min(1.0, _needed_item_s(evidence) / max(expectation.loader_cpu_s(evidence), 1e-9))
     if not evidence.facts.is_sharded and workers >= 2 and share > 0:
-        yield _expecting(evidence, "shard_stream", expectation.device_ceiling(evidence) * share, workers_needed=workers)
+        words = messages.shard_stream(workers_needed=workers)
+        yield _expecting(evidence, words, expectation.device_ceiling(evidence) * share)
 
 
 def _slow_tail(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
@@ -96,8 +103,13 @@ def _slow_tail(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     sample_s = expectation.with_collating(evidence, costs, costs.item_s * (1.0 - costs.slow_tail_fraction))
     loader = max(max(1, evidence.config.num_workers) / max(sample_s, 1e-9), expectation.loader_ceiling(evidence))
     expected = expectation.join_rates(evidence, loader, expectation.device_ceiling(evidence))
-    figures = figures_of(costs, "item_slowest_s", "item_median_s", "slow_tail_fraction")
-    yield _expecting(evidence, "fix_slowest_items", expected, loader_samples_per_s=loader, **figures)
+    words = messages.fix_slowest_items(
+        item_slowest_s=costs.item_slowest_s,
+        item_median_s=costs.item_median_s,
+        slow_tail_fraction=costs.slow_tail_fraction,
+        loader_samples_per_s=loader,
+    )
+    yield _expecting(evidence, words, expected)
     yield from _cache_items(evidence, costs)
 
 
@@ -114,12 +126,16 @@ def _worker_threads(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     today, device = expectation.loader_ceiling(evidence), expectation.device_ceiling(evidence)
     allowed = min(loaders, cores) / expectation.loader_cpu_s(evidence)
     expected = min(expectation.cores_ceiling(evidence), expectation.join_rates(evidence, max(allowed, today), device))
-    known, unknown = (expected, None) if allowed * NEAR_CEILING > today else (None, today)
-    figures: dict[str, JsonValue] = {"item_cpu_s": costs.item_cpu_s, "allowed_samples_per_s": allowed, "cores": cores}
-    setting = {"worker_threads": 1} if evidence.config.num_workers else {}
-    figures |= {"loader_samples_per_s": unknown, "has_workers": bool(setting)}
+    is_gain_known = allowed * NEAR_CEILING > today
+    words = messages.one_thread_per_worker(
+        settings={"worker_threads": 1} if evidence.config.num_workers else {},
+        item_cpu_s=costs.item_cpu_s,
+        allowed_samples_per_s=allowed,
+        cores=cores,
+        loader_samples_per_s=None if is_gain_known else today,
+    )
     if not any("worker_threads" in point.changes for point in expectation.advisable_points(evidence, "loader")):
-        yield advise("one_thread_per_worker", evidence.measurement.samples_per_s, known, setting, **figures)
+        yield _expecting(evidence, words, expected if is_gain_known else None)
     yield from _cpu_work(evidence, costs)
 
 
@@ -128,8 +144,19 @@ def _formats(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     for cost in costs.formats if expectation.loader_ceiling(evidence) < inf else ():
         loader = loader_without(evidence, costs, cost.saved_fraction)
         expected = expectation.join_rates(evidence, loader, expectation.device_ceiling(evidence))
-        figures = figures_of(cost, "calls_per_item", "item_fraction", "now_s", "better_s") | cost.figures
-        yield _expecting(evidence, FORMAT_ADVICE[cost.kind], expected, loader_samples_per_s=loader, **figures)
+        yield _expecting(evidence, _format_words(cost, loader), expected)
+
+
+def _format_words(cost: FormatCost, loader_samples_per_s: float) -> AdviceText:
+    """Return the advice for a kind of format; the sizes of its data are in the cost's figures."""
+    return _FORMATS[cost.kind](
+        now_s=cost.now_s,
+        better_s=cost.better_s,
+        calls_per_item=cost.calls_per_item,
+        item_fraction=cost.item_fraction,
+        loader_samples_per_s=loader_samples_per_s,
+        **cost.figures,
+    )
 
 
 def _cache_items(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
@@ -140,14 +167,15 @@ def _cache_items(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     collating = evidence.config.micro_batch_size / costs.collate_s if costs.collate_s > 0 else float("inf")
     device, is_overlapped = expectation.device_ceiling(evidence), evidence.environment.device_kind != "cpu"
     expected = joint_rate(collating, device, is_overlapped=is_overlapped)
-    figures = figures_of(costs, "item_bytes", "collate_s")
-    yield _expecting(evidence, "cache_items", expected, items=length, free_bytes=free, **figures)
+    words = messages.cache_items(items=length, item_bytes=costs.item_bytes, free_bytes=free, collate_s=costs.collate_s)
+    yield _expecting(evidence, words, expected)
 
 
 def _small_operations(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
     roofline, has_graphs = evidence.curves.roofline, evidence.environment.device_kind in {"cuda", "rocm"}
     operators = None if roofline is None else roofline.operators
-    yield _saving(evidence, "fuse_operations", finding, operators=operators, has_cuda_graphs=has_graphs)
+    words = messages.fuse_operations(share=finding.share, operators=operators, has_cuda_graphs=has_graphs)
+    yield _saving(evidence, words, finding.share)
     yield from _hand_over(evidence, finding)
 
 
@@ -161,14 +189,18 @@ def _hand_over(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
     if not isinstance(take_s, float) or not isinstance(batch_s, float) or take_s < _LEAST_TAKING * batch_s:
         return
     costs = evidence.measurement.loader_costs
-    figures: dict[str, JsonValue] = {"take_s": take_s, "batch_s": batch_s, "is_pinned": evidence.config.pin_memory}
-    figures["batch_tensors"] = None if costs is None else costs.batch_tensors
-    part = min(1.0, take_s / batch_s / finding.share) if finding.share > 0 else 1.0
-    yield _saving(evidence, "hand_over_less", finding, part, **figures)
+    words = messages.hand_over_less(
+        take_s=take_s,
+        batch_s=batch_s,
+        batch_tensors=None if costs is None else costs.batch_tensors,
+        is_pinned=evidence.config.pin_memory,
+    )
+    yield _saving(evidence, words, min(finding.share, take_s / batch_s))
 
 
 def _own_code(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
-    yield _saving(evidence, "shorten_own_code", finding, outside_s=finding.figures["outside_s"])
+    outside_s = cast("float", finding.figures["outside_s"])
+    yield _saving(evidence, messages.shorten_own_code(share=finding.share, outside_s=outside_s), finding.share)
 
 
 def _host_waits(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
@@ -176,25 +208,28 @@ def _host_waits(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
 
     Source: pytorch.org, "Performance Tuning Guide", "Avoid unnecessary CPU-GPU synchronization".
     """
-    yield _saving(evidence, "avoid_synchronisation", finding, is_pinned=evidence.config.pin_memory)
+    words = messages.avoid_synchronisation(share=finding.share, is_pinned=evidence.config.pin_memory)
+    yield _saving(evidence, words, finding.share)
 
 
 def _bandwidth(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
     is_dtype_known = any("amp_dtype" in point.changes for point in expectation.advisable_points(evidence, "device"))
-    yield _saving(evidence, "move_fewer_bytes", finding, 1 - _BYTES_LEFT, is_dtype_known=is_dtype_known)
+    words = messages.move_fewer_bytes(share=finding.share, is_dtype_known=is_dtype_known)
+    yield _saving(evidence, words, (1 - _BYTES_LEFT) * finding.share)
 
 
 def _copies(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
     """Advise copies of fewer bytes; on the CPU, which needs none, moving a batch converts its memory format."""
-    costs = evidence.measurement.loader_costs
+    costs, share = evidence.measurement.loader_costs, finding.share
     float32, item_bytes = (None, None) if costs is None else (costs.float32_fraction, costs.item_bytes)
     if evidence.environment.device_kind == "cpu":
-        yield _saving(evidence, "convert_batches_in_collate", finding)
+        yield _saving(evidence, messages.convert_batches_in_collate(share=share), share)
     elif float32 is not None and float32 < _MOSTLY:
-        yield _saving(evidence, "copy_narrower_types", finding, 1 - _BYTES_LEFT, item_bytes=item_bytes)
+        words = messages.copy_narrower_types(share=share, item_bytes=item_bytes)
+        yield _saving(evidence, words, (1 - _BYTES_LEFT) * share)
     else:
-        part = _UINT8_SAVES * (1.0 if float32 is None else float32)
-        yield _saving(evidence, "copy_uint8", finding, part, item_bytes=item_bytes, float32_fraction=float32)
+        words = messages.copy_uint8(share=share, item_bytes=item_bytes, float32_fraction=float32)
+        yield _saving(evidence, words, _UINT8_SAVES * (1.0 if float32 is None else float32) * share)
 
 
 def _computing(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
@@ -210,17 +245,27 @@ def _computing(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
         batch = evidence.config.micro_batch_size * evidence.config.world_size  # the rate is that of all devices
         product_s = roofline.flops / roofline.peak_flops_per_s / batch
         most = max(0.0, 1.0 / max(1.0 - finding.share + present * product_s, 1e-3) - 1.0)
-    yield _expecting(evidence, "make_step_cheaper", None, share=finding.share, most_gain=most, **finding.figures)
+    peak = cast("float | None", finding.figures.get("peak_fraction"))
+    words = messages.make_step_cheaper(share=finding.share, peak_fraction=peak, most_gain=most)
+    yield _expecting(evidence, words, None)
 
 
 def _short_epochs(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
     length = evidence.measurement.window.epoch_samples
     if evidence.config.persistent_workers and length is not None:
         expected = evidence.measurement.samples_per_s / (1.0 - finding.share * (1 - 1 / _LONGER_EPOCHS))
-        longer = {"epoch_samples": length, "wanted_samples": length * _LONGER_EPOCHS}
-        yield _expecting(evidence, "lengthen_epochs", expected, share=finding.share, **longer)
+        words = messages.lengthen_epochs(
+            share=finding.share, epoch_samples=length, wanted_samples=length * _LONGER_EPOCHS
+        )
+        yield _expecting(evidence, words, expected)
 
 
+_FORMATS: dict[str, Callable[..., AdviceText]] = {
+    "text": messages.save_as_arrays,
+    "image_draft": messages.decode_smaller,
+    "image_copy": messages.store_smaller,
+    "parquet": messages.read_row_groups,
+}
 _FOR_LOADER: dict[Bottleneck, Callable[[Evidence, LoaderCosts], Iterator[Advice]]] = {
     "data_cpu": _cpu_work,
     "data_io": _waiting,
@@ -245,22 +290,15 @@ def _needed_item_s(evidence: Evidence) -> float:
     )
 
 
-def _expecting(evidence: Evidence, kind: str, expected: float | None, **figures: JsonValue) -> Advice:
-    return advise(kind, evidence.measurement.samples_per_s, expected, {}, **figures)
+def _expecting(evidence: Evidence, words: AdviceText, expected: float | None) -> Advice:
+    return advise(words, evidence.measurement.samples_per_s, expected)
 
 
-def _up_to_the_device(evidence: Evidence, kind: str, **figures: JsonValue) -> Advice:
-    """Advice that should make the device the limit."""
-    is_estimated = evidence.measurement.device_ceiling is None
-    return _expecting(evidence, kind, expectation.device_ceiling(evidence), is_device_estimated=is_estimated, **figures)
-
-
-def _saving(evidence: Evidence, kind: str, finding: Finding, part: float = 1.0, **figures: JsonValue) -> Advice:
-    """Advice that saves a part of what a finding takes; no figure where the loader has to become faster first."""
-    expected, loader = expectation.rate_without(evidence, part * finding.share), expectation.loader_ceiling(evidence)
-    figures |= {"share": finding.share}
+def _saving(evidence: Evidence, words: AdviceText, saved: float) -> Advice:
+    """Return advice that saves this share of the time; no figure where the loader has to become faster first."""
+    expected, loader = expectation.rate_without(evidence, saved), expectation.loader_ceiling(evidence)
     if expected < loader:
-        return _expecting(evidence, kind, expected, **figures)
+        return _expecting(evidence, words, expected)
     is_loader_first = evidence.measurement.samples_per_s >= NEAR_CEILING * loader
-    figures |= {"loader_samples_per_s": loader, "is_loader_first": is_loader_first}
-    return _expecting(evidence, kind, None if is_loader_first else expected, **figures)
+    limited = messages.limited_by_loader(words, loader_samples_per_s=loader, is_loader_first=is_loader_first)
+    return _expecting(evidence, limited, None if is_loader_first else expected)

@@ -1,23 +1,23 @@
 """What brings several devices closer to as many times the rate of a single device: a table from cause to advice. Pure.
 
-Comes in: a GroupCase and its bottlenecks. Goes out: advice as codes with figures, the largest gain first. Gains are
+Comes in: a GroupCase and its bottlenecks. Goes out: advice, the largest gain first. Gains are
 what the ceilings leave room for: expectations, not measurements.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import ceil
-
-from pydantic import JsonValue
 
 from autotune.analysis.forecast.expectation import loader_processes
 from autotune.analysis.memory.lines import memory_of_trials
 from autotune.analysis.memory.model import SURE_TO_FIT
 from autotune.diagnosis.bottlenecks import WAITING_CPU_FRACTION
-from autotune.diagnosis.gains import advise, figures_of, worth_giving
+from autotune.diagnosis.gains import advise, worth_giving
 from autotune.diagnosis.scaling_bottlenecks import LEAST_SHARE, Cause, GroupCase, ScalingBottleneck, StepTime
+from autotune.messages import advice as messages
+from autotune.messages.advice import AdviceText
 from autotune.records.diagnosis import Advice
 from autotune.records.ranks import Communication, uneven_ranks
 from autotune.space.constraints import hook_obstacle
@@ -52,7 +52,7 @@ def _communication(case: GroupCase) -> Iterator[Advice]:
         if not any(config.ddp is not None and config.ddp.comm_hook for config in tried):
             yield _smaller_exchanges(case, exchange)
     elif all(config.strategy != "ddp" for config in tried):
-        yield _advise(case, "try_ddp")
+        yield _advise(case, messages.try_ddp())
 
 
 def _fewer_exchanges(case: GroupCase, exchange: Communication) -> Advice:
@@ -66,9 +66,14 @@ def _fewer_exchanges(case: GroupCase, exchange: Communication) -> Advice:
     fitting = [factor for factor in _FACTORS if factor <= wanted and _fits(case, factor)]
     factor, setting = max(fitting, default=wanted), "micro_batch_size" if fitting else "grad_accum_steps"
     change = case.actual, replace(case.actual, exchange_s=case.actual.exchange_s / factor)
-    settings = {setting: factor * getattr(case.group.config, setting)}
-    figures = {"factor": factor, "exposed_s": exposed_s, "step_s": step_s, "limit_fraction": used}
-    return _advise(case, "more_samples_per_exchange", change, settings, **figures)
+    words = messages.more_samples_per_exchange(
+        settings={setting: factor * getattr(case.group.config, setting)},
+        factor=factor,
+        exposed_s=exposed_s,
+        step_s=step_s,
+        limit_fraction=used,
+    )
+    return _advise(case, words, change)
 
 
 def _fits(case: GroupCase, factor: int) -> bool:
@@ -90,8 +95,12 @@ def _smaller_exchanges(case: GroupCase, exchange: Communication) -> Advice:
     is_bfloat16 = config.amp_dtype == "bfloat16" and hook_obstacle("bf16", case.environment) is None
     left_s = max(0.0, exchange.exposed_s - exchange.exchange_s / 2)
     change = case.actual, replace(case.actual, exchange_s=left_s / config.global_batch_size)
-    settings = {"ddp.comm_hook": "bf16" if is_bfloat16 else "fp16"}
-    return _advise(case, "compress_gradients", change, settings, **figures_of(exchange, "exchange_s", "exposed_s"))
+    words = messages.compress_gradients(
+        settings={"ddp.comm_hook": "bf16" if is_bfloat16 else "fp16"},
+        exchange_s=exchange.exchange_s,
+        exposed_s=exchange.exposed_s,
+    )
+    return _advise(case, words, change)
 
 
 def _loader(case: GroupCase) -> Iterator[Advice]:
@@ -100,7 +109,7 @@ def _loader(case: GroupCase) -> Iterator[Advice]:
     if even.computing_s <= 0:
         return
     loaders, factor, running = config.process_count, even.loader_s / even.computing_s, loader_processes(config)
-    figures = {"loader_processes": running, "cores": cores, "loader_samples_per_s": 1 / even.loader_s}
+    reached = 1 / even.loader_s
     costs = (record.measurement.loader_costs for record in case.records if record.measurement is not None)
     cost = next(filter(None, costs), None)
     waits = cost is not None and cost.cpu_fraction < WAITING_CPU_FRACTION
@@ -109,33 +118,48 @@ def _loader(case: GroupCase) -> Iterator[Advice]:
         if not waits:
             workers = min(workers, max(config.num_workers + 1, cores // loaders))
         after = replace(even, loader_s=even.loader_s * running / (workers * loaders), is_overlapped=True)
-        yield _advise(case, "more_workers", (even, after), {"num_workers": workers}, **figures, ranks=loaders)
+        words = messages.more_workers(
+            settings={"num_workers": workers},
+            ranks=loaders,
+            loader_processes=running,
+            cores=cores,
+            loader_samples_per_s=reached,
+        )
+        yield _advise(case, words, (even, after))
     elif case.environment.device_kind == "cpu":
-        yield _advise(case, "more_cores_for_loaders", None, {}, **figures)
+        words = messages.more_cores_for_loaders(loader_processes=running, cores=cores, loader_samples_per_s=reached)
+        yield _advise(case, words)
     else:
-        after = replace(even, loader_s=even.computing_s)
-        needed = {"cores_needed": _whole(cores * factor), "device_samples_per_s": 1 / even.computing_s}
-        yield _advise(case, "more_cores_or_cheaper_items", (even, after), {}, **figures, **needed)
+        words = messages.more_cores_or_cheaper_items(
+            cores_needed=_whole(cores * factor),
+            loader_processes=running,
+            cores=cores,
+            loader_samples_per_s=reached,
+            device_samples_per_s=1 / even.computing_s,
+        )
+        yield _advise(case, words, (even, replace(even, loader_s=even.computing_s)))
 
 
 def _uneven_rank(case: GroupCase) -> Iterator[Advice]:
-    yield _advise(case, "find_slow_rank", (case.actual, case.even), ranks=[*uneven_ranks(case.group.ranks)])
+    words = messages.find_slow_rank(ranks=[*uneven_ranks(case.group.ranks)])
+    yield _advise(case, words, (case.actual, case.even))
 
 
 def _small_batch(case: GroupCase) -> Iterator[Advice]:
     if case.single is not None:
-        settings = {"micro_batch_size": case.single.config.micro_batch_size}
-        figures = {"limit_fraction": case.single.limit_share}
-        yield _advise(case, "batch_of_single_device", _as_single(case), settings, **figures)
+        words = messages.batch_of_single_device(
+            settings={"micro_batch_size": case.single.config.micro_batch_size}, limit_fraction=case.single.limit_share
+        )
+        yield _advise(case, words, _as_single(case))
 
 
 def _settings(case: GroupCase) -> Iterator[Advice]:
-    yield _advise(case, "settings_of_single_device", _as_single(case), case.step_changes)
+    yield _advise(case, messages.settings_of_single_device(settings=case.step_changes), _as_single(case))
 
 
 def _shared_machine(case: GroupCase) -> Iterator[Advice]:
     if case.environment.device_kind == "cpu":
-        yield _advise(case, "more_cores_for_ranks", cores=case.cores)
+        yield _advise(case, messages.more_cores_for_ranks(cores=case.cores))
 
 
 _AGAINST: dict[Cause, Callable[[GroupCase], Iterator[Advice]]] = {
@@ -153,17 +177,11 @@ def _as_single(case: GroupCase) -> tuple[StepTime, StepTime] | None:
     return None if case.ideal_device_s is None else (case.even, replace(case.even, device_s=case.ideal_device_s))
 
 
-def _advise(
-    case: GroupCase,
-    kind: str,
-    change: tuple[StepTime, StepTime] | None = None,
-    settings: Mapping[str, object] = {},
-    **figures: JsonValue,
-) -> Advice:
-    """Advice from the step times before and after a change; None: without a figure."""
+def _advise(case: GroupCase, words: AdviceText, change: tuple[StepTime, StepTime] | None = None) -> Advice:
+    """Return advice from the step times before and after a change; None: without a figure."""
     present = case.group.samples_per_s.value
     expected = None if change is None else present / (1.0 - min(case.saved(*change), _MOST_SAVED))
-    return advise(kind, present, expected, settings, **figures)
+    return advise(words, present, expected)
 
 
 def _whole(number: float) -> int:

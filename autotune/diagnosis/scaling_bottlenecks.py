@@ -1,7 +1,7 @@
 """What keeps several devices from as many times the rate of a single device, from figures alone. Pure.
 
 Comes in: a GroupCase, with the best trial of a group, the best on one device, the machine and the trials. Goes out: the
-group's bottlenecks as codes with figures, the largest share first. The times of a step, from the ceilings of loaders
+group's bottlenecks, the largest share first. The times of a step, from the ceilings of loaders
 and devices and the exchange of gradients, say what a bottleneck costs, and to scaling_advice what a change saves.
 """
 
@@ -15,9 +15,10 @@ from typing import Literal
 from pydantic import Field, JsonValue
 
 from autotune.analysis.forecast.rate_law import joint_s
-from autotune.diagnosis.gains import figures_of
 from autotune.diagnosis.strategies import StrategyBest
 from autotune.frozen import FrozenModel
+from autotune.messages import scaling as messages
+from autotune.note import Note
 from autotune.records.ceilings import overlaps
 from autotune.records.ranks import name_devices, uneven_ranks
 from autotune.records.trial import TrialRecord
@@ -123,6 +124,8 @@ class ScalingBottleneck(FrozenModel):
     """Of the group's time: what would be saved without it. The shares of two bottlenecks may overlap."""
     figures: dict[str, JsonValue] = Field(default_factory=dict)
     """The figures that show it, by name."""
+    evidence: str
+    """The same in a sentence."""
 
 
 def find_scaling_bottlenecks(case: GroupCase) -> tuple[ScalingBottleneck, ...]:
@@ -134,30 +137,39 @@ def find_scaling_bottlenecks(case: GroupCase) -> tuple[ScalingBottleneck, ...]:
 
 def _uneven(case: GroupCase) -> ScalingBottleneck | None:
     devices = name_devices(case.group.ranks)
-    uneven: list[JsonValue] = [
-        {"rank": rank, "device": devices[rank], "side": slow.side, "fraction": slow.fraction}
+    uneven = [
+        messages.UnevenRank(rank=rank, device=devices[rank], side=slow.side, fraction=slow.fraction)
         for rank, slow in uneven_ranks(case.group.ranks).items()
     ]
-    return _saved(case, "uneven_rank", case.actual, case.even, ranks=uneven) if uneven else None
+    if not uneven:
+        return None
+    return _saved(case, "uneven_rank", case.actual, case.even, messages.uneven_rank_evidence(ranks=uneven))
 
 
 def _loading(case: GroupCase) -> ScalingBottleneck | None:
     even = case.even
     if even.loader_s <= 0:
         return None
-    figures = figures_of(case.group.config, "strategy", "world_size")
-    figures |= {"loader_processes": case.group.config.process_count, "is_overlapped": even.is_overlapped}
-    device = 1 / even.computing_s if even.computing_s > 0 else None
-    figures |= {"loader_samples_per_s": 1 / even.loader_s, "device_samples_per_s": device}
-    return _saved(case, "loader", even, replace(even, loader_s=0.0), **figures)
+    rates = messages.loader_evidence(
+        ranks=case.group.config.process_count,
+        is_overlapped=even.is_overlapped,
+        loader_samples_per_s=1 / even.loader_s,
+        device_samples_per_s=1 / even.computing_s if even.computing_s > 0 else None,
+    )
+    return _saved(case, "loader", even, replace(even, loader_s=0.0), rates)
 
 
 def _exchanging(case: GroupCase) -> ScalingBottleneck | None:
     exchange = case.group.communication
     if exchange is None:
         return None
-    figures = figures_of(exchange, "bytes_exchanged", "exposed_s", "exposed_fraction", "hidden_fraction")
-    return _saved(case, "communication", case.actual, replace(case.actual, exchange_s=0.0), **figures)
+    exposed = messages.communication_evidence(
+        bytes_exchanged=exchange.bytes_exchanged,
+        exposed_s=exchange.exposed_s,
+        exposed_fraction=exchange.exposed_fraction,
+        hidden_fraction=exchange.hidden_fraction,
+    )
+    return _saved(case, "communication", case.actual, replace(case.actual, exchange_s=0.0), exposed)
 
 
 def _computing(case: GroupCase) -> ScalingBottleneck | None:
@@ -168,25 +180,29 @@ def _computing(case: GroupCase) -> ScalingBottleneck | None:
     even, ideal_s, single, config = case.even, case.ideal_device_s, case.single, case.group.config
     if single is None or ideal_s is None or even.device_s <= ideal_s:
         return None
-    is_cpu, batch, single_batch = (
-        case.environment.device_kind == "cpu",
-        config.micro_batch_size,
-        single.config.micro_batch_size,
-    )
+    is_cpu = case.environment.device_kind == "cpu"
+    batch, single_batch = config.micro_batch_size, single.config.micro_batch_size
+    reached = ideal_s / even.device_s
     cause: Cause
-    figures: dict[str, JsonValue]
     if config.strategy == "dp":
-        cause, figures = "communication", {}
+        cause = "communication"
+        evidence = messages.data_parallel_evidence(world_size=config.world_size, reached_fraction=reached)
     elif case.step_changes:
-        cause, figures = "settings", {"settings": case.step_changes}
+        cause = "settings"
+        evidence = messages.settings_evidence(settings=case.step_changes, reached_fraction=reached)
     elif single_batch > batch and not is_cpu:
-        cause, figures = "small_batch", {"micro_batch_size": batch, "single_batch_size": single_batch}
+        cause = "small_batch"
+        evidence = messages.small_batch_evidence(
+            micro_batch_size=batch, single_batch_size=single_batch, reached_fraction=reached
+        )
     else:
-        cause, figures = "shared_machine", {"cores": case.cores if is_cpu else None}
-    figures |= {"reached_fraction": ideal_s / even.device_s, **figures_of(config, "strategy", "world_size")}
-    return _saved(case, cause, even, replace(even, device_s=ideal_s), **figures)
+        cause = "shared_machine"
+        cores = case.cores if is_cpu else None
+        evidence = messages.shared_machine_evidence(ranks=config.world_size, cores=cores, reached_fraction=reached)
+    return _saved(case, cause, even, replace(even, device_s=ideal_s), evidence)
 
 
-def _saved(case: GroupCase, cause: Cause, before: StepTime, after: StepTime, **figures: JsonValue) -> ScalingBottleneck:
-    """A bottleneck whose share is what the group would save without it."""
-    return ScalingBottleneck(cause=cause, share=case.saved(before, after), figures=figures)
+def _saved(case: GroupCase, cause: Cause, before: StepTime, after: StepTime, evidence: Note) -> ScalingBottleneck:
+    """Return a bottleneck whose share is what the group would save without it."""
+    share = case.saved(before, after)
+    return ScalingBottleneck(cause=cause, share=share, figures=evidence.figures, evidence=evidence.text)

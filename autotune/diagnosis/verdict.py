@@ -1,14 +1,11 @@
-"""The answer: an Evidence judged, with its findings, advice, headline and remarks as codes. Pure.
+"""The answer: an Evidence judged, with its findings, advice, headline and remarks. Pure.
 
-Comes in: an Evidence. Goes out: a Diagnosis without words.
+Comes in: an Evidence. Goes out: a Diagnosis.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import cast
-
-from pydantic import JsonValue
 
 from autotune.analysis.forecast.expectation import copy_ceilings, device_ceiling, loader_ceiling
 from autotune.analysis.memory.growth import Room, creep_notes
@@ -16,7 +13,8 @@ from autotune.analysis.scoring import memory_fault
 from autotune.diagnosis.advice import rank_advice
 from autotune.diagnosis.bottlenecks import find_bottlenecks
 from autotune.diagnosis.gains import LEAST_GAIN
-from autotune.note import Note, note
+from autotune.messages import diagnosis as messages
+from autotune.note import Note
 from autotune.records.ceilings import SIDES, Ceiling, CeilingBook, Headroom, Side, headroom_of
 from autotune.records.diagnosis import Advice, CurvePoint, Diagnosis, Evidence, Finding
 from autotune.records.host_load import note_on_load
@@ -34,14 +32,16 @@ on a CPU that others use too."""
 
 
 def judge(name: str, evidence: Evidence, notes: Iterable[Note] = (), *, wall_s: float = 0.0) -> Diagnosis:
-    """Why it is slow and what to do about it; the caller's notes come before the remarks on the evidence."""
+    """Return why it is slow and what to do about it; the caller's notes come before the remarks on the evidence."""
     evidence = _with_credible_ceilings(evidence)
     findings = find_bottlenecks(evidence)
     advice = rank_advice(evidence, findings)
+    headline = make_headline(evidence, findings, advice)
     return Diagnosis(
         name=name,
         verdict=findings[0].bottleneck,
-        headline_notes=make_headline(evidence, findings, advice),
+        headline=" ".join(note.text for note in headline),
+        headline_notes=headline,
         is_healthy=is_healthy(evidence, findings, advice),
         standing=headroom_today(evidence),
         findings=findings,
@@ -80,23 +80,24 @@ def make_headline(evidence: Evidence, findings: Sequence[Finding], advice: Seque
     points = (*evidence.curves.loader, *evidence.curves.device)
     has_others = any(point.changes and point.ceiling is not None for point in points)
     if is_healthy(evidence, findings, advice):
-        return (note("healthy", share=first.share, least_gain=HEALTHY_GAIN if has_others else None),)
+        return (messages.healthy(share=first.share, least_gain=HEALTHY_GAIN if has_others else None),)
     if first.bottleneck == "unknown":
-        return (note("time_unknown"),)
-    head = note("bottleneck", bottleneck=first.bottleneck, share=first.share)
+        return (messages.time_unknown(),)
+    head = messages.bottleneck(bottleneck=first.bottleneck, share=first.share)
     if first.bottleneck == "compute" and evidence.measurement.breakdown is None:
-        head = note("time_not_attributed", share=first.share)
+        head = messages.time_not_attributed(share=first.share)
     elif first.bottleneck == "compute" and second is not None:
-        head = note(head.code, **head.figures, second=second.bottleneck, second_share=second.share)
+        head = messages.bottleneck(
+            bottleneck=first.bottleneck, share=first.share, second=second.bottleneck, second_share=second.share
+        )
     best = next((piece for piece in advice if piece.settings and piece.expected_gain is not None), None)
     load = evidence.measurement.host_load
     if best is not None and load is not None and load.is_loaded:  # a factor might be the other programs' doing
-        may_help = note("may_help", settings=_json(best.settings), others_cores=load.others_cores, cores=load.cores)
-        return head, may_help
-    if best is not None:
-        code = "computed_setting" if best.kind == "add_workers" else "best_setting"
-        return head, note(code, settings=_json(best.settings), gain=best.expected_gain)
-    return head, note("no_setting_helps", least_gain=LEAST_GAIN) if has_others else note("others_not_measured")
+        return head, messages.may_help(settings=best.settings, others_cores=load.others_cores, cores=load.cores)
+    if best is not None and best.expected_gain is not None:
+        write = messages.computed_setting if best.kind == "add_workers" else messages.best_setting
+        return head, write(settings=best.settings, gain=best.expected_gain)
+    return head, messages.no_setting_helps(least_gain=LEAST_GAIN) if has_others else messages.others_not_measured()
 
 
 def _with_credible_ceilings(evidence: Evidence) -> Evidence:
@@ -116,12 +117,12 @@ def _with_credible_ceilings(evidence: Evidence) -> Evidence:
 
 
 def _remarks(evidence: Evidence) -> Iterator[Note]:
-    """What should be known about the evidence."""
+    """Yield what should be known about the evidence."""
     if evidence.measurement.breakdown is None:
-        yield note("breakdown_not_measured")
+        yield messages.breakdown_not_measured()
     fault = memory_fault(evidence.measurement, evidence.limit_bytes)
     if fault is not None:
-        yield note("search_would_refuse", fault=fault)
+        yield messages.search_would_refuse(fault=fault)
     load = note_on_load(evidence.measurement.host_load)
     if load is not None:
         yield load
@@ -137,12 +138,8 @@ def _remarks(evidence: Evidence) -> Iterator[Note]:
     for side, points in (("loader", curves.loader), ("device", curves.device), ("copy", curves.copy)):
         for point in points:
             if point.ceiling is None and not point.is_left_out:
-                yield note("side_not_measured", side=side, settings=_json(point.changes), reason=point.reason)
+                yield messages.side_not_measured(side=side, settings=point.changes, reason=point.reason)
     left_out = {side: sum(point.is_left_out for point in getattr(curves, side)) for side in SIDES}
-    counts: dict[str, JsonValue] = {side: count for side, count in left_out.items() if count}
+    counts: dict[str, int] = {side: count for side, count in left_out.items() if count}
     if counts:
-        yield note("no_time_for_points", counts=counts)
-
-
-def _json(settings: dict[str, object]) -> dict[str, JsonValue]:
-    return cast("dict[str, JsonValue]", settings)  # settings come from YAML and go into it
+        yield messages.no_time_for_points(counts=counts)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import isclose
 from typing import Annotated, Literal, Self, get_args
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, model_validator
 
 from autotune.frozen import FrozenModel
 from autotune.records.trace_intervals import DeviceTime
@@ -85,7 +85,7 @@ class FormatCost(FrozenModel):
     """Mean seconds of a call as it is."""
     better_s: float
     """Mean seconds of the better way."""
-    figures: dict[str, JsonValue] = Field(default_factory=dict)
+    figures: dict[str, int] = Field(default_factory=dict)
     """Sizes of what was read."""
 
     @property

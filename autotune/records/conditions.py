@@ -14,7 +14,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from autotune.frozen import FrozenModel
-from autotune.note import Note, note
+from autotune.messages.devices import clock_lowered, clock_moved, others_on_device
+from autotune.note import Note
 
 __all__ = [
     "OTHERS_LEAST_BUSY",
@@ -104,10 +105,10 @@ class DeviceConditions(FrozenModel):
 def remarks_on(conditions: DeviceConditions) -> Iterator[Note]:
     """What disturbed a window."""
     if conditions.disturbances:
-        yield note("clock_lowered", reasons=conditions.disturbances)
+        yield clock_lowered(reasons=conditions.disturbances)
     if conditions.has_moved and conditions.sm_clock_mhz is not None:
         first, last = conditions.sm_clock_mhz
-        yield note("clock_moved", first_mhz=first, last_mhz=last)
+        yield clock_moved(first_mhz=first, last_mhz=last)
 
 
 def note_on_others(conditions: DeviceConditions | None) -> Note | None:
@@ -115,8 +116,7 @@ def note_on_others(conditions: DeviceConditions | None) -> Note | None:
     if conditions is None or not conditions.has_others:
         return None
     busy = conditions.others_busy_fraction
-    return note(
-        "others_on_device",
-        held_bytes=conditions.others_memory_bytes,
+    return others_on_device(
+        held_bytes=conditions.others_memory_bytes or 0,
         busy_fraction=None if busy is None or busy < OTHERS_LEAST_BUSY else busy,
     )

@@ -1,7 +1,6 @@
 """Why is training slow? The evidence of one diagnosis, and what follows from it: findings, verdict and ranked advice.
 
-Data alone. diagnosis/ judges an Evidence and hands on codes with figures; the texts beside them (`evidence`, `text`,
-`basis`, `headline`, `notes`) are empty there, and filled once from report/wording.
+Data alone.
 """
 
 from __future__ import annotations
@@ -142,7 +141,7 @@ class Finding(FrozenModel):
     """Of the wall time: what the bottleneck takes, or lengthens the run by; findings are ordered by it."""
     figures: dict[str, JsonValue] = Field(default_factory=dict)
     """The figures that show it, by name."""
-    evidence: str = ""
+    evidence: str
     """The same in a sentence."""
 
 
@@ -159,9 +158,9 @@ class Advice(FrozenModel):
     """None where no figure can be given."""
     expected_gain: float | None
     """The expected rate over the present rate, less 1."""
-    text: str = ""
+    text: str
     """What to do, in a sentence."""
-    basis: str = ""
+    basis: str
     """Which measured figures the expectation comes from."""
 
 
@@ -174,10 +173,10 @@ class Diagnosis(FrozenModel):
     """What was diagnosed, in a few words."""
     verdict: Bottleneck
     """The first finding's."""
-    headline: str = ""
+    headline: str
     """The answer in a sentence or two."""
-    headline_notes: tuple[Note, ...] = ()
-    """The same as codes."""
+    headline_notes: tuple[Note, ...]
+    """The same as notes."""
     is_healthy: bool
     """Nothing beside computing takes a tenth of the time, and nothing that was measured promises 5 % more."""
     standing: Headroom
@@ -188,9 +187,7 @@ class Diagnosis(FrozenModel):
     """What to do: settings first, then what lies outside of them; the largest gain first in each."""
     evidence: Evidence
     remarks: tuple[Note, ...] = ()
-    """What should be known about the evidence, as codes."""
-    notes: tuple[str, ...] = ()
-    """The same as sentences."""
+    """What should be known about the evidence."""
     wall_s: float = 0.0
     """Seconds that the diagnosis took."""
     autotune_version: str = ""

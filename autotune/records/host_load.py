@@ -12,7 +12,8 @@ from typing import Annotated
 from pydantic import Field
 
 from autotune.frozen import FrozenModel
-from autotune.note import Note, note
+from autotune.messages.devices import cores_taken
+from autotune.note import Note
 
 __all__ = ["HostLoad", "join_loads", "note_on_load"]
 
@@ -85,10 +86,10 @@ def join_loads(loads: Iterable[HostLoad | None]) -> HostLoad | None:
 
 
 def note_on_load(load: HostLoad | None) -> Note | None:
-    """That others held a window up; None where they did not, or nothing is known."""
+    """Return that other programs slowed a window; None where they did not, or nothing is known."""
     if load is None or not load.is_loaded:
         return None
-    return note("cores_taken", others_cores=load.others_cores, cores=load.cores)
+    return cores_taken(others_cores=load.others_cores, cores=load.cores)
 
 
 def _sum(parts: Iterable[float | None]) -> float | None:

@@ -10,13 +10,13 @@ from typing import Any, Literal, get_args
 
 from autotune.analysis.decisions.run_spread import ratio_of_runs
 from autotune.frozen import FrozenModel
+from autotune.messages.units import format_times, show_interval
 from autotune.records.recommendation import Ratio
 from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import RunSummary, changed_settings
 from autotune.report.figures import Column, Figures, make_columns
 from autotune.report.model import Verdict
 from autotune.report.sections.facts import describe_environment, describe_run, describe_workload
-from autotune.report.wording.catalogue import fill
 from autotune.settings.training_config import TrainingConfig
 
 __all__ = ["ComparedConfig", "Comparison", "Role", "compare_summaries"]
@@ -89,14 +89,12 @@ def compare_summaries(first: RunSummary, second: RunSummary, names: tuple[str, s
         return _differing(describe(first), describe(second))
 
     machine = differing(lambda summary: describe_environment(summary.environment))
-    batches = [config.global_batch_size for config in (recommended or baseline).configs]
-    headline = {"baseline": baseline, "recommended": recommended, "batches": batches, "has_same_machine": not machine}
     has_lost = (first.recommendation is None) != (second.recommendation is None) or any(
         (known.figures[0] is None) != (known.figures[1] is None) for known in found.values() if known is not None
     )
     return Comparison(
         names=names,
-        headline=fill("comparison", headline),
+        headline=_headline(baseline, recommended, has_same_machine=not machine),
         is_beyond_noise=is_beyond_noise,
         is_changed=is_beyond_noise or has_lost,
         verdicts=(_verdict(first), _verdict(second)),
@@ -110,6 +108,38 @@ def compare_summaries(first: RunSummary, second: RunSummary, names: tuple[str, s
         asked=differing(describe_run),
         spread=spread,
     )
+
+
+def _headline(baseline: ComparedConfig, recommended: ComparedConfig | None, *, has_same_machine: bool) -> str:
+    """Return the answer: the recommendations' rates, the baselines', and whether the machine is the same."""
+    sentences = [_say_recommended(recommended)]
+    if baseline.ratio is None:
+        sentences.append("One of the baselines was not measured.")
+    else:
+        times = f"{format_times(baseline.ratio.value)} times {_say_interval(baseline, baseline.ratio)}"
+        sentences.append(f"Baseline: {times}{', with different settings' if baseline.settings else ''}.")
+    if not has_same_machine:
+        sentences.append("The machine or its versions changed as well.")
+    return " ".join(sentences)
+
+
+def _say_recommended(recommended: ComparedConfig | None) -> str:
+    if recommended is None:
+        return "One of the searches recommends nothing."
+    if recommended.ratio is None:
+        return "One of the searches has not measured what it recommends."
+    interval = _say_interval(recommended, recommended.ratio)
+    first, second = (config.global_batch_size for config in recommended.configs)
+    batch = "" if first == second else f", at a global batch of {second} instead of {first}"
+    if not recommended.is_beyond_noise:
+        return f"The recommendations do not differ measurably {interval}{batch}."
+    times = format_times(recommended.ratio.value)
+    return f"The second recommendation has {times} times the throughput of the first {interval}{batch}."
+
+
+def _say_interval(compared: ComparedConfig, ratio: Ratio) -> str:
+    where = "beyond" if compared.is_beyond_noise else "within"
+    return f"({show_interval(ratio.low, ratio.high, 'times')}, {where} noise)"
 
 
 def _wider(first: RunSpread, second: RunSpread) -> RunSpread:

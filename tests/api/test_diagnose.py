@@ -96,7 +96,6 @@ def test_the_answer_comes_with_its_words() -> None:
     assert found.headline
     assert all(finding.evidence for finding in found.findings)
     assert all(piece.text and piece.basis for piece in found.advice)
-    assert len(found.diagnosis.notes) == len(found.diagnosis.remarks)
 
 
 def test_the_report_names_the_verdict_and_the_advice() -> None:

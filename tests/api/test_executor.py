@@ -24,7 +24,6 @@ from autotune.launch.local.warm_worker import WarmWorkerLauncher
 from autotune.note import note
 from autotune.protocol.reports import RankReport
 from autotune.records.trial import TrialResult
-from autotune.report.wording import say
 from autotune.settings.executor import Executor
 from autotune.settings.plan import Plan
 from autotune.settings.training_config import TrainingConfig
@@ -198,7 +197,7 @@ def test_hosts_that_are_not_used_are_said_once_in_every_answer(tmp_path: Path) -
     launcher = FakeLauncher(slots=2, notes=(said,))
     assert search(tmp_path, launcher).summary.notes.count(said) == 1
     assert check_plan(PLAN, launcher=launcher).space.notes.count(said) == 1
-    assert autotune.diagnose(object, list, launcher=launcher, progress=False).diagnosis.notes.count(say(said)) == 1
+    assert autotune.diagnose(object, list, launcher=launcher, progress=False).diagnosis.remarks.count(said) == 1
 
 
 GONE = note("host_without_trials", host="node-2", reason="it is gone")

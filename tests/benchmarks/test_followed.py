@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 from torch import nn
 
-from autotune.report.wording.catalogue import load_codes
+from autotune.messages import advice
 from benchmarks.advice import FOLLOWED_CASES
 from benchmarks.cases.advice_data import DATA_CASES
 from benchmarks.cases.cpu import Case
@@ -27,7 +27,7 @@ def found(figures: dict[str, float] | None, *pairs: tuple[float, float]) -> dict
 
 
 def test_each_case_follows_advice_that_is_given() -> None:
-    assert {case.kind for case in FOLLOWED_CASES} <= load_codes("advice")
+    assert {case.kind for case in FOLLOWED_CASES} <= {*advice.__all__}
     assert len({case.name for case in FOLLOWED_CASES}) == len(FOLLOWED_CASES)
 
 

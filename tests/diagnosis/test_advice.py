@@ -19,7 +19,6 @@ from autotune.records.breakdown import FormatCost
 from autotune.records.diagnosis import Advice, Curves, Evidence
 from autotune.records.measurement import Ceilings
 from autotune.records.trial import TrialRecord, TrialResult
-from autotune.report.sections.advice import advice_in_words
 from autotune.settings.environment import DeviceKind, Environment
 from autotune.settings.objective import Objective
 from autotune.settings.search_space import SearchSpace
@@ -201,7 +200,8 @@ def test_pinning_saves_the_time_by_which_pinned_copies_are_shorter(
     evidence = make_evidence(1000.0, breakdown=make_breakdown(copy=0.5), loader_costs=make_loader_costs(**copies))
     assert on_settings(evidence) == [({"pin_memory": True}, pytest.approx(gain, abs=1e-3))]
     (pin,) = [piece for piece in ranked(evidence) if piece.settings]
-    assert (pin.kind, pin.figures) == ("pin_memory", {"share": 0.5, **figures})
+    assert pin.kind == "pin_memory"
+    assert pin.figures.items() >= {"share": 0.5, **figures}.items()
 
 
 @pytest.mark.parametrize(("copy", "pinned", "gain"), [(1500.0, 4500.0, 0.35), (1500.0, 1400.0, None), (1e6, 3e6, None)])
@@ -222,7 +222,7 @@ def test_pinning_should_win_what_the_ceilings_of_both_copies_allow(
     assert pin.expected_gain == pytest.approx(gain, abs=0.08)
     assert pin.expected_samples_per_s is not None
     assert pin.expected_samples_per_s <= 1000.0, "no more than the device alone"
-    assert pin.figures == {"pageable_samples_per_s": copy, "pinned_samples_per_s": pinned}
+    assert pin.figures.items() >= {"pageable_samples_per_s": copy, "pinned_samples_per_s": pinned}.items()
 
 
 def test_pinning_does_not_help_behind_a_slow_loader() -> None:
@@ -454,9 +454,8 @@ def test_a_better_format_is_advised_with_the_rate_that_an_items_saved_share_brin
     advice = of_format(kind, 1e9)[code]
     assert advice.expected_samples_per_s == pytest.approx(100 / (1 - 0.8 * 0.75))
     assert advice.figures.items() >= figures.items()
-    words = advice_in_words(advice)
-    assert "2 ms" in words.text
-    assert "80 %" in words.basis
+    assert "2 ms" in advice.text
+    assert "80 %" in advice.basis
 
 
 def test_a_batchs_way_from_its_worker_is_not_saved_by_a_format() -> None:

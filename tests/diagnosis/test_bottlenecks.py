@@ -70,6 +70,7 @@ def test_copies_are_judged_by_what_copying_alone_reaches(is_pinned: bool, today:
     evidence = make_evidence(config=config, breakdown=make_breakdown(copy=0.5), curves=points, copy_ceiling=today)
     (copy,) = [finding for finding in find_bottlenecks(evidence) if finding.bottleneck == "copy"]
     assert copy.figures == {
+        "share": 0.5,
         "is_pinned": is_pinned,
         "pageable_samples_per_s": 1500.0 if is_pinned else today,
         "pinned_samples_per_s": today if is_pinned else 4500.0,
@@ -79,7 +80,7 @@ def test_copies_are_judged_by_what_copying_alone_reaches(is_pinned: bool, today:
 
 def test_copies_that_were_not_measured_alone_have_no_figures() -> None:
     (copy, _) = find_bottlenecks(make_evidence(breakdown=make_breakdown(copy=0.6)))
-    assert (copy.bottleneck, copy.figures) == ("copy", {})
+    assert (copy.bottleneck, copy.figures["exposed_fraction"]) == ("copy", None)
 
 
 def test_gaps_after_the_hosts_waits_are_no_computing() -> None:
@@ -105,7 +106,7 @@ def test_gaps_that_are_longer_than_any_launch_are_the_scripts_own_code() -> None
     (finding, _) = find_bottlenecks(asleep)
     assert finding.bottleneck == "script"
     assert finding.share == pytest.approx(0.8)
-    assert finding.figures == {"outside_s": pytest.approx(0.016), "operators": 50}
+    assert finding.figures == {"share": finding.share, "outside_s": pytest.approx(0.016), "operators": 50}
     launching = make_evidence(16_000.0, curves=curves, breakdown=make_breakdown(idle=0.8))  # 32 us between two
     assert shares(launching) == {"launch": 0.8, "compute": 0.2}
 
@@ -122,7 +123,7 @@ def test_taking_a_ready_batch_is_the_hosts_work_and_not_the_scripts_own() -> Non
     )
     finding, *_ = find_bottlenecks(evidence)
     assert finding.bottleneck == "launch"
-    assert finding.figures == {"launch_s": 0.3e-3, "take_s": 1.6e-3, "batch_s": pytest.approx(2e-3)}
+    assert finding.figures == {"share": 0.9, "launch_s": 0.3e-3, "take_s": 1.6e-3, "batch_s": pytest.approx(2e-3)}
 
 
 def test_large_operators_with_a_fixed_cost_compute() -> None:

@@ -140,7 +140,7 @@ def test_the_rate_of_a_group_is_compared_with_all_its_devices() -> None:
 
 @pytest.mark.parametrize("roofline", [None, make_roofline(flops=0.0)])
 def test_computing_without_a_measured_matrix_product_has_no_upper_limit(roofline: Any) -> None:
-    assert computing(roofline).figures == {"share": 1.0, "most_gain": None, "is_measured": True, "peak_fraction": None}
+    assert computing(roofline).figures == {"share": 1.0, "most_gain": None, "peak_fraction": None}
 
 
 def test_arithmetic_at_the_peak_has_nothing_to_gain() -> None:
@@ -176,10 +176,10 @@ def test_one_thread_a_worker_reaches_the_rate_that_the_items_cpu_time_allows() -
 
 def test_one_thread_is_a_setting_where_workers_load_and_the_users_to_give_elsewhere() -> None:
     _, threads = remedies(oversubscribed())
-    assert (threads.settings, threads.figures["has_workers"]) == ({"worker_threads": 1}, True)
+    assert threads.settings == {"worker_threads": 1}
     alone = oversubscribed(config=TrainingConfig(), environment=CPU.model_copy(update={"cores": 1}))
     (threads,) = [piece for piece in remedies(alone) if piece.kind == "one_thread_per_worker"]
-    assert (threads.settings, threads.figures["has_workers"]) == ({}, False)
+    assert threads.settings == {}
 
 
 def test_where_one_thread_was_measured_the_measured_setting_takes_the_place_of_the_estimate() -> None:

@@ -67,7 +67,6 @@ def with_ranks(*devices: float | None, loaders: tuple[float | None, ...] = (), *
 
 ALONE: Measured = {"device_ceiling": 1000.0, "loader_ceiling": 1e6}
 """What one device and its loader reach."""
-TWO_RANKS = {"strategy": "ddp", "world_size": 2}
 
 
 def compared(*records: TrialRecord, environment: Environment = GPU) -> StrategyComparison:
@@ -216,9 +215,7 @@ def test_loaders_that_are_slower_together_than_the_devices_hold_the_group() -> N
     comparison = compared(trial(0, 700.0, ALONE), slow)
     assert shares(comparison) == {"loader": (1 / 800 - 1 / 2000) * 790}
     assert comparison.bottlenecks[0].figures == {
-        "strategy": "ddp",
-        "world_size": 2,
-        "loader_processes": 2,
+        "ranks": 2,
         "loader_samples_per_s": pytest.approx(800.0),
         "device_samples_per_s": pytest.approx(2000.0),
         "is_overlapped": True,
@@ -258,7 +255,7 @@ def test_a_smaller_batch_that_makes_the_devices_slower_is_the_reason() -> None:
     comparison = compared(trial(0, 1000.0, ALONE, micro_batch_size=64), group)
     assert shares(comparison) == {"small_batch": 0.495}
     figures = {"micro_batch_size": 16, "single_batch_size": 64, "reached_fraction": 0.5}
-    assert comparison.bottlenecks[0].figures == figures | TWO_RANKS
+    assert comparison.bottlenecks[0].figures == figures
     assert advised(comparison) == {(("micro_batch_size", 64),): 0.980}
 
 
@@ -274,7 +271,7 @@ def test_ranks_on_a_cpu_share_its_cores() -> None:
     group = ddp(1, 990.0, with_ranks(500.0, 500.0), num_workers=1)
     comparison = compared(trial(0, 1000.0, ALONE, num_workers=1), group, environment=CPU)
     assert shares(comparison) == {"shared_machine": 0.495}
-    assert comparison.bottlenecks[0].figures == {"cores": 4, "reached_fraction": 0.5} | TWO_RANKS
+    assert comparison.bottlenecks[0].figures == {"ranks": 2, "cores": 4, "reached_fraction": 0.5}
     assert [piece.kind for piece in comparison.advice] == ["more_cores_for_ranks"]
 
 
@@ -289,7 +286,7 @@ def test_data_parallel_is_judged_by_what_its_devices_reach_together() -> None:
     group = trial(1, 1150.0, {"device_ceiling": 1200.0}, strategy="dp", world_size=2)
     comparison = compared(trial(0, 1000.0, ALONE), group)
     assert shares(comparison) == {"communication": (1 / 1200 - 1 / 2000) * 1150}
-    figures = {"strategy": "dp", "world_size": 2, "reached_fraction": pytest.approx(0.6)}
+    figures = {"world_size": 2, "reached_fraction": pytest.approx(0.6)}
     assert comparison.bottlenecks[0].figures == figures
     assert [piece.kind for piece in comparison.advice] == ["try_ddp"]
     tried = crashed(2, strategy="ddp", world_size=2)

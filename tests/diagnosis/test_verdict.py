@@ -1,4 +1,4 @@
-"""The answer as codes: health, headline, headroom and remarks of an Evidence."""
+"""The answer: health, headline, headroom and remarks of an Evidence."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from autotune.diagnosis.bottlenecks import find_bottlenecks
+from autotune.diagnosis.gains import advise
 from autotune.diagnosis.verdict import headroom_today, is_healthy, judge, make_headline
+from autotune.messages import advice as advice_messages
+from autotune.messages import diagnosis as messages
 from autotune.note import Note, note
 from autotune.records.ceilings import Ceiling, Headroom
 from autotune.records.diagnosis import Advice, Curves
@@ -32,7 +35,7 @@ def test_a_loader_of_which_nothing_is_known_survives_json() -> None:
 
 
 def advice(gain: float) -> Advice:
-    return Advice(kind="set", settings={"pin_memory": True}, expected_samples_per_s=1.0, expected_gain=gain)
+    return advise(advice_messages.set(settings={"pin_memory": True}), present=1.0, expected=1 + gain)
 
 
 def test_a_job_is_healthy_that_only_computes_and_has_nothing_to_gain() -> None:
@@ -54,7 +57,7 @@ def test_a_job_is_not_healthy_with_another_finding_or_without_a_breakdown(breakd
 
 OTHERS = Curves(loader=(make_point(1000.0), make_point(1000.0, num_workers=1)))
 NO_OTHERS = Curves(loader=(make_point(1000.0), make_point(None, num_workers=1)))
-NOTHING_HELPS = note("no_setting_helps", least_gain=0.03)
+NOTHING_HELPS = messages.no_setting_helps(least_gain=0.03)
 
 
 def headline(breakdown: Any, *pieces: Advice, curves: Curves = OTHERS) -> tuple[Note, ...]:
@@ -63,16 +66,16 @@ def headline(breakdown: Any, *pieces: Advice, curves: Curves = OTHERS) -> tuple[
 
 
 def test_the_headline_names_the_first_bottleneck_and_the_best_setting() -> None:
-    waiting = note("bottleneck", bottleneck="data_cpu", share=0.7)
-    best = note("best_setting", settings={"pin_memory": True}, gain=1.4)
+    waiting = messages.bottleneck(bottleneck="data_cpu", share=0.7)
+    best = messages.best_setting(settings={"pin_memory": True}, gain=1.4)
     assert headline(make_breakdown(wait=0.7), advice(1.4)) == (waiting, best)
     assert headline(make_breakdown(wait=0.7)) == (waiting, NOTHING_HELPS)
-    assert headline(make_breakdown()) == (note("healthy", share=1.0, least_gain=0.05),)
+    assert headline(make_breakdown()) == (messages.healthy(share=1.0, least_gain=0.05),)
 
 
 def test_the_headline_names_workers_that_were_not_measured_as_computed() -> None:
     piece = advice(1.4).model_copy(update={"kind": "add_workers"})
-    computed = note("computed_setting", settings={"pin_memory": True}, gain=1.4)
+    computed = messages.computed_setting(settings={"pin_memory": True}, gain=1.4)
     assert headline(make_breakdown(wait=0.7), piece)[1] == computed
 
 
@@ -88,21 +91,21 @@ def test_the_headline_promises_no_factor_where_other_programs_may_explain_it() -
     load = HostLoad(seconds=1.0, cores=2, reachable_cores=2, busy_s=2.0, own_s=0.5, stolen_s=0.0)
     evidence = make_evidence(breakdown=make_breakdown(wait=0.7), host_load=load)
     _, best = make_headline(evidence, find_bottlenecks(evidence), [advice(1.4)])
-    assert best == note("may_help", settings={"pin_memory": True}, others_cores=1.5, cores=2)
+    assert best == messages.may_help(settings={"pin_memory": True}, others_cores=1.5, cores=2)
 
 
 def test_nothing_is_claimed_of_a_script_whose_waits_for_data_nobody_sees() -> None:
     """It makes its batches without a DataLoader; that was told as computing for all of the time."""
     found = judge("case", make_evidence(breakdown=None, data_wait_fraction=None))
     assert (found.verdict, found.is_healthy, found.advice) == ("unknown", False, ())
-    assert found.headline_notes == (note("time_unknown"),)
+    assert found.headline_notes == (messages.time_unknown(),)
 
 
 def test_the_headline_of_a_job_that_mostly_computes_names_the_next_finding() -> None:
     found, rest = headline(make_breakdown(idle=0.43))
     both = {"bottleneck": "compute", "share": pytest.approx(0.57), "second": "launch", "second_share": 0.43}
     assert (found.code, found.figures, rest) == ("bottleneck", both, NOTHING_HELPS)
-    assert headline(None)[0] == note("time_not_attributed", share=0.9)
+    assert headline(None)[0] == messages.time_not_attributed(share=0.9)
 
 
 @pytest.mark.parametrize(
@@ -139,13 +142,13 @@ def test_a_loop_whose_device_waits_for_launches_is_held_by_its_host(
 
 
 def test_the_headline_claims_nothing_about_settings_that_were_not_measured() -> None:
-    assert headline(make_breakdown(), curves=NO_OTHERS) == (note("healthy", share=1.0, least_gain=None),)
-    assert headline(make_breakdown(wait=0.7), curves=NO_OTHERS)[1] == note("others_not_measured")
+    assert headline(make_breakdown(), curves=NO_OTHERS) == (messages.healthy(share=1.0, least_gain=None),)
+    assert headline(make_breakdown(wait=0.7), curves=NO_OTHERS)[1] == messages.others_not_measured()
 
 
 def test_every_remark_on_the_evidence_comes_after_the_callers_notes() -> None:
     failed = make_point(None, num_workers=1).model_copy(update={"reason": "it broke"})
-    curves = Curves(loader=(failed,), remarks=(note("others_failed", reason="late"),))
+    curves = Curves(loader=(failed,), remarks=(messages.others_failed(reason="late"),))
     evidence = make_evidence(breakdown=None, curves=curves, peak_memory_bytes=2**40, remarks=(note("hot"),))
     found = judge("case", evidence, [note("first")]).remarks
     codes = [remark.code if isinstance(remark, Note) else remark for remark in found]
@@ -157,7 +160,7 @@ def test_every_remark_on_the_evidence_comes_after_the_callers_notes() -> None:
         "others_failed",
         "side_not_measured",
     ]
-    assert found[-1] == note("side_not_measured", side="loader", settings={"num_workers": 1}, reason="it broke")
+    assert found[-1] == messages.side_not_measured(side="loader", settings={"num_workers": 1}, reason="it broke")
 
 
 def test_a_ceiling_that_the_run_exceeds_is_none() -> None:

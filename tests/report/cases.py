@@ -18,7 +18,6 @@ from autotune.records.run_summary import RunSummary
 from autotune.records.trial import Outcome, TrialRecord
 from autotune.records.utilization import NVML_SOURCE, PROFILER_SOURCE, WAIT_SOURCE, BusyReading, Fullness
 from autotune.report.comparison import Comparison, compare_summaries
-from autotune.report.sections.advice import diagnosis_in_words
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import ObjectFacts
 from autotune.space.learning_rate import LrAdvice
@@ -450,7 +449,7 @@ def diagnosis_cases() -> dict[str, Diagnosis]:
             breakdown=make_breakdown(wait=0.6, restart=0.5),
         ),
     }
-    return {name: diagnosis_in_words(judge("resnet", evidence, wall_s=83.0)) for name, evidence in known.items()}
+    return {name: judge("resnet", evidence, wall_s=83.0) for name, evidence in known.items()}
 
 
 def recommended_cases() -> dict[str, RunSummary]:

@@ -49,9 +49,7 @@ def say_examples(room: str) -> str:
     """Write each code of a room with its sentences."""
     lines: list[str] = []
     for code, examples in EXAMPLES[room].items():
-        for each in (code, f"{code}_basis"):
-            if each in load_codes(room):
-                lines += [f"{each}: {say(Note(code=each, figures=figures))}" for figures in examples]
+        lines += [f"{code}: {say(Note(code=code, figures=figures))}" for figures in examples]
     return "\n".join(dict.fromkeys(lines)) + "\n"
 
 
@@ -225,8 +223,7 @@ def test_no_golden_file_is_left_over() -> None:
 
 def test_every_sentence_has_figures_to_show_it_with() -> None:
     for room, codes in EXAMPLES.items():
-        bases = {f"{code}_basis" for code in codes}
-        assert codes.keys() == load_codes(room) - bases, room
+        assert codes.keys() == load_codes(room), room
 
 
 def test_the_words_of_every_sentence_stand_in_a_golden_file() -> None:

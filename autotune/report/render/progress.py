@@ -17,14 +17,13 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from autotune.messages.units import format_count, show
+from autotune.messages.units import format_count, format_times, show
 from autotune.messages.words import OUTCOMES
 from autotune.protocol.clock import monotonic
 from autotune.records.run_summary import Known, Progress
 from autotune.records.trial import TrialRecord
 from autotune.report.text import one_line, shorten
 from autotune.report.wording import say
-from autotune.report.wording.catalogue import fill
 from autotune.report.wording.names import describe_settings
 
 __all__ = ["ProgressMode", "ShowProgress", "make_progress"]
@@ -185,7 +184,13 @@ def _say_left(remaining_s: float) -> str:
 
 def _say_known(progress: Progress, known: Known, width: int) -> str:
     """Say what is known of the best over the baseline by now, in one line."""
-    gain = fill("so_far", {"low": known.speedup.low, "high": known.speedup.high, "is_proven": known.is_proven})
+    low = format_times(known.speedup.low)
+    if known.is_proven:
+        gain = f"Proven: at least {low} times as fast"
+    elif known.speedup.low > 1:
+        gain = f"Not proven yet: probably at least {low} times as fast"
+    else:
+        gain = f"So far between {low} and {format_times(known.speedup.high)} times as fast"
     if progress.best is None:
         return gain
     rest = max(width - cell_len(f"{gain} ()"), _NARROWEST_TEXT)

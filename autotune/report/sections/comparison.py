@@ -14,14 +14,21 @@ from autotune.messages.units import NO_VALUE, Unit, show
 from autotune.report.blocks import Bullets, Section, Table, filled, tabulate
 from autotune.report.comparison import ComparedConfig, Comparison
 from autotune.report.figures import Column, Figures
+from autotune.report.model import Verdict
 from autotune.report.render.console_blocks import print_section
 from autotune.report.sections.result import result_table
 from autotune.report.text import one_line
-from autotune.report.wording.catalogue import fill, load_english
-from autotune.report.wording.remarks import name_holder
+from autotune.report.wording.remarks import say_run_spread
 
 __all__ = ["comparison_sections", "print_comparison"]
 
+_VERDICTS: dict[Verdict, str] = {
+    "faster": "proven faster",
+    "already_best": "already the best",
+    "unconfirmed": "not decided",
+    "baseline_infeasible": "baseline does not work",
+    "nothing_feasible": "nothing feasible",
+}
 _FIRST, _SECOND = "first", "second"
 _CEILINGS: Mapping[str, tuple[Callable[[Figures], float | None], Unit]] = {
     "loader alone": (lambda known: known.loader_ceiling, "plain_rate"),
@@ -45,7 +52,7 @@ def comparison_sections(comparison: Comparison) -> tuple[Section, ...]:
     recommended = comparison.recommended
     rows = [
         {"what": "folder", _FIRST: comparison.names[0], _SECOND: comparison.names[1]},
-        _row("verdict", *(load_english("words")["verdicts"][verdict] for verdict in comparison.verdicts)),
+        _row("verdict", *(_VERDICTS[verdict] for verdict in comparison.verdicts)),
         _row("slower side", *(limit or NO_VALUE for limit in comparison.limits)),
     ]
     return filled(
@@ -60,12 +67,12 @@ def comparison_sections(comparison: Comparison) -> tuple[Section, ...]:
 
 
 def _noise(comparison: Comparison) -> Iterator[str]:
-    """Return how much runs of the same settings differ, of each kind that was measured."""
+    """Yield how much runs of the same settings differ, of each kind that was measured."""
     pairs = [known.figures for known in (comparison.baseline, comparison.recommended) if known is not None]
     kinds = {figures.is_held_by_device for pair in pairs for figures in pair if figures is not None} or {False}
     for is_held in sorted(kinds):
-        spread = comparison.spread
-        yield fill("noise_of_runs", {"spread": spread.of([is_held]), "held_by": name_holder(spread, is_held)})
+        yield say_run_spread(comparison.spread, is_held_by_device=is_held)
+    yield "How the machine varies from one day to the next was not measured."
 
 
 def _config_sections(title: str, known: ComparedConfig, comparison: Comparison) -> Iterator[Section]:

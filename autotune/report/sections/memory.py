@@ -13,7 +13,6 @@ from autotune.messages.units import NO_VALUE, format_bytes_beside, format_count,
 from autotune.records.run_summary import RunSummary
 from autotune.records.stress_check import Load, load_of
 from autotune.report.blocks import Bullets, Section, Table, tabulate
-from autotune.report.wording.catalogue import fill
 from autotune.report.wording.names import name_group
 from autotune.report.wording.say import say
 from autotune.settings.training_config import TrainingConfig
@@ -67,12 +66,13 @@ def memory_table(summary: RunSummary, lines: Sequence[MemoryLine]) -> tuple[Tabl
 
 
 def _say_not_excluded(summary: RunSummary) -> Iterator[str]:
-    """Whose windows were too short to tell that memory does not grow to the limit within a day."""
+    """Yield which memory may grow to the limit within a day, as far as the short windows show."""
     environment, chosen = summary.environment, summary.recommendation
     room = Room(limit_bytes=summary.limit_bytes, ram_bytes=environment.ram_bytes, limit_is_ram=environment.has_only_ram)
     runs = runs_of(0 if chosen is None else chosen.number, summary.trials)
     if kinds := kinds_not_excluded(runs, room):
-        yield fill("growth_not_excluded", {"kinds": list(kinds)})
+        memory = " or ".join("the device's memory" if kind == "device" else "host memory" for kind in kinds)
+        yield f"The windows were too short to exclude that {memory} grows to the limit within a day of training."
 
 
 def stress_section(summary: RunSummary) -> Section:

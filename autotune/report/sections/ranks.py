@@ -16,7 +16,7 @@ from autotune.records.recommendation import Ratio
 from autotune.records.run_summary import RunSummary
 from autotune.report.blocks import Bullets, Paragraph, Section, filled, tabulate
 from autotune.report.figures import Column, role_of
-from autotune.report.sections.advice import advice_in_words, advice_table, bottleneck_table, say_group_evidence
+from autotune.report.sections.advice import advice_table, bottleneck_table
 from autotune.report.wording.names import CAUSES, name_group
 
 __all__ = ["rank_section", "scaling_sections"]
@@ -37,8 +37,8 @@ def scaling_sections(summary: RunSummary, columns: Sequence[Column]) -> tuple[Se
     answer = Paragraph(text=_say_answer(comparison))
     remarks = Bullets(sentences=tuple(_remarks(comparison)), is_remark=True)
     table = tabulate(map(_strategy_row, comparison.entries), _STRATEGY_HEADS, kinds=kinds)
-    advice = advice_table(map(advice_in_words, comparison.advice))
-    found = ((limit.share, CAUSES[limit.cause], f"{say_group_evidence(limit)}.") for limit in comparison.bottlenecks)
+    advice = advice_table(comparison.advice)
+    found = ((limit.share, CAUSES[limit.cause], f"{limit.evidence}.") for limit in comparison.bottlenecks)
     return (
         Section(title="Do more devices help?", blocks=(answer, table, remarks), is_brief=True),
         Section(title=f"Bottlenecks of {group}", blocks=(bottleneck_table(found),), is_brief=True),

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import starmap
 
 from autotune.analysis.decisions.run_spread import rate_of_runs
-from autotune.messages.units import NO_VALUE, format_bytes_beside, show, show_interval
+from autotune.messages.units import NO_VALUE, format_bytes_beside, format_count, format_times, show, show_interval
 from autotune.messages.words import OUTCOMES
 from autotune.records.measurement import Measurement
 from autotune.records.precision_check import PrecisionFigures, objection, shortfall
@@ -20,7 +20,6 @@ from autotune.records.trial import Outcome, TrialRecord, TrialResult, score_valu
 from autotune.report.blocks import Bullets, Section, Table, Trace, tabulate
 from autotune.report.figures import role_of
 from autotune.report.text import cut_middle, one_line, shorten, without_controls
-from autotune.report.wording.catalogue import fill
 from autotune.report.wording.names import describe_settings, name_interval
 from autotune.report.wording.say import say
 
@@ -47,8 +46,12 @@ _PRECISION_REMARK = (
 def trial_section(summary: RunSummary, table: Table) -> Section:
     """The trials of the table, how many it leaves out, and where the column "busy" comes from."""
     sources = _busy_sources((trial.number, trial.measurement) for trial in _shown(summary))
-    counts = {"shown": len(table.rows), "trials": len(summary.trials)}
-    left_out = (fill("trials_left_out", counts),) if len(table.rows) < len(summary.trials) else ()
+    left_out: tuple[str, ...] = ()
+    if len(table.rows) < len(summary.trials):
+        count = f"{len(table.rows)} of {format_count(len(summary.trials), 'trial')}"
+        left_out = (
+            f"{count} are shown: the baseline, what ran more than once, the best, and failures; trials.jsonl has all.",
+        )
     blocks = (table, Bullets(sentences=left_out, is_remark=True), sources)
     return Section(title="Trials, each by its first run", blocks=blocks)
 
@@ -109,7 +112,9 @@ def _claims(summary: RunSummary) -> tuple[str, ...]:
     found = summary.recommendation
     if found is None or found.speedup is None or found.measured_speedup is None:
         return ()
-    return (fill("claimed_and_measured", {"measured": found.measured_speedup, "claimed": found.speedup}),)
+    measured = f"Measured over all runs: {format_times(found.measured_speedup.value)} times the baseline"
+    claimed = f"claimed: {format_times(found.speedup.value)} times, because the best of several trials is partly luck"
+    return (f"{measured}; {claimed}.",)
 
 
 def failure_section(summary: RunSummary) -> Section:

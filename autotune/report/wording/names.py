@@ -10,16 +10,13 @@ from collections.abc import Iterable
 from autotune.diagnosis.scaling_bottlenecks import Cause
 from autotune.messages.units import NO_VALUE, format_count
 from autotune.records.breakdown import Part
-from autotune.records.diagnosis import Bottleneck
 from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import changed_settings
-from autotune.report.wording.catalogue import load_english
 from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.training_config import TrainingConfig
 
 __all__ = [
-    "BOTTLENECKS",
     "CAUSES",
     "PART_NAMES",
     "describe_settings",
@@ -29,12 +26,22 @@ __all__ = [
     "name_interval",
 ]
 
-_WORDS = load_english("words")
-PART_NAMES: dict[Part, str] = _WORDS["parts"]
+PART_NAMES: dict[Part, str] = {
+    "data_wait": "waiting for data",
+    "device_copy": "copying",
+    "compute": "computing",
+    "synchronise": "synchronising",
+    "idle": "idle",
+}
 """The parts of the wall time, in the order in which they are shown."""
-BOTTLENECKS: dict[Bottleneck, str] = _WORDS["bottlenecks"]
-"""Each bottleneck of one job."""
-CAUSES: dict[Cause, str] = _WORDS["scaling_bottlenecks"]
+CAUSES: dict[Cause, str] = {
+    "communication": "communication",
+    "loader": "the loader",
+    "uneven_rank": "an uneven rank",
+    "small_batch": "too small a batch on each device",
+    "settings": "settings that slow the step down",
+    "shared_machine": "a machine that the ranks share",
+}
 """Each bottleneck of several devices."""
 _ALWAYS = {"micro_batch_size", "num_workers", "amp_dtype"}
 """Settings that describe a configuration even where they are torch's own."""

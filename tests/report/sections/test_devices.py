@@ -156,7 +156,7 @@ def test_a_power_limit_that_held_some_windows_is_told_and_no_doubt(tmp_path: Pat
         ({"others_busy_fraction": 0.2}, 0, "20 %"),
         ({"persistence_mode": False}, 0, "nvidia-smi -pm 1"),
         ({"tf32_overrides": ("NVIDIA_TF32_OVERRIDE=0",)}, 0, "NVIDIA_TF32_OVERRIDE=0"),
-        ({}, 2, "(6)"),
+        ({}, 2, "(6 times)"),
     ],
 )
 def test_each_thing_that_moves_rates_is_said_by_itself(after: dict[str, Any], retries: int, said: str) -> None:

@@ -6,11 +6,10 @@ import pytest
 
 import autotune
 from autotune.diagnosis.verdict import judge
-from autotune.note import note
+from autotune.note import Note, note
 from autotune.records.diagnosis import CurvePoint, Curves, Diagnosis
 from autotune.records.host_load import HostLoad
 from autotune.report.blocks import Table
-from autotune.report.sections.advice import diagnosis_in_words
 from autotune.report.sections.diagnosis import diagnosis_sections, render_diagnosis, say_present
 from autotune.report.text import one_line
 from autotune.settings.training_config import TrainingConfig
@@ -72,7 +71,7 @@ LATE = make_point(None, num_workers=8).model_copy(update={"reason": note("no_tim
 def test_other_settings_are_shown_where_one_was_measured_but_for_what_had_no_time(
     points: tuple[CurvePoint, ...], shown: list[str] | None
 ) -> None:
-    found = diagnosis_in_words(judge("resnet", make_evidence(658.0, curves=Curves(loader=points))))
+    found = judge("resnet", make_evidence(658.0, curves=Curves(loader=points)))
     tables = [
         section.blocks[0] for section in diagnosis_sections(found) if section.title == "Other settings, each side alone"
     ]
@@ -111,7 +110,7 @@ def test_copies_are_measured_beside_both_sides() -> None:
 
 def test_foreign_text_is_neither_markup_nor_more_than_a_line() -> None:
     hostile = "ValueError: [red]no[/red] | `x`\n\x1b[31m<b>this</b>"
-    diagnosis = CASES["healthy"].model_copy(update={"name": hostile, "notes": (hostile,)})
+    diagnosis = CASES["healthy"].model_copy(update={"name": hostile, "remarks": (Note(code="a", text=hostile),)})
     text = diagnosis_on_console(diagnosis)
     assert one_line(hostile) in text
     assert "\x1b" not in text

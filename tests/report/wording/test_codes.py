@@ -14,7 +14,7 @@ from jinja2 import UndefinedError, meta, nodes
 
 import autotune
 from autotune.note import note
-from autotune.report.wording.catalogue import load_codes, load_english, load_sentences, make_environment
+from autotune.report.wording.catalogue import load_english, load_sentences, make_environment
 from autotune.report.wording.say import say
 
 PACKAGE = Path(autotune.__file__).parent
@@ -42,22 +42,6 @@ def calls_in(source: str, place: str = "") -> Iterator[Call]:
             figures = None if None in names else frozenset(name for name in names if name is not None)
             codes = codes_of(node.args[0]) if node.args else None
             yield Call(place=f"{place}:{node.lineno}", codes=codes, figures=figures)
-
-
-def fills() -> Iterator[Call]:
-    """Every `fill("code", {...})` of the wording."""
-    for path in sorted((PACKAGE / "report").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "fill":
-                code, figures = node.args
-                keys = figures.keys if isinstance(figures, ast.Dict) else [None]
-                names = {key.value for key in keys if isinstance(key, ast.Constant)}
-                is_whole = len(names) == len(keys)
-                yield Call(
-                    place=f"{path.name}:{node.lineno}",
-                    codes=codes_of(code),
-                    figures=frozenset(map(str, names)) if is_whole else None,
-                )
 
 
 def codes_of(code: ast.expr) -> frozenset[str] | None:
@@ -139,17 +123,10 @@ def test_no_key_stands_twice_in_a_file() -> None:
 
 
 def test_each_call_gives_every_figure_that_its_sentence_needs() -> None:
-    for call in (*calls(), *fills()):
+    for call in calls():
         for code in call.codes or ():
             if call.figures is not None:
                 assert needed(code) <= call.figures, call.place
-
-
-def test_the_scan_sees_the_words_of_a_report() -> None:
-    seen = {code: call.figures for call in fills() for code in call.codes or ()}
-    assert seen["set_betas"] == frozenset({"betas"})
-    assert seen["present"] is None  # with a mapping of figures
-    assert set(seen) == load_codes("report")
 
 
 def test_every_template_can_be_read() -> None:
@@ -173,7 +150,6 @@ def test_the_figures_that_a_sentence_needs_are_those_of_its_parts_too() -> None:
         "peak_bytes",
         "predicted_bytes",
     }
-    assert needed("data_cpu_evidence") == set()  # what is known decides
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,625 @@
+"""Advice of a diagnosis: one function for each kind, which returns what to do and the basis of its expected gain.
+
+Both are sentences without their full stop. A function's name is the kind of advice, its arguments are the figures;
+an argument `settings` holds the settings to change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import NamedTuple, ParamSpec
+
+from autotune.messages import message
+from autotune.messages.diagnosis import describe_computing
+from autotune.messages.units import (
+    format_bytes,
+    format_count,
+    format_fraction,
+    format_mean_count,
+    format_rate,
+    format_short_time,
+    show,
+    show_interval,
+)
+from autotune.note import Note
+
+__all__ = [
+    "AdviceText",
+    "add_workers",
+    "avoid_synchronisation",
+    "batch_like_lengths",
+    "batch_of_single_device",
+    "cache_items",
+    "checkpoint_activations",
+    "compress_gradients",
+    "convert_batches_in_collate",
+    "copy_narrower_types",
+    "copy_uint8",
+    "decode_smaller",
+    "find_slow_rank",
+    "fix_slowest_items",
+    "fuse_operations",
+    "hand_over_less",
+    "lengthen_epochs",
+    "limited_by_loader",
+    "make_items_cheaper",
+    "make_step_cheaper",
+    "more_cores_for_loaders",
+    "more_cores_for_ranks",
+    "more_cores_or_cheaper_items",
+    "more_samples_per_exchange",
+    "more_workers",
+    "move_fewer_bytes",
+    "one_thread_per_worker",
+    "pack_sequences",
+    "pin_memory",
+    "read_row_groups",
+    "save_as_arrays",
+    "set",
+    "settings_of_single_device",
+    "shard_stream",
+    "shorten_own_code",
+    "shorten_waits",
+    "store_smaller",
+    "try_ddp",
+]
+
+_P = ParamSpec("_P")
+_CAUTIONS = {
+    "micro_batch_size": "scale the learning rate with the batch",
+    "amp_dtype": "check that the loss still falls as before",
+    "in_order": "batches come in another order, so two runs of one seed differ",
+}
+"""What to mind where advice changes a setting."""
+
+
+class AdviceText(NamedTuple):
+    """A piece of advice in words."""
+
+    note: Note
+    """What to do; its code is the kind of advice."""
+    basis: str
+    """The measured figures that the expected gain rests on."""
+
+
+def _advice(write: Callable[_P, tuple[str, str]]) -> Callable[_P, AdviceText]:
+    """Turn a function that returns a text and its basis into one that returns an AdviceText."""
+
+    @message
+    @wraps(write)
+    def text(*args: _P.args, **kwargs: _P.kwargs) -> str:
+        return write(*args, **kwargs)[0]
+
+    @wraps(write)
+    def advise(*args: _P.args, **kwargs: _P.kwargs) -> AdviceText:
+        return AdviceText(text(*args, **kwargs), write(*args, **kwargs)[1])
+
+    return advise
+
+
+def limited_by_loader(advice: AdviceText, *, loader_samples_per_s: float, is_loader_first: bool) -> AdviceText:
+    """Add to advice on the device that the loader alone reaches no more than this, and may have to be fixed first."""
+    figures = {"loader_samples_per_s": loader_samples_per_s, "is_loader_first": is_loader_first}
+    note = advice.note.model_copy(update={"figures": advice.note.figures | figures})
+    first = ", so speed that up first" if is_loader_first else ""
+    return AdviceText(note, f"{advice.basis}; the loader alone reaches {_rate(loader_samples_per_s)}{first}")
+
+
+def _rate(samples_per_s: float) -> str:
+    return f"{format_rate(samples_per_s)} samples/s"
+
+
+def _set(settings: Mapping[str, object]) -> str:
+    return f"Set {show(settings, 'settings')}"
+
+
+def _gain_interval(low: float, high: float) -> str:
+    return f"the 95 % interval of the gain is {show_interval(low, high, 'gain')}"
+
+
+# The loader
+
+
+@_advice
+def set(  # noqa: A001 - the kind of advice
+    *,
+    settings: Mapping[str, object],
+    loader_samples_per_s: float | None = None,
+    device_samples_per_s: float | None = None,
+) -> tuple[str, str]:
+    cautions = [_CAUTIONS[name] for name in settings if name in _CAUTIONS]
+    caution = f" ({'; '.join(cautions)})" if cautions else ""
+    sides = {"loader": loader_samples_per_s, "device": device_samples_per_s}
+    reached = [f"the {side} alone reaches {_rate(rate)}" for side, rate in sides.items() if rate is not None]
+    return f"{_set(settings)}{caution}", ", ".join(reached)
+
+
+@_advice
+def add_workers(
+    *, settings: Mapping[str, object], num_workers: int, item_cpu_s: float, cores: int, cores_samples_per_s: float
+) -> tuple[str, str]:
+    today = f"with {format_count(num_workers, 'worker')}" if num_workers else "without workers"
+    return _set(settings), (
+        f"computed, not measured, from the throughput {today}; an item takes {format_short_time(item_cpu_s)} of CPU "
+        f"time, so {cores} cores allow {_rate(cores_samples_per_s)}"
+    )
+
+
+@_advice
+def make_items_cheaper(
+    *, needed_s: float, item_cpu_s: float, cores_needed: int, cores: int, is_device_estimated: bool
+) -> tuple[str, str]:
+    item, more = format_short_time(item_cpu_s), f"{cores_needed} cores instead of {cores}"
+    if needed_s > 0:
+        text = (
+            f"To make the device the limit, spend at most {format_short_time(needed_s)} of CPU time on an item instead "
+            f"of {item} (cheaper decoding, preprocessing once and offline, memory-mapped arrays instead of text or "
+            f"compressed files), or use {more}"
+        )
+    else:
+        text = (
+            f"To make the device the limit, use {more}, or remove an item's CPU work of {item} (decode and preprocess "
+            f"once and offline): computing alone keeps the {cores} cores here busy"
+        )
+    return text, f"an item's CPU time, {cores} cores and {_device_ceiling(is_device_estimated)}"
+
+
+def _device_ceiling(is_estimated: bool) -> str:
+    estimate = ", not measured but estimated from the waits for data"
+    return f"the device's ceiling{estimate if is_estimated else ''}"
+
+
+@_advice
+def shorten_waits(
+    *, needed_s: float, item_s: float, workers: int, workers_needed: int | None, is_device_estimated: bool
+) -> tuple[str, str]:
+    side_by_side = f" with {workers} workers" if workers > 1 else ""
+    more = f", or use about {workers_needed} workers" if workers_needed else ""
+    text = (
+        f"To make the device the limit, let an item take at most {format_short_time(needed_s)}{side_by_side} instead "
+        f"of {format_short_time(item_s)} (whole shards, larger sequential reads, local or faster storage){more}"
+    )
+    return text, f"an item's wall time and {_device_ceiling(is_device_estimated)}"
+
+
+@_advice
+def shard_stream(*, workers_needed: int) -> tuple[str, str]:
+    return (
+        "Divide the stream among the workers with torch.utils.data.get_worker_info(): without that each worker reads "
+        f"all of it; about {workers_needed} workers make the device the limit"
+    ), "an item's wall time and CPU time, the cores here, and the device's ceiling"
+
+
+@_advice
+def fix_slowest_items(
+    *, item_slowest_s: float, item_median_s: float, slow_tail_fraction: float, loader_samples_per_s: float
+) -> tuple[str, str]:
+    return (
+        f"Make the slowest items faster: they take up to {format_short_time(item_slowest_s)}, the median "
+        f"{format_short_time(item_median_s)}; without them the loader would reach {_rate(loader_samples_per_s)}"
+    ), f"{format_fraction(slow_tail_fraction)} of the loading time goes into items over 8 times the median"
+
+
+@_advice
+def one_thread_per_worker(
+    *,
+    settings: Mapping[str, object],
+    item_cpu_s: float,
+    allowed_samples_per_s: float,
+    cores: int,
+    loader_samples_per_s: float | None,
+) -> tuple[str, str]:
+    if settings:
+        text = f"{_set(settings)}: each loader worker then has one thread for OpenCV, BLAS and OpenMP too"
+    else:
+        text = (
+            "Load with one thread: cv2.setNumThreads(0) for OpenCV, threadpoolctl.threadpool_limits(1) for NumPy, or "
+            "OMP_NUM_THREADS=1 in the environment"
+        )
+    item = (
+        f"an item's CPU time of {format_short_time(item_cpu_s)} allows {_rate(allowed_samples_per_s)} on {cores} cores"
+    )
+    if loader_samples_per_s is None:
+        return text, f"{item}, and the device's ceiling"
+    return text, f"{item}, and the loader alone reaches {_rate(loader_samples_per_s)} today"
+
+
+@_advice
+def cache_items(*, items: int, item_bytes: float, free_bytes: int, collate_s: float) -> tuple[str, str]:
+    return (
+        f"Keep the items in RAM if they are the same in every epoch: {items:,} items of {format_bytes(item_bytes)} "
+        f"take {format_bytes(items * item_bytes)}, and {format_bytes(free_bytes)} are free"
+    ), f"a batch then costs its collating ({format_short_time(collate_s)}) and the device's time"
+
+
+@_advice
+def save_as_arrays(
+    *, now_s: float, better_s: float, calls_per_item: float, item_fraction: float, loader_samples_per_s: float
+) -> tuple[str, str]:
+    return (
+        "Save once as arrays (np.save) what np.loadtxt or np.genfromtxt reads, and read it with "
+        f'np.load(path, mmap_mode="r"): {_faster(now_s, better_s)}'
+    ), _format_basis(calls_per_item, item_fraction, loader_samples_per_s)
+
+
+@_advice
+def decode_smaller(
+    *,
+    now_s: float,
+    better_s: float,
+    width: int,
+    height: int,
+    to_width: int,
+    to_height: int,
+    calls_per_item: float,
+    item_fraction: float,
+    loader_samples_per_s: float,
+) -> tuple[str, str]:
+    return (
+        f"Decode images smaller: img.draft(None, ({2 * to_width}, {2 * to_height})) right after Image.open, since they "
+        f"are resized from {width} x {height} to {to_width} x {to_height}: {_faster(now_s, better_s)}, with slightly "
+        "different pixels"
+    ), _format_basis(calls_per_item, item_fraction, loader_samples_per_s)
+
+
+@_advice
+def store_smaller(
+    *,
+    now_s: float,
+    better_s: float,
+    width: int,
+    height: int,
+    to_width: int,
+    to_height: int,
+    calls_per_item: float,
+    item_fraction: float,
+    loader_samples_per_s: float,
+) -> tuple[str, str]:
+    return (
+        f"Store copies of the images in the size used in training ({to_width} x {to_height} instead of {width} x "
+        f"{height}): {_faster(now_s, better_s)}"
+    ), _format_basis(calls_per_item, item_fraction, loader_samples_per_s)
+
+
+@_advice
+def read_row_groups(
+    *,
+    now_s: float,
+    better_s: float,
+    rows: int,
+    columns: int,
+    calls_per_item: float,
+    item_fraction: float,
+    loader_samples_per_s: float,
+) -> tuple[str, str]:
+    return (
+        "Read Parquet by whole row groups or batches, and take items from them (ParquetFile.iter_batches, a shuffled "
+        f"list of row groups, or the table kept by each worker): each item now reads {rows:,} rows of {columns} "
+        f"columns in {format_short_time(now_s)}; its share of them takes {format_short_time(better_s)}"
+    ), _format_basis(calls_per_item, item_fraction, loader_samples_per_s)
+
+
+def _faster(now_s: float, better_s: float) -> str:
+    return f"one of yours takes {format_short_time(better_s)} instead of {format_short_time(now_s)}"
+
+
+def _format_basis(calls_per_item: float, item_fraction: float, loader_samples_per_s: float) -> str:
+    calls = f"{format_mean_count(calls_per_item)} such {'call' if calls_per_item == 1 else 'calls'}"
+    return (
+        f"both timed here on your own data; an item makes {calls}, {format_fraction(item_fraction)} of its time, and "
+        f"the loader alone would reach {_rate(loader_samples_per_s)}"
+    )
+
+
+@_advice
+def lengthen_epochs(*, share: float, epoch_samples: int, wanted_samples: int) -> tuple[str, str]:
+    return (
+        f"Make epochs longer: {wanted_samples:,} samples instead of {epoch_samples:,} (a sampler that passes over the "
+        "data several times), with a single restart"
+    ), f"restarts take {format_fraction(share)} of the time"
+
+
+# Copies
+
+
+@_advice
+def pin_memory(
+    *,
+    settings: Mapping[str, object],
+    pageable_samples_per_s: float | None = None,
+    pinned_samples_per_s: float | None = None,
+    share: float | None = None,
+    copy_s: float | None = None,
+    pinned_copy_s: float | None = None,
+) -> tuple[str, str]:
+    text = f"{_set(settings)}: copies from page-locked memory are faster and do not block the host"
+    if pageable_samples_per_s is not None and pinned_samples_per_s is not None:
+        pinned, pageable = format_rate(pinned_samples_per_s), format_rate(pageable_samples_per_s)
+        basis = f"copies alone reach {pinned} samples/s from it instead of {pageable}"
+    elif copy_s is not None and pinned_copy_s is not None:
+        basis = (
+            f"copying a batch takes {format_short_time(pinned_copy_s)} from it instead of {format_short_time(copy_s)}"
+        )
+    else:
+        basis = "an upper limit, since copies from page-locked memory were not measured"
+    exposed = "" if share is None else f"; copies that nothing hides take {format_fraction(share)} of the time"
+    return text, f"{basis}{exposed}"
+
+
+@_advice
+def convert_batches_in_collate(*, share: float) -> tuple[str, str]:
+    return (
+        "Convert batches to the memory format of training (channels_last) in collate_fn, so that nothing is converted "
+        "later"
+    ), _all_saved("moving batches", share)
+
+
+@_advice
+def copy_narrower_types(*, share: float, item_bytes: float | None) -> tuple[str, str]:
+    return (
+        f"Copy fewer bytes{_item_size(item_bytes)}: narrower types, smaller items; create on the device what can be "
+        "created there"
+    ), f"at best half of the bytes are left; copies take {format_fraction(share)} of the time"
+
+
+@_advice
+def copy_uint8(*, share: float, item_bytes: float | None, float32_fraction: float | None) -> tuple[str, str]:
+    known = "an upper limit, if all bytes are float32"
+    if float32_fraction is not None:
+        known = f"{format_fraction(float32_fraction)} of the bytes are float32"
+    return (
+        f"Copy fewer bytes{_item_size(item_bytes)}: uint8 images instead of float32, converted and normalised on the "
+        "device"
+    ), f"uint8 has a quarter of float32's bytes, and copies take {format_fraction(share)} of the time; {known}"
+
+
+def _item_size(item_bytes: float | None) -> str:
+    return "" if item_bytes is None else f" (an item has {format_bytes(item_bytes)})"
+
+
+def _all_saved(work: str, share: float) -> str:
+    return f"at best, all of the {format_fraction(share)} of the time for {work} is saved"
+
+
+# The host and the device
+
+
+@_advice
+def fuse_operations(*, share: float, operators: int | None, has_cuda_graphs: bool) -> tuple[str, str]:
+    which = "many small operations" if operators is None else f"the {operators:,} operators of a batch"
+    graphs = ", CUDA graphs" if has_cuda_graphs else ""
+    return (
+        f"Replace {which} by fewer and larger ones: torch.compile{graphs}, batched instead of looped tensor code, a "
+        "fused optimizer"
+    ), _all_saved("small operations", share)
+
+
+@_advice
+def hand_over_less(*, take_s: float, batch_s: float, batch_tensors: int | None, is_pinned: bool) -> tuple[str, str]:
+    several = batch_tensors is not None and batch_tensors > 1
+    collate = (
+        f"Collate its {batch_tensors} tensors into one, in collate_fn or in a dataset whose __getitems__ makes whole "
+        "batches, or call"
+    )
+    pin = "" if is_pinned else ", or set pin_memory=True, whose thread fetches batches meanwhile"
+    text = (
+        f"Pass on each batch in fewer pieces: fetching a prefetched one takes {format_short_time(take_s)} of the "
+        f"{format_short_time(batch_s)} of a batch. {collate if several else 'Call'} "
+        f'torch.multiprocessing.set_sharing_strategy("file_system") at the start of the script{pin}'
+    )
+    return text, _all_saved("fetching batches", take_s / batch_s)
+
+
+@_advice
+def shorten_own_code(*, share: float, outside_s: float) -> tuple[str, str]:
+    return (
+        f"Find what the training loop does besides computing for {format_short_time(outside_s)} of each step: logging, "
+        "metrics in Python, locks, sleeps, calls to a service (python -m cProfile, py-spy). Do it every hundredth "
+        "step, or in another thread"
+    ), _all_saved("that code", share)
+
+
+@_advice
+def avoid_synchronisation(*, share: float, is_pinned: bool) -> tuple[str, str]:
+    return (
+        "Let the host run ahead of the device: read the loss every N steps instead of after each (.item(), .cpu(), "
+        f"print), and copy without blocking ({'non_blocking=True' if is_pinned else 'pin_memory=True'})"
+    ), _all_saved("waits of the host", share)
+
+
+@_advice
+def move_fewer_bytes(*, share: float, is_dtype_known: bool) -> tuple[str, str]:
+    dtype = "" if is_dtype_known else ", use a narrower precision"
+    return (
+        f"Move fewer bytes: fuse element-wise operations (torch.compile), work in place{dtype}"
+    ), f"at best half of the bytes are left; moving them takes {format_fraction(share)} of the time"
+
+
+@_advice
+def make_step_cheaper(*, share: float, peak_fraction: float | None, most_gain: float | None) -> tuple[str, str]:
+    text = "Make a step cheaper: fused operations (torch.compile), fewer operations per sample, or a faster device"
+    basis = describe_computing(share, peak_fraction)
+    if most_gain is None:
+        return text, f"{basis}; the speed of a large matrix product was not measured"
+    most = show(most_gain, "gain")
+    return f"{text}; at the speed of a large matrix product this device gives at most {most}", basis
+
+
+@_advice
+def batch_like_lengths(
+    *,
+    pool_batches: int,
+    padding: float,
+    bucket_padding: float,
+    items: int,
+    timed: int,
+    device_time: float,
+    gain_low: float,
+    gain_high: float,
+) -> tuple[str, str]:
+    return (
+        f"Batch sequences of similar lengths (a batch sampler that sorts pools of {pool_batches} batches by length, "
+        f"and shuffles pools and batches): padding falls from {format_fraction(padding)} of the tokens to "
+        f"{format_fraction(bucket_padding)}"
+    ), f"{_lengths_basis(items, timed, device_time)}; {_gain_interval(gain_low, gain_high)}"
+
+
+@_advice
+def pack_sequences(
+    *,
+    row_tokens: int,
+    samples_per_row: float,
+    padding: float,
+    packed_padding: float,
+    items: int,
+    timed: int,
+    device_time: float,
+    gain_low: float,
+    gain_high: float,
+) -> tuple[str, str]:
+    return (
+        f"Pack sequences into rows of {row_tokens:,} tokens, about {format_mean_count(samples_per_row)} to a row, and "
+        "use fewer rows a batch; keep positions and attention within each sequence (position_ids that restart, a "
+        "block-diagonal mask or attention by cumulative lengths): padding falls from "
+        f"{format_fraction(padding)} of the tokens to {format_fraction(packed_padding)}"
+    ), (
+        f"{_lengths_basis(items, timed, device_time)} for a sample; {_gain_interval(gain_low, gain_high)}, whether or "
+        "not attention covers whole rows"
+    )
+
+
+def _lengths_basis(items: int, timed: int, device_time: float) -> str:
+    return (
+        f"by the lengths of {items:,} items and the time of batches of {timed} lengths the device needs "
+        f"{format_fraction(device_time)} of its present time"
+    )
+
+
+@_advice
+def checkpoint_activations(
+    *,
+    block: str,
+    blocks: int,
+    samples: int,
+    kept_bytes: int,
+    inside_bytes: int,
+    micro_batch_size: int,
+    own_batch: int,
+    least_saved_bytes: int,
+    most_saved_bytes: int,
+    forward_fraction: float | None,
+    left_bytes: int | None = None,
+    limit_bytes: int | None = None,
+    gain_low: float | None = None,
+    gain_high: float | None = None,
+) -> tuple[str, str]:
+    saved = f"{format_bytes(least_saved_bytes)} to {format_bytes(most_saved_bytes)}"
+    if left_bytes is not None and limit_bytes is not None:
+        effect = (
+            f"your batch then takes about {format_bytes(left_bytes)}, if its peak is within these blocks; the limit is "
+            f"{format_bytes(limit_bytes)}"
+        )
+    elif micro_batch_size == own_batch:
+        effect = f"your batch, which has no room now, then keeps {saved} less for its backward pass"
+    else:
+        effect = (
+            f"a batch of {micro_batch_size:,} samples then fits the memory, instead of {own_batch:,} "
+            f"({_CAUTIONS['micro_batch_size']})"
+        )
+    basis = (
+        f"a batch of {samples:,} samples keeps {format_bytes(kept_bytes)} for its backward pass, "
+        f"{format_bytes(inside_bytes)} of it in these blocks; with {micro_batch_size:,} samples {saved} of it are saved"
+    )
+    if forward_fraction is not None:
+        basis += f"; recomputing the blocks takes {format_fraction(forward_fraction)} of a step"
+    if gain_low is not None and gain_high is not None:
+        basis += f"; {_gain_interval(gain_low, gain_high)}"
+    return f"Checkpoint the {blocks} blocks of class {block} (torch.utils.checkpoint): {effect}", basis
+
+
+# Several devices
+
+_FOLLOW = "scale the learning rate with the global batch"
+
+
+@_advice
+def try_ddp() -> tuple[str, str]:
+    text = "Let the search try strategy ddp: one process for each device, which exchange only gradients"
+    return text, "no trial has measured it"
+
+
+@_advice
+def more_samples_per_exchange(
+    *, settings: Mapping[str, object], factor: int, exposed_s: float, step_s: float, limit_fraction: float
+) -> tuple[str, str]:
+    return f"{_set(settings)}: {factor} times the samples for each exchange ({_FOLLOW})", (
+        f"an exchange adds {format_short_time(exposed_s)} to a step of {format_short_time(step_s)}, and peak memory is "
+        f"{format_fraction(limit_fraction)} of the limit"
+    )
+
+
+@_advice
+def compress_gradients(*, settings: Mapping[str, object], exchange_s: float, exposed_s: float) -> tuple[str, str]:
+    return f"{_set(settings)}: half the bytes to exchange ({_CAUTIONS['amp_dtype']})", (
+        f"the exchange alone takes {format_short_time(exchange_s)}, {format_short_time(exposed_s)} of it not hidden; "
+        "an upper limit, since compressing takes time too"
+    )
+
+
+@_advice
+def more_workers(
+    *, settings: Mapping[str, object], ranks: int, loader_processes: int, cores: int, loader_samples_per_s: float
+) -> tuple[str, str]:
+    each = " for each rank" if ranks > 1 else ""
+    return f"{_set(settings)}{each}", _loaders_reach(loader_processes, cores, loader_samples_per_s)
+
+
+@_advice
+def more_cores_for_loaders(*, loader_processes: int, cores: int, loader_samples_per_s: float) -> tuple[str, str]:
+    basis = _loaders_reach(loader_processes, cores, loader_samples_per_s)
+    return "Use more cores: loading and training share the cores here", basis
+
+
+@_advice
+def more_cores_or_cheaper_items(
+    *,
+    cores_needed: int,
+    loader_processes: int,
+    cores: int,
+    loader_samples_per_s: float,
+    device_samples_per_s: float,
+) -> tuple[str, str]:
+    reached = _loaders_reach(loader_processes, cores, loader_samples_per_s)
+    text = f"Use about {cores_needed} cores instead of {cores}, or make an item cheaper"
+    return text, f"{reached}, the devices {_rate(device_samples_per_s)}"
+
+
+def _loaders_reach(loader_processes: int, cores: int, loader_samples_per_s: float) -> str:
+    processes = "process" if loader_processes == 1 else "processes"
+    return f"{loader_processes} loader {processes} on {cores} cores reach {_rate(loader_samples_per_s)}"
+
+
+@_advice
+def find_slow_rank(*, ranks: Sequence[int]) -> tuple[str, str]:
+    names = ", ".join(map(str, ranks))
+    return (
+        f"Find what slows down rank {names}: in every step the others wait for it",
+        "the throughput of the other ranks",
+    )
+
+
+@_advice
+def batch_of_single_device(*, settings: Mapping[str, object], limit_fraction: float) -> tuple[str, str]:
+    basis = f"the throughput of one device; it took {format_fraction(limit_fraction)} of the memory limit"
+    return f"{_set(settings)} on each rank, as on one device ({_FOLLOW})", basis
+
+
+@_advice
+def settings_of_single_device(*, settings: Mapping[str, object]) -> tuple[str, str]:
+    return f"{_set(settings)}, as in the best trial on one device", "the throughput of one device"
+
+
+@_advice
+def more_cores_for_ranks(*, cores: int) -> tuple[str, str]:
+    return "Use more cores: on a CPU, ranks share its cores", f"{cores} cores here"

@@ -1,0 +1,348 @@
+"""A diagnosis: its headline, the evidence of each bottleneck, and remarks.
+
+Evidence is a sentence without its full stop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from autotune.messages import message
+from autotune.messages.units import format_bytes, format_fraction, format_rate, format_short_time, show
+from autotune.note import Note
+
+__all__ = [
+    "BOTTLENECKS",
+    "best_setting",
+    "bottleneck",
+    "breakdown_not_measured",
+    "compute_evidence",
+    "computed_setting",
+    "copy_evidence",
+    "data_cpu_evidence",
+    "data_io_evidence",
+    "data_tail_evidence",
+    "describe_computing",
+    "healthy",
+    "launch_evidence",
+    "loader_threads_evidence",
+    "may_help",
+    "memory_evidence",
+    "no_effect_on_diagnosis",
+    "no_setting_helps",
+    "no_time_for_others",
+    "no_time_for_points",
+    "operators_evidence",
+    "others_failed",
+    "others_not_measured",
+    "restart_evidence",
+    "script_evidence",
+    "search_would_refuse",
+    "side_not_measured",
+    "synchronise_evidence",
+    "threads_evidence",
+    "time_not_attributed",
+    "time_unknown",
+    "unknown_evidence",
+]
+
+BOTTLENECKS = {
+    "data_cpu": "data-bound by CPU work",
+    "data_io": "data-bound by waiting for I/O",
+    "data_tail": "data-bound by a slow tail of items",
+    "restart": "bound by restarts of the loader",
+    "copy": "copy-bound",
+    "compute": "compute-bound",
+    "launch": "launch-bound",
+    "script": "bound by the script's own code between operations",
+    "synchronise": "bound by host-device synchronisation",
+    "memory": "bound by memory bandwidth",
+    "threads": "bound by CPU oversubscription",
+    "unknown": "not known",
+}
+"""Each bottleneck of one job."""
+
+
+# Headline
+
+
+@message
+def healthy(*, share: float, least_gain: float | None) -> str:
+    computes = f"Healthy: the device computes {format_fraction(share)} of the time"
+    if least_gain is None:
+        return f"{computes}. Other settings were not measured."
+    return f"{computes}, and no measured setting gains {_percent(least_gain)}."
+
+
+@message
+def bottleneck(*, bottleneck: str, share: float, second: str | None = None, second_share: float | None = None) -> str:
+    name = BOTTLENECKS[bottleneck]
+    first = f"{name[0].upper()}{name[1:]} ({format_fraction(share)} of the time)"
+    if second is None or second_share is None:
+        return f"{first}."
+    return f"{first}, but also {BOTTLENECKS[second]} ({format_fraction(second_share)})."
+
+
+@message
+def time_not_attributed(*, share: float) -> str:
+    return f"{format_fraction(share)} of the time is not spent waiting for data; what it is spent on was not measured."
+
+
+@message
+def time_unknown() -> str:
+    return "The bottleneck is unknown: the script has no DataLoader, so autotune cannot measure its waits for data."
+
+
+@message
+def best_setting(*, settings: Mapping[str, object], gain: float) -> str:
+    return f"{_set(settings)}: {show(gain, 'gain')} expected."
+
+
+@message
+def computed_setting(*, settings: Mapping[str, object], gain: float) -> str:
+    return f"{_set(settings)}: about {show(gain, 'gain')} expected (computed from an item's cost, not measured)."
+
+
+@message
+def may_help(*, settings: Mapping[str, object], others_cores: float, cores: int) -> str:
+    return (
+        f"{show(settings, 'settings')} may help, but other programs used {others_cores:.1f} of the {cores} cores "
+        "during the measurement: measure again."
+    )
+
+
+@message
+def no_setting_helps(*, least_gain: float) -> str:
+    return f"No measured setting gains more than {_percent(least_gain)}."
+
+
+@message
+def others_not_measured() -> str:
+    return "Other settings were not measured."
+
+
+def _set(settings: Mapping[str, object]) -> str:
+    return f"Set {show(settings, 'settings')}"
+
+
+def _percent(gain: float) -> str:
+    return f"{100 * gain:.0f} %"
+
+
+# Evidence
+
+
+@message
+def data_cpu_evidence(
+    *,
+    waiting_fraction: float,
+    item_s: float | None = None,
+    cpu_fraction: float | None = None,
+    collate_s: float | None = None,
+) -> str:
+    waiting = _waiting(waiting_fraction)
+    if item_s is None or cpu_fraction is None or collate_s is None:
+        return f"{waiting}; the cost of an item was not measured"
+    return f"{waiting}: {_item(item_s, cpu_fraction)}; collating a batch takes {format_short_time(collate_s)}"
+
+
+@message
+def data_io_evidence(
+    *, waiting_fraction: float, item_s: float, cpu_fraction: float, disk_bytes_per_item: float | None
+) -> str:
+    disk = f", and reads {format_bytes(disk_bytes_per_item)} from disk" if disk_bytes_per_item else ""
+    return f"{_waiting(waiting_fraction)}: {_item(item_s, cpu_fraction)}{disk}"
+
+
+@message
+def data_tail_evidence(
+    *, waiting_fraction: float, slow_tail_fraction: float, item_median_s: float, item_slowest_s: float
+) -> str:
+    return (
+        f"{_waiting(waiting_fraction)}: {format_fraction(slow_tail_fraction)} of the loading time goes into items over "
+        f"8 times the median of {format_short_time(item_median_s)}, up to {format_short_time(item_slowest_s)}"
+    )
+
+
+@message
+def loader_threads_evidence(
+    *, waiting_fraction: float, item_s: float, cores_per_item: float, loader_processes: int, cores: int
+) -> str:
+    return (
+        f"{_waiting(waiting_fraction)}: an item keeps {cores_per_item:.1f} cores busy for {format_short_time(item_s)}, "
+        f"in threads of a library (OpenCV, NumPy) or in processes that it starts; {loader_processes} loader processes "
+        f"would need {loader_processes * cores_per_item:.1f} cores, but there are {cores}"
+    )
+
+
+@message
+def threads_evidence(
+    *, threads: int, num_workers: int, cores: int, slowdown: float, device_samples_per_s: float
+) -> str:
+    return (
+        f"{threads} threads and {num_workers} loader workers share {cores} cores: computing is {slowdown:.1f} times "
+        f"slower in the loop than alone ({_rate(device_samples_per_s)})"
+    )
+
+
+@message
+def restart_evidence(*, share: float, epoch_s: float | None) -> str:
+    each = ""
+    if epoch_s is not None:
+        each = f": {format_short_time(share * epoch_s)} in each epoch of {format_short_time(epoch_s)}"
+    return f"restarting the loader takes {format_fraction(share)} of the time{each}"
+
+
+@message
+def copy_evidence(
+    *,
+    share: float,
+    is_pinned: bool | None = None,
+    exposed_fraction: float | None = None,
+    pageable_samples_per_s: float | None = None,
+    pinned_samples_per_s: float | None = None,
+) -> str:
+    copies = f"{format_fraction(share)} of the time copies batches to the device while nothing computes"
+    if is_pinned is None or exposed_fraction is None:
+        return copies
+    reached = []
+    if pageable_samples_per_s is not None:
+        reached.append(f"from pageable memory {_rate(pageable_samples_per_s)}{'' if is_pinned else ', used today'}")
+    if pinned_samples_per_s is not None:
+        reached.append(f"from pinned memory {_rate(pinned_samples_per_s)}{', used today' if is_pinned else ''}")
+    return f"{copies}: {format_fraction(exposed_fraction)} of what copying alone takes ({', '.join(reached)})"
+
+
+@message
+def synchronise_evidence(*, share: float) -> str:
+    return (
+        f"{format_fraction(share)} of the time the device is idle because the host waited for it before launching more "
+        "(loss.item(), a blocking copy)"
+    )
+
+
+@message
+def operators_evidence(*, operators: int, operator_s: float, fixed_fraction: float) -> str:
+    return (
+        f"a batch takes {operators:,} operators of {format_short_time(operator_s)} each, and "
+        f"{format_fraction(fixed_fraction)} of its time does not depend on the batch size"
+    )
+
+
+@message
+def launch_evidence(
+    *, share: float, launch_s: float | None = None, take_s: float | None = None, batch_s: float | None = None
+) -> str:
+    needs = []
+    if launch_s is not None:
+        needs.append(f"{format_short_time(launch_s)} to launch a batch's work")
+    if take_s is not None:
+        needs.append(f"{format_short_time(take_s)} to fetch it from the loader")
+    if not needs or batch_s is None:
+        return f"{format_fraction(share)} of the time passes between operations"
+    return (
+        f"the device waits {format_fraction(share)} of the time for the host, which needs {' and '.join(needs)}; a "
+        f"batch takes {format_short_time(batch_s)}"
+    )
+
+
+@message
+def script_evidence(*, share: float, outside_s: float, operators: int) -> str:
+    return (
+        f"{format_short_time(outside_s)} of each step, {format_fraction(share)} of the time, is spent neither in "
+        f"torch's {operators:,} operators nor in the loader: far more than launching them takes"
+    )
+
+
+@message
+def compute_evidence(*, share: float, is_measured: bool, peak_fraction: float | None) -> str:
+    if is_measured:
+        return describe_computing(share, peak_fraction)
+    return f"{format_fraction(share)} of the time is not spent waiting for data; the rest was not measured"
+
+
+def describe_computing(share: float, peak_fraction: float | None) -> str:
+    """Return how much of the time is computing, and at what share of the device's peak."""
+    computing = f"the device computes {format_fraction(share)} of the time"
+    if peak_fraction is None:
+        return computing
+    return (
+        f"{computing}, at {format_fraction(peak_fraction)} of the speed of a large matrix product in the same precision"
+    )
+
+
+@message
+def memory_evidence(
+    *,
+    dram_fraction: float | None = None,
+    moved_bytes: float | None = None,
+    batch_s: float | None = None,
+    copy_s: float | None = None,
+) -> str:
+    if dram_fraction is not None:
+        return f"{format_fraction(dram_fraction)} of the memory bandwidth is used while the device is busy (GPM)"
+    return (
+        f"a batch moves {show(moved_bytes, 'bytes')} in {show(batch_s, 'seconds')}; a large copy would take "
+        f"{show(copy_s, 'seconds')}"
+    )
+
+
+@message
+def unknown_evidence() -> str:
+    return "the script makes its batches itself, and autotune cannot separate that from its other work"
+
+
+def _waiting(waiting_fraction: float) -> str:
+    return f"{format_fraction(waiting_fraction)} of the time is spent waiting for data"
+
+
+def _item(item_s: float, cpu_fraction: float) -> str:
+    return f"an item takes {format_short_time(item_s)}, {format_fraction(cpu_fraction)} of it CPU time"
+
+
+def _rate(samples_per_s: float) -> str:
+    return f"{format_rate(samples_per_s)} samples/s"
+
+
+# Remarks
+
+
+@message
+def breakdown_not_measured() -> str:
+    return "Where the time goes was not measured: all time not spent waiting for data counts as computing."
+
+
+@message
+def search_would_refuse(*, fault: Note | str) -> str:
+    return f"A search would refuse these settings: {fault}."
+
+
+@message
+def side_not_measured(*, side: str, settings: Mapping[str, object], reason: Note | str) -> str:
+    return f"The {side} alone was not measured with {show(settings, 'settings') or 'your settings'}: {reason}."
+
+
+@message
+def no_time_for_points(*, counts: Mapping[str, int]) -> str:
+    sides = (
+        f"the {side} alone with {count} {'setting' if count == 1 else 'settings'}" for side, count in counts.items()
+    )
+    return f"No time was left to measure {', '.join(sides)}."
+
+
+@message
+def others_failed(*, reason: Note | str) -> str:
+    return f"Other settings were not measured: {reason}."
+
+
+@message
+def no_time_for_others(*, left_s: float, most_s: float, startup_s: float) -> str:
+    return (
+        f"Other settings were not measured: {left_s:.0f} s of the {most_s:.0f} s for a diagnosis are left, and a trial "
+        f"takes {startup_s:.0f} s to start."
+    )
+
+
+@message
+def no_effect_on_diagnosis(*, names: Sequence[str]) -> str:
+    return f"No effect on a diagnosis, which searches nothing and keeps no run folder: {', '.join(names)}."
