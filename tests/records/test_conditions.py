@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from autotune.note import note
+from autotune.messages.devices import clock_lowered, clock_moved, others_on_device
 from autotune.records.conditions import DeviceConditions, note_on_others, remarks_on
 
 GIB = 2**30
@@ -22,12 +22,12 @@ def make(**given: Any) -> DeviceConditions:
 )
 def test_a_clock_that_moves_by_three_per_cent_is_remarked(clocks: tuple[int, int], moves: bool) -> None:
     found = list(remarks_on(make(sm_clock_mhz=clocks)))
-    assert found == [note("clock_moved", first_mhz=clocks[0], last_mhz=clocks[1])] * moves
+    assert found == [clock_moved(first_mhz=clocks[0], last_mhz=clocks[1])] * moves
 
 
 def test_a_clock_that_was_held_down_is_remarked_with_its_reasons() -> None:
     assert list(remarks_on(make(throttle_reasons=("power_brake", "power_cap", "thermal")))) == [
-        note("clock_lowered", reasons=("power_brake", "thermal"))
+        clock_lowered(reasons=("power_brake", "thermal"))
     ]
 
 
@@ -56,7 +56,7 @@ def test_a_device_that_nobody_else_has_open_needs_no_note(memory: int | None, bu
 @pytest.mark.parametrize(("busy", "noted"), [(None, None), (0.04, None), (0.62, 0.62)])
 def test_others_on_the_device_are_noted_with_their_figures(busy: float | None, noted: float | None) -> None:
     found = note_on_others(make(others_memory_bytes=3 * GIB, others_busy_fraction=busy))
-    assert found == note("others_on_device", held_bytes=3 * GIB, busy_fraction=noted)
+    assert found == others_on_device(held_bytes=3 * GIB, busy_fraction=noted)
 
 
 def test_a_device_that_does_not_tell_needs_no_note() -> None:

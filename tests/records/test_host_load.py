@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from autotune.note import note
+from autotune.messages.devices import cores_taken
 from autotune.records.host_load import HostLoad, join_loads, note_on_load
 
 
@@ -49,7 +49,7 @@ def test_others_take_what_they_leave_the_trial_without(given: dict[str, Any], co
 def test_a_window_was_loaded_where_others_took_a_tenth_of_cores_in_use(given: dict[str, Any], is_loaded: bool) -> None:
     load = make(**given)
     assert load.is_loaded == is_loaded
-    told = note("cores_taken", others_cores=load.others_cores, cores=load.cores)
+    told = cores_taken(others_cores=load.others_cores, cores=load.cores)
     assert note_on_load(load) == (told if is_loaded else None)
 
 

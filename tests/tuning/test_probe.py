@@ -9,6 +9,7 @@ import pytest
 from autotune.api.setup import runner_for, temporary_folder
 from autotune.errors import ConfigError, WorkloadError
 from autotune.launch.launcher import Exit, Launch
+from autotune.messages.devices import others_on_device
 from autotune.note import Note, note
 from autotune.protocol.disk import write_model
 from autotune.protocol.reports import RankReport
@@ -22,7 +23,7 @@ from autotune.testing import FakeLauncher
 from autotune.testing.fake_figures import fake_environment, fake_facts
 from autotune.tuning.probe import probe_workload
 
-NOTE = note("others_on_device", held_bytes=20 * 2**30, busy_fraction=0.9)
+NOTE = others_on_device(held_bytes=20 * 2**30, busy_fraction=0.9)
 
 
 @pytest.mark.parametrize(

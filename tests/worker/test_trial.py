@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from autotune.note import note
+from autotune.messages.devices import clock_lowered, clock_moved
 from autotune.protocol.jobs import WindowRules
 from autotune.records.measurement import Measurement, MemorySample
 from autotune.records.utilization import GPM_SOURCE, WAIT_SOURCE
@@ -89,8 +89,8 @@ def test_a_window_is_told_with_what_the_device_did(measure: Callable[..., Measur
 def test_a_window_that_was_disturbed_says_so(measure: Callable[..., Measurement], nvml: NvmlStub) -> None:
     nvml.play(sm_clock=(1980, 1400), reasons=(0, 0x40))
     assert measure().remarks == (
-        note("clock_lowered", reasons=["thermal"]),
-        note("clock_moved", first_mhz=1980, last_mhz=1400),
+        clock_lowered(reasons=["thermal"]),
+        clock_moved(first_mhz=1980, last_mhz=1400),
     )
 
 
