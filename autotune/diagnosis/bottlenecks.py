@@ -138,10 +138,9 @@ def _data(evidence: Evidence, parts: TimeBreakdown) -> Finding:
     share = max(0.0, parts.data_wait.fraction - parts.restart_fraction)
     costs = evidence.measurement.loader_costs
     if costs is None:
-        return _finding("data_cpu", share, messages.data_cpu_evidence(waiting_fraction=share))
+        return _finding("data_cpu", share, messages.data_cpu_evidence())
     if costs.slow_tail_fraction >= _TAIL_FRACTION:
         tail = messages.data_tail_evidence(
-            waiting_fraction=share,
             slow_tail_fraction=costs.slow_tail_fraction,
             item_median_s=costs.item_median_s,
             item_slowest_s=costs.item_slowest_s,
@@ -149,7 +148,6 @@ def _data(evidence: Evidence, parts: TimeBreakdown) -> Finding:
         return _finding("data_tail", share, tail)
     if expectation.workers_run_too_many_threads(evidence):
         threads = messages.loader_threads_evidence(
-            waiting_fraction=share,
             item_s=costs.item_s,
             cores_per_item=costs.cpu_fraction,
             loader_processes=expectation.loader_processes(evidence.config),
@@ -158,14 +156,12 @@ def _data(evidence: Evidence, parts: TimeBreakdown) -> Finding:
         return _finding("threads", share, threads)
     if costs.cpu_fraction < WAITING_CPU_FRACTION:
         waits = messages.data_io_evidence(
-            waiting_fraction=share,
             item_s=costs.item_s,
             cpu_fraction=costs.cpu_fraction,
             disk_bytes_per_item=costs.disk_bytes_per_item,
         )
         return _finding("data_io", share, waits)
     work = messages.data_cpu_evidence(
-        waiting_fraction=share,
         item_s=costs.item_s,
         cpu_fraction=min(1.0, costs.cpu_fraction),
         collate_s=costs.collate_s,

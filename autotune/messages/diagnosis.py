@@ -134,44 +134,33 @@ def _percent(gain: float) -> str:
 
 @message
 def data_cpu_evidence(
-    *,
-    waiting_fraction: float,
-    item_s: float | None = None,
-    cpu_fraction: float | None = None,
-    collate_s: float | None = None,
+    *, item_s: float | None = None, cpu_fraction: float | None = None, collate_s: float | None = None
 ) -> str:
-    waiting = _waiting(waiting_fraction)
     if item_s is None or cpu_fraction is None or collate_s is None:
-        return f"{waiting}; the cost of an item was not measured"
-    return f"{waiting}: {_item(item_s, cpu_fraction)}; collating a batch takes {format_short_time(collate_s)}"
+        return "training waits for data; the cost of an item was not measured"
+    return f"{_item(item_s, cpu_fraction)}; collating a batch takes {format_short_time(collate_s)}"
 
 
 @message
-def data_io_evidence(
-    *, waiting_fraction: float, item_s: float, cpu_fraction: float, disk_bytes_per_item: float | None
-) -> str:
+def data_io_evidence(*, item_s: float, cpu_fraction: float, disk_bytes_per_item: float | None) -> str:
     disk = f", and reads {format_bytes(disk_bytes_per_item)} from disk" if disk_bytes_per_item else ""
-    return f"{_waiting(waiting_fraction)}: {_item(item_s, cpu_fraction)}{disk}"
+    return f"{_item(item_s, cpu_fraction)}{disk}"
 
 
 @message
-def data_tail_evidence(
-    *, waiting_fraction: float, slow_tail_fraction: float, item_median_s: float, item_slowest_s: float
-) -> str:
+def data_tail_evidence(*, slow_tail_fraction: float, item_median_s: float, item_slowest_s: float) -> str:
     return (
-        f"{_waiting(waiting_fraction)}: {format_fraction(slow_tail_fraction)} of the loading time goes into items over "
-        f"8 times the median of {format_short_time(item_median_s)}, up to {format_short_time(item_slowest_s)}"
+        f"{format_fraction(slow_tail_fraction)} of the loading time goes into items over 8 times the median of "
+        f"{format_short_time(item_median_s)}, up to {format_short_time(item_slowest_s)}"
     )
 
 
 @message
-def loader_threads_evidence(
-    *, waiting_fraction: float, item_s: float, cores_per_item: float, loader_processes: int, cores: int
-) -> str:
+def loader_threads_evidence(*, item_s: float, cores_per_item: float, loader_processes: int, cores: int) -> str:
     return (
-        f"{_waiting(waiting_fraction)}: an item keeps {cores_per_item:.1f} cores busy for {format_short_time(item_s)}, "
-        f"in threads of a library (OpenCV, NumPy) or in processes that it starts; {loader_processes} loader processes "
-        f"would need {loader_processes * cores_per_item:.1f} cores, but there are {cores}"
+        f"an item keeps {cores_per_item:.1f} cores busy for {format_short_time(item_s)}, in threads of a library "
+        f"(OpenCV, NumPy) or in processes that it starts; {loader_processes} loader processes would need "
+        f"{loader_processes * cores_per_item:.1f} cores, but there are {cores}"
     )
 
 
@@ -262,7 +251,6 @@ def compute_evidence(*, share: float, is_measured: bool, peak_fraction: float | 
 
 
 def describe_computing(share: float, peak_fraction: float | None) -> str:
-    """Return how much of the time is computing, and at what share of the device's peak."""
     computing = f"the device computes {format_fraction(share)} of the time"
     if peak_fraction is None:
         return computing
@@ -290,10 +278,6 @@ def memory_evidence(
 @message
 def unknown_evidence() -> str:
     return "the script makes its batches itself, and autotune cannot separate that from its other work"
-
-
-def _waiting(waiting_fraction: float) -> str:
-    return f"{format_fraction(waiting_fraction)} of the time is spent waiting for data"
 
 
 def _item(item_s: float, cpu_fraction: float) -> str:

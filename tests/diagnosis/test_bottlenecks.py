@@ -192,7 +192,7 @@ def test_threads_of_items_have_their_figures() -> None:
     evidence = make_evidence(
         config=TrainingConfig(num_workers=4), loader_costs=costs, breakdown=make_breakdown(wait=0.7)
     )
-    figures = {"waiting_fraction": 0.7, "cores_per_item": 2.5, "item_s": 2e-3, "loader_processes": 4, "cores": 8}
+    figures = {"cores_per_item": 2.5, "item_s": 2e-3, "loader_processes": 4, "cores": 8}
     assert find_bottlenecks(evidence)[0].figures == figures
 
 

@@ -13,7 +13,7 @@ from rich.text import Text
 from autotune.diagnosis.bottlenecks import breakdown_of
 from autotune.diagnosis.gains import NEAR_CEILING
 from autotune.messages.diagnosis import BOTTLENECKS
-from autotune.messages.units import show, show_interval, text_bar
+from autotune.messages.units import format_rate, show, show_interval, text_bar
 from autotune.records.breakdown import PARTS
 from autotune.records.ceilings import EXCEEDED_FROM, SIDES, overlaps
 from autotune.records.diagnosis import Curves, Diagnosis
@@ -35,7 +35,7 @@ from autotune.report.wording.say import say
 __all__ = ["diagnosis_sections", "print_diagnosis", "render_diagnosis", "say_present"]
 
 _NOT_MEASURED = "not measured"
-_NO_ADVICE = "Nothing that was measured promises 3 % or more."
+_NO_ADVICE = "Nothing measured gains 3 % or more."
 _LEAST_RESTART = 0.001
 """Share of the time from which on restarts of epochs are shown: what rounds to 0.1 %."""
 
@@ -143,7 +143,8 @@ def _join(diagnosis: Diagnosis) -> Figures:
 
 def _time(diagnosis: Diagnosis) -> Table:
     breakdown = breakdown_of(diagnosis.evidence)
-    named = {PART_NAMES[part]: breakdown.shares()[part] for part in PARTS}
+    shares = breakdown.shares()
+    named = {PART_NAMES[part]: shares[part] for part in PARTS if shares[part].fraction > 0}
     if diagnosis.evidence.measurement.breakdown is None:
         named = {PART_NAMES["data_wait"]: breakdown.data_wait, "all else": breakdown.compute}
     if diagnosis.verdict == "unknown":
@@ -199,9 +200,9 @@ def _roofline(diagnosis: Diagnosis) -> dict[str, str]:
     estimate = " (an estimate)" if evidence.measurement.device_ceiling is None else ""
     return {
         "a batch": f"{batch} on the device{estimate}, {roofline.operators:,} operators, "
-        f"{show(roofline.moved_bytes, 'bytes')} moved, {roofline.flops / 1e9:,.3g} GFLOP",
-        "the device": f"{roofline.peak_flops_per_s / 1e9:,.3g} GFLOP/s in a large matrix product, "
-        f"{roofline.peak_bytes_per_s / 1e9:,.3g} GB/s in a large copy",
+        f"{show(roofline.moved_bytes, 'bytes')} moved, {format_rate(roofline.flops / 1e9)} GFLOP",
+        "the device": f"{format_rate(roofline.peak_flops_per_s / 1e9)} GFLOP/s in a large matrix product, "
+        f"{format_rate(roofline.peak_bytes_per_s / 1e9)} GB/s in a large copy",
     }
 
 

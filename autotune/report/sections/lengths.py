@@ -16,9 +16,8 @@ from autotune.report.figures import Figures
 __all__ = ["length_facts", "length_section", "padding_of"]
 
 _REMARK = (
-    "Padding at random and of like lengths: for batches of so many samples, from the lengths of items. The device's "
-    "time comes from batches of several lengths that were timed on it; a loader that is the bottleneck keeps it from "
-    "showing."
+    "Padding at random and of like lengths: computed from the lengths of items, for batches of this size. Device time: "
+    "from timed batches of several lengths; it shows only where the loader is not the bottleneck."
 )
 
 

@@ -27,7 +27,7 @@ _NEAR_IDEAL = 0.95
 
 
 def scaling_sections(summary: RunSummary, columns: Sequence[Column]) -> tuple[Section, ...]:
-    """Whether more devices help, and why; () where no trial had more than one."""
+    """Return whether more devices help, and why; () where no trial had more than one."""
     comparison = _compare(summary)
     if comparison is None:
         return ()
@@ -53,7 +53,7 @@ def rank_section(ranks: Sequence[RankFigures], whose: str = "", remarks: Sequenc
         return ()
     devices = name_devices(ranks)
     uneven = [
-        f"Rank {rank} ({devices[rank]}) is uneven: its {side} alone gives {show(share, 'share')} of the others'."
+        f"Rank {rank} ({devices[rank]}) is uneven: its {side} alone reaches {show(share, 'share')} of the others'."
         for rank, (side, share) in uneven_ranks(ranks).items()
     ]
     table = tabulate(_rank_row(rank, devices[rank.rank]) for rank in ranks)
@@ -100,10 +100,10 @@ def _say_answer(comparison: StrategyComparison) -> str:
 
 def _say_verdict(comparison: StrategyComparison, fastest: StrategyBest, ratio: Ratio) -> str:
     count, interval = fastest.config.world_size, show_interval(ratio.low, ratio.high, "times")
-    rate = f"{_name(fastest)} trains {show(ratio.value, 'times')} times as fast as one device (interval: {interval}"
+    rate = f"{_name(fastest)} trains {show(ratio.value, 'times')} times as fast as one device ({interval}"
     if comparison.helps == "yes":
         who = "the second device helps" if count == 2 else f"{count} devices help"
-        return f"Yes, {who}: {rate}), {show(ratio.value / count, 'share')} of {count} times."
+        return f"Yes, {who}: {rate}), an efficiency of {show(ratio.value / count, 'share')}."
     if comparison.helps == "no":
         who = "the second device does" if count == 2 else f"{count} devices do"
         return f"No, {who} not help: {rate})."
@@ -132,19 +132,16 @@ def _format_efficiency(efficiency: Ratio) -> str:
 
 
 def _remarks(comparison: StrategyComparison) -> Iterator[str]:
-    """What must be known to read the table."""
-    yield f"Each is the best of its trials: {'; '.join(map(_describe_choice, comparison.entries))}."
+    """Yield what must be known to read the table."""
+    yield f"Shown: {'; '.join(map(_describe_choice, comparison.entries))}."
     if comparison.other_changes:
         names = ", ".join(comparison.other_changes)
-        yield (
-            f"The fastest group also differs from the best single device in {names}: part of the difference may come "
-            "from these."
-        )
-    yield "Efficiency: the rate over as many times the best rate of one device, with its interval."
+        yield f"Part of the difference may come from other settings: {names}."
+    yield "Efficiency: throughput for each device, relative to one device alone."
     if any(entry.best is not None and entry.best.communication is not None for entry in comparison.entries):
         yield (
-            "Exposed: the share of a step that exchanging gradients adds, on batches already on the devices. "
-            "Hidden: the share of the exchange that overlaps with the backward pass."
+            "Exposed: share of a step that exchanging gradients adds. Hidden: share of the exchange that overlaps with "
+            "the backward pass."
         )
 
 
@@ -152,8 +149,8 @@ def _describe_choice(entry: StrategyEntry) -> str:
     name = name_group(entry.strategy, entry.world_size)
     if entry.best is None:
         return f"{name}: none of {entry.tried} ran well"
-    again = f", {format_count(entry.best.runs, 'run')}" if entry.best.runs > 1 else ""
-    return f"{name}: trial {entry.best.number}, chosen from {entry.feasible}{again}"
+    again = f" ({format_count(entry.best.runs, 'run')})" if entry.best.runs > 1 else ""
+    return f"{name}: trial {entry.best.number}, best of {entry.feasible}{again}"
 
 
 def _ranks_of(comparison: StrategyComparison, summary: RunSummary, columns: Sequence[Column]) -> tuple[Section, ...]:
