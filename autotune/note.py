@@ -1,7 +1,4 @@
-"""A note for the user, as a code with its figures: what every room hands on in place of a sentence.
-
-The sentences are in report/wording alone.
-"""
+"""A note for the user: a code, its figures, and its text. The functions that write notes are in `messages`."""
 
 from __future__ import annotations
 
@@ -16,23 +13,23 @@ __all__ = ["Note", "note"]
 
 
 class Note(FrozenModel):
-    """A code and its figures."""
+    """A sentence for the user, with the code and the figures that programs read."""
 
     code: str
-    """What happened, in snake_case: "no_time_for_stress"."""
+    """The name of the function in `messages` that wrote the note: "no_time_for_a_trial"."""
     figures: dict[str, JsonValue] = Field(default_factory=dict)
-    """What the sentence is filled with, by the names that it has for them: seconds, bytes, shares in 0..1, numbers of
-    trials, names of settings and files; units in the name (`_s`, `_bytes`, `_fraction`)."""
+    """The function's arguments: seconds, bytes, fractions in 0..1, counts, names of settings and files."""
     text: str = ""
-    """Its sentence, free of markup."""
+    """The sentence, plain text without markup."""
 
-    def __hash__(self) -> int:  # figures are a mapping; equal notes have equal hashes all the same
-        return hash((self.code, *sorted(self.figures)))
+    def __str__(self) -> str:
+        """Return the text, so that a message can contain a note or a string as its reason."""
+        return self.text or self.code
+
+    def __hash__(self) -> int:  # a dict of figures can't be hashed
+        return hash((self.code, self.text))
 
 
 def note(code: str, **figures: JsonValue | Sequence[JsonValue] | Note) -> Note:
-    """Write a note as a call, with its figures as keywords: `note("no_time_for_stress", number=3)`.
-
-    A figure may be a note itself, such as the reason for something.
-    """
+    """Write a note without a text, whose sentence is still in the catalogue of report/wording."""
     return Note(code=code, figures=to_jsonable_python(figures, inf_nan_mode="constants"))

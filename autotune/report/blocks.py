@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 
+from autotune.messages.units import NO_VALUE
 from autotune.records.breakdown import Part
 from autotune.report.plots.plots import Plot
-from autotune.report.wording.units import NO_VALUE
 
 __all__ = [
     "MEASURED_BY",

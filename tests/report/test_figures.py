@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from autotune.analysis.decisions.run_spread import assumed_spread
+from autotune.messages.units import NO_VALUE
 from autotune.records.measurement import Measurement
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import TrialRecord, TrialResult
 from autotune.records.utilization import NVML_SOURCE, PROFILER_SOURCE, WAIT_SOURCE, BusyReading
 from autotune.report.blocks import TimeBars, Trace
 from autotune.report.figures import Figures, join_runs, list_busy
-from autotune.report.wording.units import NO_VALUE
 from autotune.settings.training_config import TrainingConfig
 from tests.factories import (
     BASELINE,

@@ -10,9 +10,9 @@ from typing import NoReturn
 import pytest
 
 import autotune
+from autotune.messages.units import format_duration
 from autotune.records.run_summary import Progress
 from autotune.report.render.progress import make_progress
-from autotune.report.wording.units import format_duration
 from autotune.testing import FakeLauncher
 from autotune.tuning.loop import Search
 from autotune.tuning.proposers import SamplerProposer

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from autotune.messages.units import format_rate
 from autotune.report.plots.plots import Mark, Plot
-from autotune.report.wording.units import format_rate
 from autotune.settings.training_config import AMP_DTYPES
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from itertools import accumulate
 from typing import Literal
 
 from autotune.analysis.memory.lines import MemoryLine, memory_kind
+from autotune.messages.units import format_count, show
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import TrialRecord
 from autotune.report.figures import Column, Role, role_of
-from autotune.report.wording.units import format_count, show
 from autotune.settings.training_config import AmpDtype
 
 __all__ = ["BYTES_PER_GIB", "Fate", "Level", "Mark", "Plot", "Quantity", "Trend", "list_plots", "thin_out"]

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
 
+from autotune.messages.units import NO_VALUE, format_bytes, format_fraction, format_rate, text_bar
 from autotune.records.breakdown import Part
 from autotune.report.blocks import Block, Paragraph, Table, TimeBar, TimeBars, tabulate
 from autotune.report.plots.plots import BYTES_PER_GIB, Fate, Mark, Plot, Quantity, Trend, thin_out
 from autotune.report.wording.names import PART_NAMES
-from autotune.report.wording.units import NO_VALUE, format_bytes, format_fraction, format_rate, text_bar
 from autotune.settings.training_config import AMP_DTYPES
 
 __all__ = ["bar_table", "plot_blocks"]

@@ -14,13 +14,13 @@ from functools import cache
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from autotune.messages.units import format_fraction
 from autotune.report.blocks import TEXT_HEADS, filled
 from autotune.report.model import ReportModel
 from autotune.report.plots.drawing import draw
 from autotune.report.plots.plots import Plot
 from autotune.report.text import one_line, without_controls
 from autotune.report.wording.names import PART_NAMES
-from autotune.report.wording.units import format_fraction
 
 __all__ = ["Page", "render_page", "render_template"]
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from autotune.messages.units import NO_VALUE
 from autotune.report.blocks import Block, Bullets, Facts, Paragraph, Section, Table, TimeBars, Trace
 from autotune.report.model import ReportModel
 from autotune.report.plots.plots import Plot
 from autotune.report.plots.tables import bar_table, plot_blocks
 from autotune.report.text import one_line
-from autotune.report.wording.units import NO_VALUE
 
 __all__ = ["render_markdown", "render_sections"]
 

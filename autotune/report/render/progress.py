@@ -17,14 +17,15 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from autotune.messages.units import format_count, show
+from autotune.messages.words import OUTCOMES
 from autotune.protocol.clock import monotonic
 from autotune.records.run_summary import Known, Progress
 from autotune.records.trial import TrialRecord
 from autotune.report.text import one_line, shorten
 from autotune.report.wording import say
 from autotune.report.wording.catalogue import fill
-from autotune.report.wording.names import OUTCOMES, describe_settings
-from autotune.report.wording.units import format_count, show
+from autotune.report.wording.names import describe_settings
 
 __all__ = ["ProgressMode", "ShowProgress", "make_progress"]
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
+from autotune.messages.units import format_count
 from autotune.report.blocks import Bullets, Facts, Paragraph, Section, Table
 from autotune.report.model import ReportModel
 from autotune.report.render.console_blocks import print_block, print_section
 from autotune.report.sections.facts import describe_environment, describe_workload
 from autotune.report.wording.names import format_setting, format_value
 from autotune.report.wording.say import say
-from autotune.report.wording.units import format_count
 from autotune.settings.environment import Environment
 from autotune.settings.search_space import Choices, Domain
 from autotune.settings.workload import WorkloadFacts

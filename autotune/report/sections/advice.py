@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from autotune.diagnosis.scaling_bottlenecks import ScalingBottleneck
+from autotune.messages.units import show
 from autotune.records.diagnosis import Advice, Diagnosis, Finding
 from autotune.report.blocks import Table, tabulate
 from autotune.report.wording.catalogue import fill
 from autotune.report.wording.say import say
-from autotune.report.wording.units import show
 
 __all__ = ["advice_in_words", "advice_table", "bottleneck_table", "diagnosis_in_words", "say_group_evidence"]
 

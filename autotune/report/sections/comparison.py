@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from rich.console import Console
 from rich.text import Text
 
+from autotune.messages.units import NO_VALUE, Unit, show
 from autotune.report.blocks import Bullets, Section, Table, filled, tabulate
 from autotune.report.comparison import ComparedConfig, Comparison
 from autotune.report.figures import Column, Figures
@@ -18,7 +19,6 @@ from autotune.report.sections.result import result_table
 from autotune.report.text import one_line
 from autotune.report.wording.catalogue import fill, load_english
 from autotune.report.wording.remarks import name_holder
-from autotune.report.wording.units import NO_VALUE, Unit, show
 
 __all__ = ["comparison_sections", "print_comparison"]
 

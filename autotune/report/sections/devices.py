@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from statistics import fmean
 
+from autotune.messages.units import NO_VALUE, show
 from autotune.records.run_summary import RunSummary
 from autotune.report.blocks import Bullets, Section, side_by_side
 from autotune.report.figures import Figures, list_known
 from autotune.report.wording.remarks import say_windows_at_limit, say_windows_throttled
-from autotune.report.wording.units import NO_VALUE, show
 
 __all__ = ["device_facts", "device_section"]
 

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from autotune.diagnosis.bottlenecks import breakdown_of
 from autotune.diagnosis.gains import NEAR_CEILING
+from autotune.messages.units import show, show_interval, text_bar
 from autotune.records.breakdown import PARTS
 from autotune.records.ceilings import EXCEEDED_FROM, SIDES, overlaps
 from autotune.records.diagnosis import Curves, Diagnosis
@@ -28,7 +29,6 @@ from autotune.report.sections.times import fullness_facts, loader_facts
 from autotune.report.text import one_line
 from autotune.report.wording.names import BOTTLENECKS, PART_NAMES, describe_settings, name_interval
 from autotune.report.wording.remarks import describe_exchange, say_setup
-from autotune.report.wording.units import show, show_interval, text_bar
 
 __all__ = ["diagnosis_sections", "print_diagnosis", "render_diagnosis", "say_present"]
 

@@ -9,11 +9,11 @@ import shlex
 from collections.abc import Container
 from pathlib import Path
 
+from autotune.messages.units import format_count, show
 from autotune.records.run_summary import RunSummary
 from autotune.report.blocks import known_facts
 from autotune.report.wording.names import describe_settings
 from autotune.report.wording.say import say
-from autotune.report.wording.units import format_count, show
 from autotune.settings.environment import Environment
 from autotune.settings.workload import ScriptFacts, WorkloadFacts
 

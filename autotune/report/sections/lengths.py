@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from autotune.messages.units import NO_VALUE, show
 from autotune.records.lengths import BucketForecast, PackForecast
 from autotune.report.blocks import Bullets, Section, side_by_side
 from autotune.report.figures import Figures
-from autotune.report.wording.units import NO_VALUE, show
 
 __all__ = ["length_facts", "length_section", "padding_of"]
 

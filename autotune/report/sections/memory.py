@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 
 from autotune.analysis.memory.growth import Room, kinds_not_excluded, runs_of
 from autotune.analysis.memory.lines import MemoryLine, memory_kind, memory_lines
+from autotune.messages.units import NO_VALUE, format_bytes_beside, format_count, show
 from autotune.records.run_summary import RunSummary
 from autotune.records.stress_check import Load, load_of
 from autotune.report.blocks import Bullets, Section, Table, tabulate
 from autotune.report.wording.catalogue import fill
 from autotune.report.wording.names import name_group
 from autotune.report.wording.say import say
-from autotune.report.wording.units import NO_VALUE, format_bytes_beside, format_count, show
 from autotune.settings.training_config import TrainingConfig
 
 __all__ = ["describe_group", "lines_of_group", "list_memory_lines", "memory_table", "say_memory_line", "stress_section"]

@@ -10,6 +10,7 @@ from math import isfinite
 
 from autotune.diagnosis.scaling import StrategyComparison, compare_strategies
 from autotune.diagnosis.strategies import StrategyBest, StrategyEntry
+from autotune.messages.units import NO_VALUE, format_count, format_interval, show, show_interval
 from autotune.records.ranks import RankFigures, name_devices, uneven_ranks
 from autotune.records.recommendation import Ratio
 from autotune.records.run_summary import RunSummary
@@ -17,7 +18,6 @@ from autotune.report.blocks import Bullets, Paragraph, Section, filled, tabulate
 from autotune.report.figures import Column, role_of
 from autotune.report.sections.advice import advice_in_words, advice_table, bottleneck_table, say_group_evidence
 from autotune.report.wording.names import CAUSES, name_group
-from autotune.report.wording.units import NO_VALUE, format_count, format_interval, show, show_interval
 
 __all__ = ["rank_section", "scaling_sections"]
 

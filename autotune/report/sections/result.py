@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from autotune.messages.units import NO_VALUE, Unit, format_bytes_beside, show, show_interval
 from autotune.records.breakdown import PARTS
 from autotune.records.measurement import Rate
 from autotune.records.recommendation import Ratio
@@ -16,7 +17,6 @@ from autotune.report.blocks import Table
 from autotune.report.figures import Column, Figures, has_parts, list_busy, list_known, list_waits
 from autotune.report.sections.lengths import padding_of
 from autotune.report.wording.names import PART_NAMES, format_setting, name_interval
-from autotune.report.wording.units import NO_VALUE, Unit, format_bytes_beside, show, show_interval
 from autotune.settings.training_config import TrainingConfig
 
 __all__ = ["result_table"]

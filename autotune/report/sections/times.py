@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from autotune.messages.units import Unit, show
 from autotune.records.breakdown import PARTS, LoaderCosts, TimeBreakdown
 from autotune.records.utilization import Fullness
 from autotune.report.blocks import MEASURED_BY, Bullets, Section, Table, TimeBar, TimeBars, side_by_side, tabulate
@@ -15,7 +16,6 @@ from autotune.report.figures import Figures
 from autotune.report.text import one_line
 from autotune.report.wording.names import PART_NAMES
 from autotune.report.wording.remarks import describe_exchange
-from autotune.report.wording.units import Unit, show
 
 __all__ = ["ceiling_section", "fullness_facts", "loader_facts", "loader_section", "time_section"]
 

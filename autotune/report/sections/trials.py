@@ -10,6 +10,8 @@ from dataclasses import replace
 from itertools import starmap
 
 from autotune.analysis.decisions.run_spread import rate_of_runs
+from autotune.messages.units import NO_VALUE, format_bytes_beside, show, show_interval
+from autotune.messages.words import OUTCOMES
 from autotune.records.measurement import Measurement
 from autotune.records.precision_check import PrecisionFigures, objection, shortfall
 from autotune.records.run_spread import RunSpread
@@ -19,9 +21,8 @@ from autotune.report.blocks import Bullets, Section, Table, Trace, tabulate
 from autotune.report.figures import role_of
 from autotune.report.text import cut_middle, one_line, shorten, without_controls
 from autotune.report.wording.catalogue import fill
-from autotune.report.wording.names import OUTCOMES, describe_settings, name_interval
+from autotune.report.wording.names import describe_settings, name_interval
 from autotune.report.wording.say import say
-from autotune.report.wording.units import NO_VALUE, format_bytes_beside, show, show_interval
 
 __all__ = ["failure_section", "precision_section", "repeat_section", "trial_section", "trial_table"]
 

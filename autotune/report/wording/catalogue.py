@@ -16,8 +16,9 @@ from typing import Any
 import yaml
 from jinja2 import DictLoader, Environment, StrictUndefined
 
+from autotune.messages.units import UNITS, format_bytes_beside, format_count, show, show_interval
+from autotune.messages.words import OUTCOMES, THROTTLE_REASONS
 from autotune.report.text import one_line
-from autotune.report.wording.units import UNITS, format_bytes_beside, format_count, show, show_interval
 from autotune.settings.environment import COMPARED
 
 __all__ = ["fill", "load_codes", "load_english", "load_sentences", "make_environment"]
@@ -61,7 +62,8 @@ def make_environment() -> Environment:
     )
     environment.filters.update(capital=_capitalise, one_line=one_line, spec=format)
     environment.tests["infinite"] = isinf
-    environment.globals.update(words=load_english("words"), compared=COMPARED)
+    words = {**load_english("words"), "outcomes": OUTCOMES, "throttle_reasons": THROTTLE_REASONS}
+    environment.globals.update(words=words, compared=COMPARED)
     return environment
 
 

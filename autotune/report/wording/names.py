@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from autotune.diagnosis.scaling_bottlenecks import Cause
+from autotune.messages.units import NO_VALUE, format_count
 from autotune.records.breakdown import Part
-from autotune.records.conditions import ThrottleReason
 from autotune.records.diagnosis import Bottleneck
 from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import changed_settings
-from autotune.records.trial import Outcome
 from autotune.report.wording.catalogue import load_english
-from autotune.report.wording.units import NO_VALUE, format_count
 from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.training_config import TrainingConfig
@@ -23,9 +21,7 @@ from autotune.settings.training_config import TrainingConfig
 __all__ = [
     "BOTTLENECKS",
     "CAUSES",
-    "OUTCOMES",
     "PART_NAMES",
-    "THROTTLE_REASONS",
     "describe_settings",
     "format_setting",
     "format_value",
@@ -34,16 +30,12 @@ __all__ = [
 ]
 
 _WORDS = load_english("words")
-OUTCOMES: dict[Outcome, str] = _WORDS["outcomes"]
-"""How a trial ended."""
 PART_NAMES: dict[Part, str] = _WORDS["parts"]
 """The parts of the wall time, in the order in which they are shown."""
 BOTTLENECKS: dict[Bottleneck, str] = _WORDS["bottlenecks"]
 """Each bottleneck of one job."""
 CAUSES: dict[Cause, str] = _WORDS["scaling_bottlenecks"]
 """Each bottleneck of several devices."""
-THROTTLE_REASONS: dict[ThrottleReason, str] = _WORDS["throttle_reasons"]
-"""What lowered a GPU's clock."""
 _ALWAYS = {"micro_batch_size", "num_workers", "amp_dtype"}
 """Settings that describe a configuration even where they are torch's own."""
 

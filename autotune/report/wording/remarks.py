@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from autotune.messages.units import format_count
+from autotune.messages.words import THROTTLE_REASONS
 from autotune.records.conditions import OTHERS_LEAST_BUSY, OTHERS_LEAST_BYTES, DeviceConditions
 from autotune.records.ranks import Communication
 from autotune.records.run_spread import RunSpread
@@ -14,8 +16,6 @@ from autotune.records.utilization import disagreement
 from autotune.report.figures import Column, Figures, list_busy
 from autotune.report.text import one_line
 from autotune.report.wording.catalogue import fill
-from autotune.report.wording.names import THROTTLE_REASONS
-from autotune.report.wording.units import format_count
 
 __all__ = [
     "describe_exchange",

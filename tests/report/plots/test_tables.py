@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from autotune.messages.units import NO_VALUE, format_bytes, format_rate
 from autotune.records.breakdown import PARTS, Part
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import TrialRecord
 from autotune.report.blocks import Paragraph, Table, TimeBar, TimeBars
 from autotune.report.plots.tables import bar_table, plot_blocks
-from autotune.report.wording.units import NO_VALUE, format_bytes, format_rate
 from tests.factories import BASELINE, FAST, make_measurement, make_rich_summary, make_summary, make_trial
 from tests.report.forms import plots_of
 

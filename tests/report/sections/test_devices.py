@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from autotune.messages.units import NO_VALUE
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import TrialRecord
 from autotune.report.blocks import filled
 from autotune.report.figures import Figures
 from autotune.report.sections.devices import device_section
-from autotune.report.wording.units import NO_VALUE
 from tests.factories import HOT, make_conditions, make_conditions_summary, make_summary, make_trial
 from tests.report.cases import CAPPED
 from tests.report.forms import (

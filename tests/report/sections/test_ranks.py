@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from autotune.messages.units import NO_VALUE
 from autotune.records.run_summary import RunSummary
 from autotune.report.blocks import Section, filled
 from autotune.report.sections import ranks as sections_of_ranks
 from autotune.report.sections.ranks import rank_section
-from autotune.report.wording.units import NO_VALUE
 from tests.factories import GROUP, TALK, make_group_summary, make_rank, make_summary
 from tests.report.cases import group_cases, one_against
 from tests.report.forms import as_markdown, as_page, columns_of, on_console, sentences_of, table_of

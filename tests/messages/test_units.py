@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.cells import cell_len
 
-from autotune.report.text import cut_middle, one_line, shorten
-from autotune.report.wording.names import format_setting
-from autotune.report.wording.units import (
+from autotune.messages.units import (
     NO_VALUE,
     UNITS,
     format_bytes,
@@ -21,6 +19,8 @@ from autotune.report.wording.units import (
     format_times,
     show,
 )
+from autotune.report.text import cut_middle, one_line, shorten
+from autotune.report.wording.names import format_setting
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.training_config import TrainingConfig
 from tests.factories import FAST, GROUP
