@@ -115,10 +115,9 @@ def _plan_from(
     """The Plan of CONFIG over a framework's own file; what could not be read is told on stderr."""
     from autotune.files.framework_file import notes_of, read_today
     from autotune.files.plan_file import read_plan
-    from autotune.report.wording import say
 
     found = read_today(*today)
     plan = read_plan(config, overrides, executor=executor, today=found)
     for told in notes_of(found, plan):
-        click.echo(say(told), err=True)
+        click.echo(told, err=True)
     return plan

@@ -13,7 +13,8 @@ from typing import Any, cast
 
 from autotune.analysis.decisions.run_spread import assumed_spread, with_run_spread
 from autotune.analysis.rates import window_rate
-from autotune.note import Note, note
+from autotune.messages.trials import on_ranks
+from autotune.note import Note
 from autotune.records.ceilings import Ceiling
 from autotune.records.conditions import DeviceConditions
 from autotune.records.host_load import HostLoad
@@ -204,7 +205,4 @@ def _merged_remarks(parts: Sequence[Measurement]) -> tuple[Note, ...]:
     for rank, part in enumerate(parts):
         for remark in part.remarks:
             found.setdefault(remark, []).append(rank)
-    return tuple(
-        remark if len(ranks) == len(parts) else note(remark.code, **remark.figures, on_ranks=ranks)
-        for remark, ranks in found.items()
-    )
+    return tuple(remark if len(ranks) == len(parts) else on_ranks(remark, ranks) for remark, ranks in found.items())

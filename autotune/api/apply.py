@@ -17,9 +17,7 @@ from autotune.api.load import load
 from autotune.errors import ConfigError
 from autotune.files.recommended_file import read_script
 from autotune.files.run_folder import recommended_of
-from autotune.note import note
 from autotune.protocol.attach import attached_environment, framework_environment, words_to_start
-from autotune.report.wording import say
 from autotune.settings.applied.compile_cache import compile_cache_variables
 from autotune.settings.command import command_fault, placeholders_in
 
@@ -67,7 +65,7 @@ def apply_command(path: Path, command: Sequence[str], *, only_print: bool = Fals
         sys.stdout.write(f"env {' '.join(names)} {shlex.join(words)}\n")
         return
     sys.stdout.flush()
-    sys.stderr.write(f"{say(note('applying', command=shlex.join(words)))}\n")
+    sys.stderr.write(f"autotune: starting {shlex.join(words)} with the recommended settings\n")
     sys.stderr.flush()
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and what is started would go on ignoring it
     try:

@@ -15,7 +15,8 @@ from autotune.api.search import run_plan
 from autotune.errors import ConfigError
 from autotune.files.plan_file import parse_plan
 from autotune.launch.launcher import Launcher
-from autotune.note import Note, note
+from autotune.messages.workload import epoch_not_taken, prepared_by
+from autotune.note import Note
 from autotune.report.render.progress import ProgressMode
 from autotune.settings.command import command_name
 from autotune.settings.executor import Executor
@@ -191,7 +192,7 @@ def _plan_of(given: Mapping[str, Any]) -> Plan:
     name = getattr(model, "__name__", type(model).__name__) if taken is None else taken.name
     plan = parse_plan({**plain, **sections, "objective": objective}, name=name)
     if taken is not None:
-        prepared = (note("prepared_by", framework="accelerate"),) if given["accelerator"] is not None else ()
+        prepared = (prepared_by(framework="accelerate"),) if given["accelerator"] is not None else ()
         notes += (*prepared, *taken.notes)
     plan = replace(plan, notes=notes)
     command = plan.workload.command
@@ -216,7 +217,7 @@ def _data_of(dataset: Any, loader: Mapping[str, Any]) -> tuple[Any, tuple[Note, 
     own = sorted(_LOADERS_OWN & set(loader))
     if own and isinstance(data, torch.utils.data.DataLoader):
         raise ConfigError(f"loader: a DataLoader keeps its own {' and '.join(own)}; set that where you make it")
-    return data, () if batches is None else (note("epoch_not_taken", batches=batches),)
+    return data, () if batches is None else (epoch_not_taken(batches),)
 
 
 def _optimizer_of(optimizer: Any) -> Any:

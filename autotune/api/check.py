@@ -11,7 +11,6 @@ from autotune.files.plan_file import parse_plan
 from autotune.files.run_folder import RunFolder
 from autotune.launch.launcher import Launcher
 from autotune.protocol.payload import write_payload
-from autotune.report.wording import say
 from autotune.settings.environment import Environment
 from autotune.settings.plan import Plan
 from autotune.settings.workload import Workload
@@ -45,7 +44,7 @@ def check_plan(plan: Plan, *, launcher: Launcher | None = None) -> CheckResult:
     if recommended is None or not isfile(recommended):  # noqa: PTH113 - unlike Path.is_file, no error for any name
         return CheckResult(space=space)
     stale = note_of_stale(recommended, space.environment)
-    return CheckResult(space=space, stale=None if stale is None else say(stale), has_recommendation=True)
+    return CheckResult(space=space, stale=None if stale is None else str(stale), has_recommendation=True)
 
 
 def environment(device: str = "auto", *, launcher: Launcher | None = None) -> Environment:

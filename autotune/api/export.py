@@ -15,8 +15,6 @@ from autotune.api.load import load
 from autotune.errors import ConfigError
 from autotune.files.recommended_machine import read_machine
 from autotune.files.run_folder import RunFolder, read_summary, recommended_of
-from autotune.note import Note, note
-from autotune.report.wording import say
 from autotune.settings.exports.export import Export
 
 __all__ = ["export_json", "export_remarks", "export_run"]
@@ -48,15 +46,14 @@ def _optimizer_of(run_dir: Path) -> str | None:
     try:
         return read_summary(run_dir).facts.optimizer.name
     except ConfigError as error:
-        warnings.warn(say(note("optimizer_not_told", reason=str(error))), stacklevel=3)
+        warnings.warn(f"Exported without the name of your optimizer, which the run folder lacks: {error}", stacklevel=3)
         return None
 
 
 def export_remarks(export: Export) -> list[str]:
     """What the text does not carry and where the target differs by itself, a line each."""
-    found: list[Note] = [note("not_exported", setting=setting, reason=reason) for setting, reason in export.dropped]
-    found += [note("differs_by_default", name=name, reason=reason) for name, reason in export.defaults]
-    return [say(one) for one in found]
+    dropped = [f"not exported: {setting}: {reason}" for setting, reason in export.dropped]
+    return dropped + [f"differs by default: {name}: {reason}" for name, reason in export.defaults]
 
 
 def export_json(export: Export) -> str:

@@ -10,8 +10,7 @@ from pathlib import Path
 from autotune.files.recommended_file import read_recommended
 from autotune.files.recommended_machine import differing_fields, read_machine
 from autotune.launch.local.nvidia_driver import driver_and_gpus
-from autotune.note import note
-from autotune.report.wording import say
+from autotune.messages.search import found_elsewhere
 from autotune.settings.applied.cores.processor import processor_name, usable_cores
 from autotune.settings.training_config import TrainingConfig
 
@@ -32,7 +31,7 @@ def load(path: str | Path) -> TrainingConfig:
     there = read_machine(Path(path))
     differing = differing_fields(there, _told_here(there))
     if differing:
-        warnings.warn(say(note("found_elsewhere", path=str(path), differences=differing)), stacklevel=2)
+        warnings.warn(str(found_elsewhere(str(path), differing)), stacklevel=2)
     return config
 
 

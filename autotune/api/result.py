@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from autotune.errors import NothingFeasibleError
 from autotune.files.run_folder import RunFolder, read_summary
-from autotune.note import note
+from autotune.messages.search import trials_lost
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import TrialRecord
 from autotune.report.model import build_report
@@ -75,7 +75,7 @@ def open_run(path: str | Path) -> SearchResult:
     study = open_finished(folder.study)
     lacking = len(summary.trials) - len(study.get_trials(deepcopy=False))
     if lacking > 0:
-        summary = summary.model_copy(update={"notes": (*summary.notes, note("trials_lost", count=lacking, kept=None))})
+        summary = summary.model_copy(update={"notes": (*summary.notes, trials_lost(count=lacking, kept=None))})
     return result_of(summary, study, folder.path)
 
 

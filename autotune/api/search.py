@@ -26,7 +26,8 @@ from autotune.files.script_patch import patch_script
 from autotune.launch.launcher import Launcher, is_sharing, notes_of, slots_of
 from autotune.launch.local.neighbours import Neighbours
 from autotune.launch.runner import TrialRunner
-from autotune.note import Note, note
+from autotune.messages.search import file_damaged, interrupted, search_resumed
+from autotune.note import Note
 from autotune.protocol.attach import changed_settings
 from autotune.protocol.disk import write_atomic, write_model
 from autotune.protocol.payload import write_payload
@@ -34,7 +35,6 @@ from autotune.records.run_summary import Progress, RunSummary
 from autotune.records.study_identity import identify
 from autotune.records.trial import TrialRecord
 from autotune.report.render.progress import ProgressMode, make_progress
-from autotune.report.wording import say
 from autotune.report.wording.summary import say_nothing_feasible
 from autotune.settings.command import without_secrets
 from autotune.settings.plan import Plan
@@ -117,7 +117,7 @@ def _search_of(plan: Plan, time: TimeBudget, runner: TrialRunner, folder: RunFol
         on_record=folder.append_trial,
         notes=[
             *space.notes,
-            *([note("goes_on", has_command=plan.workload.command is not None)] if study.records else []),
+            *([search_resumed(plan.workload.command is not None)] if study.records else []),
         ],
     )
     curves = folder.read_curves() if study.records else None
@@ -145,7 +145,7 @@ def _tune(search: Search, plan: Plan, folder: RunFolder) -> RunSummary:
         raise
     except BaseException as error:
         with without_interrupts():
-            _write(_summarise(search, plan, note("interrupted", by=type(error).__name__)), folder)
+            _write(_summarise(search, plan, interrupted(type(error).__name__)), folder)
         raise
     with without_interrupts():  # the search is done: an interrupt now would only lose what it has found
         summary = _summarise(search, plan)
@@ -166,7 +166,7 @@ def _finished(search: Search, folder: RunFolder) -> RunSummary | None:
     try:
         summary = read_summary(folder.path)
     except ConfigError as error:
-        search.notes.append(note("file_damaged", name=folder.summary.name, reason=str(error)))
+        search.notes.append(file_damaged(folder.summary.name, reason=str(error)))
         return None
     is_over = study.is_exhausted or (not budget.may_stop_early and time.why_over is not None)
     ended_by_itself = budget.may_stop_early and budget.timeout_s is None
@@ -190,7 +190,7 @@ def _known(search: Search, folder: RunFolder) -> RunSummary | None:
 def _write(summary: RunSummary, folder: RunFolder) -> None:
     """Write all files; a search is finished once its summary is there, so what people use is written before it."""
     if summary.recommendation is not None:
-        write_atomic(folder.recommended, recommended_yaml(summary, say=say).encode())
+        write_atomic(folder.recommended, recommended_yaml(summary).encode())
     else:
         folder.recommended.unlink(missing_ok=True)  # of an earlier run of the same search
     _write_patch(summary, folder)

@@ -20,7 +20,6 @@ from autotune.launch.local.nvidia_driver import kept_initialised
 from autotune.launch.local.warm_worker import WarmWorkerLauncher
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note
-from autotune.report.wording import say
 from autotune.settings.plan import Plan
 
 _SHARED_FROM_S = 1.0
@@ -40,7 +39,6 @@ def runner_for(plan: Plan, folder: RunFolder, launcher: Launcher) -> TrialRunner
         device=plan.device,
         seed=plan.seed,
         command=plan.workload.command,
-        say=say,
     )
 
 

@@ -14,7 +14,8 @@ from typing import Any
 
 from autotune.errors import ConfigError
 from autotune.files.yaml_document import Document, KeyPath, Place, parse_document, read_text
-from autotune.note import Note, note
+from autotune.messages.framework_files import ddp_without_ranks, keys_not_used, not_read, taken_by_default
+from autotune.note import Note
 from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
 from autotune.settings.exports.reading import Reading
 from autotune.settings.exports.registry import READERS, read_settings
@@ -110,17 +111,17 @@ def notes_of(today: Today, plan: Plan) -> Iterator[Note]:
     """What could not be read over, and what was taken from the framework's own defaults."""
     reading, path = today.reading, str(today.path)
     for name, reason in reading.unread:
-        yield note("not_read", path=path, name=name, reason=reason)
+        yield not_read(path, name, reason)
     idle = [reading.origins[name] for name in reading.baseline if name.startswith(_DDP) and name in reading.origins]
     if idle and plan.baseline.strategy != "ddp":
-        yield note("ddp_without_ranks", path=path, names=idle)
+        yield ddp_without_ranks(path, names=idle)
     taken = [
         f"{name}={value}" for name, value in reading.assumed.items() if getattr(plan.baseline, name, None) == value
     ]
     if taken:
-        yield note("taken_by_default", path=path, title=_TITLES[today.kind], values=taken)
+        yield taken_by_default(path, title=_TITLES[today.kind], values=taken)
     if reading.others:
-        yield note("others_not_read", path=path, names=list(reading.others))
+        yield keys_not_used(path, names=list(reading.others))
 
 
 def _json_document(text: str, path: Path) -> Document:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import isfinite
 from os.path import isdir
 from pathlib import Path
@@ -25,7 +25,6 @@ from autotune.files.recommended_machine import describe_machine
 from autotune.files.validation import validated
 from autotune.files.yaml_document import KeyPath, Problem, read_document
 from autotune.frozen import FrozenModel
-from autotune.note import Note
 from autotune.records.measurement import Measurement, Rate
 from autotune.records.recommendation import Ratio, Recommendation
 from autotune.records.run_summary import RunSummary
@@ -43,8 +42,8 @@ _LATER = {
 _DIGITS = 4  # our convention: finer than any measured figure here
 
 
-def recommended_yaml(summary: RunSummary, *, say: Callable[[Note], str]) -> str:
-    """The text of recommended.yaml, for a summary that has a recommendation; `say` makes the sentence of a note."""
+def recommended_yaml(summary: RunSummary) -> str:
+    """Return the text of recommended.yaml for a summary that has a recommendation."""
     recommendation = summary.recommendation
     assert recommendation is not None, "without a recommendation there is nothing to write"  # noqa: S101 -- a bug of ours
     script = summary.facts.script
@@ -52,8 +51,8 @@ def recommended_yaml(summary: RunSummary, *, say: Callable[[Note], str]) -> str:
         "format": _FORMAT,
         "settings": recommendation.config.model_dump(),
         **({} if script is None else _script(summary, script)),
-        "learning_rate": _learning_rate(recommendation, say),
-        "evidence": _evidence(summary, recommendation, say),
+        "learning_rate": _learning_rate(recommendation),
+        "evidence": _evidence(summary, recommendation),
         "same_batch": None if recommendation.same_batch is None else recommendation.same_batch.model_dump(),
         "baseline": summary.baseline.model_dump(),
         "machine": describe_machine(summary.environment),
@@ -140,13 +139,13 @@ def _left_out(settings: dict[str, Any]) -> Iterator[Problem]:
         yield Problem(text="must be given: autotune writes every setting", path=path)
 
 
-def _learning_rate(recommendation: Recommendation, say: Callable[[Note], str]) -> dict[str, Any]:
+def _learning_rate(recommendation: Recommendation) -> dict[str, Any]:
     advice = recommendation.lr_advice
     figures = advice.model_dump(mode="json", include={"rule", "batch_ratio", "betas", "eps"})
-    return {**figures, "batch_ratio": _rounded(advice.batch_ratio), "notes": [say(note) for note in advice.notes]}
+    return {**figures, "batch_ratio": _rounded(advice.batch_ratio), "notes": [*map(str, advice.notes)]}
 
 
-def _evidence(summary: RunSummary, recommendation: Recommendation, say: Callable[[Note], str]) -> dict[str, Any]:
+def _evidence(summary: RunSummary, recommendation: Recommendation) -> dict[str, Any]:
     runs = {"baseline": summary.runs_of(0), "recommended": summary.runs_of(recommendation.number)}
     sources = (run.busy_source for measured in runs.values() for run in measured if run.busy_source is not None)
     peak = max((run.peak_memory_bytes for run in runs["recommended"]), default=None)
@@ -161,7 +160,7 @@ def _evidence(summary: RunSummary, recommendation: Recommendation, say: Callable
         "peak_memory_gib": None if peak is None else _rounded(peak / 2**30),
         "memory_limit_gib": _rounded(summary.limit_bytes / 2**30),
         "memory_source": summary.memory_source,
-        "reasons": [say(reason) for reason in recommendation.reasons],
+        "reasons": [*map(str, recommendation.reasons)],
         "trials": dict(Counter[str](trial.outcome for trial in summary.trials)),
         "runs": {name: len(own) for name, own in runs.items()},
     }

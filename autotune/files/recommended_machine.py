@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import JsonValue
-
 from autotune.files.yaml_document import read_document
 from autotune.settings.environment import COMPARED, Environment
 
@@ -31,8 +29,8 @@ def read_machine(path: Path) -> dict[str, object]:
     return dict(machine) if isinstance(machine, dict) else {}
 
 
-def differing_fields(there: Mapping[str, object], here: Mapping[str, object]) -> list[JsonValue]:
-    """The fields in which two machines differ, of those that both tell: name, value there and value here of each.
+def differing_fields(there: Mapping[str, object], here: Mapping[str, object]) -> list[str]:
+    """Describe each field in which two machines differ, of those that both have: "driver 550 there, 570 here".
 
     Args:
         there: As a file describes it, which may hold anything.
@@ -40,7 +38,7 @@ def differing_fields(there: Mapping[str, object], here: Mapping[str, object]) ->
     """
     keys = ((name, _KEYS.get(name, name)) for name in COMPARED)
     return [
-        {"name": name, "there": _shown(there[key]), "here": _shown(here[key])}
+        f"{COMPARED[name]} {_shown(there[key])} there, {_shown(here[key])} here"
         for name, key in keys
         if key in there and key in here and there[key] != here[key]
     ]

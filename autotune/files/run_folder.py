@@ -17,7 +17,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from autotune.files.run_files.summary_file import first_of, read_summary_files, record_of, whole_lines
-from autotune.note import Note, note
+from autotune.messages.search import file_damaged, trials_lost
+from autotune.note import Note
 from autotune.protocol.disk import TrialFolder, disk_error, read_own, remove_unfinished, sync_folder, write_atomic
 from autotune.protocol.made_files import remove_made
 from autotune.protocol.private_folder import make_private, refuse_foreign, refuse_unfit
@@ -86,9 +87,9 @@ class RunFolder:
         except FileNotFoundError:
             return None
         except OSError as error:
-            return note("file_damaged", name=self.curves.name, reason=error.strerror)
+            return file_damaged(self.curves.name, reason=str(error.strerror))
         except ValidationError as error:
-            return note("file_damaged", name=self.curves.name, reason=first_of(error))
+            return file_damaged(self.curves.name, reason=first_of(error))
 
     def restore_trials(self, records: Sequence[TrialRecord]) -> list[Note]:
         """Write trials.jsonl anew, as the study has it; notes of what was damaged in it, or in it alone and is kept."""
@@ -103,17 +104,17 @@ class RunFolder:
         known, told = {one.number for one in records}, {one.number for one in read if one is not None}
         broken = next((place for place, one in enumerate(read, start=1) if one is None), None)
         if broken is not None:
-            found.append(note("file_damaged", name=self.trials.name, reason=f"line {broken} is no trial"))
+            found.append(file_damaged(self.trials.name, reason=f"line {broken} is no trial"))
         elif (lacking := known - told) and lacking != {records[-1].number}:  # which a kill may keep from being added
             reason = f"it lacked {len(lacking)} of the study's {len(known)} trials"
-            found.append(note("file_damaged", name=self.trials.name, reason=reason))
+            found.append(file_damaged(self.trials.name, reason))
         is_begun_anew = (
             not known and read and (read[0] is None or read[0].outcome != "ok")
         )  # after a baseline that failed
         lost = [line for line, one in zip(lines, read, strict=True) if one is not None and one.number not in known]
         if lost and not is_begun_anew:
             _append(self.lost, lost)
-            found.append(note("trials_lost", count=len(lost), kept=self.lost.name))
+            found.append(trials_lost(count=len(lost), kept=self.lost.name))
         self.write_trials(records)
         return found
 

@@ -41,11 +41,11 @@ class BlockStream:
             self.reason = self.should_end(tuple(self.blocks))
         return self.reason is not None
 
-    def stopped(self, say: Callable[[Note | str], str]) -> TrialResult:
-        """The result of a trial that was ended for it; blocks of the warm-up count where there are no others."""
+    def stopped(self) -> TrialResult:
+        """Return the result of a trial that was ended; blocks of the warm-up count if there are no others."""
         in_window = tuple(block for block in self.blocks if not block.is_warm_up)
         blocks = in_window or tuple(self.blocks)
-        return TrialResult(outcome="pruned", reason=say(self.reason or ""), blocks=blocks)
+        return TrialResult(outcome="pruned", reason=str(self.reason or ""), blocks=blocks)
 
     def _read_new(self) -> bool:
         """Read the blocks that have been written since; whether there are any.

@@ -9,7 +9,8 @@ import re
 import signal
 
 from autotune.launch.launcher import Exit
-from autotune.note import Note, note
+from autotune.messages.trials import rerun_after_signal
+from autotune.note import Note
 from autotune.protocol.reports import RankReport
 from autotune.records.trial import Failure, TrialResult
 
@@ -41,9 +42,9 @@ def disturbance_of(report: RankReport, exit_: Exit) -> Note | None:
     has_lost_worker = result.outcome == "host_oom" and _LOST_WORKER in (result.reason or "")
     is_lost = is_killed or has_lost_worker or _has_lost_sender(result.failure) or _has_unseen_end(result)
     if is_lost and not exit_.was_oom_killed:
-        return note("measured_anew", why="killed")
+        return rerun_after_signal(why="killed")
     remarks = () if result.measurement is None else result.measurement.remarks
-    return note("measured_anew", why="stopped") if any(one.code == "window_stopped" for one in remarks) else None
+    return rerun_after_signal(why="stopped") if any(one.code == "window_stopped" for one in remarks) else None
 
 
 def _has_lost_sender(failure: Failure | None) -> bool:

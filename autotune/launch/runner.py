@@ -21,7 +21,7 @@ from autotune.launch.answers import NO_LIMITS, MemoryLimits, read_answer
 from autotune.launch.block_stream import BlockStream, ShouldEnd
 from autotune.launch.disturbance import disturbance_of, with_remark
 from autotune.launch.launcher import Exit, Launch, Launcher
-from autotune.note import Note, note
+from autotune.messages.trials import curves_ended
 from autotune.protocol import jobs
 from autotune.protocol.clock import deadline_within
 from autotune.protocol.disk import TrialFolder, write_model
@@ -64,8 +64,6 @@ class TrialRunner:
     """What the probe has seen of the command."""
     build_s: float = 0.0
     """Seconds in which a new process builds the workload, where trials share one and most do not; else 0."""
-    say: Callable[[Note | str], str] = lambda reason: reason if isinstance(reason, str) else reason.code
-    """Words the reason to end a trial; without a wording, its code."""
 
     @property
     def is_brief(self) -> bool:
@@ -208,7 +206,7 @@ class TrialRunner:
                 script = report.facts.script.model_copy(update={"new_files": left})
                 report = report.model_copy(update={"facts": report.facts.model_copy(update={"script": script})})
             if stream is not None and exit_.ended_for == "cancelled" and report.result.outcome == "pruned":
-                report = report.model_copy(update={"result": stream.stopped(self.say)})
+                report = report.model_copy(update={"result": stream.stopped()})
         finally:
             shutil.rmtree(folder.path, ignore_errors=True)
         return report.with_result(wall_s=exit_.wall_s, log=f"{self.logs.name}/{log.name}"), exit_
@@ -281,7 +279,7 @@ def _with_cause_of_cut(report: RankReport) -> RankReport:
     if curves is None or not curves.is_cut or not reason:
         return report
     others = (remark for remark in curves.remarks if remark.code != "curves_cut")
-    remarks = (*others, note("curves_ended", reason=reason))
+    remarks = (*others, curves_ended(reason))
     return report.model_copy(update={"curves": curves.model_copy(update={"remarks": remarks})})
 
 

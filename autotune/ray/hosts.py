@@ -26,7 +26,6 @@ from autotune.ray.nodes import (
     living_nodes,
     most_of_a_kind,
     of_other_kind,
-    say_unused,
     start_actor,
 )
 from autotune.ray.reservations import Reservations
@@ -92,7 +91,7 @@ class HostPool:
         """
         if self._hosts:
             return
-        why = say_unused(self.notes)
+        why = [*map(str, self.notes)]
         if self._candidates:
             why.append(f"{len(self._candidates)} did not answer within {_READY_WITHIN_S:.0f} s.")
         why = why or ["None of its nodes has a processor (ray start --num-cpus) to give."]
@@ -209,7 +208,7 @@ class HostPool:
             f"a trial of {ranks} {'rank' if ranks == 1 else 'ranks'} needs hosts of the cluster, but {found} for "
             f"{_BACK_WITHIN_S:.0f} s; start nodes (ray start --address=HOST:PORT) and run the same search again."
         )
-        return " ".join([missing, *say_unused(self.notes)])
+        return " ".join([missing, *map(str, self.notes)])
 
     def _settle(self) -> None:
         """Wait until every node has answered."""

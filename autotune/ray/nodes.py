@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,8 @@ from ray import exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from autotune.errors import AutotuneError, LauncherError, first_line
-from autotune.note import Note, note
+from autotune.messages.trials import host_not_used
+from autotune.note import Note
 from autotune.protocol.jobs import GroupPart
 from autotune.ray.host import Host, HostFacts
 from autotune.settings.environment import Environment
@@ -33,7 +34,6 @@ __all__ = [
     "living_nodes",
     "most_of_a_kind",
     "of_other_kind",
-    "say_unused",
     "start_actor",
 ]
 
@@ -107,12 +107,12 @@ class OneHost:
             facts = HostFacts.model_validate_json(ray.get(self.answer))
         except (exceptions.RayError, ValueError) as error:
             reason = f"autotune can't be started there ({type(error).__name__}: {first_line(error)})"
-            return note("host_without_autotune", host=self.name, reason=reason)
+            return host_not_used(host=self.name, reason=reason)
         if facts.version != __version__:
             reason = f"it has autotune {facts.version}, and here is {__version__}"
-            return note("host_with_other_version", host=self.name, reason=reason)
+            return host_not_used(host=self.name, reason=reason)
         if facts.environment is None:
-            return note("host_without_trials", host=self.name, reason=facts.reason)
+            return host_not_used(host=self.name, reason=facts.reason)
         self.interface = facts.interface
         return facts.environment
 
@@ -180,12 +180,7 @@ def of_other_kind(name: str, environment: Environment, chosen: Environment) -> N
     """That a host is of another kind than the chosen one."""
     own, other = _say_kind(chosen), _say_kind(environment)
     reason = f"a study is bound to one kind of machine, here {own}, but it has {other}"
-    return note("host_of_other_kind", host=name, reason=reason)
-
-
-def say_unused(notes: Collection[Note]) -> list[str]:
-    """Why hosts are not used, for an error's message."""
-    return [f"{note.figures['host']} is not used: {note.figures['reason']}." for note in notes]
+    return host_not_used(host=name, reason=reason)
 
 
 def _say_kind(environment: Environment) -> str:

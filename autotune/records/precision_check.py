@@ -10,7 +10,15 @@ from collections.abc import Iterator, Sequence
 from math import isfinite
 
 from autotune.frozen import FrozenModel
-from autotune.note import Note, note
+from autotune.messages.precision import (
+    gradient_not_finite,
+    gradients_differ,
+    loss_not_finite,
+    losses_deviate,
+    steps_skipped,
+    too_few_steps_compared,
+)
+from autotune.note import Note
 from autotune.settings.training_config import TrainingConfig
 
 __all__ = [
@@ -106,7 +114,7 @@ def shortfall(figures: PrecisionFigures) -> Note | None:
     is_finite = all(isfinite(loss) for loss in (*figures.losses, *figures.reference_losses))
     if attempts >= MIN_STEPS or not is_finite:
         return None
-    return note("too_few_steps_compared", steps=figures.steps, least_steps=MIN_STEPS)
+    return too_few_steps_compared(figures.steps, least_steps=MIN_STEPS)
 
 
 def objection(figures: PrecisionFigures) -> Note | None:
@@ -123,14 +131,14 @@ def objection(figures: PrecisionFigures) -> Note | None:
 def _objections_to_losses(figures: PrecisionFigures) -> Iterator[Note]:
     at = next((at for at, loss in enumerate(figures.losses) if not isfinite(loss)), None)
     if at is not None:
-        yield note("loss_not_finite", loss=str(figures.losses[at]), step=at + 1, steps=GUARD_STEPS)
+        yield loss_not_finite(loss=str(figures.losses[at]), step=at + 1, steps=GUARD_STEPS)
     attempts, last = len(figures.skipped_steps), figures.skipped_steps[-_LAST_STEPS:]
     if any(last):
         skipped = sum(figures.skipped_steps)
-        yield note("steps_skipped", last_skipped=sum(last), last=len(last), skipped=skipped, attempts=attempts)
+        yield steps_skipped(last_skipped=sum(last), last=len(last), skipped=skipped, attempts=attempts)
     deviation, allowed = figures.loss_deviation, _LOSS_TOLERANCE + figures.repeat_deviation
     if deviation is not None and deviation > allowed:
-        yield note("losses_deviate", steps=figures.steps, deviation_fraction=deviation, allowed_fraction=allowed)
+        yield losses_deviate(figures.steps, deviation_fraction=deviation, allowed_fraction=allowed)
 
 
 def _gradients_differ(figures: PrecisionFigures) -> Note | None:
@@ -139,8 +147,8 @@ def _gradients_differ(figures: PrecisionFigures) -> Note | None:
     if repeat is None:
         return None
     if cosine is None:
-        return note("gradient_not_finite") if figures.steps > 0 else None
+        return gradient_not_finite() if figures.steps > 0 else None
     least = _MIN_COSINE if repeat >= _MIN_COSINE else repeat / 2
     if repeat < _TELLING_COSINE or cosine >= least:
         return None
-    return note("gradients_differ", cosine=cosine, least_cosine=least)
+    return gradients_differ(cosine, least_cosine=least)

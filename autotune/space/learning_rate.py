@@ -12,7 +12,8 @@ from math import sqrt
 from typing import Literal
 
 from autotune.frozen import FrozenModel
-from autotune.note import Note, note
+from autotune.messages import space as messages
+from autotune.note import Note
 from autotune.settings.objective import LrRule
 from autotune.settings.workload import OptimizerFacts
 
@@ -57,12 +58,12 @@ def scale_lr(lr: float, batch_ratio: float, rule: LrRule, optimizer: OptimizerFa
         first, second = (1 - batch_ratio * (1 - beta) for beta in optimizer.betas)
         betas = (first, second) if _ROUNDING < first < 1 and _ROUNDING < second < 1 else None
         if betas is None:
-            notes.append(note("betas_unchanged", betas=optimizer.betas, batch_ratio=batch_ratio))
+            notes.append(messages.betas_unchanged(optimizer.betas, batch_ratio))
         advice = advice.model_copy(update={"betas": betas, "eps": eps})
     if applied == "none":
-        notes.append(note("lr_unchanged"))
+        notes.append(messages.lr_unchanged())
     elif batch_ratio > 1:
-        notes.append(note("lr_warm_up", epochs=_WARM_UP_EPOCHS))
+        notes.append(messages.lr_warm_up(_WARM_UP_EPOCHS))
     return advice.model_copy(update={"notes": tuple(notes)})
 
 
@@ -72,4 +73,4 @@ def _resolved(rule: LrRule, optimizer: OptimizerFacts) -> tuple[Literal["linear"
         return rule, []
     if any(word in name for word in _ADAPTIVE):
         return "sqrt", []
-    return ("linear", []) if "sgd" in name else ("sqrt", [note("lr_rule_unknown", optimizer=optimizer.name)])
+    return ("linear", []) if "sgd" in name else ("sqrt", [messages.lr_rule_unknown(optimizer.name)])

@@ -1,13 +1,11 @@
-"""What the user should know of a space before it is searched: what has no effect, and why a range is narrow.
-
-Comes in: a Basis and the domains made of it. Goes out: notes, as codes with figures. Pure.
-"""
+"""Notes on a space before it is searched: settings without an effect, and reasons for narrow ranges. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from autotune.note import Note, note
+from autotune.messages import space as messages
+from autotune.note import Note
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.search_space import DDP_PREFIX, Choices, Domain
 from autotune.settings.training_config import TrainingConfig
@@ -46,7 +44,7 @@ def _malloc(basis: Basis) -> Iterator[Note]:
     """How trials allocate host memory, where training does not by itself or the user has chosen it."""
     environment = basis.environment
     if environment.malloc:
-        yield note("malloc", switches=environment.malloc, is_ours=environment.keeps_memory)
+        yield messages.malloc(switches=environment.malloc, is_ours=environment.keeps_memory)
 
 
 def _reserve(basis: Basis) -> Iterator[Note]:
@@ -54,26 +52,24 @@ def _reserve(basis: Basis) -> Iterator[Note]:
     objective, device_bytes = basis.objective, basis.environment.device_memory_bytes
     reserve_bytes = objective.reserve_bytes(device_bytes)
     if reserve_bytes:
-        yield note("reserve", reserve_bytes=reserve_bytes, trial_bytes=objective.limit_bytes(device_bytes))
+        yield messages.reserve(reserve_bytes, trial_bytes=objective.limit_bytes(device_bytes))
 
 
 def _larger_batch_gain(basis: Basis) -> Iterator[Note]:
     if basis.keeps_batch and "larger_batch_gain" in basis.objective.model_fields_set:
-        yield note("larger_batch_gain_unused")
+        yield messages.larger_batch_gain_unused()
 
 
 def _without_effect(basis: Basis) -> Iterator[Note]:
     facts, environment = basis.facts, basis.environment
     for setting, reason in without_effect(basis.baseline, facts, environment).items():
-        yield note("baseline_without_effect", setting=setting, reason=reason, device=environment.device)
+        yield messages.baseline_without_effect(setting, reason, environment.device)
     for setting in _SILENT:
         for value in basis.given.get(setting, ()):
             config = TrainingConfig().model_copy(update={setting: value})
             found = without_effect(config, facts, environment).get(setting)
             if found is not None:
-                yield note(
-                    "value_without_effect", setting=setting, value=value, reason=found, device=environment.device
-                )
+                yield messages.value_without_effect(setting, value, reason=found, device=environment.device)
 
 
 def _binding(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[Note]:
@@ -87,13 +83,8 @@ def _binding(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[Note]:
             for config in (TrainingConfig(), *groups)
         ]
         if None not in reasons:
-            yield note(
-                "value_without_effect",
-                setting="numa_binding",
-                value=value,
-                reason=reasons[0],
-                device=environment.device,
-            )
+            reason = str(reasons[0])
+            yield messages.value_without_effect("numa_binding", value, reason, environment.device)
 
 
 def _emulated(basis: Basis) -> Iterator[Note]:
@@ -102,25 +93,25 @@ def _emulated(basis: Basis) -> Iterator[Note]:
     listed = basis.given.get("amp_dtype", Choices(values=(basis.baseline.amp_dtype,)))
     emulated = [dtype for dtype in listed if dtype not in known]
     if emulated:
-        yield note("precision_not_native", device=basis.environment.device_name, precisions=emulated)
+        yield messages.precision_not_native(device=basis.environment.device_name, precisions=[*map(str, emulated)])
 
 
 def _unsharded(basis: Basis) -> Iterator[Note]:
     if not basis.facts.is_sharded:
         is_listed = "num_workers" in basis.given
-        yield note("dataset_not_sharded", most_workers=None if is_listed else max(1, basis.baseline.num_workers))
+        yield messages.dataset_not_sharded(None if is_listed else max(1, basis.baseline.num_workers))
 
 
 def _tf_data(basis: Basis) -> Iterator[Note]:
     if basis.facts.is_tf_data:
-        yield note("tf_data")
+        yield messages.tf_data()
 
 
 def _out_of_order(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[Note]:
     """What batches out of order change, where they are tried and are not today's; why, where nobody has asked."""
     if False in domains["in_order"] and basis.baseline.in_order:
         share = None if "in_order" in basis.given else basis.facts.slow_tail_fraction
-        yield note("out_of_order_tried", slow_tail_fraction=share)
+        yield messages.out_of_order_tried(share)
 
 
 def _ranks(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[Note]:
@@ -128,16 +119,16 @@ def _ranks(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[Note]:
     environment, given = basis.environment, basis.given
     listed = [name for name in given if name.startswith(DDP_PREFIX)]
     if listed and not group_sizes(domains):
-        yield note("ddp_settings_without_ddp", settings=listed)
+        yield messages.ddp_settings_without_ddp(listed)
         return
     is_named = 1 < most_ranks(environment) < environment.device_count
     if is_named and not given.keys() & {"world_size", "strategy"} and environment.device_kind != "cpu":
-        yield note("trials_stay_on_named_device", device=environment.device)
+        yield messages.trials_stay_on_named_device(environment.device)
     if environment.device_names and max(group_sizes(domains), default=1) > 1:
-        yield note("unlike_devices", devices=environment.device_names)
+        yield messages.unlike_devices(environment.device_names)
     searches_unused = given.get(f"{DDP_PREFIX}find_unused_parameters")
     if searches_unused is not None and True not in searches_unused and basis.facts.has_unused_parameters:
-        yield note("unused_parameters_not_searched")
+        yield messages.unused_parameters_not_searched()
     yield from _listed_hooks(basis, domains)
 
 
@@ -146,11 +137,11 @@ def _hosts(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[Note]:
     environment, sizes = basis.environment, group_sizes(domains)
     has_groups = bool(sizes) or basis.baseline.process_count > 1
     if environment.is_spread and (environment.hosts == 1 or not has_groups):
-        yield note("spread_without_effect", hosts=environment.hosts)
+        yield messages.spread_without_effect(environment.hosts)
     most, device_count = max(sizes, default=1), most_ranks(environment)
     is_device = environment.device_kind != "cpu" and environment.hosts > 1
     if is_device and sizes and most < device_count and "world_size" not in basis.given:
-        yield note("world_size_capped", most=most, devices=device_count, hosts=environment.hosts)
+        yield messages.world_size_capped(most, devices=device_count, hosts=environment.hosts)
 
 
 def _listed_hooks(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[Note]:
@@ -158,7 +149,7 @@ def _listed_hooks(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[Note]
     today = (basis.baseline.ddp or DdpConfig()).comm_hook
     hooks = [hook for hook in basis.given.get(f"{DDP_PREFIX}comm_hook", ()) if hook not in {None, today}]
     if hooks:
-        yield note("hooks_change_gradients", hooks=hooks)
+        yield messages.hooks_change_gradients([*map(str, hooks)])
     unscaled = [dtype for dtype in domains["amp_dtype"] if dtype != "float16"]
     if "fp16" in hooks and unscaled:
-        yield note("fp16_hook_overflows", precisions=unscaled)
+        yield messages.fp16_hook_overflows([*map(str, unscaled)])

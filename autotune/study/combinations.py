@@ -13,7 +13,8 @@ from functools import cached_property
 from itertools import combinations, product
 
 from autotune.frozen import compacted
-from autotune.note import Note, note
+from autotune.messages.search import nothing_new_drawn, space_exhausted
+from autotune.note import Note
 from autotune.settings.search_space import IntRange, SettingValue
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.domains import spread
@@ -128,7 +129,7 @@ class OpenCombinations:
     @property
     def none_left(self) -> Note:
         """What it means that `next` found none."""
-        return note("space_exhausted") if self.can_list else note("nothing_new_drawn", draws=_DRAWS)
+        return space_exhausted() if self.can_list else nothing_new_drawn(_DRAWS)
 
     def next(self, skip: Skip) -> Params | None:
         """One that is open and not skipped; else one that would tell nothing, or one that would not fit; else None."""

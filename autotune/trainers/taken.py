@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import JsonValue
-
-from autotune.note import Note, note
+from autotune.messages.workload import beside_training
+from autotune.note import Note
 
 __all__ = ["Taken", "note_beside"]
 
@@ -31,5 +30,4 @@ class Taken:
 
 def note_beside(framework: str, names: list[str]) -> tuple[Note, ...]:
     """What a trainer does beside the step that does not run in trials."""
-    told: list[JsonValue] = [*dict.fromkeys(names)]
-    return (note("beside_training", framework=framework, names=told),) if told else ()
+    return (beside_training(framework, [*dict.fromkeys(names)]),) if names else ()

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pydantic import JsonValue
-
 from autotune.errors import RepeatedFailureError, WorkloadError
-from autotune.note import Note, note
+from autotune.messages.search import setting_left_out
+from autotune.note import Note
 from autotune.records.trial import TrialRecord
 from autotune.settings.search_space import SettingValue
 from autotune.settings.training_config import TrainingConfig
@@ -73,8 +72,8 @@ class FailureAttribution:
         study.leave_out({setting: values})
         self.left_out.append(explanation)
         same.clear()
-        listed: list[JsonValue] = [str(value) for value in sorted(values, key=str)]
-        return [note("setting_left_out", setting=setting, values=listed, failures=_SAME_FAILURES, reason=record.reason)]
+        listed = sorted(map(str, values))
+        return [setting_left_out(setting, values=listed, failures=_SAME_FAILURES, reason=record.reason)]
 
 
 def _shared_change(

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from autotune.note import Note, note
+from autotune.messages.search import host_bound
+from autotune.note import Note
 from autotune.records.ceilings import device_key
 from autotune.records.measurement import Measurement
 from autotune.records.recommendation import Recommendation
@@ -107,11 +108,10 @@ def host_notes(found: SearchOutcome, chosen: Recommendation | None) -> Iterator[
     runs = [run for record in found.records if record.number == chosen.number for run in record.runs]
     known = [run for run in reversed(runs) if run.host_fraction is not None]
     run = next((one for one in known if one.breakdown is not None), known[0] if known else None)
-    if run is None or not is_host_bound(run):
+    if run is None or run.host_fraction is None or not is_host_bound(run):
         return
     device = found.ceilings.device.get(device_key(chosen.config))
-    yield note(
-        "host_bound",
+    yield host_bound(
         host_fraction=run.host_fraction,
         batch_s=run.window.batch_s,
         launch_s=None if device is None else device.host_s,

@@ -21,7 +21,9 @@ from autotune.analysis.scoring import evaluate, memory_fault
 from autotune.analysis.time_estimate import typical_run_s, typical_s
 from autotune.launch.launcher import SideBySide, begin_anew
 from autotune.launch.runner import TrialRunner
-from autotune.note import Note, note
+from autotune.messages.recommendation import finalist_failed, stress_not_tried
+from autotune.messages.search import no_recent_gain, precision_left_out
+from autotune.note import Note
 from autotune.protocol.jobs import NO_EXTRAS, Extras, WindowRules
 from autotune.records.ceilings import CeilingBook
 from autotune.records.precision_check import guard_key
@@ -233,7 +235,7 @@ class Search:
         if check.figures is not None:
             self._stresses[chosen.number] = check.figures
         elif self._overloaded:
-            self.notes.append(note("stress_not_tried", trial=chosen.number, is_recommended=False))
+            self.notes.append(stress_not_tried(chosen.number))
         if check.is_refuted:
             self._overloaded.append(chosen.number)
         return check.is_refuted
@@ -384,8 +386,7 @@ class Search:
             if fault is not None:
                 result = result.model_copy(update={"outcome": "over_memory", "reason": fault})
         if result.outcome != "ok":
-            failed = {"outcome": result.outcome, "reason": result.reason, "log": result.log}
-            self.notes.append(note("finalist_failed", trial=number, **failed))
+            self.notes.append(finalist_failed(number, result.outcome, result.reason, result.log))
         return result
 
     def _propose(self) -> None:
@@ -468,7 +469,7 @@ class Search:
         dtype, mode = guard_key(record.config)
         compiled = {"compile": frozenset({bool(mode)}), "compile_mode": frozenset({record.config.compile_mode})}
         self.study.leave_out({"amp_dtype": frozenset({dtype}), **compiled})
-        left_out = note("precision_left_out", amp_dtype=dtype, compile_mode=mode, reason=record.result.reason)
+        left_out = precision_left_out(dtype, mode, record.result.reason)
         if left_out not in self.notes:
             self.notes.append(left_out)
 
@@ -501,7 +502,7 @@ class Search:
         score = self._score
         before, now = best_of(records[: records.index(tries[-patience])], score), self.best
         is_won = now is not None and (before is None or score(now) >= (1 + LEAST_GAIN) * score(before))
-        return None if is_won else note("no_recent_gain", trials=patience, is_promising=is_led)
+        return None if is_won else no_recent_gain(trials=patience, is_promising=is_led)
 
     @property
     def _patience(self) -> int:

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from autotune.analysis.decisions.evidence import Evidence
-from autotune.note import Note, note
+from autotune.messages.trials import trial_disturbed
+from autotune.note import Note
 from autotune.records.ceilings import CeilingBook
 from autotune.records.run_spread import RunSpread
 from autotune.records.stress_check import StressFigures
@@ -85,5 +86,5 @@ class SearchOutcome:
 def disturbances(number: int, result: TrialResult) -> Iterator[Note]:
     """For the report: that somebody has killed or stopped a process of a trial, and what came of it."""
     for remark in () if result.measurement is None else result.measurement.remarks:
-        if remark.code in {"measured_anew", "window_stopped"}:
-            yield note("trial_disturbed", number=number, remark=remark)
+        if remark.code in {"rerun_after_signal", "window_stopped"}:
+            yield trial_disturbed(number, remark)

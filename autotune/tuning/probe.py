@@ -12,12 +12,22 @@ from dataclasses import replace
 from math import inf
 from pathlib import Path
 
-from pydantic import JsonValue, ValidationError
+from pydantic import ValidationError
 
 from autotune.errors import ConfigError, WorkloadError
 from autotune.launch.launcher import is_sharing, notes_of, preload_in, slots_of
 from autotune.launch.runner import TrialRunner
-from autotune.note import Note, note
+from autotune.messages.framework_files import FileReason, not_read_over
+from autotune.messages.workload import (
+    baseline_from_objects,
+    batch_follows_budget,
+    batches_are_fixed,
+    default_optimizer,
+    files_left,
+    placeholders_by_default,
+    script_overrides_baseline,
+)
+from autotune.note import Note
 from autotune.protocol.quiet import muted_environment
 from autotune.protocol.reports import RankReport
 from autotune.records.conditions import note_on_others
@@ -69,9 +79,9 @@ def probe_workload(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, Resolv
     listed = budget_obstacle(given, report.facts)
     if listed is not None:
         raise ConfigError(listed)
-    unfit = tuple(_unfit(plan, baseline, report.facts, environment))
+    unfit = _unfit(plan, baseline, report.facts, environment)
     if unfit:
-        baseline = _baseline(plan, report.facts, without=frozenset(str(one.figures["setting"]) for one in unfit))
+        baseline = _baseline(plan, report.facts, without=unfit.keys())
     baseline = with_mean_batch(baseline, report.facts)
     drop_last = plan.workload.drop_last if report.facts.objects.drop_last is None else report.facts.objects.drop_last
     reason = obstacle(baseline, report.facts, environment, drop_last=drop_last)
@@ -99,7 +109,7 @@ def probe_workload(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, Resolv
     )
     told = (
         *plan.notes,
-        *unfit,
+        *unfit.values(),
         *_object_notes(plan, report.facts),
         *_script_notes(plan, script),
         _optimizer_note(plan, report.facts),
@@ -111,21 +121,23 @@ def probe_workload(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, Resolv
     return ready, replace(space, notes=tuple(item for item in told if item is not None))
 
 
-def _unfit(plan: Plan, baseline: TrainingConfig, facts: WorkloadFacts, environment: Environment) -> Iterator[Note]:
-    """Settings of a framework's own file that this optimizer or machine can't have, each with a code of the reason.
+def _unfit(plan: Plan, baseline: TrainingConfig, facts: WorkloadFacts, environment: Environment) -> dict[str, Note]:
+    """Return the settings of a framework's own file that this optimizer or machine can't have, each with a note.
 
     Frameworks write defaults into their files that nobody has chosen, for optimizers and machines of their own.
     """
+    found: dict[str, Note] = {}
     fused, binding = plan.read_over.get("fused"), plan.read_over.get("numa_binding")
+    trained = facts.optimizer.name
     if fused is not None and baseline.fused:
-        own, trained = fused.optimizer, facts.optimizer.name
-        reason = "other_optimizer" if own not in {None, trained} else "no_fused_optimizer"
-        if reason == "other_optimizer" or not facts.optimizer.can_fuse:
-            yield note("not_read_over", setting="fused", name=fused.name, reason=reason, own=own, trained=trained)
+        is_other = fused.optimizer not in {None, trained}
+        if is_other or not facts.optimizer.can_fuse:
+            reason: FileReason = "other_optimizer" if is_other else "no_fused_optimizer"
+            found["fused"] = not_read_over(fused.name, reason, own=fused.optimizer, trained=trained)
     here = baseline.world_size if baseline.process_count == 1 else ranks_on_host(baseline.process_count, environment)
     if binding is not None and not has_binding(baseline.numa_binding, here, environment):
-        names = {"own": None, "trained": facts.optimizer.name}
-        yield note("not_read_over", setting="numa_binding", name=binding.name, reason="no_binding", **names)
+        found["numa_binding"] = not_read_over(binding.name, "no_binding", own=None, trained=trained)
+    return found
 
 
 def _baseline(plan: Plan, facts: WorkloadFacts, *, without: Collection[str] = ()) -> TrainingConfig:
@@ -154,11 +166,11 @@ def _baseline(plan: Plan, facts: WorkloadFacts, *, without: Collection[str] = ()
 def _object_notes(plan: Plan, facts: WorkloadFacts) -> Iterator[Note]:
     """What was read from the user's own objects, and what of them can't be varied."""
     objects = facts.objects
-    own: list[JsonValue] = [name for name in objects.names if name not in plan.baseline.model_fields_set]
+    own = [name for name in objects.names if name not in plan.baseline.model_fields_set]
     if own:
-        yield note("baseline_from_objects", settings=own, has_loader=objects.has_loader)
+        yield baseline_from_objects(settings=own, has_loader=objects.has_loader)
     if objects.has_loader and facts.fixed_batch_size is not None:
-        yield note("batches_are_fixed", size=facts.fixed_batch_size)
+        yield batches_are_fixed(facts.fixed_batch_size)
 
 
 def _script_notes(plan: Plan, script: ScriptFacts | None) -> Iterator[Note]:
@@ -167,17 +179,15 @@ def _script_notes(plan: Plan, script: ScriptFacts | None) -> Iterator[Note]:
         return
     given = plan.baseline.model_dump(include=plan.baseline.model_fields_set - set(script.placeholders))
     own = script.observed.model_dump()
-    overruled: list[JsonValue] = [name for name, value in given.items() if value != own[name]]
+    overruled = [name for name, value in given.items() if value != own[name]]
     if overruled:
-        yield note("baseline_is_what_it_does", settings=overruled)
-    unknown: list[JsonValue] = [name for name in script.placeholders if name not in plan.baseline.model_fields_set]
+        yield script_overrides_baseline(overruled)
+    unknown = [name for name in script.placeholders if name not in plan.baseline.model_fields_set]
     if unknown:
-        values: list[JsonValue] = [f"{name}={getattr(plan.baseline, name)}" for name in map(str, unknown)]
-        yield note("placeholders_by_default", values=values)
+        yield placeholders_by_default([f"{name}={getattr(plan.baseline, name)}" for name in unknown])
     yield from script.unreached
     if script.new_files:
-        files: list[JsonValue] = list(script.new_files[:_FILES_SHOWN])
-        yield note("files_left", files=files, count=len(script.new_files))
+        yield files_left(script.new_files[:_FILES_SHOWN], count=len(script.new_files))
 
 
 def _optimizer_note(plan: Plan, facts: WorkloadFacts) -> Note | None:
@@ -185,14 +195,14 @@ def _optimizer_note(plan: Plan, facts: WorkloadFacts) -> Note | None:
     if plan.workload.optimizer is not None or plan.workload.command is not None or not facts.trainable_parameter_count:
         return None
     count = facts.trainable_parameter_count
-    return note("default_optimizer", trainable_parameters=count, adam_bytes=_ADAM_BYTES * count)
+    return default_optimizer(trainable_parameters=count, adam_bytes=_ADAM_BYTES * count)
 
 
 def _budget_note(baseline: TrainingConfig, facts: WorkloadFacts) -> Note | None:
     """What a batch of the token budget holds: the micro batch that was given, or is the default, is not used."""
-    if facts.budget_samples is None:
+    if facts.budget_samples is None or baseline.max_tokens is None:
         return None
-    return note("batch_follows_budget", max_tokens=baseline.max_tokens, samples=facts.budget_samples)
+    return batch_follows_budget(baseline.max_tokens, facts.budget_samples)
 
 
 def _refuse_empty(space: ResolvedSpace) -> None:

@@ -9,7 +9,8 @@ from math import ceil, exp, inf, log
 from autotune.analysis.decisions.claims import believe
 from autotune.analysis.decisions.evidence import Contrast
 from autotune.analysis.decisions.selection_rules import break_even_noise_scale, choose, worth_its_batch
-from autotune.note import Note, note
+from autotune.messages import recommendation as messages
+from autotune.note import Note
 from autotune.records.precision_check import guard_key, needs_guard
 from autotune.records.recommendation import BreakEven, Confirmation, LargerBatch, Ratio, Recommendation, Verdict
 from autotune.records.run_summary import changed_settings
@@ -295,19 +296,19 @@ def _reasons(chosen: TrialRecord, contenders: Contenders, verdict: Verdict) -> I
     """What the recommendation rests on."""
     reference, found = contenders.baseline, contenders.found
     if reference is None:
-        yield note("baseline_is_no_reference")
+        yield messages.baseline_is_no_reference()
     yield _why_this(chosen, contenders)
     if chosen.number == 0:
         return
-    runs = {name: found.evidence.count(number) for name, number in (("runs", chosen.number), ("baseline_runs", 0))}
+    runs, baseline_runs = found.evidence.count(chosen.number), found.evidence.count(0)
     if verdict == "faster":
-        yield note("proven", least_fraction=exp(found.proven[chosen.number]) - 1, **runs)
+        yield messages.proven(exp(found.proven[chosen.number]) - 1, runs, baseline_runs)
     elif reference is not None and (gain := contenders.gain_of(chosen)) is not None:
-        yield note("not_proven", gain_fraction=1 - believe(gain).chance_below(0.0), **runs)
+        yield messages.not_proven(1 - believe(gain).chance_below(0.0), runs, baseline_runs)
     if not _is_compared(chosen, found):
-        yield note("precision_unchecked", amp_dtype=chosen.config.amp_dtype)
+        yield messages.precision_unchecked(chosen.config.amp_dtype)
     if reference is not None:
-        yield note("changed_settings", settings=list(changed_settings(chosen.config, reference.config)))
+        yield messages.changed_settings([*changed_settings(chosen.config, reference.config)])
 
 
 def _why_this(chosen: TrialRecord, contenders: Contenders) -> Note:
@@ -318,22 +319,19 @@ def _why_this(chosen: TrialRecord, contenders: Contenders) -> Note:
         for record in contenders.challengers[:_MOST_COMPARED]
         if own is not None and contenders.batch_ratio(record) > 1 and not contenders.is_worth_it(record, own)
     ]
-    counts = {
-        "configurations": sum(found.batch_ratio(record.config) <= 1 or not dropped for record in found.records),
-        "is_outrun": _is_outrun(chosen, contenders),
-        "leaves_out_larger": bool(dropped),
-    }
+    configurations = sum(found.batch_ratio(record.config) <= 1 or not dropped for record in found.records)
+    is_outrun = _is_outrun(chosen, contenders)
     if chosen.number == 0 and found.overloaded:
         would = Contenders.of(found).chosen()
-        return note("faster_ones_overloaded", has_untried=would is not None and would.number != 0)
+        return messages.faster_ones_overloaded(would is not None and would.number != 0)
     if chosen.number == 0:
         rivals = [record for record in contenders.challengers if record not in dropped][:_MOST_RIVALS]
         gains = [gain for record in rivals if (gain := contenders.gain_of(record)) is not None]
         most = max((believe(gain).ratio().high - 1 for gain in gains), default=None)
-        return note("nothing_beats_baseline", **counts, most_fraction=most)
+        return messages.nothing_beats_baseline(configurations, is_outrun, bool(dropped), most_fraction=most)
     others = [record for record in contenders.records if record not in dropped]
     best = max(others, key=found.believed_score)
     behind = contenders.over(chosen, best)
     if best.number != chosen.number and behind is not None and behind.value < 1:
-        return note("simplest_of_the_best", best_trial=best.number, rate_fraction=behind.value)
-    return note("best_believed", **counts)
+        return messages.simplest_of_the_best(best.number, behind.value)
+    return messages.best_believed(configurations, is_outrun, bool(dropped))

@@ -21,7 +21,16 @@ from autotune.analysis.time_estimate import (
     typical_overhead_s,
     typical_s,
 )
-from autotune.note import Note, note
+from autotune.messages.search import (
+    costs_more_than_it_saves,
+    most_trials,
+    no_time_for_a_trial,
+    starts_are_slow,
+    training_hours_unused,
+    trials_asked_for,
+    trials_shared,
+)
+from autotune.note import Note
 from autotune.protocol.clock import monotonic
 from autotune.protocol.jobs import WindowRules
 from autotune.records.trial import TrialRecord, reference_of
@@ -119,9 +128,9 @@ class TimeBudget:
         hours = self.budget.training_hours
         if self.build_s > 0 and has_shared:
             assumed = None if hours is not None or not self.is_brief else ASSUMED_TRAINING_HOURS
-            yield note("trials_shared", build_s=self.build_s, is_brief=self.is_brief, assumed_hours=assumed)
+            yield trials_shared(self.build_s, self.is_brief, assumed_hours=assumed)
         if hours is not None and not (self.may_stop_early and self.study.method.has_model):
-            yield note("training_hours_unused", training_hours=hours)
+            yield training_hours_unused(hours)
 
     @property
     def _brief_trials_s(self) -> float:
@@ -134,7 +143,7 @@ class TimeBudget:
         has_begun = len(self.study.ended) >= _FEWEST_OF_A_BRIEF_SEARCH and self.study.best is not None
         if not self.is_brief or not has_begun or self.clock.elapsed_s - self.probe_s < trials_s:
             return None
-        return note("starts_are_slow", trials_s=trials_s, build_s=self.build_s)
+        return starts_are_slow(trials_s, self.build_s)
 
     @property
     def slots_now(self) -> int:
@@ -156,19 +165,19 @@ class TimeBudget:
         """Why no further trial may begin: the budget's trials or time are used up. None while one may."""
         if self.begun >= self.most_trials:
             if self.budget.n_trials is None:
-                return note("most_trials", trials=self.most_trials)
-            return note("trials_asked_for", trials=self.begun)
-        left, ended = self.left_for_trials_s, self.study.ended
-        if not ended or left >= shortest_trial_s(ended):
+                return most_trials(self.most_trials)
+            return trials_asked_for(self.begun)
+        left, ended, timeout_s = self.left_for_trials_s, self.study.ended, self.budget.timeout_s
+        if timeout_s is None or not ended or left >= shortest_trial_s(ended):
             return None
-        return note("no_time_for_a_trial", timeout_s=self.budget.timeout_s)
+        return no_time_for_a_trial(timeout_s)
 
     def why_too_dear(self, gain: float) -> Note | None:
         """Whether a further trial takes longer than the training that is still to come would win by such a gain."""
         trial_s, training_s = typical_s(self.study.ended), self.budget.training_s
         if gain * training_s >= trial_s:
             return None
-        return note("costs_more_than_it_brings", trial_s=trial_s, gain_s=gain * training_s, training_s=training_s)
+        return costs_more_than_it_saves(trial_s, gain_s=gain * training_s, training_s=training_s)
 
     def is_near_its_end(self, most_trials: int, closing: int) -> bool:
         """Whether no more than so many closing trials can still begin, of so many in all."""

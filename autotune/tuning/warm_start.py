@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from os.path import isdir, isfile
 from pathlib import Path
 
-from pydantic import JsonValue
-
 from autotune.errors import ConfigError
 from autotune.files.recommended_file import read_recommended
 from autotune.files.recommended_machine import describe_machine, differing_fields, read_machine
 from autotune.files.run_folder import read_summary
-from autotune.note import Note, note
+from autotune.messages.search import stale, warm_start
+from autotune.note import Note
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import score_value
 from autotune.settings.environment import Environment
@@ -70,10 +69,10 @@ def read_hints(path: Path) -> Hints:
     return Hints(source=path, configs=tuple(_best_of(summary)), machine=describe_machine(summary.environment))
 
 
-def differences(there: Mapping[str, object], here: Environment) -> list[JsonValue] | None:
-    """In what the machine of an earlier result differs from this one: name, value there and value here of each.
+def differences(there: Mapping[str, object], here: Environment) -> list[str] | None:
+    """Describe how the machine of an earlier result differs from this one.
 
-    None where it does not differ, and where nothing is said of it; empty where it differs in something without a name.
+    None if it does not differ or is not described; empty if it differs in something without a name.
     """
     if there.get("fingerprint") in (None, here.fingerprint):  # a file may hold anything, a list too
         return None
@@ -89,7 +88,7 @@ def note_of_stale(path: Path, here: Environment) -> Note | None:
         differing = differences(read_machine(path), here)
     except ConfigError:
         return None
-    return None if differing is None else note("stale", path=str(path), differences=differing)
+    return None if differing is None else stale(str(path), differing)
 
 
 def seed_params(hints: Hints, space: ResolvedSpace) -> list[Params]:
@@ -109,7 +108,7 @@ def seed_params(hints: Hints, space: ResolvedSpace) -> list[Params]:
 def note_of_hints(hints: Hints, space: ResolvedSpace) -> Note:
     """Where the first trials come from, and whether the rates that were found there still hold here."""
     count, differing = len(seed_params(hints, space)), differences(hints.machine, space.environment)
-    return note("warm_start", source=str(hints.source), configurations=count, differences=differing)
+    return warm_start(str(hints.source), configurations=count, differences=differing)
 
 
 def _expanded(path: Path) -> Path:

@@ -23,7 +23,7 @@ from autotune.analysis.decisions.ledger import Ledger
 from autotune.analysis.decisions.run_spread import run_of
 from autotune.api.setup import runner_for
 from autotune.files.run_folder import open_run_folder
-from autotune.note import note
+from autotune.messages.search import interrupted
 from autotune.records.ceilings import CeilingBook
 from autotune.records.measurement import Block, Measurement
 from autotune.records.precision_check import PrecisionFigures
@@ -149,7 +149,7 @@ def replayed(search: RecordedSearch, spread: RunSpread) -> Recommendation:
         records=search.records,
         ceilings=CeilingBook(),
         notes=(),
-        ended_because=note("interrupted", by="replay"),
+        ended_because=interrupted(by="replay"),
         expected_s=0.0,
         spread=spread,
         evidence=evidence,

@@ -25,7 +25,7 @@ from autotune import TrainingConfig
 from autotune.analysis.forecast.expectation import DEVICE_SETTINGS
 from autotune.analysis.forecast.observations import adds_workers_in_vain
 from autotune.launch.launcher import Exit, Launch
-from autotune.note import note
+from autotune.messages.trials import curves_ended
 from autotune.protocol.disk import write_model
 from autotune.protocol.jobs import (
     CurvesJob,
@@ -358,7 +358,7 @@ class ReplayLauncher:
         """The recorded points among those that are asked for, and what these took."""
         recorded = self.surface.curves
         if recorded is None:
-            return Curves(remarks=(note("curves_not_measured", cause="nothing was recorded"),)), 0.0
+            return Curves(remarks=(curves_ended("nothing was recorded"),)), 0.0
         loads, trains = set(LOADER_SETTINGS), DEVICE_SETTINGS
         changes = [(config, set(changed_settings(config, job.config))) for config in job.variations]
         # as the worker divides them: what changes the loader says nothing of the device

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from autotune.analysis.group import merged_measurement
-from autotune.note import note
+from autotune.messages.trials import extra_failed, on_ranks, window_stopped
 from autotune.records.ceilings import Ceiling
 from autotune.records.conditions import DeviceConditions
 from autotune.records.host_load import HostLoad
@@ -172,8 +172,10 @@ def test_a_group_is_drained_once_all_of_it_are() -> None:
 
 
 def test_what_one_rank_could_not_measure_bears_its_number() -> None:
-    parts = [make_part(0, remarks=(note("both"),)), make_part(1, remarks=(note("both"), note("alone", cause="x")))]
-    assert merged_measurement(parts).remarks == (note("both"), note("alone", cause="x", on_ranks=[1]))
+    both, alone = window_stopped(), extra_failed("copy", cause="x")
+    found = merged_measurement([make_part(0, remarks=(both,)), make_part(1, remarks=(both, alone))]).remarks
+    assert found == (both, on_ranks(alone, [1]))
+    assert found[1].figures == {**alone.figures, "on_ranks": [1]}
 
 
 def test_windows_of_different_length_are_no_group() -> None:

@@ -13,10 +13,9 @@ from autotune.api.check import check_plan, environment
 from autotune.errors import ConfigError, LauncherError
 from autotune.files.plan_file import parse_plan
 from autotune.launch.local.fork_server import ForkServerLauncher
-from autotune.note import note
+from autotune.messages.workload import default_optimizer
 from autotune.protocol.disk import read_model, write_model
 from autotune.protocol.reports import RankReport
-from autotune.report.wording import say
 from autotune.testing import FakeLauncher
 
 
@@ -50,7 +49,7 @@ def test_a_machine_that_can_not_be_described_is_no_wrong_usage() -> None:
 # The default optimizer
 
 SIZES = (16, 4)
-STATE = note("default_optimizer", trainable_parameters=68, adam_bytes=8 * 68)
+STATE = default_optimizer(trainable_parameters=68, adam_bytes=8 * 68)
 
 
 def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -72,11 +71,11 @@ def test_a_real_search_says_before_its_first_trial_that_the_default_optimizer_ke
     result = autotune.search(*workload(), run_dir=tmp_path / "run", progress=True, launcher=fork_server, **options)
     shown = capfd.readouterr().err
     lines = " ".join(shown.split())
-    assert lines.count(say(STATE)) == 1
-    assert lines.index(say(STATE)) < lines.index("Searching:")
+    assert lines.count(STATE.text) == 1
+    assert lines.index(STATE.text) < lines.index("Searching:")
     assert result.summary.facts.trainable_parameter_count == 68
     assert STATE in result.summary.notes
-    assert say(STATE) in result.report().replace("\\", "")
+    assert STATE.text in result.report().replace("\\", "")
 
 
 @pytest.mark.parametrize("optimizer", [None, torch.optim.SGD])
@@ -89,4 +88,4 @@ def test_check_and_diagnose_say_it_too_unless_an_optimizer_is_given(
     options: Any = {"launcher": FakeLauncher(facts=facts), "progress": True}
     diagnosed = autotune.diagnose(object, list, optimizer=optimizer, **options).diagnosis.notes
     said = "No optimizer was given" in capsys.readouterr().err
-    assert (STATE in checked, say(STATE) in diagnosed, said) == (optimizer is None,) * 3
+    assert (STATE in checked, STATE.text in diagnosed, said) == (optimizer is None,) * 3

@@ -87,7 +87,7 @@ def test_a_search_goes_from_what_the_script_does_to_what_can_be_applied(command:
     assert result.trials[0].config == baseline
     assert [trial.config.num_workers for trial in result.trials] == [2, 0]
     codes = [told.code for told in result.summary.notes if isinstance(told, Note)]
-    assert "baseline_is_what_it_does" in codes
+    assert "script_overrides_baseline" in codes
     assert "setting_unreached" in codes
     assert result.best is not None
     file = Path("run", "recommended.yaml")

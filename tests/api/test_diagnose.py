@@ -19,7 +19,8 @@ from autotune.api.diagnose import MeasuringTime, diagnose_plan
 from autotune.diagnosis.variations import list_variations
 from autotune.errors import ConfigError, NothingFeasibleError, WorkloadError
 from autotune.launch.local.fork_server import ForkServerLauncher
-from autotune.note import Note, note
+from autotune.messages.trials import another_search
+from autotune.note import Note
 from autotune.protocol.disk import read_model, write_model
 from autotune.protocol.jobs import read_job
 from autotune.protocol.reports import RankReport
@@ -252,7 +253,7 @@ def test_the_arguments_that_a_search_alone_takes_are_named() -> None:
 
 
 def test_searches_that_run_beside_it_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    other = note("another_search", pid=7, user="ann", command="autotune run a.yaml")
+    other = another_search(pid=7, user="ann", command="autotune run a.yaml")
     monkeypatch.setattr(diagnosing, "Neighbours", lambda: SimpleNamespace(new=lambda: (other,)))
     monkeypatch.setattr(diagnosing, "opened_launcher", lambda *_: nullcontext(FakeLauncher()))
     found = autotune.diagnose(object, list, progress=False)

@@ -303,7 +303,7 @@ def test_a_model_that_keeps_something_of_every_batch_is_told_with_its_slope(
     many_blocks = Hurried(fork_server, WindowRules(max_s=1.5, precision=1e-6, block_s=0.01))
     plan = read_plan(folder / "tune.yaml", [*changes, "baseline.intra_op_threads=1"])
     result = api.run_plan(plan, progress=False, launcher=many_blocks)
-    (told,) = [note.figures for note in result.summary.notes if note.code == "memory_creeps"]
+    (told,) = [note.figures for note in result.summary.notes if note.code == "memory_growth"]
     slope, batches = told["bytes_per_batch"], told["batches_to_limit"]
     assert isinstance(slope, int)
     assert isinstance(batches, int)

@@ -21,7 +21,7 @@ from autotune.errors import ConfigError, LauncherError, StudyMismatchError
 from autotune.files.run_folder import read_summary
 from autotune.launch.launcher import Launcher
 from autotune.launch.local.warm_worker import WarmWorkerLauncher
-from autotune.note import note
+from autotune.messages.trials import host_not_used
 from autotune.protocol.reports import RankReport
 from autotune.records.trial import TrialResult
 from autotune.settings.executor import Executor
@@ -193,14 +193,14 @@ def test_a_baseline_over_hosts_is_refused_by_name_where_there_are_too_few(tmp_pa
 
 @pytest.mark.slow
 def test_hosts_that_are_not_used_are_said_once_in_every_answer(tmp_path: Path) -> None:
-    said = note("host_of_other_kind", host="node-3", reason="it has another kind of device")
+    said = host_not_used(host="node-3", reason="it has another kind of device")
     launcher = FakeLauncher(slots=2, notes=(said,))
     assert search(tmp_path, launcher).summary.notes.count(said) == 1
     assert check_plan(PLAN, launcher=launcher).space.notes.count(said) == 1
     assert autotune.diagnose(object, list, launcher=launcher, progress=False).diagnosis.remarks.count(said) == 1
 
 
-GONE = note("host_without_trials", host="node-2", reason="it is gone")
+GONE = host_not_used(host="node-2", reason="it is gone")
 
 
 class Losing(FakeLauncher):

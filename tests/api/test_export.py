@@ -13,7 +13,6 @@ from autotune.api.export import export_json, export_remarks, export_run
 from autotune.errors import ConfigError
 from autotune.files.recommended_file import read_recommended, recommended_yaml
 from autotune.files.run_folder import RunFolder
-from autotune.report.wording import say
 from tests.factories import make_script, make_summary
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* was found on another machine:UserWarning")
@@ -25,7 +24,7 @@ def folder(tmp_path: Path) -> RunFolder:
     found = RunFolder(tmp_path / "run")
     found.path.mkdir()
     summary = make_summary()
-    found.recommended.write_text(recommended_yaml(summary, say=say))
+    found.recommended.write_text(recommended_yaml(summary))
     found.write_summary(summary)
     return found
 
@@ -50,7 +49,7 @@ def test_what_was_found_for_a_command_is_exported_alike(folder: RunFolder) -> No
     before = make_summary()
     facts = before.facts.model_copy(update={"script": make_script()})
     script = before.model_copy(update={"facts": facts, "command": ("python", "train.py")})
-    folder.recommended.write_text(recommended_yaml(script, say=say))
+    folder.recommended.write_text(recommended_yaml(script))
     assert "command" in yaml.safe_load(folder.recommended.read_text())
     assert export_run(folder.path, "hf").settings["per_device_train_batch_size"] > 0
 

@@ -16,8 +16,7 @@ import pytest
 import autotune
 from autotune.errors import ConfigError, NothingFeasibleError, RunFolderError
 from autotune.files.run_folder import open_run_folder
-from autotune.note import note
-from autotune.report.wording import say
+from autotune.messages.search import trials_lost
 from autotune.testing import FakeLauncher, FakeTrial
 from tests.factories.searches import NARROW
 
@@ -148,7 +147,7 @@ def test_trials_that_the_study_has_lost_are_noted(run_dir: Path, tmp_path: Path)
     with closing(sqlite3.connect(short.run_dir / "study.db")) as source:
         source.execute("VACUUM INTO ?", (str(long.run_dir / "study.db"),))
     found = autotune.open_run(long.run_dir)
-    lost = note("trials_lost", count=len(long.trials) - len(short.trials), kept=None)
+    lost = trials_lost(count=len(long.trials) - len(short.trials), kept=None)
     assert lost in found.summary.notes
     assert len(found.trials) == len(long.trials)
-    assert say(lost) in found.report().replace("\\", "")
+    assert lost.text in found.report().replace("\\", "")

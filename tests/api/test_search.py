@@ -11,7 +11,7 @@ import autotune
 from autotune.errors import (
     ConfigError,
 )
-from autotune.note import note
+from autotune.messages.space import precision_not_native
 from autotune.settings.training_config import TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost, fake_environment, fake_facts
 from tests.factories.searches import GIB, NARROW, figures_of
@@ -126,7 +126,7 @@ def test_precisions_that_are_listed_are_tried_and_emulated_ones_named(tmp_path: 
     launcher = FakeLauncher(environment=environment)
     result = search(tmp_path, launcher=launcher, space=TWO_PRECISIONS, n_trials=6)
     assert {trial.config.amp_dtype for trial in result.trials} == {"float32", "bfloat16"}
-    assert note("precision_not_native", device="Fake GPU", precisions=["bfloat16"]) in result.summary.notes
+    assert precision_not_native(device="Fake GPU", precisions=["bfloat16"]) in result.summary.notes
 
 
 def test_the_best_and_the_baseline_run_again_until_the_gain_is_proven(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from autotune.errors import (
     StudyMismatchError,
 )
 from autotune.files.run_folder import read_summary
-from autotune.note import note
+from autotune.messages.search import search_resumed
 from autotune.protocol.jobs import read_job
 from autotune.settings.training_config import TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost
@@ -263,7 +263,7 @@ def test_a_search_that_goes_on_says_so_and_what_it_does_not_compare(tmp_path: Pa
     options: Any = {"launcher": FakeLauncher(), "progress": False, "run_dir": tmp_path / "run"}
     first = autotune.search(object, list, n_trials=2, **options).summary.notes
     again = autotune.search(object, list, n_trials=3, **options).summary.notes
-    told = note("goes_on", has_command=False)
+    told = search_resumed(has_command=False)
     assert [[each for each in notes if each == told] for notes in (first, again)] == [[], [told]]
 
 

@@ -63,7 +63,7 @@ def test_with_little_training_to_come_the_search_ends_sooner() -> None:
     assert brief.now_s < machine.now_s
     assert len(short.found.records) < len(usual.found.records)
     assert short.found.ended_because is not None
-    assert short.found.ended_because.code == "costs_more_than_it_brings"
+    assert short.found.ended_because.code == "costs_more_than_it_saves"
 
 
 def searched(*, pace: float = 1.0, training_hours: float | None = None) -> tuple[WholeSearch, SlowMachine]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.note import note
+from autotune.messages.recommendation import baseline_is_no_reference, best_believed, not_proven, nothing_beats_baseline
+from autotune.messages.search import most_trials
+from autotune.messages.trials import curves_cut
 from autotune.records.conditions import DeviceConditions
 from autotune.records.measurement import MemorySample
 from autotune.records.ranks import RankFigures
@@ -78,8 +80,8 @@ def make_summary(**changes: Any) -> RunSummary:
         "trials": make_trials(),
         "run_spread": LEARNED,
         "recommendation": make_recommendation(),
-        "notes": (note("curves_cut"), said("[long] targets")),
-        "stopped_because": note("most_trials", trials=6),
+        "notes": (curves_cut(), said("[long] targets")),
+        "stopped_because": most_trials(trials=6),
         "wall_s": 200.4,
         "autotune_version": "0.1.0",
     }
@@ -173,9 +175,7 @@ def make_variants() -> dict[str, RunSummary]:
     failed = tuple(trial for trial in make_trials() if trial.number >= 3)
     own = {"same_batch": BASELINE, "same_batch_number": 0, "same_batch_speedup": None, "lr_advice": NO_ADVICE}
     no_gain = Ratio(value=1.0, low=1.0, high=1.0)
-    stays = (
-        note("nothing_beats_baseline", configurations=12, is_outrun=False, leaves_out_larger=False, most_fraction=0.04),
-    )
+    stays = (nothing_beats_baseline(configurations=12, is_outrun=False, leaves_out_larger=False, most_fraction=0.04),)
     already_best = make_recommendation(
         config=BASELINE,
         number=0,
@@ -193,15 +193,15 @@ def make_variants() -> dict[str, RunSummary]:
         gain_probability=0.96,
         more_s=40.0,
         reasons=(
-            note("best_believed", configurations=12, is_outrun=False, leaves_out_larger=False),
-            note("not_proven", gain_fraction=0.96, runs=1, baseline_runs=1),
+            best_believed(configurations=12, is_outrun=False, leaves_out_larger=False),
+            not_proven(gain_fraction=0.96, runs=1, baseline_runs=1),
         ),
         confirmations=(),
     )
     no_reference = {"speedup": None, "same_batch_speedup": None, "gain_probability": None}
     infeasible = make_recommendation(
         verdict="baseline_infeasible",
-        reasons=(note("baseline_is_no_reference"), *undecided.reasons[:1]),
+        reasons=(baseline_is_no_reference(), *undecided.reasons[:1]),
         confirmations=list_confirmations(make_trials()[1:]),
         **no_reference,
     )

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from autotune.note import Note, note
+from autotune.messages.recommendation import best_believed, proven
+from autotune.messages.search import interrupted
+from autotune.note import Note
 from autotune.records.measurement import Measurement
 from autotune.records.recommendation import Confirmation, Ratio, Recommendation
 from autotune.records.trial import Failure, Outcome, Score, TrialRecord, TrialResult
@@ -135,7 +137,7 @@ def list_confirmations(trials: Iterable[TrialRecord]) -> tuple[Confirmation, ...
 
 def said(text: str) -> Note:
     """A note whose sentence holds a text of any origin."""
-    return note("interrupted", by=text)
+    return interrupted(by=text)
 
 
 def make_recommendation(**changes: Any) -> Recommendation:
@@ -153,8 +155,8 @@ def make_recommendation(**changes: Any) -> Recommendation:
         "same_batch_number": 2,
         "same_batch_speedup": Ratio(value=1.93, low=1.9, high=1.96),
         "reasons": (
-            note("best_believed", configurations=12, is_outrun=False, leaves_out_larger=False),
-            note("proven", least_fraction=1.2, runs=3, baseline_runs=3),
+            best_believed(configurations=12, is_outrun=False, leaves_out_larger=False),
+            proven(least_fraction=1.2, runs=3, baseline_runs=3),
         ),
         "confirmations": list_confirmations(make_trials()),
     }

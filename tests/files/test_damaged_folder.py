@@ -17,7 +17,8 @@ import autotune
 from autotune.api.export import export_run
 from autotune.errors import ConfigError, RunFolderError
 from autotune.files.run_folder import RunFolder, read_summary
-from autotune.note import Note, note
+from autotune.messages.search import trials_lost
+from autotune.note import Note
 from autotune.testing import FakeLauncher
 from tests.factories.searches import NARROW
 
@@ -129,7 +130,7 @@ def test_trials_that_are_lost_with_the_study_are_told(damaged: Callable[[str, st
     (run_dir / "study.db-wal").unlink(missing_ok=True)
     lost = (run_dir / "trials.jsonl").read_bytes()
     (told,) = notes_of(search(run_dir))
-    assert told == note("trials_lost", count=3, kept="trials.lost.jsonl")
+    assert told == trials_lost(count=3, kept="trials.lost.jsonl")
     assert (run_dir / "trials.lost.jsonl").read_bytes() == lost
 
 

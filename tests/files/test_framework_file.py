@@ -102,7 +102,7 @@ def test_arguments_of_ddp_wait_for_ranks_and_are_said_where_there_are_none() -> 
 
 def test_what_was_not_read_and_what_was_assumed_is_told() -> None:
     told = plan_of("hf", {**HF, "hub_model_id": "me/mine"})[1]
-    assert {one["code"] for one in told} == {"not_read", "taken_by_default", "others_not_read"}
+    assert {one["code"] for one in told} == {"not_read", "taken_by_default", "keys_not_used"}
     assert [one["name"] for one in told if one["code"] == "not_read"] == ["lr_scheduler_type"]
     assert [one["values"] for one in told if one["code"] == "taken_by_default"] == [["pin_memory=True"]]
 

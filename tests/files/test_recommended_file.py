@@ -15,14 +15,12 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 import autotune
 from autotune.errors import ConfigError
-from autotune.files import recommended_file
-from autotune.files.recommended_file import read_recommended
+from autotune.files.recommended_file import read_recommended, recommended_yaml
 from autotune.records.measurement import Block, Measurement, MemorySample, Window
 from autotune.records.recommendation import Ratio, Recommendation
 from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import TrialRecord, TrialResult
-from autotune.report.wording.say import say
 from autotune.settings.applied.cores.worker_threads import threads_in_workers
 from autotune.settings.budget import Budget
 from autotune.settings.ddp_config import DdpConfig
@@ -33,7 +31,6 @@ from autotune.settings.workload import OptimizerFacts, WorkloadFacts
 from autotune.space.learning_rate import LrAdvice
 from tests.factories import said
 
-recommended_yaml = partial(recommended_file.recommended_yaml, say=say)
 GROUP = TrainingConfig(strategy="ddp", world_size=2, num_workers=2, ddp=DdpConfig(bucket_cap_mb=50, comm_hook="fp16"))
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.files.recommended_file import recommended_yaml
-from autotune.note import Note, note
+from autotune.messages.workload import beside_training, prepared_by
+from autotune.note import Note
 from autotune.records.run_summary import RunSummary
-from autotune.report.wording.say import say
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import ObjectFacts
 from tests.factories import make_recommendation, make_script, make_summary
@@ -18,9 +18,9 @@ GROUP = TrainingConfig(strategy="ddp", world_size=2)
 SMALL = TrainingConfig(micro_batch_size=2)
 SWITCHED = TrainingConfig(fused=True, cudnn_benchmark=True)
 OWN_LOADER = {"has_loader": True, "beside": ("collate_fn", "batch_sampler")}
-HF = note("beside_training", framework="transformers.Trainer", names=["logging"])
-LIGHTNING = note("beside_training", framework="Lightning's Trainer", names=["logging"])
-ACCELERATE = note("prepared_by", framework="accelerate")
+HF = beside_training(framework="transformers.Trainer", names=["logging"])
+LIGHTNING = beside_training(framework="Lightning's Trainer", names=["logging"])
+ACCELERATE = prepared_by(framework="accelerate")
 
 
 def summary(
@@ -69,7 +69,7 @@ def test_headers() -> None:
     """They are comments alone, whatever a search is called."""
     texts = []
     for name, found in CASES.items():
-        header = recommended_yaml(found, say=say).partition("format: 1")[0]
+        header = recommended_yaml(found).partition("format: 1")[0]
         assert all(line.startswith("#") for line in header.splitlines() if line)
         texts.append(f"== {name}\n{header.rstrip()}\n\n")
     assert_golden(Path(__file__).parent / "golden" / "recommended_headers.txt", "".join(texts))

@@ -11,7 +11,6 @@ import pytest
 
 from autotune.launch.block_stream import BlockStream
 from autotune.records.measurement import Block
-from autotune.report.wording import say
 
 
 def block(batches: int) -> Block:
@@ -65,7 +64,7 @@ def test_once_there_is_a_reason_it_stays_and_nobody_is_asked_again(stream: Block
     stream.should_end = lambda blocks: pytest.fail("asked again")
     stream.path.unlink()
     assert stream.is_lost()
-    stopped = stream.stopped(say)
+    stopped = stream.stopped()
     assert (stopped.outcome, stopped.reason, stopped.blocks) == ("pruned", "enough", (block(1), block(2), block(3)))
 
 

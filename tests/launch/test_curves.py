@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from autotune.note import Note, note
+from autotune.messages.trials import curves_cut, process_ended_at_point
+from autotune.note import Note
 from autotune.protocol.reports import RankReport
 from autotune.settings.training_config import TrainingConfig
 from tests.launch.conftest import GENEROUS_S, Rig
 
 ALL = [{}, {"micro_batch_size": 2}, {"micro_batch_size": 8}, {"micro_batch_size": 16}]
 LOST = "RuntimeError: CUDA error: an illegal memory access was encountered"
-CUT = note("curves_cut")
+CUT = curves_cut()
 
 
 def trace(rig: Rig, model: str, *, deadline_s: float = GENEROUS_S) -> RankReport:
@@ -37,7 +38,7 @@ def seen() -> dict[str, list[int]]:
     ("model", "reason"),
     [
         ("losing_the_device_at_8", LOST),
-        pytest.param("dying_at_8", note("process_ended_at_point"), marks=pytest.mark.slow),
+        pytest.param("dying_at_8", process_ended_at_point(), marks=pytest.mark.slow),
     ],
 )
 def test_what_a_process_does_not_outlive_is_left_with_its_reason_and_the_rest_is_measured_in_another(

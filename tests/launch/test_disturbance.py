@@ -9,7 +9,7 @@ import pytest
 
 from autotune.launch.disturbance import disturbance_of
 from autotune.launch.launcher import Exit
-from autotune.note import note
+from autotune.messages.trials import rerun_after_signal
 from autotune.protocol.jobs import WindowRules
 from autotune.protocol.reports import RankReport
 from autotune.records.trial import Failure, Outcome, TrialResult
@@ -18,7 +18,7 @@ from autotune.settings.workload import Ref
 from tests.launch.conftest import Rig
 
 CODE = Path(__file__).with_name("user_disturbances.py")
-KILLED, STOPPED = note("measured_anew", why="killed"), note("measured_anew", why="stopped")
+KILLED, STOPPED = rerun_after_signal(why="killed"), rerun_after_signal(why="stopped")
 LOST_WORKER = "a loader worker was killed: DataLoader worker (pid 7) is killed by signal: Killed. "
 
 

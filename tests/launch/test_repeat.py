@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from autotune.launch.runner import go_on
-from autotune.note import note
+from autotune.messages.trials import curves_cut, curves_ended, operators_not_counted
+from autotune.note import Note
 from autotune.protocol.jobs import CurvesJob
 from autotune.protocol.reports import RankReport
 from autotune.records.diagnosis import Curves
@@ -23,7 +24,7 @@ def dying(known: Curves | None) -> Curves:
 
 
 def getting_on(known: Curves | None) -> Curves:
-    return Curves(is_cut=True, remarks=(*(known.remarks if known else ()), note("one_more")))
+    return Curves(is_cut=True, remarks=(*(known.remarks if known else ()), Note(code="one_more")))
 
 
 def processes(measure: Callable[[Curves | None], Curves | None]) -> list[str]:
@@ -53,7 +54,7 @@ def test_a_process_that_does_not_come_to_measuring_leaves_what_is_known() -> Non
 @pytest.mark.parametrize("is_cut", [True, False])
 @pytest.mark.parametrize("reason", ["it hung", ""])
 def test_why_the_last_process_ended_stands_with_curves_that_are_cut(reason: str, is_cut: bool) -> None:
-    cut, other = note("curves_cut"), note("operators_not_counted_no_time")
+    cut, other = curves_cut(), operators_not_counted("no time was left")
     curves = Curves(is_cut=is_cut, remarks=(cut, other) if is_cut else (other,))
     report = RankReport(result=TrialResult(outcome="timeout", reason=reason, wall_s=9.0), curves=curves)
     job = CurvesJob(process=make_process(Path()), payload=Path(), config=TrainingConfig())
@@ -61,5 +62,5 @@ def test_why_the_last_process_ended_stands_with_curves_that_are_cut(reason: str,
     assert found is not None
     assert {*found.remarks} == {
         other,
-        *([note("curves_ended", reason=reason)] if is_cut and reason else [cut] if is_cut else []),
+        *([curves_ended(reason=reason)] if is_cut and reason else [cut] if is_cut else []),
     }

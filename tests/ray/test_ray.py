@@ -397,7 +397,7 @@ def test_hosts_of_another_kind_are_left_alone_and_named(shared: RayLauncher, nod
         assert slots_of(shared) == before
         sleep(0.1)
     (note,) = shared.notes
-    assert note.code == "host_of_other_kind"
+    assert note.code == "host_not_used"
     assert f"{len(cores)} cores" in str(note.figures["reason"])
     assert "1 cores" in str(note.figures["reason"])
     nodes.cluster.remove_node(other)

@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.note import note
+from autotune.messages.precision import (
+    gradient_not_finite,
+    gradients_differ,
+    loss_not_finite,
+    steps_skipped,
+    too_few_steps_compared,
+)
 from autotune.records.precision_check import (
     PrecisionFigures,
     deviation_of,
@@ -61,7 +67,7 @@ def test_what_float32_itself_deviates_by_is_tolerated_on_top() -> None:
 @pytest.mark.parametrize("value", [inf, nan])
 def test_a_loss_that_is_not_finite_is_told_with_its_step(value: float) -> None:
     against = objection(figures(losses=(1.0, value), reference_losses=(1.0, 0.5), steps=2))
-    assert against == note("loss_not_finite", loss=str(value), step=2, steps=20)
+    assert against == loss_not_finite(loss=str(value), step=2, steps=20)
 
 
 def test_losses_that_float32_does_not_keep_finite_are_no_objection() -> None:
@@ -72,12 +78,12 @@ def test_a_scaler_that_finds_its_scale_passes_and_one_that_still_skips_does_not(
     found = (True, True, *[False] * 20)
     assert objection(figures(skipped_steps=found)) is None
     against = objection(figures(skipped_steps=(*found, True)))
-    assert against == note("steps_skipped", last_skipped=1, last=5, skipped=3, attempts=23)
+    assert against == steps_skipped(last_skipped=1, last=5, skipped=3, attempts=23)
 
 
 def test_another_gradient_is_told_by_its_cosine() -> None:
-    assert objection(figures(gradient_cosine=0.5)) == note("gradients_differ", cosine=0.5, least_cosine=0.95)
-    assert objection(figures(gradient_cosine=None)) == note("gradient_not_finite")
+    assert objection(figures(gradient_cosine=0.5)) == gradients_differ(cosine=0.5, least_cosine=0.95)
+    assert objection(figures(gradient_cosine=None)) == gradient_not_finite()
 
 
 def test_a_model_that_draws_at_random_is_asked_for_half_of_its_own_cosine() -> None:
@@ -92,7 +98,7 @@ def test_a_gradient_that_is_chance_is_not_judged() -> None:
 
 def test_few_steps_are_too_few_unless_a_loss_or_the_scaler_ended_them() -> None:
     few = {"steps": 3, "losses": FALLING[:3], "reference_losses": FALLING[:3]}
-    assert shortfall(figures(**few)) == note("too_few_steps_compared", steps=3, least_steps=5)
+    assert shortfall(figures(**few)) == too_few_steps_compared(steps=3, least_steps=5)
     assert shortfall(figures()) is None
     assert shortfall(figures(steps=1, losses=(nan,), reference_losses=(1.0,))) is None
     assert shortfall(figures(steps=0, losses=(), reference_losses=(), skipped_steps=(True,) * 37)) is None

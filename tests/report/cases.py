@@ -6,6 +6,8 @@ from math import inf
 from typing import Any
 
 from autotune.diagnosis.verdict import judge
+from autotune.messages.search import little_gain_expected
+from autotune.messages.trials import float32_unknown
 from autotune.note import note
 from autotune.records.ceilings import Ceiling
 from autotune.records.diagnosis import Curves, Diagnosis
@@ -199,7 +201,7 @@ def batch_cases() -> dict[str, RunSummary]:
             recommendation=make_recommendation(measured_speedup=Ratio(value=2.5, low=2.4, high=2.6))
         ),
         "pays for itself": make_summary(wall_s=200.0, promised_s=150.0),
-        "little is expected": make_summary(stopped_because=note("little_expected", gain_fraction=0.003)),
+        "little is expected": make_summary(stopped_because=little_gain_expected(gain_fraction=0.003)),
     }
 
 
@@ -276,7 +278,7 @@ def without_scores_source(summary: RunSummary) -> RunSummary:
 
 def remarked_guard() -> RunSummary:
     """Build a search whose precision checks all have the same remark."""
-    guard = make_guard().model_copy(update={"remarks": (note("float32_unknown", variable="NVIDIA_TF32_OVERRIDE"),)})
+    guard = make_guard().model_copy(update={"remarks": (float32_unknown(variable="NVIDIA_TF32_OVERRIDE"),)})
     rich = make_rich_summary()
     results = [trial.result.model_copy(update={"guard": guard}) for trial in rich.trials]
     trials = [trial.model_copy(update={"result": new}) for trial, new in zip(rich.trials, results, strict=True)]

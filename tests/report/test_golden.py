@@ -17,7 +17,8 @@ import yaml
 from jinja2 import nodes
 
 from autotune.files.recommended_file import recommended_yaml
-from autotune.note import Note, note
+from autotune.messages.space import lr_unchanged
+from autotune.note import Note
 from autotune.records.run_summary import RunSummary
 from autotune.report.plots.plots import Plot
 from autotune.report.render import html
@@ -124,7 +125,7 @@ def facts_in_words() -> str:
         "device_count": 2,
         "device_names": ("A", "B"),
         "tf32_overrides": ("X=1",),
-        "remarks": (note("lr_unchanged"),),
+        "remarks": (lr_unchanged(),),
     }
     machines: dict[str, dict[str, Any]] = {
         "one host": {},
@@ -152,7 +153,7 @@ def live_lines() -> str:
 
 def recommended_heads() -> str:
     texts = (
-        f"## {name}\n{recommended_yaml(summary, say=say).partition('format: 1')[0].strip()}\n"
+        f"## {name}\n{recommended_yaml(summary).partition('format: 1')[0].strip()}\n"
         for name, summary in cases.recommended_cases().items()
     )
     return "\n".join(texts)

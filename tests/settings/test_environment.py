@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from autotune.note import note
+from autotune.note import Note
 from autotune.settings.environment import Environment
 from tests.factories import make_environment
 
@@ -36,7 +36,7 @@ def test_other_hardware_or_another_torch_has_another_fingerprint(change: dict[st
         {"ram_bytes": 1},
         {"python": "3.13.0"},
         {"device": "cuda:1"},
-        {"remarks": (note("x"),)},
+        {"remarks": (Note(code="x"),)},
         {"keeps_memory": True},
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.note import note as make_note
+from autotune.messages.space import baseline_without_effect, value_without_effect
 from autotune.settings.environment import Environment
 from autotune.settings.training_config import TrainingConfig
 from autotune.space import constraints as rules
@@ -163,13 +163,13 @@ def test_a_proposal_is_composed_of_what_it_comes_to() -> None:
 def test_a_listed_binding_that_never_changes_anything_is_said() -> None:
     given: dict[str, Any] = {"numa_binding": [None, "node", "exclusive"]}
     told = {"setting": "numa_binding", "reason": "one_numa_node", "device": "cpu"}
-    both = tuple(make_note("value_without_effect", value=value, **told) for value in ("node", "exclusive"))
+    both = tuple(value_without_effect(value=value, **told) for value in ("node", "exclusive"))
     assert make_space(given, environment=CPU).notes == both
     assert make_space({**given, "world_size": [1, 2]}, environment=CPU).notes == both[:1]
     assert make_space(given, environment=TWO_SOCKETS).notes == ()
     baseline = TrainingConfig(numa_binding="node")
     (note,) = make_space(environment=CPU, baseline=baseline).notes
-    assert note == make_note("baseline_without_effect", **told)
+    assert note == baseline_without_effect(**told)
 
 
 @given(st.integers(1, 4), st.integers(1, 16), st.integers(1, 64), st.sampled_from(["node", "exclusive"]))

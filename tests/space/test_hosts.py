@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from autotune.note import note as make_note
+from autotune.messages.space import spread_without_effect, world_size_capped
 from autotune.settings.environment import Environment
 from autotune.settings.search_space import IntRange
 from autotune.settings.training_config import TrainingConfig
@@ -174,11 +174,11 @@ def test_nothing_is_said_of_hosts_that_are_used() -> None:
 @pytest.mark.parametrize(("hosts", "given_space"), [(1, {}), (3, {"world_size": 1})])
 def test_a_layout_that_changes_nothing_is_said(hosts: int, given_space: dict[str, Any]) -> None:
     (note,) = make_space(given_space, environment=over(FOUR_DEVICES, hosts, is_spread=True)).notes
-    assert note == make_note("spread_without_effect", hosts=hosts)
+    assert note == spread_without_effect(hosts=hosts)
 
 
 def test_devices_that_no_group_reaches_are_said_unless_ranks_were_listed() -> None:
     many = over(FOUR_DEVICES, 256)
     (note,) = make_space(environment=many, **LONG).notes
-    assert note == make_note("world_size_capped", most=256, devices=1024, hosts=256)
+    assert note == world_size_capped(most=256, devices=1024, hosts=256)
     assert make_space({"world_size": [1, 4]}, environment=many, **LONG).notes == ()

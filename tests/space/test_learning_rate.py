@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.note import note
+from autotune.messages.space import betas_unchanged, lr_rule_unknown, lr_unchanged, lr_warm_up
 from autotune.settings.objective import LrRule
 from autotune.settings.workload import OptimizerFacts
 from autotune.space.learning_rate import LrAdvice, scale_lr
@@ -21,7 +21,7 @@ def test_linear_rule_is_goyals() -> None:
     assert advice.rule == "linear"
     assert advice.lr == pytest.approx(3.2)
     assert advice.betas is None
-    assert advice.notes == (note("lr_warm_up", epochs=5),)
+    assert advice.notes == (lr_warm_up(epochs=5),)
 
 
 def test_square_root_rule_is_malladis() -> None:
@@ -40,7 +40,7 @@ def test_betas_are_left_where_k_times_one_minus_beta_reaches_one(betas: tuple[fl
     advice = scale_lr(1e-3, ratio, "sqrt", OptimizerFacts(name="Adam", betas=betas, eps=1e-8))
     assert advice.betas is None
     assert advice.lr == pytest.approx(1e-3 * ratio**0.5)
-    assert note("betas_unchanged", betas=betas, batch_ratio=ratio) in advice.notes
+    assert betas_unchanged(betas=betas, batch_ratio=ratio) in advice.notes
 
 
 @pytest.mark.parametrize("name", ["Adam", "AdamW", "NAdam", "RMSprop", "Adagrad", "LAMB", "FusedAdam", "Adafactor"])
@@ -51,7 +51,7 @@ def test_adaptive_optimizers_take_the_square_root(name: str) -> None:
 def test_an_unknown_optimizer_takes_the_careful_rule_and_says_so() -> None:
     advice = scale_lr(1.0, 4, "auto", OptimizerFacts(name="Muon"))
     assert advice.lr == pytest.approx(2.0)
-    assert note("lr_rule_unknown", optimizer="Muon") in advice.notes
+    assert lr_rule_unknown(optimizer="Muon") in advice.notes
 
 
 def test_a_rule_that_is_named_beats_the_optimizers() -> None:
@@ -59,7 +59,7 @@ def test_a_rule_that_is_named_beats_the_optimizers() -> None:
     assert scale_lr(1.0, 4, "sqrt", _SGD).lr == pytest.approx(2.0)
     unscaled = scale_lr(1.0, 4, "none", _SGD)
     assert (unscaled.lr, unscaled.rule) == (1.0, "none")
-    assert unscaled.notes == (note("lr_unchanged"),)
+    assert unscaled.notes == (lr_unchanged(),)
 
 
 @pytest.mark.parametrize("rule", ["auto", "linear", "sqrt", "none"])

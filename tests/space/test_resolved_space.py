@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.note import note
+from autotune.messages.space import dataset_not_sharded
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.search_space import IntRange, SearchSpace
 from autotune.settings.training_config import TrainingConfig
@@ -104,10 +104,10 @@ def test_only_native_precisions_are_tried_by_default() -> None:
 def test_an_unsharded_iterable_gets_one_worker_and_a_note() -> None:
     space = make_space(is_iterable=True, is_sharded=False, dataset_length=None)
     assert space.domains["num_workers"] == IntRange(low=0, high=1)
-    assert space.notes == (note("dataset_not_sharded", most_workers=1),)
+    assert space.notes == (dataset_not_sharded(most_workers=1),)
     explicit = make_space({"num_workers": [4]}, is_iterable=True, is_sharded=False, dataset_length=None)
     assert _values(explicit, "num_workers") == [4]
-    assert explicit.notes == (note("dataset_not_sharded", most_workers=None),)
+    assert explicit.notes == (dataset_not_sharded(most_workers=None),)
 
 
 def test_a_small_dataset_caps_the_batch_where_the_last_one_is_dropped() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from autotune.note import note as make_note
+from autotune.messages.space import out_of_order_tried
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.resolved_space import ResolvedSpace
 from autotune.space.worker_ranges import LEAST_CORES_PER_ITEM, LEAST_TAIL_FRACTION
@@ -45,8 +45,8 @@ def test_a_baseline_out_of_order_is_kept_without_a_note() -> None:
 
 def test_what_another_order_changes_is_said_and_how_to_keep_it() -> None:
     by_default, listed = make_space(**TAIL), make_space({"in_order": [True, False]}, **TAIL)
-    assert by_default.notes == (make_note("out_of_order_tried", slow_tail_fraction=0.5),)
-    assert listed.notes == (make_note("out_of_order_tried", slow_tail_fraction=None),)
+    assert by_default.notes == (out_of_order_tried(slow_tail_fraction=0.5),)
+    assert listed.notes == (out_of_order_tried(slow_tail_fraction=None),)
 
 
 @pytest.mark.parametrize(

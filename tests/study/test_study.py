@@ -14,7 +14,7 @@ import pytest
 from optuna.storages._rdb.models import BaseModel
 
 from autotune.errors import RunFolderError, StudyMismatchError
-from autotune.note import note
+from autotune.messages.search import nothing_new_drawn, space_exhausted, would_not_fit, would_tell_nothing
 from autotune.records.trial import Score, TrialResult
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.search_space import Choices, SettingValue
@@ -31,7 +31,7 @@ IDENTITY = {"model": "Net", "space": "abc"}
 OOM = TrialResult(outcome="oom", reason="no memory", violation=0.3)
 CRASH = TrialResult(outcome="crashed", reason="boom")
 TIMEOUT = TrialResult(outcome="timeout", reason="too slow")
-UNFIT, REDUNDANT = note("would_not_fit", chance_fraction=0.1), note("would_tell_nothing")
+UNFIT, REDUNDANT = would_not_fit(chance_fraction=0.1), would_tell_nothing()
 
 
 TWO_DEVICES = fake_environment(device_count=2)
@@ -538,7 +538,7 @@ def ask_and_tell(study: Study) -> None:
 def test_a_space_that_can_be_listed_is_said_to_be_measured_whole(open_study: Callable[..., Study]) -> None:
     study = open_study(make_fake_space(**SMALL))
     configs_of(study)
-    assert study.none_left == note("space_exhausted")
+    assert study.none_left == space_exhausted()
 
 
 def test_of_a_space_that_is_drawn_from_only_what_was_drawn_is_said(
@@ -547,7 +547,7 @@ def test_of_a_space_that_is_drawn_from_only_what_was_drawn_is_said(
     monkeypatch.setattr(combinations, "MOST_LISTED", 3)
     study = open_study(make_fake_space(**SMALL))
     assert len(configs_of(study)) == 4
-    assert study.none_left == note("nothing_new_drawn", draws=500)
+    assert study.none_left == nothing_new_drawn(draws=500)
     assert study.is_exhausted, "as far as so many draws can tell"
 
 

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import autotune
 from autotune.launch.launcher import Exit, Launch
-from autotune.note import note
+from autotune.messages.trials import rerun_after_signal, window_stopped
 from autotune.protocol.disk import read_model, write_model
 from autotune.protocol.reports import RankReport
-from autotune.report.wording import say
 from autotune.testing import FakeLauncher
 from tests.factories.searches import NARROW
 
-STOPPED = note("window_stopped")
+STOPPED = window_stopped()
 
 
 @dataclass(slots=True)
@@ -41,10 +40,10 @@ def test_a_stopped_window_is_measured_anew_and_one_that_is_stopped_again_is_told
     )
     assert [name for name in launcher.names if name.endswith("-anew")] == ["trial-000-anew", "trial-002-anew"]
     told = [known.figures for known in result.summary.notes if known.code == "trial_disturbed"]
-    anew = note("measured_anew", why="stopped")
+    anew = rerun_after_signal(why="stopped")
     assert [(figures["number"], figures["remark"]["code"]) for figures in told] == [  # type: ignore[index,call-overload]
         (0, anew.code),
         (2, STOPPED.code),
         (2, anew.code),
     ]
-    assert say(STOPPED) in result.report().replace("\\", "")
+    assert STOPPED.text in result.report().replace("\\", "")

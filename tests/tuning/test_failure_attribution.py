@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from autotune.errors import RepeatedFailureError
-from autotune.note import Note, note
+from autotune.messages.search import setting_left_out
+from autotune.note import Note
 from autotune.records.trial import Failure, TrialRecord, TrialResult
 from autotune.settings.training_config import TrainingConfig
 from autotune.testing import FakeLauncher
@@ -51,7 +52,7 @@ def replace_script(script: Any) -> Any:
 
 def left_out(setting: str, values: list[str]) -> Note:
     """The note of it."""
-    return note("setting_left_out", setting=setting, values=values, failures=3, reason="ValueError: sixteen alone")
+    return setting_left_out(setting=setting, values=values, failures=3, reason="ValueError: sixteen alone")
 
 
 def test_a_script_that_fails_with_every_larger_batch_loses_these_batches(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from autotune.analysis.forecast.observations import ConfiguredPoint
 from autotune.analysis.time_estimate import overhead_s
-from autotune.note import Note, note
+from autotune.messages.search import no_recent_gain, trials_asked_for
+from autotune.note import Note
 from autotune.protocol.jobs import WindowRules
 from autotune.records.ceilings import CeilingBook, device_key, loader_key
 from autotune.records.diagnosis import CurvePoint
@@ -162,7 +163,7 @@ def test_about_the_biggest_batch_that_fits_by_the_memory_model_is_run(tmp_path: 
     run = {record.config.micro_batch_size for record in search.study.records if record.measurement is not None}
     biggest = max(batch for batch in run if batch <= 832)
     assert biggest >= 0.95 * 832, "13 GiB for samples of 16 MiB"
-    (largest,) = figures_of(sure.notes, "largest_batch_that_ran")
+    (largest,) = figures_of(sure.notes, "largest_batch")
     assert largest["micro_batch_size"] == biggest, "the next was not run"
     assert largest["peak_bytes"] == GIB + biggest * 16 * 2**20
     assert chosen.config.micro_batch_size in run
@@ -267,7 +268,7 @@ def test_trials_that_run_count_when_the_end_is_near(tmp_path: Path) -> None:
     assert study.proposed
     study.running += [Trial(number, TrainingConfig()) for number in range(10, 13)]
     assert is_over(search)
-    assert search._why_none == note("trials_asked_for", trials=13)
+    assert search._why_none == trials_asked_for(trials=13)
 
 
 def test_a_trial_that_ended_late_is_news_whatever_its_number(tmp_path: Path) -> None:
@@ -278,7 +279,7 @@ def test_a_trial_that_ended_late_is_news_whatever_its_number(tmp_path: Path) -> 
     assert not is_over(search)
     stand_in(search, Proposals([late, *others]))
     assert is_over(search)
-    assert search._why_none == note("no_recent_gain", trials=12, is_promising=False)
+    assert search._why_none == no_recent_gain(trials=12, is_promising=False)
 
 
 def test_a_guided_search_ends_after_six_promising_trials_whatever_else_has_run(
@@ -300,7 +301,7 @@ def test_a_guided_search_ends_after_six_promising_trials_whatever_else_has_run(
     assert not ends([*records, ran(20, 2.0, num_workers=2)], promising=records[1:7])
     assert not ends(records[:9], promising=records[1:7])
     assert ends(records, promising=records[1:7])
-    assert search._why_none == note("no_recent_gain", trials=6, is_promising=True)
+    assert search._why_none == no_recent_gain(trials=6, is_promising=True)
     won_early = [*records[:3], ran(20, 2.0, num_workers=2), *records[3:]]
     assert ends(won_early, promising=won_early[3:10])
     assert not ends(won_early, promising=won_early[3:9])

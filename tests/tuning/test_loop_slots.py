@@ -15,7 +15,7 @@ import pytest
 from autotune.api.caller import kept_interrupts
 from autotune.errors import LauncherError, RepeatedFailureError, RunFolderError
 from autotune.launch.launcher import Exit, Launch
-from autotune.note import note
+from autotune.messages.search import no_time_for_a_trial, space_exhausted, trials_asked_for
 from autotune.protocol.jobs import DescribeJob, SeriesJob, read_job
 from autotune.records.run_summary import Progress
 from autotune.records.trial import Failure, TrialRecord, reference_of
@@ -123,7 +123,7 @@ def test_as_many_trials_run_at_once_as_there_are_slots_and_the_baseline_alone(tm
     assert launcher.most == 3
     assert launcher.beside_the_baseline == 0
     assert len(launcher.launched) - launcher.repeats == len(search.study.records) == 7
-    assert search.ended_because == note("trials_asked_for", trials=7)
+    assert search.ended_because == trials_asked_for(trials=7)
     assert launcher.threads > {threading.current_thread().name}
 
 
@@ -151,7 +151,7 @@ def test_a_small_space_is_measured_once_and_whole(tmp_path: Path, slots: int) ->
     assert len(launcher.launched) - launcher.repeats == len(set(launcher.launched)) == len(search.study.records) == 6
     assert launcher.twice == []
     assert search.study.is_exhausted
-    assert search.ended_because == note("space_exhausted")
+    assert search.ended_because == space_exhausted()
 
 
 def test_what_runs_at_the_end_of_the_space_is_awaited(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_what_runs_at_the_end_of_the_space_is_awaited(tmp_path: Path) -> None:
     search.run()
     assert launcher.most == 5, "all but the baseline, and one slot free"
     assert len(search.study.records) == 6
-    assert search.ended_because == note("space_exhausted")
+    assert search.ended_because == space_exhausted()
 
 
 @pytest.mark.parametrize("slots", [0, 1])
@@ -355,7 +355,7 @@ def test_once_time_is_up_no_further_trial_begins_and_what_runs_is_awaited(tmp_pa
     search = make_parallel(tmp_path, launcher, n_trials=30, timeout_s=100.0, now=lambda: now[0])
     search.run()
     assert len(search.study.records) == len(launcher.launched) - launcher.repeats == 4
-    assert search.ended_because == note("no_time_for_a_trial", timeout_s=100.0)
+    assert search.ended_because == no_time_for_a_trial(timeout_s=100.0)
 
 
 @pytest.mark.slow

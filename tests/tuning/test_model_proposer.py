@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autotune.note import note
+from autotune.messages.search import no_recent_gain, space_exhausted, trials_asked_for
 from autotune.records.ceilings import device_key, loader_key
 from autotune.settings.training_config import TrainingConfig
 from autotune.testing import CostModel, FakeLauncher, FakeTrial, analytic_cost
@@ -86,7 +86,7 @@ def test_where_nothing_fits_the_search_gives_up(tmp_path: Path) -> None:
     search = guided(tmp_path, a_gibibyte_a_sample, limit_bytes=GIB, **space)
     assert {one.outcome for one in search.study.records} == {"over_memory"}
     assert len(search.study.records) <= 16
-    assert search.ended_because == note("no_recent_gain", trials=12, is_promising=False)
+    assert search.ended_because == no_recent_gain(trials=12, is_promising=False)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -190,12 +190,12 @@ def with_shortfall(cost: CostModel) -> CostModel:
     ("cost", "space", "reason"),
     [
         (slow_device, SMALL, "near_ceiling"),
-        (with_shortfall(analytic_cost), SMALL, "little_expected"),
+        (with_shortfall(analytic_cost), SMALL, "little_gain_expected"),
         (with_shortfall(slow_loader), LOADERS | {"num_workers": [0, 4]}, "space_exhausted"),
         (
             with_shortfall(slow_loader),
             LOADERS | {"num_workers": [2, 4], "amp_dtype": ["float32", "bfloat16"]},
-            "nothing_left_to_learn",
+            "no_informative_candidate",
         ),
     ],
 )
@@ -212,7 +212,7 @@ def test_a_search_ends_by_itself_and_says_by_which_rule(
 def test_a_number_of_trials_that_is_given_is_run_however_little_is_left_to_win(tmp_path: Path, n_trials: int) -> None:
     search = guided(tmp_path, slow_device, n_trials=n_trials, **PINNING)
     assert len(search.study.records) == n_trials
-    assert search.ended_because == note("trials_asked_for", trials=n_trials)
+    assert search.ended_because == trials_asked_for(trials=n_trials)
 
 
 def test_a_small_space_is_run_to_its_end_where_more_trials_are_asked_for(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_a_small_space_is_run_to_its_end_where_more_trials_are_asked_for(tmp_pat
     search = guided(tmp_path, analytic_cost, n_trials=50, **space)
     assert search.study.is_exhausted
     assert {one.config for one in search.study.records} == set(composed(search))
-    assert search.ended_because == note("space_exhausted")
+    assert search.ended_because == space_exhausted()
 
 
 def test_the_best_at_the_users_own_batch_is_known_before_it_ends(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import autotune
 from autotune.analysis.decisions.early_stopping import luck_of
 from autotune.analysis.rates import mean_rate
 from autotune.launch.launcher import Exit, Launch
-from autotune.note import note
+from autotune.messages.search import one_side_not_measured, sides_not_measured, space_exhausted, would_tell_nothing
 from autotune.protocol.jobs import Job, WorkloadJob, read_job
 from autotune.records.ceilings import device_key
 from autotune.records.run_summary import Progress
@@ -80,7 +80,7 @@ def test_a_look_that_fails_is_noted_and_an_experts_guesses_are_tried_instead(tmp
     launcher = FailingLauncher(failures={"curves": TrialResult(outcome="timeout", reason="too long")})
     search = make_search(tmp_path, launcher, n_trials=10)
     search.run()
-    assert search.notes[0] == note("sides_not_measured", reason="too long")
+    assert search.notes[0] == sides_not_measured(reason="too long")
     guesses = [compose(guess, search.space) for guess in first_guesses(search.space)]
     assert [one.config for one in search.study.records[1 : 1 + len(guesses)]] == guesses
     assert len(curves_of(search)) == 1
@@ -106,7 +106,7 @@ def test_a_side_that_was_measured_in_no_setting_is_noted_and_the_model_goes_on(t
     search = make_search(tmp_path, FakeLauncher(cost), n_trials=4, **SMALL)
     search.run()
     reason = "the cost model does not say"
-    assert search.notes[0] == note("one_side_not_measured", side="device", reason=reason)
+    assert search.notes[0] == one_side_not_measured(side="device", reason=reason)
     assert search.proposer.has_model
     assert len(search.study.records) == 4
 
@@ -182,7 +182,7 @@ def test_what_the_sampler_finds_and_differs_only_on_a_side_that_holds_nothing_is
     open_ones = [one for one in composed(search) if one.num_workers and search.study.is_open(one)]
     reasons = [(device_key(one) in seen, search.proposer.skip(one)) for one in open_ones]
     assert {is_seen for is_seen, _ in reasons} == {True, False}
-    assert all(reason == (note("would_tell_nothing") if is_seen else None) for is_seen, reason in reasons)
+    assert all(reason == (would_tell_nothing() if is_seen else None) for is_seen, reason in reasons)
 
 
 def test_what_fails_is_not_tried_again_with_a_setting_that_has_nothing_to_do_with_it(tmp_path: Path) -> None:
@@ -351,4 +351,4 @@ def test_a_grid_is_measured_whole(tmp_path: Path) -> None:
         method="grid",
     )
     assert len(result.trials) == 2 * 4
-    assert result.summary.stopped_because == note("space_exhausted")
+    assert result.summary.stopped_because == space_exhausted()

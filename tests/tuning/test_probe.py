@@ -107,7 +107,7 @@ def test_trials_leave_a_reserve_below_the_limit_which_must_be_larger(
         ready, space = probe_workload(plan, runner)
     assert ready.limits is not None
     assert ready.limits.limit_bytes == space.limit_bytes == whole - kept
-    assert space.notes == (note("reserve", reserve_bytes=kept, trial_bytes=whole - kept),)
+    assert space.notes == (messages.reserve(kept, whole - kept),)
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ import pytest
 
 from autotune.analysis.time_estimate import first_batches_s
 from autotune.launch.launcher import Exit, Launch
-from autotune.note import note
+from autotune.messages.search import no_time_for_a_trial
 from autotune.settings.training_config import TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost
 from tests.factories.searches import GIB, make_search
@@ -37,7 +37,7 @@ def test_the_time_to_decide_is_for_trials_while_there_is_nothing_to_decide(tmp_p
     launcher = TickingLauncher(cost)
     search = make_search(tmp_path, launcher, n_trials=None, timeout_s=60.0, now=lambda: launcher.now_s, method="random")
     search.run()
-    assert search.ended_because == note("no_time_for_a_trial", timeout_s=60.0)
+    assert search.ended_because == no_time_for_a_trial(timeout_s=60.0)
     (trial_s,) = {round(record.result.wall_s, 6) for record in search.study.records}
     last_s = max(record.result.at_s for record in search.study.records)
     for_trials_s = 0.75 * 60.0 if best_is_found else 60.0

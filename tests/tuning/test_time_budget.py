@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 
 from autotune.analysis.time_estimate import SHORTEST_WINDOW_S
-from autotune.note import note
+from autotune.messages.search import (
+    costs_more_than_it_saves,
+    no_time_for_a_trial,
+    starts_are_slow,
+    training_hours_unused,
+)
 from autotune.records.measurement import Block
 from autotune.records.run_spread import RunSpread
 from autotune.records.trial import Score, TrialRecord, TrialResult, best_of
@@ -173,7 +178,7 @@ def test_a_trial_ends_where_deciding_begins(
     make_budget: Any, elapsed_s: float, has_room: bool, deadline_s: float
 ) -> None:
     budget = make_budget([ran(0), ran(1, 2.0)], timeout_s=40.0, elapsed_s=elapsed_s)
-    assert budget.why_over == (None if has_room else note("no_time_for_a_trial", timeout_s=40.0))
+    assert budget.why_over == (None if has_room else no_time_for_a_trial(timeout_s=40.0))
     assert budget.deadline_s(Trial(2, TrainingConfig())) == pytest.approx(deadline_s)
 
 
@@ -199,7 +204,7 @@ def test_a_brief_search_has_short_windows_and_a_time_for_its_trials(make_budget:
         assert budget.window().max_s == 4.0
         assert (budget.why_brief_is_over is not None) == ends
         if ends:
-            assert budget.why_brief_is_over == note("starts_are_slow", trials_s=120.0, build_s=60.0)
+            assert budget.why_brief_is_over == starts_are_slow(trials_s=120.0, build_s=60.0)
 
 
 def test_a_brief_search_tries_something_however_long_its_baseline_took(make_budget: Any) -> None:
@@ -239,7 +244,7 @@ def test_a_search_with_a_limit_of_its_own_is_not_brief(make_budget: Any, limit: 
 def test_hours_of_training_that_nothing_can_use_are_told(make_budget: Any) -> None:
     budget = make_budget([ran(0)])
     budget.budget = Budget(n_trials=5, training_hours=8.0)
-    assert list(budget.notes(has_shared=True)) == [note("training_hours_unused", training_hours=8.0)]
+    assert list(budget.notes(has_shared=True)) == [training_hours_unused(training_hours=8.0)]
 
 
 def test_a_trial_must_bring_more_of_the_training_to_come_than_it_takes(make_budget: Any) -> None:
@@ -249,4 +254,4 @@ def test_a_trial_must_bring_more_of_the_training_to_come_than_it_takes(make_budg
     budget.budget = Budget(training_hours=0.1)
     assert budget.why_too_dear(0.05) is None
     dear = budget.why_too_dear(0.01)
-    assert dear == note("costs_more_than_it_brings", trial_s=WINDOW_S + OVERHEAD_S, gain_s=3.6, training_s=360.0)
+    assert dear == costs_more_than_it_saves(trial_s=WINDOW_S + OVERHEAD_S, gain_s=3.6, training_s=360.0)

@@ -16,7 +16,7 @@ from autotune.api.check import check_plan
 from autotune.errors import ConfigError, StudyMismatchError
 from autotune.files.recommended_machine import describe_machine
 from autotune.files.run_folder import read_summary
-from autotune.note import note
+from autotune.messages.search import warm_start
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.environment import COMPARED, Environment
 from autotune.settings.plan import Plan
@@ -96,14 +96,14 @@ def test_a_run_folder_seeds_its_recommendation_that_at_the_users_batch_and_its_b
     count = len({str(without_lr(one)) for one in wanted})
     first = [without_lr(trial.config) for trial in result.trials[1 : count + 1]]
     assert first == [one for n, one in enumerate(map(without_lr, wanted)) if one not in [*map(without_lr, wanted)][:n]]
-    assert note("warm_start", source=str(there), configurations=count, differences=None) in result.summary.notes
+    assert warm_start(source=str(there), configurations=count, differences=None) in result.summary.notes
 
 
 def test_a_recommended_yaml_seeds_its_settings(there: Path, tmp_path: Path) -> None:
     path = there / "recommended.yaml"
     result = search(tmp_path / "here", warm_start=str(path), n_trials=2)
     assert without_lr(result.trials[1].config) == without_lr(autotune.load(path))
-    assert note("warm_start", source=str(path), configurations=1, differences=None) in result.summary.notes
+    assert warm_start(source=str(path), configurations=1, differences=None) in result.summary.notes
 
 
 def test_without_a_warm_start_nothing_is_said_of_one(there: Path) -> None:
@@ -390,7 +390,7 @@ def test_a_part_of_the_machine_that_has_changed_is_named(
     part: str, value: object, name: str, was: str, is_now: str
 ) -> None:
     here = HERE.model_copy(update={part: value})
-    differing = [{"name": name, "there": was, "here": is_now}]
+    differing = [f"{COMPARED[name]} {was} there, {is_now} here"]
     assert differences(describe_machine(HERE), here) == differing
     figures = {"source": "runs/there", "configurations": 1, "differences": differing}
     assert note_of_hints(make_hints(FAST), make_fake_space(here)).figures == figures
@@ -399,8 +399,8 @@ def test_a_part_of_the_machine_that_has_changed_is_named(
 def test_several_parts_that_have_changed_are_all_named() -> None:
     here = HERE.model_copy(update={"driver": "570", "cores": 8})
     assert differences(describe_machine(HERE), here) == [
-        {"name": "driver", "there": "0.0", "here": "570"},
-        {"name": "cores", "there": "4", "here": "8"},
+        "driver 0.0 there, 570 here",
+        "cores 4 there, 8 here",
     ]
 
 
@@ -424,7 +424,7 @@ def test_a_machine_that_is_not_told_is_not_called_another() -> None:
 def test_what_a_file_tells_of_its_machine_is_cut_and_printable() -> None:
     hostile = {**describe_machine(HERE), "fingerprint": "0", "driver": "\x1b[31m" + "9" * 5000}
     differing = differences(hostile, HERE)
-    assert differing == [{"name": "driver", "there": "?[31m" + "9" * 55, "here": "0.0"}]
+    assert differing == [f"driver ?[31m{'9' * 55} there, 0.0 here"]
 
 
 # What a check and a second run say of it

@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 from autotune.launch.answers import MemoryLimits
 from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
 from autotune.launch.runner import TrialRunner
-from autotune.note import note
+from autotune.messages.trials import launches_wait
 from autotune.protocol.disk import TrialFolder, read_model, write_model
 from autotune.protocol.jobs import CurvesJob, PrecisionJob, ProbeJob, StressJob, TrialJob, WindowRules, WorkloadJob
 from autotune.protocol.payload import write_payload
@@ -238,7 +238,7 @@ def test_launches_that_wait_by_the_users_doing_are_remarked_on_and_not_by_the_jo
     os.environ.pop("CUDA_LAUNCH_BLOCKING", None)
     assert describe(device).remarks == ()
     os.environ["CUDA_LAUNCH_BLOCKING"] = "1"
-    assert describe(device).remarks == (note("launches_wait", variable="CUDA_LAUNCH_BLOCKING=1"),)
+    assert describe(device).remarks == (launches_wait(variable="CUDA_LAUNCH_BLOCKING=1"),)
     assert describe(device, job_blocks=True).remarks == ()
 
 

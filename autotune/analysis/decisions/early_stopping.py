@@ -8,7 +8,8 @@ from math import hypot
 
 from autotune.analysis.rates import mean_rate
 from autotune.analysis.statistics import t_quantile
-from autotune.note import Note, note
+from autotune.messages.trials import stopped_early
+from autotune.note import Note
 from autotune.records.measurement import Block
 from autotune.records.run_spread import RunSpread
 
@@ -88,5 +89,4 @@ def _is_hopeless(blocks: Sequence[Block], bar: PruningThreshold) -> bool:
 
 
 def _stopped(blocks: Sequence[Block], half_width: float, bar: PruningThreshold) -> Note:
-    threshold = {"threshold_number": bar.number, "threshold_samples_per_s": bar.low_samples_per_s}
-    return note("stopped_early", samples_per_s=mean_rate(blocks)[0], half_width=half_width, **threshold)
+    return stopped_early(mean_rate(blocks)[0], half_width, bar.number, bar.low_samples_per_s)

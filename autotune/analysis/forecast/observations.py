@@ -17,7 +17,8 @@ from autotune.analysis.forecast.acquisition import AMPLE
 from autotune.analysis.forecast.rate_model import Observation
 from autotune.analysis.rates import mean_rate
 from autotune.analysis.statistics import NORMAL_95
-from autotune.note import Note, note
+from autotune.messages.search import one_side_not_measured
+from autotune.note import Note
 from autotune.records.ceilings import SIDES, Ceiling, CeilingBook, Side, host_ceiling_of, loader_key
 from autotune.records.diagnosis import CurvePoint, Curves
 from autotune.records.trial import TrialRecord
@@ -358,6 +359,6 @@ def failed_side(curves: Curves, ended: str) -> Note | None:
     """
     for side, points in (("loader", curves.loader), ("device", curves.device)):
         if (points or ended) and all(point.ceiling is None for point in points):
-            reasons: tuple[Note | str, ...] = (ended, *(point.reason for point in points))
-            return note("one_side_not_measured", side=side, reason=next(filter(None, reasons), "no figures came"))
+            reasons = [ended, *(point.reason for point in points)]
+            return one_side_not_measured(side, reason=next((reason for reason in reasons if reason), "no figures came"))
     return next((remark for remark in curves.remarks if remark.code == "curves_ended"), None)

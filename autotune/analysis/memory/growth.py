@@ -18,13 +18,14 @@ from statistics import fmean, stdev
 from typing import Literal
 
 from autotune.analysis.statistics import t_95
-from autotune.note import Note, note
+from autotune.messages.recommendation import memory_growth
+from autotune.note import Note
 from autotune.records.measurement import Measurement
 from autotune.records.memory import MemoryGrowth
 from autotune.records.recommendation import Recommendation
 from autotune.records.trial import TrialRecord
 
-__all__ = ["Room", "creep_notes", "creep_notes_of", "growth_of", "kinds_not_excluded", "runs_of"]
+__all__ = ["Room", "Whose", "creep_notes", "creep_notes_of", "growth_of", "kinds_not_excluded", "runs_of"]
 
 _LEFT_OUT_SHARE = 1 / 3
 _MOST_STRETCHES, _FEWEST_STRETCHES = 10, 4
@@ -34,6 +35,7 @@ _TOLD_WITHIN_S = 7 * 24 * 3600.0
 _EXCLUDED_FOR_S = 24 * 3600.0
 """Training that a window must show to be safe from growth, else that is said: our own convention, a day."""
 Kind = Literal["host", "device"]
+Whose = Literal["baseline", "recommended"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,16 +86,15 @@ def runs_of(number: int, trials: Sequence[TrialRecord]) -> list[Measurement]:
 
 def creep_notes_of(trials: Sequence[TrialRecord], chosen: Recommendation | None, room: Room) -> tuple[Note, ...]:
     """What is told of the recommended settings, and of the baseline where that is another trial."""
-    numbers = {0: "baseline", **({} if chosen is None else {chosen.number: "recommended"})}
+    numbers: dict[int, Whose] = {0: "baseline"}
+    if chosen is not None:
+        numbers[chosen.number] = "recommended"
     found = (creep_notes(runs_of(number, trials), room, whose) for number, whose in numbers.items())
     return tuple(chain.from_iterable(found))
 
 
-def creep_notes(runs: Sequence[Measurement], room: Room, whose: str) -> tuple[Note, ...]:
-    """A note for each kind of memory that grows in most runs of a configuration, and would reach its limit in a week.
-
-    `whose`: "baseline" or "recommended".
-    """
+def creep_notes(runs: Sequence[Measurement], room: Room, whose: Whose) -> tuple[Note, ...]:
+    """Return a note for each kind of memory that grows in most runs and would reach its limit in a week."""
     return tuple(_note(run, growth, room, whose) for run, growth in _typical(runs) if _creeps(runs, room, growth.kind))
 
 
@@ -141,12 +142,11 @@ def _creeps(runs: Sequence[Measurement], room: Room, kind: Kind) -> bool:
     return 2 * len(showing) > len(known)
 
 
-def _note(run: Measurement, growth: MemoryGrowth, room: Room, whose: str) -> Note:
+def _note(run: Measurement, growth: MemoryGrowth, room: Room, whose: Whose) -> Note:
     batches = room.left_bytes(run, growth) / growth.bytes_per_batch
     seen, epoch = run.window.warm_up_batches + sum(block.batches for block in run.blocks), run.window.epoch_samples
     samples = seen * sum(block.samples for block in run.blocks) / sum(block.batches for block in run.blocks)
-    return note(
-        "memory_creeps",
+    return memory_growth(
         whose=whose,
         kind=growth.kind,
         bytes_per_batch=round(growth.bytes_per_batch),

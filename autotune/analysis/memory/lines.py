@@ -10,13 +10,15 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import Literal
 
 import numpy as np
 
 from autotune.analysis.forecast.observations import ConfiguredPoint
 from autotune.analysis.memory.model import SURE_TO_FIT, MemoryModel, Peak
 from autotune.analysis.statistics import t_95
-from autotune.note import Note, note
+from autotune.messages.recommendation import largest_batch
+from autotune.note import Note
 from autotune.records.trial import OUT_OF_MEMORY, TrialRecord
 from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
 from autotune.settings.training_config import AMP_DTYPES, TrainingConfig
@@ -157,9 +159,9 @@ def largest_batch_note(
     limit_is_ram: bool,
     overloaded: Collection[int] = (),
 ) -> Note | None:
-    """The largest micro batch of a kind that ran within the limit, beside the prediction without its trials.
+    """Return a note on the largest micro batch of a kind within the limit, with a prediction from other trials.
 
-    None where no trial ran within the limit. The code tells whether a larger one is in the space, and failed.
+    None if no trial ran within the limit. The note states whether a larger one is in the space, and failed.
 
     Args:
         records: the trials.
@@ -185,11 +187,10 @@ def largest_batch_note(
         predicted, error = MemoryLine(model=model, config=largest, batches=()).predict(batch)
     too_big = overloading.union(record.config.micro_batch_size for record in own if is_too_big(record))
     next_batch = min((size for size in batches if size > batch), default=None)
-    code = "largest_batch_of_limit" if next_batch in too_big else "largest_batch_that_ran"
+    bounded_by: Literal["limit", "space", "trials"] = "limit" if next_batch in too_big else "trials"
     if next_batch is None:
-        code = "largest_batch_of_space"
-    ran = {"micro_batch_size": batch, "limit_bytes": limit_bytes, "peak_bytes": peak_bytes}
-    return note(code, **ran, predicted_bytes=predicted, error_bytes=error)
+        bounded_by = "space"
+    return largest_batch(bounded_by, batch, limit_bytes, peak_bytes, predicted_bytes=predicted, error_bytes=error)
 
 
 def is_too_big(record: TrialRecord) -> bool:

@@ -23,7 +23,8 @@ from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
 from autotune.launch.local.process_tree import kill_all
 from autotune.launch.local.server import OF_IMPORTS, Preload, PreloadFault, Server
 from autotune.launch.local.watch import Started, sockets_in, watch
-from autotune.note import Note, note
+from autotune.messages.trials import forks_cannot_open_device, not_preloaded
+from autotune.note import Note
 
 __all__ = ["ForkServerLauncher"]
 
@@ -122,7 +123,7 @@ class ForkServerLauncher:
             return replace(tried, is_close=True, left=tried.left - 1)
         names = _names_without(tried, fault)
         packages = _packages(set(tried.names).difference(names))
-        self.notes += (note("not_preloaded", packages=packages, culprit=fault.culprit, reason=fault.reason),)
+        self.notes += (not_preloaded(packages, fault.culprit, fault.reason),)
         return replace(tried, names=names, left=tried.left - 1) if names else None
 
     def _give_up_forks(self, devices: str) -> None:
@@ -130,7 +131,7 @@ class ForkServerLauncher:
             f"each trial starts an interpreter of its own: a package that torch loads by itself has opened {devices}, "
             "which a fork can't open after that; set TORCH_DEVICE_BACKEND_AUTOLOAD=0 where you don't need the package"
         )
-        self.notes += (note("forks_cannot_open_device", devices=devices),)
+        self.notes += (forks_cannot_open_device(devices),)
         self._fresh = FreshInterpreterLauncher(self._environment, log_line=f"autotune: {why}\n")
         self.close()
 

@@ -14,7 +14,8 @@ from contextlib import suppress
 
 import psutil
 
-from autotune.note import Note, note
+from autotune.messages.trials import another_search
+from autotune.note import Note
 from autotune.settings.command import without_secrets
 
 __all__ = ["Neighbours"]
@@ -39,7 +40,7 @@ class Neighbours:
                 key = pid, process.create_time()
                 if key not in self._told and len(self._told) < _MOST_TOLD:
                     self._told.add(key)
-                    notes.append(note("another_search", pid=pid, user=_user(process), command=_command(process)))
+                    notes.append(another_search(pid, user=_user(process), command=_command(process)))
         return tuple(notes)
 
 

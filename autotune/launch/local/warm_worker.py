@@ -28,7 +28,8 @@ from pydantic import ValidationError
 
 from autotune.errors import AutotuneError
 from autotune.launch.launcher import Exit, Launch, Launcher, may_share, notes_of
-from autotune.note import Note, note
+from autotune.messages.trials import trials_cannot_share
+from autotune.note import Note
 from autotune.protocol.clock import monotonic
 from autotune.protocol.disk import TrialFolder, read_model, write_atomic, write_model
 from autotune.protocol.jobs import DescribeJob, Job, SeriesJob, read_job
@@ -108,7 +109,7 @@ class WarmWorkerLauncher:
     @property
     def notes(self) -> tuple[Note, ...]:
         """Those of the launcher below, and that trials can't share a process."""
-        own = (note("trials_cannot_share"),) if self._false_failures >= _FALSE_FAILURES else ()
+        own = (trials_cannot_share(),) if self._false_failures >= _FALSE_FAILURES else ()
         return (*notes_of(self.below), *own)
 
     def launch(self, launch: Launch) -> Exit:

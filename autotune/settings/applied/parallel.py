@@ -16,7 +16,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from autotune.errors import ConfigError
-from autotune.note import Note, note
+from autotune.messages.space import first_bucket_without_effect
+from autotune.note import Note
 from autotune.settings.ddp_config import TORCH_BUCKET_CAP_MB, DdpConfig
 
 __all__ = ["check_group", "comm_hook", "ddp_arguments", "distributed", "replicated", "without_effect_here"]
@@ -75,7 +76,7 @@ def without_effect_here(wanted: DdpConfig) -> tuple[Note, ...]:
     """Settings that the installed torch can't follow."""
     known = inspect.signature(DistributedDataParallel.__init__).parameters
     if wanted.first_bucket_mb is not None and "bucket_cap_mb_list" not in known:
-        return (note("first_bucket_without_effect", torch=torch.__version__),)
+        return (first_bucket_without_effect(torch.__version__),)
     return ()
 
 

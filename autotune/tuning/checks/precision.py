@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from autotune.launch.runner import TrialRunner
-from autotune.note import note
+from autotune.messages.precision import precision_not_compared, precision_refused
 from autotune.records.precision_check import guard_key, needs_guard, objection, shortfall
 from autotune.records.trial import TrialRecord, TrialResult
 from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
@@ -54,14 +54,14 @@ class PrecisionGuard:
         figures, result = report.guard, report.result
         if result.outcome != "ok" or figures is None:
             outcome = "crashed" if result.outcome == "ok" else result.outcome
-            reason = self.runner.say(note("precision_not_compared", reason=result.reason, log=result.log))
+            reason = str(precision_not_compared(result.reason, result.log))
             return TrialResult(outcome=outcome, reason=reason)
         too_few = shortfall(figures)
         if too_few is not None:
-            reason = self.runner.say(note("precision_not_compared", reason=too_few, log=None))
+            reason = str(precision_not_compared(too_few, log=None))
             return TrialResult(outcome="timeout", reason=reason, guard=figures)
         against = objection(figures)
         if against is not None:
-            reason = self.runner.say(note("precision_refused", reason=against))
+            reason = str(precision_refused(against))
             return TrialResult(outcome="diverged", reason=reason, guard=figures)
         return TrialResult(outcome="ok", guard=figures)

@@ -10,7 +10,16 @@ from dataclasses import dataclass
 
 from autotune.analysis.time_estimate import overhead_s
 from autotune.launch.runner import TrialRunner
-from autotune.note import Note, note
+from autotune.messages.recommendation import (
+    stress_failed,
+    stress_near_limit,
+    stress_no_time,
+    stress_out_of_memory,
+    stress_over_limit,
+    stress_remark,
+    stress_thrashing,
+)
+from autotune.note import Note
 from autotune.protocol.reports import RankReport
 from autotune.records.stress_check import STRESS_S, StressFigures, load_of, sample_scan_s
 from autotune.records.trial import OUT_OF_MEMORY, TrialRecord
@@ -57,7 +66,7 @@ def check_under_stress(
     longest_s = _BRIEF_STRESS_S if found.is_brief else STRESS_S
     window_s = longest_s if left_s is None else min(longest_s, left_s - start_s - sample_scan_s(left_s))
     if window_s < _SHORTEST_STRESS_S:
-        return StressCheck(notes=(note("stress_no_time", trial=record.number),))
+        return StressCheck(notes=(stress_no_time(record.number),))
     deadline_s = repeat_deadline_s(record, found.build_s) + window_s
     report = runner.stress(
         record.config,
@@ -75,22 +84,31 @@ def _judged(record: TrialRecord, found: SearchOutcome, report: RankReport) -> St
     """
     figures, trial, reason = report.stress, record.number, report.result.reason
     if report.result.outcome in OUT_OF_MEMORY:
-        return StressCheck(is_refuted=True, notes=(note("stress_out_of_memory", trial=trial, reason=reason),))
+        return StressCheck(is_refuted=True, notes=(stress_out_of_memory(trial, reason),))
     if figures is None:
-        return StressCheck(notes=(note("stress_failed", trial=trial, reason=reason),))
+        return StressCheck(notes=(stress_failed(trial, reason),))
     load = load_of(figures, record.config, found.space.environment, found.space.facts)
     limit_bytes = found.space.limit_bytes
-    sizes = {"trial": trial, "ranks": load.ranks, "peak_bytes": load.peak_bytes, "limit_bytes": limit_bytes}
     if load.least_bytes > limit_bytes:
-        seen = figures.model_dump(include={"steps", "median_item_bytes", "largest_item_bytes", "items_seen"})
-        own = {"strategy": record.config.strategy, "own_bytes": load.own_bytes, "bucket_bytes": load.bucket_bytes}
-        return StressCheck(is_refuted=True, notes=(note("stress_over_limit", **sizes, **own, **seen),))
+        over = stress_over_limit(
+            trial,
+            limit_bytes=limit_bytes,
+            own_bytes=load.own_bytes,
+            peak_bytes=load.peak_bytes,
+            bucket_bytes=load.bucket_bytes,
+            ranks=load.ranks,
+            where=load.where,
+            steps=figures.steps,
+            largest_item_bytes=figures.largest_item_bytes,
+            median_item_bytes=figures.median_item_bytes,
+            items_seen=figures.items_seen,
+        )
+        return StressCheck(is_refuted=True, notes=(over,))
     notes = []
     if figures.remark is not None:
-        notes.append(note("stress_remark", trial=trial, remark=figures.remark))
+        notes.append(stress_remark(trial, figures.remark))
     if figures.memory.is_thrashing:
-        retries = figures.memory.alloc_retries
-        notes.append(note("stress_thrashing", trial=trial, alloc_retries=retries, later_steps=figures.steps - 1))
+        notes.append(stress_thrashing(trial, figures.memory.alloc_retries, later_steps=figures.steps - 1))
     if load.peak_bytes > limit_bytes:
-        notes.append(note("stress_near_limit", **sizes))
+        notes.append(stress_near_limit(trial, load.ranks, load.peak_bytes, limit_bytes))
     return StressCheck(figures=figures, notes=tuple(notes))

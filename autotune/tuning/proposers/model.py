@@ -30,7 +30,15 @@ from autotune.analysis.forecast.switches import as_today, has_idle_switch, idle_
 from autotune.analysis.memory.lines import memory_of_trials
 from autotune.analysis.memory.model import LIKELY_TO_FIT, MemoryModel
 from autotune.launch.runner import TrialRunner
-from autotune.note import Note, note
+from autotune.messages.search import (
+    little_gain_expected,
+    near_ceiling,
+    no_informative_candidate,
+    sides_not_measured,
+    would_not_fit,
+    would_tell_nothing,
+)
+from autotune.note import Note
 from autotune.records.ceilings import SIDES, Ceiling, CeilingBook, Side
 from autotune.records.diagnosis import CurvePoint, Curves
 from autotune.records.trial import TrialRecord
@@ -132,7 +140,7 @@ class ModelProposer:
             return failed_side(new, report.result.reason)
         self.has_model = False
         reasons = (report.result.reason, *(point.reason for point in points))
-        return note("sides_not_measured", reason=next(filter(None, reasons), report.result.outcome))
+        return sides_not_measured(next((reason for reason in reasons if reason), report.result.outcome))
 
     def recall(self, curves: Curves, ceilings: CeilingBook) -> None:
         """Take up what measuring the sides has shown, now or before an interruption."""
@@ -202,16 +210,16 @@ class ModelProposer:
         if memory.observed:
             chance = float(memory.chance_to_fit([config], self.study.space.limit_bytes)[0])
             if chance < LIKELY_TO_FIT:
-                return note("would_not_fit", chance_fraction=round(chance, 3))
+                return would_not_fit(round(chance, 3))
         if has_idle_switch(config, self.study.space.baseline, self._idle):
-            return note("would_tell_nothing")
+            return would_tell_nothing()
         if self._model is None:
             return None
         tried = tried_in(self.study)
         otherwise = config.model_copy(update={"pin_memory": not config.pin_memory})  # may tell as much
         configs = list(dict.fromkeys([config, otherwise, *tried]))
         is_redundant = redundant_among(configs, self._model[1].forecast(configs), tried)[0]
-        return note("would_tell_nothing") if is_redundant else None
+        return would_tell_nothing() if is_redundant else None
 
     def pruning_threshold(self, trial: Trial) -> PruningThreshold | None:
         """The rate of the best so far, at the baseline's batch of the best of those at that.
@@ -243,11 +251,11 @@ class ModelProposer:
         for bound in bounds_of(outlook, self.sides or (), self.study, self.believed()):
             share = outlook.best_rate / bound.samples_per_s
             if share >= bound.near_from:
-                return note("near_ceiling", bound=bound.side, ceiling_fraction=min(share, 1.0))
+                return near_ceiling(bound=bound.side, ceiling_fraction=min(share, 1.0))
         if outlook.params is None:
-            return note("nothing_left_to_learn")
+            return no_informative_candidate()
         if best is not None and outlook.gain < self._least_gain(best):
-            return note("little_expected", gain_fraction=outlook.gain)
+            return little_gain_expected(outlook.gain)
         return self.time.why_too_dear(outlook.gain)
 
     def _least_gain(self, best: TrialRecord) -> float:

@@ -16,11 +16,16 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from pydantic import JsonValue
 from torch.utils.data import DataLoader
 
 from autotune.analysis.forecast.expectation import PINNING_KINDS
-from autotune.note import Note, note
+from autotune.messages.trials import (
+    extra_failed,
+    no_time_for_extras,
+    rank_gone_before_extras,
+    trial_ended_before_extras,
+)
+from autotune.note import Note
 from autotune.protocol.jobs import Extras
 from autotune.records.ceilings import host_ceiling_of
 from autotune.records.measurement import Ceilings, Measurement
@@ -107,20 +112,20 @@ def measure_after_window(
         extras = extras.model_copy(update={"copy_ceiling": False})
     stages = _stages(extras, run.group.size, has_lengths=makes_batches and measurement.tokens is not None)
     for index, (name, stage) in enumerate(stages):
-        left: list[JsonValue] = [name for name, _ in stages[index:] if name != _BATCHES]
+        left = [name for name, _ in stages[index:] if name != _BATCHES]
         try:
             is_late = run.is_late()
         except RuntimeError:  # it is asked of all ranks, and the window is safe
-            return after.so_far(note("rank_gone_before_extras", stages=left))
+            return after.so_far(rank_gone_before_extras(left))
         if is_late:
-            return after.so_far(note("no_time_for_extras", stages=left))
-        keep(after.so_far(note("trial_ended_before_extras", stages=left)))
+            return after.so_far(no_time_for_extras(left))
+        keep(after.so_far(trial_ended_before_extras(left)))
         try:
             stage(after)
         except BaseException as error:  # noqa: BLE001 - user code may raise anything, and the window is safe already
             with suppress(OSError, ValueError):  # the user's code may have closed it
                 traceback.print_exception(error, file=sys.stderr)
-            after.remark(note("extra_failed", stage=name, cause=cause_of(error)))
+            after.remark(extra_failed(stage=name, cause=cause_of(error)))
     return after.so_far() if stages else measurement
 
 

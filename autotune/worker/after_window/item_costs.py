@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, RandomSampler, Subset
 
-from autotune.note import Note, note
+from autotune.messages.trials import extra_failed
+from autotune.note import Note
 from autotune.records.breakdown import LoaderCosts
 from autotune.records.ceilings import Ceiling
 from autotune.settings.applied.cores.processor import usable_cores
@@ -78,7 +79,7 @@ def measure_items(
         try:
             return measure()
         except Exception as error:  # noqa: BLE001 - user code may raise anything; the items' costs are worth keeping
-            remark(note("extra_failed", stage=stage, cause=cause_of(error)))
+            remark(extra_failed(stage, cause=cause_of(error)))
             return None
 
     with torch_threads(1):  # as torch sets it in loader workers

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from autotune.note import Note, note
+from autotune.messages.trials import window_stopped
+from autotune.note import Note
 
 __all__ = ["StopProbe"]
 
@@ -41,7 +42,7 @@ class StopProbe:
             if signal.getsignal(number) == self._note:  # else whoever came later calls it, and no one is lost
                 signal.signal(number, signal.SIG_DFL if before is None else before)
         if _children_stopped() or self._was_stopped:
-            yield note("window_stopped")
+            yield window_stopped()
 
     def _note(self, number: int, frame: Any) -> None:
         self._was_stopped |= number == signal.SIGCONT or _children_stopped()

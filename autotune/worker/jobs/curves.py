@@ -22,7 +22,8 @@ import torch
 from autotune.analysis.forecast.expectation import DEVICE_SETTINGS, PINNING_KINDS
 from autotune.analysis.forecast.observations import adds_workers_in_vain
 from autotune.analysis.memory.model import Peak
-from autotune.note import Note, note
+from autotune.messages.trials import left_to_smaller_batches, operators_not_counted
+from autotune.note import Note
 from autotune.protocol.jobs import CurvesJob
 from autotune.records.ceilings import Ceiling
 from autotune.records.diagnosis import CurvePoint, Curves, Roofline
@@ -179,7 +180,7 @@ def _trace_device(scene: _Scene) -> Curves:
     _trace_copy(scene)
     for config in (own, *_device_variations(scene)):
         if scene.job.is_brief and _takes_long(scene, config):
-            left_out = partial(PointFigures, reason=note("left_to_smaller_batches"))
+            left_out = partial(PointFigures, reason=left_to_smaller_batches())
             scene.curves.add("device", scene.changes(config, DEVICE_SETTINGS), left_out, ends_at=inf)
         else:
             _add_device_point(scene, config)
@@ -288,15 +289,15 @@ def _as_configured(config: TrainingConfig) -> Iterator[None]:
 def _roofline(scene: _Scene) -> tuple[Roofline | None, tuple[Note, ...]]:
     config = scene.job.config
     if config.compile:
-        return None, (note("operators_not_counted_compiled"),)
+        return None, (operators_not_counted("the model is compiled"),)
     if perf_counter() > scene.ends_at:
-        return None, (note("operators_not_counted_no_time"),)
+        return None, (operators_not_counted("no time was left"),)
     try:
         with _as_configured(config):
             trainer = scene.bench.trainer(config)
             return trace_roofline(trainer, resident(trainer, scene.host)[0].batch, scene.device), ()
     except Exception as error:  # noqa: BLE001 - the user's code runs in it; the curves are worth keeping
-        return None, (note("operators_not_counted", cause=cause_of(error)),)
+        return None, (operators_not_counted(cause_of(error)),)
 
 
 def _spent_cpu_s() -> float:

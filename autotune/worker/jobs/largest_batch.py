@@ -20,7 +20,8 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
-from autotune.note import Note, note
+from autotune.messages.trials import largest_samples_not_batched
+from autotune.note import Note
 from autotune.settings.applied.loader import drawn_by, fixed_batches, loader_like
 from autotune.settings.applied.tf_data import TfLoader
 from autotune.settings.workload import Workload
@@ -75,7 +76,7 @@ def largest_batch(
     except Exception as error:  # the user's code may raise anything; such samples may never meet in training
         if shortage_of(error) is not None:
             raise
-        found.remark = note("largest_samples_not_batched", cause=cause_of(error))
+        found.remark = largest_samples_not_batched(cause_of(error))
     return found
 
 

@@ -18,7 +18,8 @@ import psutil
 from autotune.analysis.forecast.expectation import PINNING_KINDS
 from autotune.analysis.memory.model import SURE_TO_FIT, MemoryModel, Peak
 from autotune.analysis.statistics import t_quantile
-from autotune.note import Note, note
+from autotune.messages.trials import batch_too_large, queue_too_large
+from autotune.note import Note
 from autotune.protocol.jobs import CurvesJob
 from autotune.settings.training_config import TrainingConfig
 from autotune.worker.measure.batch import tensors_of
@@ -49,7 +50,7 @@ def refusal_of_queue(batches: Iterable[Any], config: TrainingConfig, job: Curves
     pinned = ready * max(pinned for _, pinned in sizes) if pins else 0
     for expected, free in ((shared, _free_shared_bytes()), (shared + pinned, _free_ram_bytes(job, device))):
         if expected > _QUEUE_SHARE * free:
-            return note("queue_too_large", expected_bytes=expected, free_bytes=free)
+            return queue_too_large(expected_bytes=expected, free_bytes=free)
     return None
 
 
@@ -67,7 +68,7 @@ def refusal_of_batch(
         return None
     expected, sd = memory.expect([config])
     might_be = float(expected[0] + t_quantile(SURE_TO_FIT, memory.degrees_of_freedom) * sd[0])
-    return note("batch_too_large", expected_bytes=might_be, limit_bytes=limit_bytes)
+    return batch_too_large(expected_bytes=might_be, limit_bytes=limit_bytes)
 
 
 def _batch_sizes(batch: Any, growth: float) -> tuple[int, int]:

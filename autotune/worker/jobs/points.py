@@ -14,7 +14,8 @@ from typing import Literal
 
 import torch
 
-from autotune.note import Note, note
+from autotune.messages.trials import curves_cut, no_time_left, process_ended_at_point
+from autotune.note import Note
 from autotune.records.ceilings import Ceiling
 from autotune.records.diagnosis import CurvePoint, Curves, Roofline
 from autotune.worker.failure.causes import cause_of
@@ -62,7 +63,7 @@ class CurvesSoFar:
         before, earlier = self.points[side], getattr(self.known, side)
         point, is_lost = next((point for point in earlier if point.changes == changes), None), False
         if point is None:
-            died = CurvePoint(changes=changes, ceiling=None, reason=note("process_ended_at_point"))
+            died = CurvePoint(changes=changes, ceiling=None, reason=process_ended_at_point())
             self._take(side, (*before, died))
             point, is_lost = _measure(changes, measure, ends_at)
         self._take(side, (*before, point))
@@ -77,7 +78,7 @@ class CurvesSoFar:
 
     def cut(self) -> Curves:
         """All that is known where the process ends here."""
-        return self.curves(None, note("curves_cut"), is_cut=True)
+        return self.curves(None, curves_cut(), is_cut=True)
 
     def _take(self, side: _Side, points: tuple[CurvePoint, ...]) -> None:
         self.points[side] = points
@@ -90,7 +91,7 @@ def _measure(
     """Measure a point where there is time; the point, with the reason where it failed; and whether a kernel has."""
     begun, is_lost = perf_counter(), False
     if begun > ends_at:
-        return CurvePoint(changes=changes, ceiling=None, reason=note("no_time_left")), False
+        return CurvePoint(changes=changes, ceiling=None, reason=no_time_left()), False
     try:
         figures = measure()
     except Exception as error:  # noqa: BLE001 - the user's code runs in it: one point fails, not the curve

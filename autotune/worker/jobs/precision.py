@@ -17,7 +17,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from autotune.note import Note, note
+from autotune.messages.trials import float32_unknown, tf32_forbidden
+from autotune.note import Note
 from autotune.protocol.jobs import PrecisionJob
 from autotune.records.precision_check import GUARD_STEPS, MIN_STEPS, PrecisionFigures, deviation_of
 from autotune.settings.applied.float32_precision import exact_matmuls, tf32_products
@@ -291,7 +292,7 @@ def _overridden(candidate: TrainingConfig, device: Device) -> tuple[Note, ...]:
     """
     overrides = tf32_overrides() if device.kind == "cuda" else ()
     if f"{_LIBRARIES_OVERRIDE}=0" in overrides and candidate.amp_dtype == "tf32":
-        return (note("tf32_forbidden", variable=_LIBRARIES_OVERRIDE),)
+        return (tf32_forbidden(_LIBRARIES_OVERRIDE),)
     if f"{_LIBRARIES_OVERRIDE}=1" in overrides:
-        return (note("float32_unknown", variable=_LIBRARIES_OVERRIDE),)
+        return (float32_unknown(_LIBRARIES_OVERRIDE),)
     return ()

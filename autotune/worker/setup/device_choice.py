@@ -14,7 +14,8 @@ from pathlib import Path
 
 import torch
 
-from autotune.note import Note, note
+from autotune.messages.trials import torch_without_cuda
+from autotune.note import Note
 from autotune.worker.measure import nvml
 
 __all__ = ["Detection", "DeviceError", "choose", "detect", "unusable"]
@@ -69,7 +70,7 @@ def choose(found: Detection) -> tuple[str, Note | None]:
     reason = unusable(found)
     if reason is not None:
         raise DeviceError(f"device: auto must not pass over a GPU, but {reason}, or set device: cpu")
-    return "cpu", None if found.gpu is None else note("torch_without_cuda", gpu=found.gpu, torch=found.torch)
+    return "cpu", None if found.gpu is None else torch_without_cuda(found.gpu, found.torch)
 
 
 def unusable(found: Detection) -> str | None:

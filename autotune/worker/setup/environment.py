@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 
 from autotune.launch.local.kept_memory import has_kept_memory, malloc_switches
-from autotune.note import Note, note
+from autotune.messages.trials import launches_wait
+from autotune.note import Note
 from autotune.settings.applied.cores.numa import SYS, Nodes, allowed_cores, allowed_nodes, node_of_pci, pci_address
 from autotune.settings.applied.cores.processor import processor_name, usable_cores
 from autotune.settings.environment import Environment
@@ -70,7 +71,7 @@ def describe(device: Device, *, job_blocks: bool = False) -> Environment:
 
 def _remarks(device: Device, *, job_blocks: bool) -> list[Note]:
     variable = None if job_blocks else blocking_variable(device.kind)
-    blocking = None if variable is None else note("launches_wait", variable=variable)
+    blocking = None if variable is None else launches_wait(variable)
     return [remark for remark in (device.remark, blocking) if remark is not None]
 
 

@@ -140,7 +140,7 @@ def _believed(trial: Mapping[str, Any]) -> str | None:
     if trial["measurement"] is None:
         return None
     longest_s = max(block["seconds"] for block in trial["measurement"]["window"]["blocks"])
-    is_told = {"measured_anew", "window_stopped"} & {remark["code"] for remark in trial["measurement"]["remarks"]}
+    is_told = {"rerun_after_signal", "window_stopped"} & {remark["code"] for remark in trial["measurement"]["remarks"]}
     if longest_s < _SEEN_S or is_told:
         return None
     return f"a block of {longest_s:.1f} s is believed"
@@ -148,7 +148,7 @@ def _believed(trial: Mapping[str, Any]) -> str | None:
 
 def _judge(cases: Mapping[str, Figures]) -> Figures:
     tried = {name: case for name, case in cases.items() if "skipped" not in case}
-    told = sum("measured_anew" in case.get("remarks", ()) for case in cases.values())
+    told = sum("rerun_after_signal" in case.get("remarks", ()) for case in cases.values())
     is_kept = all("fault" not in case for case in tried.values()) if tried else None
     return {
         "measured_anew": told,

@@ -18,7 +18,8 @@ from autotune.analysis.forecast.observations import (
     rate_observations,
 )
 from autotune.analysis.forecast.rate_model import Observation
-from autotune.note import note
+from autotune.messages.search import one_side_not_measured
+from autotune.messages.trials import curves_cut, curves_ended
 from autotune.records.ceilings import Ceiling, CeilingBook, loader_key
 from autotune.records.diagnosis import CurvePoint, Curves
 from autotune.records.measurement import Block, Ceilings
@@ -225,7 +226,7 @@ def test_of_thousands_of_trials_those_that_tell_most_are_observed() -> None:
     assert len(seen) == 60
 
 
-MEASURED, EMPTY, ENDED = make_point(500.0), make_point(None), note("curves_ended", reason="it hung")
+MEASURED, EMPTY, ENDED = make_point(500.0), make_point(None), curves_ended(reason="it hung")
 
 
 @pytest.mark.parametrize(
@@ -241,12 +242,12 @@ MEASURED, EMPTY, ENDED = make_point(500.0), make_point(None), note("curves_ended
 def test_a_side_that_was_measured_in_no_setting_is_told(
     curves: Curves, ended: str, side: str | None, reason: str
 ) -> None:
-    expected = None if side is None else note("one_side_not_measured", side=side, reason=reason)
+    expected = None if side is None else one_side_not_measured(side=side, reason=reason)
     assert failed_side(curves, ended) == expected
 
 
 def test_why_a_look_ended_early_is_told_where_both_sides_have_figures() -> None:
-    curves = Curves(loader=(MEASURED,), device=(MEASURED,), remarks=(note("malloc"), ENDED), is_cut=True)
+    curves = Curves(loader=(MEASURED,), device=(MEASURED,), remarks=(curves_cut(), ENDED), is_cut=True)
     assert failed_side(curves, "it hung") == ENDED
 
 

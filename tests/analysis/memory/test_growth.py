@@ -59,7 +59,7 @@ def test_a_window_of_few_blocks_tells_nothing() -> None:
 def test_a_creep_says_when_it_would_reach_the_limit() -> None:
     (told,) = creep_notes([run_with()] * 3, ROOM, "baseline")
     room = 16 * GIB - make_measurement().peak_memory_bytes
-    assert told.code == "memory_creeps"
+    assert told.code == "memory_growth"
     assert told.figures["batches_to_limit"] == round(room / 1e6)
     assert told.figures["limit_within_s"] == round(room / 1e6 / 50)
 

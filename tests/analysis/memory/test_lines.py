@@ -118,7 +118,7 @@ def test_trials_on_other_devices_have_lines_of_their_own(trial: MakeTrial) -> No
     assert max(line.error_bytes for line in lines) < 30 * MIB
     largest = note_of(records, records[-2].config, 32, 64, 128)
     assert largest is not None
-    assert largest.code == "largest_batch_of_space"
+    assert largest.figures["bounded_by"] == "space"
     assert mib_of(largest)[:3] == [1000, 456, pytest.approx(456, abs=30)]
     assert largest.figures["micro_batch_size"] == 128
 
@@ -185,7 +185,7 @@ def note_of(
 
 
 def largest_of(records: list[TrialRecord], *batches: int, overloaded: tuple[int, ...] = ()) -> tuple[str, int] | None:
-    """The note's code, less what all have in common, and the batch."""
+    """Return what bounds the batch, and the batch."""
     largest = largest_batch_note(
         records, TrainingConfig(), 1000 * MIB, batches=batches, limit_is_ram=False, overloaded=overloaded
     )
@@ -193,13 +193,13 @@ def largest_of(records: list[TrialRecord], *batches: int, overloaded: tuple[int,
         return None
     batch = largest.figures["micro_batch_size"]
     assert isinstance(batch, int)
-    return largest.code.removeprefix("largest_batch_"), batch
+    return str(largest.figures["bounded_by"]), batch
 
 
 def test_the_largest_batch_ran_and_stands_beside_its_prediction(trial: MakeTrial) -> None:
     records = [trial(0, 32, 132), trial(1, 64, 164), trial(2, 128, 228), trial(3, 512, 700), trial(4, 1024, 1124)]
     batches = (32, 64, 128, 256, 512, 1024)
-    assert largest_of(records, *batches) == ("of_limit", 512)
+    assert largest_of(records, *batches) == ("limit", 512)
     largest = note_of(records, TrainingConfig(), *batches)
     assert largest is not None
     assert mib_of(largest)[:3] == pytest.approx([1000, 700, 612], abs=60)
@@ -212,7 +212,7 @@ def test_without_two_other_batches_there_is_no_prediction(trial: MakeTrial) -> N
 
 
 def test_out_of_memory_shows_a_largest_batch_too(trial: MakeTrial) -> None:
-    assert largest_of([trial(0, 32, 132), trial(1, 64, None)], 32, 64) == ("of_limit", 32)
+    assert largest_of([trial(0, 32, 132), trial(1, 64, None)], 32, 64) == ("limit", 32)
 
 
 def test_a_trial_that_thrashed_is_too_big_and_no_point_of_a_line(trial: MakeTrial) -> None:
@@ -222,28 +222,28 @@ def test_a_trial_that_thrashed_is_too_big_and_no_point_of_a_line(trial: MakeTria
     result = TrialResult(outcome="ok", measurement=thrashing.measurement.model_copy(update={"memory": memory}))
     thrashing = thrashing.model_copy(update={"result": result, "score": Score(value=1.0, feasible=False)})
     records = [trial(0, 32, 132), trial(1, 64, 164), thrashing]
-    assert largest_of(records, 32, 64, 128) == ("of_limit", 64)
+    assert largest_of(records, 32, 64, 128) == ("limit", 64)
     (line,) = lines_of(records)
     assert line.batches == (32, 64)
 
 
 def test_a_batch_between_that_never_ran_leaves_open_what_the_limit_allows(trial: MakeTrial) -> None:
     records = [trial(0, 32, 132), trial(1, 64, 164), trial(2, 512, None)]
-    assert largest_of(records, 32, 64, 512) == ("of_limit", 64)
-    assert largest_of(records, 32, 64, 256, 512) == ("that_ran", 64)
+    assert largest_of(records, 32, 64, 512) == ("limit", 64)
+    assert largest_of(records, 32, 64, 256, 512) == ("trials", 64)
 
 
 def test_a_batch_that_failed_on_the_largest_samples_counts_as_too_big(trial: MakeTrial) -> None:
     records = [trial(0, 32, 132), trial(1, 64, 164), trial(2, 128, 228), trial(3, 128, 228), trial(4, 256, 356)]
-    assert largest_of(records, 32, 64, 128, 256) == ("of_space", 256)
-    assert largest_of(records, 32, 64, 128, 256, overloaded=(2,)) == ("of_limit", 64)
+    assert largest_of(records, 32, 64, 128, 256) == ("space", 256)
+    assert largest_of(records, 32, 64, 128, 256, overloaded=(2,)) == ("limit", 64)
     assert largest_of(records, 32, 64, 128, 256, overloaded=(0,)) is None
 
 
 def test_without_a_batch_that_was_too_big_nothing_is_claimed_of_the_limit(trial: MakeTrial) -> None:
     records = [trial(0, 32, 132), trial(1, 64, 164)]
-    assert largest_of(records, 32, 64) == ("of_space", 64)
-    assert largest_of(records, 32, 64, 256) == ("that_ran", 64)
+    assert largest_of(records, 32, 64) == ("space", 64)
+    assert largest_of(records, 32, 64, 256) == ("trials", 64)
 
 
 def test_where_nothing_is_within_the_limit_there_is_no_largest_batch(trial: MakeTrial) -> None:

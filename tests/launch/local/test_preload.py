@@ -24,7 +24,7 @@ from autotune.launch.launcher import Preloads, notes_of, preload_in
 from autotune.launch.local import fork_server, server
 from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
-from autotune.note import note
+from autotune.messages.trials import not_preloaded
 from autotune.settings.workload import Ref
 from autotune.worker import fork_watch
 from autotune.worker.preload import installed_modules, preload
@@ -211,7 +211,7 @@ def test_what_keeps_forks_from_a_device_is_found_and_left_out(site: Site) -> Non
     rig = site.begin(device="cuda")
     ask(rig, "harmless", "opening", "harmless_too")
     assert seen_by_trial(site, rig)["modules"] == ["harmless", "harmless_too"]
-    assert notes_of(rig.launcher) == (note("not_preloaded", packages=["opening"], culprit="opening", reason="device"),)
+    assert notes_of(rig.launcher) == (not_preloaded(packages=["opening"], culprit="opening", reason="device"),)
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +231,7 @@ def test_an_import_that_hangs_or_ends_the_server_is_told_and_nothing_is_preloade
         monkeypatch.setattr(server, "_PRELOADED_WITHIN_S", 1.0)
     ask(other, "harmless", name)
     assert seen_by_trial(site, other)["modules"] == []
-    expected = note("not_preloaded", packages=sorted(["harmless", name]), culprit=name, reason=reason)
+    expected = not_preloaded(packages=sorted(["harmless", name]), culprit=name, reason=reason)
     assert notes_of(other.launcher)[-1] == expected
 
 
@@ -239,9 +239,7 @@ def test_an_import_that_hangs_or_ends_the_server_is_told_and_nothing_is_preloade
 def test_what_starts_a_thread_is_left_out_with_all_that_imports_it(site: Site, other: Rig) -> None:
     ask(other, "importer", "importer.lazily", "threading_away", "harmless", "harmless.inner")
     assert seen_by_trial(site, other)["modules"] == ["harmless", "harmless.inner", "importer"]
-    expected = note(
-        "not_preloaded", packages=["importer", "threading_away"], culprit="threading_away", reason="threads"
-    )
+    expected = not_preloaded(packages=["importer", "threading_away"], culprit="threading_away", reason="threads")
     assert notes_of(other.launcher)[-1] == expected
 
 

@@ -56,7 +56,7 @@ def test_a_rate_far_above_the_devices_ceiling_is_not_called_a_share_of_what_it_c
 
 
 TODAYS, FASTER = make_point(658.0), make_point(2820.0, num_workers=16)
-LATE = make_point(None, num_workers=8).model_copy(update={"reason": note("no_time_left")})
+LATE = make_point(None, num_workers=8).model_copy(update={"reason": no_time_left()})
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from jinja2 import UndefinedError, meta, nodes
+from jinja2 import meta, nodes
 
 import autotune
 from autotune.note import note
@@ -102,7 +102,6 @@ def test_what_a_sentence_chooses_by_is_a_text_of_the_package() -> None:
     for template in load_sentences().values():
         for choice in make_environment().parse(template).find_all(nodes.Compare):
             chosen |= {text.value for text in choice.find_all(nodes.Const) if isinstance(text.value, str)}
-    assert "no_loader" in chosen
     assert chosen <= used
 
 
@@ -164,11 +163,6 @@ def test_the_figures_that_a_sentence_needs_are_those_of_its_parts_too() -> None:
 def test_a_template_writes_figures_in_their_units(template: str, sentence: str) -> None:
     figures = {"size": 3 * 2**30, "rate": 1234.0, "share": 0.034, "wait": 2.14e-3, "count": 1200, "nothing": None}
     assert make_environment().from_string(template).render(**figures, name="xy") == sentence
-
-
-def test_a_figure_that_is_missing_is_an_error() -> None:
-    with pytest.raises(UndefinedError, match="host"):
-        say(note("host_without_trials", reason="x"))
 
 
 def test_a_stored_sentence_passes_and_an_unknown_code_is_shown_with_its_figures() -> None:

@@ -15,7 +15,7 @@ import torch.distributed.nn.functional  # first imported where there is a group,
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from autotune.note import note
+from autotune.messages.space import first_bucket_without_effect
 from autotune.protocol.jobs import TrialJob
 from autotune.settings.applied.parallel import ddp_arguments, without_effect_here
 from autotune.settings.applied.parallel import distributed as distributed_model
@@ -69,7 +69,7 @@ def test_what_the_installed_torch_lacks_is_left_out_and_said(monkeypatch: pytest
     monkeypatch.setattr(DistributedDataParallel, "__init__", older)
     wanted = DdpConfig(bucket_cap_mb=50, first_bucket_mb=2, broadcast_buffers=False)
     assert ddp_arguments(wanted) == {"bucket_cap_mb": 50, "broadcast_buffers": False}
-    assert without_effect_here(wanted) == (note("first_bucket_without_effect", torch=torch.__version__),)
+    assert without_effect_here(wanted) == (first_bucket_without_effect(torch=torch.__version__),)
 
 
 def test_a_user_is_warned_of_what_the_installed_torch_lacks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import JsonValue
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from autotune.note import note
+from autotune.messages.trials import curves_cut, extra_failed, no_time_for_extras, trial_ended_before_extras
 from autotune.protocol.disk import TrialFolder, read_model
 from autotune.protocol.jobs import NO_EXTRAS, Extras, WindowRules
 from autotune.protocol.reports import RankReport
@@ -43,7 +42,7 @@ from autotune.worker.trial import ended_when_stuck, longest_after_s, measure
 RULES = WindowRules(max_s=0.1, precision=10.0, block_s=0.01)
 ALL = Extras(loader_ceiling=True, device_ceiling=True, breakdown=True, stretch_s=0.02)
 WINDOW = ("samples_per_s", "samples_per_s_ci", "busy_fraction", "busy_source", "peak_memory_bytes", "window", "loss")
-EVERYTHING: list[JsonValue] = ["loader_rate", "device_rate", "time_breakdown", "item_costs"]
+EVERYTHING = ["loader_rate", "device_rate", "time_breakdown", "item_costs"]
 
 
 @pytest.fixture(autouse=True)
@@ -96,12 +95,12 @@ def test_the_window_is_kept_before_anything_else_and_each_figure_as_it_comes() -
     scene = Scene()
     found = scene.after()
     assert scene.kept[0].model_copy(update={"remarks": (), "after_s": 0.0}) == scene.measured
-    assert scene.kept[0].remarks == (note("trial_ended_before_extras", stages=EVERYTHING),)
+    assert scene.kept[0].remarks == (trial_ended_before_extras(stages=EVERYTHING),)
     last = {"remarks": (), "loader_costs": found.loader_costs, "after_s": found.after_s}
     assert scene.kept[-1].model_copy(update=last) == found
     spent = [0.0, *(known.after_s for known in scene.kept), found.after_s]
     assert spent == sorted(set(spent)), "what has come of the time so far stands in each"
-    assert scene.kept[-1].remarks == (note("trial_ended_before_extras", stages=["item_costs"]),)
+    assert scene.kept[-1].remarks == (trial_ended_before_extras(stages=["item_costs"]),)
 
 
 def test_nothing_is_done_where_nothing_is_asked_for() -> None:
@@ -147,7 +146,7 @@ def test_nothing_begins_near_the_deadline() -> None:
     scene.run.ends_at = 0.0
     found = scene.after()
     assert found.loader_ceiling is None
-    assert found.remarks == (note("no_time_for_extras", stages=EVERYTHING),)
+    assert found.remarks == (no_time_for_extras(stages=EVERYTHING),)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +168,7 @@ def test_a_stage_that_fails_leaves_a_remark_and_the_others_their_figures(
     scene = Scene()
     found = scene.after()
     reason = "no message" if isinstance(error, MemoryError) else "at last"
-    assert found.remarks == (note("extra_failed", stage=what, cause=f"{type(error).__name__}: {reason}"),)
+    assert found.remarks == (extra_failed(stage=what, cause=f"{type(error).__name__}: {reason}"),)
     fields = ["loader_ceiling", "device_ceiling", "breakdown", "loader_costs"]
     assert [name for name in fields if getattr(found, name) is None] == [field]
     assert found.window == scene.measured.window
@@ -193,7 +192,7 @@ def test_users_code_that_fails_while_its_memory_is_looked_at_costs_that_alone() 
 
     scene.trainer.step = Step(failing, "given")
     found = scene.after(Extras(activations=True, stretch_s=0.01))
-    assert found.remarks == (note("extra_failed", stage="activations", cause="RuntimeError: at last"),)
+    assert found.remarks == (extra_failed(stage="activations", cause="RuntimeError: at last"),)
     assert found.activations is None
     assert found.window == scene.measured.window
 
@@ -284,7 +283,7 @@ def test_what_hangs_ends_the_process_whatever_became_of_the_report(
 
 def test_curves_that_were_kept_are_a_report_of_their_own(tmp_path: Path) -> None:
     place = Place(TrialFolder(tmp_path), 0, 0)
-    known = Curves(threads=3, remarks=(note("curves_cut"),))
+    known = Curves(threads=3, remarks=(curves_cut(),))
     place.keep(RankReport(result=TrialResult(outcome="ok"), curves=known))
     report = read_model(place.report, RankReport)
     assert (report.result.outcome, report.curves) == ("ok", known)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from autotune.note import Note, note
+from autotune.messages.trials import extra_failed
+from autotune.note import Note
 from autotune.records.breakdown import LoaderCosts
 from autotune.records.ceilings import Ceiling
 from autotune.settings.training_config import TrainingConfig
@@ -244,7 +245,7 @@ def test_a_batch_that_can_not_be_sent_leaves_the_other_costs(monkeypatch: pytest
     costs = costs_of(Recorder(), num_workers=1, pin_memory=True)
     assert (costs.items, costs.transfer_s, costs.pin_s) == (256, None, None)
     cause = "OSError: no shared memory"
-    assert [note("extra_failed", stage=stage, cause=cause) for stage in ("transfer", "pinning")] == TOLD
+    assert [extra_failed(stage=stage, cause=cause) for stage in ("transfer", "pinning")] == TOLD
 
 
 def test_a_collate_fn_that_works_once_gives_its_one_figure() -> None:
@@ -258,7 +259,7 @@ def test_a_collate_fn_that_works_once_gives_its_one_figure() -> None:
 
     costs = costs_of(Recorder(), parts={"collate_fn": collate})
     assert (costs.items, costs.item_bytes, costs.collate_s > 0) == (256, 16, True)
-    assert [note("extra_failed", stage="collate_again", cause="ValueError: used up")] == TOLD
+    assert [extra_failed(stage="collate_again", cause="ValueError: used up")] == TOLD
 
 
 def test_a_batch_is_sent_through_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,7 +351,7 @@ def test_a_copy_that_fails_leaves_the_other_costs(pinned: list[Any]) -> None:
 
     costs = costs_of(Recorder(), to_device=to_device)
     assert (costs.items, costs.copy_s is not None, costs.pinned_copy_s) == (256, True, None)
-    assert [note("extra_failed", stage="pinned_copy", cause="RuntimeError: nothing left")] == TOLD
+    assert [extra_failed(stage="pinned_copy", cause="RuntimeError: nothing left")] == TOLD
     assert pinned
 
 

@@ -12,10 +12,10 @@ from functools import partial
 import psutil
 import pytest
 
-from autotune.note import note
+from autotune.messages.trials import window_stopped
 from autotune.worker.failure.stops import StopProbe
 
-STOPPED = [note("window_stopped")]
+STOPPED = [window_stopped()]
 
 
 @pytest.fixture

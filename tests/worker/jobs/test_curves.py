@@ -14,7 +14,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from autotune.note import Note, note
+from autotune.messages.trials import (
+    curves_cut,
+    left_to_smaller_batches,
+    no_time_left,
+    operators_not_counted,
+    process_ended_at_point,
+)
+from autotune.note import Note
 from autotune.protocol.jobs import CurvesJob
 from autotune.records.ceilings import Ceiling
 from autotune.records.diagnosis import CurvePoint, Curves
@@ -174,9 +181,9 @@ def test_the_points_so_far_are_kept_around_each(cpu: Device, tmp_path: Path) -> 
     )
     assert [len(known.loader) + len(known.device) for known in kept] == [1, 1, 2, 2, 3, 3]
     underway = [[*known.loader, *known.device][-1] for known in kept[::2]]
-    assert all(point.ceiling is None and point.reason == note("process_ended_at_point") for point in underway)
+    assert all(point.ceiling is None and point.reason == process_ended_at_point() for point in underway)
     assert [known.is_cut for known in kept] == [True] * 6
-    assert [known.remarks for known in kept] == [(note("curves_cut"),)] * 6
+    assert [known.remarks for known in kept] == [(curves_cut(),)] * 6
     assert (kept[-1].loader, kept[-1].device) == (whole.loader, whole.device)
     assert (whole.remarks, whole.is_cut) == ((), False)
 
@@ -208,7 +215,7 @@ def test_after_a_kernels_failure_nothing_more_is_measured_in_the_process(cpu: De
     assert (failed.changes, failed.ceiling) == (BATCHES[1], None)
     assert str(failed.reason).startswith("AcceleratorError: CUDA error: ")
     assert curves.is_cut
-    assert curves.remarks == (note("curves_cut"),)
+    assert curves.remarks == (curves_cut(),)
     assert model.seen == {4, 2, 8}
     assert kept[-1] == curves
 
@@ -298,8 +305,8 @@ def test_without_time_only_todays_loader_is_started(cpu: Device, tmp_path: Path)
     curves = trace(nn.Linear(8, 2), cpu, tmp_path, {"num_workers": 1}, {"micro_batch_size": 8}, left_s=-1.0)
     points = [*curves.loader, *curves.device]
     assert [point.ceiling for point in points] == [None] * 4
-    assert all(point.reason == note("no_time_left") for point in points)
-    assert curves.remarks == (note("operators_not_counted_no_time"),)
+    assert all(point.reason == no_time_left() for point in points)
+    assert curves.remarks == (operators_not_counted("no time was left"),)
 
 
 def test_settings_that_help_are_measured_together_too(
@@ -394,7 +401,7 @@ def test_a_larger_batch_whose_steps_take_long_is_left_to_what_smaller_ones_tell(
 ) -> None:
     monkeypatch.setattr(curves_job, "_LONG_S", 0.0)
     sizes = [{"micro_batch_size": size} for size in (8, 2)]
-    for is_brief, reason in ((True, note("left_to_smaller_batches")), (False, "")):
+    for is_brief, reason in ((True, left_to_smaller_batches()), (False, "")):
         found = trace(nn.Linear(8, 2), cpu, tmp_path, *sizes, dataset=data(8), is_brief=is_brief)
         assert [point.reason for point in found.device] == ["", reason, ""]
         assert [point.ceiling is None for point in found.device] == [False, is_brief, False]

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, SequentialSampler, SubsetRandomSampler
 
-from autotune.note import note
+from autotune.messages.trials import largest_samples_not_batched
+from autotune.note import Note
 from autotune.protocol.jobs import StressJob
 from autotune.records.stress_check import StressFigures
 from autotune.settings.training_config import TrainingConfig
@@ -204,7 +205,7 @@ def test_a_stress_run_looks_for_a_share_of_its_deadline(
 
     def look(*arguments: Any) -> LargestBatch:
         ends.append(arguments[-1] - perf_counter())
-        return LargestBatch(sizes=[], remark=note("nothing"))
+        return LargestBatch(sizes=[], remark=Note(code="nothing"))
 
     monkeypatch.setattr(stress, "largest_batch", look)
     for left_s in (1000.0, 10.0):
@@ -257,7 +258,7 @@ def test_samples_that_do_not_go_together_are_said_and_refute_nothing(
         return padded(texts)
 
     figures = train(collate_fn=of_one_size)
-    assert figures.remark == note("largest_samples_not_batched", cause="ValueError: never together")
+    assert figures.remark == largest_samples_not_batched(cause="ValueError: never together")
     assert figures.steps >= 3
     assert figures.largest_batch_bytes == 0
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from autotune.note import note
+from autotune.messages.trials import torch_without_cuda
 from autotune.settings.applied.cores.numa import allowed_cores
 from autotune.worker.setup.device import Device, DeviceError, open_device, opened_device
 from autotune.worker.setup.environment import _device_nodes, describe
@@ -106,8 +106,8 @@ def test_switches_of_float32_are_told_by_their_two_values_alone(
 
 
 def test_what_was_found_beside_the_device_is_told_with_it() -> None:
-    device = Device(torch.device("cpu"), "cpu", remark=note("torch_without_cuda"))
-    assert describe(device).remarks == (note("torch_without_cuda"),)
+    remark = torch_without_cuda("NVIDIA", "2.13.0")
+    assert describe(Device(torch.device("cpu"), "cpu", remark=remark)).remarks == (remark,)
     assert describe(open_device("cpu")).remarks == ()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.note import note
+from autotune.messages.trials import torch_without_cuda
 from autotune.worker.setup import device_choice
 from autotune.worker.setup.device import open_device
 from autotune.worker.setup.device_choice import Detection, DeviceError, choose, detect, unusable
@@ -85,7 +85,7 @@ def test_a_driver_runs_all_minor_versions_of_its_cuda() -> None:
 def test_a_torch_without_cuda_tunes_the_processor_and_says_so() -> None:
     name, remark = choose(seen(gpu="NVIDIA", driver="535.104"))
     assert name == "cpu"
-    assert remark == note("torch_without_cuda", gpu="NVIDIA", torch="2.13.0")
+    assert remark == torch_without_cuda(gpu="NVIDIA", torch="2.13.0")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from typing import Any
 
 from torch.utils.data import BatchSampler
 
-from autotune.note import Note, note
+from autotune.messages.workload import other_training, outside_training, seen_on_rank_0, training_moved
+from autotune.note import Note
 from autotune.protocol import jobs
 from autotune.protocol.attach import is_own_python
 from autotune.protocol.jobs import NO_EXTRAS
@@ -131,14 +132,14 @@ def _with_remarks(measurement: Measurement, scene: Scene) -> Measurement:
     trained_s = feed.beside.trained_s if isinstance(feed, ScriptFeed) else 0.0
     remarks = measurement.remarks
     if feed.outside_s - trained_s >= _WORTH_TELLING_S:
-        remarks = (*remarks, note("outside_training", seconds=feed.outside_s - trained_s, epochs=feed.epochs))
+        remarks = (*remarks, outside_training(seconds=feed.outside_s - trained_s, epochs=feed.epochs))
     if isinstance(feed, ScriptFeed):
         remarks = (*remarks, *_of_other_loaders(feed, scene.sightings))
     if ranks > 1 and not scene.device.has_own_memory:  # the other ranks' trees are as large as this one's
         memory = measurement.memory.model_copy(update={"peak_bytes": measurement.memory.peak_bytes * ranks})
         measurement = measurement.model_copy(update={"memory": memory, "peak_memory_bytes": memory.peak_bytes})
     if ranks > 1:
-        remarks = (*remarks, note("seen_on_rank_0", ranks=ranks))
+        remarks = (*remarks, seen_on_rank_0(ranks))
     return measurement.model_copy(update={"remarks": remarks})
 
 
@@ -147,9 +148,9 @@ def _of_other_loaders(feed: ScriptFeed, seen: Sightings) -> Iterator[Note]:
     beside, site = feed.beside, seen.site_of(feed.loader)
     if beside.trained_s >= _WORTH_TELLING_S and beside.site is not None:
         waiting = min(1.0, beside.waited_s / beside.trained_s)
-        yield note("other_training", place=_place_of(beside.site), seconds=beside.trained_s, waiting=waiting)
+        yield other_training(place=_place_of(beside.site), seconds=beside.trained_s, waiting=waiting)
     if feed.has_moved and site is not None:
-        yield note("training_moved", place=_place_of(site), batch_size=site.batch_size)
+        yield training_moved(place=_place_of(site), batch_size=site.batch_size)
 
 
 def _place_of(site: LoaderSite) -> str:

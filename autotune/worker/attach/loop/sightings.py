@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from autotune.note import Note, note
+from autotune.messages.workload import setting_unreached
+from autotune.note import Note
 from autotune.settings.applied.cores.worker_threads import threads_in_workers
 from autotune.settings.applied.float32_precision import allows_tf32
 from autotune.settings.command import PLACEHOLDERS
@@ -347,7 +348,7 @@ class Sightings:
         reasons |= unreached_step(self.main_optimizer, kind, self.outermost, is_compiled=observed.compile)
         for name, reason in reasons.items():
             if name not in reached:
-                yield note("setting_unreached", setting=name, reason=reason, has_placeholder=name in PLACEHOLDERS)
+                yield setting_unreached(setting=name, reason=reason, has_placeholder=name in PLACEHOLDERS)
 
 
 def is_trained(module: nn.Module) -> bool:

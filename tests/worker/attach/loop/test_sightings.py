@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from autotune.note import note
+from autotune.messages.workload import setting_unreached
 from autotune.settings.training_config import TrainingConfig
 from autotune.worker.attach.loop import sightings
 from autotune.worker.attach.loop.sightings import Sightings
@@ -290,8 +290,8 @@ def test_what_is_out_of_reach_says_why_and_whether_a_placeholder_can_carry_it(ri
     loop = KINDS["no loader at all"]
     found = rig.probe((*rig.write(loop.text), "--unused", "{grad_accum_steps}"))
     told = {str(one.figures["setting"]): one for one in found.script.unreached}
-    assert told["micro_batch_size"] == note(
-        "setting_unreached", setting="micro_batch_size", reason="no_loader", has_placeholder=True
+    assert told["micro_batch_size"] == setting_unreached(
+        setting="micro_batch_size", reason="no_loader", has_placeholder=True
     )
     assert told["amp_dtype"].figures["reason"] == "not_comparable"
     assert "grad_accum_steps" not in told

@@ -1,0 +1,72 @@
+"""Every message is one line of text, whatever its figures are."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
+from pkgutil import iter_modules
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import pytest
+
+from autotune import messages
+from autotune.messages.search import _CEILINGS
+from autotune.messages.space import _NO_EFFECT
+from autotune.messages.trials import _STAGES
+from autotune.messages.words import OUTCOMES
+from autotune.messages.workload import _UNREACHED
+from autotune.note import Note
+
+EXAMPLES: dict[object, Sequence[object]] = {
+    int: (0, 1, 2000),
+    float: (0.0, 0.005, 3e9),
+    bool: (False, True),
+    str: ("x",),
+    object: ("x",),
+    Note: (Note(code="x", text="why"),),
+    NoneType: (None,),
+}
+CODES: dict[str, Sequence[object]] = {
+    "bound": tuple(_CEILINGS),
+    "stage": tuple(_STAGES),
+    "stages": (["copy"], ["copy", "lengths", "transfer"]),
+    "outcome": tuple(OUTCOMES),
+    "baseline_without_effect.reason": tuple(_NO_EFFECT),
+    "value_without_effect.reason": tuple(_NO_EFFECT),
+    "setting_unreached.reason": tuple(_UNREACHED),
+}
+"""Arguments that are codes, by their names alone or with their message's."""
+
+
+def functions() -> Iterator[Callable[..., Note]]:
+    """Yield the functions that return a note."""
+    for found in iter_modules(messages.__path__, f"{messages.__name__}."):
+        for function in vars(import_module(found.name)).values():
+            if inspect.isfunction(function) and function.__module__ == found.name and hasattr(function, "__wrapped__"):
+                yield function
+
+
+def values_of(kind: Any) -> Sequence[object]:
+    """Return examples of a type."""
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    if get_origin(kind) in {Union, UnionType}:
+        return [value for part in get_args(kind) for value in values_of(part)]
+    if get_origin(kind) is Sequence:
+        return [], list(values_of(get_args(kind)[0]))
+    if get_origin(kind) is Mapping:
+        return {}, {"x": values_of(get_args(kind)[1])[-1]}
+    return EXAMPLES[kind]
+
+
+@pytest.mark.parametrize("function", [*functions()], ids=lambda function: function.__name__)
+def test_a_message_is_a_line_of_text(function: Callable[..., Note]) -> None:
+    code, kinds = function.__name__, get_type_hints(inspect.unwrap(function))
+    del kinds["return"]
+    examples = {name: CODES.get(f"{code}.{name}", CODES.get(name)) or values_of(kind) for name, kind in kinds.items()}
+    for place in range(max(map(len, examples.values()), default=1)):
+        note = function(**{name: values[place % len(values)] for name, values in examples.items()})
+        assert note.code == code
+        assert note.text.isprintable()
