@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from pydantic import Field, JsonValue
-from pydantic_core import to_jsonable_python
 
 from autotune.frozen import FrozenModel
 
-__all__ = ["Note", "note"]
+__all__ = ["Note"]
 
 
 class Note(FrozenModel):
@@ -28,8 +25,3 @@ class Note(FrozenModel):
 
     def __hash__(self) -> int:  # a dict of figures can't be hashed
         return hash((self.code, self.text))
-
-
-def note(code: str, **figures: JsonValue | Sequence[JsonValue] | Note) -> Note:
-    """Write a note without a text, whose sentence is still in the catalogue of report/wording."""
-    return Note(code=code, figures=to_jsonable_python(figures, inf_nan_mode="constants"))

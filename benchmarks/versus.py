@@ -29,7 +29,6 @@ from time import perf_counter
 from typing import Any
 
 from autotune import SearchResult, TrainingConfig
-from autotune.report.wording.say import say as say_note
 from benchmarks import ROOT
 from benchmarks.cases.fidelity import WORKLOADS
 from benchmarks.measures.recording import (
@@ -106,7 +105,7 @@ def _ours(name: str, today: Mapping[str, Any], timeout_s: float) -> dict[str, An
         "speedup_ci": None if result.speedup_ci is None else list(result.speedup_ci),
         "verdict": None if chosen is None else chosen.verdict,
         "trials": len(result.trials),
-        "stopped_because": say_note(result.summary.stopped_because),
+        "stopped_because": str(result.summary.stopped_because),
         "seconds": seconds,
     }
 

@@ -23,7 +23,6 @@ from autotune.report.sections.result import result_table
 from autotune.report.text import one_line
 from autotune.report.wording import summary as sentences
 from autotune.report.wording.remarks import list_conditions, list_doubts, say_busy, say_rates
-from autotune.report.wording.say import say
 
 __all__ = ["ReportModel", "Verdict", "build_report"]
 
@@ -117,7 +116,7 @@ def build_report(summary: RunSummary, run_dir: Path, *, written: Container[str] 
         ),
         reasons=_plain(sentences.list_reasons(summary, columns)),
         lr_advice=_plain(sentences.list_advice(summary)),
-        notes=_plain(map(say, summary.notes)),
+        notes=_plain(map(str, summary.notes)),
         course=sentences.say_course(summary),
         trials=trials.trial_table(summary),
     )

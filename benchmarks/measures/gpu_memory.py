@@ -17,7 +17,6 @@ from autotune.analysis.scoring import memory_fault
 from autotune.launch.runner import TrialRunner
 from autotune.protocol.jobs import WindowRules
 from autotune.records.trial import TrialResult
-from autotune.report.wording.say import say as say_note
 from benchmarks.cases import gpu_checks as gpu_check_cases
 from benchmarks.cases.cpu import Case
 from benchmarks.measures.gpu_scale import TRIAL_S, Task, case_of, one_server
@@ -286,7 +285,7 @@ def _stress_figures(result: SearchResult) -> Figures:
         "limit_bytes": limit,
         "trial_peak_bytes": seen,
         "verdict": None if chosen is None else chosen.verdict,
-        "notes": list(map(say_note, result.summary.notes)),
+        "notes": list(map(str, result.summary.notes)),
         "promises": promises,
         "search": search_figures(result),
     }

@@ -20,7 +20,6 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 
 from autotune import TrainingConfig, TrialRecord
 from autotune.records.trial import TrialResult
-from autotune.report.wording import say
 from autotune.settings.budget import Budget
 from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
 from autotune.settings.objective import Objective
@@ -170,7 +169,7 @@ def _search(ground: Ground, seed: int, method: Method, budget: Budget) -> Course
         whole_s=launcher.now(),
         spent_s={**spent_s, "deciding": deciding_s, "stress": launcher.spent_s["stress"]},
         promised=ended.promised,
-        ended="" if reason is None else say(reason),
+        ended="" if reason is None else str(reason),
         verdict="" if found is None else found.verdict,
         speedup=None if found is None or found.speedup is None else tuple(found.speedup.model_dump().values()),
         **at_the_end,

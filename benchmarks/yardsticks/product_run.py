@@ -24,7 +24,6 @@ from autotune.protocol.disk import write_model
 from autotune.protocol.jobs import Extras, TrialJob, WindowRules, read_job
 from autotune.protocol.payload import write_payload
 from autotune.records.trial import TrialResult
-from autotune.report.wording.say import say
 from autotune.settings.objective import Objective
 from autotune.settings.plan import Plan
 from autotune.settings.search_space import SearchSpace
@@ -221,9 +220,9 @@ def search_figures(result: SearchResult) -> dict[str, Any]:
         "recommended_trial": None if chosen is None else chosen.number,
         "recommended": result.best.model_dump(mode="json"),
         "same_batch": None if result.best_same_batch is None else result.best_same_batch.model_dump(mode="json"),
-        "reasons": [] if chosen is None else list(map(say, chosen.reasons)),
-        "notes": list(map(say, result.summary.notes)),
-        "stopped_because": say(result.summary.stopped_because),
+        "reasons": [] if chosen is None else list(map(str, chosen.reasons)),
+        "notes": list(map(str, result.summary.notes)),
+        "stopped_because": str(result.summary.stopped_because),
         "limit_bytes": result.summary.limit_bytes,
         "wall_s": result.summary.wall_s,
         "stress": None if chosen is None or chosen.stress is None else chosen.stress.model_dump(mode="json"),

@@ -26,7 +26,6 @@ from autotune.protocol.jobs import read_job
 from autotune.protocol.reports import RankReport
 from autotune.records.diagnosis import Diagnosis
 from autotune.records.run_summary import Progress
-from autotune.report.wording import say
 from autotune.settings.budget import Budget
 from autotune.settings.objective import Objective
 from autotune.settings.plan import Plan
@@ -258,7 +257,7 @@ def test_searches_that_run_beside_it_are_told(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(diagnosing, "opened_launcher", lambda *_: nullcontext(FakeLauncher()))
     found = autotune.diagnose(object, list, progress=False)
     assert other in found.diagnosis.remarks
-    assert say(other) in found.report()
+    assert str(other) in found.report()
 
 
 def test_a_wrong_argument_is_refused_before_anything_starts() -> None:

@@ -14,7 +14,7 @@ from autotune.analysis.forecast.rate_model import RateModel
 from autotune.diagnosis.advice import rank_advice
 from autotune.diagnosis.bottlenecks import find_bottlenecks
 from autotune.diagnosis.gains import LEAST_GAIN
-from autotune.note import note
+from autotune.messages.trials import no_time_left
 from autotune.records.breakdown import FormatCost
 from autotune.records.diagnosis import Advice, Curves, Evidence
 from autotune.records.measurement import Ceilings
@@ -267,7 +267,7 @@ def workers_of(evidence: Evidence) -> list[object]:
     return [piece.settings["num_workers"] for piece in ranked(evidence) if "num_workers" in piece.settings]
 
 
-LATE = make_point(None, num_workers=16).model_copy(update={"reason": note("no_time_left")})
+LATE = make_point(None, num_workers=16).model_copy(update={"reason": no_time_left()})
 
 
 @pytest.mark.parametrize("curves", [Curves(), Curves(loader=(make_point(677.0), LATE))])

@@ -12,7 +12,8 @@ from autotune.diagnosis.gains import advise
 from autotune.diagnosis.verdict import headroom_today, is_healthy, judge, make_headline
 from autotune.messages import advice as advice_messages
 from autotune.messages import diagnosis as messages
-from autotune.note import Note, note
+from autotune.messages.trials import no_time_left
+from autotune.note import Note
 from autotune.records.ceilings import Ceiling, Headroom
 from autotune.records.diagnosis import Advice, Curves
 from autotune.records.host_load import HostLoad
@@ -80,7 +81,7 @@ def test_the_headline_names_workers_that_were_not_measured_as_computed() -> None
 
 
 def test_what_there_was_no_time_for_is_one_remark() -> None:
-    late = [make_point(None, num_workers=count).model_copy(update={"reason": note("no_time_left")}) for count in (1, 2)]
+    late = [make_point(None, num_workers=count).model_copy(update={"reason": no_time_left()}) for count in (1, 2)]
     curves = Curves(loader=(*late, make_point(None, num_workers=4)), device=(late[0],))
     found = judge("case", make_evidence(curves=curves)).remarks
     assert [one.code for one in found] == ["side_not_measured", "no_time_for_points"]
@@ -149,8 +150,8 @@ def test_the_headline_claims_nothing_about_settings_that_were_not_measured() -> 
 def test_every_remark_on_the_evidence_comes_after_the_callers_notes() -> None:
     failed = make_point(None, num_workers=1).model_copy(update={"reason": "it broke"})
     curves = Curves(loader=(failed,), remarks=(messages.others_failed(reason="late"),))
-    evidence = make_evidence(breakdown=None, curves=curves, peak_memory_bytes=2**40, remarks=(note("hot"),))
-    found = judge("case", evidence, [note("first")]).remarks
+    evidence = make_evidence(breakdown=None, curves=curves, peak_memory_bytes=2**40, remarks=(Note(code="hot"),))
+    found = judge("case", evidence, [Note(code="first")]).remarks
     codes = [remark.code if isinstance(remark, Note) else remark for remark in found]
     assert codes == [
         "first",

@@ -12,10 +12,13 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import pytest
 
 from autotune import messages
+from autotune.messages.advice import AdviceText
+from autotune.messages.diagnosis import BOTTLENECKS
+from autotune.messages.scaling import UnevenRank
 from autotune.messages.search import _CEILINGS
 from autotune.messages.space import _NO_EFFECT
 from autotune.messages.trials import _STAGES
-from autotune.messages.words import OUTCOMES
+from autotune.messages.words import OUTCOMES, THROTTLE_REASONS
 from autotune.messages.workload import _UNREACHED
 from autotune.note import Note
 
@@ -27,8 +30,12 @@ EXAMPLES: dict[object, Sequence[object]] = {
     object: ("x",),
     Note: (Note(code="x", text="why"),),
     NoneType: (None,),
+    UnevenRank: ({"rank": 1, "device": "cuda:1", "side": "loader", "fraction": 0.5},),
 }
 CODES: dict[str, Sequence[object]] = {
+    "bottleneck": tuple(BOTTLENECKS),
+    "second": (None, "copy"),
+    "reasons": (["thermal"], [*THROTTLE_REASONS]),
     "bound": tuple(_CEILINGS),
     "stage": tuple(_STAGES),
     "stages": (["copy"], ["copy", "lengths", "transfer"]),
@@ -40,8 +47,8 @@ CODES: dict[str, Sequence[object]] = {
 """Arguments that are codes, by their names alone or with their message's."""
 
 
-def functions() -> Iterator[Callable[..., Note]]:
-    """Yield the functions that return a note."""
+def functions() -> Iterator[Callable[..., Note | AdviceText]]:
+    """Yield the functions that return a note, or advice."""
     for found in iter_modules(messages.__path__, f"{messages.__name__}."):
         for function in vars(import_module(found.name)).values():
             if inspect.isfunction(function) and function.__module__ == found.name and hasattr(function, "__wrapped__"):
@@ -62,11 +69,12 @@ def values_of(kind: Any) -> Sequence[object]:
 
 
 @pytest.mark.parametrize("function", [*functions()], ids=lambda function: function.__name__)
-def test_a_message_is_a_line_of_text(function: Callable[..., Note]) -> None:
+def test_a_message_is_a_line_of_text(function: Callable[..., Note | AdviceText]) -> None:
     code, kinds = function.__name__, get_type_hints(inspect.unwrap(function))
     del kinds["return"]
     examples = {name: CODES.get(f"{code}.{name}", CODES.get(name)) or values_of(kind) for name, kind in kinds.items()}
     for place in range(max(map(len, examples.values()), default=1)):
-        note = function(**{name: values[place % len(values)] for name, values in examples.items()})
+        written = function(**{name: values[place % len(values)] for name, values in examples.items()})
+        note = written.note if isinstance(written, AdviceText) else written
         assert note.code == code
         assert note.text.isprintable()

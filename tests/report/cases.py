@@ -8,7 +8,7 @@ from typing import Any
 from autotune.diagnosis.verdict import judge
 from autotune.messages.search import little_gain_expected
 from autotune.messages.trials import float32_unknown
-from autotune.note import note
+from autotune.note import Note
 from autotune.records.ceilings import Ceiling
 from autotune.records.diagnosis import Curves, Diagnosis
 from autotune.records.host_load import HostLoad
@@ -478,7 +478,7 @@ def recommended_cases() -> dict[str, RunSummary]:
         "script": make_summary(facts=script, command=("python", "train.py")),
         **{
             name: recommending(TrainingConfig(fused=True), beside).model_copy(
-                update={"notes": (note(code, framework=name, names=["logging"]),)}
+                update={"notes": (Note(code=code, figures={"framework": name, "names": ["logging"]}),)}
             )
             for name, code in trainers.items()
         },

@@ -9,16 +9,12 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from jinja2 import nodes
 
 from autotune.files.recommended_file import recommended_yaml
 from autotune.messages.space import lr_unchanged
-from autotune.note import Note
 from autotune.records.run_summary import RunSummary
 from autotune.report.plots.plots import Plot
 from autotune.report.render import html
@@ -26,9 +22,7 @@ from autotune.report.render.notebook import render_diagnosis_notebook
 from autotune.report.render.terminal import print_check
 from autotune.report.sections.diagnosis import render_diagnosis
 from autotune.report.sections.facts import describe_environment, describe_run, describe_workload
-from autotune.report.wording.catalogue import load_codes, load_sentences, make_environment
 from autotune.report.wording.names import describe_settings
-from autotune.report.wording.say import say
 from autotune.settings.objective import Objective
 from autotune.settings.search_space import Choices, IntRange, SearchSpace
 from autotune.settings.training_config import TrainingConfig
@@ -39,19 +33,6 @@ from tests.golden import GOLDEN, assert_golden
 from tests.report import cases, forms
 
 pytestmark = pytest.mark.usefixtures("plain_terminal")
-
-EXAMPLES: dict[str, dict[str, list[dict[str, Any]]]] = yaml.safe_load(
-    (Path(__file__).parent / "wording" / "examples.yaml").read_text(encoding="utf-8")
-)
-"""Figures by file of the catalogue and code."""
-
-
-def say_examples(room: str) -> str:
-    """Write each code of a room with its sentences."""
-    lines: list[str] = []
-    for code, examples in EXAMPLES[room].items():
-        lines += [f"{code}: {say(Note(code=code, figures=figures))}" for figures in examples]
-    return "\n".join(dict.fromkeys(lines)) + "\n"
 
 
 def say_cases(summaries: Mapping[str, RunSummary]) -> str:
@@ -179,8 +160,9 @@ def settings_in_words() -> str:
 def make_golden() -> dict[str, Callable[[], str]]:
     """Return every golden file's name, and what makes its text."""
     variants, diagnoses = make_variants(), cases.diagnosis_cases()
-    made: dict[str, Callable[[], str]] = {f"notes/{room}.txt": partial(say_examples, room) for room in EXAMPLES}
-    made |= {f"sentences/{name}.txt": partial(say_cases, group) for name, group in cases.every_case().items()}
+    made: dict[str, Callable[[], str]] = {
+        f"sentences/{name}.txt": partial(say_cases, group) for name, group in cases.every_case().items()
+    }
     made |= {f"terminal/{name}.txt": partial(forms.on_console, summary) for name, summary in variants.items()}
     made |= {
         f"comparison/{name}.txt": partial(forms.comparison_on_console, found)
@@ -220,31 +202,3 @@ def test_each_renderer_writes_its_golden_file(name: str) -> None:
 
 def test_no_golden_file_is_left_over() -> None:
     assert {path.relative_to(GOLDEN).as_posix() for path in GOLDEN.rglob("*") if path.is_file()} <= MADE.keys()
-
-
-def test_every_sentence_has_figures_to_show_it_with() -> None:
-    for room, codes in EXAMPLES.items():
-        assert codes.keys() == load_codes(room), room
-
-
-def test_the_words_of_every_sentence_stand_in_a_golden_file() -> None:
-    """Hold each text of a template to stand in some golden file; a branch without words of its own may be missed."""
-    seen = squeezed("\n".join(map(text_of, MADE)))
-    unseen = {
-        code: missing
-        for code, template in load_sentences().items()
-        if (missing := [part for part in parts_of(template) if part not in seen])
-    }
-    assert unseen == {}
-
-
-def parts_of(template: str) -> Iterable[str]:
-    """List what a template can write: between its figures, and within its conditional expressions."""
-    tree = make_environment().parse(template)
-    texts = [data.data for data in tree.find_all(nodes.TemplateData)]
-    texts += [each.value for each in tree.find_all(nodes.Const) if isinstance(each.value, str) and " " in each.value]
-    return filter(re.compile(r"[a-z]").search, map(squeezed, texts))
-
-
-def squeezed(text: str) -> str:
-    return " ".join(text.split())

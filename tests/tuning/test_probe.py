@@ -9,8 +9,9 @@ import pytest
 from autotune.api.setup import runner_for, temporary_folder
 from autotune.errors import ConfigError, WorkloadError
 from autotune.launch.launcher import Exit, Launch
+from autotune.messages import space as messages
 from autotune.messages.devices import others_on_device
-from autotune.note import Note, note
+from autotune.note import Note
 from autotune.protocol.disk import write_model
 from autotune.protocol.reports import RankReport
 from autotune.records.conditions import DeviceConditions

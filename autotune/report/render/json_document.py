@@ -16,7 +16,6 @@ from autotune.records.run_spread import RunSpread
 from autotune.records.trial import Outcome
 from autotune.report.figures import Figures
 from autotune.report.model import ReportModel, Verdict
-from autotune.report.wording.say import say
 from autotune.settings.training_config import TrainingConfig
 
 __all__ = ["MeasuredConfig", "SummaryDocument", "summary_json"]
@@ -127,7 +126,7 @@ def summary_json(report: ReportModel) -> str:
         outcomes=dict(Counter(trial.outcome for trial in summary.trials).most_common()),
         device_remarks=(*report.doubts, *report.conditions),
         note_codes=tuple(note.code for note in summary.notes),
-        stopped_because=say(summary.stopped_because),
+        stopped_because=str(summary.stopped_because),
         files={name: str((report.run_dir / name).absolute()) for name in report.files},
         fingerprint=summary.environment.fingerprint,
     )

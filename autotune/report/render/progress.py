@@ -23,7 +23,6 @@ from autotune.protocol.clock import monotonic
 from autotune.records.run_summary import Known, Progress
 from autotune.records.trial import TrialRecord
 from autotune.report.text import one_line, shorten
-from autotune.report.wording import say
 from autotune.report.wording.names import describe_settings
 
 __all__ = ["ProgressMode", "ShowProgress", "make_progress"]
@@ -165,7 +164,7 @@ class _LiveLine:
 def _print_warnings(progress: Progress, console: Console) -> None:
     """Each in full, above the live line where there is one."""
     for warning in progress.warnings:
-        console.print(Text(f"Note: {one_line(say(warning))}", style="bold"))
+        console.print(Text(f"Note: {one_line(str(warning))}", style="bold"))
 
 
 def _say_phase(progress: Progress) -> str:

@@ -14,7 +14,6 @@ from autotune.report.model import ReportModel
 from autotune.report.render.console_blocks import print_block, print_section
 from autotune.report.sections.facts import describe_environment, describe_workload
 from autotune.report.wording.names import format_setting, format_value
-from autotune.report.wording.say import say
 from autotune.settings.environment import Environment
 from autotune.settings.search_space import Choices, Domain
 from autotune.settings.workload import WorkloadFacts
@@ -49,10 +48,10 @@ def print_check(
     print_block(_space_table(space), console)
     console.print(Text(f"{format_count(space.size, 'combination')}, less those that rules exclude or that run alike."))
     if space.notes:
-        print_section(Section(title="Notes", blocks=(Bullets(sentences=tuple(map(say, space.notes))),)), console)
+        print_section(Section(title="Notes", blocks=(Bullets(sentences=tuple(map(str, space.notes))),)), console)
     if stale is not None:
         console.print()
-        print_block(Paragraph(text=say(stale), is_warning=True), console)
+        print_block(Paragraph(text=str(stale), is_warning=True), console)
 
 
 def _space_table(space: ResolvedSpace) -> Table:

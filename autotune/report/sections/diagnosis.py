@@ -30,7 +30,6 @@ from autotune.report.sections.times import fullness_facts, loader_facts
 from autotune.report.text import one_line
 from autotune.report.wording.names import PART_NAMES, describe_settings, name_interval
 from autotune.report.wording.remarks import describe_exchange, say_setup
-from autotune.report.wording.say import say
 
 __all__ = ["diagnosis_sections", "print_diagnosis", "render_diagnosis", "say_present"]
 
@@ -121,7 +120,7 @@ def diagnosis_sections(diagnosis: Diagnosis) -> tuple[Section, ...]:
         advice = advice_table(diagnosis.advice, is_loaded=is_loaded)
     loader = {} if run.loader_costs is None else loader_facts(run.loader_costs)
     setup = say_setup({"today's settings": _join(diagnosis)})  # the notes have what disturbed the window
-    notes = Bullets(sentences=(*(one_line(say(remark)) for remark in diagnosis.remarks), *setup))
+    notes = Bullets(sentences=(*(one_line(str(remark)) for remark in diagnosis.remarks), *setup))
     return filled(
         Section(title="Where the time goes", blocks=(_time(diagnosis),)),
         Section(title="Bottlenecks", blocks=(bottleneck_table(findings),)),

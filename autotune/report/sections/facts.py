@@ -13,7 +13,6 @@ from autotune.messages.units import format_count, show
 from autotune.records.run_summary import RunSummary
 from autotune.report.blocks import known_facts
 from autotune.report.wording.names import describe_settings
-from autotune.report.wording.say import say
 from autotune.settings.environment import Environment
 from autotune.settings.workload import ScriptFacts, WorkloadFacts
 
@@ -61,7 +60,7 @@ def describe_environment(environment: Environment) -> dict[str, str]:
         "torch": environment.torch + (f", CUDA {environment.cuda}" if environment.cuda is not None else ""),
         "packages": ", ".join(f"{name} {version}" for name, version in sorted(environment.versions.items())),
         "fingerprint": environment.fingerprint,
-        "note": " ".join(map(say, environment.remarks)),
+        "note": " ".join(map(str, environment.remarks)),
     }
     return known_facts(facts).facts
 

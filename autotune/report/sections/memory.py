@@ -14,7 +14,6 @@ from autotune.records.run_summary import RunSummary
 from autotune.records.stress_check import Load, load_of
 from autotune.report.blocks import Bullets, Section, Table, tabulate
 from autotune.report.wording.names import name_group
-from autotune.report.wording.say import say
 from autotune.settings.training_config import TrainingConfig
 
 __all__ = ["describe_group", "lines_of_group", "list_memory_lines", "memory_table", "say_memory_line", "stress_section"]
@@ -90,7 +89,7 @@ def _say_stress(summary: RunSummary) -> Iterator[str]:
     batches = "" if stress.remark else ", ordinary batches and the largest samples in turns"
     yield f"The recommended settings trained for {count} ({took}){f' {load.where}' * bool(load.where)}{batches}."
     if stress.remark:
-        yield say(stress.remark)
+        yield str(stress.remark)
     limit = summary.limit_bytes
     own, whole = format_bytes_beside(load.own_bytes, limit), format_bytes_beside(load.peak_bytes, limit)
     kept = f"{'within' if load.peak_bytes <= limit else 'above'} the limit of {show(limit, 'bytes')}"

@@ -21,7 +21,6 @@ from autotune.report.blocks import Bullets, Section, Table, Trace, tabulate
 from autotune.report.figures import role_of
 from autotune.report.text import cut_middle, one_line, shorten, without_controls
 from autotune.report.wording.names import describe_settings, name_interval
-from autotune.report.wording.say import say
 
 __all__ = ["failure_section", "precision_section", "repeat_section", "trial_section", "trial_table"]
 
@@ -167,7 +166,7 @@ def _reason(trial: TrialRecord, limit_bytes: int) -> str:
 def precision_section(summary: RunSummary) -> Section:
     """What cheaper precisions and compiled models showed against float32."""
     checked = [(trial, trial.result.guard) for trial in summary.trials if trial.result.guard is not None]
-    more = dict.fromkeys(say(remark) for _, figures in checked for remark in figures.remarks)
+    more = dict.fromkeys(str(remark) for _, figures in checked for remark in figures.remarks)
     remarks = Bullets(sentences=(_PRECISION_REMARK, *more) if checked else (), is_remark=True)
     table = tabulate(starmap(_precision, checked))
     return Section(title="Precision check: does it train as float32 does?", blocks=(table, remarks))
@@ -184,7 +183,7 @@ def _precision(trial: TrialRecord, figures: PrecisionFigures) -> dict[str, str]:
         "losses deviate": "not finite" if deviation is None else show(deviation, "share"),
         "gradients' cosine": "not finite" if cosine is None else f"{cosine:.4f}",
         "steps skipped": f"{sum(figures.skipped_steps)}" if figures.skipped_steps else NO_VALUE,
-        "result": "passed" if refusal is None else say(refusal),
+        "result": "passed" if refusal is None else str(refusal),
     }
 
 

@@ -1,11 +1,4 @@
-"""The English for people: units, names, a report's own sentences, and one sentence for each code that rooms hand on.
+"""The sentences of a report, and names for people.
 
-Comes in: figures, a Note (a code with its figures), a RunSummary with its columns. Goes out: sentences. `units` is the
-one library of units. The sentences of codes stand in english/, a file a room, as templates that `catalogue` fills.
+Comes in: a RunSummary with its columns, figures, a TrainingConfig. Goes out: sentences, free of markup.
 """
-
-from __future__ import annotations
-
-from autotune.report.wording.say import say
-
-__all__ = ["say"]

@@ -28,7 +28,6 @@ from autotune.records.trial import TrialRecord
 from autotune.report.figures import Column, Figures, find_trial, list_waits
 from autotune.report.text import one_line
 from autotune.report.wording.names import describe_settings, format_setting
-from autotune.report.wording.say import say
 from autotune.settings.training_config import TrainingConfig
 
 __all__ = [
@@ -264,7 +263,7 @@ def list_reasons(summary: RunSummary, columns: Sequence[Column]) -> Iterator[str
     found = summary.recommendation
     if found is None:
         return
-    yield from map(say, found.reasons)
+    yield from map(str, found.reasons)
     if found.number == 0:
         return
     before, after, *_ = list_waits(columns)
@@ -288,7 +287,7 @@ def list_advice(summary: RunSummary) -> Iterator[str]:
         yield f"Set the optimizer's betas to ({first:.4g}, {second:.4g})."
     if advice.eps is not None:
         yield f"Set the optimizer's eps to {advice.eps:.3g}."
-    yield from map(say, advice.notes)
+    yield from map(str, advice.notes)
 
 
 def say_course(summary: RunSummary) -> str:
@@ -299,7 +298,7 @@ def say_course(summary: RunSummary) -> str:
     course = f"{format_count(len(summary.trials), 'trial')} in {format_duration(summary.wall_s)}"
     if outcomes:
         course += f" ({outcomes})"
-    course += f". Stopped: {one_line(say(summary.stopped_because)).rstrip('.')}."
+    course += f". Stopped: {one_line(str(summary.stopped_because)).rstrip('.')}."
     # Of a search that was interrupted the time before is not known.
     is_whole = summary.promised_s is not None
     speedup = found.speedup if found is not None and found.verdict == "faster" and is_whole else None

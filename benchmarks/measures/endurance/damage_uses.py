@@ -18,7 +18,6 @@ from typing import Any
 
 import autotune
 from autotune.errors import AutotuneError
-from autotune.report.wording import say
 from autotune.settings.training_config import TrainingConfig
 from autotune.testing import CostModel, FakeLauncher
 from autotune.testing.cost_model import FakeTrial, analytic_cost
@@ -89,7 +88,7 @@ def _report(run_dir: Path) -> str:
 
 def _resume(run_dir: Path) -> str:
     found = search(run_dir)
-    return "\n".join(map(say, found.summary.notes))
+    return "\n".join(map(str, found.summary.notes))
 
 
 def _open(run_dir: Path) -> str:
@@ -97,7 +96,7 @@ def _open(run_dir: Path) -> str:
     found.report()
     found._repr_html_()
     _ = [trial.value for trial in found.study.trials]
-    return "\n".join(map(say, found.summary.notes))
+    return "\n".join(map(str, found.summary.notes))
 
 
 def _load(run_dir: Path) -> str:
@@ -111,7 +110,7 @@ def _export(run_dir: Path) -> str:
 
 def _warm_start(run_dir: Path) -> str:
     found = search(run_dir.parent / "warm", warm_start=run_dir)
-    return "\n".join(map(say, found.summary.notes))
+    return "\n".join(map(str, found.summary.notes))
 
 
 USES: Mapping[str, Callable[[Path], str]] = {

@@ -6,7 +6,8 @@ import pytest
 
 import autotune
 from autotune.diagnosis.verdict import judge
-from autotune.note import Note, note
+from autotune.messages.trials import no_time_left
+from autotune.note import Note
 from autotune.records.diagnosis import CurvePoint, Curves, Diagnosis
 from autotune.records.host_load import HostLoad
 from autotune.report.blocks import Table
