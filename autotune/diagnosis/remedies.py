@@ -190,6 +190,7 @@ def _hand_over(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
         return
     costs = evidence.measurement.loader_costs
     words = messages.hand_over_less(
+        share=take_s / batch_s,
         take_s=take_s,
         batch_s=batch_s,
         batch_tensors=None if costs is None else costs.batch_tensors,

@@ -396,7 +396,9 @@ def fuse_operations(*, share: float, operators: int | None, has_cuda_graphs: boo
 
 
 @_advice
-def hand_over_less(*, take_s: float, batch_s: float, batch_tensors: int | None, is_pinned: bool) -> tuple[str, str]:
+def hand_over_less(
+    *, share: float, take_s: float, batch_s: float, batch_tensors: int | None, is_pinned: bool
+) -> tuple[str, str]:
     several = batch_tensors is not None and batch_tensors > 1
     collate = (
         f"Collate its {batch_tensors} tensors into one, in collate_fn or in a dataset whose __getitems__ makes whole "
@@ -408,7 +410,7 @@ def hand_over_less(*, take_s: float, batch_s: float, batch_tensors: int | None, 
         f"{format_short_time(batch_s)} of a batch. {collate if several else 'Call'} "
         f'torch.multiprocessing.set_sharing_strategy("file_system") at the start of the script{pin}'
     )
-    return text, _all_saved("fetching batches", take_s / batch_s)
+    return text, _all_saved("fetching batches", share)
 
 
 @_advice
