@@ -94,13 +94,10 @@ def run_plan(
         if beside is not None:
             search.on_record = partial(_keep, search, folder, beside)
         try:
-            mended = folder.restore_trials(study.records)
-            search.notes += mended
+            folder.write_trials(study.records)  # a kill or damage may have left others there
             summary = _known(search, folder)
             if summary is None:
                 summary = _tune(search, plan, folder)
-            elif mended:
-                summary = summary.model_copy(update={"notes": (*summary.notes, *mended)})
         finally:
             study.close()  # else a result would keep the file open, until it is collected
     return result_of(summary, study.optuna_study, folder.path)
