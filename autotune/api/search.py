@@ -155,15 +155,21 @@ def _tune(search: Search, plan: Plan, folder: RunFolder) -> RunSummary:
 def _finished(search: Search, folder: RunFolder) -> RunSummary | None:
     """The summary of a search that was decided and has no trial left to run; None where there is more to do.
 
-    One that can't be read is noted, and the search goes on.
+    A damaged summary is noted, and so is a study that lacks trials of it; then the search goes on.
     """
     time, study, budget = search.time, search.time.study, search.time.budget
-    if not study.records or not folder.summary.exists():
+    if not folder.summary.exists():
         return None
     try:
         summary = read_summary(folder.path)
     except ConfigError as error:
         search.notes.append(note("file_damaged", name=folder.summary.name, reason=str(error)))
+        return None
+    lacking = {trial.number for trial in summary.trials} - {record.number for record in study.records}
+    if lacking:
+        reason = f"it lacks {len(lacking)} trials of {folder.summary.name}"
+        search.notes.append(note("file_damaged", name=folder.study.name, reason=reason))
+    if lacking or not study.records:
         return None
     is_over = study.is_exhausted or (not budget.may_stop_early and time.why_over is not None)
     ended_by_itself = budget.may_stop_early and budget.timeout_s is None

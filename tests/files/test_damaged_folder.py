@@ -109,10 +109,11 @@ def test_a_search_whose_summary_is_damaged_goes_on_and_says_so(damaged: Callable
     assert len(result.trials) == 3
 
 
-def test_without_its_study_a_search_starts_again(damaged: Callable[[str, str], Path]) -> None:
+def test_without_its_study_a_search_starts_again_and_says_so(damaged: Callable[[str, str], Path]) -> None:
     run_dir = damaged("study.db", "emptied")
     launcher = FakeLauncher()
-    autotune.search(object, list, launcher=launcher, run_dir=run_dir, **ARGUMENTS)
+    result = autotune.search(object, list, launcher=launcher, run_dir=run_dir, **ARGUMENTS)
+    assert [each.figures["name"] for each in notes_of(result)] == ["study.db"]
     assert launcher.launched[0] == TrainingConfig()
     assert len((run_dir / "trials.jsonl").read_text().splitlines()) == 3
 

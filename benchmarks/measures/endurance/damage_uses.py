@@ -125,7 +125,7 @@ USES: Mapping[str, Callable[[Path], str]] = {
 """By name: uses a run folder, and hands on what it said."""
 READS: Mapping[str, frozenset[str]] = {
     "report": frozenset({"summary.json"}),
-    "resume": frozenset({"study.db", "study.db-wal", "summary.json", "curves.json"}),
+    "resume": frozenset({"study.db", "summary.json", "curves.json"}),
     "open_run": frozenset({"summary.json", "study.db", "study.db-wal"}),
     "load": frozenset({"recommended.yaml"}),
     "export": frozenset({"recommended.yaml", "summary.json"}),
