@@ -149,6 +149,7 @@ def _nothing_waits_for_the_disk() -> Iterator[None]:
     """Spare each of the fifty files that a search writes its wait for the disk."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
+        patch.setattr(storage, "_SYNCHRONOUS", "OFF")
         yield
 
 

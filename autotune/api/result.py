@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from autotune.errors import NothingFeasibleError
 from autotune.files.run_folder import RunFolder, read_summary
-from autotune.messages.search import trials_lost
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import TrialRecord
 from autotune.report.model import build_report
@@ -54,14 +53,14 @@ class SearchResult:
 
 
 def open_run(path: str | Path) -> SearchResult:
-    """The result of an earlier search, from its run folder alone; nothing is measured anew.
+    """Open the result of an earlier search from its run folder alone; nothing is measured again.
 
-    Where the folder can be written, SQLite keeps a log beside study.db as long as the study is in use; else the study
+    Where the folder can be written, SQLite keeps a log next to study.db as long as the study is in use; else the study
     is a copy of it.
 
     Args:
-        path: The run folder of a search that has ended or was interrupted. One that went on and was killed shows the
-            recommendation of its last end, beside all trials since; trials that its study.db has lost are noted.
+        path: The run folder of a search that has ended or was interrupted. One that went on and was killed shows its
+            last end.
 
     Raises:
         ConfigError: the folder holds no result, or one of another version of autotune.
@@ -73,9 +72,6 @@ def open_run(path: str | Path) -> SearchResult:
     if summary.recommendation is None:
         raise NothingFeasibleError(say_nothing_feasible(summary))
     study = open_finished(folder.study)
-    lacking = len(summary.trials) - len(study.get_trials(deepcopy=False))
-    if lacking > 0:
-        summary = summary.model_copy(update={"notes": (*summary.notes, trials_lost(count=lacking, kept=None))})
     return result_of(summary, study, folder.path)
 
 

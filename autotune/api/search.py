@@ -94,13 +94,10 @@ def run_plan(
         if beside is not None:
             search.on_record = partial(_keep, search, folder, beside)
         try:
-            mended = folder.restore_trials(study.records)
-            search.notes += mended
+            folder.write_trials(study.records)  # a kill or damage may have left others there
             summary = _known(search, folder)
             if summary is None:
                 summary = _tune(search, plan, folder)
-            elif mended:
-                summary = summary.model_copy(update={"notes": (*summary.notes, *mended)})
         finally:
             study.close()  # else a result would keep the file open, until it is collected
     return result_of(summary, study.optuna_study, folder.path)
@@ -158,15 +155,21 @@ def _tune(search: Search, plan: Plan, folder: RunFolder) -> RunSummary:
 def _finished(search: Search, folder: RunFolder) -> RunSummary | None:
     """The summary of a search that was decided and has no trial left to run; None where there is more to do.
 
-    One that can't be read is noted, and the search goes on.
+    A damaged summary is noted, and so is a study that lacks trials of it; then the search goes on.
     """
     time, study, budget = search.time, search.time.study, search.time.budget
-    if not study.records or not folder.summary.exists():
+    if not folder.summary.exists():
         return None
     try:
         summary = read_summary(folder.path)
     except ConfigError as error:
         search.notes.append(file_damaged(folder.summary.name, reason=str(error)))
+        return None
+    lacking = {trial.number for trial in summary.trials} - {record.number for record in study.records}
+    if lacking:
+        reason = f"it lacks {len(lacking)} trials of {folder.summary.name}"
+        search.notes.append(file_damaged(folder.study.name, reason))
+    if lacking or not study.records:
         return None
     is_over = study.is_exhausted or (not budget.may_stop_early and time.why_over is not None)
     ended_by_itself = budget.may_stop_early and budget.timeout_s is None

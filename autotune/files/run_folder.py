@@ -1,7 +1,8 @@
 """The run folder: its file names, its lock, and what is written there.
 
 Comes in: a path, the records and models of a search. Goes out: a RunFolder that is locked while a search works in it,
-and the summary of a finished one. Only the user may read what lies there (0700, files 0600).
+and the summary of a finished one. Only the user may read what lies there (0700, files 0600). A search that goes on
+reads its trials from study.db alone.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from autotune.files.run_files.summary_file import first_of, read_summary_files, record_of, whole_lines
-from autotune.messages.search import file_damaged, trials_lost
+from autotune.errors import ConfigError
+from autotune.messages.search import file_damaged
 from autotune.note import Note
-from autotune.protocol.disk import TrialFolder, disk_error, read_own, remove_unfinished, sync_folder, write_atomic
+from autotune.protocol.disk import TrialFolder, disk_error, remove_unfinished, sync_folder, write_atomic
 from autotune.protocol.made_files import remove_made
-from autotune.protocol.private_folder import make_private, refuse_foreign, refuse_unfit
+from autotune.protocol.private_folder import make_private, private_file, refuse_foreign, refuse_unfit
 from autotune.protocol.run_lock import held_lock
 from autotune.records.diagnosis import Curves
 from autotune.records.run_summary import RunSummary
@@ -41,9 +42,7 @@ class RunFolder:
         self.study = path / "study.db"
         """An ordinary Optuna SQLite study."""
         self.trials = path / "trials.jsonl"
-        """One TrialRecord a line."""
-        self.lost = path / "trials.lost.jsonl"
-        """The same of trials that the study has lost; mostly there is none."""
+        """One TrialRecord a line, for people and scripts: autotune never reads it."""
         self.recommended = path / "recommended.yaml"
         """The configuration to use."""
         self.patch = path / "recommended.patch"
@@ -55,7 +54,7 @@ class RunFolder:
         self.environment = path / "environment.json"
         """The machine and the versions."""
         self.summary = path / "summary.json"
-        """Everything that a report is made from, but for the trials."""
+        """Everything that a report is made from."""
         self.curves = path / "curves.json"
         """What measuring loader and device alone has shown, for a search that goes on."""
         self.logs = path / "logs"
@@ -73,7 +72,7 @@ class RunFolder:
     def files(self) -> tuple[Path, ...]:
         """What a search leaves, but for the logs and the lock."""
         reports = (self.recommended, self.patch, self.report, self.page)
-        return (self.study, self.trials, self.lost, *reports, self.environment, self.summary, self.curves)
+        return (self.study, self.trials, *reports, self.environment, self.summary, self.curves)
 
     @property
     def sqlite_files(self) -> tuple[Path, ...]:
@@ -83,56 +82,34 @@ class RunFolder:
     def read_curves(self) -> Curves | Note | None:
         """What an earlier call measured of loader and device alone, or why that can't be read: it is measured again."""
         try:
-            return Curves.model_validate_json(read_own(self.curves))
+            return Curves.model_validate_json(self.curves.read_bytes())
         except FileNotFoundError:
             return None
         except OSError as error:
             return file_damaged(self.curves.name, reason=str(error.strerror))
         except ValidationError as error:
-            return file_damaged(self.curves.name, reason=first_of(error))
-
-    def restore_trials(self, records: Sequence[TrialRecord]) -> list[Note]:
-        """Write trials.jsonl anew, as the study has it; notes of what was damaged in it, or in it alone and is kept."""
-        found: list[Note] = []
-        try:
-            lines = whole_lines(read_own(self.trials))
-        except FileNotFoundError:
-            lines = []
-        except OSError as error:
-            raise disk_error(self.trials, error) from error
-        read = [record_of(line) for line in lines]
-        known, told = {one.number for one in records}, {one.number for one in read if one is not None}
-        broken = next((place for place, one in enumerate(read, start=1) if one is None), None)
-        if broken is not None:
-            found.append(file_damaged(self.trials.name, reason=f"line {broken} is no trial"))
-        elif (lacking := known - told) and lacking != {records[-1].number}:  # which a kill may keep from being added
-            reason = f"it lacked {len(lacking)} of the study's {len(known)} trials"
-            found.append(file_damaged(self.trials.name, reason))
-        is_begun_anew = (
-            not known and read and (read[0] is None or read[0].outcome != "ok")
-        )  # after a baseline that failed
-        lost = [line for line, one in zip(lines, read, strict=True) if one is not None and one.number not in known]
-        if lost and not is_begun_anew:
-            _append(self.lost, lost)
-            found.append(trials_lost(count=len(lost), kept=self.lost.name))
-        self.write_trials(records)
-        return found
+            return file_damaged(self.curves.name, reason=_first_of(error))
 
     def append_trial(self, record: TrialRecord) -> None:
-        """Add a trial's record as a line, which outlasts a power cut; the study holds the record as well."""
-        _append(self.trials, [record.model_dump_json().encode()])
+        """Add a trial to trials.jsonl, once the study holds it."""
+        try:
+            with open(self.trials, "ab", opener=private_file) as file:
+                file.write(record.model_dump_json().encode() + b"\n")
+        except OSError as error:
+            raise disk_error(self.trials, error) from error
 
     def write_trials(self, records: Sequence[TrialRecord]) -> None:
-        """Have trials.jsonl hold these records and no other, in this order: those of the study, which decides."""
-        lines = "".join(f"{record.model_dump_json()}\n" for record in records).encode()
-        if (self.trials.read_bytes() if self.trials.exists() else b"") != lines:
-            write_atomic(self.trials, lines)
+        """Replace trials.jsonl by the study's records, in this order."""
+        if records:
+            write_atomic(self.trials, "".join(f"{record.model_dump_json()}\n" for record in records).encode())
+        else:
+            self.trials.unlink(missing_ok=True)
 
     def write_summary(self, summary: RunSummary) -> None:
         """Write what reports are made from."""
         self.write_trials(summary.trials)
         write_atomic(self.environment, summary.environment.model_dump_json(indent=2).encode())
-        write_atomic(self.summary, summary.model_dump_json(indent=2, exclude={"trials"}).encode())
+        write_atomic(self.summary, summary.model_dump_json().encode())
 
     def has_reports(self) -> bool:
         """Whether both reports were written after the summary."""
@@ -205,8 +182,25 @@ def read_summary(path: Path) -> RunSummary:
     Raises:
         ConfigError: the folder holds no finished run, or one that can't be read; the message names the file.
     """
-    folder = RunFolder(path)
-    return read_summary_files(folder.summary, folder.trials)
+    file = RunFolder(path).summary
+    try:
+        return RunSummary.model_validate_json(file.read_bytes())
+    except (FileNotFoundError, NotADirectoryError) as error:
+        rule = f"a run folder must hold {file.name}, but {path} does not ({error.strerror})"
+        raise ConfigError(f"{rule}; name that of a finished search") from error
+    except ValidationError as error:
+        rule = f"{path} must be a run folder of this version of autotune, but {file.name}: {_first_of(error)}"
+        raise ConfigError(f"{rule}; run the same search again, which writes it again from study.db") from error
+    except (OSError, ValueError) as error:  # a ValueError where the path is none
+        reason = getattr(error, "strerror", None) or error
+        rule = f"a run folder must hold {file.name} as a file that can be read, but {file}: {reason}"
+        raise ConfigError(f"{rule}; name that of a finished search") from error
+
+
+def _first_of(error: ValidationError) -> str:
+    """Return where and how data first breaks a rule."""
+    first = error.errors()[0]
+    return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
 
 
 def recommended_of(path: Path) -> Path:
@@ -215,26 +209,11 @@ def recommended_of(path: Path) -> Path:
     return RunFolder(path).recommended if is_folder else path
 
 
-def _append(path: Path, lines: Sequence[bytes]) -> None:
-    """Add lines to a file, which outlast a power cut."""
-    try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-        with open(os.open(path, flags, 0o600), "ab") as file:  # noqa: PTH123 - a descriptor
-            file.write(b"".join(line + b"\n" for line in lines))
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise disk_error(path, error) from error
-
-
 def _prepare(folder: RunFolder, *, fresh: bool) -> None:
     try:
         if fresh:
             folder.clear()
         folder.remove_temporary()
-        for file in folder.sqlite_files:  # SQLite would follow a link there
-            with suppress(FileNotFoundError):
-                os.close(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK))
         for kept in (folder.logs, folder.scratch):
             kept.mkdir(mode=0o700, exist_ok=True)
             os.close(os.open(kept, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW))

@@ -31,7 +31,6 @@ __all__ = [
     "starts_are_slow",
     "training_hours_unused",
     "trials_asked_for",
-    "trials_lost",
     "trials_shared",
     "warm_start",
     "would_not_fit",
@@ -253,9 +252,3 @@ def file_damaged(name: str, reason: str) -> str:
     return f"{name} in the run folder was damaged; its content is read from the study or measured again: {reason}"
 
 
-@message
-def trials_lost(count: int, kept: str | None) -> str:
-    end = "; a search that continues here may measure them again."
-    if kept is not None:
-        end = f": they are kept in {kept}, and may be measured again."
-    return f"study.db in the run folder lacks {count} of the trials in trials.jsonl{end}"

@@ -1,11 +1,10 @@
-"""A trial's files by name; files written whole or not at all, and read without following a link.
+"""Name a trial's files; write files whole or not at all.
 
 The one message for a place that can't be written stands here as well.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,16 +21,12 @@ __all__ = [
     "TrialFolder",
     "disk_error",
     "read_model",
-    "read_own",
     "read_some",
     "remove_unfinished",
     "sync_folder",
     "write_atomic",
     "write_model",
 ]
-
-_MOST_BYTES = 2**29
-"""Of a file that is read whole: our own convention, a thousand times what 2,000 trials take."""
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -166,18 +161,6 @@ def read_model(path: Path, model_type: type[Model]) -> Model:
         OSError, pydantic.ValidationError: the file is missing, or not of this kind and version.
     """
     return model_type.model_validate_json(path.read_bytes())
-
-
-def read_own(path: Path) -> bytes:
-    """Read a file that we have written, without following a link.
-
-    Raises:
-        OSError: it is missing, is a link, can't be read, or is far too large.
-    """
-    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:  # noqa: PTH123 - a descriptor
-        if os.fstat(file.fileno()).st_size > _MOST_BYTES:
-            raise OSError(errno.EFBIG, f"is larger than {_MOST_BYTES // 2**20} MiB", str(path))
-        return file.read()
 
 
 def read_some(path: Path, most_bytes: int, longest_wait_s: float) -> bytes | None:

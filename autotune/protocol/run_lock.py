@@ -17,13 +17,12 @@ from pydantic import ValidationError
 
 from autotune.errors import RunFolderError
 from autotune.frozen import FrozenModel
-from autotune.protocol.disk import disk_error, write_model
+from autotune.protocol.disk import disk_error, read_model, write_model
 
 __all__ = ["held_lock"]
 
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 """What a file system answers that has no locks. Source: man 2 flock, man 5 nfs (nolock, local_lock)."""
-_MOST_BYTES = 4096  # our convention: a holder's description takes a tenth
 
 
 class _Holder(FrozenModel):
@@ -66,10 +65,8 @@ def held_lock(lock: Path, holder: Path) -> Iterator[None]:
 
 
 def _who(holder: Path) -> str:
-    """The process that holds a lock, for a sentence; "" where it has not said so yet."""
+    """Return the process that holds a lock, for a sentence; "" where it is not written yet."""
     with suppress(OSError, ValidationError):
-        descriptor = os.open(holder, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as file:
-            found = _Holder.model_validate_json(file.read(_MOST_BYTES))
+        found = read_model(holder, _Holder)
         return f" (process {found.pid} on {found.host})"
     return ""

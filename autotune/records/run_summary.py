@@ -45,7 +45,7 @@ class RunSummary(FrozenModel):
     seed: int
     """Of the search's proposals, and of every trial."""
     trials: tuple[TrialRecord, ...]
-    """In the order of the study; in a run folder they lie in trials.jsonl."""
+    """In the order of the study."""
     run_spread: RunSpread
     """Between runs of the same settings on this machine: all intervals rest on it."""
     recommendation: Recommendation | None

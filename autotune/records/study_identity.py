@@ -2,6 +2,10 @@
 
 Comes in: a Plan and its ResolvedSpace. Goes out: a short text for each part of the search, equal in another run of the
 same program. The user's objects are only described, without torch; of the user's code only __len__ runs.
+
+A digest of the payload, cloudpickle's bytes, can't take the place of the descriptions. In a second run of an unchanged
+script 4 of 11 kinds of workload have other bytes: a class of __main__ and its objects (cloudpickle gives it a random
+id), modules, and data sets of tensors. After a comment is added 10 of 11 have, since the code holds line numbers.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,7 +14,7 @@ from autotune.analysis.memory.lines import UNKNOWN_EXCESS_FRACTION
 from autotune.analysis.rates import mean_rate
 from autotune.frozen import compacted
 from autotune.note import Note
-from autotune.records.trial import OUT_OF_MEMORY, TrialRecord, TrialResult, answered
+from autotune.records.trial import OUT_OF_MEMORY, Score, TrialRecord, TrialResult, answered
 from autotune.settings.search_space import Choices, Domain, IntRange
 from autotune.space.resolved_space import ResolvedSpace
 from autotune.study.proposals import params_of
@@ -28,12 +27,13 @@ __all__ = [
     "begun_params",
     "carried",
     "distributions_of",
+    "end_recorded",
+    "end_trial",
     "is_promising",
     "lacks_baseline",
     "read_records",
-    "tell_kept",
-    "tell_record",
     "write_answer",
+    "write_figures",
     "write_record",
     "write_repeats",
 ]
@@ -84,29 +84,21 @@ def _distribution(domain: Domain, baseline: Mapping[str, Any], name: str) -> Bas
 
 
 def read_records(study: optuna.Study) -> list[TrialRecord]:
-    """The records of a study's measured trials, in the order in which they ended.
-
-    Records of an earlier version, which do not say when they ended, come first, by their numbers.
-    """
+    """Return the records of a study's measured trials, in the order in which they ended."""
     trials = [
         trial for trial in study.get_trials(deepcopy=False) if _RECORD in trial.user_attrs and trial.state.is_finished()
     ]
-    trials.sort(key=lambda trial: trial.user_attrs.get(_PLACE, -1))
+    trials.sort(key=lambda trial: trial.user_attrs[_PLACE])
     records = [compacted(TrialRecord.model_validate_json(trial.user_attrs[_RECORD])) for trial in trials]
     attributes = study.user_attrs  # each look is a query
     return [_as_kept(record, attributes) for record in records]
 
 
-def tell_kept(study: optuna.Study) -> None:
-    """End the trials whose records are kept, and which a kill kept from being told: they are not run again."""
+def end_recorded(study: optuna.Study) -> None:
+    """End the trials that a kill kept from ending once their records were written: they are not run again."""
     for known in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         if _RECORD in known.user_attrs:
-            measured = (one.measurement.samples_per_s for one in read_records(study) if one.measurement is not None)
-            record = TrialRecord.model_validate_json(known.user_attrs[_RECORD])
-            trial = optuna.Trial(study, known._trial_id)  # noqa: SLF001 - the storage's own key
-            with warnings.catch_warnings():  # that what was told before the kill is kept
-                warnings.simplefilter("ignore", UserWarning)
-                tell_record(study, trial, record, next(measured, None))
+            end_trial(study, known.number, TrialRecord.model_validate_json(known.user_attrs[_RECORD]))
 
 
 def begun_params(trial: FrozenTrial) -> dict[str, Any]:
@@ -132,14 +124,45 @@ def is_promising(attributes: Mapping[str, Any]) -> bool:
     return bool(attributes.get("role") == PROMISING["role"])
 
 
-def write_record(trial: optuna.Trial, record: TrialRecord, place: int) -> None:
-    """Keep a record with its trial; `place` is its place in the order in which trials ended.
+def write_figures(trial: optuna.Trial, record: TrialRecord, reference_rate: float | None) -> None:
+    """Write what Optuna's samplers and pruners learn from besides the score: memory as a constraint, throughput.
 
-    The record comes last: where it is, all is.
+    The throughput of a trial that was stopped early is reported over the reference's, in samples/s: on the scale of
+    scores, but for the busy fraction.
+    """
+    score = _score_of(record)
+    if score is not None:
+        trial.set_constraint(_MEMORY, score.violation)
+        return
+    if record.outcome == "crashed":
+        return
+    blocks = record.result.blocks
+    if blocks and reference_rate is not None:
+        trial.report(mean_rate(blocks)[0] / reference_rate, step=len(blocks))
+    if record.outcome in OUT_OF_MEMORY and record.measurement is None:  # a guard's is not the trial's
+        known = record.result.violation
+        trial.set_constraint(_MEMORY, UNKNOWN_EXCESS_FRACTION if known is None else known)
+
+
+def write_record(trial: optuna.Trial, record: TrialRecord, place: int) -> None:
+    """Write a record to its trial; `place` is its place in the order in which trials ended.
+
+    The record is written last: where it is, all is, and `end_recorded` needs no more to end the trial.
     """
     trial.set_user_attr(_PLACE, place)
     trial.set_user_attr("outcome", record.outcome)
     trial.set_user_attr(_RECORD, record.model_dump_json())
+
+
+def end_trial(study: optuna.Study, number: int, record: TrialRecord) -> None:
+    """End a trial in Optuna: with its score, a crash as failed, anything else as pruned."""
+    score = _score_of(record)
+    if score is not None:
+        study.tell(number, score.value)
+    elif record.outcome == "crashed":
+        study.tell(number, state=TrialState.FAIL)
+    else:
+        study.tell(number, state=TrialState.PRUNED)
 
 
 def write_repeats(study: optuna.Study, record: TrialRecord) -> None:
@@ -162,25 +185,10 @@ def _as_kept(record: TrialRecord, attributes: Mapping[str, Any]) -> TrialRecord:
     return record.model_copy(update={"repeats": repeats}) if repeats else record
 
 
-def tell_record(study: optuna.Study, trial: optuna.Trial, record: TrialRecord, reference_rate: float | None) -> None:
-    """Tell Optuna how a trial ended: limits as a violated constraint, time-outs as pruned, crashes as failed.
-
-    The rate of a trial that was stopped early is reported over the reference's, in samples per second: on the scale of
-    scores, but for the busy fraction.
-    """
-    if record.score is not None and record.measurement is not None and record.result.outcome == "ok":
-        trial.set_constraint(_MEMORY, record.score.violation)
-        study.tell(trial, record.score.value)
-    elif record.outcome == "crashed":
-        study.tell(trial, state=TrialState.FAIL)
-    else:
-        blocks = record.result.blocks
-        if blocks and reference_rate is not None:
-            trial.report(mean_rate(blocks)[0] / reference_rate, step=len(blocks))
-        if record.outcome in OUT_OF_MEMORY and record.measurement is None:  # a guard's is not the trial's
-            known = record.result.violation
-            trial.set_constraint(_MEMORY, UNKNOWN_EXCESS_FRACTION if known is None else known)
-        study.tell(trial, state=TrialState.PRUNED)
+def _score_of(record: TrialRecord) -> Score | None:
+    """Return the score of a trial that ended well, else None."""
+    is_measured = record.measurement is not None and record.result.outcome == "ok"
+    return record.score if is_measured else None
 
 
 def answer_skipped(study: optuna.Study, trial: optuna.Trial, reason: Note | None) -> None:

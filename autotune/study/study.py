@@ -31,7 +31,7 @@ from autotune.study.combinations import MOST_LISTED, OpenCombinations, Skip
 from autotune.study.measured import MeasuredTrials
 from autotune.study.proposals import compose_allowed, params_of
 from autotune.study.samplers import METHODS, SearchMethod
-from autotune.study.storage import guarded, keep_on_disk, open_optuna, open_storage, release
+from autotune.study.storage import guarded, open_optuna, open_storage, release
 
 __all__ = ["Study", "Trial"]
 
@@ -109,7 +109,7 @@ class Study:
         with guarded(path):
             storage = open_storage(path)
             study = open_optuna(storage, path, identity, seed, way.make_sampler)
-            written.tell_kept(study)
+            written.end_recorded(study)
             if written.lacks_baseline(study):
                 optuna.delete_study(study_name=study.study_name, storage=storage)
                 study = open_optuna(storage, path, identity, seed, way.make_sampler)
@@ -125,7 +125,7 @@ class Study:
         return opened
 
     def close(self) -> None:
-        """Let go of the file; whoever uses the study afterwards opens it again."""
+        """Close the study's file; Optuna opens it again when the study is used."""
         release(self._storage)
 
     @property
@@ -241,14 +241,14 @@ class Study:
         )
 
     def tell(self, trial: Trial, result: TrialResult, score: Score | None) -> TrialRecord:
-        """Record how a trial ended, here and in Optuna's study; once this returns, no power cut loses it."""
+        """Record how a trial ended, here and in Optuna's study; once this returns, a power cut can't lose it."""
         record = compacted(TrialRecord(number=trial.number, config=trial.config, result=result, score=score))
         key = self._key(trial.config)
         with guarded():
             _, asked = self._running[key]
+            written.write_figures(asked, record, self._reference_rate)
             written.write_record(asked, record, len(self._measured))
-            self._tell(asked, record)
-            keep_on_disk(self._storage)
+            written.end_trial(self.optuna_study, asked.number, record)
         self._measured.keep(key, record)
         del self._running[key]
         return record
@@ -259,7 +259,6 @@ class Study:
         record = record.model_copy(update={"repeats": (*record.repeats, compacted(result))})
         with guarded():
             written.write_repeats(self.optuna_study, record)
-            keep_on_disk(self._storage)
         self._measured.keep(key, record)
         return record
 
@@ -269,13 +268,16 @@ class Study:
         record = answered(record, answer)
         with guarded():
             written.write_answer(self.optuna_study, record)
-            keep_on_disk(self._storage)
         self._measured.keep(key, record)
         return record
 
-    def _tell(self, asked: optuna.Trial, record: TrialRecord) -> None:
-        rates = (ended.measurement.samples_per_s for ended in self.ended if ended.measurement is not None)
-        written.tell_record(self.optuna_study, asked, record, next(rates, None))
+    @property
+    def _reference_rate(self) -> float | None:
+        """The throughput of the first trial that was measured, in samples/s."""
+        for ended in self.ended:
+            if ended.measurement is not None:
+                return ended.measurement.samples_per_s
+        return None
 
     def _proposable(self, params: Mapping[str, SettingValue]) -> TrainingConfig | None:
         config = compose_allowed(params, self.space)
@@ -307,7 +309,8 @@ class Study:
         key = "" if config is None else self._key(config)
         if (known := self._measured.get(key)) is not None:
             asked.set_user_attr("outcome", f"repeat of {known.number}")
-            self._tell(asked, known)
+            written.write_figures(asked, known, self._reference_rate)
+            written.end_trial(self.optuna_study, asked.number, known)
         elif (running := self._running.get(key)) is not None:
             asked.set_user_attr("outcome", f"repeat of running {running[0].number}")
             self.optuna_study.tell(asked, state=TrialState.FAIL)

@@ -18,8 +18,6 @@ from tests.factories import FAST, make_measurement, make_summary, make_trial, ma
 def folder(path: Path, summary: RunSummary) -> str:
     found = RunFolder(path)
     found.path.mkdir()
-    for trial in summary.trials:
-        found.append_trial(trial)
     found.write_summary(summary)
     return str(path)
 

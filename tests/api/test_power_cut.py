@@ -1,12 +1,14 @@
-"""What a kill or a power cut may cost a search: never a trial that has ended, nor a file that people use."""
+"""A kill or a power cut costs a search no trial that has ended, and no file that people use."""
 
 from __future__ import annotations
 
-import os
+import sqlite3
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from optuna.storages import RDBStorage
 
 import autotune
 from autotune.api import report as reporting
@@ -14,8 +16,11 @@ from autotune.api import search as searching
 from autotune.files import run_folder
 from autotune.launch.launcher import Exit, Launch
 from autotune.protocol.disk import write_atomic
+from autotune.study import storage
 from autotune.testing import FakeLauncher
 from tests.factories.searches import NARROW
+
+FULL = storage._SYNCHRONOUS
 
 
 class Killed(BaseException):
@@ -70,30 +75,31 @@ def test_trials_that_the_study_alone_holds_are_in_the_list_of_trials_again_once_
 
 
 @dataclass(slots=True)
-class WatchingLauncher(FakeLauncher):
-    """Notes which files were synced between one trial and the next."""
+class CountingLauncher(FakeLauncher):
+    """Count the records that another process would find in the study before each trial."""
 
-    synced: set[str] = field(default_factory=set)
-    between: list[set[str]] = field(default_factory=list)
+    study: Path = Path()
+    found: list[int] = field(default_factory=list)
 
     def launch(self, launch: Launch) -> Exit:
         if launch.log.stem.removeprefix("trial-").isdecimal():
-            self.between.append(set(self.synced))
-            self.synced.clear()
+            with closing(sqlite3.connect(self.study)) as connection:
+                query = "SELECT count(*) FROM trial_user_attributes WHERE key = 'autotune_record'"
+                self.found += connection.execute(query).fetchone()
         return FakeLauncher.launch(self, launch)
 
 
-def test_a_trial_that_has_ended_is_on_the_disk_before_the_next_one_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    launcher, sync = WatchingLauncher(), os.fsync
-
-    def fsync(descriptor: int) -> None:
-        launcher.synced.add(Path(f"/proc/self/fd/{descriptor}").readlink().name)
-        sync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", fsync)
+def test_a_trial_that_has_ended_is_committed_before_the_next_one_begins(tmp_path: Path) -> None:
+    launcher = CountingLauncher(study=tmp_path / "run" / "study.db")
     search(tmp_path, launcher)
-    assert len(launcher.between) == 4
-    for synced in launcher.between[1:]:
-        assert {"study.db-wal", "trials.jsonl", "run"} <= synced
+    assert launcher.found == [0, 1, 2, 3]
+
+
+def test_each_connection_waits_for_the_disk_at_each_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "_SYNCHRONOUS", FULL)  # tests turn it off
+    opened = storage.open_storage(tmp_path / "study.db")
+    assert isinstance(opened, RDBStorage)
+    with opened.engine.connect() as first, opened.engine.connect() as second:
+        for connection in (first, second):
+            assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+            assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2

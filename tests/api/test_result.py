@@ -5,9 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
-import sqlite3
 import tempfile
-from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
 
@@ -15,8 +13,6 @@ import pytest
 
 import autotune
 from autotune.errors import ConfigError, NothingFeasibleError, RunFolderError
-from autotune.files.run_folder import open_run_folder
-from autotune.messages.search import trials_lost
 from autotune.testing import FakeLauncher, FakeTrial
 from tests.factories.searches import NARROW
 
@@ -97,19 +93,6 @@ def test_a_file_that_is_no_database_and_can_not_be_written_leaves_no_copy(
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_a_line_that_was_torn_by_a_kill_is_passed_over(ended: autotune.SearchResult, run_dir: Path) -> None:
-    found = ended
-    path = run_dir / "trials.jsonl"
-    whole = path.read_bytes()
-    path.write_bytes(whole + whole[:40])
-    assert autotune.open_run(run_dir).trials == found.trials
-    with open_run_folder(run_dir, fresh=False) as folder:
-        assert folder.restore_trials(found.trials) == []
-        assert path.read_bytes() == whole, "the next line would stand behind the torn one"
-    path.write_bytes(whole.rstrip())
-    assert autotune.open_run(run_dir).trials == found.trials
-
-
 def test_a_folder_without_a_result_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"summary\.json"):
         autotune.open_run(tmp_path)
@@ -136,18 +119,3 @@ def test_a_search_that_found_nothing_feasible_says_so_again(tmp_path: Path) -> N
     with pytest.raises(NothingFeasibleError) as again:
         autotune.open_run(tmp_path / "run")
     assert str(again.value) == str(first.value)
-
-
-def test_trials_that_the_study_has_lost_are_noted(run_dir: Path, tmp_path: Path) -> None:
-    long = autotune.open_run(run_dir)
-    short = search(tmp_path / "short", n_trials=2, method="random")
-    assert not [one for one in autotune.open_run(long.run_dir).summary.notes if one.code == "trials_lost"]
-    for file in long.run_dir.glob("study.db*"):
-        file.unlink()
-    with closing(sqlite3.connect(short.run_dir / "study.db")) as source:
-        source.execute("VACUUM INTO ?", (str(long.run_dir / "study.db"),))
-    found = autotune.open_run(long.run_dir)
-    lost = trials_lost(count=len(long.trials) - len(short.trials), kept=None)
-    assert lost in found.summary.notes
-    assert len(found.trials) == len(long.trials)
-    assert lost.text in found.report().replace("\\", "")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import socket
 from pathlib import Path
@@ -35,19 +34,12 @@ def test_the_holder_is_gone_with_the_search(names: tuple[Path, Path]) -> None:
         pass
 
 
-@pytest.mark.parametrize("kind", ["other text", "a link", "a pipe", "nothing"])
-def test_a_holder_that_can_not_be_read_costs_its_name_alone(
-    names: tuple[Path, Path], tmp_path: Path, kind: str
-) -> None:
+@pytest.mark.parametrize("kind", ["other text", "nothing"])
+def test_a_holder_that_can_not_be_read_costs_its_name_alone(names: tuple[Path, Path], kind: str) -> None:
     with held_lock(*names):
         names[1].unlink()
         if kind == "other text":
             names[1].write_text("x" * 10_000)
-        elif kind == "a link":
-            (tmp_path / "elsewhere").write_text(json.dumps({"pid": 1, "host": "elsewhere"}))
-            names[1].symlink_to(tmp_path / "elsewhere")
-        elif kind == "a pipe":
-            os.mkfifo(names[1])
         with pytest.raises(RunFolderError, match=r"^[^()]*$"), held_lock(*names):
             pass
 

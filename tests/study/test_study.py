@@ -20,7 +20,7 @@ from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.search_space import Choices, SettingValue
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.resolved_space import ResolvedSpace
-from autotune.study import combinations, optuna_trials
+from autotune.study import combinations
 from autotune.study.optuna_trials import read_records
 from autotune.study.proposals import params_of
 from autotune.study.study import Study, Trial
@@ -377,26 +377,6 @@ def test_records_are_in_order_of_number_and_in_that_of_their_end(open_study: Cal
     for one in (study, open_study()):
         assert [record.number for record in one.records] == [0, 1, 2, 3]
         assert [record.number for record in one.ended] == order
-
-
-def test_records_that_do_not_say_when_they_ended_are_the_first(
-    open_study: Callable[..., Study], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def tell_two(study: Study) -> list[int]:
-        first, second = study.ask(), study.ask()
-        assert first is not None
-        assert second is not None
-        study.tell(second, TIMEOUT, None)
-        study.tell(first, TIMEOUT, None)
-        return [second.number, first.number]
-
-    with monkeypatch.context() as patch:
-        patch.setattr(optuna_trials, "_PLACE", "unknown")
-        before = tell_two(open_study())
-    study = open_study()
-    later = tell_two(study)
-    for one in (study, open_study()):
-        assert [record.number for record in one.ended] == [*sorted(before), *later]
 
 
 def test_another_searchs_study_is_refused_with_what_differs(open_study: Callable[..., Study]) -> None:

@@ -257,7 +257,7 @@ def test_an_interrupted_search_seeds_what_it_had_found(tmp_path: Path) -> None:
 def broken_copy(there: Path, folder: Path, name: str, content: bytes | None) -> Path:
     """A run folder with one file changed, or gone."""
     folder.mkdir()
-    for kept in ("summary.json", "trials.jsonl", "recommended.yaml"):
+    for kept in ("summary.json", "recommended.yaml"):
         (folder / kept).write_bytes((there / kept).read_bytes())
     (folder / name).unlink() if content is None else (folder / name).write_bytes(content)
     return folder
@@ -267,10 +267,8 @@ def broken_copy(there: Path, folder: Path, name: str, content: bytes | None) -> 
     ("name", "content", "said"),
     [
         ("summary.json", None, "summary.json"),
-        ("trials.jsonl", None, "trials.jsonl"),
         ("summary.json", b'{"name": 3}', "version"),
         ("summary.json", b"\xff\xfe", "version"),
-        ("trials.jsonl", b"{\n", "version"),
     ],
 )
 def test_a_run_folder_that_is_not_whole_is_one_clear_error_which_names_what_may_do(

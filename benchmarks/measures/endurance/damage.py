@@ -26,7 +26,7 @@ _STATES = ("finished", "interrupted", "killed")
 _FILES = (
     *("study.db", "study.db-wal", "study.db-shm", "trials.jsonl", "summary.json", "curves.json", "recommended.yaml"),
     *("report.md", "report.html", "environment.json", ".lock", ".holder", "logs/trial-001.log"),
-    *("trials.lost.jsonl", "recommended.patch"),
+    "recommended.patch",
 )
 _FOLDERS = ("logs", "payload", "scratch")
 _LONGEST_S = 60.0

@@ -123,12 +123,12 @@ USES: Mapping[str, Callable[[Path], str]] = {
 }
 """By name: uses a run folder, and hands on what it said."""
 READS: Mapping[str, frozenset[str]] = {
-    "report": frozenset({"summary.json", "trials.jsonl"}),
-    "resume": frozenset({"study.db", "study.db-wal", "trials.jsonl", "summary.json", "curves.json"}),
-    "open_run": frozenset({"summary.json", "trials.jsonl", "study.db", "study.db-wal"}),
+    "report": frozenset({"summary.json"}),
+    "resume": frozenset({"study.db", "summary.json", "curves.json"}),
+    "open_run": frozenset({"summary.json", "study.db", "study.db-wal"}),
     "load": frozenset({"recommended.yaml"}),
-    "export": frozenset({"recommended.yaml", "summary.json", "trials.jsonl"}),
-    "warm_start": frozenset({"summary.json", "trials.jsonl"}),
+    "export": frozenset({"recommended.yaml", "summary.json"}),
+    "warm_start": frozenset({"summary.json"}),
 }
 """The files that a use needs: where one is damaged, it must be told."""
 
