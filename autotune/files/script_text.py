@@ -1,7 +1,6 @@
-"""The text of a training script: read, given other arguments in one call, and compared.
+"""Reads a training script, sets arguments of one call in its text, all else left as it was, and makes the unified diff.
 
-Comes in: the script's path, a call in it, arguments to set. Goes out: the changed text, all else in it as it was, and
-the unified diff. What was written is parsed again: it is handed on only if exactly these arguments differ.
+The changed text is parsed again, and returned only if exactly these arguments differ.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import unified_diff
-from itertools import takewhile
+from operator import itemgetter
 from pathlib import Path
 
 from autotune.files.script_call import LoaderCall, numbered_call, standing, value_of
@@ -25,6 +24,10 @@ __all__ = ["Script", "read_script", "script_diff", "with_arguments"]
 
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 """A line as Python counts them: str.splitlines knows more ends."""
+_ROW_END = re.compile(r"[\r\n]")
+_SIGN = re.compile(r"#[^\r\n]*|([(),])")
+_Edit = tuple[int, int, str]
+"""Text to stand in place of what lies between two offsets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,17 +43,8 @@ class Script:
     tree: ast.Module
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Edit:
-    """Text to stand in place of what lies between two offsets."""
-
-    start: int
-    end: int
-    text: str
-
-
 def read_script(source: Path) -> Script | str:
-    """The script, or "unreadable" or "unparsable"."""
+    """Return the script, or "unreadable" or "unparsable"."""
     try:
         raw = source.read_bytes()
         encoding, _ = tokenize.detect_encoding(io.BytesIO(raw).readline)
@@ -74,7 +68,7 @@ def _parsed(text: str) -> ast.Module | None:
 
 
 def with_arguments(script: Script, call: LoaderCall, changes: Mapping[str, object]) -> str | None:
-    """The text with these arguments of a call set, by keyword; None where the result isn't what was meant.
+    """Return the text with these arguments of a call set, by keyword; None where the result isn't what was meant.
 
     An argument that is given is replaced where its value stands; one that is missing is added at the call's end.
     """
@@ -83,9 +77,10 @@ def with_arguments(script: Script, call: LoaderCall, changes: Mapping[str, objec
 
 
 def script_diff(script: Script, text: str) -> str:
-    """A unified diff to a changed text, for `patch -p1` and `git apply`; bytes that are no UTF-8 are surrogates in it.
+    """Return a unified diff to a changed text, for `patch -p1` and `git apply`.
 
-    Its path is the script's as seen from the current folder; the name alone where the script lies elsewhere.
+    Bytes that are no UTF-8 are surrogates in it. Its path is the script's as seen from the current folder; the name
+    alone where the script lies elsewhere.
     """
     name = _shown(script.source)
     rows = unified_diff(_rows(script.raw), _rows(text.encode(script.encoding)), _header("a", name), _header("b", name))
@@ -96,76 +91,74 @@ def _edits(script: Script, call: LoaderCall, changes: Mapping[str, object]) -> I
     for keyword, value in changes.items():
         if keyword in call.given:
             node = standing(call, keyword)
-            start = _offset(script, *_place(script, node.lineno, node.col_offset))
-            end = _offset(script, *_place(script, node.end_lineno, node.end_col_offset))
-            yield _Edit(start=start, end=end, text=repr(value))
+            yield _offset(script, node.lineno, node.col_offset), _end(script, node), repr(value)
     added = [f"{keyword}={value!r}" for keyword, value in changes.items() if keyword not in call.given]
     if added:
         yield from _additions(script, call.node, added)
 
 
 def _additions(script: Script, call: ast.Call, added: Sequence[str]) -> Iterator[_Edit]:
-    """New arguments at the end of a call, in the form of those that it has."""
-    last = _last_token(script, call)
-    row, column = last.end
-    here = _offset(script, row, column)
-    closing = "," if last.string == "," else ""
+    """Yield new arguments at the end of a call, in the form of those that it has."""
+    # What lies between the last argument and the parenthesis that ends the call holds no string.
+    here, end = max(_end(script, node) for node in (call.func, *_arguments(call))), _end(script, call) - 1
+    signs = [sign for sign in _SIGN.finditer(script.text, here, end) if sign[1]]
+    last = signs[-1][1] if signs else ""
+    if signs:
+        here = signs[-1].end()
+    closing = "," if last == "," else ""
     indent = _indent(script, call)
     if indent is None:
-        opening = {",": " ", "(": ""}.get(last.string, ", ")
-        yield _Edit(start=here, end=here, text=f"{opening}{', '.join(added)}{closing}")
+        opening = {",": " ", "(": ""}.get(last, ", ")
+        yield here, here, f"{opening}{', '.join(added)}{closing}"
         return
     first = script.lines[call.lineno - 1]
     line_end = first[len(first.rstrip("\r\n")) :]
-    yield _Edit(start=here, end=here, text="" if closing else ",")
-    if row != call.end_lineno:  # a comment may follow the last argument
-        here = _offset(script, row, len(script.lines[row - 1].rstrip("\r\n")))
+    yield here, here, "" if closing else ","
+    if row_end := _ROW_END.search(script.text, here, end):  # a comment may follow the last argument
+        here = row_end.start()
     rows = f",{line_end}".join(indent + argument for argument in added)
-    yield _Edit(start=here, end=here, text=f"{line_end}{rows}{closing}")
-
-
-def _last_token(script: Script, call: ast.Call) -> tokenize.TokenInfo:
-    """What stands before the parenthesis that ends a call."""
-    end = _place(script, call.end_lineno, call.end_col_offset)
-    lines = iter([line.rstrip("\r\n") + "\n" for line in script.lines])
-    tokens = tokenize.generate_tokens(lambda: next(lines, ""))
-    before = takewhile(lambda token: token.end < end, tokens)
-    *_, last = (token for token in before if token.type not in {tokenize.COMMENT, tokenize.NL})
-    return last
+    yield here, here, f"{line_end}{rows}{closing}"
 
 
 def _indent(script: Script, call: ast.Call) -> str | None:
-    """What stands before an argument that has a line of its own, the last of them; None where none has."""
-    arguments: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
-    places = [_place(script, argument.lineno, argument.col_offset) for argument in arguments]
-    for row, column in sorted(places, reverse=True):
-        before = script.lines[row - 1][:column]
-        if row > (call.func.end_lineno or 0) and not before.strip(" \t\f("):
+    """Return what stands before the last argument that has a line of its own; None where none has."""
+    for argument in sorted(_arguments(call), key=lambda node: (node.lineno, node.col_offset), reverse=True):
+        before = _before(script, argument.lineno, argument.col_offset)
+        if argument.lineno > (call.func.end_lineno or 0) and not before.strip(" \t\f("):
             return before[: len(before) - len(before.lstrip())]
     return None
 
 
-def _place(script: Script, row: int | None, byte: int | None) -> tuple[int, int]:
-    """A line and a character of it; ast counts bytes."""
-    assert row is not None, "what was parsed has its places"  # noqa: S101 -- a bug of ours
-    return row, len(script.lines[row - 1].encode()[:byte].decode())
+def _arguments(call: ast.Call) -> list[ast.expr | ast.keyword]:
+    return [*call.args, *call.keywords]
 
 
-def _offset(script: Script, row: int, column: int) -> int:
-    return sum(map(len, script.lines[: row - 1])) + column
+def _before(script: Script, row: int, byte: int) -> str:
+    """Return what stands before a place in its line; ast counts bytes."""
+    return script.lines[row - 1].encode()[:byte].decode()
+
+
+def _offset(script: Script, row: int, byte: int) -> int:
+    return sum(map(len, script.lines[: row - 1])) + len(_before(script, row, byte))
+
+
+def _end(script: Script, node: ast.expr | ast.keyword) -> int:
+    assert node.end_lineno is not None, "what was parsed has its places"  # noqa: S101 -- a bug of ours
+    assert node.end_col_offset is not None, "what was parsed has its places"  # noqa: S101 -- as above
+    return _offset(script, node.end_lineno, node.end_col_offset)
 
 
 def _edited(text: str, edits: Iterable[_Edit]) -> str:
     pieces = []
     done = 0
-    for edit in sorted(edits, key=lambda edit: edit.start):  # stable: of two at one place the first stays the first
-        pieces += [text[done : edit.start], edit.text]
-        done = edit.end
+    for start, end, new in sorted(edits, key=itemgetter(0)):  # stable: of two at one place the first stays the first
+        pieces += [text[done:start], new]
+        done = end
     return "".join([*pieces, text[done:]])
 
 
 def _is_as_meant(script: Script, call: LoaderCall, text: str, changes: Mapping[str, object]) -> bool:
-    """Whether the text, parsed again, is the script with these arguments of this call changed, and nothing else."""
+    """Return whether the text, parsed again, is the script with these arguments of the call changed, and no others."""
     tree = _parsed(text)
     if tree is None:
         return False
@@ -185,7 +178,7 @@ def _expression(value: object) -> ast.expr:
 
 
 def _shape(tree: ast.AST, new: Mapping[ast.AST, ast.AST]) -> Iterator[object]:
-    """All that a tree holds, some of its nodes exchanged; ast.dump would recurse."""
+    """Yield all that a tree holds, some of its nodes exchanged; ast.dump would recurse."""
     todo = deque([tree])
     while todo:
         first = todo.popleft()
@@ -201,12 +194,12 @@ def _leaf(value: object) -> object:
 
 
 def _rows(raw: bytes) -> list[str]:
-    """Lines as git and patch part them: at line feeds alone."""
+    """Split lines as git and patch do: at line feeds alone."""
     return re.findall(r"[^\n]*\n|[^\n]+", raw.decode("utf-8", "surrogateescape"))
 
 
 def _header(side: str, name: str) -> str:
-    """A name as git writes it: with a tab behind one that has blanks, and in quotes where it has worse."""
+    """Return a name as git writes it: with a tab behind one that has blanks, and in quotes where it has worse."""
     path = f"{side}/{name}"
     if any(char in '"\\' or ord(char) < ord(" ") for char in path):
         escaped = (
@@ -217,7 +210,7 @@ def _header(side: str, name: str) -> str:
 
 
 def _shown(source: Path) -> str:
-    """The script as seen from the current folder; its name alone where it lies elsewhere."""
+    """Return the script as seen from the current folder; its name alone where it lies elsewhere."""
     real = source.resolve()
     here = Path.cwd()
     return real.relative_to(here).as_posix() if real.is_relative_to(here) else real.name

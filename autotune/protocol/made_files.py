@@ -23,12 +23,12 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-__all__ = ["list_names", "remove_made"]
+__all__ = ["Made", "list_names", "remove_made"]
 
 _SQLITE = b"SQLite format 3\0"
 _OF_SQLITE = ("-wal", "-shm", "-journal")
 """Endings of the files that SQLite keeps with a database. Source: sqlite.org, "Temporary files used by SQLite"."""
-_Made = dict[str, tuple[int, ...]]
+_Entries = dict[str, tuple[int, ...]]
 """Paths with the device, the inode and the time of change, in nanoseconds, of what was made there when it was recorded;
 empty where it was gone by then."""
 _MOST_NAMES = 5000
@@ -100,15 +100,18 @@ def _names(folder: Path) -> frozenset[str] | None:
 
 
 @dataclass(slots=True)
-class _Records:
-    """Collects the records of a journal."""
+class Made:
+    """What a trial has made, as the records of its journal name it."""
 
-    made: _Made = field(default_factory=dict)
+    made: _Entries = field(default_factory=dict)
     """Files and folders to remove, by their last path."""
-    kept: _Made = field(default_factory=dict)
+    kept: _Entries = field(default_factory=dict)
     """Files and folders to keep: caches and downloads."""
-    _gone: _Made = field(default_factory=dict)
+    _gone: _Entries = field(default_factory=dict)
     """Entries that were removed or moved; a later record takes their first time of change."""
+
+    def __contains__(self, path: str) -> bool:
+        return path in self.made or path in self.kept
 
     def learn(self, kind: str, path: str, rest: list[Any]) -> None:
         """Apply one record, in the journal's order."""
@@ -126,9 +129,9 @@ class _Records:
                     known[f"{rest[0]}{below[len(path) :]}"] = known.pop(below)
 
 
-def _recorded(journal: Path) -> _Records:
+def _recorded(journal: Path) -> Made:
     """Read a journal; of a copy of one, which somebody else may have written, nothing."""
-    records, is_own = _Records(), False
+    records, is_own = Made(), False
     if not journal.is_file():
         return records
     status = journal.stat()
@@ -139,7 +142,7 @@ def _recorded(journal: Path) -> _Records:
         except (ValueError, TypeError, LookupError):  # a line that a process was killed in
             continue
         is_own |= kind == "journal" and rest[:2] == [status.st_dev, status.st_ino]
-    return records if is_own else _Records()
+    return records if is_own else Made()
 
 
 def _with_first_time(entry: list[int], before: tuple[int, ...] | None) -> tuple[int, ...]:
@@ -149,7 +152,7 @@ def _with_first_time(entry: list[int], before: tuple[int, ...] | None) -> tuple[
     return (*before[:2], min(before[2], entry[2]))
 
 
-def _remove(path: str, made: _Made, kept: _Made, until_ns: float) -> list[str]:
+def _remove(path: str, made: _Entries, kept: _Entries, until_ns: float) -> list[str]:
     """Remove one file, or one folder with the files in it; return what had to stay and was not to be kept."""
     try:
         status = os.lstat(path)
@@ -189,7 +192,7 @@ def _sides_of_database(path: str, since_ns: float, until_ns: float) -> list[str]
     return found
 
 
-def _remove_strangers(folder: str, made: _Made, kept: _Made, until_ns: float) -> list[str]:
+def _remove_strangers(folder: str, made: _Entries, kept: _Entries, until_ns: float) -> list[str]:
     """Remove the files in a folder that no record names and that are younger than it; return what stays there."""
     with os.scandir(folder) as entries:
         inside = list(entries)

@@ -1,8 +1,7 @@
-"""Stands in for open and for the functions of os that change files: what existed before stays as it is.
+"""Replaces open and the functions of os that change files: what existed before stays as it is.
 
-Comes in: their own arguments. Goes out: what they hand back, errors with the path that was asked for. Opened for
-writing, an existing file is copied to scratch first; removed, it is marked; renamed, it is seen elsewhere and lies
-where it was.
+Opened for writing, an existing file is copied to scratch first; removed, it is marked; renamed, it is seen elsewhere
+and lies where it was. Errors name the path that was asked for.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ import os
 import stat
 from collections.abc import Callable
 from contextlib import suppress
+from types import MethodType
 from typing import Any
 
 from autotune.worker.attach.redirect.amendments import Amendments, check_access
 from autotune.worker.attach.redirect.copying import copy_file
 from autotune.worker.attach.redirect.journal import Record
-from autotune.worker.attach.redirect.paths import AnyPath, Told, error_of, is_dots, parent_of, text_of
-from autotune.worker.attach.redirect.real import FUNCTIONS as REAL
-from autotune.worker.attach.redirect.real import open_file
+from autotune.worker.attach.redirect.paths import AnyPath, ErrorsName, error_of, is_dots, parent_of, text_of
+from autotune.worker.attach.redirect.real import open_file, real_os
 from autotune.worker.attach.redirect.renames import check_rename, move
 from autotune.worker.attach.redirect.view import View
 
@@ -30,7 +29,7 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
 class Changes:
-    """The functions of os that change a view; methods, since a class that keeps one must not bind it anew."""
+    """The functions of os that change a view; bound methods all, as those of Reads."""
 
     def __init__(self, view: View) -> None:
         self._view = view
@@ -38,11 +37,11 @@ class Changes:
         self.rename = self.replace
         self.remove = self.unlink
         for name in ("chmod", "chown", "lchown", "removexattr", "setxattr", "truncate", "utime"):
-            setattr(self, name, amendments.amending(name))
+            setattr(self, name, MethodType(amendments.amend, getattr(real_os, name)))
         for name in ("fchmod", "fchown"):
-            setattr(self, name, amendments.amending_descriptor(name))
-        for name in ("mkfifo", "mknod"):
-            setattr(self, name, self._making(name))
+            setattr(self, name, MethodType(amendments.amend_descriptor, getattr(real_os, name)))
+        for name in ("mkdir", "mkfifo", "mknod"):
+            setattr(self, name, MethodType(self._make, getattr(real_os, name)))
 
     def open_file(  # noqa: PLR0913, PLR0917 - as builtins.open
         self,
@@ -55,38 +54,35 @@ class Changes:
         closefd: bool = True,
         opener: Callable[[str, int], int] | None = None,
     ) -> Any:
-        """As builtins.open: only the descriptor comes from elsewhere."""
+        """Do as builtins.open, with a descriptor from elsewhere."""
         if opener is None and not isinstance(file, int) and not (mode in _READING and self._view.is_idle()):
             opener = self._opened
         return open_file(file, mode, buffering, encoding, errors, newline, closefd, opener)
 
     def open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-        """As os.open."""
+        """Do as os.open."""
         if not flags & _WRITING and self._view.is_idle():
-            return REAL["open"](path, flags, mode, dir_fd=dir_fd)  # type: ignore[no-any-return]
+            return real_os.open(path, flags, mode, dir_fd=dir_fd)
         text = text_of(path)
-        try:
+        with ErrorsName(path):
             if not text or not flags & _WRITING or flags & os.O_TMPFILE == os.O_TMPFILE:
                 real = self._view.seen(path, dir_fd, follow=not flags & os.O_NOFOLLOW)
-                return REAL["open"](real, flags, mode)  # type: ignore[no-any-return]
+                return real_os.open(real, flags, mode)
             return self._open_writing(text, flags, mode, dir_fd)
-        except OSError as error:
-            error.filename = path
-            raise
 
     def unlink(self, path: Any, *, dir_fd: int | None = None) -> None:
-        """As os.unlink."""
-        with Told(path), self._view.changing():
+        """Do as os.unlink."""
+        with ErrorsName(path), self._view.changing():
             logical, status = self._existing(path, dir_fd)
             if stat.S_ISDIR(status.st_mode):
                 raise error_of(errno.EISDIR)
             if text_of(path).endswith("/"):
                 raise error_of(errno.ENOTDIR)
-            self._removed(logical, status, REAL["unlink"])
+            self._removed(logical, status, real_os.unlink)
 
     def rmdir(self, path: Any, *, dir_fd: int | None = None) -> None:
-        """As os.rmdir."""
-        with Told(path), self._view.changing():
+        """Do as os.rmdir."""
+        with ErrorsName(path), self._view.changing():
             logical, status = self._existing(path, dir_fd)
             if not stat.S_ISDIR(status.st_mode):
                 raise error_of(errno.ENOTDIR)
@@ -94,11 +90,7 @@ class Changes:
                 raise error_of(errno.EINVAL)
             if self._view.names(logical):
                 raise error_of(errno.ENOTEMPTY)
-            self._removed(logical, status, REAL["rmdir"])
-
-    def mkdir(self, path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
-        """As os.mkdir."""
-        self._make(path, dir_fd, lambda at: REAL["mkdir"](at, mode), REAL["rmdir"])
+            self._removed(logical, status, real_os.rmdir)
 
     def symlink(
         self,
@@ -108,9 +100,9 @@ class Changes:
         *,
         dir_fd: int | None = None,
     ) -> None:
-        """As os.symlink."""
+        """Do as os.symlink."""
         del target_is_directory
-        self._make(dst, dir_fd, lambda at: REAL["symlink"](text_of(src), at), REAL["unlink"])
+        self._make(lambda at: real_os.symlink(text_of(src), at), dst, dir_fd=dir_fd)
 
     def link(
         self,
@@ -121,12 +113,12 @@ class Changes:
         dst_dir_fd: int | None = None,
         follow_symlinks: bool = True,
     ) -> None:
-        """As os.link; of a file that existed before, a copy."""
+        """Do as os.link; of a file that existed before, make a copy."""
         del follow_symlinks  # link(2) follows none on Linux
         if text_of(src).startswith("/proc/"):  # an unnamed file that gets a name
-            self._make(dst, dst_dir_fd, lambda at: REAL["link"](src, at, follow_symlinks=True), REAL["unlink"])
+            self._make(lambda at: real_os.link(src, at, follow_symlinks=True), dst, dir_fd=dst_dir_fd)
             return
-        with Told(src, dst), self._view.changing():
+        with ErrorsName(src, dst), self._view.changing():
             logical, status = self._existing(src, src_dir_fd)
             if stat.S_ISDIR(status.st_mode):
                 raise error_of(errno.EPERM)
@@ -136,18 +128,18 @@ class Changes:
             def make(at: str) -> None:
                 if is_own:
                     with suppress(OSError):
-                        REAL["link"](physical, at)
+                        real_os.link(physical, at)
                         return
                 if stat.S_ISLNK(status.st_mode):
-                    REAL["symlink"](REAL["readlink"](physical), at)
+                    real_os.symlink(real_os.readlink(physical), at)
                 else:
                     copy_file(physical, at)
 
-            self._make(dst, dst_dir_fd, make, REAL["unlink"])
+            self._make(make, dst, dir_fd=dst_dir_fd)
 
     def replace(self, src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
-        """As os.rename and os.replace."""
-        with Told(src, dst), self._view.changing():
+        """Do as os.rename and os.replace."""
+        with ErrorsName(src, dst), self._view.changing():
             if not text_of(dst):
                 raise error_of(errno.ENOENT)
             self._view.check_folder(parent_of(self._view.logical(text_of(src).rstrip("/"), src_dir_fd, follow=False)))
@@ -170,19 +162,17 @@ class Changes:
             move(self._view, source, to, there)
 
     def prepared(self, path: AnyPath) -> str:
-        """Where native code may write a path of the script; it exists then, with its content."""
-        descriptor = self.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        REAL["close"](descriptor)
+        """Return where native code may write to a path of the script; it exists then, with its content."""
+        real_os.close(self.open(path, os.O_RDWR | os.O_CREAT, 0o666))
         return self._view.seen(path)
 
     def emptied(self, path: AnyPath) -> str:
-        """Where native code may write a path of the script anew; it exists then, and is empty."""
-        descriptor = self.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-        REAL["close"](descriptor)
+        """Return where native code may write a path of the script from the beginning; it exists then, and is empty."""
+        real_os.close(self.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666))
         return self._view.seen(path)
 
     def replaced(self, physical: str) -> None:
-        """Record a file that the trial has made once more: native code may have put another one in its place."""
+        """Record a file of the trial's once more: native code may have put another one in its place."""
         with self._view.changing():
             if self._view.is_own(physical):
                 self._view.commit(self._view.made(physical))
@@ -200,7 +190,7 @@ class Changes:
         if physical is not None and self._view.is_own(physical):
             makes_none = not flags & os.O_CREAT or self._view.is_free(physical)
             if makes_none or self._view.status(logical) is not None:
-                return REAL["open"](physical + end, flags, mode)  # type: ignore[no-any-return]
+                return real_os.open(physical + end, flags, mode)
         with self._view.changing():
             logical = self._view.logical(text, dir_fd, follow=follow)
             physical, status = self._view.physical(logical), self._view.status(logical)
@@ -212,9 +202,7 @@ class Changes:
                 self._view.folder_of(logical)
                 raise error_of(errno.EISDIR)
             if physical is None or (status is None and not self._view.is_free(physical)):
-                made: int = self._view.create(
-                    logical, lambda at: REAL["open"](at, flags | os.O_EXCL, mode), REAL["unlink"]
-                )
+                made: int = self._view.create(logical, lambda at: real_os.open(at, flags | os.O_EXCL, mode))
                 return made
             if is_new and status is not None:
                 raise error_of(errno.EEXIST)
@@ -224,20 +212,22 @@ class Changes:
                     raise error_of(errno.ENOTDIR)
                 check_access(physical, flags)
                 physical = self._view.copy(logical, physical, is_empty=bool(flags & os.O_TRUNC))
-        return REAL["open"](f"{physical or '/'}{end}", flags, mode)  # type: ignore[no-any-return]
+        return real_os.open(f"{physical or '/'}{end}", flags, mode)
 
-    def _make(self, path: AnyPath, dir_fd: int | None, make: Callable[[str], Any], undo: Callable[[str], None]) -> None:
-        with Told(path), self._view.changing():
+    def _make(
+        self, make: Callable[..., Any], path: Any, *arguments: Any, dir_fd: int | None = None, **named: Any
+    ) -> None:
+        with ErrorsName(path), self._view.changing():
             text = text_of(path)
             if not text:
                 raise error_of(errno.ENOENT)
             logical = self._view.logical(text if is_dots(text) else text.rstrip("/"), dir_fd, follow=False)
             if self._view.status(logical) is not None:
                 raise error_of(errno.EEXIST)
-            if text.endswith("/") and undo is not REAL["rmdir"]:
+            if text.endswith("/") and make is not real_os.mkdir:
                 self._view.check_folder(parent_of(logical))
                 raise error_of(errno.ENOENT)
-            self._view.create(logical, make, undo)
+            self._view.create(logical, lambda at: make(at, *arguments, **named))
 
     def _existing(self, path: AnyPath, dir_fd: int | None) -> tuple[str, os.stat_result]:
         text = text_of(path)
@@ -270,14 +260,8 @@ class Changes:
     def _check_folder_of(self, logical: str, status: os.stat_result) -> None:
         """Raise what the system would on removing a name from its folder."""
         folder = self._view.physical(parent_of(logical)) or "/"
-        if not REAL["access"](folder, os.W_OK | os.X_OK, effective_ids=True):
+        if not real_os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
             raise error_of(errno.EACCES)
-        above, user = REAL["stat"](folder), os.geteuid()
+        above, user = real_os.stat(folder), os.geteuid()
         if above.st_mode & stat.S_ISVTX and user not in {0, status.st_uid, above.st_uid}:
             raise error_of(errno.EPERM)
-
-    def _making(self, name: str) -> Callable[..., None]:
-        def make(path: Any, *arguments: Any, dir_fd: int | None = None, **named: Any) -> None:
-            self._make(path, dir_fd, lambda at: REAL[name](at, *arguments, **named), REAL["unlink"])
-
-        return make

@@ -28,24 +28,17 @@ from functools import partial
 from inspect import isfunction
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from autotune.worker.attach.redirect.changes import Changes
-from autotune.worker.attach.redirect.native import PROTECTORS
+from autotune.worker.attach.redirect.native import PATCHED_MODULES, patch_module
 from autotune.worker.attach.redirect.reads import Reads
-from autotune.worker.attach.redirect.real import FUNCTIONS, open_file, replace_everywhere
+from autotune.worker.attach.redirect.real import open_file, real_os, replace_everywhere
 from autotune.worker.attach.redirect.view import View
 from autotune.worker.attach.seams.imports import after_import
 
 __all__ = ["protect_files", "protect_torch"]
 
-_READS = (
-    "access", "chdir", "getcwd", "getcwdb", "getxattr", "listdir", "listxattr", "lstat", "readlink", "scandir", "stat",
-    "statvfs",
-)  # fmt: skip
-_CHANGES = (
-    "chmod", "chown", "fchmod", "fchown", "lchown", "link", "mkdir", "mkfifo", "mknod", "open", "remove", "removexattr",
-    "rename", "replace", "rmdir", "setxattr", "symlink", "truncate", "unlink", "utime",
-)  # fmt: skip
 _CACHES = (
     "HF_DATASETS_CACHE", "HF_HOME", "HF_HUB_CACHE", "KAGGLEHUB_CACHE", "KERAS_HOME", "NLTK_DATA", "NUMBA_CACHE_DIR",
     "PYTHONPYCACHEPREFIX", "TFDS_DATA_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "TORCH_HOME",
@@ -76,28 +69,27 @@ def protect_files(scratch: Path, *, own: Sequence[Path] = ()) -> None:
     view = View(os.path.realpath(scratch), tuple(map(os.path.realpath, own)), _cache_folders())
     reads, changes = Reads(view), Changes(view)
     _installed.append((view, changes))
-    stand_ins = {name: getattr(reads, name) for name in _READS} | {name: getattr(changes, name) for name in _CHANGES}
-    _join_capabilities(stand_ins)
-    pairs = [(FUNCTIONS[name], stand_in) for name, stand_in in stand_ins.items()]
-    replace_everywhere([*pairs, (open_file, changes.open_file)])
-    for name, stand_in in stand_ins.items():  # os.remove is os.unlink, yet another object
-        setattr(os, name, stand_in)
+    replacements = {
+        getattr(real_os, name): getattr(functions, name)
+        for functions in (reads, changes)
+        for name in dir(functions)
+        if name in real_os.__all__
+    }
+    _join_capabilities(replacements)
+    replace_everywhere([*replacements.items(), (open_file, changes.open_file)])
     builtins.open = io.open = changes.open_file
     os.register_at_fork(after_in_child=view.forked)
-    _replace_defaults(tempfile._TemporaryFileCloser, stand_ins)  # type: ignore[attr-defined]  # noqa: SLF001
+    _replace_defaults(tempfile._TemporaryFileCloser, replacements)  # type: ignore[attr-defined]  # noqa: SLF001
     if "shutil" in sys.modules:  # imported later, it finds by itself that os's functions take no folder's descriptor
         sys.modules["shutil"]._use_fd_functions = False  # type: ignore[attr-defined]  # noqa: SLF001
-    for name in PROTECTORS:
-        if name != "torch":
-            after_import(name, partial(_protect, name))
+    for name in PATCHED_MODULES - {"torch"}:
+        after_import(name, partial(_protect, name))
 
 
-def _replace_defaults(kind: type, stand_ins: Mapping[str, object]) -> None:
+def _replace_defaults(kind: type, replacements: Mapping[Any, Any]) -> None:
     """Replace functions of os that the methods of a class keep as default values of their arguments."""
-    pairs = [(FUNCTIONS[name], stand_in) for name, stand_in in stand_ins.items()]
     for method in filter(isfunction, vars(kind).values()):
-        kept = method.__defaults__ or ()
-        method.__defaults__ = tuple(next((new for old, new in pairs if old is one), one) for one in kept) or None
+        method.__defaults__ = tuple(replacements.get(one, one) for one in method.__defaults__ or ()) or None
 
 
 def protect_torch() -> None:
@@ -109,16 +101,16 @@ def _protect(name: str, _: ModuleType | None = None) -> None:
     """Redirect the native writers of a module that is imported, once."""
     if _installed and name not in _protected:
         _protected.add(name)
-        PROTECTORS[name](sys.modules[name], *_installed[0])
+        patch_module(name, sys.modules[name], *_installed[0])
 
 
 def _cache_folders() -> tuple[str, ...]:
-    """Where libraries keep what they have downloaded or compiled, for every later process."""
+    """Return where libraries keep what they have downloaded or compiled, for every later process."""
     named = [os.environ[name] for name in _CACHES if os.environ.get(name)]
     return tuple(os.path.realpath(os.path.expanduser(folder)) for folder in (*_CACHES_AT_HOME, *named))  # noqa: PTH111
 
 
-def _join_capabilities(stand_ins: dict[str, object]) -> None:
-    """Those that could follow no link still can; none takes a folder's descriptor, so that trees are walked by path."""
+def _join_capabilities(replacements: Mapping[Any, Any]) -> None:
+    """Declare what the replacements can do too; none takes a folder's descriptor, so that trees are walked by path."""
     for able in (os.supports_effective_ids, os.supports_fd, os.supports_follow_symlinks):
-        able.update(stand_in for name, stand_in in stand_ins.items() if FUNCTIONS[name] in able)  # type: ignore[misc]
+        able.update([new for old, new in replacements.items() if old in able])

@@ -1,138 +1,88 @@
-"""Stands in for the functions of os that only look: in an untouched tree they cost one comparison more.
-
-Comes in: their own arguments. Goes out: what they say of the trial's view, errors with the path that was asked for.
-"""
+"""Replaces the functions of os that only read: in an untouched tree they cost one comparison more."""
 
 from __future__ import annotations
 
 import os
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from types import MethodType
 from typing import Any, Self
 
-from autotune.worker.attach.redirect.paths import AnyPath, is_descriptor, text_of
-from autotune.worker.attach.redirect.real import FUNCTIONS as REAL
+from autotune.worker.attach.redirect.paths import AnyPath, ErrorsName, is_descriptor, text_of
+from autotune.worker.attach.redirect.real import real_os
 from autotune.worker.attach.redirect.view import View
 
 __all__ = ["Reads"]
 
+_LOOKS = ("getxattr", "listxattr", "lstat", "readlink", "stat", "statvfs")
+_OF_LINKS = frozenset({real_os.lstat, real_os.readlink})
+
 
 class Reads:
-    """The functions of os that look at a view; methods, since a class that keeps one must not bind it anew."""
+    """The functions of os that read a view.
+
+    Bound methods all, since a class that keeps one as an attribute must not bind it to its own objects.
+    """
 
     def __init__(self, view: View) -> None:
         self._view = view
-        self.getxattr = self._looking(REAL["getxattr"])
-        self.listxattr = self._looking(REAL["listxattr"])
-        self.statvfs = self._looking(REAL["statvfs"])
+        for name in _LOOKS:
+            setattr(self, name, MethodType(self._look, getattr(real_os, name)))
 
-    def stat(self, path: Any, *, dir_fd: int | None = None, follow_symlinks: bool = True) -> os.stat_result:
-        """As os.stat."""
-        if self._view.is_idle() or is_descriptor(path):
-            return REAL["stat"](path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)  # type: ignore[no-any-return]
-        try:
-            real = self._view.seen(path, dir_fd, follow=follow_symlinks)
-            return REAL["stat"](real, follow_symlinks=follow_symlinks)  # type: ignore[no-any-return]
-        except OSError as error:
-            error.filename = path
-            raise
-
-    def lstat(self, path: Any, *, dir_fd: int | None = None) -> os.stat_result:
-        """As os.lstat."""
-        if self._view.is_idle():
-            return REAL["lstat"](path, dir_fd=dir_fd)  # type: ignore[no-any-return]
-        return self.stat(path, dir_fd=dir_fd, follow_symlinks=False)
-
-    def access(
-        self,
-        path: Any,
-        mode: int,
-        *,
-        dir_fd: int | None = None,
-        effective_ids: bool = False,
-        follow_symlinks: bool = True,
-    ) -> bool:
-        """As os.access."""
-        options = {"effective_ids": effective_ids, "follow_symlinks": follow_symlinks}
-        if self._view.is_idle() or is_descriptor(path):
-            return REAL["access"](path, mode, dir_fd=dir_fd, **options)  # type: ignore[no-any-return]
-        try:
-            real = self._view.seen(path, dir_fd, follow=follow_symlinks)
-        except OSError:
-            return False
-        return REAL["access"](real, mode, **options)  # type: ignore[no-any-return]
-
-    def readlink(self, path: Any, *, dir_fd: int | None = None) -> str | bytes:
-        """As os.readlink."""
-        if self._view.is_idle():
-            return REAL["readlink"](path, dir_fd=dir_fd)  # type: ignore[no-any-return]
-        try:
-            target: str = REAL["readlink"](self._view.seen(path, dir_fd, follow=False))
-        except OSError as error:
-            error.filename = path
-            raise
-        return os.fsencode(target) if isinstance(os.fspath(path), bytes) else target
+    def access(self, path: Any, mode: int, **named: Any) -> bool:
+        """Do as os.access."""
+        with suppress(OSError):
+            return bool(self._look(real_os.access, path, mode, **named))
+        return False
 
     def listdir(self, path: Any = None) -> list[Any]:
-        """As os.listdir."""
+        """Do as os.listdir."""
         if self._is_real(path):
-            return REAL["listdir"](path)  # type: ignore[no-any-return]
-        try:
-            logical = self._folder(path)
-            names = self._view.names(logical)
-        except OSError as error:
-            error.filename = path
-            raise
+            return real_os.listdir(path)
+        with ErrorsName(path):
+            names = self._view.names(self._folder(path))
         return [os.fsencode(name) for name in names] if path is not None and _is_bytes(path) else names
 
     def scandir(self, path: Any = None) -> Any:
-        """As os.scandir; its own entries where anything of the folder lies elsewhere."""
+        """Do as os.scandir, with entries of our own where anything of the folder lies elsewhere."""
         if self._is_real(path):
-            return REAL["scandir"](path)
-        try:
-            logical = self._folder(path)
-            named = os.path.abspath("." if path is None else text_of(path))  # noqa: PTH100 - no link is to be resolved
-            if self._view.is_plain(logical) and named == logical:
-                return REAL["scandir"](path)
-            names = self._view.names(logical)
-        except OSError as error:
-            error.filename = path
-            raise
+            return real_os.scandir(path)
         given = "." if path is None else text_of(path)
-        found = (_Entry(self, given, name, is_bytes=path is not None and _is_bytes(path)) for name in names)
-        return _Entries(found)
+        with ErrorsName(path):
+            logical = self._folder(path)
+            named = os.path.abspath(given)  # noqa: PTH100 - no link is to be resolved
+            if self._view.is_plain(logical) and named == logical:
+                return real_os.scandir(path)
+            names = self._view.names(logical)
+        is_bytes = path is not None and _is_bytes(path)
+        return _Entries(_Entry(given, name, is_bytes=is_bytes) for name in names)
 
     def chdir(self, path: Any) -> None:
-        """As os.chdir."""
-        if self._view.is_idle() or is_descriptor(path):
-            REAL["chdir"](path)
+        """Do as os.chdir."""
+        if self._is_real(path):
+            real_os.chdir(path)
             return
-        try:
-            logical = self._view.logical(text_of(path)) if text_of(path) else text_of(path)
-            self._view.enter(logical, self._view.seen(path).rstrip("/"))
-        except OSError as error:
-            error.filename = path
-            raise
+        with ErrorsName(path):
+            self._view.enter(self._folder(path), self._view.seen(path).rstrip("/"))
 
     def getcwd(self) -> str:
-        """As os.getcwd."""
+        """Do as os.getcwd."""
         return self._view.cwd()
 
     def getcwdb(self) -> bytes:
-        """As os.getcwdb."""
+        """Do as os.getcwdb."""
         return os.fsencode(self._view.cwd())
 
-    def _looking(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def looking(path: Any, *arguments: Any, **named: Any) -> Any:
-            if self._view.is_idle() or is_descriptor(path):
-                return function(path, *arguments, **named)
-            try:
-                return function(self._view.seen(path, follow=named.get("follow_symlinks", True)), *arguments, **named)
-            except OSError as error:
-                error.filename = path
-                raise
-
-        return looking
+    def _look(self, function: Callable[..., Any], path: Any, *arguments: Any, **named: Any) -> Any:
+        if self._view.is_idle() or is_descriptor(path):
+            return function(path, *arguments, **named)
+        with ErrorsName(path):
+            follow = named.get("follow_symlinks", function not in _OF_LINKS)
+            real: str | bytes = self._view.seen(path, named.pop("dir_fd", None), follow=follow)
+            if _is_bytes(path):
+                real = os.fsencode(real)
+            return function(real, *arguments, **named)
 
     def _is_real(self, path: Any) -> bool:
         return self._view.is_idle() or is_descriptor(path) or (path is not None and not text_of(path))
@@ -142,11 +92,10 @@ class Reads:
 
 
 class _Entry:
-    """As os.DirEntry."""
+    """Do as os.DirEntry."""
 
-    def __init__(self, reads: Reads, folder: str, name: str, *, is_bytes: bool) -> None:
+    def __init__(self, folder: str, name: str, *, is_bytes: bool) -> None:
         path = os.path.join(folder, name)  # noqa: PTH118 - as os.scandir joins
-        self._reads = reads
         self.name = os.fsencode(name) if is_bytes else name
         self.path = os.fsencode(path) if is_bytes else path
 
@@ -157,27 +106,27 @@ class _Entry:
         return f"<DirEntry {self.name!r}>"
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        """As os.DirEntry.stat."""
-        return self._reads.stat(self.path, follow_symlinks=follow_symlinks)
+        """Do as os.DirEntry.stat."""
+        return os.stat(self.path, follow_symlinks=follow_symlinks)  # noqa: PTH116 - the replacement
 
     def inode(self) -> int:
-        """As os.DirEntry.inode."""
+        """Do as os.DirEntry.inode."""
         return self.stat(follow_symlinks=False).st_ino
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        """As os.DirEntry.is_dir."""
+        """Do as os.DirEntry.is_dir."""
         return stat.S_ISDIR(self._mode(follow_symlinks=follow_symlinks))
 
     def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        """As os.DirEntry.is_file."""
+        """Do as os.DirEntry.is_file."""
         return stat.S_ISREG(self._mode(follow_symlinks=follow_symlinks))
 
     def is_symlink(self) -> bool:
-        """As os.DirEntry.is_symlink."""
+        """Do as os.DirEntry.is_symlink."""
         return stat.S_ISLNK(self._mode(follow_symlinks=False))
 
     def is_junction(self) -> bool:
-        """As os.DirEntry.is_junction: on Windows alone."""
+        """Do as os.DirEntry.is_junction: on Windows alone."""
         return False
 
     def _mode(self, *, follow_symlinks: bool) -> int:
@@ -188,7 +137,7 @@ class _Entry:
 
 
 class _Entries:
-    """As what os.scandir hands back."""
+    """As what os.scandir returns."""
 
     def __init__(self, entries: Iterator[_Entry]) -> None:
         self._entries = entries
@@ -206,7 +155,7 @@ class _Entries:
         self.close()
 
     def close(self) -> None:
-        """Nothing more is handed out."""
+        """Yield nothing more."""
         self._entries = iter(())
 
 

@@ -1,32 +1,44 @@
-"""The functions of os and io as they are before anything stands in for them, and where modules have kept them.
+"""Original os and io functions, before patching, and the means to patch them wherever modules have kept them.
 
-Comes in: functions and what stands in for them. Goes out: nothing: `from os import rename` binds at the import, so that
-modules which have done so get the stand-in too.
+`from os import rename` binds at the import, so that modules which have done so get the replacement too.
 """
 
 from __future__ import annotations
 
 import io
-import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["FUNCTIONS", "open_file", "replace_everywhere"]
+if TYPE_CHECKING:
+    import os as real_os
+else:
+    import os
 
-FUNCTIONS = {
-    name: getattr(os, name)
-    for name in (
-        "access", "chdir", "chmod", "chown", "close", "copy_file_range", "fchdir", "fchmod", "fchown", "fstat",
-        "ftruncate", "getcwd", "getcwdb", "getxattr", "lchown", "link", "listdir", "listxattr", "lstat", "mkdir",
-        "mkfifo", "mknod", "open", "pwrite", "read", "readlink", "remove", "removexattr", "rename", "replace", "rmdir",
-        "scandir", "setxattr", "stat", "statvfs", "symlink", "truncate", "unlink", "utime", "write",
-    )
-}  # fmt: skip
-"""By their names in os."""
+    real_os = ModuleType("os")
+    vars(real_os).update(vars(os))
+
+__all__ = ["open_file", "opened", "real_os", "replace_everywhere"]
+
 open_file = io.open
 _SPARED = ("_frozen_importlib", "_io", "importlib", "posix", "zipimport", "autotune.worker.attach.redirect")
-"""What the import system itself uses: bytecode is to be cached as ever."""
+"""Modules of the import system itself, which caches bytecode as in any run, and our own."""
+
+
+@contextmanager
+def opened(path: str, flags: int, mode: int = 0o600) -> Iterator[int]:
+    """Open a file by its physical path, and close it afterwards.
+
+    Raises:
+        OSError: It can't be opened.
+    """
+    descriptor = real_os.open(path, flags, mode)
+    try:
+        yield descriptor
+    finally:
+        real_os.close(descriptor)
 
 
 def replace_everywhere(pairs: Sequence[tuple[Callable[..., Any], Callable[..., Any]]]) -> None:
@@ -36,7 +48,7 @@ def replace_everywhere(pairs: Sequence[tuple[Callable[..., Any], Callable[..., A
         if name.startswith(_SPARED):
             continue
         try:
-            held = object.__getattribute__(module, "__dict__")  # a lazy module is not to be loaded by this
+            held = object.__getattribute__(module, "__dict__")  # does not load a lazy module
         except AttributeError:
             continue
         if not isinstance(held, dict):

@@ -5,17 +5,18 @@ Comes in: the records of the journal, in their order. Goes out: where a logical 
 
 from __future__ import annotations
 
+from autotune.protocol.made_files import Made
 from autotune.worker.attach.redirect.journal import Record
 
 __all__ = ["Redirections"]
 
 
 class Redirections:
-    """The state to which a journal leads; looked at without a lock, each look being one step of a dict."""
+    """The state to which a journal leads; read without a lock, each read being one step of a dict."""
 
     def __init__(self) -> None:
         self._map: dict[str, str | None] = {}
-        self._new = set[str]()
+        self._made = Made()
 
     def __bool__(self) -> bool:
         return bool(self._map)
@@ -24,7 +25,7 @@ class Redirections:
         return logical in self._map
 
     def physical(self, logical: str) -> str | None:
-        """Where a logical path is or would be; None where it or a folder above was removed."""
+        """Return where a logical path is or would be; None where it or a folder above was removed."""
         head, redirected = logical, self._map
         while head and head not in redirected:
             head = head[: head.rfind("/")]
@@ -34,16 +35,13 @@ class Redirections:
         return None if to is None else f"{to}{logical[len(head) :]}"
 
     def is_made(self, physical: str) -> bool:
-        """Whether the trial has made it, or a folder above it."""
-        made = self._new
-        while made and physical:
-            if physical in made:
-                return True
+        """Return whether the trial has made it, or a folder above it."""
+        while physical and physical not in self._made:
             physical = physical[: physical.rfind("/")]
-        return False
+        return bool(physical)
 
     def inside(self, folder: str) -> dict[str, bool]:
-        """The names in a folder that are redirected, and whether they are to be seen."""
+        """Return the names in a folder that are redirected, and whether they are to be seen."""
         placed = ((key.rpartition("/"), value) for key, value in list(self._map.items()))
         return {name: value is not None for (above, _, name), value in placed if above == folder}
 
@@ -62,23 +60,14 @@ class Redirections:
                 for key in self._below(path):
                     self._map[f"{rest[0]}{key[len(path) :]}"] = self._map.pop(key)
             else:
-                self._learn_made(str(kind), path, rest)
-
-    def _learn_made(self, kind: str, path: str, rest: Record) -> None:
-        if kind == "moved":
-            self._follow(path, str(rest[0]), is_tree=bool(rest[1]))
-        elif kind in {"new", "kept"}:  # the device and inode behind it are for protocol/made_files.py
-            self._new.add(path)
-        elif kind == "old":
-            self._new.discard(path)
+                self._made.learn(str(kind), path, rest)
+                if kind == "moved":
+                    self._follow(path, str(rest[0]))
 
     def _below(self, path: str) -> list[str]:
         return [key for key in list(self._map) if key.startswith(f"{path}/")]
 
-    def _follow(self, source: str, to: str, *, is_tree: bool) -> None:
+    def _follow(self, source: str, to: str) -> None:
         for key, value in list(self._map.items()):
             if value is not None and f"{value}/".startswith(f"{source}/"):
                 self._map[key] = f"{to}{value[len(source) :]}"
-        for path in [path for path in self._new if path.startswith(f"{source}/")] if is_tree else []:
-            self._new.remove(path)
-            self._new.add(f"{to}{path[len(source) :]}")

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from autotune.worker.attach.redirect.journal import Record
 from autotune.worker.attach.redirect.paths import error_of
-from autotune.worker.attach.redirect.real import FUNCTIONS as REAL
+from autotune.worker.attach.redirect.real import real_os
 from autotune.worker.attach.redirect.view import View
 
 __all__ = ["check_rename", "move"]
@@ -40,28 +40,28 @@ def move(view: View, source: str, to: str, there: os.stat_result | None) -> None
     is_own_target = there is not None and target is not None and view.is_own(target)
     if is_own_target and target is not None and is_folder:
         with suppress(OSError):  # what was renamed out of it may still lie in it, unseen
-            REAL["rmdir"](target)
+            real_os.rmdir(target)
     at, records = physical, list[Record]()
     if is_moved and is_own_target and target is not None and not is_folder and not view.is_stored(target):
         at = target
-        REAL["replace"](physical, target)  # in one step, as readers expect
+        real_os.replace(physical, target)  # in one step, as readers expect
         records = view.made(at)
     elif is_moved:
         at, records = _taken(view, to, physical, there)
     elif view.folder_of(to) is not None:
         records = [["unmap", to] if view.beneath(to) == physical else ["map", to, physical]]
-    is_tree = stat.S_ISDIR(REAL["lstat"](at).st_mode)
+    is_tree = stat.S_ISDIR(real_os.lstat(at).st_mode)
     moved: list[Record] = [["old", physical], ["moved", physical, at, is_tree]] if at != physical else []
     hidden = view.hide(source)
     try:
         view.commit([["unmap_below", to], ["renamed", source, to], *moved, *records, hidden])
     except OSError:
         if at not in {physical, target}:
-            REAL["rename"](at, physical)
+            real_os.rename(at, physical)
         raise
     if is_own_target and target is not None and not is_folder and at != target:
         with suppress(OSError):
-            REAL["unlink"](target)
+            real_os.unlink(target)
 
 
 def _taken(view: View, to: str, physical: str, there: os.stat_result | None) -> tuple[str, list[Record]]:
@@ -71,7 +71,7 @@ def _taken(view: View, to: str, physical: str, there: os.stat_result | None) -> 
         return at, [["map", to, at]]
     at, records = view.place(to)
     try:
-        REAL["rename"](physical, at)
+        real_os.rename(physical, at)
     except OSError as error:
         if error.errno != errno.EXDEV or not view.is_stored(at):
             raise

@@ -19,7 +19,7 @@ from typing import Any
 from autotune.worker.attach.redirect.copying import copy_file
 from autotune.worker.attach.redirect.journal import STAMP_BYTES, Journal, Record
 from autotune.worker.attach.redirect.paths import AnyPath, error_of, parent_of, text_of
-from autotune.worker.attach.redirect.real import FUNCTIONS as REAL
+from autotune.worker.attach.redirect.real import real_os
 from autotune.worker.attach.redirect.redirections import Redirections
 
 __all__ = ["View"]
@@ -48,7 +48,7 @@ class View:
             if self._journal.position == 0:
                 self.commit([["journal", self._journal.path]])
             with suppress(FileExistsError):
-                REAL["mkdir"](self._store, 0o700)
+                real_os.mkdir(self._store, 0o700)
 
     def is_idle(self) -> bool:
         """Whether every path is where it is: the one thing that a read asks first."""
@@ -98,7 +98,7 @@ class View:
             OSError: symbolic links lead in a circle, or `..` leaves what is no folder.
         """
         if not path.startswith("/"):
-            path = f"{self.cwd() if dir_fd is None else REAL['readlink'](f'/proc/self/fd/{dir_fd}')}/{path}"
+            path = f"{self.cwd() if dir_fd is None else real_os.readlink(f'/proc/self/fd/{dir_fd}')}/{path}"
         folder, _, name = path.rpartition("/")
         if name in {"", ".", ".."}:
             return self._walk(path)
@@ -149,7 +149,7 @@ class View:
     def names(self, logical: str) -> list[str]:
         """What the script sees in a folder."""
         physical = self.physical(logical)
-        names = dict.fromkeys(REAL["listdir"](f"{self.scratch}/none" if physical is None else physical or "/"))
+        names = dict.fromkeys(real_os.listdir(f"{self.scratch}/none" if physical is None else physical or "/"))
         for name, is_seen in self._redirected.inside(logical).items():
             if is_seen:
                 names[name] = None
@@ -161,7 +161,7 @@ class View:
         """Whether a folder is where it is, with everything in it."""
         return self.physical(logical) == logical and not self._redirected.inside(logical)
 
-    def create(self, logical: str, make: Callable[[str], Any], undo: Callable[[str], None]) -> Any:
+    def create(self, logical: str, make: Callable[[str], Any]) -> Any:
         """Make something where there is nothing; needs `changing`.
 
         Raises:
@@ -173,8 +173,9 @@ class View:
             self.commit(records)
         except OSError:
             if isinstance(made, int):
-                REAL["close"](made)
-            undo(at)
+                real_os.close(made)
+            remove = real_os.rmdir if stat.S_ISDIR(real_os.lstat(at).st_mode) else real_os.unlink
+            remove(at)
             raise
         return made
 
@@ -212,7 +213,7 @@ class View:
         """
         self.check_folder(parent_of(logical))
         parent = self.physical(parent_of(logical)) or ""
-        if not REAL["access"](parent or "/", os.W_OK | os.X_OK, effective_ids=True):
+        if not real_os.access(parent or "/", os.W_OK | os.X_OK, effective_ids=True):
             raise error_of(errno.EACCES)
         return parent
 
@@ -238,7 +239,7 @@ class View:
             self.commit([["map", logical, at]])
         except OSError:
             with suppress(OSError):
-                REAL["unlink"](at)
+                real_os.unlink(at)
             raise
         return at
 
@@ -252,36 +253,36 @@ class View:
         """Move something of the trial's own to scratch; a folder on another disk stays where it is."""
         at = self._slot(logical)
         try:
-            REAL["rename"](physical, at)
+            real_os.rename(physical, at)
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
-            kind = REAL["lstat"](physical).st_mode
+            kind = real_os.lstat(physical).st_mode
             if stat.S_ISDIR(kind):
                 return physical
             if stat.S_ISLNK(kind):
-                REAL["symlink"](REAL["readlink"](physical), at)
+                real_os.symlink(real_os.readlink(physical), at)
             else:
                 copy_file(physical, at)
-            REAL["unlink"](physical)
+            real_os.unlink(physical)
         return at
 
     def cwd(self) -> str:
         """The current folder as the script sees it."""
-        real: str = REAL["getcwd"]()
+        real: str = real_os.getcwd()
         return self._cwd[1] if self._cwd is not None and self._cwd[0] == real else real
 
     def enter(self, logical: str, physical: str) -> None:
         """Change to a folder that may lie elsewhere."""
-        REAL["chdir"](physical or "/")
-        self._cwd = None if logical == physical else (REAL["getcwd"](), logical or "/")
+        real_os.chdir(physical or "/")
+        self._cwd = None if logical == physical else (real_os.getcwd(), logical or "/")
 
     def _slot(self, logical: str) -> str:
         number = self._journal.position
         while True:
             folder = f"{self._store}/{number}"
             try:
-                REAL["mkdir"](folder, 0o700)
+                real_os.mkdir(folder, 0o700)
             except FileExistsError:
                 number += 1
             else:
@@ -292,7 +293,7 @@ class View:
             return None
         physical = self.physical(logical)
         try:
-            return None if physical is None else REAL["readlink"](physical)
+            return None if physical is None else real_os.readlink(physical)
         except OSError:
             return None
 
@@ -321,5 +322,5 @@ class View:
 
 def _status(physical: str) -> os.stat_result | None:
     with suppress(FileNotFoundError, NotADirectoryError):
-        return REAL["lstat"](physical)  # type: ignore[no-any-return]
+        return real_os.lstat(physical)
     return None
