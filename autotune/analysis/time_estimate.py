@@ -14,8 +14,6 @@ from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import TrainingConfig
 
 __all__ = [
-    "SHORTEST_WINDOW_S",
-    "SLOW_BUILD_S",
     "Pace",
     "expected_s",
     "first_batches_s",
@@ -24,18 +22,12 @@ __all__ = [
     "overhead_s",
     "payback_s",
     "rounds_of",
-    "shortest_trial_s",
     "steps_s",
     "typical_overhead_s",
     "typical_run_s",
     "typical_s",
 ]
 
-SHORTEST_WINDOW_S = 1.5
-"""A window is not made shorter than this, however little time is left: our own convention, seven blocks."""
-SLOW_BUILD_S = 10.0
-"""Seconds of building a workload, from which on each run that it takes counts: our own convention, as long as a trial
-takes otherwise."""
 _FIRST_OVERHEAD_S = 1.5
 """Overhead of a trial before one has ended: our own convention."""
 _BATCHES_A_WORKER = 2
@@ -97,10 +89,10 @@ def typical_overhead_s(records: Sequence[TrialRecord]) -> float:
     return max(0.0, median(beyond)) if beyond else _FIRST_OVERHEAD_S
 
 
-def typical_run_s(records: Sequence[TrialRecord], build_s: float = 0.0) -> float:
-    """Seconds of a further run: what runs take outside their windows, and a window. `build_s`: in a new process."""
+def typical_run_s(records: Sequence[TrialRecord], window_s: float) -> float:
+    """Return the seconds of a further run; `window_s` is its window where none was measured."""
     windows = [_window_s(record) for record in records[-_LATEST:] if record.measurement is not None]
-    return typical_overhead_s(records) + (median(windows) if windows else SHORTEST_WINDOW_S) + build_s
+    return typical_overhead_s(records) + (median(windows) if windows else window_s)
 
 
 def overhead_s(record: TrialRecord, build_s: float = 0.0) -> float:
@@ -112,11 +104,6 @@ def overhead_s(record: TrialRecord, build_s: float = 0.0) -> float:
     """
     own_s = 0.0 if record.measurement is None else record.measurement.build_s
     return max(0.0, record.result.own_s - _window_s(record)) + max(0.0, build_s - own_s)
-
-
-def shortest_trial_s(records: Sequence[TrialRecord]) -> float:
-    """Seconds that a trial takes at the least."""
-    return typical_overhead_s(records) + SHORTEST_WINDOW_S
 
 
 def first_batches_s(config: TrainingConfig, samples_per_s: float, epoch_samples: int | None) -> float:

@@ -16,12 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from autotune.analysis.time_estimate import SLOW_BUILD_S
 from autotune.launch.answers import NO_LIMITS, MemoryLimits, read_answer
 from autotune.launch.block_stream import BlockStream, ShouldEnd
 from autotune.launch.disturbance import disturbance_of, with_remark
 from autotune.launch.launcher import Exit, Launch, Launcher
 from autotune.note import Note, note
+from autotune.policy import POLICY, Policy
 from autotune.protocol import jobs
 from autotune.protocol.clock import deadline_within
 from autotune.protocol.disk import TrialFolder, write_model
@@ -64,13 +64,14 @@ class TrialRunner:
     """What the probe has seen of the command."""
     build_s: float = 0.0
     """Seconds in which a new process builds the workload, where trials share one and most do not; else 0."""
+    policy: Policy = POLICY
     say: Callable[[Note | str], str] = lambda reason: reason if isinstance(reason, str) else reason.code
     """Words the reason to end a trial; without a wording, its code."""
 
     @property
     def is_brief(self) -> bool:
         """Whether looks at the sides and at precisions are kept short."""
-        return self.build_s >= SLOW_BUILD_S
+        return self.build_s >= self.policy.time.slow_build_s
 
     def limited(self, *, limit_bytes: int, ram_bytes: int, limit_is_ram: bool) -> TrialRunner:
         """A runner with these limits for its trials."""

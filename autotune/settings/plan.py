@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SkipValidation, ValidationInfo
 from pydantic.dataclasses import dataclass
 
 from autotune.note import Note
+from autotune.policy import POLICY, Policy
 from autotune.settings.budget import Budget
 from autotune.settings.executor import Executor
 from autotune.settings.objective import Objective
@@ -80,5 +81,7 @@ class Plan:
     read_over: Annotated[Mapping[str, ReadOver], Field(exclude=True)] = Field(default_factory=dict)
     """Settings of the baseline that a framework's own file says, and its user may never have chosen; no key of the
     YAML file."""
+    policy: Annotated[Policy, SkipValidation, Field(exclude=True)] = POLICY  # no key of the YAML file
+    """Thresholds and shares of the search; tests and benchmarks vary them."""
     seed: Annotated[int, Field(strict=True, ge=0, lt=_SEEDS)] = 0
     """Of the search's proposals, and of every trial."""

@@ -10,6 +10,7 @@ from autotune.analysis.decisions.claims import believe
 from autotune.analysis.decisions.evidence import Contrast
 from autotune.analysis.decisions.selection_rules import break_even_noise_scale, choose, worth_its_batch
 from autotune.note import Note, note
+from autotune.policy import Proof
 from autotune.records.precision_check import guard_key, needs_guard
 from autotune.records.recommendation import BreakEven, Confirmation, LargerBatch, Ratio, Recommendation, Verdict
 from autotune.records.run_summary import changed_settings
@@ -19,23 +20,6 @@ from autotune.space.learning_rate import LrAdvice, scale_lr
 from autotune.tuning.outcomes import SearchOutcome
 
 __all__ = ["Contenders", "select"]
-
-_FEWEST_RUNS = 2
-"""Of what is recommended for its simplicity alone: our own convention."""
-_MOST_RIVALS = 3
-"""Of the baseline where that stays, of which it is said what they may gain: our own convention."""
-_MOST_COMPARED = 20
-"""Of the best, beside the baseline: our own convention, for searches of thousands of trials."""
-_BATCH_ERROR = 0.05
-"""One-sided error of taking a larger batch for faster than the best at the own one: our own convention, more than a
-proof's, since what is wrongly taken is hardly slower."""
-_LEAD_ERROR = 0.05
-"""One-sided error of recommending an unproven trial in place of a proven one: our own convention, as for a batch."""
-_SURE_SDS = 3.2
-"""Standard errors that a gain must come to before it is proven, at the errors that looks have. Source:
-benchmarks/decisions.py."""
-_LONGEST_S = 600.0
-"""Nobody waits for more to have a search decide: our own convention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +51,11 @@ class Contenders:
         return left if found.overloaded and left.records else cls.of(found)
 
     @property
+    def proof(self) -> Proof:
+        """The numbers that the choice depends on."""
+        return self.found.space.policy.proof
+
+    @property
     def baseline(self) -> TrialRecord | None:
         """The baseline, where it may be recommended."""
         return next((record for record in self.records if record.number == 0), None)
@@ -92,7 +81,7 @@ class Contenders:
         if self.batch_ratio(proven) > self.batch_ratio(choice):  # a larger batch must be worth it
             return choice
         lead = self.found.evidence.contrast(choice.number, proven.number)
-        return choice if lead is not None and lead.chance_below(0.0) < _LEAD_ERROR else proven
+        return choice if lead is not None and lead.chance_below(0.0) < self.proof.lead_error else proven
 
     def leader(self) -> TrialRecord | None:
         """Return what would be recommended in the baseline's place; None without a challenger."""
@@ -110,7 +99,8 @@ class Contenders:
             others: What larger batches are compared with as well.
         """
         ranked = sorted(candidates, key=self.found.believed_score, reverse=True)
-        candidates = [*ranked[:_MOST_COMPARED], *(one for one in ranked[_MOST_COMPARED:] if one.number == 0)]
+        most = self.proof.most_compared
+        candidates = [*ranked[:most], *(one for one in ranked[most:] if one.number == 0)]
         own = self.fastest_at_own_batch([*candidates, *others])
         worth = [
             one for one in candidates if own is None or self.batch_ratio(one) <= 1 or self.is_worth_it(one, own)
@@ -119,7 +109,9 @@ class Contenders:
         gains = {best.number: 0.0} | {
             one.number: gain for one in worth if one is not best and (gain := self._gain(one, best)) is not None
         }
-        return choose([one for one in worth if one.number in gains], gains, settled=settled)
+        return choose(
+            [one for one in worth if one.number in gains], gains, settled=settled, worthwhile=self.proof.worthwhile
+        )
 
     def _gain(self, one: TrialRecord, best: TrialRecord) -> float | None:
         """What one is believed to reach over the best, in scores; None where it ran too seldom to be chosen for it.
@@ -128,8 +120,8 @@ class Contenders:
         """
         if one.number == 0:
             contrast = self.found.evidence.contrast(0, best.number)
-            return None if contrast is None else believe(contrast).value
-        if self.found.evidence.count(one.number) < _FEWEST_RUNS:
+            return None if contrast is None else believe(contrast, self.proof).value
+        if self.found.evidence.count(one.number) < self.proof.fewest_runs:
             return None
         return log(self.found.believed_score(one) / self.found.believed_score(best))
 
@@ -151,7 +143,7 @@ class Contenders:
         """Return whether a larger batch beats the fastest at the own one beyond noise and by enough; None: open."""
         contrast = self.found.evidence.contrast(larger.number, own.number)
         least = 1 + self.found.space.objective.larger_batch_gain
-        return None if contrast is None else worth_its_batch(contrast.ratio(_BATCH_ERROR), least)
+        return None if contrast is None else worth_its_batch(contrast.ratio(self.proof.batch_error), least)
 
     def gain_of(self, record: TrialRecord) -> Contrast | None:
         """Return how far its rate lies above the baseline's, as measured; None for the baseline, and without one."""
@@ -178,7 +170,7 @@ def select(found: SearchOutcome) -> Recommendation | None:
         verdict=verdict,
         speedup=_speedup(chosen, contenders),
         measured_speedup=None if gain is None else gain.ratio(),
-        gain_probability=None if gain is None else 1 - believe(gain).chance_below(0.0),
+        gain_probability=None if gain is None else 1 - believe(gain, contenders.proof).chance_below(0.0),
         more_s=_more_s(chosen, contenders) if verdict == "unconfirmed" else None,
         lr_advice=advice,
         same_batch=None if same is None else same.config,
@@ -271,7 +263,7 @@ def _speedup(record: TrialRecord, contenders: Contenders) -> Ratio | None:
     if contenders.baseline is None:
         return None
     gain = contenders.gain_of(record)
-    return Ratio(value=1.0, low=1.0, high=1.0) if gain is None else believe(gain).ratio()
+    return Ratio(value=1.0, low=1.0, high=1.0) if gain is None else believe(gain, contenders.proof).ratio()
 
 
 def _more_s(chosen: TrialRecord, contenders: Contenders) -> float | None:
@@ -280,9 +272,9 @@ def _more_s(chosen: TrialRecord, contenders: Contenders) -> float | None:
     if gain is None or gain.value <= 0 or found.run_s <= 0:
         return None
     pairs = max(1, min(found.evidence.count(chosen.number), found.evidence.count(0)))
-    needed = pairs * (_SURE_SDS * gain.sd / gain.value) ** 2
+    needed = pairs * (contenders.proof.sure_sds * gain.sd / gain.value) ** 2
     more_s = 2 * found.run_s * max(1, ceil(needed - pairs))
-    return more_s if more_s <= _LONGEST_S else None
+    return more_s if more_s <= contenders.proof.longest_wait_s else None
 
 
 def _lr_advice(config: TrainingConfig, found: SearchOutcome) -> LrAdvice:
@@ -303,7 +295,7 @@ def _reasons(chosen: TrialRecord, contenders: Contenders, verdict: Verdict) -> I
     if verdict == "faster":
         yield note("proven", least_fraction=exp(found.proven[chosen.number]) - 1, **runs)
     elif reference is not None and (gain := contenders.gain_of(chosen)) is not None:
-        yield note("not_proven", gain_fraction=1 - believe(gain).chance_below(0.0), **runs)
+        yield note("not_proven", gain_fraction=1 - believe(gain, contenders.proof).chance_below(0.0), **runs)
     if not _is_compared(chosen, found):
         yield note("precision_unchecked", amp_dtype=chosen.config.amp_dtype)
     if reference is not None:
@@ -315,7 +307,7 @@ def _why_this(chosen: TrialRecord, contenders: Contenders) -> Note:
     own = contenders.fastest_at_own_batch(contenders.records)
     dropped = [
         record
-        for record in contenders.challengers[:_MOST_COMPARED]
+        for record in contenders.challengers[: contenders.proof.most_compared]
         if own is not None and contenders.batch_ratio(record) > 1 and not contenders.is_worth_it(record, own)
     ]
     counts = {
@@ -327,9 +319,9 @@ def _why_this(chosen: TrialRecord, contenders: Contenders) -> Note:
         would = Contenders.of(found).chosen()
         return note("faster_ones_overloaded", has_untried=would is not None and would.number != 0)
     if chosen.number == 0:
-        rivals = [record for record in contenders.challengers if record not in dropped][:_MOST_RIVALS]
+        rivals = [record for record in contenders.challengers if record not in dropped][:3]
         gains = [gain for record in rivals if (gain := contenders.gain_of(record)) is not None]
-        most = max((believe(gain).ratio().high - 1 for gain in gains), default=None)
+        most = max((believe(gain, contenders.proof).ratio().high - 1 for gain in gains), default=None)
         return note("nothing_beats_baseline", **counts, most_fraction=most)
     others = [record for record in contenders.records if record not in dropped]
     best = max(others, key=found.believed_score)

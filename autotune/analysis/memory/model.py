@@ -26,12 +26,8 @@ import numpy as np
 from autotune.analysis.statistics import Floats
 from autotune.settings.training_config import TrainingConfig
 
-__all__ = ["LIKELY_TO_FIT", "SURE_TO_FIT", "MemoryModel", "Peak"]
+__all__ = ["MemoryModel", "Peak"]
 
-SURE_TO_FIT = 0.9
-"""Chance from which something may be tried: our own convention; an out-of-memory costs a whole trial."""
-LIKELY_TO_FIT = 0.5
-"""Chance below which something counts as too large: more likely than not."""
 _SPREAD = 0.02
 """Standard deviation of a peak, as a share of the highest, before it is learned: our own convention."""
 _SPREAD_COUNTS = 4
