@@ -14,12 +14,10 @@ from autotune.analysis.forecast.observations import side_observation
 from autotune.analysis.statistics import NORMAL_95
 from autotune.records.diagnosis import Advice, Evidence
 
-__all__ = ["LEAST_GAIN", "NEAR_CEILING", "advise", "figures_of", "loader_bounds", "worth_giving"]
+__all__ = ["LEAST_GAIN", "advise", "figures_of", "loader_bounds", "worth_giving"]
 
 LEAST_GAIN = 0.03
 """Expected gain below which nothing is advised: our own convention; ceilings are not measured better than that."""
-NEAR_CEILING = 0.97
-"""Of a side's ceiling, from which on the other side's settings can't make a job faster: rule 6 of measuring."""
 _LEAST_SHARE = 1e-9
 """Of a loader's rate, so that there is one."""
 

@@ -14,7 +14,8 @@ from pydantic import JsonValue
 from autotune.analysis.forecast import expectation
 from autotune.analysis.forecast.rate_law import joint_rate
 from autotune.diagnosis.data_remedies import loader_without, remove_padding
-from autotune.diagnosis.gains import NEAR_CEILING, advise, figures_of
+from autotune.diagnosis.gains import advise, figures_of
+from autotune.policy import POLICY
 from autotune.records.breakdown import LoaderCosts
 from autotune.records.diagnosis import Advice, Bottleneck, Evidence, Finding
 
@@ -42,7 +43,7 @@ FORMAT_ADVICE = {
 def list_remedies(evidence: Evidence, findings: Sequence[Finding], *, best_samples_per_s: float) -> Iterator[Advice]:
     """Remedies for each finding that settings alone don't remove; for computing only where it comes first."""
     costs = evidence.measurement.loader_costs
-    is_data_bound = best_samples_per_s < NEAR_CEILING * expectation.device_ceiling(evidence)
+    is_data_bound = best_samples_per_s < POLICY.trials.near_ceiling * expectation.device_ceiling(evidence)
     for finding in findings:
         code = finding.bottleneck
         if code in _FOR_LOADER:
@@ -114,7 +115,7 @@ def _worker_threads(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     today, device = expectation.loader_ceiling(evidence), expectation.device_ceiling(evidence)
     allowed = min(loaders, cores) / expectation.loader_cpu_s(evidence)
     expected = min(expectation.cores_ceiling(evidence), expectation.join_rates(evidence, max(allowed, today), device))
-    known, unknown = (expected, None) if allowed * NEAR_CEILING > today else (None, today)
+    known, unknown = (expected, None) if allowed * POLICY.trials.near_ceiling > today else (None, today)
     figures: dict[str, JsonValue] = {"item_cpu_s": costs.item_cpu_s, "allowed_samples_per_s": allowed, "cores": cores}
     setting = {"worker_threads": 1} if evidence.config.num_workers else {}
     figures |= {"loader_samples_per_s": unknown, "has_workers": bool(setting)}
@@ -261,6 +262,6 @@ def _saving(evidence: Evidence, kind: str, finding: Finding, part: float = 1.0, 
     figures |= {"share": finding.share}
     if expected < loader:
         return _expecting(evidence, kind, expected, **figures)
-    is_loader_first = evidence.measurement.samples_per_s >= NEAR_CEILING * loader
+    is_loader_first = evidence.measurement.samples_per_s >= POLICY.trials.near_ceiling * loader
     figures |= {"loader_samples_per_s": loader, "is_loader_first": is_loader_first}
     return _expecting(evidence, kind, None if is_loader_first else expected, **figures)

@@ -15,7 +15,9 @@ from autotune.settings.training_config import TrainingConfig
 
 __all__ = [
     "GUARD_STEPS",
+    "LOADING_SHARE",
     "MIN_STEPS",
+    "OTHER_SEED",
     "PrecisionFigures",
     "deviation_of",
     "guard_key",
@@ -28,6 +30,10 @@ GUARD_STEPS = 20
 """Optimizer steps that are compared: our convention."""
 MIN_STEPS = 5
 """Fewest steps that the guard judges: our convention."""
+LOADING_SHARE = 0.3
+"""Of the time until the deadline, after which the batches that came are trained on in turn: our convention."""
+OTHER_SEED = 1_000_003
+"""Added to the seed of the repeated float32 run: a prime beyond the seeds of the steps, which count up."""
 _LOSS_TOLERANCE = 0.05
 """Largest mean deviation of the losses, as a share of float32's mean loss: our own convention. bfloat16 keeps 8 bits of
 a number (0.4 %); what deviates ten times as much after 20 steps does not train the same model."""

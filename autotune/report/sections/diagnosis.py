@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from autotune.diagnosis.bottlenecks import breakdown_of
-from autotune.diagnosis.gains import NEAR_CEILING
+from autotune.policy import POLICY
 from autotune.records.breakdown import PARTS
 from autotune.records.ceilings import EXCEEDED_FROM, SIDES, overlaps
 from autotune.records.diagnosis import Curves, Diagnosis
@@ -73,7 +73,7 @@ def say_present(diagnosis: Diagnosis) -> str:
     present = f"You run at {share} of what this device can do ({rates})"
     if diagnosis.verdict == "script":
         present = f"The device alone is held up by the script's own code as well ({rates})"
-    elif share_of_device >= NEAR_CEILING:
+    elif share_of_device >= POLICY.trials.near_ceiling:
         return f"{present}: only the device's own settings can make it faster."
     return f"{present}; {_say_loader(diagnosis)}{_say_limit(diagnosis)}."
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from autotune.settings.applied.batch import IMAGE_DIMS
 from autotune.worker.measure.batch import tensors_of
 from autotune.worker.setup.algorithms import has_convolutions, is_deterministic
 
@@ -27,7 +28,6 @@ __all__ = [
     "unreached_step",
 ]
 
-_IMAGE_DIMS = 4
 _FEWEST_BATCHES = 3
 """From how many on their shapes are said to stay: two may be alike by chance. Our convention."""
 _BATCH_SIZES = 2
@@ -76,7 +76,7 @@ def asked_lr(optimizer: torch.optim.Optimizer) -> float | None:
 
 def is_channels_last(module: nn.Module) -> bool:
     """Whether the 4-D parameters of a module are laid out so, wherever that can be told."""
-    images = [part for part in module.parameters() if part.ndim == _IMAGE_DIMS and min(part.shape[1:]) > 1]
+    images = [part for part in module.parameters() if part.ndim == IMAGE_DIMS and min(part.shape[1:]) > 1]
     return bool(images) and all(
         part.is_contiguous(memory_format=torch.channels_last) and not part.is_contiguous() for part in images
     )
