@@ -15,7 +15,7 @@ from math import log
 
 from autotune.frozen import FrozenModel
 
-__all__ = ["POLICY", "Policy", "Proof", "Ranges", "Spread", "Stopping", "Time", "Trials", "WindowRules"]
+__all__ = ["POLICY", "Ending", "Policy", "Proof", "Ranges", "Spread", "Stopping", "Time", "Trials", "WindowRules"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,6 +300,20 @@ class Time:
     """In a short search: the three steps with each kind of batch mostly take longer."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How long a launcher waits before it ends what still runs of a trial."""
+
+    follow_within_s: float = 5.0
+    """For a group's other ranks, once one has ended. gloo's ranks notice a closed connection at once and report it;
+    NCCL's would wait for minutes."""
+    stacks_within_s: float = 2.0
+    """For the stacks of ranks that stand still. All write theirs at about the same time; those before the deadline come
+    later than this."""
+    block_within_s: float = 20.0
+    """For the block of a trial that was told to end early, unless all of it has taken longer so far."""
+
+
 class WindowRules(FrozenModel):
     """How a trial measures; the one group that a trial's process gets, with its job."""
 
@@ -337,6 +351,7 @@ class Policy:
     stopping: Stopping = Stopping()
     spread: Spread = Spread()
     time: Time = Time()
+    ending: Ending = Ending()
     window: WindowRules = field(default_factory=WindowRules)
 
 

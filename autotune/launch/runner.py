@@ -34,8 +34,6 @@ from autotune.settings.workload import ScriptFacts
 
 __all__ = ["TrialRunner", "go_on"]
 
-_PROCESSES = 3
-"""The most processes that curves are measured in. Our convention: two settings may be fatal."""
 _AnyJob = TypeVar(
     "_AnyJob",
     jobs.TrialJob,
@@ -194,6 +192,7 @@ class TrialRunner:
             ranks=ranks,
             ram_ceiling_bytes=self.limits.ram_ceiling_bytes,
             should_end=None if stream is None else stream.is_lost,
+            ending=self.policy.ending,
         )
         is_first_look = isinstance(job, jobs.ProbeJob) and job.command is not None
         log.touch(mode=0o600)  # before what is there is listed
@@ -264,7 +263,7 @@ def go_on(job: jobs.CurvesJob, run: Callable[[jobs.CurvesJob, str], RankReport])
     """
     report = run(job, "")
     took_s = report.result.wall_s
-    for number in range(2, _PROCESSES + 1):
+    for number in range(2, 4):  # at most three processes: two settings may be fatal
         known, left_s = report.curves, job.process.deadline_s - took_s
         if known is None or not known.is_cut or left_s <= 0:
             break

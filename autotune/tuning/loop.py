@@ -475,7 +475,8 @@ class Search:
         """
         if self.proposer.has_model and trial.number != 0 and trial.config.world_size == 1:
             return NO_EXTRAS
-        return extras_of(trial.config, self.ceilings, window, is_baseline=trial.number == 0)
+        is_baseline = trial.number == 0
+        return extras_of(trial.config, self.ceilings, window, is_baseline=is_baseline, limits=self.time.limits)
 
     @property
     def _most_at_once(self) -> int:
