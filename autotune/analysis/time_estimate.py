@@ -28,19 +28,6 @@ __all__ = [
     "typical_s",
 ]
 
-_FIRST_OVERHEAD_S = 1.5
-"""Overhead of a trial before one has ended: our own convention."""
-_BATCHES_A_WORKER = 2
-"""Of each worker, before a window: its first one, which the loop waits for, and one while steps become steady
-(worker/measure/queue_depth.py). An estimate."""
-_RUNS_A_TRIAL = 1.1
-"""The baseline runs again after every third trial (tuning/race.py)."""
-_SETTLING_RUNS = 4
-"""Runs that decide once no trial promises more: of what leads and of the baseline. Source: benchmarks/regret.py."""
-_STEPS_OF_A_TRIAL = 6
-"""The fewest optimizer steps of a trial in a shared process: three before its window, three blocks in it."""
-_ANY_TRIAL_S = 10.0
-"""Below which a trial's seconds make no difference: our own convention."""
 _LATEST = 200
 """Trials that tell what a trial takes: our own convention; asked for several times a trial, which must not take longer
 the more there were."""
@@ -86,7 +73,7 @@ def typical_overhead_s(records: Sequence[TrialRecord]) -> float:
     """Seconds of a trial outside its window: build, loader's start, warm-up."""
     latest = records[-_LATEST:]
     beyond = [_taken_s(record) - _window_s(record) for record in latest if record.measurement is not None]
-    return max(0.0, median(beyond)) if beyond else _FIRST_OVERHEAD_S
+    return max(0.0, median(beyond)) if beyond else 1.5
 
 
 def typical_run_s(records: Sequence[TrialRecord], window_s: float) -> float:
@@ -108,14 +95,15 @@ def overhead_s(record: TrialRecord, build_s: float = 0.0) -> float:
 
 def first_batches_s(config: TrainingConfig, samples_per_s: float, epoch_samples: int | None) -> float:
     """Seconds in which workers make the batches that come before a window; these exceed no epoch."""
-    batches = _BATCHES_A_WORKER * config.process_count * config.num_workers
+    # of each worker its first one, and one while steps become steady
+    batches = 2 * config.process_count * config.num_workers
     samples = config.micro_batch_size * batches
     return min(samples, inf if epoch_samples is None else epoch_samples) / samples_per_s
 
 
 def steps_s(config: TrainingConfig, samples_per_s: float) -> float:
     """Seconds of the fewest optimizer steps that a trial takes at a rate."""
-    return _STEPS_OF_A_TRIAL * config.global_batch_size / samples_per_s
+    return 6 * config.global_batch_size / samples_per_s  # three before its window, three blocks in it
 
 
 def measuring_s(config: TrainingConfig, samples_per_s: float, epoch_samples: int | None) -> float:
@@ -123,7 +111,7 @@ def measuring_s(config: TrainingConfig, samples_per_s: float, epoch_samples: int
 
     No less than what any trial takes.
     """
-    return max(_ANY_TRIAL_S, steps_s(config, samples_per_s), first_batches_s(config, samples_per_s, epoch_samples))
+    return max(10.0, steps_s(config, samples_per_s), first_batches_s(config, samples_per_s, epoch_samples))
 
 
 def rounds_of(trials: int, *, slots: int, is_first_alone: bool = False) -> int:
@@ -142,9 +130,11 @@ def expected_s(pace: Pace) -> float:
     else:
         trial_s = typical_s(pace.records)
         first_s = _CURVES_S if pace.is_guided and done == 1 and further else 0.0
-    total = first_s + _RUNS_A_TRIAL * trial_s * rounds_of(further, slots=pace.slots)
+    # 1.1: the baseline runs again after every third trial
+    total = first_s + 1.1 * trial_s * rounds_of(further, slots=pace.slots)
     if max(1, done) + further > 1:  # a baseline alone is compared with nothing
-        total += _SETTLING_RUNS * (trial_s + pace.build_s) if pace.settling_s is None else pace.settling_s
+        # leader and baseline, twice each (benchmarks/regret.py)
+        total += 4 * (trial_s + pace.build_s) if pace.settling_s is None else pace.settling_s
     return total if pace.left_s is None else min(total, pace.left_s)
 
 

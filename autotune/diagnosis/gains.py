@@ -18,8 +18,6 @@ __all__ = ["LEAST_GAIN", "advise", "figures_of", "loader_bounds", "worth_giving"
 
 LEAST_GAIN = 0.03
 """Expected gain below which nothing is advised: our own convention; ceilings are not measured better than that."""
-_LEAST_SHARE = 1e-9
-"""Of a loader's rate, so that there is one."""
 
 
 def advise(
@@ -50,4 +48,4 @@ def loader_bounds(evidence: Evidence, loader: float) -> tuple[float, float]:
     ceilings, kind = evidence.measurement.ceilings, evidence.environment.device_kind
     own_sd = None if ceilings is None or ceilings.loader is None else ceilings.loader.relative_sd
     off = NORMAL_95 * side_observation("loader", evidence.config, loader, kind, own_sd or 0.0).relative_sd
-    return loader * max(_LEAST_SHARE, 1 - off), loader * (1 + off)
+    return loader * max(1e-9, 1 - off), loader * (1 + off)  # more than nothing is left of a loader

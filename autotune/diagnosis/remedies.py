@@ -21,16 +21,12 @@ from autotune.records.diagnosis import Advice, Bottleneck, Evidence, Finding
 
 __all__ = ["FORMAT_ADVICE", "list_remedies"]
 
-_MOSTLY = 0.5
-"""Of a batch's bytes, from which on its type is taken to be float32: our own convention, the larger part."""
 _LEAST_TAKING = 0.10
 """Of a batch's time, from which on taking it from the loader is worth changing: our own convention, as for findings."""
 _LONGER_EPOCHS = 20
 """Times as long an epoch: our own convention, a restart then costs a twentieth of what it costs now."""
 _BYTES_LEFT = 0.5
 """Of the bytes, at best, after fusing operations or narrowing types: our own convention, bfloat16 for float32."""
-_UINT8_SAVES = 0.75
-"""Of the bytes of float32: uint8 has one byte instead of four."""
 FORMAT_ADVICE = {
     "text": "save_as_arrays",
     "image_draft": "decode_smaller",
@@ -191,10 +187,10 @@ def _copies(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
     float32, item_bytes = (None, None) if costs is None else (costs.float32_fraction, costs.item_bytes)
     if evidence.environment.device_kind == "cpu":
         yield _saving(evidence, "convert_batches_in_collate", finding)
-    elif float32 is not None and float32 < _MOSTLY:
+    elif float32 is not None and float32 < 0.5:
         yield _saving(evidence, "copy_narrower_types", finding, 1 - _BYTES_LEFT, item_bytes=item_bytes)
     else:
-        part = _UINT8_SAVES * (1.0 if float32 is None else float32)
+        part = 0.75 * (1.0 if float32 is None else float32)  # one byte in place of four
         yield _saving(evidence, "copy_uint8", finding, part, item_bytes=item_bytes, float32_fraction=float32)
 
 

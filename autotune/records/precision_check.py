@@ -40,7 +40,6 @@ a number (0.4 %); what deviates ten times as much after 20 steps does not train 
 _MIN_COSINE = 0.95
 """Least cosine between the first step's gradients, all parameters as one vector: our own convention. Rounding to
 bfloat16 alone leaves 0.9999; 0.95 is an angle of 18 degrees."""
-_LAST_STEPS = 5  # in which the GradScaler may skip none: our convention
 _TELLING_COSINE = 0.2
 """Where two float32 gradients agree less than this, the gradient is noise, and its cosine means nothing: our
 convention."""
@@ -130,7 +129,7 @@ def _objections_to_losses(figures: PrecisionFigures) -> Iterator[Note]:
     at = next((at for at, loss in enumerate(figures.losses) if not isfinite(loss)), None)
     if at is not None:
         yield note("loss_not_finite", loss=str(figures.losses[at]), step=at + 1, steps=GUARD_STEPS)
-    attempts, last = len(figures.skipped_steps), figures.skipped_steps[-_LAST_STEPS:]
+    attempts, last = len(figures.skipped_steps), figures.skipped_steps[-5:]
     if any(last):
         skipped = sum(figures.skipped_steps)
         yield note("steps_skipped", last_skipped=sum(last), last=len(last), skipped=skipped, attempts=attempts)

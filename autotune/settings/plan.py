@@ -26,8 +26,6 @@ __all__ = ["Plan", "ReadOver"]
 
 _COUNTED_DEVICES = frozenset({"cuda", "xpu", "hpu", "mlu", "mtia", "musa", "npu", "privateuseone"})
 """Kinds of device of which a machine may have several: torch's own (torch.device) and those of its plug-ins."""
-_SEEDS = 2**32
-"""numpy.random.seed takes smaller seeds alone."""
 
 
 def _check_device(value: str, info: ValidationInfo) -> str:
@@ -83,5 +81,5 @@ class Plan:
     YAML file."""
     policy: Annotated[Policy, SkipValidation, Field(exclude=True)] = POLICY  # no key of the YAML file
     """Thresholds and shares of the search; tests and benchmarks vary them."""
-    seed: Annotated[int, Field(strict=True, ge=0, lt=_SEEDS)] = 0
+    seed: Annotated[int, Field(strict=True, ge=0, lt=2**32)] = 0  # numpy.random.seed takes no larger one
     """Of the search's proposals, and of every trial."""

@@ -35,10 +35,6 @@ from autotune.space.token_budget import budget_obstacle, with_mean_batch
 
 __all__ = ["probe_workload"]
 
-_ADAM_BYTES = 8
-"""Of state for each trainable parameter: two moments in float32. Source: torch.optim.Adam, exp_avg and exp_avg_sq."""
-_FILES_SHOWN = 8
-"""Files that a note names: our own convention."""
 _LINES_SHOWN, _LINE_SHOWN = 12, 300
 """Of what a script has written before it ended: lines, and characters of each; our own convention."""
 _DUMP = re.compile(r'^(?:Timeout \(.*\)!|(?:Current thread|Thread) 0x.*|  File ".*", line \d+ in .*)$', re.MULTILINE)
@@ -174,7 +170,7 @@ def _script_notes(plan: Plan, script: ScriptFacts | None) -> Iterator[Note]:
         yield note("placeholders_by_default", values=values)
     yield from script.unreached
     if script.new_files:
-        files: list[JsonValue] = list(script.new_files[:_FILES_SHOWN])
+        files: list[JsonValue] = list(script.new_files[:8])
         yield note("files_left", files=files, count=len(script.new_files))
 
 
@@ -183,7 +179,8 @@ def _optimizer_note(plan: Plan, facts: WorkloadFacts) -> Note | None:
     if plan.workload.optimizer is not None or plan.workload.command is not None or not facts.trainable_parameter_count:
         return None
     count = facts.trainable_parameter_count
-    return note("default_optimizer", trainable_parameters=count, adam_bytes=_ADAM_BYTES * count)
+    # two moments in float32 (torch.optim.Adam, exp_avg and exp_avg_sq)
+    return note("default_optimizer", trainable_parameters=count, adam_bytes=8 * count)
 
 
 def _budget_note(baseline: TrainingConfig, facts: WorkloadFacts) -> Note | None:

@@ -34,8 +34,6 @@ __all__ = ["diagnosis_sections", "print_diagnosis", "render_diagnosis", "say_pre
 
 _NOT_MEASURED = "not measured"
 _NO_ADVICE = "Nothing that was measured promises 3 % or more."
-_LEAST_RESTART = 0.001
-"""Share of the time from which on restarts of epochs are shown: what rounds to 0.1 %."""
 
 
 def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
@@ -148,7 +146,7 @@ def _time(diagnosis: Diagnosis) -> Table:
         named = {}
     rows = [(name, text_bar(part.fraction), show(part.fraction, "share"), part.source) for name, part in named.items()]
     restart = breakdown.restart_fraction
-    if restart >= _LEAST_RESTART:
+    if restart >= 0.001:  # what rounds to 0.1 %
         source = breakdown.data_wait.source
         rows.insert(1, ("of it at epochs' ends", text_bar(restart), show(restart, "share"), source))
     return Table(heads=("", "what", "share", MEASURED_BY), rows=tuple(rows))

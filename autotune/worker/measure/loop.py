@@ -55,8 +55,6 @@ _SHORT_EPOCH_QUEUES = 4  # so are epochs of so few queues that little would be l
 _REFILL_SHARE = 4  # at most a quarter of an epoch counts as its start
 _MIN_BLOCKS = 3  # fewer have no spread to judge by
 _MIN_EPOCH_BLOCKS = 5  # blocks of whole epochs are independent: fewer are needed than by batch means
-_QUEUES_IN_WINDOW = 2  # CONTRIBUTING, Rules of measuring
-_FEWEST_TAKES = 3  # of batches that lay ready, before their median counts
 _HARDLY_WAITED = 0.1  # of a block's time: beyond it a block of the warm-up depends on how far the workers are
 _STARVED_FROM = 1.5  # times the usual taking of a ready batch, from which on the loop has waited for one
 _OVERTIME = 2.0  # how far past its time a window goes on until it has used up the queue twice
@@ -174,7 +172,7 @@ def warm_up(
             on_block(stretch.block.model_copy(update={"is_warm_up": True}))
         all_waited = stretch.waits_in_a_row == stretch.block.batches
         waits = stretch.waits_in_a_row + (waits if all_waited else 0)
-    run.take_s = median(run.takes_s) if len(run.takes_s) >= _FEWEST_TAKES else None
+    run.take_s = median(run.takes_s) if len(run.takes_s) >= 3 else None
     return WarmUpResult(
         batches=sum(stretch.block.batches for stretch in stretches),
         seconds=perf_counter() - begun,
@@ -272,7 +270,7 @@ def _verdict(run: Run, rules: WindowRules, window: Window, edges: Edges, begun: 
     if done_at > run.ends_at:
         return "deadline"
     batches, elapsed_s = sum(block.batches for block in window.blocks) + ahead, done_at - begun
-    has_used_queue = bool(window.made) or batches >= _QUEUES_IN_WINDOW * run.queue_capacity
+    has_used_queue = bool(window.made) or batches >= 2 * run.queue_capacity  # twice (CONTRIBUTING, Rules of measuring)
     enough = _MIN_EPOCH_BLOCKS if window.whole_epochs else BATCH_MEANS
     if has_used_queue and len(window.blocks) >= enough and window_rate(window).relative_half_width <= rules.precision:
         return "precision"

@@ -28,11 +28,6 @@ __all__ = [
     "unreached_step",
 ]
 
-_FEWEST_BATCHES = 3
-"""From how many on their shapes are said to stay: two may be alike by chance. Our convention."""
-_BATCH_SIZES = 2
-"""One batch size, and the smaller one that an epoch may end with."""
-
 
 @dataclass(slots=True)
 class BatchShapes:
@@ -49,10 +44,10 @@ class BatchShapes:
     @property
     def are_fixed(self) -> bool | None:
         """Whether all are of the same shapes, but for an epoch's last one; None: too few were seen."""
-        if self.seen.total() < _FEWEST_BATCHES:
+        if self.seen.total() < 3:  # two may be alike by chance
             return None
         is_alike = len({tuple((len(shape), *shape[1:]) for shape in each) for each in self.seen}) == 1
-        return is_alike and len(self.seen) <= _BATCH_SIZES
+        return is_alike and len(self.seen) <= 2  # one size, and the smaller one that an epoch may end with
 
 
 def observed_step(optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:

@@ -26,7 +26,6 @@ __all__ = ["PROTECTORS"]
 
 _PLAIN_DRIVERS = {None, "sec2", "stdio"}
 """HDF5's drivers that write one file by its name."""
-_MAPPED_COPY_BYTES = 256 << 20  # our convention: what is copied in about a second
 
 
 def _protect_torch(torch: ModuleType, view: View, changes: Changes) -> None:
@@ -261,7 +260,7 @@ def _protect_numpy(numpy: ModuleType, view: View, changes: Changes) -> None:
         if mode in {"r+", "readwrite"} and isinstance(filename, str | bytes | os.PathLike):
             found = view.seen(filename)
             size = REAL["stat"](found).st_size if os.path.exists(found) else 0  # noqa: PTH110 - of the view
-            if size > _MAPPED_COPY_BYTES and not view.is_own(found):
+            if size > 256 << 20 and not view.is_own(found):  # what is copied in about a second
                 mode = "c"  # changed in this process's memory alone: numpy's default would copy a whole data set
         return make(subtype, filename, dtype, mode, *arguments, **named)
 
