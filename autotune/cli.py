@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["cli", "main"]
 
-_INTERRUPTED = 130  # 128 + SIGINT, as a shell counts it
 _INTERRUPT_NOTE = "autotune.interrupt_note"  # key in click's context: what to say about an interrupted run
 
 
@@ -46,7 +45,7 @@ class _Cli(click.Group):
         except KeyboardInterrupt:
             note = ctx.meta.get(_INTERRUPT_NOTE)
             say(note() if note else "interrupted")
-            ctx.exit(_INTERRUPTED)
+            ctx.exit(130)  # 128 + SIGINT, as a shell counts it
         except Exception as error:  # noqa: BLE001 -- the last place that can tell a bug from an error of the user
             say(f"this is a bug in autotune {__version__}, please report it: {type(error).__name__}: {error}")
             say(traceback.format_exc().rstrip())

@@ -19,8 +19,6 @@ __all__ = ["mean_rate", "wait_fraction", "window_rate"]
 _STARVES_FROM = 0.05
 """Share of the loop's time spent waiting for data, from which on the loader limits it: our own convention. With less,
 what was made is followed as far as that share, which is about as much as it matters."""
-_MOST_WAITED = 0.999
-"""A loop that only waits has no rate of its own."""
 
 
 def mean_rate(blocks: Sequence[Block]) -> tuple[float, float]:
@@ -89,7 +87,7 @@ def _counted_rate(window: Window) -> tuple[float, float, float]:
     if made < came:
         could = made / max(_share_with_work(window), made / came)
         could_half = made_half * could / made if could < came else came_half
-    waited = min(_waited_share(window), _MOST_WAITED)
+    waited = min(_waited_share(window), 0.999)  # a loop that only waits has no rate of its own
     differs = abs(could - came) > came_half + could_half
     if could >= came:
         value = min(could, came / (1.0 - waited))

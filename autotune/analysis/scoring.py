@@ -9,10 +9,10 @@ from autotune.records.measurement import Measurement
 from autotune.records.trial import Score
 from autotune.settings.objective import Objective
 
-__all__ = ["evaluate", "memory_fault"]
+__all__ = ["LEAST_VIOLATION", "evaluate", "memory_fault"]
 
-_LEAST_VIOLATION = 0.01
-"""Violation of a run that thrashes below the limit, where what it needs is not known: our own convention."""
+LEAST_VIOLATION = 0.01
+"""Share by which a run that thrashes, or was ended for its memory, counts as over the limit; its need is not known."""
 
 
 def evaluate(measurement: Measurement, baseline: Measurement, objective: Objective, limit_bytes: int) -> Score:
@@ -28,7 +28,7 @@ def evaluate(measurement: Measurement, baseline: Measurement, objective: Objecti
     value = measurement.samples_per_s / baseline.samples_per_s * (1.0 - objective.busy_weight * idle)
     violation, reason = measurement.peak_memory_bytes / limit_bytes - 1.0, memory_fault(measurement, limit_bytes)
     if reason is not None and violation <= 0:
-        violation = _LEAST_VIOLATION
+        violation = LEAST_VIOLATION
     return Score(value=value, feasible=reason is None, violation=violation, reason=reason or "")
 
 

@@ -14,8 +14,6 @@ from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import TrainingConfig
 
 __all__ = [
-    "SHORTEST_WINDOW_S",
-    "SLOW_BUILD_S",
     "Pace",
     "expected_s",
     "first_batches_s",
@@ -24,31 +22,12 @@ __all__ = [
     "overhead_s",
     "payback_s",
     "rounds_of",
-    "shortest_trial_s",
     "steps_s",
     "typical_overhead_s",
     "typical_run_s",
     "typical_s",
 ]
 
-SHORTEST_WINDOW_S = 1.5
-"""A window is not made shorter than this, however little time is left: our own convention, seven blocks."""
-SLOW_BUILD_S = 10.0
-"""Seconds of building a workload, from which on each run that it takes counts: our own convention, as long as a trial
-takes otherwise."""
-_FIRST_OVERHEAD_S = 1.5
-"""Overhead of a trial before one has ended: our own convention."""
-_BATCHES_A_WORKER = 2
-"""Of each worker, before a window: its first one, which the loop waits for, and one while steps become steady
-(worker/measure/queue_depth.py). An estimate."""
-_RUNS_A_TRIAL = 1.1
-"""The baseline runs again after every third trial (tuning/race.py)."""
-_SETTLING_RUNS = 4
-"""Runs that decide once no trial promises more: of what leads and of the baseline. Source: benchmarks/regret.py."""
-_STEPS_OF_A_TRIAL = 6
-"""The fewest optimizer steps of a trial in a shared process: three before its window, three blocks in it."""
-_ANY_TRIAL_S = 10.0
-"""Below which a trial's seconds make no difference: our own convention."""
 _LATEST = 200
 """Trials that tell what a trial takes: our own convention; asked for several times a trial, which must not take longer
 the more there were."""
@@ -94,13 +73,13 @@ def typical_overhead_s(records: Sequence[TrialRecord]) -> float:
     """Seconds of a trial outside its window: build, loader's start, warm-up."""
     latest = records[-_LATEST:]
     beyond = [_taken_s(record) - _window_s(record) for record in latest if record.measurement is not None]
-    return max(0.0, median(beyond)) if beyond else _FIRST_OVERHEAD_S
+    return max(0.0, median(beyond)) if beyond else 1.5
 
 
-def typical_run_s(records: Sequence[TrialRecord], build_s: float = 0.0) -> float:
-    """Seconds of a further run: what runs take outside their windows, and a window. `build_s`: in a new process."""
+def typical_run_s(records: Sequence[TrialRecord], window_s: float) -> float:
+    """Return the seconds of a further run; `window_s` is its window where none was measured."""
     windows = [_window_s(record) for record in records[-_LATEST:] if record.measurement is not None]
-    return typical_overhead_s(records) + (median(windows) if windows else SHORTEST_WINDOW_S) + build_s
+    return typical_overhead_s(records) + (median(windows) if windows else window_s)
 
 
 def overhead_s(record: TrialRecord, build_s: float = 0.0) -> float:
@@ -114,21 +93,17 @@ def overhead_s(record: TrialRecord, build_s: float = 0.0) -> float:
     return max(0.0, record.result.own_s - _window_s(record)) + max(0.0, build_s - own_s)
 
 
-def shortest_trial_s(records: Sequence[TrialRecord]) -> float:
-    """Seconds that a trial takes at the least."""
-    return typical_overhead_s(records) + SHORTEST_WINDOW_S
-
-
 def first_batches_s(config: TrainingConfig, samples_per_s: float, epoch_samples: int | None) -> float:
     """Seconds in which workers make the batches that come before a window; these exceed no epoch."""
-    batches = _BATCHES_A_WORKER * config.process_count * config.num_workers
+    # of each worker its first one, and one while steps become steady
+    batches = 2 * config.process_count * config.num_workers
     samples = config.micro_batch_size * batches
     return min(samples, inf if epoch_samples is None else epoch_samples) / samples_per_s
 
 
 def steps_s(config: TrainingConfig, samples_per_s: float) -> float:
     """Seconds of the fewest optimizer steps that a trial takes at a rate."""
-    return _STEPS_OF_A_TRIAL * config.global_batch_size / samples_per_s
+    return 6 * config.global_batch_size / samples_per_s  # three before its window, three blocks in it
 
 
 def measuring_s(config: TrainingConfig, samples_per_s: float, epoch_samples: int | None) -> float:
@@ -136,7 +111,7 @@ def measuring_s(config: TrainingConfig, samples_per_s: float, epoch_samples: int
 
     No less than what any trial takes.
     """
-    return max(_ANY_TRIAL_S, steps_s(config, samples_per_s), first_batches_s(config, samples_per_s, epoch_samples))
+    return max(10.0, steps_s(config, samples_per_s), first_batches_s(config, samples_per_s, epoch_samples))
 
 
 def rounds_of(trials: int, *, slots: int, is_first_alone: bool = False) -> int:
@@ -155,9 +130,11 @@ def expected_s(pace: Pace) -> float:
     else:
         trial_s = typical_s(pace.records)
         first_s = _CURVES_S if pace.is_guided and done == 1 and further else 0.0
-    total = first_s + _RUNS_A_TRIAL * trial_s * rounds_of(further, slots=pace.slots)
+    # 1.1: the baseline runs again after every third trial
+    total = first_s + 1.1 * trial_s * rounds_of(further, slots=pace.slots)
     if max(1, done) + further > 1:  # a baseline alone is compared with nothing
-        total += _SETTLING_RUNS * (trial_s + pace.build_s) if pace.settling_s is None else pace.settling_s
+        # leader and baseline, twice each (benchmarks/regret.py)
+        total += 4 * (trial_s + pace.build_s) if pace.settling_s is None else pace.settling_s
     return total if pace.left_s is None else min(total, pace.left_s)
 
 

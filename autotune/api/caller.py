@@ -18,8 +18,6 @@ from typing import Any
 
 __all__ = ["kept_interrupts", "kept_random_state", "without_interrupts"]
 
-_AGAIN_AFTER_S = 0.05  # our convention: by then the callback that dropped it has returned
-
 
 @contextmanager
 def kept_interrupts() -> Iterator[None]:
@@ -30,7 +28,7 @@ def kept_interrupts() -> Iterator[None]:
         if unraisable.exc_type is None or not issubclass(unraisable.exc_type, KeyboardInterrupt):
             before(unraisable)
             return
-        timer = Timer(_AGAIN_AFTER_S, os.kill, (os.getpid(), signal.SIGINT))
+        timer = Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))  # by then the callback that dropped it has returned
         timer.daemon = True
         timer.start()
 

@@ -16,7 +16,6 @@ from autotune.settings.plan import Plan
 from autotune.settings.workload import Workload
 from autotune.space.resolved_space import ResolvedSpace
 from autotune.tuning.probe import probe_workload
-from autotune.tuning.time_budget import BASELINE_DEADLINE_S
 from autotune.tuning.warm_start import hints_of, note_of_stale
 
 __all__ = ["CheckResult", "check_plan", "environment"]
@@ -56,7 +55,7 @@ def environment(device: str = "auto", *, launcher: Launcher | None = None) -> En
     """
     plan = parse_plan({"workload": Workload(model=None, dataset=None), "device": device}, name="env")
     with temporary_folder() as folder, opened_launcher(launcher, folder, plan) as starts:
-        report = runner_for(plan, folder, starts).describe(deadline_s=BASELINE_DEADLINE_S)
+        report = runner_for(plan, folder, starts).describe(deadline_s=plan.policy.time.baseline_deadline_s)
     if report.environment is None:
         raise LauncherError(
             f"a process must be able to describe this machine with device={device!r}, but it ended: "

@@ -38,7 +38,6 @@ from autotune.settings.plan import Plan
 from autotune.settings.search_space import SearchSpace
 from autotune.space.resolved_space import ResolvedSpace
 from autotune.tuning.probe import probe_workload
-from autotune.tuning.time_budget import BASELINE_DEADLINE_S
 
 __all__ = ["DiagnosisResult", "MeasuringTime", "diagnose_plan", "examine"]
 
@@ -181,7 +180,7 @@ def _measure_baseline(plan: Plan, runner: TrialRunner, measuring: MeasuringTime)
     result = runner.run(
         plan.baseline,
         name="baseline",
-        deadline_s=BASELINE_DEADLINE_S,
+        deadline_s=plan.policy.time.baseline_deadline_s,
         window=WindowRules(max_s=measuring.window_s),
         extras=Extras(
             loader_ceiling=True,

@@ -19,8 +19,6 @@ from autotune.settings.exports.export import Export
 
 __all__ = ["export_json", "export_remarks", "export_run"]
 
-_FORMAT = 1
-
 
 def export_run(path: Path, target: str) -> Export:
     """The recommended settings for a target.
@@ -59,7 +57,7 @@ def export_remarks(export: Export) -> list[str]:
 def export_json(export: Export) -> str:
     """The whole export as one document."""
     document = {
-        "format": _FORMAT,
+        "format": 1,
         "target": export.target,
         "text": export.text,
         "settings": export.settings,

@@ -52,14 +52,15 @@ from autotune.version import __version__
 __all__ = ["run_plan"]
 
 _LOG = logging.getLogger(__name__)
-_WRITING_S, _WRITING_SHARE = 2.0, 0.06  # own conventions: the reports' plots take a second or two on a slow machine
 
 
 def run_plan(
     plan: Plan, *, fresh: bool = False, progress: ProgressMode = "auto", launcher: Launcher | None = None
 ) -> SearchResult:
     """Run a search from a plan; see `search`. The caller's random state is as before."""
-    clock = Clock(plan.budget.timeout_s, writing_s=min(_WRITING_S, _WRITING_SHARE * (plan.budget.timeout_s or 0.0)))
+    limits, timeout_s = plan.policy.time, plan.budget.timeout_s
+    writing_s = min(limits.writing_s, limits.writing_share * (timeout_s or 0.0))
+    clock = Clock(timeout_s, writing_s=writing_s, deciding_share=limits.deciding_share)
     with kept_random_state(), kept_interrupts(), ExitStack() as held:
         hints = hints_of(plan)  # before `fresh` clears the folder, which they may come from
         folder = held.enter_context(open_run_folder(plan.run_dir or new_run_dir(), fresh=fresh))

@@ -22,10 +22,6 @@ from autotune.launch.runner import TrialRunner
 from autotune.note import Note
 from autotune.settings.plan import Plan
 
-_SHARED_FROM_S = 1.0
-"""Seconds of building from which on trials share a process: our own convention, from where on it saves more than a
-tenth of a search on a CPU (benchmarks/shared_trials.py)."""
-
 __all__ = ["opened_launcher", "runner_for", "temporary_folder", "warnings_in"]
 
 
@@ -39,6 +35,7 @@ def runner_for(plan: Plan, folder: RunFolder, launcher: Launcher) -> TrialRunner
         device=plan.device,
         seed=plan.seed,
         command=plan.workload.command,
+        policy=plan.policy,
     )
 
 
@@ -76,7 +73,7 @@ def _launcher_of(plan: Plan, folder: RunFolder) -> Launcher:
         each = ForkServerLauncher(server_log, device=plan.device) if is_linux else FreshInterpreterLauncher()
         if plan.workload.command is not None:
             return each
-        return WarmWorkerLauncher(each, folder.scratch, folder.logs, least_build_s=_SHARED_FROM_S)
+        return WarmWorkerLauncher(each, folder.scratch, folder.logs, least_build_s=plan.policy.time.shared_from_s)
     try:
         from autotune.ray.launcher import RayLauncher
 

@@ -17,6 +17,7 @@ from autotune.diagnosis.checkpointing import checkpoint_activations
 from autotune.diagnosis.gains import LEAST_GAIN, advise, worth_giving
 from autotune.diagnosis.remedies import list_remedies
 from autotune.messages import advice as messages
+from autotune.policy import POLICY
 from autotune.records.breakdown import LoaderCosts
 from autotune.records.diagnosis import Advice, CurvePoint, Evidence, Finding
 from autotune.records.run_summary import changed_settings, is_single
@@ -29,8 +30,6 @@ __all__ = ["rank_advice"]
 _SAME_WITHIN = 0.02
 """Expected rates that differ by less count as equal, as do those that differ by less than the error of their ceilings:
 our own convention, a window's 95 % interval."""
-_QUEUE_SHARE = 0.5
-"""Of the free RAM that batches of advised workers may fill: our own convention, as where loaders are measured alone."""
 _AMONG_WORKERS = frozenset({"in_order", "worker_threads"})
 
 
@@ -238,7 +237,7 @@ def _has_room(evidence: Evidence, costs: LoaderCosts, config: TrainingConfig) ->
     """Return True where the batches that the workers of all ranks hold ready fit into the free RAM, with room left."""
     ready = expectation.loader_processes(config) * config.batches_per_worker
     free_bytes = inf if evidence.free_ram_bytes is None else evidence.free_ram_bytes
-    return ready * config.micro_batch_size * costs.item_bytes <= _QUEUE_SHARE * free_bytes
+    return ready * config.micro_batch_size * costs.item_bytes <= POLICY.trials.queue_share * free_bytes
 
 
 def _rate(advice: Advice) -> float:

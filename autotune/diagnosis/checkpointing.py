@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autotune.analysis.forecast import expectation
-from autotune.analysis.memory.model import SURE_TO_FIT, MemoryModel, Peak
+from autotune.analysis.memory.model import MemoryModel, Peak
 from autotune.analysis.statistics import NORMAL_95
 from autotune.diagnosis.gains import LEAST_GAIN, advise, loader_bounds
 from autotune.messages import advice as messages
 from autotune.messages.advice import AdviceText
+from autotune.policy import POLICY
 from autotune.records.diagnosis import Advice, Evidence
 from autotune.records.memory import Activations
 from autotune.settings.training_config import TrainingConfig
@@ -72,7 +73,7 @@ def _best(evidence: Evidence, found: Activations) -> _Forecast | None:
     sizes = [factor * own.micro_batch_size for factor in _FACTORS]
     length = evidence.facts.dataset_length
     larger = [with_batch(own, size) for size in sizes if length is None or size <= length]
-    fits = [memory.chance_to_fit([config], evidence.limit_bytes)[0] >= SURE_TO_FIT for config in larger]
+    fits = [memory.chance_to_fit([config], evidence.limit_bytes)[0] >= POLICY.trials.sure_to_fit for config in larger]
     forecasts = [
         (_forecast(evidence, found, config), is_within) for config, is_within in zip(larger, fits, strict=True)
     ]
@@ -96,7 +97,9 @@ def _fits_then(evidence: Evidence, found: Activations, config: TrainingConfig) -
     size = config.micro_batch_size
     left = found.bytes_per_sample * size - found.least_saved_bytes(size)
     room = round(evidence.limit_bytes - left)
-    return room > 0 and bool(_memory(evidence, found.bytes_per_sample).chance_to_fit([config], room)[0] >= SURE_TO_FIT)
+    return room > 0 and bool(
+        _memory(evidence, found.bytes_per_sample).chance_to_fit([config], room)[0] >= POLICY.trials.sure_to_fit
+    )
 
 
 def _memory(evidence: Evidence, less_per_sample: float = 0.0) -> MemoryModel:

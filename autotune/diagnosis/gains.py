@@ -13,14 +13,10 @@ from autotune.analysis.statistics import NORMAL_95
 from autotune.messages.advice import AdviceText
 from autotune.records.diagnosis import Advice, Evidence
 
-__all__ = ["LEAST_GAIN", "NEAR_CEILING", "advise", "loader_bounds", "worth_giving"]
+__all__ = ["LEAST_GAIN", "advise", "loader_bounds", "worth_giving"]
 
 LEAST_GAIN = 0.03
 """Expected gain below which nothing is advised: our own convention; ceilings are not measured better than that."""
-NEAR_CEILING = 0.97
-"""Of a side's ceiling, from which on the other side's settings can't make a job faster: rule 6 of measuring."""
-_LEAST_SHARE = 1e-9
-"""Of a loader's rate, so that there is one."""
 
 
 def advise(words: AdviceText, present: float, expected: float | None) -> Advice:
@@ -58,4 +54,4 @@ def loader_bounds(evidence: Evidence, loader: float) -> tuple[float, float]:
     ceilings, kind = evidence.measurement.ceilings, evidence.environment.device_kind
     own_sd = None if ceilings is None or ceilings.loader is None else ceilings.loader.relative_sd
     off = NORMAL_95 * side_observation("loader", evidence.config, loader, kind, own_sd or 0.0).relative_sd
-    return loader * max(_LEAST_SHARE, 1 - off), loader * (1 + off)
+    return loader * max(1e-9, 1 - off), loader * (1 + off)  # more than nothing is left of a loader

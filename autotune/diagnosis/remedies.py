@@ -13,16 +13,15 @@ from typing import cast
 from autotune.analysis.forecast import expectation
 from autotune.analysis.forecast.rate_law import joint_rate
 from autotune.diagnosis.data_remedies import loader_without, remove_padding
-from autotune.diagnosis.gains import NEAR_CEILING, advise
+from autotune.diagnosis.gains import advise
 from autotune.messages import advice as messages
 from autotune.messages.advice import AdviceText
+from autotune.policy import POLICY
 from autotune.records.breakdown import FormatCost, LoaderCosts
 from autotune.records.diagnosis import Advice, Bottleneck, Evidence, Finding
 
 __all__ = ["list_remedies"]
 
-_MOSTLY = 0.5
-"""Of a batch's bytes, from which on its type is taken to be float32: our own convention, the larger part."""
 _LEAST_TAKING = 0.10
 """Of a batch's time, from which on taking it from the loader is worth changing: our own convention, as for findings."""
 _LONGER_EPOCHS = 20
@@ -36,7 +35,7 @@ _UINT8_SAVES = 0.75
 def list_remedies(evidence: Evidence, findings: Sequence[Finding], *, best_samples_per_s: float) -> Iterator[Advice]:
     """Remedies for each finding that settings alone don't remove; for computing only where it comes first."""
     costs = evidence.measurement.loader_costs
-    is_data_bound = best_samples_per_s < NEAR_CEILING * expectation.device_ceiling(evidence)
+    is_data_bound = best_samples_per_s < POLICY.trials.near_ceiling * expectation.device_ceiling(evidence)
     for finding in findings:
         code = finding.bottleneck
         if code in _FOR_LOADER:
@@ -126,7 +125,7 @@ def _worker_threads(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
     today, device = expectation.loader_ceiling(evidence), expectation.device_ceiling(evidence)
     allowed = min(loaders, cores) / expectation.loader_cpu_s(evidence)
     expected = min(expectation.cores_ceiling(evidence), expectation.join_rates(evidence, max(allowed, today), device))
-    is_gain_known = allowed * NEAR_CEILING > today
+    is_gain_known = allowed * POLICY.trials.near_ceiling > today
     words = messages.one_thread_per_worker(
         settings={"worker_threads": 1} if evidence.config.num_workers else {},
         item_cpu_s=costs.item_cpu_s,
@@ -225,7 +224,7 @@ def _copies(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
     float32, item_bytes = (None, None) if costs is None else (costs.float32_fraction, costs.item_bytes)
     if evidence.environment.device_kind == "cpu":
         yield _saving(evidence, messages.convert_batches_in_collate(share=share), share)
-    elif float32 is not None and float32 < _MOSTLY:
+    elif float32 is not None and float32 < 0.5:
         words = messages.copy_narrower_types(share=share, item_bytes=item_bytes)
         yield _saving(evidence, words, (1 - _BYTES_LEFT) * share)
     else:
@@ -300,6 +299,6 @@ def _saving(evidence: Evidence, words: AdviceText, saved: float) -> Advice:
     expected, loader = expectation.rate_without(evidence, saved), expectation.loader_ceiling(evidence)
     if expected < loader:
         return _expecting(evidence, words, expected)
-    is_loader_first = evidence.measurement.samples_per_s >= NEAR_CEILING * loader
+    is_loader_first = evidence.measurement.samples_per_s >= POLICY.trials.near_ceiling * loader
     limited = messages.limited_by_loader(words, loader_samples_per_s=loader, is_loader_first=is_loader_first)
     return _expecting(evidence, limited, None if is_loader_first else expected)

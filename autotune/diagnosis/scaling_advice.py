@@ -12,12 +12,12 @@ from math import ceil
 
 from autotune.analysis.forecast.expectation import loader_processes
 from autotune.analysis.memory.lines import memory_of_trials
-from autotune.analysis.memory.model import SURE_TO_FIT
 from autotune.diagnosis.bottlenecks import WAITING_CPU_FRACTION
 from autotune.diagnosis.gains import advise, worth_giving
 from autotune.diagnosis.scaling_bottlenecks import LEAST_SHARE, Cause, GroupCase, ScalingBottleneck, StepTime
 from autotune.messages import advice as messages
 from autotune.messages.advice import AdviceText
+from autotune.policy import POLICY
 from autotune.records.diagnosis import Advice
 from autotune.records.ranks import Communication, uneven_ranks
 from autotune.space.constraints import hook_obstacle
@@ -83,7 +83,7 @@ def _fits(case: GroupCase, factor: int) -> bool:
     limit_bytes = 0 if run is None else round(run.peak_memory_bytes / case.group.limit_share)
     memory = memory_of_trials((), case.records, limit_bytes, limit_is_ram=case.environment.has_only_ram)
     larger = with_batch(config, factor * config.micro_batch_size)
-    return bool(memory.chance_to_fit([larger], limit_bytes)[0] >= SURE_TO_FIT)
+    return bool(memory.chance_to_fit([larger], limit_bytes)[0] >= POLICY.trials.sure_to_fit)
 
 
 def _smaller_exchanges(case: GroupCase, exchange: Communication) -> Advice:

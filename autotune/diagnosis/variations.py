@@ -10,6 +10,7 @@ from math import inf
 
 from autotune.analysis.forecast.acquisition import AMPLE
 from autotune.analysis.forecast.observations import by_promise, is_device_out_of_reach, is_loader_out_of_reach
+from autotune.diagnosis.gains import LEAST_GAIN
 from autotune.records.breakdown import LoaderCosts
 from autotune.records.ceilings import CeilingBook
 from autotune.records.measurement import Ceilings, Measurement
@@ -24,8 +25,6 @@ __all__ = ["list_variations"]
 
 _LARGER, _SMALLER = (2.0, 4.0), (0.5,)
 """Times today's batch: our own convention, with today's own enough for a line of times over batches."""
-_LEAST_RESTART_SHARE = 0.03
-"""Of the time, from which on workers that persist are worth measuring: our own convention, the least gain advised."""
 
 
 def list_variations(space: ResolvedSpace, run: Measurement) -> list[TrainingConfig]:
@@ -61,7 +60,7 @@ def _loader_by_cores(space: ResolvedSpace, costs: LoaderCosts | None) -> float:
 def _loader_changes(space: ResolvedSpace, run: Measurement) -> Iterator[Mapping[str, object]]:
     own, cores = space.baseline, space.environment.cores
     sharing = rules.ranks_on_host(own.process_count, space.environment)
-    most = max(1, most_workers(space.facts, space.environment) // sharing)
+    most = max(1, most_workers(space.facts, space.environment, space.policy.ranges) // sharing)
     counts = {0, *(2**power for power in range(most.bit_length())), *({cores // sharing} & {*range(1, most + 1)})}
     counts -= {own.num_workers} if _may_do_with_one(own, run) else {own.num_workers, 0, 1}
     by_workers: list[Mapping[str, object]] = [
@@ -74,7 +73,7 @@ def _loader_changes(space: ResolvedSpace, run: Measurement) -> Iterator[Mapping[
     if own.num_workers > 0:
         threads = sorted(whole_numbers(space.domains["worker_threads"]))
         yield from ({"worker_threads": count, "persistent_workers": True} for count in threads[:1])
-    if own.num_workers > 0 and (run.breakdown is None or run.breakdown.restart_fraction >= _LEAST_RESTART_SHARE):
+    if own.num_workers > 0 and (run.breakdown is None or run.breakdown.restart_fraction >= LEAST_GAIN):
         yield {"persistent_workers": True}
     yield from (change for change in by_workers if change["num_workers"] in {0, 1})
 

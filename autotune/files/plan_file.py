@@ -42,6 +42,7 @@ _NOT_WRITTEN = {
     "name": "unknown key; a plan is named by its file",
     "notes": "unknown key; what can't be taken over is told by autotune",
     "read_over": "unknown key; what is read from a framework's own file is told by autotune",
+    "policy": "unknown key; the thresholds of a search are no settings",
 }
 """Fields of a Plan that no file and no call gives."""
 _IDLE_BESIDE_A_COMMAND = frozenset(field.name for field in fields(Workload)) - {"command"}

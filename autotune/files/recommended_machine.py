@@ -12,8 +12,6 @@ __all__ = ["describe_machine", "differing_fields", "read_machine"]
 
 _KEYS = {"device_name": "name", "device_count": "devices"}
 """What the file calls the fields by which machines are compared, where that is another name."""
-_LONGEST_VALUE = 60
-"""Characters that are shown of what a file says of its machine: our own convention."""
 
 
 def describe_machine(environment: Environment) -> dict[str, object]:
@@ -47,4 +45,4 @@ def differing_fields(there: Mapping[str, object], here: Mapping[str, object]) ->
 def _shown(value: object) -> str:
     """A value of a file, which may hold anything, in a few printable characters."""
     text = "none" if value is None else str(value)
-    return "".join(character if character.isprintable() else "?" for character in text[:_LONGEST_VALUE])
+    return "".join(character if character.isprintable() else "?" for character in text[:60])

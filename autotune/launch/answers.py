@@ -23,6 +23,7 @@ from pathlib import Path, PurePath
 from pydantic import ValidationError
 
 from autotune.analysis.group import merged_measurement
+from autotune.analysis.scoring import LEAST_VIOLATION
 from autotune.launch.launcher import Exit, Launch
 from autotune.launch.local.hang_report import Frame, Whereabouts, read_stack, users_part, whereabouts
 from autotune.protocol.disk import read_model
@@ -35,7 +36,6 @@ __all__ = ["NO_LIMITS", "MemoryLimits", "one_report", "read_answer"]
 _FAR_ABOVE = 1.2  # our convention: a peak that is a little too high is measured and judged, not ended
 _RAM_SHARE = 0.95  # our convention: ended before the kernel's out-of-memory killer chooses a process
 _NOTHING = " before it had measured anything"
-_LEAST_VIOLATION = 0.01  # our convention: a trial that was ended for its memory counts as over the limit
 _UNWRITTEN = (
     "the trial's report could not be written into its folder, most likely since the disk is full or the trial has used "
     "up all that its processes may open; its log says what failed"
@@ -70,7 +70,7 @@ class MemoryLimits:
             f"the trial's processes must stay within {limit / 2**20:,.0f} MiB of RAM, but had taken "
             f"{taken_bytes / 2**20:,.0f} MiB, and were ended"
         )
-        return TrialResult(outcome="host_oom", reason=reason, violation=max(_LEAST_VIOLATION, taken_bytes / limit - 1))
+        return TrialResult(outcome="host_oom", reason=reason, violation=max(LEAST_VIOLATION, taken_bytes / limit - 1))
 
 
 NO_LIMITS = MemoryLimits()

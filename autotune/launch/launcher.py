@@ -13,6 +13,7 @@ from queue import SimpleQueue
 from typing import Generic, Literal, Protocol, Self, TypeVar, runtime_checkable
 
 from autotune.note import Note
+from autotune.policy import POLICY, Ending
 from autotune.protocol.disk import TrialFolder
 from autotune.protocol.jobs import DescribeJob, Job, ProbeJob, SeriesJob
 from autotune.settings.training_config import TrainingConfig
@@ -61,6 +62,7 @@ class Launch:
     """Asked for that in place of it, where it changes meanwhile."""
     should_end: Callable[[], bool] | None = None
     """Called many times a second; the ranks are ended once it returns True. None: only the deadline ends them."""
+    ending: Ending = POLICY.ending
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

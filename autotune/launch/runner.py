@@ -16,12 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from autotune.analysis.time_estimate import SLOW_BUILD_S
 from autotune.launch.answers import NO_LIMITS, MemoryLimits, read_answer
 from autotune.launch.block_stream import BlockStream, ShouldEnd
 from autotune.launch.disturbance import disturbance_of, with_remark
 from autotune.launch.launcher import Exit, Launch, Launcher
 from autotune.messages.trials import curves_ended
+from autotune.policy import POLICY, Policy
 from autotune.protocol import jobs
 from autotune.protocol.clock import deadline_within
 from autotune.protocol.disk import TrialFolder, write_model
@@ -34,8 +34,6 @@ from autotune.settings.workload import ScriptFacts
 
 __all__ = ["TrialRunner", "go_on"]
 
-_PROCESSES = 3
-"""The most processes that curves are measured in. Our convention: two settings may be fatal."""
 _AnyJob = TypeVar(
     "_AnyJob",
     jobs.TrialJob,
@@ -64,11 +62,12 @@ class TrialRunner:
     """What the probe has seen of the command."""
     build_s: float = 0.0
     """Seconds in which a new process builds the workload, where trials share one and most do not; else 0."""
+    policy: Policy = POLICY
 
     @property
     def is_brief(self) -> bool:
         """Whether looks at the sides and at precisions are kept short."""
-        return self.build_s >= SLOW_BUILD_S
+        return self.build_s >= self.policy.time.slow_build_s
 
     def limited(self, *, limit_bytes: int, ram_bytes: int, limit_is_ram: bool) -> TrialRunner:
         """A runner with these limits for its trials."""
@@ -191,6 +190,7 @@ class TrialRunner:
             ranks=ranks,
             ram_ceiling_bytes=self.limits.ram_ceiling_bytes,
             should_end=None if stream is None else stream.is_lost,
+            ending=self.policy.ending,
         )
         is_first_look = isinstance(job, jobs.ProbeJob) and job.command is not None
         log.touch(mode=0o600)  # before what is there is listed
@@ -261,7 +261,7 @@ def go_on(job: jobs.CurvesJob, run: Callable[[jobs.CurvesJob, str], RankReport])
     """
     report = run(job, "")
     took_s = report.result.wall_s
-    for number in range(2, _PROCESSES + 1):
+    for number in range(2, 4):  # at most three processes: two settings may be fatal
         known, left_s = report.curves, job.process.deadline_s - took_s
         if known is None or not known.is_cut or left_s <= 0:
             break

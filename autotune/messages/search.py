@@ -250,5 +250,3 @@ def search_resumed(has_command: bool) -> str:
 @message
 def file_damaged(name: str, reason: str) -> str:
     return f"{name} in the run folder was damaged; its content is read from the study or measured again: {reason}"
-
-

@@ -33,8 +33,6 @@ __all__ = [
 
 NO_VALUE = "–"  # noqa: RUF001 - an en dash is the usual sign for "no figure" in a table
 """Stands where nothing was measured."""
-_BAR_CELLS = 30
-"""Length of the bar that stands for the whole: our convention, a third of a terminal."""
 _MOST_DECIMALS = 3  # our convention
 
 
@@ -189,4 +187,4 @@ def show_interval(low: float, high: float, unit: Unit) -> str:
 
 def text_bar(fraction: float) -> str:
     """A share as a bar of full blocks."""
-    return "█" * round(_BAR_CELLS * fraction)
+    return "█" * round(30 * fraction)  # a third of a terminal

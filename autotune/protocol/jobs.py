@@ -8,6 +8,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field, TypeAdapter
 
 from autotune.frozen import FrozenModel
+from autotune.policy import WindowRules
 from autotune.records.diagnosis import Curves
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import ScriptFacts
@@ -29,21 +30,6 @@ __all__ = [
     "WorkloadJob",
     "read_job",
 ]
-
-
-class WindowRules(FrozenModel):
-    """How long a trial measures."""
-
-    max_s: float = 8.0
-    """The window ends after so many seconds, whatever its interval is by then. Our convention."""
-    precision: float = 0.02
-    """The window ends when half of its 95 % interval is this share of the rate. Our convention: differences below 2 %
-    do not decide a search."""
-    block_s: float = 0.2
-    """Least length of a block. Our convention: long beside a synchronisation, short beside the window."""
-    drains_at_edges: bool = False
-    """Wait for the device at the end of each block before more is launched, also where it can time its own edges: to
-    show what that costs (benchmarks/gpu.py)."""
 
 
 class Extras(FrozenModel):

@@ -35,13 +35,10 @@ if TYPE_CHECKING:
 
 __all__ = ["read_payload", "write_payload"]
 
-_VERSION = 1
 _PROTOCOL = 5  # of pickle: the first with out-of-band buffers
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})  # of our files, not of user code
 _ALIGNMENT = 64  # bytes, a cache line; our convention
 _SMALLEST_MAPPED_BYTES = 16 * 1024  # our convention: four pages; smaller arrays stay in the stream
-_LONGEST_PATH = 6  # our convention: attributes named in an error message
-_MOST_NESTED_DATASETS = 8  # our convention: a dataset in a dataset, such as Subset; also ends a circle
 
 
 def write_payload(value: object, folder: Path) -> None:
@@ -57,7 +54,7 @@ def write_payload(value: object, folder: Path) -> None:
             pickler = _Pickler(stream, raw)
             with _unreachable_by_value(value):
                 _dump(pickler, value)
-        write_atomic(folder / "index.json", json.dumps({"version": _VERSION, "buffers": pickler.buffers}).encode())
+        write_atomic(folder / "index.json", json.dumps({"version": 1, "buffers": pickler.buffers}).encode())
     except BaseException as error:
         for name in ("stream", "bytes"):
             with suppress(OSError):
@@ -110,7 +107,7 @@ def _unreachable_by_value(value: object) -> Iterator[None]:
 
 def _module_names(part: Any) -> Iterator[str]:
     """Modules of a part's class or function, of a model's submodules, and of the dataset inside a dataset."""
-    for _ in range(_MOST_NESTED_DATASETS):
+    for _ in range(8):  # a dataset in a dataset, such as Subset; ends a circle too
         if part is None or isinstance(part, Ref | str):
             return
         inner = None
@@ -204,7 +201,7 @@ def _culprit(value: object, error: Exception) -> tuple[str, str]:
     """The innermost attribute that does not pickle, such as "model.encoder.lock", and the reason."""
     path: list[str] = []
     reason = f"{type(error).__name__}: {error}"
-    for _ in range(_LONGEST_PATH):
+    for _ in range(6):
         for name, child in _children(value):
             failure = _pickle_failure(child)
             if failure is not None:

@@ -15,8 +15,6 @@ from autotune.errors import RunFolderError
 __all__ = ["make_private", "private_file", "refuse_foreign", "refuse_unfit"]
 
 _PRIVATE = 0o700
-_ABOVE = 0o755
-"""Of folders above a private one that are made with it: less the umask, and never for others to write."""
 
 
 def make_private(path: Path) -> None:
@@ -27,7 +25,7 @@ def make_private(path: Path) -> None:
     """
     missing = [folder for folder in path.parents if not folder.exists()]
     for folder in reversed(missing):
-        folder.mkdir(mode=_ABOVE, exist_ok=True)
+        folder.mkdir(mode=0o755, exist_ok=True)  # less the umask, and never for others to write
     path.mkdir(mode=_PRIVATE, exist_ok=True)
 
 

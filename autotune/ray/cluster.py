@@ -20,7 +20,6 @@ from autotune.errors import ConfigError, first_line
 __all__ = ["join"]
 
 _LOG = logging.getLogger(__name__)
-_ANSWERS_WITHIN_S = 5.0  # our convention: a connection within a cluster takes milliseconds
 
 
 def join(address: str | None, undo: ExitStack) -> None:
@@ -60,7 +59,7 @@ def join(address: str | None, undo: ExitStack) -> None:
 def _connect(address: str) -> None:
     """Raise where nothing listens: Ray itself would retry for minutes, and print."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    socket.create_connection((host.strip("[]"), int(port)), _ANSWERS_WITHIN_S).close()
+    socket.create_connection((host.strip("[]"), int(port)), 5.0).close()
 
 
 def _unreachable(where: str, error: Exception) -> ConfigError:

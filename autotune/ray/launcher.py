@@ -34,10 +34,7 @@ from autotune.settings.executor import Executor
 __all__ = ["BlockCopy", "RayLauncher", "merged_exit"]
 
 _MOST_LOSSES = 3  # our convention: a trial that loses so many hosts most likely ends them itself
-_MOST_TRIES = 20  # our convention: losses before a trial has begun are not its fault
 _BY_WEIGHT: tuple[EndedFor, ...] = ("memory", "deadline", "cancelled", "standstill", "straggling")
-_TICK_S = 0.1  # our convention: blocks come about five times a second
-_FOLLOW_WITHIN_S = 5.0  # as on one machine (watch.py): the others of a group end soon after one rank has
 _SILENT_S = 60.0  # our convention: past its deadline, at which the host itself ends a trial
 
 
@@ -83,7 +80,7 @@ class RayLauncher:
         """
         job = read_job(launch.folder.job)
         begun, lost = monotonic(), list[str]()
-        for _ in range(_MOST_TRIES):
+        for _ in range(20):  # losses before a trial has begun are not its fault
             team: Team = ()
             try:
                 team = self._pool.acquire(launch.ranks)
@@ -195,7 +192,8 @@ class _RunningTrial:
         answers: dict[Any, HostAnswer] = {}
         straggling_from = inf
         while left := [reference for reference in self.hosts if reference not in answers]:
-            ready, _ = ray.wait(left, num_returns=len(left), timeout=_TICK_S, fetch_local=True)
+            # blocks come about five times a second
+            ready, _ = ray.wait(left, num_returns=len(left), timeout=0.1, fetch_local=True)
             for reference in ready:
                 answer = self.hosts[reference].receive(reference, was_running=True)
                 answers[reference] = HostAnswer.model_validate_json(answer)
@@ -203,7 +201,7 @@ class _RunningTrial:
                 break
             now = monotonic()
             if ready:
-                straggling_from = min(straggling_from, now + _FOLLOW_WITHIN_S)
+                straggling_from = min(straggling_from, now + self.launch.ending.follow_within_s)
             if self.blocks is not None and (first := next(iter(self.hosts))) not in answers:
                 self.blocks.fetch(self.hosts[first], self.ticket)
             if self.cancelled_for is None:

@@ -18,7 +18,6 @@ from autotune.ray.nodes import OneHost
 __all__ = ["Reservations"]
 
 _KEPT_S = 1.0  # our convention: longer than a search thinks between two trials
-_LONGEST_S = 60.0  # our convention: then other jobs that wait for the host come first
 _NODE_LABEL = "ray.io/node-id"
 
 
@@ -61,7 +60,7 @@ class Reservations:
             kept = self._kept.get(nodes)
             if kept is None:
                 return
-            if monotonic() - kept.begun > _LONGEST_S:
+            if monotonic() - kept.begun > 60.0:  # then other jobs that wait for the host come first
                 self.give_back(nodes)
                 return
             kept.ending = Timer(_KEPT_S, self._give_back_unused, (nodes, kept))

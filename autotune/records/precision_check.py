@@ -23,7 +23,9 @@ from autotune.settings.training_config import TrainingConfig
 
 __all__ = [
     "GUARD_STEPS",
+    "LOADING_SHARE",
     "MIN_STEPS",
+    "OTHER_SEED",
     "PrecisionFigures",
     "deviation_of",
     "guard_key",
@@ -36,13 +38,16 @@ GUARD_STEPS = 20
 """Optimizer steps that are compared: our convention."""
 MIN_STEPS = 5
 """Fewest steps that the guard judges: our convention."""
+LOADING_SHARE = 0.3
+"""Of the time until the deadline, after which the batches that came are trained on in turn: our convention."""
+OTHER_SEED = 1_000_003
+"""Added to the seed of the repeated float32 run: a prime beyond the seeds of the steps, which count up."""
 _LOSS_TOLERANCE = 0.05
 """Largest mean deviation of the losses, as a share of float32's mean loss: our own convention. bfloat16 keeps 8 bits of
 a number (0.4 %); what deviates ten times as much after 20 steps does not train the same model."""
 _MIN_COSINE = 0.95
 """Least cosine between the first step's gradients, all parameters as one vector: our own convention. Rounding to
 bfloat16 alone leaves 0.9999; 0.95 is an angle of 18 degrees."""
-_LAST_STEPS = 5  # in which the GradScaler may skip none: our convention
 _TELLING_COSINE = 0.2
 """Where two float32 gradients agree less than this, the gradient is noise, and its cosine means nothing: our
 convention."""
@@ -132,7 +137,7 @@ def _objections_to_losses(figures: PrecisionFigures) -> Iterator[Note]:
     at = next((at for at, loss in enumerate(figures.losses) if not isfinite(loss)), None)
     if at is not None:
         yield loss_not_finite(loss=str(figures.losses[at]), step=at + 1, steps=GUARD_STEPS)
-    attempts, last = len(figures.skipped_steps), figures.skipped_steps[-_LAST_STEPS:]
+    attempts, last = len(figures.skipped_steps), figures.skipped_steps[-5:]
     if any(last):
         skipped = sum(figures.skipped_steps)
         yield steps_skipped(last_skipped=sum(last), last=len(last), skipped=skipped, attempts=attempts)

@@ -16,10 +16,8 @@ from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import WorkloadFacts
 from autotune.space.constraints import ranks_on_host
 
-__all__ = ["STRESS_S", "Load", "StressFigures", "load_of", "sample_scan_s"]
+__all__ = ["Load", "StressFigures", "load_of", "sample_scan_s"]
 
-STRESS_S = 12.0
-"""How long it trains where there is time, longer than a trial's window: our convention."""
 _LOOK_S = 4.0  # our convention
 _LOOK_SHARE = 0.2  # of the time left: our convention
 _WHERE = {"ddp": "in one process", "dp": "on one device"}

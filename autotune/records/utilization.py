@@ -27,7 +27,6 @@ GPM_SOURCE = "GPM graphics utilization"
 NVML_SOURCE = "NVML utilization"
 WAIT_SOURCE = "1 - data wait"
 _RANKS = {PROFILER_SOURCE: 0, GPM_SOURCE: 1, NVML_SOURCE: 2, WAIT_SOURCE: 4}
-_RANK_OF_OTHERS = 3  # a source of another version is worth more than the loop's waits
 _AGREE_WITHIN = 0.10  # our convention
 
 _Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -67,7 +66,7 @@ def source_rank(source: str) -> int:
     read 1.
     Source: NVML API reference, nvmlGpmMetricId_t (GRAPHICS_UTIL) and nvmlUtilization_t.
     """
-    return _RANKS.get(source, _RANK_OF_OTHERS)
+    return _RANKS.get(source, 3)  # a source of another version is worth more than the loop's waits
 
 
 def best_common_source(available: Sequence[Collection[str]]) -> str | None:

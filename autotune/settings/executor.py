@@ -19,12 +19,11 @@ __all__ = ["Executor", "ExecutorKind", "places"]
 ExecutorKind = Literal["local", "ray"]
 
 _ADDRESS = re.compile(r"auto|(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})")
-_LAST_PORT = 65535
 
 
 def _check_address(address: str) -> str:
     found = _ADDRESS.fullmatch(address)
-    if found is None or int(found["port"] or 1) not in range(1, _LAST_PORT + 1):
+    if found is None or int(found["port"] or 1) not in range(1, 2**16):
         rule = 'must be auto, or host and port of the cluster, such as "10.0.0.1:6379"'
         raise ValueError(f"{rule}, but got {short_repr(address)}")
     return address

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SkipValidation, ValidationInfo
 from pydantic.dataclasses import dataclass
 
 from autotune.note import Note
+from autotune.policy import POLICY, Policy
 from autotune.settings.budget import Budget
 from autotune.settings.executor import Executor
 from autotune.settings.objective import Objective
@@ -25,8 +26,6 @@ __all__ = ["Plan", "ReadOver"]
 
 _COUNTED_DEVICES = frozenset({"cuda", "xpu", "hpu", "mlu", "mtia", "musa", "npu", "privateuseone"})
 """Kinds of device of which a machine may have several: torch's own (torch.device) and those of its plug-ins."""
-_SEEDS = 2**32
-"""numpy.random.seed takes smaller seeds alone."""
 
 
 def _check_device(value: str, info: ValidationInfo) -> str:
@@ -80,5 +79,7 @@ class Plan:
     read_over: Annotated[Mapping[str, ReadOver], Field(exclude=True)] = Field(default_factory=dict)
     """Settings of the baseline that a framework's own file says, and its user may never have chosen; no key of the
     YAML file."""
-    seed: Annotated[int, Field(strict=True, ge=0, lt=_SEEDS)] = 0
+    policy: Annotated[Policy, SkipValidation, Field(exclude=True)] = POLICY  # no key of the YAML file
+    """Thresholds and shares of the search; tests and benchmarks vary them."""
+    seed: Annotated[int, Field(strict=True, ge=0, lt=2**32)] = 0  # numpy.random.seed takes no larger one
     """Of the search's proposals, and of every trial."""

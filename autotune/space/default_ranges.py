@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import inf, prod
 
+from autotune.policy import POLICY, Policy, Ranges
 from autotune.settings.ddp_config import TORCH_FIRST_BUCKET_MB, DdpConfig
 from autotune.settings.environment import Environment
 from autotune.settings.objective import Objective
 from autotune.settings.search_space import DDP_PREFIX, Choices, Domain, IntRange, SettingValue
-from autotune.settings.training_config import TrainingConfig
+from autotune.settings.training_config import TORCH_PREFETCH_FACTOR, TrainingConfig
 from autotune.settings.workload import WorkloadFacts
 from autotune.space import constraints as rules
 from autotune.space.binding import bindings_tried
@@ -24,12 +25,6 @@ from autotune.space.token_budget import global_batch_of, samples_within, token_b
 from autotune.space.worker_ranges import gains_out_of_order, worker_threads_tried
 
 __all__ = ["Basis", "batch_cap", "default_ranges", "most_workers", "workers_cap"]
-
-_MIN_WORKERS_TRIED = 8  # our convention: loaders that wait for I/O gain from more workers than cores
-_SMALLEST_BATCH_SHARE = 4  # of the baseline's batch: our convention
-_PREFETCH_FACTORS = (2, 4, 8)  # torch's own and twice and four times as many: our convention
-_ACCUM_STEPS = (1, 2, 4)  # our convention
-_BUCKET_CAPS_MB = (50.0, 100.0)  # twice and four times torch's own: our convention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +38,12 @@ class Basis:
     facts: WorkloadFacts
     environment: Environment
     drop_last: bool = True
+    policy: Policy = POLICY
+
+    @property
+    def ranges(self) -> Ranges:
+        """The numbers that the ranges are made of."""
+        return self.policy.ranges
 
     @property
     def keeps_batch(self) -> bool:
@@ -80,9 +81,9 @@ def default_ranges(basis: Basis) -> dict[str, Domain]:
     return dict(sorted(domains.items()))
 
 
-def most_workers(facts: WorkloadFacts, environment: Environment) -> int:
+def most_workers(facts: WorkloadFacts, environment: Environment, ranges: Ranges = POLICY.ranges) -> int:
     """Loader workers that are tried by default, of all ranks on a host: twice its cores, and eight on few cores."""
-    return max(_MIN_WORKERS_TRIED, 2 * environment.cores) if facts.is_sharded else 1
+    return max(ranges.least_workers, 2 * environment.cores) if facts.is_sharded else 1
 
 
 def workers_cap(basis: Basis) -> int | None:
@@ -90,7 +91,7 @@ def workers_cap(basis: Basis) -> int | None:
     if "num_workers" in basis.given:
         return None
     sharing = rules.ranks_on_host(basis.baseline.process_count, basis.environment)
-    return max(most_workers(basis.facts, basis.environment), basis.baseline.num_workers * sharing)
+    return max(most_workers(basis.facts, basis.environment, basis.ranges), basis.baseline.num_workers * sharing)
 
 
 def batch_cap(basis: Basis, domains: Mapping[str, Domain]) -> int | None:
@@ -180,8 +181,8 @@ def _loader_ranges(basis: Basis, domains: Mapping[str, Domain]) -> dict[str, Dom
     baseline = basis.baseline
     is_one = "single" in domains["strategy"] or "dp" in domains["strategy"]
     sharing = rules.ranks_on_host(1 if is_one else min(group_sizes(domains), default=1), basis.environment)
-    most = max(1, most_workers(basis.facts, basis.environment) // sharing)
-    prefetch_factors = {*_PREFETCH_FACTORS, baseline.prefetch_factor or _PREFETCH_FACTORS[0]}
+    most = max(1, most_workers(basis.facts, basis.environment, basis.ranges) // sharing)
+    prefetch_factors = {*basis.ranges.prefetch_factors, baseline.prefetch_factor or TORCH_PREFETCH_FACTOR}
     is_copied = basis.environment.device_kind not in {"cpu", "mps"}
     workers = IntRange(low=0, high=max(most, baseline.num_workers))
     return {
@@ -196,8 +197,8 @@ def _loader_ranges(basis: Basis, domains: Mapping[str, Domain]) -> dict[str, Dom
 def _worker_ranges(basis: Basis, counts: Domain) -> dict[str, Domain]:
     """Of what workers alone have; one worker delivers in order whatever is asked of it."""
     baseline, most = basis.baseline, max(whole_numbers(counts))
-    orders = [True, False] if most > 1 and gains_out_of_order(basis.facts) else []
-    threads = worker_threads_tried(basis.facts, basis.environment) if most else []
+    orders = [True, False] if most > 1 and gains_out_of_order(basis.facts, basis.ranges) else []
+    threads = worker_threads_tried(basis.facts, basis.environment, basis.ranges) if most else []
     return {
         "in_order": _choices(*orders, baseline.in_order),
         "worker_threads": _choices(*([None, *threads] if threads else []), baseline.worker_threads),
@@ -216,7 +217,9 @@ def _batch_ranges(basis: Basis, domains: Mapping[str, Domain]) -> dict[str, Doma
         return {"micro_batch_size": _batch_range(basis, domains), "max_tokens": _choices(basis.baseline.max_tokens)}
     ranks, cap = whole_numbers(domains["world_size"]), basis.most_samples
     budgets = basis.given.get("max_tokens") or _choices(
-        *token_budgets(basis.baseline, ranks, cap, keeps_batch=basis.keeps_batch, share=_SMALLEST_BATCH_SHARE)
+        *token_budgets(
+            basis.baseline, ranks, cap, keeps_batch=basis.keeps_batch, share=basis.ranges.smallest_batch_share
+        )
     )
     samples = {samples_within(budget, basis.baseline) for budget in whole_numbers(budgets)}
     return {"max_tokens": budgets, "micro_batch_size": _choices(*sorted(samples))}
@@ -232,7 +235,7 @@ def _batch_range(basis: Basis, domains: Mapping[str, Domain]) -> Domain:
         sizes = {*powers, *(wanted // power for power in powers), baseline.micro_batch_size}
         return Choices(values=tuple(sorted(size for size in sizes if size <= cap)))
     own, ranks = baseline.micro_batch_size, whole_numbers(domains["world_size"])
-    low = max(1, own // max(_SMALLEST_BATCH_SHARE, *ranks))
+    low = max(1, own // max(basis.ranges.smallest_batch_share, *ranks))
     sizes = {size for size in _powers_of_two(cap) if size >= low}
     shares = {own // count for count in ranks if own % count == 0 and own // count <= cap}
     return Choices(values=tuple(sorted(sizes | shares | {min(own, cap)})))
@@ -240,7 +243,7 @@ def _batch_range(basis: Basis, domains: Mapping[str, Domain]) -> Domain:
 
 def _accum_range(basis: Basis, domains: Mapping[str, Domain]) -> Domain:
     setting = basis.facts.batch_setting
-    steps = set[int]() if setting in basis.given else set(_ACCUM_STEPS)
+    steps = set[int]() if setting in basis.given else set(basis.ranges.accum_steps)
     if basis.keeps_batch:
         wanted = global_batch_of(basis.baseline, basis.facts)
         sizes, ranks = whole_numbers(domains[setting]), whole_numbers(domains["world_size"])
@@ -259,7 +262,7 @@ def _ddp_ranges(basis: Basis, domains: Mapping[str, Domain]) -> dict[str, Domain
     has_unused = facts.has_unused_parameters
     may_be_static = 1 in domains["grad_accum_steps"] and not has_unused
     ranges = {
-        "bucket_cap_mb": _choices(None, *_bucket_caps(facts), own.bucket_cap_mb),
+        "bucket_cap_mb": _choices(None, *_bucket_caps(facts, basis.ranges), own.bucket_cap_mb),
         "first_bucket_mb": _choices(None, own.first_bucket_mb),
         "gradient_as_bucket_view": _choices(False, True),
         "static_graph": _choices(False, may_be_static or own.static_graph),
@@ -270,10 +273,12 @@ def _ddp_ranges(basis: Basis, domains: Mapping[str, Domain]) -> dict[str, Domain
     return {f"{DDP_PREFIX}{name}": domain for name, domain in ranges.items()}
 
 
-def _bucket_caps(facts: WorkloadFacts) -> list[float]:
+def _bucket_caps(facts: WorkloadFacts, ranges: Ranges) -> list[float]:
     """Caps beyond torch's own, up to the first with room for all gradients; all caps where their size is unknown."""
     mib = facts.gradient_bytes / 2**20
-    return [cap for before, cap in pairwise((TORCH_FIRST_BUCKET_MB, *_BUCKET_CAPS_MB)) if before < mib or mib == 0]
+    return [
+        cap for before, cap in pairwise((TORCH_FIRST_BUCKET_MB, *ranges.bucket_caps_mb)) if before < mib or mib == 0
+    ]
 
 
 def _hooks(environment: Environment, domains: Mapping[str, Domain]) -> Iterator[str]:

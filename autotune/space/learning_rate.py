@@ -20,7 +20,6 @@ from autotune.settings.workload import OptimizerFacts
 __all__ = ["LrAdvice", "scale_lr"]
 
 _ADAPTIVE = ("adam", "rmsprop", "adagrad", "adadelta", "lamb", "lion", "adafactor", "rprop")
-_WARM_UP_EPOCHS = 5  # Goyal et al., section 2.2
 _ROUNDING = 1e-9  # 10 * (1 - 0.9) falls just below 1 in floating point
 
 
@@ -63,7 +62,7 @@ def scale_lr(lr: float, batch_ratio: float, rule: LrRule, optimizer: OptimizerFa
     if applied == "none":
         notes.append(messages.lr_unchanged())
     elif batch_ratio > 1:
-        notes.append(messages.lr_warm_up(_WARM_UP_EPOCHS))
+        notes.append(messages.lr_warm_up(5))  # Goyal et al., section 2.2
     return advice.model_copy(update={"notes": tuple(notes)})
 
 

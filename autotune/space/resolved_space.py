@@ -15,6 +15,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from autotune.note import Note
+from autotune.policy import POLICY, Policy
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.environment import Environment
 from autotune.settings.objective import Objective
@@ -49,6 +50,7 @@ class ResolvedSpace:
     workers_cap: int | None = None
     """Most loader workers of all ranks on a host: more of a proposal are left out; None where the user has listed
     numbers of workers."""
+    policy: Policy = POLICY
     notes: tuple[Note, ...] = ()
     """What has no effect here, and why a default range is narrower than usual."""
 
@@ -113,6 +115,7 @@ def resolve(basis: Basis) -> ResolvedSpace:
         drop_last=basis.drop_last,
         batch_cap=batch_cap(basis, domains),
         workers_cap=workers_cap(basis),
+        policy=basis.policy,
         notes=space_notes(basis, domains),
     )
 

@@ -21,21 +21,10 @@ from autotune.space.domains import spread
 from autotune.space.resolved_space import ResolvedSpace
 from autotune.study.proposals import Params, compose_allowed, first_guesses, params_of
 
-__all__ = ["MOST_LISTED", "Candidates", "OpenCombinations", "Skip"]
+__all__ = ["Candidates", "OpenCombinations", "Skip"]
 
 Skip = Callable[[TrainingConfig], Note | None]
 """Why a configuration is not worth a run: "would_not_fit", "would_tell_nothing"; None where it is."""
-
-MOST_LISTED = 20_000
-"""Combinations up to which a space is listed, and method grid allowed: our own convention, a second of listing."""
-_DRAWS = 500
-"""Combinations looked through for one trial where a space is drawn from, or all are skipped: our own convention."""
-# Own conventions: so many that the model weighs them all in about a second before each trial.
-_ALL_UP_TO = 4096  # combinations of a space of which every one is a candidate
-_RANDOM = 1500  # of a larger space
-_ALL_VALUES_UP_TO = 40  # values of a setting that are all varied
-_SPREAD_VALUES = 24  # of a longer range, beside the nearest values on each side
-_NEAREST = 2  # values on each side
 
 
 @dataclass(slots=True)
@@ -53,10 +42,10 @@ class Candidates:
 
     def __post_init__(self) -> None:
         """Take all of a small space; of a large one what an expert would try, and a random part."""
-        if self.space.size <= _ALL_UP_TO:
+        if self.space.size <= self.space.policy.trials.all_candidates_up_to:
             self._common = self._composed(self.space.combinations())
             return
-        drawn = _drawn(self.space, _seeded(self.seed), _RANDOM)
+        drawn = _drawn(self.space, _seeded(self.seed), self.space.policy.trials.random_candidates)
         self._common = self._composed((*first_guesses(self.space), *drawn))
 
     def near(self, best: Sequence[TrainingConfig]) -> list[tuple[Params, TrainingConfig]]:
@@ -65,7 +54,7 @@ class Candidates:
         A neighbour has another value of one setting, further out of two; of a long range not all values count.
         """
         found = dict(self._common)
-        if self.space.size > _ALL_UP_TO:
+        if self.space.size > self.space.policy.trials.all_candidates_up_to:
             wanted = [(config, 2 if place == 0 else 1) for place, config in enumerate(best)]
             self._around = {key: around for key, around in self._around.items() if key in wanted}
             for config, most in wanted:
@@ -90,11 +79,11 @@ class Candidates:
     def _values(self, name: str, own: SettingValue) -> Iterable[SettingValue]:
         """The values of a setting; of a long range some of all sizes, and those next to its own."""
         domain = self.space.parameters[name]
-        if not isinstance(domain, IntRange) or len(domain) <= _ALL_VALUES_UP_TO or not isinstance(own, int):
+        if not isinstance(domain, IntRange) or len(domain) <= 40 or not isinstance(own, int):
             return domain
         if name not in self._spreads:
-            self._spreads[name] = spread(list(domain), _SPREAD_VALUES)
-        nearest = range(max(domain.low, own - _NEAREST), min(domain.high, own + _NEAREST) + 1)
+            self._spreads[name] = spread(list(domain), 24)
+        nearest = range(max(domain.low, own - 2), min(domain.high, own + 2) + 1)
         return sorted({*self._spreads[name], *nearest})
 
     def _composed(self, candidates: Iterable[Params]) -> dict[TrainingConfig, Params]:
@@ -111,6 +100,7 @@ class OpenCombinations:
 
     def __init__(self, space: ResolvedSpace, seed: int, is_open: Callable[[TrainingConfig], bool]) -> None:
         self._space = space
+        self._trials = space.policy.trials
         self._seed = seed
         self._is_open = is_open
         self._drawing = _seeded(seed)
@@ -118,24 +108,24 @@ class OpenCombinations:
     @property
     def can_list(self) -> bool:
         """Whether the space is small enough to be listed."""
-        return self._space.size <= MOST_LISTED
+        return self._space.size <= self._trials.most_listed
 
     @property
     def has_open(self) -> bool:
         """Whether one is open; in a space that can't be listed, whether one of so many draws is. Changes nothing."""
-        tries = self._rest if self.can_list else _drawn(self._space, _seeded(self._seed), _DRAWS)
+        tries = self._rest if self.can_list else _drawn(self._space, _seeded(self._seed), self._trials.draws)
         return any(self._open_config(params) is not None for params in tries)
 
     @property
     def none_left(self) -> Note:
         """What it means that `next` found none."""
-        return space_exhausted() if self.can_list else nothing_new_drawn(_DRAWS)
+        return space_exhausted() if self.can_list else nothing_new_drawn(self._trials.draws)
 
     def next(self, skip: Skip) -> Params | None:
         """One that is open and not skipped; else one that would tell nothing, or one that would not fit; else None."""
         kept: list[Params] = []
         first: dict[str, Params] = {}  # by the reason to skip it; "": none
-        tries = self._popped() if self.can_list else _drawn(self._space, self._drawing, _DRAWS)
+        tries = self._popped() if self.can_list else _drawn(self._space, self._drawing, self._trials.draws)
         for params in tries:
             config = self._open_config(params)
             if config is None:
@@ -143,7 +133,7 @@ class OpenCombinations:
             kept.append(params)
             reason = skip(config)
             first.setdefault("" if reason is None else reason.code, params)
-            if reason is None or len(kept) == _DRAWS:
+            if reason is None or len(kept) == self._trials.draws:
                 break
         if self.can_list:
             self._rest.extend(reversed(kept))

@@ -7,7 +7,6 @@ from itertools import product
 from math import inf
 
 from autotune.analysis.memory.lines import is_too_big, memory_kind, memory_of_trials
-from autotune.analysis.memory.model import SURE_TO_FIT
 from autotune.records.trial import TrialRecord
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.search_space import DDP_PREFIX, Domain, IntRange, SettingValue
@@ -31,10 +30,6 @@ __all__ = [
 Params = dict[str, SettingValue]
 """Values of a space's parameters, by name."""
 
-_GUESSED_PREFETCH = 4
-"""Batches that each worker holds ready, in the guesses: our own convention, twice torch's default."""
-_MANY_WORKERS_PER_CORE = 4
-"""Workers for data that waits for I/O, by cores: our own convention."""
 # Settings that may explain a failure by themselves: of each, torch runs other code for every value.
 _SWITCHES = ("amp_dtype", "channels_last", "compile", "strategy")
 _LESSER_SWITCHES = ("fused", "cudnn_benchmark")  # that explain what none of these does: they fail more rarely
@@ -79,13 +74,13 @@ def first_guesses(space: ResolvedSpace) -> list[Params]:
         "num_workers": cores,
         "persistent_workers": True,
         "pin_memory": True,
-        "prefetch_factor": _GUESSED_PREFETCH,
+        "prefetch_factor": space.policy.ranges.guessed_prefetch,
     }
     batch: Params = {space.batch_setting: max(whole_numbers(space.domains[space.batch_setting]))}
     fastest_first = ("bfloat16", "float16", "tf32", "float32")
     fastest = next(dtype for dtype in fastest_first if dtype in space.domains["amp_dtype"])
     device: Params = {"amp_dtype": fastest, "channels_last": True, "fused": True, "cudnn_benchmark": True}
-    many: Params = {"num_workers": _MANY_WORKERS_PER_CORE * cores}
+    many: Params = {"num_workers": space.policy.ranges.many_workers_per_core * cores}
     quiet: Params = {"intra_op_threads": 1}
     wishes = [loader, *({**loader, **batch, **more} for more in ({}, *_other_ranks(space, own), quiet, device, many))]
     guesses = []
@@ -184,7 +179,7 @@ def largest_batch_variant(best: TrialRecord, space: ResolvedSpace, records: Sequ
     too_big = min((getattr(record.config, setting) for record in own if is_too_big(record)), default=inf)
     batches = sorted(size for size in whole_numbers(space.domains[setting]) if size < too_big)
     resized = [with_batch_setting(best.config, batch, space) for batch in batches]
-    fits = memory.chance_to_fit(resized, space.limit_bytes) >= SURE_TO_FIT if batches else ()
+    fits = memory.chance_to_fit(resized, space.limit_bytes) >= space.policy.trials.sure_to_fit if batches else ()
     fewest = min(whole_numbers(space.domains["grad_accum_steps"]))
     for batch in (batch for batch, may in zip(reversed(batches), reversed(fits), strict=True) if may):
         if batch in was_run:

@@ -27,17 +27,13 @@ from autotune.settings.training_config import TrainingConfig
 from autotune.space.constraints import same_behaviour_key
 from autotune.space.resolved_space import ResolvedSpace, setting_of
 from autotune.study import optuna_trials as written
-from autotune.study.combinations import MOST_LISTED, OpenCombinations, Skip
+from autotune.study.combinations import OpenCombinations, Skip
 from autotune.study.measured import MeasuredTrials
 from autotune.study.proposals import compose_allowed, params_of
 from autotune.study.samplers import METHODS, SearchMethod
 from autotune.study.storage import guarded, open_optuna, open_storage, release
 
 __all__ = ["Study", "Trial"]
-
-
-_REPEATS_IN_A_ROW = 8
-"""Samples in a row that bring nothing new before a combination is picked by ourselves: our own convention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +55,7 @@ class Study:
         seed: int,
         method: SearchMethod,
     ) -> None:
-        self.prior_spread = assumed_spread(space.environment.device_kind)
+        self.prior_spread = assumed_spread(space.environment.device_kind, space.policy.spread)
         """Between runs, before this study's own repeats; whoever knows more of the machine sets it."""
         self.optuna_study = study
         self.method = method
@@ -101,9 +97,10 @@ class Study:
             RunFolderError: the file can't be written or is no database.
         """
         way = METHODS[method]
-        if way.visits_all and space.size > MOST_LISTED:
+        most_listed = space.policy.trials.most_listed
+        if way.visits_all and space.size > most_listed:
             raise ConfigError(
-                f"search.method {method} takes at most {MOST_LISTED:,} combinations, but the space has "
+                f"search.method {method} takes at most {most_listed:,} combinations, but the space has "
                 f"{space.size:,}; list fewer values, or choose another method"
             )
         with guarded(path):
@@ -185,9 +182,10 @@ class Study:
         """
         with guarded():
             picks = self._is_drained or (self.method.visits_all and not self.has_waiting)
-            fruitless = _REPEATS_IN_A_ROW if picks else 0
+            most_repeats = self.space.policy.trials.repeats_in_a_row
+            fruitless = most_repeats if picks else 0
             while True:
-                if fruitless >= _REPEATS_IN_A_ROW:
+                if fruitless >= most_repeats:
                     params = self._combinations.next(skip)
                     self._is_drained = params is None
                     if params is None:

@@ -16,9 +16,7 @@ __all__ = ["CostModel", "FakeTrial", "analytic_cost"]
 # A made-up model and interconnect, of the order of ResNet-18's gradients over PCIe 4.0 x16:
 _GRADIENT_BYTES = 64 * 2**20
 _LINK_BYTES_PER_S = 20 * 2**30
-_BUCKET_S = 100e-6
 _BACKWARD_SHARE = 2 / 3  # of a batch's time: a backward pass computes twice what a forward pass does
-_REPLICATE_S = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +78,7 @@ def analytic_cost(config: TrainingConfig) -> FakeTrial:
     processes, devices, micro = config.process_count, config.world_size, config.micro_batch_size
     loader = processes * 1000.0 * min(max(1, config.num_workers), 8, 16 / processes)
     speed = 2.0 if config.amp_dtype in {"bfloat16", "float16"} else 1.0
-    step_s = 0.002 + 20e-6 * micro / speed + (devices * _REPLICATE_S if config.strategy == "dp" else 0.0)
+    step_s = 0.002 + 20e-6 * micro / speed + (devices * 1e-3 if config.strategy == "dp" else 0.0)
     exchange = _communication(config, step_s) if processes > 1 else None
     exposed_s = 0.0 if exchange is None else exchange.exposed_s / config.grad_accum_steps
     device, group = devices * (micro / step_s), devices * (micro / (step_s + exposed_s))
@@ -100,7 +98,7 @@ def _communication(config: TrainingConfig, batch_s: float) -> Communication:
     ddp, ranks = config.ddp or DdpConfig(), config.world_size
     buckets = ceil(_GRADIENT_BYTES / 2**20 / (ddp.bucket_cap_mb or TORCH_BUCKET_CAP_MB))
     sent_bytes = _GRADIENT_BYTES if ddp.comm_hook is None else _GRADIENT_BYTES // 2
-    exchange_s = buckets * _BUCKET_S + 2 * (ranks - 1) / ranks * sent_bytes / _LINK_BYTES_PER_S
+    exchange_s = buckets * 100e-6 + 2 * (ranks - 1) / ranks * sent_bytes / _LINK_BYTES_PER_S
     hidden_s = min(_BACKWARD_SHARE * batch_s, exchange_s * (1 - 1 / buckets))
     alone_s = batch_s * config.grad_accum_steps
     return Communication(

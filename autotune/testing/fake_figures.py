@@ -12,7 +12,7 @@ from autotune.records.ceilings import Ceiling, host_ceiling_of
 from autotune.records.conditions import DeviceConditions
 from autotune.records.host_load import HostLoad
 from autotune.records.measurement import Block, Ceilings, Measurement, MemorySample, Window
-from autotune.records.precision_check import PrecisionFigures
+from autotune.records.precision_check import GUARD_STEPS, PrecisionFigures
 from autotune.records.ranks import RankFigures
 from autotune.records.stress_check import StressFigures
 from autotune.settings.environment import Environment
@@ -33,7 +33,6 @@ __all__ = [
 
 BLOCKS = 10
 """Of each made-up window: our convention, enough for an interval by batch means."""
-_GUARD_STEPS = 20  # as many as a real guard compares
 
 
 def fake_environment(*, device_memory_bytes: int = 16 * 2**30, cores: int = 4, device_count: int = 1) -> Environment:
@@ -181,9 +180,9 @@ def _loader_costs(trial: FakeTrial) -> LoaderCosts:
 
 def fake_guard(trial: FakeTrial, config: TrainingConfig) -> PrecisionFigures:
     """The figures of the precision guard."""
-    losses = tuple(1.0 / (step + 1) for step in range(_GUARD_STEPS))
+    losses = tuple(1.0 / (step + 1) for step in range(GUARD_STEPS))
     return PrecisionFigures(
-        steps=_GUARD_STEPS,
+        steps=GUARD_STEPS,
         micro_batch_size=config.micro_batch_size,
         reference_losses=losses,
         losses=losses if trial.passes_guard else (*losses[:-1], trial.broken_loss),

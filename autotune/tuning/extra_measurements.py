@@ -5,6 +5,7 @@ Each ceiling is measured once for the settings that it depends on; a CeilingBook
 
 from __future__ import annotations
 
+from autotune.policy import POLICY, Time
 from autotune.protocol.jobs import NO_EXTRAS, Extras, WindowRules
 from autotune.records.ceilings import EXCEEDED_FROM, SIDES, CeilingBook, host_ceiling_of
 from autotune.records.measurement import Ceilings, Measurement
@@ -13,28 +14,29 @@ from autotune.settings.training_config import TrainingConfig
 
 __all__ = ["everything", "extras_of", "with_ceilings", "with_settled_ceilings"]
 
-_STRETCH_SHARE = 0.1
-"""Of the window's time, what a ceiling may take: our own convention, so that a trial takes a fifth more at most."""
-_SHORTEST_STRETCH_S, _LONGEST_STRETCH_S = 0.2, 0.5
-"""Bounds of it: some steps of most workloads, and no more than a ceiling's precision needs; our own convention."""
 
-
-def extras_of(config: TrainingConfig, book: CeilingBook, window: WindowRules, *, is_baseline: bool) -> Extras:
+def extras_of(
+    config: TrainingConfig, book: CeilingBook, window: WindowRules, *, is_baseline: bool, limits: Time = POLICY.time
+) -> Extras:
     """The ceilings that no run has measured or tried to measure; for the baseline everything."""
     if is_baseline:
-        return everything(window)
+        return everything(window, limits)
     return Extras(
         loader_ceiling=book.needs_loader(config),
         device_ceiling=book.needs_device(config),
         copy_ceiling=book.needs_copy(config),
-        stretch_s=_stretch_s(window),
+        stretch_s=_stretch_s(window, limits),
     )
 
 
-def everything(window: WindowRules) -> Extras:
+def everything(window: WindowRules, limits: Time = POLICY.time) -> Extras:
     """All ceilings, and where the time goes."""
     return Extras(
-        loader_ceiling=True, device_ceiling=True, copy_ceiling=True, breakdown=True, stretch_s=_stretch_s(window)
+        loader_ceiling=True,
+        device_ceiling=True,
+        copy_ceiling=True,
+        breakdown=True,
+        stretch_s=_stretch_s(window, limits),
     )
 
 
@@ -86,5 +88,5 @@ def with_settled_ceilings(measurement: Measurement, config: TrainingConfig, book
     return measurement.model_copy(update=changed) if changed else measurement
 
 
-def _stretch_s(window: WindowRules) -> float:
-    return min(max(_STRETCH_SHARE * window.max_s, _SHORTEST_STRETCH_S), _LONGEST_STRETCH_S)
+def _stretch_s(window: WindowRules, limits: Time) -> float:
+    return min(max(limits.ceiling_share * window.max_s, limits.shortest_ceiling_s), limits.longest_ceiling_s)

@@ -20,8 +20,6 @@ from autotune.study.study import Study
 
 __all__ = ["FailureAttribution"]
 
-_SAME_FAILURES = 3
-"""Equal failures after which a cause is looked for: our own convention; two may share it by chance."""
 _OF_THE_STEP = ("micro_batch_size", "amp_dtype", "channels_last", "intra_op_threads", "num_workers")
 
 
@@ -55,7 +53,8 @@ class FailureAttribution:
             return []  # it was under way when that was left out
         same = self.failures.setdefault(record.reason if failure is None else failure.signature, [])
         same.append(record)
-        if len(same) < _SAME_FAILURES:
+        same_failures = study.space.policy.trials.same_failures
+        if len(same) < same_failures:
             return []
         succeeded = [other.config for other in study.records if other.measurement is not None]
         explanation = explaining_setting([other.config for other in same], succeeded)
@@ -65,7 +64,7 @@ class FailureAttribution:
             if failure is None:  # no exception: what this workload can't be measured with, in several settings
                 return []
             raise RepeatedFailureError(
-                f"the same exception at the same place ended {_SAME_FAILURES} configurations: {record.reason} "
+                f"the same exception at the same place ended {same_failures} configurations: {record.reason} "
                 f"(logs: {', '.join(str(other.result.log) for other in same)})\n\n{failure.traceback}"
             )
         setting, values = explanation
@@ -73,7 +72,7 @@ class FailureAttribution:
         self.left_out.append(explanation)
         same.clear()
         listed = sorted(map(str, values))
-        return [setting_left_out(setting, values=listed, failures=_SAME_FAILURES, reason=record.reason)]
+        return [setting_left_out(setting, values=listed, failures=same_failures, reason=record.reason)]
 
 
 def _shared_change(

@@ -22,18 +22,10 @@ from autotune.space.resolved_space import ResolvedSpace
 from autotune.study.proposals import Params, compose_allowed, params_of
 from autotune.tuning.outcomes import SearchOutcome
 
-__all__ = ["COMPILING_S", "compilation_domains", "host_notes", "is_host_bound", "list_cures", "waits_most_for_host"]
+__all__ = ["compilation_domains", "host_notes", "is_host_bound", "list_cures", "waits_most_for_host"]
 
 _HOST_BOUND_FROM = 0.20
-"""Share of the time in which the device waits for the host, from which on cures are tried: our own convention."""
-_MOST_GROWTH = 4
-"""Times the micro batch, of a cure: our own convention. Launching then takes a quarter of what it took for a sample."""
-COMPILING_S = 120.0
-"""Seconds that compiling a model takes in a trial, with its CUDA graphs: our own convention. An H100 took up to 45 s
-for GPT-2 small and more for ResNet-50 (docs/gpu.md)."""
-_WORTH_COMPILING = 10.0
-"""Times the seconds of compiling, that training should win by it at the least: our own convention, since each start of
-a training compiles again."""
+"""Share of the time in which the device waits for the host, from which it limits: for cures and for the diagnosis."""
 
 
 def is_host_bound(run: Measurement | None) -> bool:
@@ -57,10 +49,11 @@ def compilation_domains(run: Measurement, space: ResolvedSpace, budget: Budget) 
         space: What is searched so far.
         budget: Holds the hours of training that are still to come.
     """
+    trials = space.policy.trials
     is_listed = {"compile", "compile_mode"} & {*space.given} or len(space.domains["compile"]) > 1
     saved_s = (run.host_fraction or 0.0) * budget.training_s
     has_graphs = space.environment.device_kind in GRAPH_KINDS and space.facts.has_fixed_shapes
-    if is_listed or not has_graphs or saved_s < _WORTH_COMPILING * COMPILING_S:
+    if is_listed or not has_graphs or saved_s < trials.worth_compiling * trials.compiling_s:
         return {}
     return {"compile": Choices(values=(False, True)), "compile_mode": Choices(values=("default", "reduce-overhead"))}
 
@@ -83,7 +76,8 @@ def list_cures(
     setting, steps = space.batch_setting, best.grad_accum_steps
     batch, same, larger = own.get(setting), list[Params](), list[Params]()
     if isinstance(batch, int):
-        sizes = [size for size in whole_numbers(space.domains[setting]) if batch < size <= _MOST_GROWTH * batch]
+        most = space.policy.trials.most_growth * batch
+        sizes = [size for size in whole_numbers(space.domains[setting]) if batch < size <= most]
         larger = [{setting: size} for size in sorted(sizes, reverse=True)]
         if "grad_accum_steps" in own:
             same = [

@@ -18,12 +18,13 @@ from autotune.analysis.decisions.run_spread import run_of
 from autotune.analysis.decisions.selection_rules import simplest_of_the_best
 from autotune.analysis.memory.lines import largest_batch_note
 from autotune.analysis.scoring import evaluate, memory_fault
-from autotune.analysis.time_estimate import typical_run_s, typical_s
+from autotune.analysis.time_estimate import typical_s
 from autotune.launch.launcher import SideBySide, begin_anew
 from autotune.launch.runner import TrialRunner
 from autotune.messages.recommendation import finalist_failed, stress_not_tried
 from autotune.messages.search import no_recent_gain, precision_left_out
 from autotune.note import Note
+from autotune.policy import Trials
 from autotune.protocol.jobs import NO_EXTRAS, Extras, WindowRules
 from autotune.records.ceilings import CeilingBook
 from autotune.records.precision_check import guard_key
@@ -37,11 +38,11 @@ from autotune.space.resolved_space import ResolvedSpace
 from autotune.study.proposals import Params, first_guesses, largest_batch_variant, same_batch_variant
 from autotune.study.study import Study, Trial
 from autotune.tuning.checks.precision import PrecisionGuard
-from autotune.tuning.checks.stress import MOST_STRESSED, check_under_stress, may_overload
+from autotune.tuning.checks.stress import check_under_stress, may_overload
 from autotune.tuning.extra_measurements import extras_of, with_ceilings
 from autotune.tuning.failure_attribution import FailureAttribution
-from autotune.tuning.host_bound import COMPILING_S, compilation_domains, is_host_bound, list_cures
-from autotune.tuning.outcomes import LEAST_GAIN, SearchOutcome, disturbances
+from autotune.tuning.host_bound import compilation_domains, is_host_bound, list_cures
+from autotune.tuning.outcomes import SearchOutcome, disturbances
 from autotune.tuning.proposers.proposer import Proposer
 from autotune.tuning.race import Race
 from autotune.tuning.selection import Contenders
@@ -49,25 +50,6 @@ from autotune.tuning.time_budget import TimeBudget, repeat_deadline_s
 
 __all__ = ["Search"]
 
-_PATIENCE = 12
-"""Trials in a row without a gain that end a search which may stop: our own convention; benchmarks/regret.py."""
-_INFORMED_PATIENCE = 6
-"""The same, of trials that a model expected most of: our own convention; benchmarks/regret.py."""
-_PATIENCE_S = 36.0
-"""In a brief search, seconds of trials that take the place of their number; our own convention."""
-_FEWEST_TRIES = 3
-"""The fewest such trials: our own convention."""
-_PATIENT_AFTER = 4
-"""Trials that do not count towards patience, the baseline and the first guesses: our own convention."""
-_GRACE_S = 5.0
-"""Past what is left of a time-out, so that the last run is not lost for a moment: our own convention."""
-_CLOSING_TRIALS = 3
-"""Trials kept for the end: the best at the baseline's batch, at the largest, and one that the sampler has begun."""
-
-_MOST_CURED = 2
-"""Leading configurations for which cures of a host-bound loop are tried: our own convention."""
-_FEWEST_BEFORE_CURES = 2
-"""Trials before them, the baseline and one more."""
 
 _THOROUGH_EXTRAS = Extras(loader_ceiling=True, device_ceiling=True, copy_ceiling=True, breakdown=True, stretch_s=0.5)
 """Of what leads at the end, once: what limits it, and where its time goes, by longer stretches of its sides."""
@@ -122,7 +104,7 @@ class Search:
     def __post_init__(self) -> None:
         """Take up the records of a search that goes on."""
         self.guard = PrecisionGuard(self.runner, self.space.baseline)
-        ledger = Ledger.going_on(self.study.prior_spread, self.study.records)
+        ledger = Ledger.going_on(self.study.prior_spread, self.study.records, self.time.policy.proof)
         self.race = Race(time=self.time, ledger=ledger, look=self.outcome, passes=self._passes_guard)
         self._before_s = max((run.at_s for run in ledger.runs), default=0.0)
         for record in self.study.ended:
@@ -140,6 +122,10 @@ class Search:
     def space(self) -> ResolvedSpace:
         """What is searched."""
         return self.study.space
+
+    @property
+    def _trials(self) -> Trials:
+        return self.time.policy.trials
 
     @property
     def best(self) -> TrialRecord | None:
@@ -210,7 +196,7 @@ class Search:
             believed=dict(self.believed),
             proven=dict(self.race.ledger.proven),
             is_settled=self.race.is_settled,
-            run_s=typical_run_s(self.study.ended, self.runner.build_s if self.time.is_brief else 0.0),
+            run_s=self.time.run_s,
             build_s=self.runner.build_s,
             is_brief=self.time.is_brief,
             stresses=dict(self._stresses),
@@ -225,7 +211,7 @@ class Search:
         """
         found = self.outcome()
         chosen = Contenders.of(found, lambda number: number not in self._stresses).chosen(found.settled)
-        if chosen is None or chosen.number == 0 or len(self._overloaded) >= MOST_STRESSED:
+        if chosen is None or chosen.number == 0 or len(self._overloaded) >= self._trials.most_stressed:
             return False
         if not self._overloaded and not may_overload(chosen, self.space):
             return False
@@ -304,9 +290,12 @@ class Search:
         """A further run of a trial's settings, as a call for any thread."""
         trial = Trial(record.number, record.config)
         name, window = f"trial-{record.number:03d}-again", self.time.window()
-        left_s, deadline_s = self.time.clock.left_s, repeat_deadline_s(record, self.runner.build_s) + 2 * window.max_s
+        left_s, deadline_s = (
+            self.time.clock.left_s,
+            repeat_deadline_s(record, self.runner.build_s, self.time.limits) + 2 * window.max_s,
+        )
         if left_s is not None:
-            deadline_s = min(deadline_s, left_s + _GRACE_S)
+            deadline_s = min(deadline_s, left_s + self.time.limits.grace_s)
         self._repeating.add(record.number)
 
         def run() -> _Ended:
@@ -337,7 +326,7 @@ class Search:
         runner, deadline_s = self.runner, self.time.deadline_s(trial)
         window = self.time.window()
         extras = self._extras_of(trial, window)
-        threshold = self.proposer.pruning_threshold(trial)
+        threshold, stopping = self.proposer.pruning_threshold(trial), self.time.policy.stopping
 
         def run() -> _Ended:
             result = runner.run(
@@ -346,7 +335,7 @@ class Search:
                 deadline_s=deadline_s,
                 window=window,
                 extras=extras,
-                should_end=None if threshold is None else lambda blocks: behind_threshold(blocks, threshold),
+                should_end=None if threshold is None else lambda blocks: behind_threshold(blocks, threshold, stopping),
             )
             return _Ended(trial=trial, extras=extras, result=result)
 
@@ -408,16 +397,21 @@ class Search:
         After the baseline alone, the model comes first, which knows of the host as well.
         """
         best = self.best
-        if best is None or best.number in self._cured or len(self._cured) == _MOST_CURED or self.study.has_waiting:
+        if (
+            best is None
+            or best.number in self._cured
+            or len(self._cured) == self._trials.cured
+            or self.study.has_waiting
+        ):
             return
         if (
-            len(self.study.ended) < _FEWEST_BEFORE_CURES
+            len(self.study.ended) < self._trials.before_cures
             or best.measurement is None
             or not is_host_bound(best.measurement)
         ):
             return
         self._cured.add(best.number)
-        has_time = self.time.left_for_trials_s >= COMPILING_S and not self.time.is_brief
+        has_time = self.time.left_for_trials_s >= self._trials.compiling_s and not self.time.is_brief
         if has_time and not self.study.method.visits_all and best.config.world_size == 1:
             domains = compilation_domains(best.measurement, self.space, self.time.budget)
             if domains:
@@ -439,7 +433,9 @@ class Search:
             largest = largest_batch_variant(best, self.space, self.study.ended)
             same = self.proposer.at_same_batch(best), same_batch_variant(best, self.space)
             others = [record for record in self.study.records if record.is_feasible and record.number != 0]
-            would_win = simplest_of_the_best(others or [best], self._score)
+            would_win = simplest_of_the_best(
+                others or [best], self._score, worthwhile=self.time.policy.proof.worthwhile
+            )
             plainer = self.proposer.plainer(would_win.config)
             self._enqueue((*same, plainer) if self.time.is_brief else (*same, largest, plainer))
 
@@ -480,7 +476,8 @@ class Search:
         """
         if self.proposer.has_model and trial.number != 0 and trial.config.world_size == 1:
             return NO_EXTRAS
-        return extras_of(trial.config, self.ceilings, window, is_baseline=trial.number == 0)
+        is_baseline = trial.number == 0
+        return extras_of(trial.config, self.ceilings, window, is_baseline=is_baseline, limits=self.time.limits)
 
     @property
     def _most_at_once(self) -> int:
@@ -497,25 +494,27 @@ class Search:
         is_led = self.proposer.is_informed and self.best is not None
         records = self.study.ended
         tries, patience = self.study.promising if is_led else records, self._patience
-        if len(tries) < patience or len(records) < patience + (1 if self.time.is_brief else _PATIENT_AFTER):
+        if len(tries) < patience or len(records) < patience + (1 if self.time.is_brief else self._trials.patient_after):
             return None
         score = self._score
         before, now = best_of(records[: records.index(tries[-patience])], score), self.best
-        is_won = now is not None and (before is None or score(now) >= (1 + LEAST_GAIN) * score(before))
+        is_won = now is not None and (before is None or score(now) >= (1 + self._trials.least_gain) * score(before))
         return None if is_won else no_recent_gain(trials=patience, is_promising=is_led)
 
     @property
     def _patience(self) -> int:
-        usual = _INFORMED_PATIENCE if self.proposer.is_informed else _PATIENCE
+        usual = self._trials.informed_patience if self.proposer.is_informed else self._trials.patience
         if not self.time.is_brief or not self.study.ended:
             return usual
-        return min(usual, max(_FEWEST_TRIES, ceil(_PATIENCE_S / typical_s(self.study.ended))))
+        return min(
+            usual, max(self._trials.least_patience, ceil(self._trials.brief_patience_s / typical_s(self.study.ended)))
+        )
 
     @property
     def _is_near_its_end(self) -> bool:
         """Whether it is time for the closing trials."""
-        most = self._patience + _PATIENT_AFTER if self.time.may_stop_early else self.time.most_trials
-        return self.time.is_near_its_end(most, _CLOSING_TRIALS)
+        most = self._patience + self._trials.patient_after if self.time.may_stop_early else self.time.most_trials
+        return self.time.is_near_its_end(most, self._trials.closing)
 
     def _show(self, last: TrialRecord | None) -> None:
         records, best = self.study.records, self.best
@@ -547,7 +546,7 @@ class Search:
         gain = self.race.ledger.evidence.contrast(best.number, 0)
         if gain is None:
             return None
-        speedup, proven = believe(gain).ratio(), self.race.ledger.proven.get(best.number)
+        speedup, proven = believe(gain, self.time.policy.proof).ratio(), self.race.ledger.proven.get(best.number)
         if proven is not None:  # at the kept error, which is smaller than that of a 95 % interval
             speedup = speedup.model_copy(update={"low": exp(proven)})
         return Known(number=best.number, speedup=speedup, is_proven=proven is not None)

@@ -15,11 +15,7 @@ from autotune.records.trial import TrialRecord, TrialResult, believed_score, bes
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.resolved_space import ResolvedSpace
 
-__all__ = ["LEAST_GAIN", "SearchOutcome", "disturbances"]
-
-LEAST_GAIN = 0.01
-"""A smaller gain, as a share of the rate, is not worth another trial: our own convention, since runs of the same
-settings differ by about as much."""
+__all__ = ["SearchOutcome", "disturbances"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

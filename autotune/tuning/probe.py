@@ -42,25 +42,18 @@ from autotune.space.default_ranges import Basis
 from autotune.space.reach import within_reach
 from autotune.space.resolved_space import ResolvedSpace, compose, resolve
 from autotune.space.token_budget import budget_obstacle, with_mean_batch
-from autotune.tuning.time_budget import BASELINE_DEADLINE_S
 
 __all__ = ["probe_workload"]
 
-_ADAM_BYTES = 8
-"""Of state for each trainable parameter: two moments in float32. Source: torch.optim.Adam, exp_avg and exp_avg_sq."""
-_FILES_SHOWN = 8
-"""Files that a note names: our own convention."""
 _LINES_SHOWN, _LINE_SHOWN = 12, 300
 """Of what a script has written before it ended: lines, and characters of each; our own convention."""
 _DUMP = re.compile(r'^(?:Timeout \(.*\)!|(?:Current thread|Thread) 0x.*|  File ".*", line \d+ in .*)$', re.MULTILINE)
 """Lines of faulthandler's dump of a process that is late: they say where autotune waits, not what the script does."""
-_FEW_COMBINATIONS = 4096
-"""Up to so many are all composed, to see whether one is possible: our own convention, a fraction of a second."""
 
 
 def probe_workload(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, ResolvedSpace]:
     """Probe the workload; the runner that knows the limits, and the space with its default ranges."""
-    longest_s = min(BASELINE_DEADLINE_S, plan.budget.timeout_s or inf)
+    longest_s = min(plan.policy.time.baseline_deadline_s, plan.budget.timeout_s or inf)
     report = runner.probe(plan.baseline, deadline_s=longest_s)
     if report.environment is None or report.facts is None:
         raise _probe_failure(report, runner)
@@ -95,6 +88,7 @@ def probe_workload(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, Resolv
             facts=report.facts,
             environment=environment,
             drop_last=drop_last,
+            policy=plan.policy,
         )
     )
     _refuse_empty(space)
@@ -187,7 +181,7 @@ def _script_notes(plan: Plan, script: ScriptFacts | None) -> Iterator[Note]:
         yield placeholders_by_default([f"{name}={getattr(plan.baseline, name)}" for name in unknown])
     yield from script.unreached
     if script.new_files:
-        yield files_left(script.new_files[:_FILES_SHOWN], count=len(script.new_files))
+        yield files_left(script.new_files[:8], count=len(script.new_files))
 
 
 def _optimizer_note(plan: Plan, facts: WorkloadFacts) -> Note | None:
@@ -195,7 +189,8 @@ def _optimizer_note(plan: Plan, facts: WorkloadFacts) -> Note | None:
     if plan.workload.optimizer is not None or plan.workload.command is not None or not facts.trainable_parameter_count:
         return None
     count = facts.trainable_parameter_count
-    return default_optimizer(trainable_parameters=count, adam_bytes=_ADAM_BYTES * count)
+    # Adam keeps two moments in float32 (torch.optim.Adam, exp_avg and exp_avg_sq).
+    return default_optimizer(trainable_parameters=count, adam_bytes=8 * count)
 
 
 def _budget_note(baseline: TrainingConfig, facts: WorkloadFacts) -> Note | None:
@@ -207,7 +202,7 @@ def _budget_note(baseline: TrainingConfig, facts: WorkloadFacts) -> Note | None:
 
 def _refuse_empty(space: ResolvedSpace) -> None:
     """A space in which no combination is allowed is the caller's mistake, with the first reason."""
-    if space.size > _FEW_COMBINATIONS:
+    if space.size > 4096:  # composing them all takes a fraction of a second
         return
     configs = (compose(params, space) for params in space.combinations())
     first = next(configs)

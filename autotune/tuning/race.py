@@ -17,45 +17,13 @@ from statistics import NormalDist
 from autotune.analysis.decisions.claims import believe, chance_worthwhile
 from autotune.analysis.decisions.evidence import Contrast
 from autotune.analysis.decisions.ledger import Ledger
+from autotune.policy import Proof
 from autotune.records.trial import TrialRecord
-from autotune.tuning.outcomes import LEAST_GAIN, SearchOutcome
+from autotune.tuning.outcomes import SearchOutcome
 from autotune.tuning.selection import Contenders
 from autotune.tuning.time_budget import TimeBudget
 
 __all__ = ["Race"]
-
-_BASELINE_EVERY = 3
-"""Runs of others after which the baseline runs again. With k others at a time, sqrt(k) runs of what all are compared
-with for each of theirs is the best share (Dunnett 1955); a search compares a few at a time."""
-_CLEAR = 0.005
-"""Chance that the best is no faster than the baseline, below which the search need not run the baseline again: our own
-convention, about what a proof takes."""
-_RUNS = 2
-"""Of what is settled on, and of the baseline, at the least; a third tells a quarter more."""
-_MOST_CHALLENGED = 3
-"""Repeats of trials that may be better than the one that leads: our own convention."""
-_MOST_CONTESTED = 4
-"""Runs of a larger batch, and of the best at the own one, to tell whether it is worth it: our own convention."""
-_SETTLE_S = 45.0
-"""Seconds of the settling where no time-out limits the search: our own convention, so that an answer takes a minute."""
-_MOST_PAIRS = 28
-"""Runs of leader and baseline each, however short they are: those of the last look (ledger.py)."""
-_BRIEF_SETTLE_BUILDS = 4.0
-"""In a brief search, in builds of the workload."""
-_UNLIKELY = 0.05
-"""Chance of a worthwhile gain below which nothing more is to be proven: our own convention."""
-_PRECISE, _PRECISE_SHARE = 0.05, 0.25
-"""Half-width of a proven gain's 95 % interval, on the log scale, with which it needs no further runs: a twentieth, or a
-quarter of the gain; our own convention."""
-_LARGE_GAIN, _LARGE_GAIN_RUNS = log(1.5), 2
-"""Gain on the log scale from which deciding takes a few runs alone, and how many: benchmarks/regret.py."""
-_MOST_LOST = 2
-"""Further runs of the baseline that fail before nothing more is tried: as a trial is refuted by two that hang."""
-_FUTILE_AFTER = 3
-"""Pairs of runs before settling may be given up, and standard errors that the gain should then have at its end: our own
-conventions."""
-_USUAL_GAIN_SD = 0.1
-"""Of the logarithm of a gain: most changes bring little; benchmarks/decisions.py."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,11 +45,15 @@ class Race:
     _looked_at: int = 0
     """Pairs of runs at the last look."""
 
+    @property
+    def _proof(self) -> Proof:
+        return self.time.policy.proof
+
     def is_baseline_due(self) -> bool:
         """Return True where enough others have run since the baseline did, and it is a reference."""
         runs = self.ledger.runs
         since = next((place for place, run in enumerate(reversed(runs)) if run.number == 0), len(runs))
-        if self.time.is_brief or since < _BASELINE_EVERY:
+        if self.time.is_brief or since < self._proof.baseline_every:
             return False
         found = self.look()
         baseline = found.baseline
@@ -94,10 +66,10 @@ class Race:
     def _is_clear(self, found: SearchOutcome) -> bool:
         """Whether the best is so far ahead of the baseline, which ran twice, that its next run decides nothing."""
         best, evidence = found.best, found.evidence
-        if best is None or best.number == 0 or evidence.count(0) < _RUNS:
+        if best is None or best.number == 0 or evidence.count(0) < self._proof.fewest_runs:
             return False
         contrast = evidence.contrast(best.number, 0)
-        return contrast is not None and contrast.chance_below(0.0) < _CLEAR
+        return contrast is not None and contrast.chance_below(0.0) < self._proof.clear
 
     def next_run(self) -> TrialRecord | None:
         """Return the trial that is to run again once nothing promises more; None where the search is decided."""
@@ -107,7 +79,7 @@ class Race:
         if leader is None or not self._has_time(found):
             self.is_settled = leader is None or self.is_settled
             return None
-        if baseline is not None and sum(run.outcome != "ok" for run in baseline.repeats) >= _MOST_LOST:
+        if baseline is not None and sum(run.outcome != "ok" for run in baseline.repeats) >= self._proof.most_lost:
             self.is_settled = True
             return None
         settled = next((record for record in contenders.records if record.number == self.leader), None)
@@ -138,8 +110,8 @@ class Race:
     def _is_hopeless(self, leader: TrialRecord, found: SearchOutcome) -> bool:
         """Whether nothing is likely to be worth a change, by the baseline's runs and the single one of what leads."""
         contrast = found.evidence.contrast(leader.number, 0)
-        is_known = found.evidence.count(0) >= _RUNS
-        return contrast is not None and is_known and chance_worthwhile(contrast) < _UNLIKELY
+        is_known = found.evidence.count(0) >= self._proof.fewest_runs
+        return contrast is not None and is_known and chance_worthwhile(contrast, self._proof) < self._proof.unlikely
 
     @property
     def left_s(self) -> float:
@@ -164,13 +136,16 @@ class Race:
             return self.left_s
         if contrast is None or number == 0:
             return None
-        return min(_LARGE_GAIN_RUNS * found.run_s, self.left_s) if contrast.value > _LARGE_GAIN else self.left_s
+        if contrast.value <= self._proof.large_gain:
+            return self.left_s
+        return min(self._proof.large_gain_runs * found.run_s, self.left_s)
 
     @property
     def _settle_s(self) -> float:
-        usual_s = _BRIEF_SETTLE_BUILDS * self.time.build_s if self.time.is_brief else _SETTLE_S
-        left_s = self.time.clock.left_s
-        return usual_s if left_s is None else left_s
+        limits, left_s = self.time.limits, self.time.clock.left_s
+        if left_s is not None:
+            return left_s
+        return limits.brief_deciding_builds * self.time.build_s if self.time.is_brief else limits.deciding_s
 
     def _has_time(self, found: SearchOutcome) -> bool:
         left_s = self.time.clock.left_s
@@ -183,7 +158,7 @@ class Race:
         if own is None or larger is None or self.time.is_brief:
             return None
         found = contenders.found
-        rivals = [one for one in (larger, own) if self._runs_of(one) < _MOST_CONTESTED]
+        rivals = [one for one in (larger, own) if self._runs_of(one) < self._proof.most_contested]
         is_open = (
             found.believed_score(larger) > found.believed_score(own) and contenders.is_worth_it(larger, own) is None
         )
@@ -191,19 +166,21 @@ class Race:
 
     def _unsure(self, contenders: Contenders, leader: TrialRecord) -> TrialRecord | None:
         """What must run again before one is settled on: the leader, then what may well be better."""
-        if self._runs_of(leader) < _RUNS:
+        if self._runs_of(leader) < self._proof.fewest_runs:
             return leader
-        if self._challenged >= _MOST_CHALLENGED or self.time.is_brief:
+        if self._challenged >= self._proof.most_challenged or self.time.is_brief:
             return None
         found, most = contenders.found, contenders.batch_ratio(leader)
         open_ones = [
             one
-            for one in contenders.challengers[: 2 * _MOST_CHALLENGED]
-            if one is not leader and self._runs_of(one) < _RUNS and contenders.batch_ratio(one) <= most
+            for one in contenders.challengers[: 2 * self._proof.most_challenged]
+            if one is not leader
+            and self._runs_of(one) < self._proof.fewest_runs
+            and contenders.batch_ratio(one) <= most
         ]
         wins = {one.number: self._expected_win(one, leader, found) for one in open_ones}
         best = max(open_ones, key=lambda one: wins[one.number], default=None)
-        if best is None or wins[best.number] < LEAST_GAIN:
+        if best is None or wins[best.number] < self.time.policy.trials.least_gain:
             return None
         self._challenged += 1
         return best
@@ -221,14 +198,16 @@ class Race:
         """Whichever of leader and baseline ran less often; None where it is decided, or there is no time."""
         spent_s, ledger = self.time.clock.elapsed_s - self._from_s, self.ledger
         pairs = ledger.pairs
-        is_last = spent_s + 2 * found.run_s > self._budget_s or pairs >= _MOST_PAIRS or not self._has_time(found)
+        is_last = (
+            spent_s + 2 * found.run_s > self._budget_s or pairs >= self._proof.most_pairs or not self._has_time(found)
+        )
         if pairs > self._looked_at or (is_last and pairs):
             self._looked_at = pairs
             used = 1.0 if self._budget_s <= 0 else spent_s / self._budget_s
-            ledger.look(max(used, pairs / _MOST_PAIRS), is_last=is_last)
+            ledger.look(max(used, pairs / self._proof.most_pairs), is_last=is_last)
         contrast = ledger.evidence.contrast(leader.number, 0)
         runs = {record.number: self._runs_of(record) for record in (leader, baseline)}
-        is_known = min(runs.values()) >= _RUNS
+        is_known = min(runs.values()) >= self._proof.fewest_runs
         if contrast is not None and is_known and self._is_decided(leader.number, contrast, spent_s):
             self.is_settled = True
             return None
@@ -241,19 +220,22 @@ class Race:
 
     def _is_decided(self, number: int, contrast: Contrast, spent_s: float) -> bool:
         if number in self.ledger.proven:
-            ratio = believe(contrast).ratio()
-            return log(ratio.high / ratio.low) / 2 <= max(_PRECISE, _PRECISE_SHARE * log(ratio.value))
-        return chance_worthwhile(contrast) < _UNLIKELY or self._is_futile(contrast, spent_s)
+            ratio = believe(contrast, self._proof).ratio()
+            return log(ratio.high / ratio.low) / 2 <= max(
+                self._proof.precise, self._proof.precise_share * log(ratio.value)
+            )
+        return chance_worthwhile(contrast, self._proof) < self._proof.unlikely or self._is_futile(contrast, spent_s)
 
     def _is_futile(self, contrast: Contrast, spent_s: float) -> bool:
         """Whether a gain as large as is to be expected could not be proven in the time for settling."""
         pairs = self.ledger.pairs
-        if pairs < _FUTILE_AFTER:
+        if pairs < self._proof.futile_after:
             return False
         in_time = max(0.0, self._budget_s / spent_s - 1) * pairs if spent_s > 0 else inf
-        more = min(in_time, _MOST_PAIRS - pairs)
+        more = min(in_time, self._proof.most_pairs - pairs)
         error = contrast.sd * sqrt(pairs / (pairs + more))
-        shrunk = contrast.value * _USUAL_GAIN_SD**2 / (_USUAL_GAIN_SD**2 + contrast.sd**2)
+        usual_variance = self._proof.usual_gain_sd**2
+        shrunk = contrast.value * usual_variance / (usual_variance + contrast.sd**2)
         return shrunk < error
 
     def _runs_of(self, record: TrialRecord) -> int:

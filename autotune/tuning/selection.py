@@ -11,6 +11,7 @@ from autotune.analysis.decisions.evidence import Contrast
 from autotune.analysis.decisions.selection_rules import break_even_noise_scale, choose, worth_its_batch
 from autotune.messages import recommendation as messages
 from autotune.note import Note
+from autotune.policy import Proof
 from autotune.records.precision_check import guard_key, needs_guard
 from autotune.records.recommendation import BreakEven, Confirmation, LargerBatch, Ratio, Recommendation, Verdict
 from autotune.records.run_summary import changed_settings
@@ -20,23 +21,6 @@ from autotune.space.learning_rate import LrAdvice, scale_lr
 from autotune.tuning.outcomes import SearchOutcome
 
 __all__ = ["Contenders", "select"]
-
-_FEWEST_RUNS = 2
-"""Of what is recommended for its simplicity alone: our own convention."""
-_MOST_RIVALS = 3
-"""Of the baseline where that stays, of which it is said what they may gain: our own convention."""
-_MOST_COMPARED = 20
-"""Of the best, beside the baseline: our own convention, for searches of thousands of trials."""
-_BATCH_ERROR = 0.05
-"""One-sided error of taking a larger batch for faster than the best at the own one: our own convention, more than a
-proof's, since what is wrongly taken is hardly slower."""
-_LEAD_ERROR = 0.05
-"""One-sided error of recommending an unproven trial in place of a proven one: our own convention, as for a batch."""
-_SURE_SDS = 3.2
-"""Standard errors that a gain must come to before it is proven, at the errors that looks have. Source:
-benchmarks/decisions.py."""
-_LONGEST_S = 600.0
-"""Nobody waits for more to have a search decide: our own convention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +52,11 @@ class Contenders:
         return left if found.overloaded and left.records else cls.of(found)
 
     @property
+    def proof(self) -> Proof:
+        """The numbers that the choice depends on."""
+        return self.found.space.policy.proof
+
+    @property
     def baseline(self) -> TrialRecord | None:
         """The baseline, where it may be recommended."""
         return next((record for record in self.records if record.number == 0), None)
@@ -93,7 +82,7 @@ class Contenders:
         if self.batch_ratio(proven) > self.batch_ratio(choice):  # a larger batch must be worth it
             return choice
         lead = self.found.evidence.contrast(choice.number, proven.number)
-        return choice if lead is not None and lead.chance_below(0.0) < _LEAD_ERROR else proven
+        return choice if lead is not None and lead.chance_below(0.0) < self.proof.lead_error else proven
 
     def leader(self) -> TrialRecord | None:
         """Return what would be recommended in the baseline's place; None without a challenger."""
@@ -111,7 +100,8 @@ class Contenders:
             others: What larger batches are compared with as well.
         """
         ranked = sorted(candidates, key=self.found.believed_score, reverse=True)
-        candidates = [*ranked[:_MOST_COMPARED], *(one for one in ranked[_MOST_COMPARED:] if one.number == 0)]
+        most = self.proof.most_compared
+        candidates = [*ranked[:most], *(one for one in ranked[most:] if one.number == 0)]
         own = self.fastest_at_own_batch([*candidates, *others])
         worth = [
             one for one in candidates if own is None or self.batch_ratio(one) <= 1 or self.is_worth_it(one, own)
@@ -120,7 +110,9 @@ class Contenders:
         gains = {best.number: 0.0} | {
             one.number: gain for one in worth if one is not best and (gain := self._gain(one, best)) is not None
         }
-        return choose([one for one in worth if one.number in gains], gains, settled=settled)
+        return choose(
+            [one for one in worth if one.number in gains], gains, settled=settled, worthwhile=self.proof.worthwhile
+        )
 
     def _gain(self, one: TrialRecord, best: TrialRecord) -> float | None:
         """What one is believed to reach over the best, in scores; None where it ran too seldom to be chosen for it.
@@ -129,8 +121,8 @@ class Contenders:
         """
         if one.number == 0:
             contrast = self.found.evidence.contrast(0, best.number)
-            return None if contrast is None else believe(contrast).value
-        if self.found.evidence.count(one.number) < _FEWEST_RUNS:
+            return None if contrast is None else believe(contrast, self.proof).value
+        if self.found.evidence.count(one.number) < self.proof.fewest_runs:
             return None
         return log(self.found.believed_score(one) / self.found.believed_score(best))
 
@@ -152,7 +144,7 @@ class Contenders:
         """Return whether a larger batch beats the fastest at the own one beyond noise and by enough; None: open."""
         contrast = self.found.evidence.contrast(larger.number, own.number)
         least = 1 + self.found.space.objective.larger_batch_gain
-        return None if contrast is None else worth_its_batch(contrast.ratio(_BATCH_ERROR), least)
+        return None if contrast is None else worth_its_batch(contrast.ratio(self.proof.batch_error), least)
 
     def gain_of(self, record: TrialRecord) -> Contrast | None:
         """Return how far its rate lies above the baseline's, as measured; None for the baseline, and without one."""
@@ -179,7 +171,7 @@ def select(found: SearchOutcome) -> Recommendation | None:
         verdict=verdict,
         speedup=_speedup(chosen, contenders),
         measured_speedup=None if gain is None else gain.ratio(),
-        gain_probability=None if gain is None else 1 - believe(gain).chance_below(0.0),
+        gain_probability=None if gain is None else 1 - believe(gain, contenders.proof).chance_below(0.0),
         more_s=_more_s(chosen, contenders) if verdict == "unconfirmed" else None,
         lr_advice=advice,
         same_batch=None if same is None else same.config,
@@ -272,7 +264,7 @@ def _speedup(record: TrialRecord, contenders: Contenders) -> Ratio | None:
     if contenders.baseline is None:
         return None
     gain = contenders.gain_of(record)
-    return Ratio(value=1.0, low=1.0, high=1.0) if gain is None else believe(gain).ratio()
+    return Ratio(value=1.0, low=1.0, high=1.0) if gain is None else believe(gain, contenders.proof).ratio()
 
 
 def _more_s(chosen: TrialRecord, contenders: Contenders) -> float | None:
@@ -281,9 +273,9 @@ def _more_s(chosen: TrialRecord, contenders: Contenders) -> float | None:
     if gain is None or gain.value <= 0 or found.run_s <= 0:
         return None
     pairs = max(1, min(found.evidence.count(chosen.number), found.evidence.count(0)))
-    needed = pairs * (_SURE_SDS * gain.sd / gain.value) ** 2
+    needed = pairs * (contenders.proof.sure_sds * gain.sd / gain.value) ** 2
     more_s = 2 * found.run_s * max(1, ceil(needed - pairs))
-    return more_s if more_s <= _LONGEST_S else None
+    return more_s if more_s <= contenders.proof.longest_wait_s else None
 
 
 def _lr_advice(config: TrainingConfig, found: SearchOutcome) -> LrAdvice:
@@ -316,7 +308,7 @@ def _why_this(chosen: TrialRecord, contenders: Contenders) -> Note:
     own = contenders.fastest_at_own_batch(contenders.records)
     dropped = [
         record
-        for record in contenders.challengers[:_MOST_COMPARED]
+        for record in contenders.challengers[: contenders.proof.most_compared]
         if own is not None and contenders.batch_ratio(record) > 1 and not contenders.is_worth_it(record, own)
     ]
     configurations = sum(found.batch_ratio(record.config) <= 1 or not dropped for record in found.records)
@@ -325,7 +317,7 @@ def _why_this(chosen: TrialRecord, contenders: Contenders) -> Note:
         would = Contenders.of(found).chosen()
         return messages.faster_ones_overloaded(would is not None and would.number != 0)
     if chosen.number == 0:
-        rivals = [record for record in contenders.challengers if record not in dropped][:_MOST_RIVALS]
+        rivals = [record for record in contenders.challengers if record not in dropped][:3]
         gains = [gain for record in rivals if (gain := contenders.gain_of(record)) is not None]
         most = max((believe(gain).ratio().high - 1 for gain in gains), default=None)
         return messages.nothing_beats_baseline(configurations, is_outrun, bool(dropped), most_fraction=most)

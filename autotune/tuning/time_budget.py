@@ -12,13 +12,11 @@ from statistics import median
 
 from autotune.analysis.decisions.run_spread import variance_of_a_second
 from autotune.analysis.time_estimate import (
-    SHORTEST_WINDOW_S,
-    SLOW_BUILD_S,
     Pace,
     expected_s,
     rounds_of,
-    shortest_trial_s,
     typical_overhead_s,
+    typical_run_s,
     typical_s,
 )
 from autotune.messages.search import (
@@ -31,6 +29,7 @@ from autotune.messages.search import (
     trials_shared,
 )
 from autotune.note import Note
+from autotune.policy import POLICY, Policy, Time
 from autotune.protocol.clock import monotonic
 from autotune.protocol.jobs import WindowRules
 from autotune.records.trial import TrialRecord, reference_of
@@ -38,28 +37,7 @@ from autotune.settings.budget import ASSUMED_TRAINING_HOURS, Budget
 from autotune.settings.training_config import TrainingConfig
 from autotune.study.study import Study, Trial
 
-__all__ = ["BASELINE_DEADLINE_S", "Clock", "TimeBudget", "repeat_deadline_s"]
-
-# Deadlines and shares are our own conventions: long enough for what is slow, short enough that a hang ends.
-BASELINE_DEADLINE_S = 600.0
-"""For a probe and a baseline, of which nothing is known; a first download or compilation fits in."""
-_DEADLINE_FACTOR = 10.0  # of what the reference, or the trial itself, took
-_MIN_DEADLINE_S, _MIN_COMPILE_DEADLINE_S, _MIN_REPEAT_DEADLINE_S = 20.0, 120.0, 30.0
-_BUILD_FACTOR = 2.0  # of a build that a trial may have to make, and the reference had not
-_BUILDS_OF_TRIALS, _BRIEF_S = 2.0, 60.0  # what trials of a brief search may take: in builds, and at the least
-_FEWEST_OF_A_BRIEF_SEARCH = 3  # trials, the baseline and two that checked the model
-_BRIEF_END_S = 30.0  # of its end, a build apart: an estimate
-_DECIDING_SHARE = 0.25  # of the time-out
-_SIDES_DEADLINE_S = 12.0  # to measure loader and device alone: what decides most comes first, in some fifteen points
-_SIDES_SHARE, _MOST_SIDES_SHARE = 0.15, 0.3  # of the time for trials; the larger one where the other is under 4 s
-_TELLING_SIDES_S = 4.0  # for some twenty points of 0.2 s
-_SIDES_STARTS = 4.0  # of the baseline: enough for a workload that takes long to build
-_LONGEST_SHARE = 0.3  # of the time for trials: what one that is proposed may need
-_FEWEST_LAST_RUNS = 2  # the best and the baseline
-_LONGEST_WINDOW_S = 6.0  # loaders that pause for a second are rare
-_BRIEF_WINDOW_S = 4.0  # where starts are slow, steps mostly are, and three blocks take longer
-_FIRST_WINDOW_S = 2.0  # of the baseline, of which nothing is known
-_LATEST = 20  # trials by which windows are planned
+__all__ = ["Clock", "TimeBudget", "repeat_deadline_s"]
 
 
 @dataclass(slots=True)
@@ -69,6 +47,8 @@ class Clock:
     timeout_s: float | None
     writing_s: float = field(default=0.0, kw_only=True)
     """Kept at the end to judge and to write what was found."""
+    deciding_share: float = field(default=POLICY.time.deciding_share, kw_only=True)
+    """Of the time-out, kept to decide what the best gains."""
     started: float = field(default_factory=monotonic)
     now: Callable[[], float] = monotonic
 
@@ -85,7 +65,7 @@ class Clock:
     @property
     def left_for_trials_s(self) -> float:
         """Seconds until what decides must begin; without end where there is no time-out."""
-        return inf if self.timeout_s is None else max(0.0, (1 - _DECIDING_SHARE) * self.timeout_s - self.elapsed_s)
+        return inf if self.timeout_s is None else max(0.0, (1 - self.deciding_share) * self.timeout_s - self.elapsed_s)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,6 +81,27 @@ class TimeBudget:
     """What the probe before the search took, from which its time is estimated."""
     build_s: float = 0.0
     """As TrialRunner has it."""
+
+    @property
+    def policy(self) -> Policy:
+        """The numbers that the search decides by."""
+        return self.study.space.policy
+
+    @property
+    def limits(self) -> Time:
+        """Its deadlines and shares of the time."""
+        return self.policy.time
+
+    @property
+    def shortest_trial_s(self) -> float:
+        """Seconds that a further trial takes at the least."""
+        return typical_overhead_s(self.study.ended) + self.limits.shortest_window_s
+
+    @property
+    def run_s(self) -> float:
+        """Seconds of a further run: outside its window, and a window."""
+        build_s = self.build_s if self.is_brief else 0.0
+        return typical_run_s(self.study.ended, self.limits.shortest_window_s) + build_s
 
     @property
     def most_trials(self) -> int:
@@ -121,7 +122,7 @@ class TimeBudget:
     @property
     def is_brief(self) -> bool:
         """Whether each second counts: trials share a process since starts are slow, and nobody has set a limit."""
-        return self.build_s >= SLOW_BUILD_S and self.may_stop_early and self.budget.timeout_s is None
+        return self.build_s >= self.limits.slow_build_s and self.may_stop_early and self.budget.timeout_s is None
 
     def notes(self, *, has_shared: bool) -> Iterator[Note]:
         """For the report: that trials shared a process, and what was assumed or not used of the training to come."""
@@ -134,13 +135,13 @@ class TimeBudget:
 
     @property
     def _brief_trials_s(self) -> float:
-        return max(_BUILDS_OF_TRIALS * self.build_s, _BRIEF_S)
+        return max(self.limits.brief_builds * self.build_s, self.limits.brief_trials_s)
 
     @property
     def why_brief_is_over(self) -> Note | None:
         """A brief search has had its time for trials."""
         trials_s = self._brief_trials_s
-        has_begun = len(self.study.ended) >= _FEWEST_OF_A_BRIEF_SEARCH and self.study.best is not None
+        has_begun = len(self.study.ended) >= self.policy.trials.fewest and self.study.best is not None
         if not self.is_brief or not has_begun or self.clock.elapsed_s - self.probe_s < trials_s:
             return None
         return starts_are_slow(trials_s, self.build_s)
@@ -158,7 +159,7 @@ class TimeBudget:
         has_winner = best is not None and best.number != 0
         if total is None or not ended or has_winner or self.slots_now > 1:
             return left
-        return max(left, total - _FEWEST_LAST_RUNS * (shortest_trial_s(ended) + self.build_s))
+        return max(left, total - 2 * (self.shortest_trial_s + self.build_s))  # the best and the baseline
 
     @property
     def why_over(self) -> Note | None:
@@ -167,8 +168,8 @@ class TimeBudget:
             if self.budget.n_trials is None:
                 return most_trials(self.most_trials)
             return trials_asked_for(self.begun)
-        left, ended, timeout_s = self.left_for_trials_s, self.study.ended, self.budget.timeout_s
-        if timeout_s is None or not ended or left >= shortest_trial_s(ended):
+        timeout_s = self.budget.timeout_s
+        if timeout_s is None or not self.study.ended or self.left_for_trials_s >= self.shortest_trial_s:
             return None
         return no_time_for_a_trial(timeout_s)
 
@@ -188,21 +189,22 @@ class TimeBudget:
 
     def longest_s(self) -> float:
         """What a trial that is proposed may take."""
-        return _LONGEST_SHARE * self.left_for_trials_s
+        return self.limits.longest_share * self.left_for_trials_s
 
     @property
     def sides_s(self) -> float:
         """What measuring loader and device alone may take."""
         starts_s = (run.measurement.startup_s for run in self.study.records if run.number == 0 and run.measurement)
-        longest_s, left = max(_SIDES_DEADLINE_S, _SIDES_STARTS * next(starts_s, 0.0)), self.clock.left_for_trials_s
-        longest_s += _BUILD_FACTOR * self.build_s
-        return min(longest_s, max(_SIDES_SHARE * left, min(_TELLING_SIDES_S, _MOST_SIDES_SHARE * left)))
+        limits, left = self.limits, self.clock.left_for_trials_s
+        longest_s = max(limits.sides_s, limits.sides_starts * next(starts_s, 0.0)) + limits.build_factor * self.build_s
+        least_s = min(limits.telling_sides_s, limits.most_sides_share * left)
+        return min(longest_s, max(limits.sides_share * left, least_s))
 
     def deadline_s(self, trial: Trial) -> float:
         """After so many seconds a trial is ended."""
         left = self.left_for_trials_s
         if trial.number == 0:
-            return min(BASELINE_DEADLINE_S, max(left, _MIN_DEADLINE_S))
+            return min(self.limits.baseline_deadline_s, max(left, self.limits.least_deadline_s))
         return max(1.0, min(self.usual_deadline_s(trial.config), left))
 
     def guard_deadline_s(self, usual_s: float) -> float:
@@ -212,12 +214,14 @@ class TimeBudget:
     def usual_deadline_s(self, config: TrainingConfig) -> float:
         """Without a time-out: ten times what the reference took."""
         reference = reference_of(self.study.ended)
-        least = _MIN_COMPILE_DEADLINE_S if config.compile else _MIN_DEADLINE_S
+        least = self.limits.least_compile_deadline_s if config.compile else self.limits.least_deadline_s
         if config.compile and config.compile_mode.startswith("max-autotune"):
-            least = BASELINE_DEADLINE_S  # it times kernels for minutes
+            least = self.limits.baseline_deadline_s  # it times kernels for minutes
         if reference is None:
-            return BASELINE_DEADLINE_S
-        return max(_DEADLINE_FACTOR * reference.result.own_s, least) + _BUILD_FACTOR * self.build_s
+            return self.limits.baseline_deadline_s
+        return (
+            max(self.limits.deadline_factor * reference.result.own_s, least) + self.limits.build_factor * self.build_s
+        )
 
     def may_repeat(self, record: TrialRecord) -> bool:
         """Return True where there is time for a further run of a trial while the search goes on."""
@@ -232,16 +236,16 @@ class TimeBudget:
 
         Source: Kalibera and Jones 2013, "Rigorous benchmarking in reasonable time".
         """
-        rules, records, spread = WindowRules(), self.study.ended, self.study.spread
-        measured = [record.measurement for record in records[-_LATEST:] if record.measurement is not None]
+        rules, records, spread = self.policy.window, self.study.ended, self.study.spread
+        measured = [record.measurement for record in records[-20:] if record.measurement is not None]
         own = spread.of(run.window.is_held_by_device for run in measured)
-        best_s = _FIRST_WINDOW_S
+        best_s = self.limits.first_window_s
         if self.is_brief:
-            best_s = _BRIEF_WINDOW_S
+            best_s = self.limits.brief_window_s
         elif measured:
             best_s = sqrt(typical_overhead_s(records) * median(map(variance_of_a_second, measured))) / own.sd
         longest_s = self.left_for_trials_s / 3 - typical_overhead_s(records)
-        max_s = max(SHORTEST_WINDOW_S, min(best_s, _LONGEST_WINDOW_S, longest_s))
+        max_s = max(self.limits.shortest_window_s, min(best_s, self.limits.longest_window_s, longest_s))
         return rules.model_copy(update={"max_s": max_s, "precision": max(rules.precision, own.sd)})
 
     def remaining_s(self, *, has_model: bool, settling_s: float | None = None, is_settling: bool = False) -> float:
@@ -258,7 +262,7 @@ class TimeBudget:
         if not self.is_brief:
             return usual_s
         trials_s = self.probe_s + self._brief_trials_s - self.clock.elapsed_s
-        return min(usual_s, max(0.0, trials_s) + self.build_s + _BRIEF_END_S)
+        return min(usual_s, max(0.0, trials_s) + self.build_s + self.limits.brief_end_s)
 
     def _pace(self, records: Sequence[TrialRecord], *, has_model: bool, settling_s: float | None = None) -> Pace:
         return Pace(
@@ -274,9 +278,9 @@ class TimeBudget:
         )
 
 
-def repeat_deadline_s(record: TrialRecord, build_s: float) -> float:
+def repeat_deadline_s(record: TrialRecord, build_s: float, time: Time) -> float:
     """When a further run of a trial's settings is ended, beyond its window, where no time-out ends it earlier.
 
     It may have to build the workload, as its trial in a shared process had not.
     """
-    return max(_DEADLINE_FACTOR * record.result.wall_s, _MIN_REPEAT_DEADLINE_S) + _BUILD_FACTOR * build_s
+    return max(time.deadline_factor * record.result.wall_s, time.least_repeat_deadline_s) + time.build_factor * build_s

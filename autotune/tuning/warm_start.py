@@ -17,6 +17,7 @@ from autotune.files.recommended_machine import describe_machine, differing_field
 from autotune.files.run_folder import read_summary
 from autotune.messages.search import stale, warm_start
 from autotune.note import Note
+from autotune.policy import POLICY
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import score_value
 from autotune.settings.environment import Environment
@@ -28,9 +29,6 @@ from autotune.space.resolved_space import ResolvedSpace, setting_of
 from autotune.study.proposals import Params, compose_allowed, first_allowed, nearest, params_of
 
 __all__ = ["Hints", "differences", "hints_of", "note_of_hints", "note_of_stale", "read_hints", "seed_params"]
-
-_MOST_TRIALS = 3
-"""The best trials that are tried again beside what was recommended: our own convention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +44,11 @@ class Hints:
 
 def hints_of(plan: Plan) -> Hints | None:
     """What a plan is to start from; None where it names nothing."""
-    return None if plan.search.warm_start is None else read_hints(plan.search.warm_start)
+    return None if plan.search.warm_start is None else read_hints(plan.search.warm_start, plan.policy.trials.hinted)
 
 
-def read_hints(path: Path) -> Hints:
-    """Read a run folder, finished or interrupted, or a recommended.yaml.
+def read_hints(path: Path, most: int = POLICY.trials.hinted) -> Hints:
+    """Read a run folder, finished or interrupted, or a recommended.yaml; `most` limits the trials of a folder.
 
     Raises:
         ConfigError: it is neither, or can't be read.
@@ -66,7 +64,7 @@ def read_hints(path: Path) -> Hints:
         if isfile(settings):  # noqa: PTH113 - unlike Path's, no error for a name that no file system takes
             problems[-1] += f"; {settings} may do in its place"
         raise ConfigError(*problems) from error
-    return Hints(source=path, configs=tuple(_best_of(summary)), machine=describe_machine(summary.environment))
+    return Hints(source=path, configs=tuple(_best_of(summary, most)), machine=describe_machine(summary.environment))
 
 
 def differences(there: Mapping[str, object], here: Environment) -> list[str] | None:
@@ -119,7 +117,7 @@ def _expanded(path: Path) -> Path:
         raise ConfigError(text) from None
 
 
-def _best_of(summary: RunSummary) -> Iterator[TrainingConfig]:
+def _best_of(summary: RunSummary, most: int) -> Iterator[TrainingConfig]:
     """What was recommended, the best at the baseline's batch, and the best trials."""
     chosen = summary.recommendation
     if chosen is not None:
@@ -127,7 +125,7 @@ def _best_of(summary: RunSummary) -> Iterator[TrainingConfig]:
         if chosen.same_batch is not None:
             yield chosen.same_batch
     feasible = [trial for trial in summary.trials if trial.is_feasible and trial.number != 0]
-    for trial in sorted(feasible, key=score_value, reverse=True)[:_MOST_TRIALS]:
+    for trial in sorted(feasible, key=score_value, reverse=True)[:most]:
         yield trial.config
 
 

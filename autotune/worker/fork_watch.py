@@ -28,8 +28,6 @@ _EXECUTE = "exec_module"
 _DEVICE_FILES = re.compile(r"/dev/(nvidia-uvm|kfd|dri/renderD\d+)")
 """Open once CUDA, ROCm or Level Zero is in use, by their drivers' names for them; where it is otherwise, the fork of a
 closer look finds it for the kinds that torch knows."""
-_SETTLED_WITHIN_S = 0.2  # our convention: a thread that has ended is listed for some microseconds more
-_TICK_S = 0.002  # our convention
 
 
 @dataclass(slots=True)
@@ -95,9 +93,9 @@ class ForkWatch:
     def _settles(self) -> bool:
         """Whether all new threads end by themselves, or when the process forks, as OpenBLAS's do."""
         self.bad_fork_devices()
-        until = monotonic() + _SETTLED_WITHIN_S
+        until = monotonic() + 0.2  # a thread that has ended is listed for some microseconds more
         while _threads() > self._threads and monotonic() < until:
-            sleep(_TICK_S)
+            sleep(0.002)
         return _threads() <= self._threads
 
     def _found(self, reason: Unfit, chain: Sequence[str]) -> None:

@@ -41,18 +41,15 @@ from autotune.worker.rank import bad_fork_devices_of_children, run_rank
 
 __all__ = ["die_with_parent", "live", "serve"]
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_PR_SET_CHILD_SUBREAPER = 36  # as above: orphans below the server become its children
 _SWEEP_WITHIN_S = 5.0  # our convention, as the parent's (process_tree.py)
 _OOM_SCORE_ADJ = "800"  # man 5 proc: of -1000 to 1000; the kernel spares the caller
-_PRELOAD_ENDS_S = 150  # our convention: more than the parent waits, which may be gone when an import hangs
 _MESSAGE_BYTES = 64 * 1024  # a request names a folder and some numbers
 
 
 def serve(descriptor: int) -> None:
     """Answer requests on an inherited SOCK_SEQPACKET socket until its other end closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: orphans below the server become its children
     with socket.socket(fileno=descriptor) as connection:
         _answer(connection, {"bad_forks": bad_fork_devices_of_children()})
         _share_with_forks()
@@ -98,7 +95,7 @@ def _preload(connection: socket.socket, descriptor: int, *, is_close: bool) -> N
 
     asked = json.loads(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
     names, environment = asked["names"], asked["environment"]
-    signal.alarm(_PRELOAD_ENDS_S)
+    signal.alarm(150)  # more than the parent waits, which may be gone when an import hangs
     result = preload(names, environment, bad_fork_devices_of_children, is_close=is_close, tell=tell)
     signal.alarm(0)
     os.close(descriptor)
@@ -164,7 +161,7 @@ def _become_rank(folder: TrialFolder, rank: int, output: int, server_pid: int) -
     """In the fork: own session and streams, dies with the server, never returns."""
     started = perf_counter()
     os.setsid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG (linux/prctl.h)
     if os.getppid() != server_pid:
         os._exit(1)  # the server died before the line above
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.analysis.time_estimate import (
-    SHORTEST_WINDOW_S,
     Pace,
     expected_s,
     first_batches_s,
@@ -17,7 +16,6 @@ from autotune.analysis.time_estimate import (
     overhead_s,
     payback_s,
     rounds_of,
-    shortest_trial_s,
     typical_overhead_s,
     typical_run_s,
     typical_s,
@@ -149,14 +147,11 @@ def test_a_trial_takes_what_half_of_them_take() -> None:
     window_s = sum(block.seconds for block in make_measurement(100.0).blocks)
     assert typical_s(records) == 11.0
     assert typical_overhead_s(records) == pytest.approx(max(0.0, 11.0 - window_s))
-    assert shortest_trial_s(records) == typical_overhead_s(records) + SHORTEST_WINDOW_S
 
 
-def test_a_further_run_takes_a_start_and_a_window_and_in_a_new_process_a_build() -> None:
-    records = make_records(4, overhead_s=3.0)
-    assert typical_run_s(records) == 13.0
-    assert typical_run_s(records, 60.0) == 73.0
-    assert typical_run_s([]) == typical_overhead_s([]) + SHORTEST_WINDOW_S
+def test_a_further_run_takes_a_start_and_a_window() -> None:
+    assert typical_run_s(make_records(4, overhead_s=3.0), 1.5) == 13.0
+    assert typical_run_s([], 1.5) == typical_overhead_s([]) + 1.5
 
 
 def test_what_the_baseline_alone_is_looked_at_for_is_no_part_of_a_trial() -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.tuning import race
+from autotune.api import calls
+from autotune.api import search as searching
 from benchmarks.measures.endurance.soak import SOAK
 from benchmarks.measures.endurance.trend import trend_of
 
@@ -18,7 +19,8 @@ from benchmarks.measures.endurance.trend import trend_of
 def test_trials_leave_nothing_with_the_process_that_searches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # the soak gives both a place of their own
     monkeypatch.setattr(tempfile, "tempdir", None)
-    monkeypatch.setattr(race, "_MOST_PAIRS", 2)
+    for module in (calls, searching):  # the soak has them decide by few runs: here, for this test alone
+        monkeypatch.setattr(module, "run_plan", module.run_plan)
     found = SOAK.run("one_search_of_10", tmp_path)
     assert found["outcomes"] == {"ok": 10}
     held = ("descriptors", "threads", "children", "temporary")

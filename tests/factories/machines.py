@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from autotune.policy import POLICY, Policy
 from autotune.protocol.jobs import ProcessSetup
 from autotune.settings.environment import Environment
 from autotune.settings.objective import Objective
@@ -107,6 +108,7 @@ def make_fake_space(
     *,
     baseline: TrainingConfig | None = None,
     objective: Mapping[str, Any] | None = None,
+    policy: Policy = POLICY,
     **space: Any,
 ) -> ResolvedSpace:
     """A space for the fake launcher's workload, on its machine or on one like it; keywords are the space's settings."""
@@ -117,6 +119,7 @@ def make_fake_space(
             objective=Objective.model_validate(objective or {}),
             facts=fake_facts(),
             environment=environment or fake_environment(),
+            policy=policy,
         )
     )
 

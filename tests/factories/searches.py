@@ -12,6 +12,7 @@ from autotune.launch.answers import MemoryLimits
 from autotune.launch.launcher import Exit, Launch
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note
+from autotune.policy import POLICY, Policy
 from autotune.protocol.disk import write_model
 from autotune.protocol.jobs import DescribeJob, ProbeJob, SeriesJob, read_job
 from autotune.protocol.reports import RankReport
@@ -77,6 +78,7 @@ def make_search(
     baseline: TrainingConfig | None = None,
     is_kept: bool = False,
     method: Method = "model",
+    policy: Policy = POLICY,
     **space: Any,
 ) -> Search:
     """A search before its first trial; `is_kept`: its study is a file. Further keywords are settings of the space."""
@@ -88,6 +90,7 @@ def make_search(
             objective=Objective(memory_limit=limit_bytes),
             facts=launcher.facts,
             environment=launcher.environment,
+            policy=policy,
         )
     )
     runner = TrialRunner(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from autotune.launch.block_stream import ShouldEnd
 from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
 from autotune.launch.runner import TrialRunner
+from autotune.policy import POLICY, Policy
 from autotune.protocol.jobs import NO_EXTRAS, Extras, WindowRules
 from autotune.protocol.payload import write_payload
 from autotune.records.trial import TrialResult
@@ -41,6 +42,7 @@ class Rig:
 
     launcher: AnyLauncher
     folder: Path
+    policy: Policy = POLICY
 
     def runner(self, **parts: Any) -> TrialRunner:
         """A runner of a workload; a part given as a string names something in user_code.py."""
@@ -56,7 +58,12 @@ class Rig:
             logs=self.folder,
             device="cpu",
             seed=0,
+            policy=self.policy,
         )
+
+    def with_ending(self, **changes: float) -> Rig:
+        """The same, with other patience before what still runs of a trial is ended."""
+        return replace(self, policy=replace(POLICY, ending=replace(POLICY.ending, **changes)))
 
     def run(
         self, *, deadline_s: float = GENEROUS_S, settings: dict[str, Any] | None = None, **parts: Any

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from autotune.launch.local import watch
 from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.protocol.jobs import Extras, WindowRules
 from autotune.records.measurement import Block
@@ -33,18 +32,6 @@ FAR_OFF_S = 120.0
 """A deadline that is not to be met, for the ranks are seen to stand still."""
 
 
-@pytest.fixture
-def _ends_stragglers_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a group that fails, whoever goes on is ended after moments: what the group's outcome is depends on neither."""
-    monkeypatch.setattr(watch, "_FOLLOW_WITHIN_S", 0.5)
-
-
-@pytest.fixture
-def _no_time_for_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A group is ended as soon as one of its ranks says that it stands still."""
-    monkeypatch.setattr(watch, "_STACKS_WITHIN_S", 0.0)
-
-
 def says_go(after: int) -> Callable[[tuple[Block, ...]], None]:
     """Lets the ranks' model act once so many blocks of the window have come."""
 
@@ -62,10 +49,9 @@ def assert_over(rig: Rig) -> None:
     rig.assert_next_trial_works()
 
 
-@pytest.mark.usefixtures("_ends_stragglers_soon")
 @pytest.mark.parametrize(("model", "rank"), [("raising_in_1", 1), ("raising_in_0_while_1_hangs_deaf", 0)])
 def test_an_exception_in_one_rank_is_the_groups_with_that_ranks_traceback(rig: Rig, model: str, rank: int) -> None:
-    result = rig.run_group(model)
+    result = rig.with_ending(follow_within_s=0.5).run_group(model)
     assert result.outcome == "crashed"
     assert result.reason.startswith(f"rank {rank}: ValueError: ")
     assert result.failure is not None
@@ -74,9 +60,8 @@ def test_an_exception_in_one_rank_is_the_groups_with_that_ranks_traceback(rig: R
     assert_over(rig)
 
 
-@pytest.mark.usefixtures("_ends_stragglers_soon")
 def test_a_rank_that_is_killed_while_others_wait_for_it_is_named(rig: Rig) -> None:
-    result = rig.run_group("killing_itself_in_1", num_workers=1)
+    result = rig.with_ending(follow_within_s=0.5).run_group("killing_itself_in_1", num_workers=1)
     assert result.outcome == "crashed"
     assert result.reason.startswith("rank 1: ")
     assert "SIGKILL" in result.reason
@@ -109,28 +94,28 @@ def test_a_group_that_stands_still_in_its_window_is_ended_long_before_its_deadli
     assert_over(rig)
 
 
-@pytest.mark.usefixtures("_no_time_for_stacks")
 def test_a_pause_as_long_as_one_before_is_no_standstill(rig: Rig) -> None:
-    result = rig.run_group("pausing_in_1", window=LONG, should_end=says_go(after=3))
+    result = rig.with_ending(stacks_within_s=0.0).run_group("pausing_in_1", window=LONG, should_end=says_go(after=3))
     assert (result.outcome, result.reason) == ("ok", "")
     assert result.measurement is not None
     assert max(block.seconds for block in result.measurement.blocks) > PAUSE_S
     assert_over(rig)
 
 
-def test_a_group_that_goes_on_after_all_is_not_ended(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_that_goes_on_after_all_is_not_ended(rig: Rig) -> None:
     """Its ranks have written where they stand, half a second before the pause is over. The window is longer than the
     parent's patience, and the items take time but no core."""
-    monkeypatch.setattr(watch, "_STACKS_WITHIN_S", 3.0)
+    patient = rig.with_ending(stacks_within_s=3.0)
     window = WindowRules(max_s=5.0, precision=1e-9, block_s=0.02)
-    result = rig.run_group("pausing_once_in_1", dataset="SlowInRank1", window=window, should_end=says_go(after=3))
+    result = patient.run_group("pausing_once_in_1", dataset="SlowInRank1", window=window, should_end=says_go(after=3))
     assert (result.outcome, result.reason) == ("ok", "")
     assert_over(rig)
 
 
-@pytest.mark.usefixtures("_no_time_for_stacks")
 def test_what_follows_the_window_is_no_standstill(rig: Rig) -> None:
-    result = rig.run_group("impatient", extras=Extras(loader_ceiling=True, device_ceiling=True, stretch_s=0.7))
+    result = rig.with_ending(stacks_within_s=0.0).run_group(
+        "impatient", extras=Extras(loader_ceiling=True, device_ceiling=True, stretch_s=0.7)
+    )
     assert (result.outcome, result.reason) == ("ok", "")
     assert result.measurement is not None
     assert result.measurement.after_s > STANDSTILL_S
@@ -157,7 +142,9 @@ def test_what_follows_the_window_is_measured_of_each_rank_and_of_all(rig: Rig) -
 
 
 def test_a_rank_whose_loader_is_slower_is_named(rig: Rig) -> None:
-    result = rig.run_group("impatient", dataset="SlowInRank1", extras=Extras(loader_ceiling=True, stretch_s=0.1))
+    result = rig.with_ending(stacks_within_s=0.0).run_group(
+        "impatient", dataset="SlowInRank1", extras=Extras(loader_ceiling=True, stretch_s=0.1)
+    )
     assert (result.outcome, result.reason) == ("ok", "")
     assert result.measurement is not None
     (named,) = uneven_ranks(result.measurement.ranks).items()

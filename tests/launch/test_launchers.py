@@ -15,7 +15,6 @@ import psutil
 import pytest
 
 from autotune.launch.launcher import Launch
-from autotune.launch.local import watch
 from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
 from autotune.launch.local.kept_memory import KEEPING
 from autotune.protocol.disk import TrialFolder
@@ -129,9 +128,8 @@ def test_a_group_is_one_measurement_with_each_ranks_own_figures(any_rig: Rig) ->
 
 
 @forked_first
-def test_a_rank_that_is_killed_ends_its_group(any_rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "_FOLLOW_WITHIN_S", 0.5)  # what the group's outcome is does not depend on it
-    result = any_rig.run_group("killing_itself_in_build_of_1")
+def test_a_rank_that_is_killed_ends_its_group(any_rig: Rig) -> None:
+    result = any_rig.with_ending(follow_within_s=0.5).run_group("killing_itself_in_build_of_1")
     assert result.outcome == "crashed"
     assert result.reason.startswith("rank 1: ")
     assert "SIGKILL" in result.reason

@@ -15,10 +15,10 @@ import psutil
 import pytest
 
 from autotune.launch.launcher import is_sharing
-from autotune.launch.local import warm_worker
 from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.launch.local.warm_worker import WarmWorkerLauncher
 from autotune.launch.runner import TrialRunner
+from autotune.policy import POLICY
 from autotune.protocol.jobs import Extras, WindowRules
 from autotune.protocol.payload import write_payload
 from autotune.records.measurement import Block
@@ -155,11 +155,9 @@ def test_a_process_that_begins_with_a_guard_draws_and_trains_as_a_new_one_does(w
 
 
 @pytest.mark.slow
-def test_one_that_hangs_once_it_is_to_end_is_ended_with_its_process(
-    warm: WarmWorkerLauncher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(warm_worker, "_BLOCK_WITHIN_S", 0.5)
-    runner = runner_of(warm, Ref(target=f"{USER_SERIES}:stalling_later"))
+def test_one_that_hangs_once_it_is_to_end_is_ended_with_its_process(warm: WarmWorkerLauncher) -> None:
+    impatient = replace(POLICY, ending=replace(POLICY.ending, block_within_s=0.5))
+    runner = replace(runner_of(warm, Ref(target=f"{USER_SERIES}:stalling_later")), policy=impatient)
     stopped = run_until_lost(runner, see=Path("now").touch)
     assert (stopped.outcome, stopped.reason) == ("pruned", "it can't win")
     assert stopped.wall_s < GENEROUS_S

@@ -245,9 +245,10 @@ def test_a_rank_that_fails_on_another_host_is_the_one_that_is_named(spread: Rig,
 
 
 @pytest.mark.slow
-def test_a_rank_that_outlives_another_hosts_end_is_ended(spread: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_launcher, "_FOLLOW_WITHIN_S", 1.0)
-    result = spread.run(settings=TWO_RANKS, model=in_user_ranks("raising_in_0_while_1_hangs"))
+def test_a_rank_that_outlives_another_hosts_end_is_ended(spread: Rig) -> None:
+    result = spread.with_ending(follow_within_s=1.0).run(
+        settings=TWO_RANKS, model=in_user_ranks("raising_in_0_while_1_hangs")
+    )
     assert result.outcome == "crashed"
     assert result.reason.startswith("rank 0: "), "not that the other was ended"
 

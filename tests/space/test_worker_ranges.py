@@ -9,7 +9,6 @@ import pytest
 from autotune.messages.space import out_of_order_tried
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.resolved_space import ResolvedSpace
-from autotune.space.worker_ranges import LEAST_CORES_PER_ITEM, LEAST_TAIL_FRACTION
 from tests.factories import GPU, make_space
 
 TAIL: dict[str, Any] = {"slow_tail_fraction": 0.5}
@@ -20,7 +19,7 @@ def values(space: ResolvedSpace, name: str) -> list[Any]:
     return list(space.domains[name])
 
 
-@pytest.mark.parametrize(("share", "tried"), [(None, [True]), (0.19, [True]), (LEAST_TAIL_FRACTION, [True, False])])
+@pytest.mark.parametrize(("share", "tried"), [(None, [True]), (0.19, [True]), (0.2, [True, False])])
 def test_another_order_is_tried_from_a_share_of_slow_items_on(share: float | None, tried: list[bool]) -> None:
     assert values(make_space(slow_tail_fraction=share), "in_order") == tried
 
@@ -54,7 +53,7 @@ def test_what_another_order_changes_is_said_and_how_to_keep_it() -> None:
     [
         (None, 16, [None]),
         (1.19, 16, [None]),
-        (LEAST_CORES_PER_ITEM, 16, [None, 1, 2]),
+        (1.2, 16, [None, 1, 2]),
         (3.5, 16, [None, 1, 2, 4]),
         (3.5, 4, [None, 1, 2]),
         (1.9, 2, [None, 1]),

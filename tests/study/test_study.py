@@ -6,6 +6,7 @@ import stat
 import tracemalloc
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,12 @@ from optuna.storages._rdb.models import BaseModel
 
 from autotune.errors import RunFolderError, StudyMismatchError
 from autotune.messages.search import nothing_new_drawn, space_exhausted, would_not_fit, would_tell_nothing
+from autotune.policy import POLICY
 from autotune.records.trial import Score, TrialResult
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.search_space import Choices, SettingValue
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.resolved_space import ResolvedSpace
-from autotune.study import combinations
 from autotune.study.optuna_trials import read_records
 from autotune.study.proposals import params_of
 from autotune.study.study import Study, Trial
@@ -521,11 +522,9 @@ def test_a_space_that_can_be_listed_is_said_to_be_measured_whole(open_study: Cal
     assert study.none_left == space_exhausted()
 
 
-def test_of_a_space_that_is_drawn_from_only_what_was_drawn_is_said(
-    open_study: Callable[..., Study], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(combinations, "MOST_LISTED", 3)
-    study = open_study(make_fake_space(**SMALL))
+def test_of_a_space_that_is_drawn_from_only_what_was_drawn_is_said(open_study: Callable[..., Study]) -> None:
+    policy = replace(POLICY, trials=replace(POLICY.trials, most_listed=3))
+    study = open_study(make_fake_space(policy=policy, **SMALL))
     assert len(configs_of(study)) == 4
     assert study.none_left == nothing_new_drawn(draws=500)
     assert study.is_exhausted, "as far as so many draws can tell"

@@ -9,27 +9,29 @@ from typing import Any
 
 import pytest
 
-from autotune.analysis.time_estimate import SHORTEST_WINDOW_S
 from autotune.messages.search import (
     costs_more_than_it_saves,
     no_time_for_a_trial,
     starts_are_slow,
     training_hours_unused,
 )
+from autotune.policy import POLICY
 from autotune.records.measurement import Block
 from autotune.records.run_spread import RunSpread
 from autotune.records.trial import Score, TrialRecord, TrialResult, best_of
 from autotune.settings.budget import Budget
 from autotune.settings.training_config import TrainingConfig
+from autotune.space.resolved_space import ResolvedSpace
 from autotune.study.samplers import METHODS, SearchMethod
 from autotune.study.study import Trial
 from autotune.testing import FakeLauncher
-from autotune.tuning.time_budget import BASELINE_DEADLINE_S, TimeBudget, repeat_deadline_s
-from tests.factories import make_measurement
+from autotune.tuning.time_budget import TimeBudget, repeat_deadline_s
+from tests.factories import make_fake_space, make_measurement
 from tests.factories.searches import make_search
 
 WINDOW_S, OVERHEAD_S = 10.0, 3.0
-SHORTEST_TRIAL_S = OVERHEAD_S + SHORTEST_WINDOW_S
+LIMITS = POLICY.time
+SHORTEST_TRIAL_S = OVERHEAD_S + LIMITS.shortest_window_s
 
 
 @dataclass(slots=True)
@@ -39,6 +41,7 @@ class Held:
     records: list[TrialRecord]
     running: list[Trial] = field(default_factory=list)
     method: SearchMethod = METHODS["model"]
+    space: ResolvedSpace = field(default_factory=make_fake_space)
     spread: RunSpread = field(default_factory=lambda: RunSpread(sd=0.03, degrees_of_freedom=9.0))
 
     @property
@@ -89,7 +92,7 @@ def test_without_a_time_out_nothing_is_short(make_budget: Any) -> None:
     assert budget.longest_s() == inf
     assert budget.sides_s == 12.0
     assert budget.deadline_s(Trial(1, TrainingConfig())) == 10 * (WINDOW_S + OVERHEAD_S)
-    assert budget.deadline_s(Trial(0, TrainingConfig())) == BASELINE_DEADLINE_S
+    assert budget.deadline_s(Trial(0, TrainingConfig())) == LIMITS.baseline_deadline_s
     usual_s = budget.usual_deadline_s(TrainingConfig(compile=True))
     assert budget.guard_deadline_s(usual_s) == usual_s == 10 * (WINDOW_S + OVERHEAD_S)
 
@@ -99,7 +102,7 @@ def test_a_model_that_is_compiled_for_minutes_gets_minutes(make_budget: Any) -> 
     modes = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
     compiled = [budget.usual_deadline_s(TrainingConfig(compile=True, compile_mode=mode)) for mode in modes]
     assert compiled[:2] == [10 * (WINDOW_S + OVERHEAD_S)] * 2
-    assert compiled[2] == compiled[3] == BASELINE_DEADLINE_S
+    assert compiled[2] == compiled[3] == LIMITS.baseline_deadline_s
 
 
 def test_a_workload_that_starts_slowly_gets_longer_for_its_sides(make_budget: Any) -> None:
@@ -131,7 +134,7 @@ def noisy(number: int, block_sd: float) -> TrialRecord:
 
 def test_a_window_is_as_long_as_its_own_error_is_worth(make_budget: Any) -> None:
     steady, restless, pausing = (make_budget([noisy(0, sd)]).window().max_s for sd in (0.001, 0.05, 0.9))
-    assert steady == SHORTEST_WINDOW_S
+    assert steady == LIMITS.shortest_window_s
     assert steady < restless < pausing == 6.0
 
 
@@ -139,7 +142,7 @@ def test_a_window_is_as_long_as_its_own_error_is_worth(make_budget: Any) -> None
 def test_a_window_shrinks_with_the_time_that_is_left(make_budget: Any, elapsed_s: float) -> None:
     budget = make_budget([noisy(0, 0.9), noisy(1, 0.9)], timeout_s=60.0, elapsed_s=elapsed_s)
     left_s = budget.left_for_trials_s
-    assert budget.window().max_s == pytest.approx(max(SHORTEST_WINDOW_S, min(6.0, left_s / 3 - OVERHEAD_S)))
+    assert budget.window().max_s == pytest.approx(max(LIMITS.shortest_window_s, min(6.0, left_s / 3 - OVERHEAD_S)))
 
 
 @pytest.mark.parametrize(
@@ -182,7 +185,9 @@ def test_a_trial_ends_where_deciding_begins(
     assert budget.deadline_s(Trial(2, TrainingConfig())) == pytest.approx(deadline_s)
 
 
-@pytest.mark.parametrize(("timeout_s", "deadline_s"), [(10.0, 20.0), (100.0, 75.0), (2000.0, BASELINE_DEADLINE_S)])
+@pytest.mark.parametrize(
+    ("timeout_s", "deadline_s"), [(10.0, 20.0), (100.0, 75.0), (2000.0, LIMITS.baseline_deadline_s)]
+)
 def test_the_baseline_always_gets_its_chance(make_budget: Any, timeout_s: float, deadline_s: float) -> None:
     budget = make_budget([], timeout_s=timeout_s)
     assert budget.deadline_s(Trial(0, TrainingConfig())) == pytest.approx(deadline_s)
@@ -193,7 +198,7 @@ def test_where_starts_are_slow_a_deadline_leaves_room_for_a_build(make_budget: A
     quick, slow = make_budget([ran(0)]), make_budget([ran(0)])
     slow.build_s = 300.0
     assert slow.usual_deadline_s(config) == quick.usual_deadline_s(config) + 600.0
-    assert repeat_deadline_s(ran(1), 300.0) == repeat_deadline_s(ran(1), 0.0) + 600.0
+    assert repeat_deadline_s(ran(1), 300.0, LIMITS) == repeat_deadline_s(ran(1), 0.0, LIMITS) + 600.0
 
 
 def test_a_brief_search_has_short_windows_and_a_time_for_its_trials(make_budget: Any) -> None:

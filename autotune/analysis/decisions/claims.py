@@ -16,38 +16,30 @@ from math import log1p
 import numpy as np
 
 from autotune.analysis.decisions.evidence import Contrast
+from autotune.policy import POLICY, Proof
 
-__all__ = ["WORTHWHILE", "believe", "chance_worthwhile"]
-
-WORTHWHILE = 0.02
-"""A smaller gain of one configuration over another counts as none, and the simpler one is recommended: our own
-convention."""
-_SCALES = np.array((0.01, 0.03, 0.1, 0.4, 1.2))
-"""Standard deviations of the logarithm of a gain, from nothing to a factor of ten. Source: winners of
-benchmarks/default_search.py and of recorded GPU searches gain 1.1 to 22 times."""
-_WEIGHTS = np.array((0.3, 0.2, 0.2, 0.15, 0.15))
-"""How often changes of settings bring so much: our own convention. Source: benchmarks/decisions.py, where claims are
-right in the mean."""
+__all__ = ["believe", "chance_worthwhile"]
 
 
-def believe(measured: Contrast) -> Contrast:
+def believe(measured: Contrast, proof: Proof = POLICY.proof) -> Contrast:
     """Return the posterior of a gain under the prior."""
+    scales = np.array(proof.gain_sds)
     variances = measured.sds[:, None] ** 2
-    total = variances + _SCALES**2
+    total = variances + scales**2
     log_weights = (
         np.log(np.maximum(measured.weights, 1e-300))[:, None]
-        + np.log(_WEIGHTS)
+        + np.log(proof.gain_weights)
         - 0.5 * np.log(total)
         - 0.5 * measured.means[:, None] ** 2 / total
     )
     weights = np.exp(log_weights - log_weights.max())
     return Contrast(
         (weights / weights.sum()).ravel(),
-        (measured.means[:, None] * _SCALES**2 / total).ravel(),
-        np.sqrt(_SCALES**2 * variances / total).ravel(),
+        (measured.means[:, None] * scales**2 / total).ravel(),
+        np.sqrt(scales**2 * variances / total).ravel(),
     )
 
 
-def chance_worthwhile(measured: Contrast) -> float:
+def chance_worthwhile(measured: Contrast, proof: Proof = POLICY.proof) -> float:
     """Return how likely a gain is to be worth a change of settings."""
-    return 1 - believe(measured).chance_below(log1p(WORTHWHILE))
+    return 1 - believe(measured, proof).chance_below(log1p(proof.worthwhile))

@@ -10,25 +10,11 @@ from autotune.analysis.rates import mean_rate
 from autotune.analysis.statistics import t_quantile
 from autotune.messages.trials import stopped_early
 from autotune.note import Note
+from autotune.policy import POLICY, Stopping
 from autotune.records.measurement import Block
 from autotune.records.run_spread import RunSpread
 
 __all__ = ["PruningThreshold", "behind_threshold", "luck_of"]
-
-_FEWEST_BLOCKS = 3
-"""Before a trial may be stopped: our own convention."""
-_HOPELESS = 0.5
-"""Share of the threshold below which a trial may be stopped in its warm-up: our own convention. A clock that rises with
-the load, or a loader that is still starting, does not halve a rate for so long."""
-_HOPELESS_BLOCKS = 2
-_HOPELESS_S = 0.5
-"""Fewest blocks, and seconds of them, for that: our own convention, ten times a block of the warm-up."""
-_LUCKY_SDS = 1.64
-"""Standard deviations of a difference that one in twenty exceeds: a trial as fast as the best is rarely stopped."""
-_NOT_LUCKY = 0.95
-"""The same as a quantile of Student's t, where hosts of accelerators differ by a spread that is little known."""
-_BUSY_MARGIN = 0.02
-"""By how much a busier device may raise a score: the default of objective.busy_weight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +27,7 @@ class PruningThreshold:
     """What is believed of that trial's rate, less what two runs of the same settings may differ by."""
 
 
-def luck_of(best: RunSpread, running: RunSpread) -> float:
+def luck_of(best: RunSpread, running: RunSpread, stopping: Stopping = POLICY.stopping) -> float:
     """Return what the logarithms of two rates may differ by though the settings are the same.
 
     Hosts of accelerators differ more than CPUs do, so that there it counts how little is known of the spread.
@@ -49,12 +35,17 @@ def luck_of(best: RunSpread, running: RunSpread) -> float:
     Args:
         best: The spread of runs of the kind that the best trial is of.
         running: That of the trial under way, the host's.
+        stopping: The numbers of the search.
     """
-    lucky_sds = _LUCKY_SDS if running.device is None else t_quantile(_NOT_LUCKY, running.degrees_of_freedom)
+    lucky_sds = (
+        stopping.lucky_sds if running.device is None else t_quantile(stopping.not_lucky, running.degrees_of_freedom)
+    )
     return lucky_sds * hypot(best.sd, running.sd)
 
 
-def behind_threshold(blocks: Sequence[Block], bar: PruningThreshold) -> Note | None:
+def behind_threshold(
+    blocks: Sequence[Block], bar: PruningThreshold, stopping: Stopping = POLICY.stopping
+) -> Note | None:
     """Return why a trial can be stopped; None while it may still come near the threshold.
 
     Both corrections of the final rate, for restarts and for a queue that was filled before the window, only lower it.
@@ -64,28 +55,29 @@ def behind_threshold(blocks: Sequence[Block], bar: PruningThreshold) -> Note | N
     Args:
         blocks: Those so far, of the warm-up as well.
         bar: The threshold.
+        stopping: The numbers of the search.
     """
     in_window = [block for block in blocks if not block.is_warm_up]
-    if len(in_window) < _FEWEST_BLOCKS:
-        return _stopped(blocks, 0.0, bar) if _is_hopeless(blocks, bar) else None
+    if len(in_window) < stopping.fewest_blocks:
+        return _stopped(blocks, 0.0, bar) if _is_hopeless(blocks, bar, stopping) else None
     rate, half_width = mean_rate(in_window)
-    if (1 + _BUSY_MARGIN) * (rate + half_width) >= bar.low_samples_per_s:
+    if (1 + stopping.busy_margin) * (rate + half_width) >= bar.low_samples_per_s:
         return None
     return _stopped(in_window, half_width, bar)
 
 
-def _is_hopeless(blocks: Sequence[Block], bar: PruningThreshold) -> bool:
+def _is_hopeless(blocks: Sequence[Block], bar: PruningThreshold, stopping: Stopping) -> bool:
     """Return whether blocks are together below half of the threshold, and not for a single pause.
 
     Each came, or was made, at less than the threshold: a pause leaves the others as fast as they are.
     """
-    if len(blocks) < _HOPELESS_BLOCKS or sum(block.seconds for block in blocks) < _HOPELESS_S:
+    if len(blocks) < stopping.hopeless_blocks or sum(block.seconds for block in blocks) < stopping.hopeless_s:
         return False
     slowest = [min(block.samples, block.samples if block.made is None else block.made) for block in blocks]
     is_alike = all(
         samples < bar.low_samples_per_s * block.seconds for samples, block in zip(slowest, blocks, strict=True)
     )
-    return is_alike and mean_rate(blocks)[0] < _HOPELESS * bar.low_samples_per_s
+    return is_alike and mean_rate(blocks)[0] < stopping.hopeless * bar.low_samples_per_s
 
 
 def _stopped(blocks: Sequence[Block], half_width: float, bar: PruningThreshold) -> Note:

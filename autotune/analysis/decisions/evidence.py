@@ -41,7 +41,6 @@ _DISTURBED_SD = 1.0
 """Standard deviation that is added to a run that other programs disturbed: neighbours slow a machine down by factors.
 Our own convention."""
 _LEAST_VARIANCE = 1e-12  # keeps a division finite
-_BISECTIONS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ class Contrast:
     def quantile(self, probability: float) -> float:
         """Return what it stays below with a probability."""
         low, high = float((self.means - 40 * self.sds).min()), float((self.means + 40 * self.sds).max())
-        for _ in range(_BISECTIONS):
+        for _ in range(60):
             middle = (low + high) / 2
             low, high = (middle, high) if self.chance_below(middle) < probability else (low, middle)
         return (low + high) / 2

@@ -21,23 +21,11 @@ from dataclasses import dataclass, field
 
 from autotune.analysis.decisions.evidence import Evidence, evidence_of_runs
 from autotune.analysis.decisions.run_spread import Run
+from autotune.policy import POLICY, Proof
 from autotune.records.run_spread import RunSpread
 from autotune.records.trial import TrialRecord
 
 __all__ = ["Ledger"]
-
-_SEARCH_ERROR = 0.004
-_SETTLE_ERROR = 0.012
-"""One-sided errors of the two parts. Source: benchmarks/decisions.py, where searches with nothing to win say "faster"
-in at most 1 % at variations of 1.5 to 20 %."""
-_LEAST_ERROR = 1e-9
-"""Of a look that is worth its arithmetic."""
-_FEWEST_RUNS = 2
-"""Of the baseline and of what is proven to beat it."""
-_LOOKS = frozenset({2, 3, 4, 6, 9, 13, 19, 28})
-"""Pairs of runs after which a settled leader is looked at, each half as many again: few looks share the error."""
-_FIRST_SHARE = 0.75
-"""Of the error that is left, what a leader may spend."""
 
 
 @dataclass(slots=True)
@@ -46,6 +34,7 @@ class Ledger:
 
     spread: RunSpread
     """Between runs of the same settings, before these."""
+    proof: Proof = POLICY.proof
     runs: list[Run] = field(default_factory=list)
     proven: dict[int, float] = field(default_factory=dict)
     """By configuration, the logarithm of the gain over the baseline (number 0) that is proven, the largest so far."""
@@ -55,25 +44,29 @@ class Ledger:
     _leader: int | None = None
     _since: int = 0
     """Place of the first run that counts for the leader."""
-    _left: float = _SETTLE_ERROR
+    _left: float = field(init=False)
     _budget: float = 0.0
     """Error of the leader."""
     _used: float = 0.0
     """Share of the settling that was over at the last look."""
     _evidence: Evidence | None = None
 
+    def __post_init__(self) -> None:
+        """Begin with all of the error to spend."""
+        self._left = self.proof.settle_error
+
     @classmethod
-    def going_on(cls, spread: RunSpread, records: Iterable[TrialRecord]) -> Ledger:
+    def going_on(cls, spread: RunSpread, records: Iterable[TrialRecord], proof: Proof = POLICY.proof) -> Ledger:
         """Return the ledger of a search that goes on: its runs are looked at again in the order in which they ended.
 
         What an interrupted search spent on settling is not known. One that had repeated a trial counts as having
         settled on it once.
         """
-        ledger, known = cls(spread), list(records)
+        ledger, known = cls(spread, proof), list(records)
         for run in evidence_of_runs(known, spread).runs:
             ledger.add(run)
         if any(record.repeats for record in known if record.number != 0):
-            ledger._left *= 1 - _FIRST_SHARE
+            ledger._left *= 1 - proof.first_share
         return ledger
 
     @property
@@ -96,7 +89,8 @@ class Ledger:
     def settle(self, number: int) -> None:
         """Count only what comes from here on for a leader; it can't be chosen by that."""
         self._leader, self._since, self._used = number, len(self.runs), 0.0
-        self._budget, self._left = _FIRST_SHARE * self._left, (1 - _FIRST_SHARE) * self._left
+        self._budget = self.proof.first_share * self._left
+        self._left *= 1 - self.proof.first_share
 
     @property
     def pairs(self) -> int:
@@ -111,7 +105,7 @@ class Ledger:
             used: Share of the time for settling that is over.
             is_last: No further look follows.
         """
-        if self._leader is None or self.pairs == 0 or not (is_last or self.pairs in _LOOKS):
+        if self._leader is None or self.pairs == 0 or not (is_last or self.pairs in self.proof.analyses_after):
             return
         used = 1.0 if is_last else min(used, 1.0)
         error, self._used = self._budget * (used**2 - self._used**2), max(used, self._used)
@@ -122,17 +116,17 @@ class Ledger:
             return
         self._looks[number] += 1
         place = 1 + self._order.index(number)
-        self._prove(number, _SEARCH_ERROR / (place * (place + 1)) * 0.5 ** self._looks[number])
+        self._prove(number, self.proof.search_error / (place * (place + 1)) * 0.5 ** self._looks[number])
 
     def _may_prove(self, number: int) -> bool:
         """Return True where both ran twice, and the baseline once after the configuration: a slow stretch ends."""
         first = next((place for place, run in enumerate(self.runs) if run.number == number), len(self.runs))
         runs_after = any(run.number == 0 for run in self.runs[first:])
-        return runs_after and min(self.evidence.count(number), self.evidence.count(0)) >= _FEWEST_RUNS
+        return runs_after and min(self.evidence.count(number), self.evidence.count(0)) >= self.proof.fewest_runs
 
     def _prove(self, number: int, error: float, *, since: int = 0) -> None:
         contrast = self.evidence.contrast(number, 0, since=since) if self._may_prove(number) else None
-        if contrast is None or error < _LEAST_ERROR:
+        if contrast is None or error < 1e-9:
             return
         if contrast.chance_below(0.0) < error:
             self.proven[number] = max(self.proven.get(number, 0.0), contrast.quantile(error))

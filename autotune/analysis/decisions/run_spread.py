@@ -18,6 +18,7 @@ from statistics import fmean
 from autotune.analysis.disturbed_runs import outliers_of
 from autotune.analysis.rates import window_rate
 from autotune.analysis.statistics import BATCH_MEANS, t_95
+from autotune.policy import POLICY, Spread
 from autotune.records.measurement import Measurement, Rate
 from autotune.records.recommendation import Ratio
 from autotune.records.run_spread import MOST_SD, RunSpread
@@ -38,16 +39,6 @@ __all__ = [
     "with_run_spread",
 ]
 
-_CPU_SD = 0.1
-"""Source: benchmarks/results, where runs of the same settings differ by 2 to 20 % on CPUs."""
-_HOST_SD = 0.1
-"""On an accelerator, of runs that the host holds. Source: benchmarks/results/gpu-nvidia-h200.json and
-gpu-nvidia-h100-80gb-hbm3.json, where they differ by 2 to 20 %."""
-_DEVICE_SD = 0.004
-"""The same of runs that the device holds. Source: the same files, where they differ by 0.03 to 0.3 %."""
-_ASSUMED_DEGREES_OF_FREEDOM = 2.0
-"""Machines differ by a factor of 2 either way, as a standard deviation from three runs does: our own convention; those
-of benchmarks/results lie between 1.5 and 20 %."""
 _LEAST_SD = 0.002
 """No machine is known to be steadier: our own convention, which keeps intervals from closing."""
 _MOST_WINDOW_SD = 0.1
@@ -84,13 +75,13 @@ class SpreadEvidence:
     """The device held these runs."""
 
 
-def assumed_spread(device_kind: DeviceKind) -> RunSpread:
+def assumed_spread(device_kind: DeviceKind, prior: Spread = POLICY.spread) -> RunSpread:
     """Return the spread that is assumed before anything was learned, of both kinds of runs where there are two."""
-    degrees = _ASSUMED_DEGREES_OF_FREEDOM
+    degrees = prior.degrees_of_freedom
     if device_kind == "cpu":
-        return RunSpread(sd=_CPU_SD, degrees_of_freedom=degrees)
-    device = RunSpread(sd=_DEVICE_SD, degrees_of_freedom=degrees)
-    return RunSpread(sd=_HOST_SD, degrees_of_freedom=degrees, device=device)
+        return RunSpread(sd=prior.cpu_sd, degrees_of_freedom=degrees)
+    device = RunSpread(sd=prior.device_sd, degrees_of_freedom=degrees)
+    return RunSpread(sd=prior.host_sd, degrees_of_freedom=degrees, device=device)
 
 
 def run_of(measurement: Measurement, *, number: int = 0, at_s: float = 0.0, most_sd: float = _MOST_WINDOW_SD) -> Run:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import log1p
 
-from autotune.analysis.decisions.claims import WORTHWHILE
+from autotune.policy import POLICY
 from autotune.records.recommendation import Ratio
 from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import AMP_DTYPES, TrainingConfig
@@ -72,7 +72,13 @@ def break_even_noise_scale(batch: float, larger: float, ratio: float) -> float |
     return max(0.0, (larger - ratio * batch) / (ratio - 1)) if ratio > 1 else None
 
 
-def choose(candidates: Sequence[TrialRecord], gains: Mapping[int, float], *, settled: int | None = None) -> TrialRecord:
+def choose(
+    candidates: Sequence[TrialRecord],
+    gains: Mapping[int, float],
+    *,
+    settled: int | None = None,
+    worthwhile: float = POLICY.proof.worthwhile,
+) -> TrialRecord:
     """Return the trial to recommend, from feasible ones (the baseline among them where it is feasible), at least one.
 
     Of those within 2 % of the best the simplest is taken; where the baseline is one of them, it stays, and else what
@@ -83,18 +89,24 @@ def choose(candidates: Sequence[TrialRecord], gains: Mapping[int, float], *, set
         gains: By number, the logarithm of what each is believed to reach over any one of them, less what an idle device
             costs.
         settled: Number of the trial that the race has settled on, if any.
+        worthwhile: A smaller gain counts as none, as a share.
     """
     best = max(gains[record.number] for record in candidates)
-    near = [record for record in candidates if gains[record.number] >= best + log1p(-WORTHWHILE)]
+    near = [record for record in candidates if gains[record.number] >= best + log1p(-worthwhile)]
     return min(
         near,
         key=lambda record: (record.number != 0, record.number != settled, simplicity(record.config), record.number),
     )
 
 
-def simplest_of_the_best(records: Sequence[TrialRecord], score: Callable[[TrialRecord], float]) -> TrialRecord:
+def simplest_of_the_best(
+    records: Sequence[TrialRecord],
+    score: Callable[[TrialRecord], float],
+    *,
+    worthwhile: float = POLICY.proof.worthwhile,
+) -> TrialRecord:
     """Of feasible trials, at least one: the one that would be recommended of them were their scores the truth."""
-    least = (1 - WORTHWHILE) * max(map(score, records))
+    least = (1 - worthwhile) * max(map(score, records))
     return min(
         (record for record in records if score(record) >= least),
         key=lambda record: (record.number != 0, simplicity(record.config), record.number),

@@ -25,12 +25,8 @@ convention."""
 _SHORT_COPY = 0.01
 """Share of a run's time, uncertainty included, below which its copies can't matter, however they are made: our own
 convention, as little as a search expects to win before it ends."""
-_CERTAINTY = 0.99
-"""That a failure was not the machine's: our own convention."""
 _INTERVAL_SDS = (-2, 2)
 """Standard deviations of a log-normal rate: about its 95 % interval."""
-_LEAST_SD = 1e-9  # keeps a division finite
-_MOST_LOG = 50.0  # keeps an exponential finite
 _SETTINGS = tuple(name for name in TrainingConfig.model_fields if name != "lr")
 
 
@@ -43,9 +39,9 @@ def expected_gain(forecast: Forecast, best_samples_per_s: float) -> Floats:
     """
     from scipy.special import ndtr
 
-    sd = np.maximum(forecast.sd, _LEAST_SD)
+    sd = np.maximum(forecast.sd, 1e-9)  # keeps a division finite
     above = forecast.log_rate - np.log(best_samples_per_s)
-    mean = np.exp(np.minimum(above + sd**2 / 2, _MOST_LOG))
+    mean = np.exp(np.minimum(above + sd**2 / 2, 50.0))  # keeps the exponential finite
     gain: Floats = mean * ndtr(above / sd + sd) - ndtr(above / sd)
     return np.maximum(gain, 0.0)
 
@@ -114,7 +110,8 @@ def chance_to_run(
         suspects = {name: getattr(failure, name) for name in _SETTINGS if getattr(failure, name) not in values[name]}
         if suspects:
             shared = [sum(getattr(config, name) == suspects[name] for name in suspects) for config in configs]
-            chances *= 1 - _CERTAINTY * np.array(shared) / len(suspects)
+            # almost certainly one of the suspects failed, not the machine
+            chances *= 1 - 0.99 * np.array(shared) / len(suspects)
     return chances
 
 

@@ -19,12 +19,10 @@ __all__ = ["RESAMPLES", "StepTimes", "forecast_buckets"]
 _POOL_BATCHES = 50
 """Batches that are sorted by length at once. Source: the megabatches of transformers' LengthGroupedSampler
 (trainer_pt_utils.py, get_length_grouped_indices), which takes 50 at the most."""
-_POOLS = 4  # of an epoch at the fewest, by the same source
 _MOST_DRAWN = 16_384  # items of a pool here: of large batches fewer are sorted at once, which promises less
 _FEWEST_BATCHES = 2  # of a pool: one would be a random batch
 RESAMPLES = 200
 """Our own convention: enough for the ends of a 95 % interval."""
-_FEWEST_STEPS = 2  # lengths that were timed, for a line between them
 
 
 def forecast_buckets(
@@ -48,9 +46,10 @@ def forecast_buckets(
     items, today = np.asarray(lengths, dtype=np.int64), np.asarray(padded_today, dtype=np.float64)
     pool = min(_POOL_BATCHES, max(_FEWEST_BATCHES, _MOST_DRAWN // batch_samples))
     if dataset_length is not None:
-        pool = max(1, min(pool, dataset_length // (_POOLS * batch_samples)))
+        # by the same source, at least four pools an epoch
+        pool = max(1, min(pool, dataset_length // (4 * batch_samples)))
     padding, ratios = list[tuple[float, float]](), list[float]()
-    is_timed = len({step.padded for step in steps}) >= _FEWEST_STEPS and len(today) > 0
+    is_timed = len({step.padded for step in steps}) >= 2 and len(today) > 0  # a line needs two lengths
     for _ in range(RESAMPLES):
         own = chance.choice(items, size=len(items))
         is_enough = len(own) >= pool * batch_samples

@@ -26,11 +26,6 @@ __all__ = ["Factor", "Posterior", "Problem", "factor_of", "most_likely"]
 _Residuals = Callable[[Floats], tuple[Floats, Callable[[], Floats]]]
 """From unknowns, (unknowns,), to residuals, (observations,), and to a call for their derivatives there, (observations,
 unknowns), which not every point needs."""
-_TOLERANCE = 1e-4
-"""Relative gain of the objective below which the fit ends: our own convention."""
-_MOST_STEPS = 100
-_LEAST_SHARE = 1e-3
-"""Share of a step below which none is tried any more: our own convention."""
 _LEAST_EIGENVALUE = 1e-6
 """Share of the largest one below which a direction is left out: its standard deviation is a thousandth, less than any
 measurement resolves. Our own convention."""
@@ -142,12 +137,12 @@ def _minimum(residuals: _Residuals, start: Floats) -> Floats:
     """Return where the sum of squared residuals and squared unknowns is least, near the start."""
     here, (apart, slopes_of) = start, residuals(start)
     squares = apart @ apart + here @ here
-    for _ in range(_MOST_STEPS):
+    for _ in range(100):
         slopes = slopes_of()
         inner = slopes @ slopes.T + np.eye(len(apart))
         step = slopes.T @ np.linalg.solve(inner, slopes @ here - apart) - here
         before, share = squares, 1.0
-        while share >= _LEAST_SHARE:
+        while share >= 1e-3:
             there = here + share * step
             apart_there, slopes_there = residuals(there)
             squares_there = apart_there @ apart_there + there @ there
@@ -155,7 +150,7 @@ def _minimum(residuals: _Residuals, start: Floats) -> Floats:
                 here, apart, slopes_of, squares = there, apart_there, slopes_there, squares_there
                 break
             share /= 2
-        if squares >= (1 - _TOLERANCE) * before:
+        if squares >= (1 - 1e-4) * before:
             break
     return here
 

@@ -64,18 +64,12 @@ _MOST_VALUES = 6
 _WORKERS_ALONE = frozenset({"num_workers", "persistent_workers", "prefetch_factor"})
 """What a point changes that differs from the baseline in its number of workers; torch's own prefetch factor is set
 where there are some."""
-_FEWEST_COUNTS = 2
-"""Numbers of workers that show how a loader grows."""
-_GROWS_FROM = 1.05
-"""Factor by which a loader with more workers must be faster for a point with still more: our own convention."""
 _AMONG_WORKERS = ("in_order", "worker_threads")
 """Settings that show where several workers hold each other up."""
 _SEVERAL = 2
 """Workers from which on several share the items."""
 _FEW_WORKERS = 4
 """As many as these are measured with, where the cores suffice: our own convention."""
-_FASTEST_PRECISION = 8.0
-"""Times float32's rate, where there are tensor cores: our own convention."""
 _MOST_TRIALS = 60
 """Trials that a model of rates is made from: our own convention, more than a search makes by itself. A fit takes time
 by the cube of their number, and each forecast time and memory in proportion."""
@@ -175,10 +169,10 @@ def adds_workers_in_vain(points: Sequence[CurvePoint], changes: Mapping[str, obj
             continue
         if 0 < workers < count:
             rates[workers] = max(point.ceiling.samples_per_s, rates.get(workers, 0.0))
-    if len(rates) < _FEWEST_COUNTS:
+    if len(rates) < 2:  # two numbers of workers show how a loader grows
         return False
     fewer, more = sorted(rates)[-2:]
-    return rates[more] < _GROWS_FROM * rates[fewer]
+    return rates[more] < 1.05 * rates[fewer]
 
 
 def device_variations(space: ResolvedSpace, book: CeilingBook) -> Iterator[TrainingConfig]:
@@ -329,7 +323,8 @@ def is_loader_out_of_reach(space: ResolvedSpace, book: CeilingBook) -> bool:
     loader, device = book.ceiling_of("loader", own), book.ceiling_of("device", own)
     if loader is None or device is None:
         return False
-    growth = max(1.0, max(batches) / own.micro_batch_size) * _FASTEST_PRECISION
+    # half precision on tensor cores computes up to eight times as fast as float32
+    growth = max(1.0, max(batches) / own.micro_batch_size) * 8.0
     return loader.samples_per_s > AMPLE * growth * device.samples_per_s
 
 

@@ -16,9 +16,6 @@ from autotune.records.lengths import LengthStep, PackForecast
 
 __all__ = ["forecast_packing"]
 
-_FEWEST_STEPS = 2  # lengths that were timed, for a line between them
-_MOST_PACKED = 1024  # samples that are packed to see how full rows get: our own convention
-
 
 def forecast_packing(
     lengths: Sequence[int], padded_today: Sequence[int], steps: Sequence[LengthStep]
@@ -35,11 +32,11 @@ def forecast_packing(
         padded_today: Padded lengths of batches as the loader delivers them.
         steps: Timed batches of as many samples as today's.
     """
-    if len({step.padded for step in steps}) < _FEWEST_STEPS or not padded_today:
+    if len({step.padded for step in steps}) < 2 or not padded_today:  # a line needs two lengths
         return None
     chance, row = np.random.default_rng(0), max(step.padded for step in steps)
     items, today = np.minimum(np.asarray(lengths, dtype=np.int64), row), np.asarray(padded_today, dtype=np.float64)
-    full = _fullness(items[:_MOST_PACKED], row)
+    full = _fullness(items[:1024], row)  # enough samples to show how full rows get
     slower, faster = list[float](), list[float]()
     for _ in range(RESAMPLES):
         time, mean = StepTimes(steps, chance), chance.choice(items, size=len(items)).mean()

@@ -82,8 +82,6 @@ USUAL_SOFTNESS = 8.0
 """Where no run tells it, two equal sides reach 92 % of either together: our own convention."""
 _WORKERS_SOFTNESS = 4.0
 """Of the minimum of the workers that there are and those that help: our own convention."""
-_LEAST_CPU_S = 1e-12
-"""CPU seconds of a sample where none were observed: only keeps the logarithm finite."""
 
 
 class Rates(NamedTuple):
@@ -306,7 +304,8 @@ def _joint(bounds: Floats, softness: Floats, is_overlapped: NDArray[np.bool_]) -
 
 def _cpu_s(device: Floats, here: Circumstances) -> Floats:
     """CPU seconds of a sample in all."""
-    return np.maximum(here.loader_cpu_s + here.busy * np.exp(-device), _LEAST_CPU_S)
+    # keeps the logarithm finite where no CPU time was observed
+    return np.maximum(here.loader_cpu_s + here.busy * np.exp(-device), 1e-12)
 
 
 def _share(logit: Floats) -> Floats:

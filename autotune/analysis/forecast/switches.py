@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from autotune.analysis.decisions.claims import WORTHWHILE
 from autotune.analysis.forecast.observations import ConfiguredPoint
 from autotune.analysis.forecast.rate_model import RateModel
 from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
@@ -37,7 +36,7 @@ def idle_switches(sides: Sequence[ConfiguredPoint], space: ResolvedSpace) -> fro
     left = [name for name in _LOOKED_AT if getattr(space.baseline, name) in space.parameters.get(name, ())]
     left = [name for name in left if not (is_shared and name == "worker_threads")]
     ratios = {name: list(_ratios(name, sides, space.baseline)) for name in left}
-    return frozenset(name for name, found in ratios.items() if found and max(found) < 1 + WORTHWHILE)
+    return frozenset(name for name, found in ratios.items() if found and max(found) < 1 + space.policy.proof.worthwhile)
 
 
 def has_idle_switch(config: TrainingConfig, baseline: TrainingConfig, idle: Collection[str]) -> bool:
@@ -64,7 +63,7 @@ def without_idle_switches(config: TrainingConfig, space: ResolvedSpace, rates: R
         if twin == current:
             continue
         here, there = rates.forecast([current, twin]).log_rate
-        if there >= here - WORTHWHILE:
+        if there >= here - space.policy.proof.worthwhile:
             found[name] = own
     return found
 

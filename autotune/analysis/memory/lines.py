@@ -15,10 +15,11 @@ from typing import Literal
 import numpy as np
 
 from autotune.analysis.forecast.observations import ConfiguredPoint
-from autotune.analysis.memory.model import SURE_TO_FIT, MemoryModel, Peak
+from autotune.analysis.memory.model import MemoryModel, Peak
 from autotune.analysis.statistics import t_95
 from autotune.messages.recommendation import largest_batch
 from autotune.note import Note
+from autotune.policy import POLICY
 from autotune.records.trial import OUT_OF_MEMORY, TrialRecord
 from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
 from autotune.settings.training_config import AMP_DTYPES, TrainingConfig
@@ -114,7 +115,7 @@ class MemoryLine:
     def largest_batch(self, limit_bytes: int, most: int) -> int:
         """The largest micro batch up to `most` that is sure to fit; 0 where none is."""
         chances = self.model.chance_to_fit([self._with(size) for size in range(1, most + 1)], limit_bytes)
-        return int(np.flatnonzero(chances >= SURE_TO_FIT).max(initial=-1)) + 1
+        return int(np.flatnonzero(chances >= POLICY.trials.sure_to_fit).max(initial=-1)) + 1
 
     def _with(self, micro_batch_size: int) -> TrainingConfig:
         return self.config.model_copy(update={"micro_batch_size": micro_batch_size})

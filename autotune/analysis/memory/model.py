@@ -26,12 +26,8 @@ import numpy as np
 from autotune.analysis.statistics import Floats
 from autotune.settings.training_config import TrainingConfig
 
-__all__ = ["LIKELY_TO_FIT", "SURE_TO_FIT", "MemoryModel", "Peak"]
+__all__ = ["MemoryModel", "Peak"]
 
-SURE_TO_FIT = 0.9
-"""Chance from which something may be tried: our own convention; an out-of-memory costs a whole trial."""
-LIKELY_TO_FIT = 0.5
-"""Chance below which something counts as too large: more likely than not."""
 _SPREAD = 0.02
 """Standard deviation of a peak, as a share of the highest, before it is learned: our own convention."""
 _SPREAD_COUNTS = 4
@@ -40,8 +36,6 @@ _SPREAD_COUNTS = 4
 _ALONE_SPREAD = 0.06
 """In addition where memory is the host's, of a device alone: its process keeps what earlier points took. Our own
 convention."""
-_ROUNDS = 6
-"""Of fitting and learning the spread in turns: on the surfaces nothing changes by 1 % any more."""
 
 _AT_ONCE = 512
 """Configurations that are compared with all peaks at once: our own convention, which bounds what that takes."""
@@ -104,13 +98,12 @@ def _shared_pages(config: TrainingConfig) -> float:
     return processes / (processes + 1) / config.process_count - 0.5
 
 
-_MIB = 2**20
 _TERMS = (
     *(_Term(0.5, 1.0, value) for value in _PRECISIONS),
     *(_Term(0.5, 0.5, value, grows=True) for value in _PRECISIONS),
     _Term(0.03, 0.03, _workers, of_workers=True),
     _Term(0.003, 0.004, _held, grows=True, of_workers=True),
-    _Term(1.0, 0.4, _shared_pages, of_workers=True, scale_bytes=280 * _MIB),
+    _Term(1.0, 0.4, _shared_pages, of_workers=True, scale_bytes=280 * 2**20),
     _Term(0.0, 0.1, lambda config: config.channels_last or config.compile),
     _Term(0.0, 0.1, lambda config: config.grad_accum_steps > 1),
     _Term(0.0, 0.1, lambda config: config.cudnn_benchmark),
@@ -218,7 +211,7 @@ class MemoryModel:
         rows = np.column_stack([rows, is_alone, is_alone * demands[:, _BATCH] / unit])
         prior_mean, prior_precision = _prior(scale)
         counts, variance, extra = ~is_least, (_SPREAD * scale) ** 2, is_alone * (_ALONE_SPREAD * scale) ** 2
-        for _ in range(_ROUNDS):
+        for _ in range(6):  # on the surfaces nothing changes by 1 % after six rounds
             weighted = rows.T * counts / (variance + extra)
             precision, pull = prior_precision + weighted @ rows, prior_precision @ prior_mean + weighted @ peaks
             covariance = np.linalg.inv(precision)

@@ -17,8 +17,6 @@ from autotune.protocol.clock import monotonic
 
 __all__ = ["FreshInterpreterLauncher"]
 
-_TICK_S = 0.01  # our convention: nothing beside the seconds that a start takes
-
 
 class FreshInterpreterLauncher:
     """Has no process between trials.
@@ -70,4 +68,4 @@ def _poll(running: dict[int, subprocess.Popen[bytes]], timeout_s: float) -> dict
             for rank in ended:
                 del running[rank]
             return ended
-        sleep(min(_TICK_S, left_s))
+        sleep(min(0.01, left_s))

@@ -44,7 +44,6 @@ __all__ = [
 ]
 
 _GONE_WITHIN_S = 5.0  # our convention: a process that a SIGKILL has not ended by then waits for a device or a disk
-_TICK_S = 0.002  # our convention: a process that was killed is gone in about as long
 _SHARED = Path("/dev/shm")  # noqa: S108 - torch's and NCCL's own place
 _NCCL = "nccl-"
 
@@ -119,7 +118,7 @@ def kill_all(leaders: Collection[int], token: str, *, spare: int | None = None) 
             with suppress(psutil.Error):
                 process.kill()
             pids.add(process.pid)
-        sleep(_TICK_S)
+        sleep(0.002)  # about as long as a killed process needs to be gone
     for pid in pids:
         free_shared_memory(pid)
 

@@ -34,7 +34,6 @@ _MESSAGE_BYTES = 64 * 1024  # our convention: far more than the numbers of a tho
 _READY_WITHIN_S = 120.0  # our convention: `import torch` from a cold disk takes up to half a minute
 _ANSWER_WITHIN_S = 30.0  # our convention: a fork takes 10 ms
 _PRELOADED_WITHIN_S = 120.0  # our convention: a large framework from a cold disk takes half a minute
-_LOG_TAIL = 2000  # characters, our convention: a traceback
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,5 +186,5 @@ class Server:
     def _failure(self, what: str) -> LauncherError:
         tail = ""
         with suppress(OSError):
-            tail = self._log.read_text(errors="replace")[-_LOG_TAIL:].strip()
+            tail = self._log.read_text(errors="replace")[-2000:].strip()  # about a traceback
         return LauncherError(f"the process that starts trials {what}; its log {self._log} ends:\n{tail}")

@@ -40,12 +40,8 @@ __all__ = ["WarmWorkerLauncher"]
 
 _TICK_S = 0.01
 """Between two looks whether a job is done: our own convention, beside trials of seconds."""
-_LONGEST_S = 7 * 24 * 3600.0
-"""Of a shared process, whose jobs have deadlines of their own: longer than a search."""
 _BEGUN_WITHIN_S = 150.0
 """The launcher below waits for its server for up to two minutes, and tells what has become of it."""
-_BLOCK_WITHIN_S = 20.0
-"""In which a trial that was told to end early does, unless all of it has taken longer so far: our own convention."""
 _FALSE_FAILURES = 2
 """Trials that fail after others alone, from which on trials share no process: our own convention."""
 
@@ -238,7 +234,8 @@ class WarmWorkerLauncher:
 def _kind_of(job: Job) -> SeriesJob:
     """The process that a job which may share one needs."""
     assert not isinstance(job, DescribeJob | SeriesJob)  # noqa: S101 - our own bug
-    process = job.process.model_copy(update={"deadline_s": _LONGEST_S, "limit_bytes": None})
+    # longer than a search: each job has a deadline of its own
+    process = job.process.model_copy(update={"deadline_s": 7 * 24 * 3600.0, "limit_bytes": None})
     return SeriesJob(process=process, payload=job.payload, cudnn_benchmark=job.config.cudnn_benchmark)
 
 
@@ -265,7 +262,7 @@ def _is_late(shared: _Shared, launch: Launch, ends_at: float) -> bool:
             with suppress(OSError):  # a full disk: it goes on to the end of its window
                 launch.folder.enough.touch(mode=0o600)
                 now = monotonic()  # a block takes no longer than all has taken so far
-                ends_at = min(ends_at, now + max(_BLOCK_WITHIN_S, now - (ends_at - launch.deadline_s)))
+                ends_at = min(ends_at, now + max(launch.ending.block_within_s, now - (ends_at - launch.deadline_s)))
             is_told = True
         wait([shared.exit], _TICK_S)
     return False

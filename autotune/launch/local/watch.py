@@ -31,9 +31,6 @@ _FLOODED_TICK_S = 0.001  # a full pipe blocks the process that prints
 _RAM_CHECK_S = 0.5
 _WORTH_A_CHECK = 0.5  # of the ceiling gone from the machine's free RAM: to sum up the process tree costs the trial time
 _CHECKS_ANYWAY = 10  # one check in so many is made in any case: other processes may have freed RAM meanwhile
-_LAST_EXIT_WITHIN_S = 5.0  # for the codes of ranks that were killed
-_STACKS_WITHIN_S = 2.0  # all ranks write theirs at about the same time; those before the deadline come later than this
-_FOLLOW_WITHIN_S = 5.0  # gloo's ranks notice a closed connection at once and report it; NCCL's would wait for minutes
 _HEAD_BYTES = _TAIL_BYTES = 256 * 1024  # some thousand lines of each
 _PUMP_BYTES = 1024 * 1024  # then the deadline and the memory are checked again
 _CHUNK_BYTES = 64 * 1024  # what a pipe holds; man 7 pipe
@@ -129,8 +126,8 @@ def _wait(started: Started, launch: Launch, log: LogFile, begun: float) -> Exit:
         ended = started.poll(_FLOODED_TICK_S if is_flooded else _TICK_S)
         now = monotonic()
         if ended and not codes:
-            ends_at["straggling"], first_s = now + _FOLLOW_WITHIN_S, now - begun
-        stacks_end = min(ends_at["standstill"], now + _STACKS_WITHIN_S)
+            ends_at["straggling"], first_s = now + launch.ending.follow_within_s, now - begun
+        stacks_end = min(ends_at["standstill"], now + launch.ending.stacks_within_s)
         ends_at["standstill"] = stacks_end if launch.folder.has_stacks() else inf
         codes.update(ended)
         running = [pid for rank, pid in enumerate(started.pids) if rank not in codes]
@@ -158,7 +155,7 @@ def _wait(started: Started, launch: Launch, log: LogFile, begun: float) -> Exit:
 def _await_last_exits(started: Started, count: int) -> None:
     """Receive the exits of ranks that were ended, so that they are not taken for the next trial's."""
     begun = monotonic()
-    while count > 0 and (left_s := begun + _LAST_EXIT_WITHIN_S - monotonic()) > 0:
+    while count > 0 and (left_s := begun + 5.0 - monotonic()) > 0:  # for the codes of ranks that were killed
         count -= len(started.poll(left_s))
 
 

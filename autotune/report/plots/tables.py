@@ -21,8 +21,6 @@ __all__ = ["bar_table", "plot_blocks"]
 _Places = dict[float, list[Mark]]
 """The trials at each place of the x axis, from left to right."""
 
-_MOST_ROWS = 30
-"""Places that a table shows: our convention, a page."""
 _HEADS: dict[Quantity, str] = {"rate": "best samples/s", "memory": "largest peak memory", "score": "score"}
 _FATES: dict[Fate, str] = {"failed": " (failed)", "over_memory": " (over the limit)", "feasible": ""}
 """What is said beside a figure; those that count stand last."""
@@ -58,7 +56,7 @@ def _places(plot: Plot) -> _Places:
 
 def _thinned(plot: Plot, places: _Places) -> _Places:
     """Some of many places: evenly among them, both ends included, and those of note."""
-    kept = set(thin_out(list(places), _MOST_ROWS))
+    kept = set(thin_out(list(places), 30))  # a page
     kept |= {mark.x for mark in plot.marks if mark.role}
     kept |= {x for (_, before), (x, best) in pairwise(plot.best_so_far) if best > before}
     return {x: marks for x, marks in places.items() if x in kept}

@@ -30,12 +30,8 @@ __all__ = ["ProgressMode", "ShowProgress", "make_progress"]
 ProgressMode = Literal["auto"] | bool
 ShowProgress = Callable[[Progress], None]
 
-_REFRESHES_PER_S = 2  # our convention: the clock shows whole seconds
 _NARROWEST_TEXT = 8  # cells; below, a text cut with an ellipsis says nothing: our convention
-_LEAST_SHOWN = 0.01  # a gain is shown in whole per cents
-_ROUNDING = 1e-6  # per cent that a share's floating point may add: far above its 1e-14, far below what is shown
 _BROKEN = (OSError, ValueError)  # a stream that is gone, or closed
-_SOON_S = 5.0  # what is left below that is not told: our own convention
 _OFF_FROM = 0.25
 """Share by which the seconds of a whole search differ from those that were told last, from which they are told again:
 our own convention, the accuracy that a promise should have."""
@@ -71,7 +67,7 @@ def make_progress(mode: ProgressMode) -> Iterator[ShowProgress]:
         get_renderable=line.render,
         console=console,
         transient=True,
-        refresh_per_second=_REFRESHES_PER_S,
+        refresh_per_second=2,
         redirect_stdout=False,  # rich would send the caller's stdout to stderr
     ):
         yield line.show
@@ -129,7 +125,7 @@ def _plain_lines(console: Console) -> ShowProgress:
         if progress.known is not None:
             line = _say_known(progress, progress.known, console.width)
             print_new("known", line, line)
-        if progress.phase != "search" or progress.remaining_s is None or progress.remaining_s < _SOON_S:
+        if progress.phase != "search" or progress.remaining_s is None or progress.remaining_s < 5.0:
             return
         whole_s = progress.elapsed_s + progress.remaining_s
         if told_s is not None and abs(whole_s / told_s - 1) > _OFF_FROM:
@@ -249,9 +245,10 @@ def _say_more(progress: Progress) -> str:
     """What other settings can still gain at most; "" where that is not known."""
     if progress.can_win is None or not isfinite(progress.can_win):
         return ""
-    if progress.can_win < _LEAST_SHOWN:
+    if progress.can_win < 0.01:  # a gain is shown in whole per cents
         return " | less than 1 % more"
-    return f" | at most {ceil(100 * progress.can_win - _ROUNDING):,} % more"
+    # 1e-6: more than floating point adds to a per cent, less than is shown
+    return f" | at most {ceil(100 * progress.can_win - 1e-6):,} % more"
 
 
 def _say_clock(progress: Progress, passed_s: float) -> str:

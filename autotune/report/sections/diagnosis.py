@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.text import Text
 
 from autotune.diagnosis.bottlenecks import breakdown_of
-from autotune.diagnosis.gains import NEAR_CEILING
 from autotune.messages.diagnosis import BOTTLENECKS
 from autotune.messages.units import format_rate, show, show_interval, text_bar
+from autotune.policy import POLICY
 from autotune.records.breakdown import PARTS
 from autotune.records.ceilings import EXCEEDED_FROM, SIDES, overlaps
 from autotune.records.diagnosis import Curves, Diagnosis
@@ -74,7 +74,7 @@ def say_present(diagnosis: Diagnosis) -> str:
     present = f"You run at {share} of what this device can do ({rates})"
     if diagnosis.verdict == "script":
         present = f"The device alone is held up by the script's own code as well ({rates})"
-    elif share_of_device >= NEAR_CEILING:
+    elif share_of_device >= POLICY.trials.near_ceiling:
         return f"{present}: only the device's own settings can make it faster."
     return f"{present}; {_say_loader(diagnosis)}{_say_limit(diagnosis)}."
 
@@ -150,7 +150,7 @@ def _time(diagnosis: Diagnosis) -> Table:
         named = {}
     rows = [(name, text_bar(part.fraction), show(part.fraction, "share"), part.source) for name, part in named.items()]
     restart = breakdown.restart_fraction
-    if restart >= _LEAST_RESTART:
+    if restart >= 0.001:  # what rounds to 0.1 %
         source = breakdown.data_wait.source
         rows.insert(1, ("of it at epochs' ends", text_bar(restart), show(restart, "share"), source))
     return Table(heads=("", "what", "share", MEASURED_BY), rows=tuple(rows))

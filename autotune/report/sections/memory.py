@@ -18,8 +18,6 @@ from autotune.settings.training_config import TrainingConfig
 
 __all__ = ["describe_group", "lines_of_group", "list_memory_lines", "memory_table", "say_memory_line", "stress_section"]
 
-_FARTHEST = 4
-"""Times the largest batch measured up to which a line is followed: our convention."""
 _REMARK = (
     "Lines fitted to the trials' peak memory; the error is half of the 95 % prediction interval. The last column is "
     "the largest batch that is sure to fit the limit; only batches that were run are recommended."
@@ -107,7 +105,7 @@ def _bearer(load: Load) -> str:
 
 
 def _row(line: MemoryLine, lines: Sequence[MemoryLine], limit_bytes: int) -> dict[str, str]:
-    farthest = _FARTHEST * line.batches[-1]
+    farthest = 4 * line.batches[-1]
     largest = line.largest_batch(limit_bytes, farthest + 1)
     return {
         "precision": _name(line, lines),

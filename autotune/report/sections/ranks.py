@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from math import isfinite
 
 from autotune.diagnosis.scaling import StrategyComparison, compare_strategies
+from autotune.diagnosis.scaling_bottlenecks import LEAST_SHARE
 from autotune.diagnosis.strategies import StrategyBest, StrategyEntry
 from autotune.messages.units import NO_VALUE, format_count, format_interval, show, show_interval
 from autotune.records.ranks import RankFigures, name_devices, uneven_ranks
@@ -22,8 +23,6 @@ from autotune.report.wording.names import CAUSES, name_group
 __all__ = ["rank_section", "scaling_sections"]
 
 _STRATEGY_HEADS = ("", "samples/s", "interval", "efficiency", "exposed", "hidden")
-_NEAR_IDEAL = 0.95
-"""Efficiency from which on nothing is left to explain: the share below which nothing is a bottleneck either."""
 
 
 def scaling_sections(summary: RunSummary, columns: Sequence[Column]) -> tuple[Section, ...]:
@@ -93,7 +92,7 @@ def _say_answer(comparison: StrategyComparison) -> str:
     if comparison.bottlenecks:
         cause, share = CAUSES[comparison.bottlenecks[0].cause], show(comparison.bottlenecks[0].share, "share")
         reason = f" Main bottleneck: {cause}, {share} of its time."
-    elif efficiency.value < _NEAR_IDEAL:
+    elif efficiency.value < 1 - LEAST_SHARE:
         reason = " None of the measured figures explains what limits it."
     return _say_verdict(comparison, fastest, ratio) + reason
 

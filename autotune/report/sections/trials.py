@@ -26,7 +26,6 @@ __all__ = ["failure_section", "precision_section", "repeat_section", "trial_sect
 
 _LONGEST_REASON = 160  # cells of a table, our convention; "Failures" has the whole
 _LONGEST_MESSAGE = 2000  # characters, our convention: an exception's message may hold a whole tensor
-_LONGEST_TRACEBACK = 20_000  # characters: some 250 lines, more than a traceback without recursion has
 _MOST_SHOWN = (
     200  # rows of the table of trials, our convention: some four pages; five times what a search runs by itself
 )
@@ -142,7 +141,8 @@ def _failure(trials: list[TrialRecord], limit_bytes: int) -> Trace:
     first, more = trials[0], len(trials) - _NUMBERS_SHOWN
     reason = one_line(cut_middle(_reason(first, limit_bytes), _LONGEST_MESSAGE))
     numbers = ", ".join(str(trial.number) for trial in trials[:_NUMBERS_SHOWN])
-    traceback = "" if first.result.failure is None else cut_middle(first.result.failure.traceback, _LONGEST_TRACEBACK)
+    # some 250 lines, more than a traceback without recursion has
+    traceback = "" if first.result.failure is None else cut_middle(first.result.failure.traceback, 20_000)
     return Trace(
         count=f"{len(trials)} {OUTCOMES[first.outcome]}",
         text=f"trial{'s' if len(trials) > 1 else ''} {numbers}{f' and {more} more' * (more > 0)}: {reason}",

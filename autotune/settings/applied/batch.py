@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["moved", "rebuilt"]
+__all__ = ["IMAGE_DIMS", "moved", "rebuilt"]
 
-_CHANNELS_LAST_DIMS = 4
+IMAGE_DIMS = 4
+"""Dimensions of a batch of images, batch, channels, height, width: what torch.channels_last is defined for."""
 
 
 def moved(value: Any, device: torch.device, *, channels_last: bool, non_blocking: bool) -> Any:
@@ -23,7 +24,7 @@ def moved(value: Any, device: torch.device, *, channels_last: bool, non_blocking
     do so.
     """
     if isinstance(value, Tensor):
-        if channels_last and value.ndim == _CHANNELS_LAST_DIMS:
+        if channels_last and value.ndim == IMAGE_DIMS:
             return value.to(device, non_blocking=non_blocking, memory_format=torch.channels_last)
         return value.to(device, non_blocking=non_blocking)
     move = getattr(value, "to", None)

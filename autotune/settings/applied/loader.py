@@ -18,8 +18,6 @@ from autotune.settings.applied.cores.worker_threads import limited, threads_in_w
 
 __all__ = ["drawn_by", "drops_last", "fixed_batches", "inner_loader", "loader_like", "lost_epoch", "observed_settings"]
 
-_MOST_WRAPPED = 8
-"""Loaders within each other: our own convention, which also ends a circle."""
 _OF_WORKERS: dict[str, Any] = {"persistent_workers": False, "in_order": True, "timeout": 0}
 """What only loader workers use, as torch wants it without any."""
 _PLAIN_SAMPLING = ("sampler", "batch_size", "drop_last")
@@ -32,7 +30,7 @@ def inner_loader(data: Any) -> Any:
     Raises:
         ValueError: a WebLoader has stages after its loader, which no setting of the loader reaches.
     """
-    for _ in range(_MOST_WRAPPED):
+    for _ in range(8):  # also ends a circle
         if isinstance(data, DataLoader):
             inner = getattr(data, "base_dataloader", None)  # accelerate's
             if not isinstance(inner, DataLoader):

@@ -23,7 +23,6 @@ from autotune.settings.ddp_config import TORCH_BUCKET_CAP_MB, DdpConfig
 __all__ = ["check_group", "comm_hook", "ddp_arguments", "distributed", "replicated", "without_effect_here"]
 
 _AS_TORCH_HAS_THEM = {"gradient_as_bucket_view", "static_graph", "find_unused_parameters", "bucket_cap_mb"}
-_POWERSGD_START = 2  # in a trial: the first iteration that PowerSGD may compress; torch's own is 1000, far beyond one
 
 
 def replicated(model: nn.Module, device: torch.device, count: int) -> nn.Module:
@@ -117,6 +116,6 @@ def comm_hook(name: str, *, is_trial: bool) -> tuple[Any, Any]:
     if name == "powersgd":
         state = powerSGD_hook.PowerSGDState(process_group=None)
         if is_trial:
-            state.start_powerSGD_iter = _POWERSGD_START
+            state.start_powerSGD_iter = 2  # torch's own is 1000 iterations, far beyond a trial
         return state, powerSGD_hook.powerSGD_hook
     return None, {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}[name]

@@ -21,24 +21,14 @@ from autotune.messages.recommendation import (
 )
 from autotune.note import Note
 from autotune.protocol.reports import RankReport
-from autotune.records.stress_check import STRESS_S, StressFigures, load_of, sample_scan_s
+from autotune.records.stress_check import StressFigures, load_of, sample_scan_s
 from autotune.records.trial import OUT_OF_MEMORY, TrialRecord
 from autotune.space.constraints import ranks_on_host
 from autotune.space.resolved_space import ResolvedSpace
 from autotune.tuning.outcomes import SearchOutcome
 from autotune.tuning.time_budget import repeat_deadline_s
 
-__all__ = ["MOST_STRESSED", "StressCheck", "check_under_stress", "may_overload"]
-
-MOST_STRESSED = 3
-"""Configurations that are tried one after the other, until one stays within the limit: our own convention."""
-_SHORTEST_STRESS_S = 1.0
-"""A shorter run would end within the first steps, before memory has reached its peak: our own convention."""
-_BRIEF_STRESS_S = 4.0
-"""In a brief search: the three steps with each kind of batch mostly take longer. Our own convention."""
-_SURE_ROOM = 4.0
-"""Times its peak that the limit must be, so that no batch of the largest samples is expected to pass it: our own
-convention. Where samples differ by more, they are known to."""
+__all__ = ["StressCheck", "check_under_stress", "may_overload"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,19 +45,20 @@ def may_overload(record: TrialRecord, space: ResolvedSpace) -> bool:
     """Return True where a batch of the largest samples might pass the limit, so that the run is worth its seconds."""
     peak = max((run.peak_memory_bytes for run in record.runs), default=0)
     sharing = ranks_on_host(record.config.process_count, space.environment) if space.environment.has_only_ram else 1
-    return _SURE_ROOM * peak * sharing > space.limit_bytes
+    return space.policy.trials.sure_room * peak * sharing > space.limit_bytes
 
 
 def check_under_stress(
     record: TrialRecord, found: SearchOutcome, runner: TrialRunner, left_s: float | None
 ) -> StressCheck:
     """Run a trial's configuration on the largest samples; `left_s` is None where there is no time-out."""
+    times = found.space.policy.time
     start_s = overhead_s(record, found.build_s)
-    longest_s = _BRIEF_STRESS_S if found.is_brief else STRESS_S
+    longest_s = times.brief_stress_s if found.is_brief else times.stress_s
     window_s = longest_s if left_s is None else min(longest_s, left_s - start_s - sample_scan_s(left_s))
-    if window_s < _SHORTEST_STRESS_S:
+    if window_s < times.shortest_stress_s:
         return StressCheck(notes=(stress_no_time(record.number),))
-    deadline_s = repeat_deadline_s(record, found.build_s) + window_s
+    deadline_s = repeat_deadline_s(record, found.build_s, times) + window_s
     report = runner.stress(
         record.config,
         name=f"stress-{record.number:03d}",

@@ -21,13 +21,6 @@ from autotune.tuning.proposers.outlook import Outlook
 
 __all__ = ["Bound", "bounds_of", "cores_bound"]
 
-_NEAR_CEILING = 0.97
-"""Share of the lowest ceiling from which nothing is left to win: our own convention; runs differ by 1 to 3 %."""
-_NEAR_CORES = 0.95
-"""The same of the cores: our own convention. A job gets 1.9 to 1.98 of two cores when it asks for all of them; the
-rest is the system's."""
-_LEAST_CORES = 1e-6
-"""Cores that a trial keeps busy at the least: keeps a division finite."""
 _NOT_TRIED = frozenset({"left_to_smaller_batches", "no_time_left"})
 """Reasons of points that nothing has tried to measure."""
 _ONLY_IN_RUNS = ("compile", "compile_mode", "cudnn_benchmark")
@@ -55,12 +48,12 @@ def bounds_of(
         study: The trials so far, and their space.
         believed: Logarithms of the trials' rates, by number.
     """
-    found = list[Bound]()
+    found, policy = list[Bound](), study.space.policy.trials
     if outlook.lower_ceiling < inf:
-        found.append(Bound(side=outlook.lower_side, samples_per_s=outlook.lower_ceiling, near_from=_NEAR_CEILING))
+        found.append(Bound(side=outlook.lower_side, samples_per_s=outlook.lower_ceiling, near_from=policy.near_ceiling))
     cores = cores_bound(sides, study, believed)
     if cores is not None:
-        found.append(Bound(side="cores", samples_per_s=cores, near_from=_NEAR_CORES))
+        found.append(Bound(side="cores", samples_per_s=cores, near_from=policy.near_cores))
     return found
 
 
@@ -82,7 +75,7 @@ def cores_bound(sides: Sequence[ConfiguredPoint], study: Study, believed: Mappin
         if loads and record.number in believed:
             cores = max(cores, *(load.cores for load in loads))
             busy_cores = fmean(load.own_s / load.seconds for load in loads)
-            worked[record.config] = max(busy_cores, _LEAST_CORES) / exp(believed[record.number])
+            worked[record.config] = max(busy_cores, 1e-6) / exp(believed[record.number])
     if not worked or space.environment.hosts > 1:
         return None
     counts = {space.baseline.num_workers, *whole_numbers(space.domains["num_workers"])}

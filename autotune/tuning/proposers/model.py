@@ -28,7 +28,7 @@ from autotune.analysis.forecast.observations import (
 from autotune.analysis.forecast.rate_model import RateModel
 from autotune.analysis.forecast.switches import as_today, has_idle_switch, idle_switches, without_idle_switches
 from autotune.analysis.memory.lines import memory_of_trials
-from autotune.analysis.memory.model import LIKELY_TO_FIT, MemoryModel
+from autotune.analysis.memory.model import MemoryModel
 from autotune.launch.runner import TrialRunner
 from autotune.messages.search import (
     little_gain_expected,
@@ -39,6 +39,7 @@ from autotune.messages.search import (
     would_tell_nothing,
 )
 from autotune.note import Note
+from autotune.policy import Trials
 from autotune.records.ceilings import SIDES, Ceiling, CeilingBook, Side
 from autotune.records.diagnosis import CurvePoint, Curves
 from autotune.records.trial import TrialRecord
@@ -54,22 +55,6 @@ from autotune.tuning.time_budget import TimeBudget
 
 __all__ = ["ModelProposer"]
 
-_STRETCH_S = 0.2
-"""Seconds for which a side alone is measured: our own convention; some thirty points are to be had in six seconds."""
-_SETTLING_STRETCH_S = 0.5
-"""The same of what is measured again: the longest stretch of a trial's extras."""
-_FASTEST = 3
-"""Trials whose neighbours are candidates: our own convention."""
-_LEAST_EXPECTED = 0.02
-"""Gain that another trial is expected to bring, below which it is not worth its seconds. Source: benchmarks/regret.py,
-84 searches without stress runs: with 1 % they take 51 s in the median and 11 end beyond 5 % of the best; with 2 % 45 s
-and 10, with 3 % 40 s and 17."""
-_NOISE_SHARE = 1 / 3
-"""The same, of the standard deviation between runs of the same settings: our own convention."""
-_FEWEST_TRIALS = 3
-"""Trials before the search may end by itself, the baseline and two that checked the model: our own convention."""
-_SAME_BATCH_TRIALS = 2
-"""Trials at the baseline's global batch that the model asks for, a guess and its correction: our own convention."""
 
 _Stamp = tuple[int, int]
 """Runs so far, and trials that may win: where either changes, models are fitted again."""
@@ -106,6 +91,10 @@ class ModelProposer:
         self.study = self.time.study
 
     @property
+    def _trials(self) -> Trials:
+        return self.time.policy.trials
+
+    @property
     def is_informed(self) -> bool:
         """Whether loader and device were measured: then the model leads, and fewer vain trials end the search."""
         return self.has_model and bool(self.sides)
@@ -124,7 +113,9 @@ class ModelProposer:
         space = self.study.space
         variations = [*loader_variations(space, ceilings), *device_variations(space, ceilings)]
         known = _known(space, ceilings)
-        report = runner.curves(space.baseline, variations, deadline_s=deadline_s, stretch_s=_STRETCH_S, known=known)
+        report = runner.curves(
+            space.baseline, variations, deadline_s=deadline_s, stretch_s=self.time.limits.side_s, known=known
+        )
         curves = report.curves or Curves()
         self.recall(curves, ceilings)
         # what the baseline's trial has measured does not show whether this could measure anything
@@ -162,7 +153,11 @@ class ModelProposer:
             side: tuple(one.point for one in sides if one.side == side and one.config not in doubted) for side in SIDES
         }
         report = runner.curves(
-            own, doubted, deadline_s=deadline_s, stretch_s=_SETTLING_STRETCH_S, known=Curves.model_validate(credible)
+            own,
+            doubted,
+            deadline_s=deadline_s,
+            stretch_s=self.time.limits.settling_side_s,
+            known=Curves.model_validate(credible),
         )
         if report.curves is not None:
             again = configured_points(report.curves, self.study.space)
@@ -188,7 +183,7 @@ class ModelProposer:
     def at_same_batch(self, best: TrialRecord | None) -> Params | None:
         """What should be the fastest at the baseline's global batch, unless it was tried; twice at most."""
         outlook = self.outlook(best)
-        if outlook is None or outlook.same_batch is None or self._same_batch_trials == _SAME_BATCH_TRIALS:
+        if outlook is None or outlook.same_batch is None or self._same_batch_trials == self._trials.same_batch:
             return None
         if not self.study.may_propose(outlook.same_batch):
             return None
@@ -209,7 +204,7 @@ class ModelProposer:
         memory = self._memory()
         if memory.observed:
             chance = float(memory.chance_to_fit([config], self.study.space.limit_bytes)[0])
-            if chance < LIKELY_TO_FIT:
+            if chance < self._trials.likely_to_fit:
                 return would_not_fit(round(chance, 3))
         if has_idle_switch(config, self.study.space.baseline, self._idle):
             return would_tell_nothing()
@@ -235,7 +230,9 @@ class ModelProposer:
         lows = {
             record.number: exp(
                 believed[record.number]
-                - luck_of(spread.of(run.window.is_held_by_device for run in record.runs), spread)
+                - luck_of(
+                    spread.of(run.window.is_held_by_device for run in record.runs), spread, self.time.policy.stopping
+                )
             )
             for record in self.study.records
             if record.number in believed and (not keeps_batch or record.config.global_batch_ratio(space.baseline) == 1)
@@ -245,7 +242,7 @@ class ModelProposer:
 
     def why_enough(self, best: TrialRecord | None) -> Note | None:
         """The best is near a bound, or no candidate is left that is expected to win more, or enough of it."""
-        outlook = self.outlook(best) if len(self.study.ended) >= _FEWEST_TRIALS else None
+        outlook = self.outlook(best) if len(self.study.ended) >= self._trials.fewest else None
         if outlook is None:
             return None
         for bound in bounds_of(outlook, self.sides or (), self.study, self.believed()):
@@ -261,7 +258,7 @@ class ModelProposer:
     def _least_gain(self, best: TrialRecord) -> float:
         """The gain for which another trial is worth its seconds; more where runs differ so that less hardly shows."""
         spread = self.study.spread.of(run.window.is_held_by_device for run in best.runs)
-        return max(_LEAST_EXPECTED, _NOISE_SHARE * spread.sd)
+        return max(self._trials.least_expected, self._trials.least_expected_sds * spread.sd)
 
     def can_win(self, best: TrialRecord | None) -> float | None:
         """What the bounds leave."""
@@ -349,7 +346,7 @@ class ModelProposer:
         believed = self.believed()
         ended = [record for record in self.study.ended if record.number in believed]
         rates = {record.config: believed[record.number] for record in ended}
-        fastest = sorted(rates, key=rates.__getitem__, reverse=True)[:_FASTEST]
+        fastest = sorted(rates, key=rates.__getitem__, reverse=True)[: self._trials.fastest]
         unchanged = {name: getattr(space.baseline, name) for name in self._idle}
         found = self._candidates[1].near(list(dict.fromkeys([best, *fastest])))
         return [({**params, **unchanged}, config) for params, config in found]

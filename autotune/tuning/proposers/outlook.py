@@ -15,13 +15,11 @@ import numpy as np
 from autotune.analysis.forecast.acquisition import chance_to_run, expected_gain, has_failed, most_gain, redundant_among
 from autotune.analysis.forecast.observations import ConfiguredPoint
 from autotune.analysis.forecast.rate_model import RateModel
-from autotune.analysis.memory.model import LIKELY_TO_FIT, SURE_TO_FIT, MemoryModel
+from autotune.analysis.memory.model import MemoryModel
 from autotune.analysis.statistics import Floats
 from autotune.analysis.time_estimate import (
-    SHORTEST_WINDOW_S,
     first_batches_s,
     measuring_s,
-    shortest_trial_s,
     steps_s,
 )
 from autotune.launch.launcher import shares_process
@@ -31,14 +29,6 @@ from autotune.study.study import Study
 from autotune.tuning.time_budget import TimeBudget
 
 __all__ = ["Outlook", "foresee", "measured_to_fit", "tried_in"]
-
-_REBUILDS = 2
-"""Builds of a trial that needs a process of its own: its own, and that of the shared one after it."""
-_SHORT_WAIT_S = 3.0
-"""Of workers making their first batches, up to which it makes no difference: our own convention, about a trial."""
-_CEILING_SDS = 1.0
-"""Standard deviations above a ceiling up to which it may lie: our own convention. Before the end both sides are
-measured for longer (the loop's repeats), so that no stretch of 0.2 s decides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +90,7 @@ def foresee(
             optimization".
     """
     configs, study = [config for _, config in candidates], time.study
-    space, tried = study.space, tried_in(study)
+    space, tried, trials = study.space, tried_in(study), time.policy.trials
     running = [trial.config for trial in study.running]
     forecast, fits = rates.forecast(configs, running), memory.chance_to_fit(configs, space.limit_bytes)
     failed = [record.config for record in study.ended if has_failed(record)]
@@ -109,9 +99,9 @@ def foresee(
     bar = max([best_rate, *np.exp(rates.forecast(running).log_rate)]) if running else best_rate
     gains = np.minimum(expected_gain(forecast, bar), most_gain(forecast, bar))
     gains = gains * fits * chance_to_run(configs, failed, feasible)
-    may_try = np.array([study.is_open(config) for config in configs]) & (fits >= SURE_TO_FIT)
+    may_try = np.array([study.is_open(config) for config in configs]) & (fits >= trials.sure_to_fit)
     tells = may_try & ~redundant_among(configs, forecast, tried)
-    inside = (fits >= LIKELY_TO_FIT) & ~np.array([study.is_left_out(config) for config in configs])
+    inside = (fits >= trials.likely_to_fit) & ~np.array([study.is_left_out(config) for config in configs])
     sides: dict[Literal["loader", "device", "copy", "host"], tuple[Floats, Floats]] = {
         "loader": (forecast.loader, forecast.loader_sd),
         "device": (forecast.device, forecast.device_sd),
@@ -119,7 +109,8 @@ def foresee(
         "host": (forecast.host, forecast.host_sd),
     }
     ceilings = {
-        name: float((side * np.exp(_CEILING_SDS * sd))[inside].max(initial=0.0)) for name, (side, sd) in sides.items()
+        name: float((side * np.exp(trials.ceiling_sds * sd))[inside].max(initial=0.0))
+        for name, (side, sd) in sides.items()
     }
     lower_side = min(ceilings, key=ceilings.__getitem__)
     has_run = set(tried)
@@ -133,11 +124,13 @@ def foresee(
         for seconds in (first_batches_s, measuring_s)
     )
     if time.is_brief:
-        trials_s += [0.0 if shares_process(config) else _REBUILDS * time.build_s for config in configs]
+        trials_s += [0.0 if shares_process(config) else trials.rebuilds * time.build_s for config in configs]
     else:  # what takes long to begin with, or has long steps, must promise more
         slow_s = np.array([steps_s(config, rate) for config, rate in zip(configs, expected, strict=True)])
-        beyond_s = np.maximum(waits_s - _SHORT_WAIT_S, 0.0) + np.maximum(slow_s - SHORTEST_WINDOW_S, 0.0)
-        trials_s = shortest_trial_s(study.ended) + beyond_s
+        beyond_s = np.maximum(waits_s - trials.short_wait_s, 0.0) + np.maximum(
+            slow_s - time.limits.shortest_window_s, 0.0
+        )
+        trials_s = time.shortest_trial_s + beyond_s
     soon = tells & (trials_s <= time.longest_s())
     chosen = int(np.argmax(np.where(soon if soon.any() else tells, gains / trials_s, -1.0)))
     return Outlook(

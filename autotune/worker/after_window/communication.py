@@ -24,8 +24,6 @@ __all__ = ["measure_communication"]
 
 _ROUNDS = 3  # of both kinds of step in turns, so that a drift hits both; the fastest counts: our own convention
 _FEWEST_STEPS = 3  # our own convention: as many as peaks of memory cover
-_MOST_STEPS = 200  # our own convention: bounds a stretch whose first, timed step was a fluke
-_MIB = 2**20
 _HALVED = frozenset({"fp16", "bf16"})
 
 
@@ -66,7 +64,8 @@ def measure_communication(trainer: Trainer, held: Sequence[Any], group: Group, *
 
 def _repeats(once_s: float, seconds: float) -> int:
     """How often something is done in so many seconds; within bounds."""
-    return max(_FEWEST_STEPS, min(_MOST_STEPS, ceil(seconds / max(once_s, 1e-6))))
+    # bounds a stretch whose first, timed step was a fluke
+    return max(_FEWEST_STEPS, min(200, ceil(seconds / max(once_s, 1e-6))))
 
 
 def _mean_s(work: Callable[[], None], repeats: int, trainer: Trainer, group: Group) -> float:
@@ -88,7 +87,7 @@ def _bucket_bytes(trainer: Trainer) -> list[int]:
     buckets, filled = list[int](), 0.0
     for parameter in reversed([parameter for parameter in trainer.model.parameters() if parameter.requires_grad]):
         filled += parameter.nbytes * share
-        if filled >= cap * _MIB * share:
+        if filled >= cap * 2**20 * share:
             buckets.append(int(filled))
             filled, cap = 0.0, wanted.bucket_cap_mb or TORCH_BUCKET_CAP_MB
     return [*buckets, int(filled)] if filled else buckets

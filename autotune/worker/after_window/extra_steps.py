@@ -46,7 +46,6 @@ from autotune.worker.measure.step import StepTrainer, Trainer
 
 __all__ = ["measure_after_window"]
 
-_STOP_WITHIN_S = 1.0  # workers that have not ended by then hang, and are killed: our own convention
 _BATCHES = "batches"
 """The stage that only makes others possible: nobody misses it by itself."""
 
@@ -161,7 +160,7 @@ def _take_batches(after: _After) -> None:
     try:
         after.host = collect(feed, seconds=after.extras.stretch_s)
     finally:
-        feed.stop(_STOP_WITHIN_S)
+        feed.stop(1.0)  # workers that have not ended by then hang, and are killed
     after.held = resident(after.trainer, after.host)
 
 

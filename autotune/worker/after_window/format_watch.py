@@ -30,8 +30,6 @@ Size = tuple[int, int]
 """Width and height."""
 _MOST_BYTES = 64 * 2**20
 """Of all images' files and arrays that are kept to be timed again: our own convention."""
-_TIMED_ROWS = 3
-"""Tables of which a row is taken out: our own convention."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -149,7 +147,7 @@ class Watch:
             call.size = frame.f_locals["self"].size
         elif call.reader == "table" and value is not None:
             call.rows, call.columns = value.num_rows, value.num_columns
-            if call.rows > 1 and sum(one.row_s is not None for one in self.calls) < _TIMED_ROWS:
+            if call.rows > 1 and sum(one.row_s is not None for one in self.calls) < 3:
                 call.row_s = min(_row_s(value), _row_s(value))
 
 

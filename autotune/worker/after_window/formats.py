@@ -39,7 +39,6 @@ _TIMED = 3  # calls of each kind, and repeats of each way
 _WAY_S = 0.15  # of repeats of one way, beyond the first
 _KIND_S = 1.0  # of all images, or all texts, together
 _REDUCING_GAP = 2.0  # times the wanted size: what Pillow's own thumbnail() drafts to, lest it shows
-_JPEG_QUALITY = 95  # Pillow's documentation calls more than that a waste
 _CALLS_AN_ITEM = 0.5  # from so many on, an item reads its table for itself
 
 
@@ -221,7 +220,7 @@ def _small_copy(encoded: bytes, size: Size, resample: Any) -> bytes:
     with Image.open(BytesIO(encoded)) as image:
         kind, smaller = image.format, image.resize(size, resample)
     copy = BytesIO()
-    smaller.save(copy, kind, **({"quality": _JPEG_QUALITY} if kind == "JPEG" else {}))
+    smaller.save(copy, kind, **({"quality": 95} if kind == "JPEG" else {}))  # Pillow's documentation calls more a waste
     return copy.getvalue()
 
 

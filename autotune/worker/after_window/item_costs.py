@@ -48,8 +48,6 @@ _TAIL_FACTOR = 8.0  # an item of so many medians is slow; records.breakdown.Load
 _REPEATS = 3  # of a batch's collating, pinning and copying, within _REPEATS_S: our own convention
 _REPEATS_S = 0.3  # our own convention
 _TRANSFER_S = 0.2  # as long as a window's block
-_WORKER_TIMEOUT_S = 10.0  # a worker that sends nothing for so long hangs: our own convention
-_FEW_ITEMS = 5  # at once, where the loader's batch size is not known: our own convention
 
 
 def measure_items(
@@ -203,7 +201,7 @@ def _transfer_s(
             num_workers=1,
             collate_fn=loader.collate_fn,
             multiprocessing_context=loader.multiprocessing_context,
-            timeout=_WORKER_TIMEOUT_S,
+            timeout=10.0,
         )
     )
     try:
@@ -253,7 +251,7 @@ def draws_of(loader: DataLoader[Any], most: int | None = None) -> Iterator[Calla
         return repeat(partial(_next_item, _items_without_end(dataset)))
     indices = _indices(loader)
     if _makes_batches(dataset):
-        size = most or loader.batch_size or _FEW_ITEMS
+        size = most or loader.batch_size or 5
         return (partial(dataset.__getitems__, list(islice(indices, size))) for _ in count())
     return (partial(_item, dataset, index) for index in indices)
 

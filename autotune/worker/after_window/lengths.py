@@ -39,7 +39,6 @@ __all__ = ["LengthLimits", "length_of_item", "measure_lengths"]
 # What names no source is our own convention.
 _MOST_ITEMS = 1024
 _FEWEST_ITEMS = 64  # of fewer lengths nothing is told: the longest are mostly missing among them
-_MOST_DRAWN = 100_000  # indices of an epoch among which items are chosen
 _ITEMS_S = 1.0  # what reading them may take
 _MOST_TIMED = 7  # lengths whose batches are timed
 _REPEATS = 3  # of each, at least
@@ -147,7 +146,7 @@ def _draws(loader: DataLoader[Any]) -> Iterator[Callable[[], list[Any]]]:
     if is_stream(dataset) or total is None:
         return draws_of(loader)
     draws_all = fixed_batches(loader) or isinstance(sampler, RandomSampler | SequentialSampler | DistributedSampler)
-    drawn = range(total) if draws_all else list(islice(sampler, _MOST_DRAWN))
+    drawn = range(total) if draws_all else list(islice(sampler, 100_000))
     chosen = random.sample(drawn, min(len(drawn), _MOST_ITEMS))
     take = getattr(dataset, "__getitems__", lambda indices: [dataset[index] for index in indices])
     return (partial(take, [index]) for index in chosen)

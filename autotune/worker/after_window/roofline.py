@@ -27,9 +27,7 @@ __all__ = ["BytesMode", "trace_roofline"]
 
 _PEAK_S = 0.2  # as long as a window's block
 _MATRIX = {"cpu": 1024}  # rows and columns; large enough for the device's best rate: our own convention
-_MATRIX_ON_ACCELERATORS = 4096
 _COPY_BYTES = 256 * 2**20  # beyond every cache
-_COPY_MEMORY_SHARE = 16  # at most a sixteenth of the device's memory: our own convention
 _DRAWN_BYTES = 2**20  # at random, and repeated: to draw them all takes a second on a CPU
 _OVERWRITING = ("copy_", "fill_", "zero_", "normal_", "uniform_", "_foreach_copy_", "_foreach_fill_", "_foreach_zero_")
 """Operators that write their target without reading it; so is every target named `out`."""
@@ -105,14 +103,14 @@ def _peak_flops_per_s(trainer: StepTrainer, device: Device) -> float:
     """
     amp = trainer.config.amp_dtype
     dtype = getattr(torch, amp) if amp in {"bfloat16", "float16"} else torch.float32
-    rows = _MATRIX.get(device.kind, _MATRIX_ON_ACCELERATORS)
+    rows = _MATRIX.get(device.kind, 4096)
     left = torch.randn((rows, rows), dtype=dtype, device=device.torch_device)
     right, out = torch.randn_like(left), torch.empty_like(left)
     return 2.0 * rows**3 * _repeats_per_s(lambda: torch.matmul(left, right, out=out), device)
 
 
 def _peak_bytes_per_s(device: Device) -> float:
-    size = min(_COPY_BYTES, device.total_memory_bytes // _COPY_MEMORY_SHARE)
+    size = min(_COPY_BYTES, device.total_memory_bytes // 16)  # at most a sixteenth of the device's memory
     drawn = torch.randint(256, (min(size, _DRAWN_BYTES),), dtype=torch.uint8, device=device.torch_device)
     source = drawn.repeat(size // len(drawn))
     size, target = len(source), torch.empty_like(source)

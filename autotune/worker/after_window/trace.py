@@ -23,7 +23,6 @@ __all__ = ["MARK", "TraceEvent", "device_events", "gap_fraction", "host_waits", 
 
 MARK = "autotune: profiled steps"
 """Name of the span on the host that holds the profiled steps. The device has nothing to do at both of its ends."""
-_USER_SCOPE = 7  # RecordScope::USER_SCOPE, ATen/record_function.h: torch.profiler.record_function
 _WORK = ("kernel", "memcpy", "memset")  # of kineto's activity types on a device; gpu_user_annotation is none
 _CALLS = ("_runtime", "_driver")  # ends of those on the host that launch: cuda_runtime, xpu_driver; ActivityType.h
 _CALL = re.compile(r"(cu|cuda|hip)[A-Z]\w*")
@@ -68,8 +67,8 @@ def read_kineto(events: Iterable[Any]) -> list[TraceEvent]:
             start_ns=event.start_ns(),
             end_ns=event.start_ns() + event.duration_ns(),
             is_on_device=event.device_type() != on_host,
-            is_annotation=event.scope() == _USER_SCOPE
-            or (hasattr(event, "is_user_annotation") and event.is_user_annotation()),
+            # RecordScope::USER_SCOPE, ATen/record_function.h: torch.profiler.record_function
+            is_annotation=event.scope() == 7 or (hasattr(event, "is_user_annotation") and event.is_user_annotation()),
             device_index=event.device_index(),
             correlation_id=event.correlation_id() if hasattr(event, "correlation_id") else 0,
             linked_id=event.linked_correlation_id() if hasattr(event, "linked_correlation_id") else 0,

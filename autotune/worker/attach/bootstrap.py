@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["begin", "open_session", "overrides_of"]
 
-_DEADLINE_SHARE = 0.85  # our convention, as in rank: of the deadline; a window that is late is ended, not lost
-
 
 def begin() -> None:
     """In a Python process that a command has started: protect files at once, attach once torch is imported."""
@@ -49,14 +47,14 @@ def open_session(job: jobs.WorkloadJob, place: Place, dump: HangDump, started: f
     from autotune.worker.attach.loop.session import Session
     from autotune.worker.attach.redirect.protection import protect_torch
     from autotune.worker.attach.seams.hooks import install
-    from autotune.worker.place import Start
+    from autotune.worker.place import DEADLINE_SHARE, Start
     from autotune.worker.setup.build import seed_all
 
     protect_torch()
     overrides = overrides_of(job)
     overrides.in_process()
     seed_all(job.process.seed)
-    ends_at = started + _DEADLINE_SHARE * job.process.deadline_s
+    ends_at = started + DEADLINE_SHARE * job.process.deadline_s
     start = Start(started=started, built_from=perf_counter(), ends_at=ends_at, before={})
     session = Session(job, overrides, place, doer_of(job, place, dump, start))
     install(session)

@@ -42,9 +42,6 @@ from autotune.worker.setup.build import WorkloadFault
 
 __all__ = ["run_command"]
 
-_TICK_S = 0.1  # our convention: little beside what a launcher takes to start, and what a look costs the training
-_SHELL_ADDS = 128
-"""To a signal's number, where a shell's own exit code tells it. Source: POSIX.1-2017, Shell Command Language, 2.8.2."""
 _DEADLY = frozenset({signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
 """Signals that end a process at its own fault, or by the kernel's choice."""
 
@@ -100,9 +97,9 @@ def _run_below(words: Sequence[str], place: Place) -> bool:
     while process.poll() is None:
         if place.folder.done.exists():
             os._exit(0)  # whatever of it still runs is ended by the parent
-        sleep(_TICK_S)
+        sleep(0.1)  # little next to a start, and cheap for the training
     code = process.returncode
-    if (number := -code if code < 0 else code - _SHELL_ADDS) in _DEADLY:
+    if (number := -code if code < 0 else code - 128) in _DEADLY:
         os.kill(os.getpid(), number)  # as a rank would have died of it: the parent knows what that means
     if not code or place.report.exists():
         return not code

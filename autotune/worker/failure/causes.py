@@ -16,7 +16,6 @@ from dataclasses import dataclass
 __all__ = ["ErrorText", "cause_of", "errors_in", "printable"]
 
 _LONGEST = 300  # characters of one line in a report: our own convention
-_LONGEST_LINE = 2000  # of what is quoted whole; the longest of torch's allocator has some 800: our own convention
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _QUOTE = re.compile(r"Caught \w+ .*\nOriginal Traceback")
@@ -41,7 +40,8 @@ class ErrorText:
     @property
     def first_line(self) -> str:
         """The first line of the message, as it can be printed; its type where there is none."""
-        return printable((self.message.strip() or self.kinds[0]).splitlines()[0][:_LONGEST_LINE])
+        # the longest of torch's allocator has some 800 characters
+        return printable((self.message.strip() or self.kinds[0]).splitlines()[0][:2000])
 
 
 def errors_in(error: BaseException | None) -> Iterator[ErrorText]:

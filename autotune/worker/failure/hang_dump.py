@@ -18,10 +18,8 @@ from typing import TextIO
 
 __all__ = ["HangDump"]
 
-_BEFORE_DEADLINE_S = 0.5  # own convention: to write a few stacks takes milliseconds
 _PATIENCE = 10.0  # own convention: a loader that pauses, or a second compilation, takes about as long as before
 _LEAST_S = 30.0  # own convention: longer than most checkpoints and evaluations inside a step
-_SOONEST_S = 0.1  # own convention: the deadline is over, the parent about to end the rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +47,11 @@ class HangDump:
         """
         if os.getpid() != self.pid:
             return  # a forked child has no timer's thread, for which faulthandler would wait without end
-        left_s = self.ends_at - _BEFORE_DEADLINE_S - perf_counter()
+        left_s = self.ends_at - 0.5 - perf_counter()  # time to write the stacks
         seconds = min(left_s, max(_LEAST_S, _PATIENCE * longest_s))
         with suppress(OSError, ValueError):  # the user's code may have closed it
             if self.file is not sys.stderr:
                 self.file.seek(0)
                 self.file.truncate()
-            faulthandler.dump_traceback_later(max(seconds, _SOONEST_S), exit=False, file=self.file)
+            # the deadline is over, the parent about to end the rank
+            faulthandler.dump_traceback_later(max(seconds, 0.1), exit=False, file=self.file)

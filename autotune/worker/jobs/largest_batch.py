@@ -36,7 +36,6 @@ __all__ = ["LargestBatch", "bytes_of", "largest_batch"]
 _MOST_SIZED = 10_000  # samples: our own convention; the time set aside usually ends it sooner
 _MOST_DRAWN = 100_000  # batches of an epoch that are all drawn, not loaded: our own convention
 _SIZED_AT_ONCE = 8  # samples a loader worker sizes before it answers: our own convention
-_NUMBER_BYTES = 8  # a Python number in a tensor: int64 or float64, what torch's default_collate makes of it
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,7 +89,8 @@ def _leaf_bytes(leaf: Any) -> int:
         return int(leaf.nbytes)
     if isinstance(leaf, str | bytes | bytearray):
         return len(leaf)
-    return _NUMBER_BYTES if isinstance(leaf, int | float | complex | np.generic) else 0
+    # int64 or float64, as torch's default_collate makes of a number
+    return 8 if isinstance(leaf, int | float | complex | np.generic) else 0
 
 
 def _largest_made(found: LargestBatch, loader: DataLoader[Any], stop_at: float) -> Any:

@@ -16,10 +16,11 @@ from typing import Any
 import psutil
 
 from autotune.analysis.forecast.expectation import PINNING_KINDS
-from autotune.analysis.memory.model import SURE_TO_FIT, MemoryModel, Peak
+from autotune.analysis.memory.model import MemoryModel, Peak
 from autotune.analysis.statistics import t_quantile
 from autotune.messages.trials import batch_too_large, queue_too_large
 from autotune.note import Note
+from autotune.policy import POLICY
 from autotune.protocol.jobs import CurvesJob
 from autotune.settings.training_config import TrainingConfig
 from autotune.worker.measure.batch import tensors_of
@@ -27,8 +28,6 @@ from autotune.worker.setup.device import Device
 from autotune.worker.setup.machine import usable_ram_bytes
 
 __all__ = ["refusal_of_batch", "refusal_of_queue"]
-
-_QUEUE_SHARE = 0.5  # of what is free: our own convention
 
 
 def refusal_of_queue(batches: Iterable[Any], config: TrainingConfig, job: CurvesJob, device: Device) -> Note | None:
@@ -49,7 +48,7 @@ def refusal_of_queue(batches: Iterable[Any], config: TrainingConfig, job: Curves
     pins = config.pin_memory and device.kind in PINNING_KINDS
     pinned = ready * max(pinned for _, pinned in sizes) if pins else 0
     for expected, free in ((shared, _free_shared_bytes()), (shared + pinned, _free_ram_bytes(job, device))):
-        if expected > _QUEUE_SHARE * free:
+        if expected > POLICY.trials.queue_share * free:
             return queue_too_large(expected_bytes=expected, free_bytes=free)
     return None
 
@@ -64,10 +63,10 @@ def refusal_of_batch(
     if device.has_own_memory or limit_bytes is None:
         return None
     memory = MemoryModel(observed=peaks, has_workers_in_ram=False)
-    if memory.chance_to_fit([config], limit_bytes)[0] >= SURE_TO_FIT:
+    if memory.chance_to_fit([config], limit_bytes)[0] >= POLICY.trials.sure_to_fit:
         return None
     expected, sd = memory.expect([config])
-    might_be = float(expected[0] + t_quantile(SURE_TO_FIT, memory.degrees_of_freedom) * sd[0])
+    might_be = float(expected[0] + t_quantile(POLICY.trials.sure_to_fit, memory.degrees_of_freedom) * sd[0])
     return batch_too_large(expected_bytes=might_be, limit_bytes=limit_bytes)
 
 

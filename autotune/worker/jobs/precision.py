@@ -20,7 +20,14 @@ from torch import Tensor, nn
 from autotune.messages.trials import float32_unknown, tf32_forbidden
 from autotune.note import Note
 from autotune.protocol.jobs import PrecisionJob
-from autotune.records.precision_check import GUARD_STEPS, MIN_STEPS, PrecisionFigures, deviation_of
+from autotune.records.precision_check import (
+    GUARD_STEPS,
+    LOADING_SHARE,
+    MIN_STEPS,
+    OTHER_SEED,
+    PrecisionFigures,
+    deviation_of,
+)
 from autotune.settings.applied.float32_precision import exact_matmuls, tf32_products
 from autotune.settings.applied.process import set_cudnn_benchmark
 from autotune.settings.training_config import TrainingConfig
@@ -39,11 +46,9 @@ from autotune.worker.setup.machine import tf32_overrides
 
 __all__ = ["References", "compare_to_float32"]
 
-_LOADING_SHARE = 0.3  # of the time until the deadline; then the batches that came are taken in turns
 _REFERENCE_SHARE = 0.5  # the reference is over by then, the repetition by the next, the candidate has what is left:
 _REPEAT_SHARE = 0.6  # our own convention, all three
 _BRIEF_S = 30.0  # of a brief comparison, unless MIN_STEPS of each run take longer: our own convention
-_OTHER_SEED = 1_000_003  # a prime beyond the seeds of the steps, which count up from the job's
 _LIBRARIES_OVERRIDE = "NVIDIA_TF32_OVERRIDE"
 _PLAIN = {"amp_dtype": "float32", "compile": False, "compile_mode": "default", "fused": False}
 """The reference, in what a candidate may differ in."""
@@ -187,14 +192,14 @@ def _made_reference(scene: _Scene, dataset: Any, job: PrecisionJob, scratch: Pat
     plain = job.config.model_copy(update=_PLAIN)
     while True:
         feed = Feed(build_loader(scene.workload, dataset, plain, scratch))
-        batches = _batches(feed, time.begun + _LOADING_SHARE * time.left_s)
+        batches = _batches(feed, time.begun + LOADING_SHARE * time.left_s)
         trained = _reference(scene, batches, plain, time.until(_REFERENCE_SHARE))
         if trained is not None:
             break
         plain = with_batch(plain, plain.micro_batch_size // 2)
     until = time.until(_REPEAT_SHARE)
     with exact_matmuls():
-        other = replace(scene, seed=scene.seed + _OTHER_SEED)
+        other = replace(scene, seed=scene.seed + OTHER_SEED)
         repeat = _train(other, batches, plain, MIN_STEPS, until, trained.gradient or [])
     return _Reference(plain, batches, trained, repeat)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import worker as torch_worker
 
+from autotune.settings.applied.batch import IMAGE_DIMS
 from autotune.settings.applied.loader import drops_last, fixed_batches, observed_settings
 from autotune.settings.applied.optimizer import base_lr, can_fuse, is_fused
 from autotune.settings.applied.tf_data import TfData, TfLoader
@@ -46,7 +47,6 @@ from autotune.worker.setup.own_batches import is_factory, made_batches, mean_sam
 
 __all__ = ["is_sharded", "probe", "warm_page_cache"]
 
-_IMAGE_DIMS = 4  # batch, channels, height, width: what torch.channels_last is defined for
 _WARMING_MAX_S = 5.0  # our own convention: a data set that is not in RAM by then is read from the disk in trials too
 _WARMING_PAUSE_S = 0.3  # our own convention: between two readings of the disk's counter
 _LEAST_BATCHES = 3  # our own convention: fewer tell nothing of the shapes of all
@@ -95,7 +95,7 @@ def probe(workload: Workload, config: TrainingConfig, device: Device, scratch: P
         fixed_batch_size=fixed,
         has_token_budget=takes_budget(own),
         budget_samples=budget_samples,
-        has_4d_input=any(tensor.ndim == _IMAGE_DIMS and tensor.is_floating_point() for tensor in inputs),
+        has_4d_input=any(tensor.ndim == IMAGE_DIMS and tensor.is_floating_point() for tensor in inputs),
         parameter_count=sum(parameter.numel() for parameter in parameters),
         trainable_parameter_count=sum(parameter.numel() for parameter in trained),
         gradient_bytes=sum(parameter.nbytes for parameter in trained),

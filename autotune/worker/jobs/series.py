@@ -60,8 +60,6 @@ from autotune.worker.trial import EndedEarly
 
 __all__ = ["run_series"]
 
-_TICK_S = 0.005
-"""Between two looks for a job: our own convention, beside trials of seconds."""
 
 Do = Callable[[jobs.WorkloadJob, Workload, Device, Place, HangDump, Start], RankReport]
 """Does a job with a workload."""
@@ -82,7 +80,7 @@ def run_series(
     series, is_sound = _Series(device, before, do, _Parts(job, device)), True
     while is_sound:
         while not folder.next.exists():
-            sleep(_TICK_S)
+            sleep(0.005)
         is_sound = series.do_one(TrialFolder(Path(folder.next.read_text("utf-8")))) and series.is_cleared()
         if is_sound:
             folder.next.unlink()

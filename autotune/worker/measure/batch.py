@@ -38,7 +38,6 @@ __all__ = [
     "unpacked",
 ]
 
-_DEEPEST = 8  # containers within containers; our own convention: a guard against objects that reach half of a program
 _PLAIN = (Tensor, np.ndarray, np.generic, str, bytes, bytearray, int, float, complex, type, nn.Module)
 """Types that are not taken apart."""
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
@@ -103,7 +102,8 @@ def resized(batch: Any, count: int, size: int) -> Any:
 
 def _leaves(value: Any, above: tuple[int, ...]) -> Iterator[Any]:
     """The leaves of a value; objects whose ids are in `above` hold it, and are not taken apart again."""
-    parts = None if len(above) > _DEEPEST or id(value) in above else _parts(value)
+    # guards against objects that reach half of a program
+    parts = None if len(above) > 8 or id(value) in above else _parts(value)
     if parts is None:
         yield value
         return

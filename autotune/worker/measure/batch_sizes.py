@@ -45,8 +45,6 @@ _TOKENS = "input_ids"
 _MASK = "attention_mask"
 """The only one that is read: others mark special tokens, or mean the padding itself (torch's key_padding_mask)."""
 _ANY_MASK = "mask"
-_DEEPEST = 2  # (inputs, targets) whose inputs are a mapping
-_MOST_KEPT = 1000  # batches whose lengths are kept, the last ones
 
 
 def size_counter(loader: DataLoader[Any] | TfLoader, drawn: deque[int]) -> Callable[[Any], tuple[Any, int]]:
@@ -163,7 +161,7 @@ class TokenCount:
         self._tokens, self._mask, self._has_name = tokens, mask, has_name
         self._masked, self._real = 0, 0
         self._is_lost = False
-        self.lengths = deque[int](maxlen=_MOST_KEPT)
+        self.lengths = deque[int](maxlen=1000)
         """Padded lengths of the last batches."""
         self._sums = _Sums()
 
@@ -243,7 +241,7 @@ class _Sums:
 def token_count(batch: Any, samples: int) -> TokenCount | None:
     """What counts the tokens of batches like this one; None where it has no integer tensor (batch, length)."""
     try:
-        found = list(_paths(batch, (), _DEEPEST))
+        found = list(_paths(batch, (), 2))  # (inputs, targets) whose inputs are a mapping
     except Exception:  # noqa: BLE001 - a batch of a user's own type may raise anything: then nobody knows its tokens
         return None
     rows = [(path, names) for path, names, tensor in found if _is_tokens(tensor, samples, names)]
@@ -293,11 +291,9 @@ def _steps(value: Any) -> list[tuple[Callable[[Any], Any], str, Any]]:
         names = [field.name for field in fields(value)]
         return [(attrgetter(name), name, getattr(value, name, None)) for name in names]
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [(itemgetter(at), "", part) for at, part in enumerate(islice(value, _MOST_PARTS))]
+        # a list of a thousand rows is no batch with lengths
+        return [(itemgetter(at), "", part) for at, part in enumerate(islice(value, 8))]
     return []
-
-
-_MOST_PARTS = 8  # of a tuple: a list of a thousand rows is no batch with lengths
 
 
 def _itself(value: Any) -> Any:

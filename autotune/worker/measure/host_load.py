@@ -20,8 +20,6 @@ __all__ = ["HostLoadProbe"]
 
 _PROC = Path("/proc")
 _IDLE, _IO_WAIT, _STEAL = 3, 4, 7
-_FIELDS = 8
-"""Of a line of /proc/stat that hold time of their own: a guest's is counted in the user's too. Source: man 5 proc."""
 _PROCESS_TIMES = slice(11, 15)
 """utime, stime, cutime and cstime, counted from the state on. Source: man 5 proc, /proc/pid/stat."""
 
@@ -96,7 +94,7 @@ def _ticks_of_cores(cores: set[int]) -> tuple[int, int]:
     for line in (_PROC / "stat").read_text().splitlines():
         name, *fields = line.split()
         if name.startswith("cpu") and name[3:].isdecimal() and int(name[3:]) in cores:
-            ticks = [int(field) for field in fields[:_FIELDS]]
+            ticks = [int(field) for field in fields[:8]]  # a guest's is counted in the user's too (man 5 proc)
             busy += sum(ticks) - ticks[_IDLE] - ticks[_IO_WAIT]
             stolen += ticks[_STEAL]
     return busy, stolen

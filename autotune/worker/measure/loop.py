@@ -50,19 +50,11 @@ __all__ = [
 # What names no source is our own convention.
 FIRST_STEPS = 3
 """Optimizer steps of a process that are waited for one by one: compilation, cuDNN's search, first allocations."""
-_WARM_UP_BLOCK_S = 0.05  # a quarter of a window's
-_WARM_UP_MIN_S = 0.3  # a clock that rises with the load has risen
-_WARM_UP_MAX_S = 8.0  # as long as a window may take (CONTRIBUTING, Rules of measuring)
-_WARM_UP_WINDOWS = 2.0  # of short windows: at most so many times their length
 _LONGEST_BLOCK = 5.0  # times its own seconds that a block may take, with what belongs to none
-_SLOW_FACTOR = 3.0  # a block whose computing takes this many times the median lets the queue fill
-_WHOLE_EPOCHS_UP_TO_S = 1.0  # shorter epochs are measured whole; of longer ones the restart is added in proportion
 _SHORT_EPOCH_QUEUES = 4  # so are epochs of so few queues that little would be left of them without the restart
 _REFILL_SHARE = 4  # at most a quarter of an epoch counts as its start
 _MIN_BLOCKS = 3  # fewer have no spread to judge by
 _MIN_EPOCH_BLOCKS = 5  # blocks of whole epochs are independent: fewer are needed than by batch means
-_QUEUES_IN_WINDOW = 2  # CONTRIBUTING, Rules of measuring
-_FEWEST_TAKES = 3  # of batches that lay ready, before their median counts
 _HARDLY_WAITED = 0.1  # of a block's time: beyond it a block of the warm-up depends on how far the workers are
 _STARVED_FROM = 1.5  # times the usual taking of a ready batch, from which on the loop has waited for one
 _OVERTIME = 2.0  # how far past its time a window goes on until it has used up the queue twice
@@ -155,7 +147,7 @@ def warm_up(
         first: The loader's first batch.
         on_block: Called with each block in which training cannot have been faster than it seems, see `_can_tell`.
     """
-    begun, longest_s = perf_counter(), min(_WARM_UP_MAX_S, _WARM_UP_WINDOWS * rules.max_s)
+    begun, longest_s = perf_counter(), min(rules.warm_up_max_s, rules.warm_up_windows * rules.max_s)
     config = run.trainer.config
     stretches = [train_block(run, config.grad_accum_steps, first)]
     while len(stretches) < run.first_steps and not run.is_late():
@@ -167,20 +159,20 @@ def warm_up(
     while True:
         took, taken = perf_counter() - begun_steady, sum(stretch.block.batches for stretch in since_slow)
         is_drained = taken >= run.queue_capacity or waits >= max(1, config.num_workers)
-        is_ready = len(since_slow) >= 2 and (is_drained or run.knows_made) and took >= _WARM_UP_MIN_S
+        is_ready = len(since_slow) >= 2 and (is_drained or run.knows_made) and took >= rules.warm_up_min_s
         if run.group.all(is_ready) or run.group.any(took >= longest_s) or run.is_late():
             break
-        size = run.group.most(batches_in(_WARM_UP_BLOCK_S, _pace_s(stretches[-1:]), config.grad_accum_steps))
+        size = run.group.most(batches_in(rules.warm_up_block_s, _pace_s(stretches[-1:]), config.grad_accum_steps))
         stretch = train_block(run, int(size))
         stretches.append(stretch)
         usual_s = median(stretch.compute_s for stretch in stretches[first_steady:])
-        is_slow = stretch.compute_s > _SLOW_FACTOR * usual_s or _skips(run) > 0
+        is_slow = stretch.compute_s > rules.slow_factor * usual_s or _skips(run) > 0
         since_slow = [] if is_slow else [*since_slow, stretch]
         if run.group.all(not is_slow and _can_tell(run, stretches)):
             on_block(stretch.block.model_copy(update={"is_warm_up": True}))
         all_waited = stretch.waits_in_a_row == stretch.block.batches
         waits = stretch.waits_in_a_row + (waits if all_waited else 0)
-    run.take_s = median(run.takes_s) if len(run.takes_s) >= _FEWEST_TAKES else None
+    run.take_s = median(run.takes_s) if len(run.takes_s) >= 3 else None
     return WarmUpResult(
         batches=sum(stretch.block.batches for stretch in stretches),
         seconds=perf_counter() - begun,
@@ -278,7 +270,7 @@ def _verdict(run: Run, rules: WindowRules, window: Window, edges: Edges, begun: 
     if done_at > run.ends_at:
         return "deadline"
     batches, elapsed_s = sum(block.batches for block in window.blocks) + ahead, done_at - begun
-    has_used_queue = bool(window.made) or batches >= _QUEUES_IN_WINDOW * run.queue_capacity
+    has_used_queue = bool(window.made) or batches >= 2 * run.queue_capacity  # twice (CONTRIBUTING, Rules of measuring)
     enough = _MIN_EPOCH_BLOCKS if window.whole_epochs else BATCH_MEANS
     if has_used_queue and len(window.blocks) >= enough and window_rate(window).relative_half_width <= rules.precision:
         return "precision"
@@ -419,7 +411,7 @@ def _covers_whole_epochs(run: Run, rules: WindowRules, batch_s: float) -> bool:
     batches = inf if run.feed.epoch_batches is None else run.feed.epoch_batches
     epoch_s = batches * batch_s
     is_few = batches <= _SHORT_EPOCH_QUEUES * run.queue_capacity and epoch_s <= rules.max_s / _MIN_BLOCKS
-    return is_few or epoch_s <= _WHOLE_EPOCHS_UP_TO_S or batches < _REFILL_SHARE
+    return is_few or epoch_s <= rules.whole_epochs_up_to_s or batches < _REFILL_SHARE
 
 
 def window_of(

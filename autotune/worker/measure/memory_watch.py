@@ -25,9 +25,6 @@ from autotune.worker.setup.device import Device
 
 __all__ = ["MemoryWatch", "open_memory_watch"]
 
-_LONGEST_STATM = 256
-"""Bytes; seven numbers of at most 20 digits. Source: man 5 proc."""
-
 
 @contextmanager
 def open_memory_watch(device: Device) -> Iterator[MemoryWatch]:
@@ -104,7 +101,8 @@ class MemoryWatch:
         pages = 0
         try:
             for descriptor in self._statm:
-                _, resident, shared, *_ = os.pread(descriptor, _LONGEST_STATM, 0).split()
+                # seven numbers of at most 20 digits (man 5 proc)
+                _, resident, shared, *_ = os.pread(descriptor, 256, 0).split()
                 pages += int(resident) - int(shared)
         except (OSError, ValueError):  # a worker that is not persistent has ended with its epoch
             self.leave_host()

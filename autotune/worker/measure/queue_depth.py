@@ -19,8 +19,6 @@ from autotune.settings.training_config import TORCH_PREFETCH_FACTOR
 
 __all__ = ["QueueDepth", "asked_of", "deepen"]
 
-_SHALLOW = 1
-"""Batches that each worker is asked for at first: with fewer it would have nothing to do."""
 _WHILE_FULL = 2
 """Batches that each worker is asked for while none has been missed: our own convention, and torch's usual number."""
 
@@ -46,7 +44,8 @@ class QueueDepth:
             yield
             return
         configured = loader.prefetch_factor
-        loader.prefetch_factor = _SHALLOW  # the iterator keeps it
+        # with fewer a worker would have nothing to do
+        loader.prefetch_factor = 1  # the iterator keeps it
         try:
             yield
         finally:

@@ -29,7 +29,6 @@ __all__ = ["MOST_SKIPS", "collect", "copy_alone", "device_alone", "loader_alone"
 _BLOCK_S = 0.05  # as a warm-up's
 _HELD_COUNT = 8  # batches that training takes in turns: more than one, so that no cache holds them all
 _HELD_BYTES = 256 * 2**20  # little beside a model that trains, beyond every cache
-_QUEUES = 2  # the stretch uses up the queue twice, as a window does
 _OVERTIME = 2.0  # past its time a stretch goes on so far for that
 _LONGEST = 6.0  # past its time so far, whatever has come: a batch may take seconds
 _FEWEST_EPOCH_BATCHES = 4  # of shorter epochs nothing is left beside their restart
@@ -37,11 +36,8 @@ _WARM_STEPS = 2  # optimizer steps on held batches before the clock starts; the 
 MOST_SKIPS = 17
 """Steps that float16 may skip before it trains: a GradScaler halves its scale of 65536 so often until it is below 1.
 Source: torch.amp.GradScaler, init_scale and backoff_factor."""
-_LAUNCHED_STEPS = 5  # optimizer steps of which the host's launching is timed
 _LEAST_PAUSE_S = 1e-4  # of the loop, below which the host is as good as never idle
 _LONGEST_PAUSE_S = 0.01  # before a timed launch: caches are cold by then
-_WARM_COPIES = 2  # before the clock starts; the last one is timed to plan the stretch
-_MOST_COPIES = 10_000  # launched before the host waits for them: bounds what the driver has to remember
 _FEWEST_STEPS = 3  # as few as peaks of memory are read over (CONTRIBUTING, Rules of measuring)
 
 
@@ -134,7 +130,7 @@ def _launch_s(
         return None
     pause_s = min(pause_s, _LONGEST_PAUSE_S) if pause_s >= _LEAST_PAUSE_S else 0.0
     least_s, stop_at = inf, min(ends_at, perf_counter() + seconds)
-    for _ in range(_LAUNCHED_STEPS):
+    for _ in range(5):
         if perf_counter() + step_s + per_step * pause_s > stop_at:
             break
         batches = supply.take(1, per_step)
@@ -177,12 +173,12 @@ def copy_alone(
         trainer.device.synchronize()
         return max(perf_counter() - begun, 1e-9), sum(kept.samples for kept in batches)
 
-    for _ in range(_WARM_COPIES):
+    for _ in range(2):  # the last one is timed to plan the stretch
         once_s, _ = moved(1)
     while taken == 0 or (spent_s < seconds and perf_counter() < ends_at):
         batch_s = spent_s / taken if taken else once_s
         left_s = min(seconds - spent_s, max(0.0, ends_at - perf_counter()))
-        count = min(_MOST_COPIES, max(1, ceil(left_s / batch_s)))
+        count = min(10_000, max(1, ceil(left_s / batch_s)))  # bounds what the driver has to remember
         stretch_s, came = moved(count)
         taken, samples, spent_s = taken + count, samples + came, spent_s + stretch_s
     return Ceiling(samples_per_s=samples / spent_s, samples=samples, seconds=spent_s, batches=taken)
@@ -224,7 +220,7 @@ def _has_seen_enough(run: Run, stretches: Sequence[Stretch], elapsed_s: float, s
     batches = sum(stretch.block.batches for stretch in stretches)
     if elapsed_s >= _OVERTIME * seconds:
         return batches >= run.trainer.config.num_workers
-    return elapsed_s >= seconds and batches >= _QUEUES * run.queue_capacity
+    return elapsed_s >= seconds and batches >= 2 * run.queue_capacity
 
 
 def _ceiling_of(window: Window) -> Ceiling:

@@ -27,8 +27,6 @@ __all__ = ["ALONE", "Group", "is_collateral", "open_group"]
 _FILE = "file://"
 _TORCH_DISTRIBUTED = f"torch{os.sep}distributed{os.sep}"
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
-_BEFORE_DEADLINE_S = 3.0  # a waiting rank fails shortly before all are ended, not long before: our own convention
-_SHORTEST_TIMEOUT_S = 1.0  # our own convention
 _COLLATERAL = re.compile(
     r"Connection (closed|reset|refused)|closed by peer|Broken pipe|remote process exited|pair closure|timed? ?out",
     re.IGNORECASE,
@@ -102,7 +100,8 @@ def open_group(job: TrialJob, rank: int, device: Device) -> Group:
         **_meeting_place(job.rendezvous, size, None if part is None else part.interface),
         rank=rank,
         world_size=size,
-        timeout=timedelta(seconds=max(_SHORTEST_TIMEOUT_S, job.process.deadline_s - _BEFORE_DEADLINE_S)),
+        # a waiting rank fails shortly before all are ended
+        timeout=timedelta(seconds=max(1.0, job.process.deadline_s - 3.0)),
         device_id=device.torch_device if backend == "nccl" else None,
     )
     if backend != "gloo":

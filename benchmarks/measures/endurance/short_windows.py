@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+from autotune.api import calls
+from autotune.api import search as searching
+from autotune.api.result import SearchResult
 from autotune.launch.launcher import Exit, Launch
 from autotune.launch.local.fork_server import ForkServerLauncher
 from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
+from autotune.policy import POLICY
 from autotune.protocol.disk import write_model
 from autotune.protocol.jobs import NO_EXTRAS, CurvesJob, StressJob, TrialJob, WindowRules, read_job
 from autotune.report.render import html
-from autotune.tuning import race
+from autotune.settings.plan import Plan
 
 __all__ = ["SHORT", "end_briefly", "shorten", "shorten_all", "shorten_those_of", "without_drawings"]
 
@@ -45,7 +50,13 @@ def shorten_all() -> None:
 def end_briefly() -> None:
     """Have searches of this process decide by few runs, and draw nothing."""
     without_drawings()
-    vars(race)["_MOST_PAIRS"] = _PAIRS
+    policy, whole = replace(POLICY, proof=replace(POLICY.proof, most_pairs=_PAIRS)), searching.run_plan
+
+    def run_plan(plan: Plan, **given: Any) -> SearchResult:
+        return whole(replace(plan, policy=policy), **given)
+
+    for module in (calls, searching):
+        vars(module)["run_plan"] = run_plan
 
 
 def without_drawings() -> None:

@@ -17,8 +17,9 @@ from autotune.analysis.memory.lines import (
     memory_lines,
     memory_of_trials,
 )
-from autotune.analysis.memory.model import SURE_TO_FIT, MemoryModel, Peak
+from autotune.analysis.memory.model import MemoryModel, Peak
 from autotune.note import Note
+from autotune.policy import POLICY
 from autotune.records.diagnosis import CurvePoint, Curves
 from autotune.records.measurement import Block
 from autotune.records.trial import Score, TrialRecord, TrialResult
@@ -76,8 +77,8 @@ def test_the_largest_batch_is_sure_to_fit_and_the_next_is_not(batches: list[int]
     assert line.bytes_per_sample >= 0
     sizes = [line.config.model_copy(update={"micro_batch_size": size}) for size in (largest, largest + 1) if size]
     chances = line.model.chance_to_fit(sizes, limit).tolist()
-    assert largest == 0 or chances[0] >= SURE_TO_FIT
-    assert largest == most or chances[-1] < SURE_TO_FIT
+    assert largest == 0 or chances[0] >= POLICY.trials.sure_to_fit
+    assert largest == most or chances[-1] < POLICY.trials.sure_to_fit
 
 
 @given(BATCHES, st.lists(st.integers(10**6, 10**9), min_size=12, max_size=12))

@@ -28,7 +28,6 @@ from autotune.settings.workload import Workload
 from autotune.worker.after_window import extra_steps as after
 from autotune.worker.after_window import item_costs
 from autotune.worker.after_window.extra_steps import measure_after_window
-from autotune.worker.measure import loop
 from autotune.worker.measure.feed import Feed
 from autotune.worker.measure.loop import Run
 from autotune.worker.measure.step import Step, Trainer, infer_step, make_trainer
@@ -39,16 +38,14 @@ from autotune.worker.setup.loader import build_loader
 from autotune.worker.setup.process_group import Group
 from autotune.worker.trial import ended_when_stuck, longest_after_s, measure
 
-RULES = WindowRules(max_s=0.1, precision=10.0, block_s=0.01)
+RULES = WindowRules(max_s=0.1, precision=10.0, block_s=0.01, warm_up_min_s=0.0)
 ALL = Extras(loader_ceiling=True, device_ceiling=True, breakdown=True, stretch_s=0.02)
 WINDOW = ("samples_per_s", "samples_per_s_ci", "busy_fraction", "busy_source", "peak_memory_bytes", "window", "loss")
 EVERYTHING = ["loader_rate", "device_rate", "time_breakdown", "item_costs"]
 
 
 @pytest.fixture(autouse=True)
-def _short_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the window has measured does not matter here."""
-    monkeypatch.setattr(loop, "_WARM_UP_MIN_S", 0.0)
+def _few_items(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(item_costs, "_TRANSFER_S", 0.01)
     monkeypatch.setattr(item_costs, "_LEAST_S", 0.0)
 

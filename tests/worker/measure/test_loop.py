@@ -27,12 +27,8 @@ from autotune.worker.setup.build import build_model, build_optimizer
 from autotune.worker.setup.device import open_device
 from autotune.worker.setup.loader import build_loader
 
-RULES = WindowRules(max_s=0.3, precision=0.5, block_s=0.01)
-
-
-@pytest.fixture(autouse=True)
-def _short_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "_WARM_UP_MIN_S", 0.0)
+RULES = WindowRules(max_s=0.3, precision=0.5, block_s=0.01, warm_up_min_s=0.0)
+LONG_EPOCHS = RULES.model_copy(update={"whole_epochs_up_to_s": 0.0})
 
 
 def measured(
@@ -64,13 +60,11 @@ def measured(
     return window, run
 
 
-def test_where_a_process_has_trained_before_one_step_comes_before_steady_ones(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(loop, "_WARM_UP_BLOCK_S", 0.0)  # an optimizer step each
-    monkeypatch.setattr(loop, "_SLOW_FACTOR", math.inf)
-    usual, _ = measured(grad_accum_steps=2)
-    shared, _ = measured(grad_accum_steps=2, first_steps=1)
+def test_where_a_process_has_trained_before_one_step_comes_before_steady_ones() -> None:
+    # blocks of an optimizer step each
+    rules = RULES.model_copy(update={"warm_up_block_s": 0.0, "slow_factor": math.inf})
+    usual, _ = measured(rules=rules, grad_accum_steps=2)
+    shared, _ = measured(rules=rules, grad_accum_steps=2, first_steps=1)
     assert (usual.warm_up_batches, shared.warm_up_batches) == (10, 6)
     assert shared.is_steady
 
@@ -86,15 +80,13 @@ def test_short_epochs_are_measured_whole_and_the_samples_that_came_are_counted()
 
 
 @pytest.mark.parametrize("batches", [1, 3])
-def test_long_epochs_of_few_batches_are_measured_whole(batches: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "_WHOLE_EPOCHS_UP_TO_S", 0.0)  # else only slow data would take this way
-    window, _ = measured(length=8 * batches)
+def test_long_epochs_of_few_batches_are_measured_whole(batches: int) -> None:
+    window, _ = measured(length=8 * batches, rules=LONG_EPOCHS)
     assert window.whole_epochs
 
 
-def test_a_restart_takes_its_refill_out_of_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "_WHOLE_EPOCHS_UP_TO_S", 0.0)
-    window, _ = measured(length=8 * 6, rules=WindowRules(max_s=0.5, precision=0.0, block_s=0.01))
+def test_a_restart_takes_its_refill_out_of_the_blocks() -> None:
+    window, _ = measured(length=8 * 6, rules=LONG_EPOCHS.model_copy(update={"max_s": 0.5, "precision": 0.0}))
     assert not window.whole_epochs
     assert window.restarts
     assert all(restart.samples == 8 for restart in window.restarts), "without a queue the first batch alone"
@@ -114,11 +106,8 @@ def test_a_pause_ends_a_block_after_a_whole_optimizer_step() -> None:
     assert run.trainer.accumulated == 0
 
 
-def test_a_window_begins_at_a_whole_optimizer_step_though_the_warm_up_ran_out_of_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(loop, "_WARM_UP_MAX_S", 0.0)
-    window, run = measured(grad_accum_steps=7, length=10**5)
+def test_a_window_begins_at_a_whole_optimizer_step_though_the_warm_up_ran_out_of_time() -> None:
+    window, run = measured(rules=RULES.model_copy(update={"warm_up_max_s": 0.0}), grad_accum_steps=7, length=10**5)
     assert window.warm_up_batches % 7 == 0
     assert run.trainer.accumulated == 0
 
@@ -150,12 +139,12 @@ def test_persistent_workers_are_not_expected_to_start_anew(
 
 
 def test_an_endless_wish_for_precision_ends_with_the_time() -> None:
-    window, _ = measured(rules=WindowRules(max_s=0.2, precision=0.0, block_s=0.01))
+    window, _ = measured(rules=RULES.model_copy(update={"max_s": 0.2, "precision": 0.0}))
     assert window.stopped_by == "time"
 
 
 def test_a_window_near_the_deadline_is_ended_not_lost() -> None:
-    window, _ = measured(ends_in_s=0, rules=WindowRules(max_s=60, precision=0.0, block_s=0.01))
+    window, _ = measured(ends_in_s=0, rules=RULES.model_copy(update={"max_s": 60.0, "precision": 0.0}))
     assert window.stopped_by == "deadline"
     assert len(window.blocks) >= 3
 

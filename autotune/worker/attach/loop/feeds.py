@@ -27,9 +27,6 @@ from autotune.worker.setup.build import is_stream, length_of
 
 __all__ = ["CountedLoader", "ScriptFeed", "StepFeed"]
 
-_FAILED_BATCHES = 3
-"""Maximum number of consecutive failed batches while the loader is measured alone: our convention."""
-
 
 @dataclass(slots=True)
 class CountedLoader:
@@ -175,7 +172,7 @@ class ScriptFeed:
                 failed += 1
                 if not self.is_own:
                     self._conductor.give_error(error)  # it may pass over a broken sample
-                elif failed > _FAILED_BATCHES:
+                elif failed > 3:
                     raise
                 continue
             self.outside_s += apart_s

@@ -20,7 +20,14 @@ import torch
 from torch import Tensor
 
 from autotune.protocol.jobs import PrecisionJob
-from autotune.records.precision_check import GUARD_STEPS, PrecisionFigures, deviation_of
+from autotune.records.precision_check import (
+    GUARD_STEPS,
+    LOADING_SHARE,
+    MIN_STEPS,
+    OTHER_SEED,
+    PrecisionFigures,
+    deviation_of,
+)
 from autotune.settings.applied.float32_precision import exact_matmuls, tf32_products
 from autotune.worker.attach.loop.bench import switch
 from autotune.worker.attach.loop.feeds import ScriptFeed
@@ -32,9 +39,6 @@ from autotune.worker.setup.build import kept_weights, put_back, seed_all
 
 __all__ = ["compare_to_float32"]
 
-_REPEAT_STEPS = 5  # as few as are judged at all (records.precision_check.MIN_STEPS)
-_LOADING_SHARE = 0.3  # of the time until the deadline, as in jobs/precision
-_OTHER_SEED = 1_000_003  # a prime beyond the seeds of the steps
 
 _Gradient = list[Tensor | None]
 
@@ -93,7 +97,7 @@ def compare_to_float32(scene: Scene, job: PrecisionJob, ends_at: float) -> Preci
     feed, plain = scene.feed, job.config.model_copy(update={"amp_dtype": "float32"})
     assert isinstance(feed, ScriptFeed)  # noqa: S101 - scenes has seen to it
     feed.take_over()
-    seconds = _LOADING_SHARE * (ends_at - perf_counter())
+    seconds = LOADING_SHARE * (ends_at - perf_counter())
     batches = [delivery.batch for delivery in collect(feed, count=GUARD_STEPS, seconds=seconds)]
     feed.stop()
     begin = _Start.of(scene)
@@ -102,7 +106,7 @@ def compare_to_float32(scene: Scene, job: PrecisionJob, ends_at: float) -> Preci
     switch(plain, scene)
     with exact_matmuls():
         reference = _train(begin, batches, GUARD_STEPS, seed, _share(ends_at, 1 / 3))
-        repeat = _train(begin, batches, _REPEAT_STEPS, seed + _OTHER_SEED, _share(ends_at, 1 / 3))
+        repeat = _train(begin, batches, MIN_STEPS, seed + OTHER_SEED, _share(ends_at, 1 / 3))
     switch(job.config, scene)
     with tf32_products() if job.config.amp_dtype == "tf32" else nullcontext():
         tried = _train(begin, batches, GUARD_STEPS, seed, ends_at)

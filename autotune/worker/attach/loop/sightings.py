@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 
 from autotune.messages.workload import setting_unreached
 from autotune.note import Note
+from autotune.settings.applied.batch import IMAGE_DIMS
 from autotune.settings.applied.cores.worker_threads import threads_in_workers
 from autotune.settings.applied.float32_precision import allows_tf32
 from autotune.settings.command import PLACEHOLDERS
@@ -46,7 +47,6 @@ from autotune.worker.setup.build import is_stream, length_of, optimizer_facts
 
 __all__ = ["Made", "Sightings", "device_of", "is_trained"]
 
-_IMAGE_DIMS = 4
 _IN_STEP_FROM = 0.5
 """Batches of another loader for each batch of the training loader, from which on both are read in step: ours."""
 _FRAMEWORKS = (("transformers.trainer", "transformers"), ("lightning.pytorch.trainer.trainer", "lightning"),
@@ -173,7 +173,7 @@ class Sightings:
         if torch.is_autocast_enabled(device_type):
             self.autocast = str(torch.get_autocast_dtype(device_type)).removeprefix("torch.")
         inputs = [leaf for leaf in leaves_of((args, kwargs)) if isinstance(leaf, Tensor)]
-        self.has_images |= any(tensor.ndim == _IMAGE_DIMS and tensor.is_floating_point() for tensor in inputs)
+        self.has_images |= any(tensor.ndim == IMAGE_DIMS and tensor.is_floating_point() for tensor in inputs)
         return True
 
     def family_of(self, loader: DataLoader[Any]) -> list[Made]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from autotune.settings.applied.batch import IMAGE_DIMS
 from autotune.worker.measure.batch import tensors_of
 from autotune.worker.setup.algorithms import has_convolutions, is_deterministic
 
@@ -26,12 +27,6 @@ __all__ = [
     "step_facts",
     "unreached_step",
 ]
-
-_IMAGE_DIMS = 4
-_FEWEST_BATCHES = 3
-"""From how many on their shapes are said to stay: two may be alike by chance. Our convention."""
-_BATCH_SIZES = 2
-"""One batch size, and the smaller one that an epoch may end with."""
 
 
 @dataclass(slots=True)
@@ -49,10 +44,10 @@ class BatchShapes:
     @property
     def are_fixed(self) -> bool | None:
         """Whether all are of the same shapes, but for an epoch's last one; None: too few were seen."""
-        if self.seen.total() < _FEWEST_BATCHES:
+        if self.seen.total() < 3:  # two may be alike by chance
             return None
         is_alike = len({tuple((len(shape), *shape[1:]) for shape in each) for each in self.seen}) == 1
-        return is_alike and len(self.seen) <= _BATCH_SIZES
+        return is_alike and len(self.seen) <= 2  # one size, and the smaller one that an epoch may end with
 
 
 def observed_step(optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
@@ -76,7 +71,7 @@ def asked_lr(optimizer: torch.optim.Optimizer) -> float | None:
 
 def is_channels_last(module: nn.Module) -> bool:
     """Whether the 4-D parameters of a module are laid out so, wherever that can be told."""
-    images = [part for part in module.parameters() if part.ndim == _IMAGE_DIMS and min(part.shape[1:]) > 1]
+    images = [part for part in module.parameters() if part.ndim == IMAGE_DIMS and min(part.shape[1:]) > 1]
     return bool(images) and all(
         part.is_contiguous(memory_format=torch.channels_last) and not part.is_contiguous() for part in images
     )

@@ -51,7 +51,6 @@ _DOWNLOADS: dict[str, Sequence[str]] = {
 """Functions that download files."""
 _PLAIN_DRIVERS = {None, "sec2", "stdio"}
 """HDF5's drivers that write one file by its name."""
-_MAPPED_COPY_BYTES = 256 << 20  # our convention: what is copied in about a second
 
 
 def patch_module(name: str, module: ModuleType, view: View, changes: Changes) -> None:
@@ -239,7 +238,7 @@ def _patch_numpy(numpy: ModuleType, view: View, changes: Changes) -> None:
         if mode in {"r+", "readwrite"} and isinstance(filename, str | bytes | os.PathLike):
             found = view.seen(filename)
             size = real_os.stat(found).st_size if os.path.exists(found) else 0  # noqa: PTH110 - of the view
-            if size > _MAPPED_COPY_BYTES and not view.is_own(found):
+            if size > 256 << 20 and not view.is_own(found):
                 mode = "c"  # changes this process's memory alone: numpy's default mode would copy a whole data set
         return make(subtype, filename, dtype, mode, *arguments, **named)
 

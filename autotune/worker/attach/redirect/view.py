@@ -24,8 +24,6 @@ from autotune.worker.attach.redirect.redirections import Redirections
 
 __all__ = ["View"]
 
-_LINKS_MOST = 40  # as Linux: MAXSYMLINKS, path_resolution(7)
-
 
 class View:
     """The map of a trial, as one process sees it."""
@@ -313,7 +311,7 @@ class View:
             if target is None:
                 continue
             links += 1
-            if links > _LINKS_MOST:
+            if links > 40:  # as Linux: MAXSYMLINKS, path_resolution(7)
                 raise error_of(errno.ELOOP)
             found = "" if target.startswith("/") else parent_of(found)
             left.extend(target.split("/")[::-1])

@@ -19,8 +19,6 @@ from torch.utils.data import DataLoader, Dataset
 
 __all__ = ["begin", "guard", "has_epochs", "is_over"]
 
-_PARTS = 64
-"""Longer lists in a dataset are samples, and not looked through: our convention."""
 _OVER = "autotune_is_over"
 _State = tuple[object, ...]
 _GUARDED: WeakKeyDictionary[DataLoader[Any], _State] = WeakKeyDictionary()
@@ -83,7 +81,8 @@ def _datasets_in(dataset: object) -> list[object]:
     found = [dataset]
     for one in found:
         for value in _attributes_of(one).values():
-            parts = value if isinstance(value, list | tuple) and len(value) <= _PARTS else [value]
+            # longer lists in a dataset are samples
+            parts = value if isinstance(value, list | tuple) and len(value) <= 64 else [value]
             found += [part for part in parts if isinstance(part, Dataset) and not any(part is known for known in found)]
     return found
 

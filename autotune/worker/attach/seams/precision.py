@@ -18,11 +18,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from autotune.settings.applied.batch import rebuilt
+from autotune.settings.applied.batch import IMAGE_DIMS, rebuilt
 
 __all__ = ["SWITCHES", "Switches", "accelerate_state", "attach_to", "set_layout", "switched"]
 
-_IMAGE_DIMS = 4
 _HALVES = (torch.bfloat16, torch.float16)
 
 
@@ -97,7 +96,7 @@ def set_layout(module: nn.Module, *, channels_last: bool) -> None:
 
 def _channels_last(value: Any) -> Any:
     if isinstance(value, Tensor):
-        is_image = value.ndim == _IMAGE_DIMS and value.is_floating_point()
+        is_image = value.ndim == IMAGE_DIMS and value.is_floating_point()
         return value.contiguous(memory_format=torch.channels_last) if is_image else value
     return rebuilt(value, _channels_last)
 
