@@ -26,8 +26,8 @@ from autotune.files.validation import validated
 from autotune.files.yaml_document import KeyPath, Problem, read_document
 from autotune.frozen import FrozenModel
 from autotune.note import Note
-from autotune.records.measurement import Measurement, Rate
-from autotune.records.recommendation import Ratio, Recommendation
+from autotune.records.measurement import Interval, Measurement
+from autotune.records.recommendation import Recommendation
 from autotune.records.run_summary import RunSummary
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.training_config import TrainingConfig
@@ -172,7 +172,7 @@ def _busy(runs: Sequence[Measurement]) -> float | None:
     return _rounded(fmean(fractions)) if fractions else None
 
 
-def _interval(figure: Rate | Ratio | None) -> dict[str, float | None] | None:
+def _interval(figure: Interval | None) -> dict[str, float | None] | None:
     return None if figure is None else {name: _rounded(value) for name, value in figure}
 
 

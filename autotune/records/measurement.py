@@ -22,7 +22,7 @@ from autotune.records.memory import Activations, MemoryGrowth
 from autotune.records.ranks import Communication, RankFigures
 from autotune.records.utilization import WAIT_SOURCE, BusyReading, Fullness
 
-__all__ = ["Block", "Ceilings", "Measurement", "MemorySample", "Rate", "Restart", "Window"]
+__all__ = ["Block", "Ceilings", "Interval", "Measurement", "MemorySample", "Restart", "Window"]
 
 _THRASHING_FROM = 2
 """Retries within a window from which on training has no room: our convention, after Composer, which lowers the
@@ -139,11 +139,11 @@ class Window(FrozenModel):
         return self.host_ahead_s is not None and self.host_ahead_s >= _AHEAD_FROM * self.batch_s
 
 
-class Rate(FrozenModel):
-    """Samples per second with a 95 % interval."""
+class Interval(FrozenModel):
+    """A figure with its 95 % interval: a throughput in samples/s, a ratio of two, a number of samples."""
 
     value: float
-    """Samples per second."""
+    """The estimate."""
     low: float
     """The interval's lower end."""
     high: float

@@ -7,8 +7,8 @@ from typing import Literal
 
 from autotune.frozen import FrozenModel
 from autotune.note import Note
-from autotune.records.measurement import Measurement
-from autotune.records.recommendation import Ratio, Recommendation
+from autotune.records.measurement import Interval, Measurement
+from autotune.records.recommendation import Recommendation
 from autotune.records.run_spread import RunSpread
 from autotune.records.trial import TrialRecord
 from autotune.settings.budget import Budget
@@ -73,7 +73,7 @@ class Known(FrozenModel):
 
     number: int
     """Of the best trial."""
-    speedup: Ratio
+    speedup: Interval
     """What is believed, with its 95 % interval."""
     is_proven: bool
     """It beats the baseline at the kept error."""

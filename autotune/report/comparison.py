@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from autotune.analysis.decisions.run_spread import ratio_of_runs
 from autotune.frozen import FrozenModel
-from autotune.records.recommendation import Ratio
+from autotune.records.measurement import Interval
 from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import RunSummary, changed_settings
 from autotune.report.figures import Column, Figures, make_columns
@@ -35,7 +35,7 @@ class ComparedConfig(FrozenModel):
     """All settings of each."""
     figures: tuple[Figures | None, Figures | None]
     """What each measured; null where it measured nothing."""
-    ratio: Ratio | None
+    ratio: Interval | None
     """The second's rate over the first's, with its 95 % interval; null where one was not measured."""
 
     @property

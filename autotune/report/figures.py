@@ -18,9 +18,8 @@ from autotune.records.ceilings import EXCEEDED_FROM, SIDES, CeilingBook, Headroo
 from autotune.records.conditions import DeviceConditions
 from autotune.records.host_load import HostLoad, join_loads
 from autotune.records.lengths import Lengths, Tokens
-from autotune.records.measurement import Ceilings, Measurement, Rate
+from autotune.records.measurement import Ceilings, Interval, Measurement
 from autotune.records.ranks import Communication, RankFigures
-from autotune.records.recommendation import Ratio
 from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import TrialRecord
@@ -44,7 +43,7 @@ __all__ = [
 
 Role = Literal["", "baseline", "recommended"]
 _T = TypeVar("_T")
-_Wanted = tuple[str, int | None, TrainingConfig | None, Ratio | None]
+_Wanted = tuple[str, int | None, TrainingConfig | None, Interval | None]
 """A Column but for its figures; a same batch may lack a number and settings."""
 _BESIDE_THE_RATE = (
     "loader_ceiling",
@@ -65,7 +64,7 @@ class Figures(FrozenModel):
 
     runs: int
     """Runs that the figures are made from."""
-    samples_per_s: Rate
+    samples_per_s: Interval
     """Geometric mean over the runs, with its 95 % interval."""
     is_held_by_device: bool = False
     """In all runs the device set the pace, which steadies their rates; false on a CPU."""
@@ -155,7 +154,7 @@ class Column:
     config: TrainingConfig
     figures: Figures | None
     """None where nothing was measured."""
-    speedup: Ratio | None
+    speedup: Interval | None
     """Over the baseline; None where it is no reference, or this is the baseline."""
 
 

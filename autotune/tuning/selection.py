@@ -10,8 +10,9 @@ from autotune.analysis.decisions.claims import believe
 from autotune.analysis.decisions.evidence import Contrast
 from autotune.analysis.decisions.selection_rules import break_even_noise_scale, choose, worth_its_batch
 from autotune.note import Note, note
+from autotune.records.measurement import Interval
 from autotune.records.precision_check import guard_key, needs_guard
-from autotune.records.recommendation import BreakEven, Confirmation, LargerBatch, Ratio, Recommendation, Verdict
+from autotune.records.recommendation import Confirmation, LargerBatch, Recommendation, Verdict
 from autotune.records.run_summary import changed_settings
 from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import TrainingConfig
@@ -142,7 +143,7 @@ class Contenders:
         """Return its global batch over the baseline's."""
         return self.found.batch_ratio(record.config)
 
-    def over(self, one: TrialRecord, other: TrialRecord) -> Ratio | None:
+    def over(self, one: TrialRecord, other: TrialRecord) -> Interval | None:
         """Return the throughput of one over another's as measured; None where one of them has no run."""
         contrast = self.found.evidence.contrast(one.number, other.number)
         return None if contrast is None else contrast.ratio()
@@ -236,7 +237,7 @@ def _larger_batch(chosen: TrialRecord, same: TrialRecord | None, contenders: Con
     )
 
 
-def _break_even(larger: TrialRecord, over: Ratio, contenders: Contenders) -> BreakEven | None:
+def _break_even(larger: TrialRecord, over: Interval, contenders: Contenders) -> Interval | None:
     """Return the noise scale above which the larger batch pays, by its throughput over that of the baseline's batch."""
     samples = contenders.found.space.baseline.global_batch_size
     # Not the configuration's own count: with a token budget that is rounded for each micro batch.
@@ -246,7 +247,7 @@ def _break_even(larger: TrialRecord, over: Ratio, contenders: Contenders) -> Bre
     of_high = break_even_noise_scale(samples, larger_samples, over.high)
     if of_value is None or of_high is None:
         return None
-    return BreakEven(samples=of_value, low=of_high, high=inf if of_low is None else of_low)
+    return Interval(value=of_value, low=of_high, high=inf if of_low is None else of_low)
 
 
 def _verdict(chosen: TrialRecord, contenders: Contenders) -> Verdict:
@@ -266,12 +267,12 @@ def _is_compared(chosen: TrialRecord, found: SearchOutcome) -> bool:
     return not needs_guard(chosen.config, found.space.baseline) or key in compared
 
 
-def _speedup(record: TrialRecord, contenders: Contenders) -> Ratio | None:
+def _speedup(record: TrialRecord, contenders: Contenders) -> Interval | None:
     """What is believed of its gain; exactly 1 for the baseline itself."""
     if contenders.baseline is None:
         return None
     gain = contenders.gain_of(record)
-    return Ratio(value=1.0, low=1.0, high=1.0) if gain is None else believe(gain).ratio()
+    return Interval(value=1.0, low=1.0, high=1.0) if gain is None else believe(gain).ratio()
 
 
 def _more_s(chosen: TrialRecord, contenders: Contenders) -> float | None:

@@ -6,9 +6,8 @@ from typing import Any
 
 from autotune.note import note
 from autotune.records.conditions import DeviceConditions
-from autotune.records.measurement import MemorySample
+from autotune.records.measurement import Interval, MemorySample
 from autotune.records.ranks import RankFigures
-from autotune.records.recommendation import Ratio
 from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import RunSummary
 from autotune.records.stress_check import StressFigures
@@ -172,7 +171,7 @@ def make_variants() -> dict[str, RunSummary]:
     over = make_trial(0, BASELINE, "over_memory", measurement=make_measurement(5000.0, gib=17.2))
     failed = tuple(trial for trial in make_trials() if trial.number >= 3)
     own = {"same_batch": BASELINE, "same_batch_number": 0, "same_batch_speedup": None, "lr_advice": NO_ADVICE}
-    no_gain = Ratio(value=1.0, low=1.0, high=1.0)
+    no_gain = Interval(value=1.0, low=1.0, high=1.0)
     stays = (
         note("nothing_beats_baseline", configurations=12, is_outrun=False, leaves_out_larger=False, most_fraction=0.04),
     )
@@ -185,11 +184,11 @@ def make_variants() -> dict[str, RunSummary]:
         reasons=stays,
         **own,
     )
-    believed = Ratio(value=2.3, low=0.97, high=2.9)
+    believed = Interval(value=2.3, low=0.97, high=2.9)
     undecided = make_recommendation(
         verdict="unconfirmed",
         speedup=believed,
-        same_batch_speedup=Ratio(value=1.9, low=0.95, high=2.4),
+        same_batch_speedup=Interval(value=1.9, low=0.95, high=2.4),
         gain_probability=0.96,
         more_s=40.0,
         reasons=(

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from autotune.note import Note, note
-from autotune.records.measurement import Measurement
-from autotune.records.recommendation import Confirmation, Ratio, Recommendation
+from autotune.records.measurement import Interval, Measurement
+from autotune.records.recommendation import Confirmation, Recommendation
 from autotune.records.trial import Failure, Outcome, Score, TrialRecord, TrialResult
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.training_config import TrainingConfig
@@ -146,12 +146,12 @@ def make_recommendation(**changes: Any) -> Recommendation:
         "config": FAST.model_copy(update={"lr": advice.lr}),
         "number": 1,
         "verdict": "faster",
-        "speedup": Ratio(value=2.412, low=2.351, high=2.474),
+        "speedup": Interval(value=2.412, low=2.351, high=2.474),
         "gain_probability": 1.0,
         "lr_advice": advice,
         "same_batch": SAME_BATCH,
         "same_batch_number": 2,
-        "same_batch_speedup": Ratio(value=1.93, low=1.9, high=1.96),
+        "same_batch_speedup": Interval(value=1.93, low=1.9, high=1.96),
         "reasons": (
             note("best_believed", configurations=12, is_outrun=False, leaves_out_larger=False),
             note("proven", least_fraction=1.2, runs=3, baseline_runs=3),

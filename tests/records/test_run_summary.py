@@ -6,7 +6,8 @@ from math import inf
 
 import pytest
 
-from autotune.records.recommendation import Ratio, Recommendation
+from autotune.records.measurement import Interval
+from autotune.records.recommendation import Recommendation
 from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import RunSummary, changed_settings
 from autotune.settings.budget import Budget
@@ -36,7 +37,7 @@ def test_a_summary_comes_back_from_json_exactly(
         config=TrainingConfig(lr=1 / 3),
         number=3,
         verdict="unconfirmed",
-        speedup=Ratio(value=1.1, low=0.0, high=inf),
+        speedup=Interval(value=1.1, low=0.0, high=inf),
         gain_probability=2 / 3,
         more_s=1 / 3,
         lr_advice=LrAdvice(lr=1 / 3, rule="sqrt", batch_ratio=4, betas=(0.6, 0.996), eps=5e-9, notes=(said("one"),)),

@@ -11,8 +11,8 @@ from autotune.records.ceilings import Ceiling
 from autotune.records.diagnosis import Curves, Diagnosis
 from autotune.records.host_load import HostLoad
 from autotune.records.lengths import BucketForecast, Lengths, PackForecast, Tokens
-from autotune.records.measurement import Ceilings, Measurement
-from autotune.records.recommendation import BreakEven, LargerBatch, Ratio
+from autotune.records.measurement import Ceilings, Interval, Measurement
+from autotune.records.recommendation import LargerBatch
 from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import Outcome, TrialRecord
@@ -62,7 +62,7 @@ LENGTHS = Lengths(
     items=500, mean=30.0, median=25.0, longest=90, batch_samples=32, padding=0.39, buckets=BUCKETS, packed=ROWS
 )
 ASSUMED = RunSpread(sd=0.05, degrees_of_freedom=4.0, source="assumed")
-SAME_RATE = Ratio(value=1.0, low=1.0, high=1.0)
+SAME_RATE = Interval(value=1.0, low=1.0, high=1.0)
 NO_OTHERS: dict[str, Any] = {"same_batch": None, "same_batch_number": None}
 STAYS: dict[str, Any] = {"config": BASELINE, "number": 0, "verdict": "already_best", "lr_advice": NO_ADVICE}
 CAPPED: dict[str, Any] = {"throttle_reasons": ("power_cap",)}
@@ -109,16 +109,16 @@ def loaded(baseline: float, fast: float) -> RunSummary:
 
 
 def larger_batch(
-    over: Ratio | None = None, break_even: BreakEven | None = None, *, is_kept: bool = False, **parts: Any
+    over: Interval | None = None, break_even: Interval | None = None, *, is_kept: bool = False, **parts: Any
 ) -> RunSummary:
     """Build a search whose larger batch pays above a noise scale; `is_kept`: the baseline's batch wins."""
     larger = LargerBatch(
         config=FAST,
         number=1,
         speedup=None,
-        over_same_batch=over or Ratio(value=1.25, low=1.2, high=1.3),
+        over_same_batch=over or Interval(value=1.25, low=1.2, high=1.3),
         is_worth_it=not is_kept,
-        break_even=break_even or BreakEven(samples=640.0, low=500.0, high=830.0),
+        break_even=break_even or Interval(value=640.0, low=500.0, high=830.0),
     )
     own = {"config": SAME_BATCH, "number": 2} if is_kept else {}
     return make_summary(recommendation=make_recommendation(larger_batch=larger, **own | parts))
@@ -183,21 +183,21 @@ def batch_cases() -> dict[str, RunSummary]:
     return {
         "the larger pays above a scale": larger_batch(),
         "the larger pays at any scale": larger_batch(
-            break_even=BreakEven(samples=0.0, low=0.0, high=0.0), **own, config=FAST, number=1
+            break_even=Interval(value=0.0, low=0.0, high=0.0), **own, config=FAST, number=1
         ),
-        "the larger pays at no scale, perhaps": larger_batch(break_even=BreakEven(samples=640.0, low=500.0, high=inf)),
+        "the larger pays at no scale, perhaps": larger_batch(break_even=Interval(value=640.0, low=500.0, high=inf)),
         "the baseline does not work": larger_batch(
             verdict="baseline_infeasible", speedup=None, same_batch_speedup=None
         ),
-        "too little": larger_batch(Ratio(value=1.04, low=1.02, high=1.06), is_kept=True),
-        "perhaps noise": larger_batch(Ratio(value=1.01, low=0.97, high=1.05), is_kept=True),
+        "too little": larger_batch(Interval(value=1.04, low=1.02, high=1.06), is_kept=True),
+        "perhaps noise": larger_batch(Interval(value=1.01, low=0.97, high=1.05), is_kept=True),
         "nothing faster at the own batch": make_summary(recommendation=make_recommendation(**own)),
         "faster ones at the own batch overload": make_summary(
             recommendation=make_recommendation(**own, overloaded=(2,))
         ),
         "learning rate, betas and eps": single_runs(lr_advice=advice),
         "claimed and measured": make_summary(
-            recommendation=make_recommendation(measured_speedup=Ratio(value=2.5, low=2.4, high=2.6))
+            recommendation=make_recommendation(measured_speedup=Interval(value=2.5, low=2.4, high=2.6))
         ),
         "pays for itself": make_summary(wall_s=200.0, promised_s=150.0),
         "little is expected": make_summary(stopped_because=note("little_expected", gain_fraction=0.003)),

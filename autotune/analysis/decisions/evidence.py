@@ -28,7 +28,7 @@ import numpy as np
 from autotune.analysis.decisions.run_spread import Run, assumed_spread, run_of
 from autotune.analysis.disturbed_runs import outliers_of
 from autotune.analysis.statistics import Floats
-from autotune.records.recommendation import Ratio
+from autotune.records.measurement import Interval
 from autotune.records.run_spread import RunSpread
 from autotune.records.trial import TrialRecord
 
@@ -79,10 +79,10 @@ class Contrast:
             low, high = (middle, high) if self.chance_below(middle) < probability else (low, middle)
         return (low + high) / 2
 
-    def ratio(self, one_sided_error: float = 0.025) -> Ratio:
+    def ratio(self, one_sided_error: float = 0.025) -> Interval:
         """Return the ratio of the two rates: the median, and an interval that errs by so much at either end."""
         value, low, high = (exp(self.quantile(part)) for part in (0.5, one_sided_error, 1 - one_sided_error))
-        return Ratio(value=value, low=low, high=high)
+        return Interval(value=value, low=low, high=high)
 
 
 @dataclass(slots=True)

@@ -11,7 +11,8 @@ from collections import Counter
 from typing import Literal
 
 from autotune.frozen import FrozenModel
-from autotune.records.recommendation import LargerBatch, Ratio
+from autotune.records.measurement import Interval
+from autotune.records.recommendation import LargerBatch
 from autotune.records.run_spread import RunSpread
 from autotune.records.trial import Outcome
 from autotune.report.figures import Figures
@@ -51,15 +52,15 @@ class SummaryDocument(FrozenModel):
     baseline: MeasuredConfig
     same_batch: MeasuredConfig | None = None
     """The best that keeps the baseline's global batch; may equal `best`."""
-    speedup: Ratio | None = None
+    speedup: Interval | None = None
     """Claimed of `best` over the baseline, from all runs of both: the median and the 95 % interval of what is believed;
     null where the baseline is no reference."""
-    measured_speedup: Ratio | None = None
+    measured_speedup: Interval | None = None
     """The ratio as measured, with its 95 % interval; null for the baseline itself, and where it is no reference."""
     gain_probability: float | None = None
     """How likely `best` is to be faster than the baseline at all; null for the baseline itself, and where it is no
     reference."""
-    same_batch_speedup: Ratio | None = None
+    same_batch_speedup: Interval | None = None
     """Of `same_batch` over the baseline, as `speedup`; null where the baseline is no reference."""
     larger_batch: LargerBatch | None = None
     """The best at a larger global batch; may equal `best`, and may not be worth it."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from autotune.records.breakdown import PARTS
-from autotune.records.measurement import Rate
-from autotune.records.recommendation import Ratio
+from autotune.records.measurement import Interval
 from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import changed_settings
 from autotune.report.blocks import Table
@@ -57,7 +56,7 @@ def result_table(
     return Table(heads=("", *(column.title for column in columns)), rows=(*rows, *settings), row_kinds=kinds)
 
 
-def _show_interval(known: Rate | Ratio | None, unit: Unit) -> str:
+def _show_interval(known: Interval | None, unit: Unit) -> str:
     return NO_VALUE if known is None else show_interval(known.low, known.high, unit)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from autotune.records.recommendation import Ratio
+from autotune.records.measurement import Interval
 from autotune.records.run_summary import RunSummary
 from autotune.settings.training_config import TrainingConfig
 from tests.factories import (
@@ -80,7 +80,7 @@ def test_nothing_feasible_has_no_best(tmp_path: Path) -> None:
 
 
 def test_an_infinite_end_is_the_text_infinity(tmp_path: Path) -> None:
-    recommendation = make_recommendation(speedup=Ratio(value=2.0, low=0.0, high=float("inf")))
+    recommendation = make_recommendation(speedup=Interval(value=2.0, low=0.0, high=float("inf")))
     text = as_json(make_summary(recommendation=recommendation), tmp_path)
     assert json.loads(text)["speedup"] == {"value": 2.0, "low": 0.0, "high": "Infinity"}
 

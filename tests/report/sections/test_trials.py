@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.records.recommendation import Ratio
+from autotune.records.measurement import Interval
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import Score, TrialResult
 from autotune.report.blocks import filled
@@ -65,7 +65,7 @@ def test_repeats_stand_in_the_order_in_which_they_ended() -> None:
 
 
 def test_trials_that_ran_once_are_no_repeats() -> None:
-    measured = Ratio(value=2.5, low=2.4, high=2.6)
+    measured = Interval(value=2.5, low=2.4, high=2.6)
     summary = make_summary(
         trials=run_once(make_trials()), recommendation=make_recommendation(measured_speedup=measured)
     )
