@@ -11,7 +11,7 @@ from typing import cast
 from pydantic import JsonValue
 
 from autotune.analysis.forecast.expectation import copy_ceilings, device_ceiling, loader_ceiling
-from autotune.analysis.memory.growth import Room, creep_notes
+from autotune.analysis.memory.growth import creep_notes
 from autotune.analysis.scoring import memory_fault
 from autotune.diagnosis.advice import rank_advice
 from autotune.diagnosis.bottlenecks import find_bottlenecks
@@ -21,6 +21,7 @@ from autotune.records.ceilings import SIDES, Ceiling, CeilingBook, Headroom, Sid
 from autotune.records.diagnosis import Advice, CurvePoint, Diagnosis, Evidence, Finding
 from autotune.records.host_load import note_on_load
 from autotune.records.measurement import Ceilings
+from autotune.records.memory import MemoryLimits
 from autotune.records.utilization import best_direct_reading
 from autotune.tuning.extra_measurements import with_settled_ceilings
 from autotune.tuning.host_bound import waits_most_for_host
@@ -125,12 +126,8 @@ def _remarks(evidence: Evidence) -> Iterator[Note]:
     load = note_on_load(evidence.measurement.host_load)
     if load is not None:
         yield load
-    room = Room(
-        limit_bytes=evidence.limit_bytes,
-        ram_bytes=evidence.environment.ram_bytes,
-        limit_is_ram=evidence.environment.has_only_ram,
-    )
-    yield from creep_notes([evidence.measurement], room, "baseline")
+    limits = MemoryLimits.on(evidence.environment, evidence.limit_bytes)
+    yield from creep_notes([evidence.measurement], limits, "baseline")
     yield from evidence.measurement.remarks
     yield from evidence.curves.remarks
     curves = evidence.curves

@@ -29,6 +29,7 @@ from autotune.note import Note
 from autotune.records.measurement import Interval, Measurement
 from autotune.records.recommendation import Recommendation
 from autotune.records.run_summary import RunSummary
+from autotune.records.trial import runs_of
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import ScriptFacts
@@ -147,7 +148,7 @@ def _learning_rate(recommendation: Recommendation, say: Callable[[Note], str]) -
 
 
 def _evidence(summary: RunSummary, recommendation: Recommendation, say: Callable[[Note], str]) -> dict[str, Any]:
-    runs = {"baseline": summary.runs_of(0), "recommended": summary.runs_of(recommendation.number)}
+    runs = {"baseline": runs_of(summary.trials, 0), "recommended": runs_of(summary.trials, recommendation.number)}
     sources = (run.busy_source for measured in runs.values() for run in measured if run.busy_source is not None)
     peak = max((run.peak_memory_bytes for run in runs["recommended"]), default=None)
     return {

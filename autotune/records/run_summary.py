@@ -7,7 +7,7 @@ from typing import Literal
 
 from autotune.frozen import FrozenModel
 from autotune.note import Note
-from autotune.records.measurement import Interval, Measurement
+from autotune.records.measurement import Interval
 from autotune.records.recommendation import Recommendation
 from autotune.records.run_spread import RunSpread
 from autotune.records.trial import TrialRecord
@@ -62,10 +62,6 @@ class RunSummary(FrozenModel):
     """What it was expected to take before its first trial; None where it continued an interrupted search."""
     autotune_version: str
     """Of autotune, which wrote it."""
-
-    def runs_of(self, number: int) -> tuple[Measurement, ...]:
-        """What was measured of a trial's settings."""
-        return tuple(run for trial in self.trials if trial.number == number for run in trial.runs)
 
 
 class Known(FrozenModel):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import exp
 from typing import Literal
 
@@ -22,6 +22,7 @@ __all__ = [
     "believed_score",
     "best_of",
     "reference_of",
+    "runs_of",
     "score_value",
 ]
 
@@ -184,3 +185,11 @@ def best_of(records: Sequence[TrialRecord], score: Callable[[TrialRecord], float
 def reference_of(records: Sequence[TrialRecord]) -> TrialRecord | None:
     """The trial that scores refer to: the baseline where it ran well, else the feasible trial that was first to end."""
     return next((record for record in records if record.is_feasible and record.measurement is not None), None)
+
+
+def runs_of(records: Iterable[TrialRecord], number: int) -> tuple[Measurement, ...]:
+    """Return what the runs of a trial have measured, its further runs included; () where it is not among the records.
+
+    All figures of a configuration are made from these runs.
+    """
+    return tuple(run for record in records if record.number == number for run in record.runs)

@@ -13,6 +13,7 @@ from autotune.frozen import FrozenModel
 from autotune.records.measurement import Interval
 from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import RunSummary, changed_settings
+from autotune.records.trial import runs_of
 from autotune.report.figures import Column, Figures, make_columns
 from autotune.report.model import Verdict
 from autotune.report.sections.facts import describe_environment, describe_run, describe_workload
@@ -129,7 +130,7 @@ def _compared(
     if role == "recommended" and any(summary.recommendation is None for summary in summaries):
         return None
     first, second = (known.get(role, known["baseline"]) for known in columns)
-    runs = [summary.runs_of(column.number) for summary, column in zip(summaries, (first, second), strict=True)]
+    runs = [runs_of(summary.trials, column.number) for summary, column in zip(summaries, (first, second), strict=True)]
     return ComparedConfig(
         settings=changed_settings(second.config, first.config),
         configs=(first.config, second.config),

@@ -22,7 +22,7 @@ from autotune.records.measurement import Ceilings, Interval, Measurement
 from autotune.records.ranks import Communication, RankFigures
 from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import RunSummary
-from autotune.records.trial import TrialRecord
+from autotune.records.trial import TrialRecord, runs_of
 from autotune.records.utilization import BusyReading, Fullness, best_common_source, best_direct_reading, source_rank
 from autotune.settings.training_config import TrainingConfig
 from autotune.tuning.host_bound import waits_most_for_host
@@ -192,7 +192,7 @@ def _summarise(summary: RunSummary, number: int, config: TrainingConfig) -> Figu
 
     A ceiling comes from all runs that share the settings that it depends on.
     """
-    own = summary.runs_of(number)
+    own = runs_of(summary.trials, number)
     if not own:
         return None
     figures = join_runs(own, summary.run_spread)

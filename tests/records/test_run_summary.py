@@ -10,6 +10,7 @@ from autotune.records.measurement import Interval
 from autotune.records.recommendation import Recommendation
 from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import RunSummary, changed_settings
+from autotune.records.trial import runs_of
 from autotune.settings.budget import Budget
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.objective import Objective
@@ -67,9 +68,9 @@ def test_a_summary_comes_back_from_json_exactly(
 def test_the_runs_of_a_trial_are_all_that_measured_something() -> None:
     first, *others = make_trials()
     summary = make_summary(trials=(run_again(first, None, 77.0), *others))
-    assert [run.samples_per_s for run in summary.runs_of(0)] == [5123.4, 5049.0, 5128.0, 77.0]
-    assert summary.runs_of(5) == (), "it ran out of memory"
-    assert summary.runs_of(99) == ()
+    assert [run.samples_per_s for run in runs_of(summary.trials, 0)] == [5123.4, 5049.0, 5128.0, 77.0]
+    assert runs_of(summary.trials, 5) == (), "it ran out of memory"
+    assert runs_of(summary.trials, 99) == ()
 
 
 def test_changed_settings_are_the_differences_alone() -> None:
