@@ -1,37 +1,20 @@
-"""A search's recommendation and its evidence: the runs of all that was compared, and ratios of their rates."""
+"""A search's recommendation and its evidence: the trials that were compared, and the ratios of their throughput."""
 
 from __future__ import annotations
 
-from statistics import geometric_mean
 from typing import Literal
-
-from pydantic import Field
 
 from autotune.frozen import FrozenModel
 from autotune.note import Note
-from autotune.records.measurement import Interval, Measurement
+from autotune.records.measurement import Interval
 from autotune.records.stress_check import StressFigures
+from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.learning_rate import LrAdvice
 
-__all__ = ["Confirmation", "LargerBatch", "Recommendation", "Verdict"]
+__all__ = ["LargerBatch", "Recommendation", "Verdict"]
 
 Verdict = Literal["faster", "already_best", "unconfirmed", "baseline_infeasible"]
-
-
-class Confirmation(FrozenModel):
-    """A configuration that ran more than once, with all of its runs; or the only run of one."""
-
-    number: int
-    """The trial's number in the study; 0 is the baseline."""
-    config: TrainingConfig
-    runs: tuple[Measurement, ...] = Field(min_length=1)
-    """In the order in which they ended; those that failed are left out."""
-
-    @property
-    def samples_per_s(self) -> float:
-        """Geometric mean of the runs' rates."""
-        return geometric_mean(run.samples_per_s for run in self.runs)
 
 
 class LargerBatch(FrozenModel):
@@ -87,8 +70,8 @@ class Recommendation(FrozenModel):
     """The best that has a larger global batch, which need not be worth it; None where none was measured."""
     reasons: tuple[Note, ...] = ()
     """Why this one."""
-    confirmations: tuple[Confirmation, ...] = ()
-    """The baseline and what is recommended, and others that ran more than once, with all of their runs."""
+    confirmations: tuple[TrialRecord, ...] = ()
+    """The baseline and what is recommended, and others that ran more than once."""
     stress: StressFigures | None = None
     """The recommended configuration trained for longer on the largest samples; None where that was not run."""
     overloaded: tuple[int, ...] = ()

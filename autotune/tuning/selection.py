@@ -12,7 +12,7 @@ from autotune.analysis.decisions.selection_rules import break_even_noise_scale, 
 from autotune.note import Note, note
 from autotune.records.measurement import Interval
 from autotune.records.precision_check import guard_key, needs_guard
-from autotune.records.recommendation import Confirmation, LargerBatch, Recommendation, Verdict
+from autotune.records.recommendation import LargerBatch, Recommendation, Verdict
 from autotune.records.run_summary import changed_settings
 from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import TrainingConfig
@@ -194,12 +194,12 @@ def select(found: SearchOutcome) -> Recommendation | None:
     )
 
 
-def _confirmations(chosen: TrialRecord, contenders: Contenders) -> tuple[Confirmation, ...]:
+def _confirmations(chosen: TrialRecord, contenders: Contenders) -> tuple[TrialRecord, ...]:
     """The baseline, what is recommended, and what ran more than once: nothing where only the baseline ran."""
     if all(record.number == 0 for record in contenders.found.records):
         return ()
     return tuple(
-        Confirmation(number=record.number, config=record.config, runs=tuple(record.runs))
+        record
         for record in contenders.found.records
         if record.runs and record.is_feasible and (record.number in {0, chosen.number} or len(record.runs) > 1)
     )

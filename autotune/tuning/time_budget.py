@@ -27,7 +27,7 @@ from autotune.protocol.jobs import WindowRules
 from autotune.records.trial import TrialRecord, reference_of
 from autotune.settings.budget import ASSUMED_TRAINING_HOURS, Budget
 from autotune.settings.training_config import TrainingConfig
-from autotune.study.study import Study, Trial
+from autotune.study.study import Study
 
 __all__ = ["BASELINE_DEADLINE_S", "Clock", "TimeBudget", "repeat_deadline_s"]
 
@@ -189,7 +189,7 @@ class TimeBudget:
         longest_s += _BUILD_FACTOR * self.build_s
         return min(longest_s, max(_SIDES_SHARE * left, min(_TELLING_SIDES_S, _MOST_SIDES_SHARE * left)))
 
-    def deadline_s(self, trial: Trial) -> float:
+    def deadline_s(self, trial: TrialRecord) -> float:
         """After so many seconds a trial is ended."""
         left = self.left_for_trials_s
         if trial.number == 0:

@@ -39,6 +39,7 @@ from tests.factories.trials import (
     run_again,
     run_once,
     said,
+    with_first,
 )
 
 STARVED = make_breakdown(wait=0.6, copy=0.02, idle=0.05, restart=0.15)
@@ -103,7 +104,7 @@ def make_rich_summary(**changes: Any) -> RunSummary:
     first, second, *others = make_trials()
     first = with_run_changes(first, before)
     second = with_run_changes(second, {}, after)
-    guarded = second.model_copy(update={"result": second.result.model_copy(update={"guard": make_guard()})})
+    guarded = with_first(second, guard=make_guard())
     half = FAST.model_copy(update={"amp_dtype": "float16"})
     broken = make_trial(10, half, "diverged", reason="nan", guard=make_guard(is_good=False))
     trials = (first, guarded, *others, broken)
@@ -142,12 +143,12 @@ def make_group_summary(ranks: tuple[RankFigures, ...] = (), **changes: Any) -> R
 
 def with_run_changes(trial: TrialRecord, *changes: dict[str, Any]) -> TrialRecord:
     """Change the measurements of a trial's first runs, each by its own fields."""
-    results = [trial.result, *trial.repeats]
+    results = list(trial.results)
     for place, fields in enumerate(changes):
         result = results[place]
         assert result.measurement is not None
         results[place] = result.model_copy(update={"measurement": result.measurement.model_copy(update=fields)})
-    return trial.model_copy(update={"result": results[0], "repeats": tuple(results[1:])})
+    return trial.model_copy(update={"results": tuple(results)})
 
 
 def make_conditions_summary(

@@ -151,8 +151,7 @@ def summary(config: TrainingConfig, *, runs: int = 3, name: str = "resnet") -> R
         TrialRecord(
             number=number,
             config=config,
-            result=(result := TrialResult.model_validate({"outcome": one, "measurement": run})),
-            repeats=(result,) * (runs - 1) if number == 1 else (),
+            results=(TrialResult.model_validate({"outcome": one, "measurement": run}),) * (runs if number == 1 else 1),
         )
         for number, (one, run) in enumerate(outcomes)
     )

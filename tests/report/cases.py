@@ -50,6 +50,7 @@ from tests.factories import (
     make_variants,
     make_window,
     run_again,
+    with_first,
     with_run_changes,
 )
 
@@ -247,7 +248,7 @@ def condition_cases() -> dict[str, RunSummary]:
         "unlike sources": without_scores_source(unlike),
         "sources disagree": single_runs({"busy_readings": apart}),
         "unlike numbers of runs": make_summary(
-            trials=(own, fast.model_copy(update={"repeats": fast.repeats[:1]}), *others)
+            trials=(own, fast.model_copy(update={"results": fast.results[:2]}), *others)
         ),
         "many trials": make_summary(
             trials=[make_trial(number, BASELINE, measurement=make_measurement(1000.0)) for number in range(201)]
@@ -271,7 +272,7 @@ def without_scores_source(summary: RunSummary) -> RunSummary:
     for trial in summary.trials:
         assert trial.measurement is not None
         run = trial.measurement.model_copy(update={"busy_fraction": None, "busy_source": None})
-        trials.append(trial.model_copy(update={"result": trial.result.model_copy(update={"measurement": run})}))
+        trials.append(with_first(trial, measurement=run))
     return summary.model_copy(update={"trials": tuple(trials)})
 
 
@@ -279,9 +280,7 @@ def remarked_guard() -> RunSummary:
     """Build a search whose precision checks all have the same remark."""
     guard = make_guard().model_copy(update={"remarks": (note("float32_unknown", variable="NVIDIA_TF32_OVERRIDE"),)})
     rich = make_rich_summary()
-    results = [trial.result.model_copy(update={"guard": guard}) for trial in rich.trials]
-    trials = [trial.model_copy(update={"result": new}) for trial, new in zip(rich.trials, results, strict=True)]
-    return rich.model_copy(update={"trials": tuple(trials)})
+    return rich.model_copy(update={"trials": tuple(with_first(trial, guard=guard) for trial in rich.trials)})
 
 
 def group_cases() -> dict[str, RunSummary]:

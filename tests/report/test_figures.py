@@ -48,10 +48,10 @@ def make_pair(before: list[Measurement], after: list[Measurement], **parts: obje
 
 def trial_of(number: int, config: TrainingConfig, runs: list[Measurement]) -> TrialRecord:
     first, *others = runs
-    repeats = tuple(
-        TrialResult(outcome="ok", measurement=run, at_s=float(place)) for place, run in enumerate(others, 1)
-    )
-    return make_trial(number, config, measurement=first).model_copy(update={"repeats": repeats})
+    trial = make_trial(number, config, measurement=first)
+    for place, run in enumerate(others, 1):
+        trial = trial.with_run(TrialResult(outcome="ok", measurement=run, at_s=float(place)))
+    return trial
 
 
 def test_the_profiled_run_shows_whether_the_host_holds_the_loop() -> None:

@@ -134,7 +134,7 @@ def test_the_best_at_a_larger_batch_is_shown_behind_others_of_the_users_own(tmp_
 def test_an_interrupted_search_judges_a_larger_batch_by_the_runs_that_it_has(tmp_path: Path) -> None:
     search = search_of(tmp_path, rates(1000.0, 1500.0, 3000.0))
     search.run()
-    alone = [record.model_copy(update={"repeats": ()}) for record in search.study.records]
+    alone = [record.model_copy(update={"results": record.results[:1]}) for record in search.study.records]
     found = replace(
         search.outcome(), records=tuple(alone), evidence=evidence_of_runs(alone, search.study.prior_spread), proven={}
     )

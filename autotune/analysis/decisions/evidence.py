@@ -165,7 +165,7 @@ def evidence_of_runs(records: Iterable[TrialRecord], spread: RunSpread | None = 
     runs = [
         run_of(result.measurement, number=record.number, at_s=result.at_s)
         for record in records
-        for result in (record.result, *record.repeats)
+        for result in record.results
         if result.measurement is not None and result.outcome == "ok"
     ]
     return Evidence(sorted(runs, key=lambda run: run.at_s), assumed_spread("cpu") if spread is None else spread)

@@ -42,7 +42,7 @@ def test_a_trial_is_as_sure_as_its_window_and_each_repeat_is_a_run_of_its_own() 
     uneven = make_window(blocks=[*blocks(180, 220, 180, 220, 180, 220, 180, 220, 180, 220)])
     result = TrialResult(outcome="ok", measurement=make_measurement(200.0, window=uneven))
     again = TrialResult(outcome="ok", measurement=make_measurement(210.0))
-    first, second = runs_of(make_record(config=FOUR, result=result, repeats=(again, TrialResult(outcome="timeout"))))
+    first, second = runs_of(make_record(config=FOUR, results=(result, again, TrialResult(outcome="timeout"))))
     assert (first.kind, first.config, first.samples_per_s, second.samples_per_s) == ("run", FOUR, 200.0, 210.0)
     assert first.relative_sd == pytest.approx(0.1 * sqrt(10 / 9) / sqrt(10), rel=0.1)
 
