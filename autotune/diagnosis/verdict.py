@@ -22,9 +22,8 @@ from autotune.records.diagnosis import Advice, CurvePoint, Diagnosis, Evidence, 
 from autotune.records.host_load import note_on_load
 from autotune.records.measurement import Ceilings
 from autotune.records.memory import MemoryLimits
-from autotune.records.utilization import best_direct_reading
 from autotune.tuning.extra_measurements import with_settled_ceilings
-from autotune.tuning.host_bound import waits_most_for_host
+from autotune.tuning.host_bound import busy_while_host_bound
 from autotune.version import __version__
 
 __all__ = ["HEALTHY_GAIN", "headroom_today", "is_healthy", "judge", "make_headline"]
@@ -64,14 +63,13 @@ def is_healthy(evidence: Evidence, findings: Sequence[Finding], advice: Sequence
 def headroom_today(evidence: Evidence) -> Headroom:
     """Where today's rate stands between the ceilings."""
     run = evidence.measurement
-    busy = best_direct_reading(run.busy_readings) if waits_most_for_host(run) else None
     return headroom_of(
         run.samples_per_s,
         loader_ceiling=loader_ceiling(evidence),
         device_ceiling=device_ceiling(evidence),
         copy_ceiling=copy_ceilings(evidence).get(evidence.config.pin_memory),
         host_ceiling=run.host_ceiling,
-        host_bound_busy=None if busy is None else busy.fraction,
+        host_bound_busy=busy_while_host_bound(run),
     )
 
 

@@ -27,7 +27,7 @@ measure (the baseline), curves (other settings)."""
 class RunSummary(FrozenModel):
     """Everything that a report shows; read back from a run folder as it was written."""
 
-    format: Literal[1] = 1
+    format: Literal[2] = 2
     """Of summary.json and environment.json: raised when a key goes or changes its meaning."""
     name: str
     """What was tuned, in a few words."""

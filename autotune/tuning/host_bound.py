@@ -12,6 +12,7 @@ from autotune.note import Note, note
 from autotune.records.ceilings import device_key
 from autotune.records.measurement import Measurement
 from autotune.records.recommendation import Recommendation
+from autotune.records.utilization import best_direct_reading
 from autotune.settings.budget import Budget
 from autotune.settings.search_space import Choices, Domain
 from autotune.settings.training_config import TrainingConfig
@@ -21,7 +22,15 @@ from autotune.space.resolved_space import ResolvedSpace
 from autotune.study.proposals import Params, compose_allowed, params_of
 from autotune.tuning.outcomes import SearchOutcome
 
-__all__ = ["COMPILING_S", "compilation_domains", "host_notes", "is_host_bound", "list_cures", "waits_most_for_host"]
+__all__ = [
+    "COMPILING_S",
+    "busy_while_host_bound",
+    "compilation_domains",
+    "host_notes",
+    "is_host_bound",
+    "list_cures",
+    "waits_most_for_host",
+]
 
 _HOST_BOUND_FROM = 0.20
 """Share of the time in which the device waits for the host, from which on cures are tried: our own convention."""
@@ -43,6 +52,12 @@ def is_host_bound(run: Measurement | None) -> bool:
 def waits_most_for_host(run: Measurement | None) -> bool:
     """Return True where the device waits for its host by `is_host_bound`, and no longer for data than for that."""
     return is_host_bound(run) and run is not None and (run.host_fraction or 0.0) >= (run.data_wait_fraction or 0.0)
+
+
+def busy_while_host_bound(run: Measurement) -> float | None:
+    """Return the share of time in which the device is busy, of a run that waits most for its host; None for others."""
+    reading = best_direct_reading(run.busy_readings) if waits_most_for_host(run) else None
+    return None if reading is None else reading.fraction
 
 
 def compilation_domains(run: Measurement, space: ResolvedSpace, budget: Budget) -> Mapping[str, Domain]:

@@ -9,9 +9,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from autotune.analysis.time_estimate import payback_s
+from autotune.records.measurement import Measurement
 from autotune.records.run_summary import RunSummary, changed_settings
 from autotune.records.trial import TrialRecord
-from autotune.report.figures import Column, Figures, find_trial, list_waits
+from autotune.report.figures import Column, find_trial, headroom_in, list_waits
 from autotune.report.wording.catalogue import fill
 from autotune.report.wording.names import describe_settings, format_setting
 from autotune.report.wording.say import say
@@ -114,15 +115,16 @@ def say_headroom(summary: RunSummary, columns: Sequence[Column]) -> str:
     return f"{present} {_say_best(best, is_own=found.number == 0)}".strip()
 
 
-def _say_present(figures: Figures | None, config: TrainingConfig) -> str:
+def _say_present(figures: Measurement | None, config: TrainingConfig) -> str:
     if figures is None:
         return ""
-    known = {name: getattr(figures, name) for name in ("headroom", "device_ceiling", "loader_ceiling")}
-    return fill("present", {**known, "rate": figures.samples_per_s.value, "config": config})
+    known = {name: getattr(figures, name) for name in ("device_ceiling", "loader_ceiling")}
+    headroom = headroom_in(figures)
+    return fill("present", {**known, "headroom": headroom, "rate": figures.samples_per_s, "config": config})
 
 
-def _say_best(figures: Figures | None, *, is_own: bool) -> str:
-    headroom = None if figures is None else figures.headroom
+def _say_best(figures: Measurement | None, *, is_own: bool) -> str:
+    headroom = None if figures is None else headroom_in(figures)
     if headroom is None:
         return ""
     limits = {"nothing_left": _NOTHING_LEFT, "small_headroom": _SMALL_HEADROOM}
