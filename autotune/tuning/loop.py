@@ -24,6 +24,7 @@ from autotune.launch.runner import TrialRunner
 from autotune.note import Note, note
 from autotune.protocol.jobs import NO_EXTRAS, Extras, WindowRules
 from autotune.records.ceilings import CeilingBook
+from autotune.records.measurement import Interval
 from autotune.records.precision_check import guard_key
 from autotune.records.run_summary import Known, Phase, Progress
 from autotune.records.stress_check import StressFigures
@@ -538,5 +539,5 @@ class Search:
             return None
         speedup, proven = believe(gain).ratio(), self.race.ledger.proven.get(best.number)
         if proven is not None:  # at the kept error, which is smaller than that of a 95 % interval
-            speedup = speedup.model_copy(update={"low": exp(proven)})
+            speedup = Interval(value=speedup.value, low=exp(proven), high=speedup.high)
         return Known(number=best.number, speedup=speedup, is_proven=proven is not None)
