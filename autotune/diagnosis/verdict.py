@@ -17,10 +17,9 @@ from autotune.diagnosis.advice import rank_advice
 from autotune.diagnosis.bottlenecks import find_bottlenecks
 from autotune.diagnosis.gains import LEAST_GAIN
 from autotune.note import Note, note
-from autotune.records.ceilings import SIDES, Ceiling, CeilingBook, Headroom, Side, headroom_of
+from autotune.records.ceilings import SIDES, CeilingBook, Headroom, headroom_of
 from autotune.records.diagnosis import Advice, CurvePoint, Diagnosis, Evidence, Finding
 from autotune.records.host_load import note_on_load
-from autotune.records.measurement import Ceilings
 from autotune.records.memory import MemoryLimits
 from autotune.tuning.extra_measurements import with_settled_ceilings
 from autotune.tuning.host_bound import busy_while_host_bound
@@ -101,16 +100,12 @@ def make_headline(evidence: Evidence, findings: Sequence[Finding], advice: Seque
 def _with_credible_ceilings(evidence: Evidence) -> Evidence:
     """Leave out ceilings that the run exceeds, and settle those that were measured twice, in the run and in curves."""
     config, run, book = evidence.config, evidence.measurement, CeilingBook()
-    own = run.ceilings or Ceilings()
-    book.keep(config, loader=own.loader, device=own.device, copy=own.copy)
+    book.keep_run(config, run)
     for side in SIDES:
         points: tuple[CurvePoint, ...] = getattr(evidence.curves, side)
         for point in points:
             if not point.changes:
-                measured: dict[Side, Ceiling | None] = {"loader": None, "device": None, "copy": None}
-                measured[side] = point.ceiling
-                book.keep(config, **measured)
-    book.show(config, run.samples_per_s_ci[0])
+                book.keep(side, config, point.ceiling)
     return evidence.model_copy(update={"measurement": with_settled_ceilings(run, config, book)})
 
 

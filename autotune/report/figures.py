@@ -15,7 +15,7 @@ from autotune.frozen import FrozenModel
 from autotune.records.breakdown import PARTS, Share, TimeBreakdown
 from autotune.records.ceilings import EXCEEDED_FROM, SIDES, CeilingBook, Headroom, headroom_of
 from autotune.records.host_load import join_loads
-from autotune.records.measurement import Ceilings, Interval, Measurement
+from autotune.records.measurement import Interval, Measurement
 from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import TrialRecord, runs_of
@@ -101,9 +101,7 @@ def _with_shared_ceilings(figures: Measurement, summary: RunSummary, config: Tra
     book = CeilingBook()
     for trial in summary.trials:
         for run in trial.runs:
-            measured = run.ceilings or Ceilings()
-            book.keep(trial.config, loader=measured.loader, device=measured.device, copy=measured.copy)
-            book.show(trial.config, run.samples_per_s_ci[0])
+            book.keep_run(trial.config, run)
     settled: dict[str, float | None] = {"host_ceiling": figures.host_ceiling}
     # a ceiling that the throughput exceeds was measured while other processes held that side up
     if figures.host_ceiling is not None and figures.samples_per_s > EXCEEDED_FROM * figures.host_ceiling:

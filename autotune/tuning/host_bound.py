@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from autotune.note import Note, note
-from autotune.records.ceilings import device_key
 from autotune.records.measurement import Measurement
 from autotune.records.recommendation import Recommendation
 from autotune.records.utilization import best_direct_reading
@@ -124,7 +123,7 @@ def host_notes(found: SearchOutcome, chosen: Recommendation | None) -> Iterator[
     run = next((one for one in known if one.breakdown is not None), known[0] if known else None)
     if run is None or not is_host_bound(run):
         return
-    device = found.ceilings.device.get(device_key(chosen.config))
+    device = found.ceilings.ceiling_of("device", chosen.config)
     yield note(
         "host_bound",
         host_fraction=run.host_fraction,

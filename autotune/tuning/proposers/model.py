@@ -31,7 +31,7 @@ from autotune.analysis.memory.lines import memory_of_trials
 from autotune.analysis.memory.model import LIKELY_TO_FIT, MemoryModel
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note, note
-from autotune.records.ceilings import SIDES, Ceiling, CeilingBook, Side
+from autotune.records.ceilings import SIDES, CeilingBook
 from autotune.records.diagnosis import CurvePoint, Curves
 from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import TrainingConfig
@@ -348,8 +348,7 @@ class ModelProposer:
 
 
 def _keep_point(ceilings: CeilingBook, one: ConfiguredPoint) -> None:
-    found: dict[Side, Ceiling | None] = {"loader": None, "device": None, "copy": None, one.side: one.point.ceiling}
-    ceilings.keep(one.config, **found)
+    ceilings.keep(one.side, one.config, one.point.ceiling)
 
 
 def _known(space: ResolvedSpace, ceilings: CeilingBook) -> Curves:

@@ -289,7 +289,8 @@ def test_of_a_device_that_no_loader_could_keep_busy_only_the_largest_batch_is_me
     space = make_space({"num_workers": [0, 2, 4], "micro_batch_size": [16, 32, 64]})
     alone = [Ceiling(samples_per_s=rate, samples=100, seconds=1.0, batches=4) for rate in (300.0, device)]
     book = CeilingBook()
-    book.keep(space.baseline, loader=alone[0], device=alone[1])
+    book.keep("loader", space.baseline, alone[0])
+    book.keep("device", space.baseline, alone[1])
     varied = [one for one in device_variations(space, book) if one.micro_batch_size != 32]
     assert {one.micro_batch_size for one in varied} == batches - {32}
 
