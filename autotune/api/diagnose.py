@@ -26,7 +26,7 @@ from autotune.protocol.jobs import Extras, WindowRules
 from autotune.protocol.payload import write_payload
 from autotune.records.ceilings import SIDES, CeilingBook, Headroom
 from autotune.records.diagnosis import Advice, Bottleneck, CurvePoint, Curves, Diagnosis, Evidence, Finding
-from autotune.records.measurement import Measurement
+from autotune.records.measurement import Measurement, keep_ceilings
 from autotune.records.run_summary import Phase, Progress
 from autotune.records.trial import OUT_OF_MEMORY
 from autotune.report.render.notebook import render_diagnosis_notebook
@@ -226,7 +226,7 @@ def _known(space: ResolvedSpace, run: Measurement) -> Curves:
     own, book = space.baseline, CeilingBook()
     if own.world_size > 1:
         return Curves()
-    book.keep_run(own, run)
+    keep_ceilings(book, own, run)
     known = dict[str, tuple[CurvePoint, ...]]()
     for side in SIDES:
         ceiling = book.ceiling_of(side, own)

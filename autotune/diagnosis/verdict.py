@@ -20,6 +20,7 @@ from autotune.note import Note, note
 from autotune.records.ceilings import SIDES, CeilingBook, Headroom, headroom_of
 from autotune.records.diagnosis import Advice, CurvePoint, Diagnosis, Evidence, Finding
 from autotune.records.host_load import note_on_load
+from autotune.records.measurement import keep_ceilings
 from autotune.records.memory import MemoryLimits
 from autotune.tuning.extra_measurements import with_settled_ceilings
 from autotune.tuning.host_bound import busy_while_host_bound
@@ -100,7 +101,7 @@ def make_headline(evidence: Evidence, findings: Sequence[Finding], advice: Seque
 def _with_credible_ceilings(evidence: Evidence) -> Evidence:
     """Leave out ceilings that the run exceeds, and settle those that were measured twice, in the run and in curves."""
     config, run, book = evidence.config, evidence.measurement, CeilingBook()
-    book.keep_run(config, run)
+    keep_ceilings(book, config, run)
     for side in SIDES:
         points: tuple[CurvePoint, ...] = getattr(evidence.curves, side)
         for point in points:

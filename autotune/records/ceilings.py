@@ -11,13 +11,10 @@ from dataclasses import dataclass, field
 from math import log
 from operator import attrgetter
 from statistics import median_high
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from autotune.frozen import FrozenModel
 from autotune.settings.training_config import LOADER_SETTINGS, TrainingConfig
-
-if TYPE_CHECKING:
-    from autotune.records.measurement import Measurement
 
 __all__ = [
     "EXCEEDED_FROM",
@@ -195,13 +192,6 @@ class CeilingBook:
         if ceiling is not None and ceiling not in evidence.seen:
             evidence.seen.append(ceiling)
             self._settle(side, config)
-
-    def keep_run(self, config: TrainingConfig, run: Measurement) -> None:
-        """Enter what a run of this configuration has measured of each side, and what it shows of them as a whole."""
-        if run.ceilings is not None:
-            for side in SIDES:
-                self.keep(side, config, getattr(run.ceilings, side))
-        self.show(config, run.samples_per_s_ci[0])
 
     def show(self, config: TrainingConfig, samples_per_s: float) -> None:
         """Enter a rate that a run of this configuration has reached for certain: no side alone is slower.

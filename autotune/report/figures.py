@@ -15,7 +15,7 @@ from autotune.frozen import FrozenModel
 from autotune.records.breakdown import PARTS, Share, TimeBreakdown
 from autotune.records.ceilings import EXCEEDED_FROM, SIDES, CeilingBook, Headroom, headroom_of
 from autotune.records.host_load import join_loads
-from autotune.records.measurement import Interval, Measurement
+from autotune.records.measurement import Interval, Measurement, keep_ceilings
 from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import TrialRecord, runs_of
@@ -101,7 +101,7 @@ def _with_shared_ceilings(figures: Measurement, summary: RunSummary, config: Tra
     book = CeilingBook()
     for trial in summary.trials:
         for run in trial.runs:
-            book.keep_run(trial.config, run)
+            keep_ceilings(book, trial.config, run)
     settled: dict[str, float | None] = {"host_ceiling": figures.host_ceiling}
     # a ceiling that the throughput exceeds was measured while other processes held that side up
     if figures.host_ceiling is not None and figures.samples_per_s > EXCEEDED_FROM * figures.host_ceiling:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from autotune.protocol.jobs import NO_EXTRAS, Extras, WindowRules
 from autotune.records.ceilings import EXCEEDED_FROM, SIDES, CeilingBook, host_ceiling_of
-from autotune.records.measurement import Ceilings, Measurement
+from autotune.records.measurement import Ceilings, Measurement, keep_ceilings
 from autotune.records.trial import TrialResult
 from autotune.settings.training_config import TrainingConfig
 
@@ -50,7 +50,7 @@ def with_ceilings(
     if measurement is None:
         return result
     own = measurement.ceilings or Ceilings()
-    book.keep_run(config, measurement)
+    keep_ceilings(book, config, measurement)
     for side in SIDES:
         if getattr(asked, f"{side}_ceiling") and getattr(own, side) is None:
             book.give_up(side, config)
