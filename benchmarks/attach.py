@@ -227,7 +227,7 @@ def _search(script: cases.Script, arguments: argparse.Namespace) -> dict[str, An
             raise ValueError(next((line for line in lines if line.startswith("error")), lines[-1] if lines else "?"))
         document = json.loads(done.stdout)
     return {"verdict": document["verdict"], "speedup": document["speedup"],
-            "settings": (document["best"] or {}).get("settings"),
+            "settings": (document["summary"]["recommendation"] or {}).get("config"),
             "trials": sum(document["outcomes"].values())}  # fmt: skip
 
 

@@ -30,7 +30,7 @@ from scipy.stats import binomtest
 
 from autotune import TrainingConfig, TrialRecord
 from autotune.analysis.decisions.evidence import Evidence
-from autotune.records.recommendation import Ratio
+from autotune.records.measurement import Interval
 from autotune.settings.applied.cores.processor import usable_cores
 from autotune.settings.budget import Budget
 from autotune.settings.objective import Objective
@@ -225,7 +225,7 @@ def repeated_of(
             yield [*rounded(contrast.ratio()), truth(record.config)]
 
 
-def rounded(ratio: Ratio) -> list[float]:
+def rounded(ratio: Interval) -> list[float]:
     """Its value and both ends."""
     return [round(end, 4) for end in (ratio.value, ratio.low, ratio.high)]
 

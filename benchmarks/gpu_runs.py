@@ -13,7 +13,7 @@ from itertools import permutations
 from typing import Any
 
 from autotune.analysis.decisions.run_spread import assumed_spread
-from autotune.records.recommendation import Ratio
+from autotune.records.measurement import Interval
 from autotune.records.run_spread import RunSpread
 from benchmarks.measures.recording import describe_machine, git_revision, make_parser, print_table, start_recording
 from benchmarks.replay.gpu_runs import RecordedSearch, RunsAlike, is_stopped, read_runs_alike, read_searches, replayed
@@ -82,7 +82,7 @@ def judge(search: RecordedSearch) -> dict[str, Any]:
     }
 
 
-def _rounded(ratio: Ratio | None) -> list[float]:
+def _rounded(ratio: Interval | None) -> list[float]:
     return [] if ratio is None else [round(end, 3) for end in (ratio.value, ratio.low, ratio.high)]
 
 

@@ -12,7 +12,7 @@ from math import inf, sqrt
 from statistics import fmean, stdev
 
 from autotune.analysis.statistics import batch_means_half_width, t_95
-from autotune.records.measurement import Block, Rate, Window
+from autotune.records.measurement import Block, Interval, Window
 
 __all__ = ["mean_rate", "wait_fraction", "window_rate"]
 
@@ -30,7 +30,7 @@ def mean_rate(blocks: Sequence[Block]) -> tuple[float, float]:
     return sum(amounts) / sum(seconds), batch_means_half_width(amounts, seconds)
 
 
-def window_rate(window: Window) -> Rate:
+def window_rate(window: Window) -> Interval:
     """Return the rate that a long run would have, from a window.
 
     Where workers have counted the samples that they make, see `_counted_rate`. Otherwise it is the mean rate of what
@@ -48,7 +48,7 @@ def window_rate(window: Window) -> Rate:
         mean, half = mean_rate(window.blocks)
         steady = mean - _surplus_samples(window) / sum(block.seconds for block in window.blocks)
         low, high = max(steady - half, 0.0), mean + half
-    return Rate(
+    return Interval(
         value=_with_restarts(steady, window), low=_with_restarts(low, window), high=_with_restarts(high, window)
     )
 

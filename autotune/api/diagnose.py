@@ -27,7 +27,7 @@ from autotune.protocol.jobs import Extras, WindowRules
 from autotune.protocol.payload import write_payload
 from autotune.records.ceilings import SIDES, CeilingBook, Headroom
 from autotune.records.diagnosis import Advice, Bottleneck, CurvePoint, Curves, Diagnosis, Evidence, Finding
-from autotune.records.measurement import Ceilings, Measurement
+from autotune.records.measurement import Measurement, keep_ceilings
 from autotune.records.run_summary import Phase, Progress
 from autotune.records.trial import OUT_OF_MEMORY
 from autotune.report.render.notebook import render_diagnosis_notebook
@@ -222,11 +222,10 @@ def _known(space: ResolvedSpace, run: Measurement) -> Curves:
     None of a group, whose sides are not those of a device; on a CPU the device is measured again, for the cores that it
     keeps busy.
     """
-    own, book, measured = space.baseline, CeilingBook(), run.ceilings or Ceilings()
+    own, book = space.baseline, CeilingBook()
     if own.world_size > 1:
         return Curves()
-    book.keep(own, loader=measured.loader, device=measured.device, copy=measured.copy)
-    book.show(own, run.samples_per_s_ci[0])
+    keep_ceilings(book, own, run)
     known = dict[str, tuple[CurvePoint, ...]]()
     for side in SIDES:
         ceiling = book.ceiling_of(side, own)

@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from threading import Thread
 
-from autotune.analysis.memory.growth import Room, creep_notes_of
+from autotune.analysis.memory.growth import creep_notes_of
 from autotune.api.caller import kept_interrupts, kept_random_state, without_interrupts
 from autotune.api.report import write_reports
 from autotune.api.result import SearchResult, result_of
@@ -31,6 +31,7 @@ from autotune.note import Note
 from autotune.protocol.attach import changed_settings
 from autotune.protocol.disk import write_atomic, write_model
 from autotune.protocol.payload import write_payload
+from autotune.records.memory import MemoryLimits
 from autotune.records.run_summary import Progress, RunSummary
 from autotune.records.study_identity import identify
 from autotune.records.trial import TrialRecord
@@ -225,12 +226,7 @@ def _summarise(search: Search, plan: Plan, interrupted: Note | None = None) -> R
     assert ended is not None, "a search ends for a reason"  # noqa: S101 - our own bug
     measured = next((record.measurement for record in found.records if record.measurement is not None), None)
     chosen = select(found)
-    room = Room(
-        limit_bytes=space.limit_bytes,
-        ram_bytes=space.environment.ram_bytes,
-        limit_is_ram=space.environment.has_only_ram,
-    )
-    creeps = creep_notes_of(found.records, chosen, room)
+    creeps = creep_notes_of(found.records, chosen, MemoryLimits.on(space.environment, space.limit_bytes))
     launcher = search.runner.launcher
     on_time = search.time.notes(has_shared=is_sharing(launcher))
     held = host_notes(found, chosen)

@@ -15,7 +15,7 @@ from autotune.diagnosis.scaling_bottlenecks import GroupCase, ScalingBottleneck,
 from autotune.diagnosis.strategies import StrategyBest, StrategyEntry, list_strategies
 from autotune.frozen import FrozenModel
 from autotune.records.diagnosis import Advice
-from autotune.records.recommendation import Ratio
+from autotune.records.measurement import Interval
 from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import changed_settings
 from autotune.records.trial import TrialRecord
@@ -82,7 +82,7 @@ def compare_strategies(
     )
 
 
-def _judge(ratio: Ratio | None) -> Helps | None:
+def _judge(ratio: Interval | None) -> Helps | None:
     """Only what lies beyond noise is a gain, or a loss, as for a recommendation."""
     if ratio is None:
         return None

@@ -12,9 +12,8 @@ from typing import Literal
 from autotune.analysis.decisions.run_spread import rate_of_runs, ratio_of_runs
 from autotune.frozen import FrozenModel
 from autotune.records.ceilings import device_key
-from autotune.records.measurement import Measurement, Rate
+from autotune.records.measurement import Interval, Measurement
 from autotune.records.ranks import Communication, RankFigures
-from autotune.records.recommendation import Ratio
 from autotune.records.run_spread import RunSpread
 from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import TrainingConfig
@@ -33,8 +32,8 @@ class StrategyBest(FrozenModel):
     config: TrainingConfig
     runs: int
     """Runs that the rate comes from."""
-    samples_per_s: Rate
-    speedup: Ratio | None
+    samples_per_s: Interval
+    speedup: Interval | None
     """Over the best on one device, with its 95 % interval; None for that one, and where there is none."""
     limit_share: float
     """Peak memory over the memory limit."""
@@ -48,11 +47,12 @@ class StrategyBest(FrozenModel):
     measured, of a trial that differs only in that and in how gradients are kept."""
 
     @property
-    def efficiency(self) -> Ratio | None:
-        """The rate over the number of devices times the best rate of one, with its 95 % interval."""
+    def efficiency(self) -> Interval | None:
+        """Return the throughput over that of one device times their number; None without a comparison."""
         if self.speedup is None:
             return None
-        return Ratio(**{name: value / self.config.world_size for name, value in self.speedup})
+        ranks = self.config.world_size
+        return Interval(value=self.speedup.value / ranks, low=self.speedup.low / ranks, high=self.speedup.high / ranks)
 
 
 class StrategyEntry(FrozenModel):
@@ -139,5 +139,5 @@ def _exchange_key(config: TrainingConfig) -> tuple[object, ...]:
     return device_key(config.model_copy(update={"ddp": plain}))
 
 
-def _speedup(record: TrialRecord, reference: TrialRecord, spread: RunSpread) -> Ratio | None:
+def _speedup(record: TrialRecord, reference: TrialRecord, spread: RunSpread) -> Interval | None:
     return None if record.number == reference.number else ratio_of_runs(record.runs, reference.runs, spread)

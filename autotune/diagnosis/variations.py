@@ -12,7 +12,7 @@ from autotune.analysis.forecast.acquisition import AMPLE
 from autotune.analysis.forecast.observations import by_promise, is_device_out_of_reach, is_loader_out_of_reach
 from autotune.diagnosis.gains import LEAST_GAIN
 from autotune.records.breakdown import LoaderCosts
-from autotune.records.ceilings import CeilingBook
+from autotune.records.ceilings import SIDES, CeilingBook
 from autotune.records.measurement import Ceilings, Measurement
 from autotune.settings.training_config import TrainingConfig
 from autotune.space import constraints as rules
@@ -36,7 +36,8 @@ def list_variations(space: ResolvedSpace, run: Measurement) -> list[TrainingConf
     """
     own, machine, book = space.baseline, (space.facts, space.environment), CeilingBook()
     ceilings = run.ceilings or Ceilings()
-    book.keep(own, loader=ceilings.loader, device=ceilings.device, copy=ceilings.copy)
+    for side in SIDES:
+        book.keep(side, own, getattr(ceilings, side))
     changes: list[Mapping[str, object]] = []
     if not is_loader_out_of_reach(space, book):
         changes += _loader_changes(space, run)

@@ -8,20 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from autotune.analysis.forecast.expectation import copy_ceilings, device_ceiling, loader_ceiling
-from autotune.analysis.memory.growth import Room, creep_notes
+from autotune.analysis.memory.growth import creep_notes
 from autotune.analysis.scoring import memory_fault
 from autotune.diagnosis.advice import rank_advice
 from autotune.diagnosis.bottlenecks import find_bottlenecks
 from autotune.diagnosis.gains import LEAST_GAIN
 from autotune.messages import diagnosis as messages
 from autotune.note import Note
-from autotune.records.ceilings import SIDES, Ceiling, CeilingBook, Headroom, Side, headroom_of
+from autotune.records.ceilings import SIDES, CeilingBook, Headroom, headroom_of
 from autotune.records.diagnosis import Advice, CurvePoint, Diagnosis, Evidence, Finding
 from autotune.records.host_load import note_on_load
-from autotune.records.measurement import Ceilings
-from autotune.records.utilization import best_direct_reading
+from autotune.records.measurement import keep_ceilings
+from autotune.records.memory import MemoryLimits
 from autotune.tuning.extra_measurements import with_settled_ceilings
-from autotune.tuning.host_bound import waits_most_for_host
+from autotune.tuning.host_bound import busy_while_host_bound
 from autotune.version import __version__
 
 __all__ = ["HEALTHY_GAIN", "headroom_today", "is_healthy", "judge", "make_headline"]
@@ -63,14 +63,13 @@ def is_healthy(evidence: Evidence, findings: Sequence[Finding], advice: Sequence
 def headroom_today(evidence: Evidence) -> Headroom:
     """Where today's rate stands between the ceilings."""
     run = evidence.measurement
-    busy = best_direct_reading(run.busy_readings) if waits_most_for_host(run) else None
     return headroom_of(
         run.samples_per_s,
         loader_ceiling=loader_ceiling(evidence),
         device_ceiling=device_ceiling(evidence),
         copy_ceiling=copy_ceilings(evidence).get(evidence.config.pin_memory),
         host_ceiling=run.host_ceiling,
-        host_bound_busy=None if busy is None else busy.fraction,
+        host_bound_busy=busy_while_host_bound(run),
     )
 
 
@@ -103,16 +102,12 @@ def make_headline(evidence: Evidence, findings: Sequence[Finding], advice: Seque
 def _with_credible_ceilings(evidence: Evidence) -> Evidence:
     """Leave out ceilings that the run exceeds, and settle those that were measured twice, in the run and in curves."""
     config, run, book = evidence.config, evidence.measurement, CeilingBook()
-    own = run.ceilings or Ceilings()
-    book.keep(config, loader=own.loader, device=own.device, copy=own.copy)
+    keep_ceilings(book, config, run)
     for side in SIDES:
         points: tuple[CurvePoint, ...] = getattr(evidence.curves, side)
         for point in points:
             if not point.changes:
-                measured: dict[Side, Ceiling | None] = {"loader": None, "device": None, "copy": None}
-                measured[side] = point.ceiling
-                book.keep(config, **measured)
-    book.show(config, run.samples_per_s_ci[0])
+                book.keep(side, config, point.ceiling)
     return evidence.model_copy(update={"measurement": with_settled_ceilings(run, config, book)})
 
 
@@ -126,12 +121,8 @@ def _remarks(evidence: Evidence) -> Iterator[Note]:
     load = note_on_load(evidence.measurement.host_load)
     if load is not None:
         yield load
-    room = Room(
-        limit_bytes=evidence.limit_bytes,
-        ram_bytes=evidence.environment.ram_bytes,
-        limit_is_ram=evidence.environment.has_only_ram,
-    )
-    yield from creep_notes([evidence.measurement], room, "baseline")
+    limits = MemoryLimits.on(evidence.environment, evidence.limit_bytes)
+    yield from creep_notes([evidence.measurement], limits, "baseline")
     yield from evidence.measurement.remarks
     yield from evidence.curves.remarks
     curves = evidence.curves

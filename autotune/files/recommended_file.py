@@ -25,9 +25,10 @@ from autotune.files.recommended_machine import describe_machine
 from autotune.files.validation import validated
 from autotune.files.yaml_document import KeyPath, Problem, read_document
 from autotune.frozen import FrozenModel
-from autotune.records.measurement import Measurement, Rate
-from autotune.records.recommendation import Ratio, Recommendation
+from autotune.records.measurement import Interval, Measurement
+from autotune.records.recommendation import Recommendation
 from autotune.records.run_summary import RunSummary
+from autotune.records.trial import runs_of
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import ScriptFacts
@@ -146,7 +147,7 @@ def _learning_rate(recommendation: Recommendation) -> dict[str, Any]:
 
 
 def _evidence(summary: RunSummary, recommendation: Recommendation) -> dict[str, Any]:
-    runs = {"baseline": summary.runs_of(0), "recommended": summary.runs_of(recommendation.number)}
+    runs = {"baseline": runs_of(summary.trials, 0), "recommended": runs_of(summary.trials, recommendation.number)}
     sources = (run.busy_source for measured in runs.values() for run in measured if run.busy_source is not None)
     peak = max((run.peak_memory_bytes for run in runs["recommended"]), default=None)
     return {
@@ -171,7 +172,7 @@ def _busy(runs: Sequence[Measurement]) -> float | None:
     return _rounded(fmean(fractions)) if fractions else None
 
 
-def _interval(figure: Rate | Ratio | None) -> dict[str, float | None] | None:
+def _interval(figure: Interval | None) -> dict[str, float | None] | None:
     return None if figure is None else {name: _rounded(value) for name, value in figure}
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from pydantic import ValidationError
@@ -29,9 +28,10 @@ from autotune.launch.local.hang_report import Frame, Whereabouts, read_stack, us
 from autotune.protocol.disk import read_model
 from autotune.protocol.reports import REPORT_UNWRITTEN, RankReport
 from autotune.records.measurement import Measurement
+from autotune.records.memory import MemoryLimits
 from autotune.records.trial import OUT_OF_MEMORY, Failure, TrialResult
 
-__all__ = ["NO_LIMITS", "MemoryLimits", "one_report", "read_answer"]
+__all__ = ["one_report", "ram_ceiling_bytes", "read_answer"]
 
 _FAR_ABOVE = 1.2  # our convention: a peak that is a little too high is measured and judged, not ended
 _RAM_SHARE = 0.95  # our convention: ended before the kernel's out-of-memory killer chooses a process
@@ -44,44 +44,11 @@ _SIGNALS = {"SIGSEGV": "a segmentation fault", "SIGABRT": "an abort", "SIGBUS": 
 _SUSPICION: dict[Whereabouts, int] = {"elsewhere": 0, "unknown": 1, "ours": 2, "calling": 3, "waiting": 4}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryLimits:
-    """What a trial may take; unknown until the machine is."""
-
-    limit_bytes: int | None = None
-    """Memory limit of a trial."""
-    ram_bytes: int | None = None
-    """RAM of this machine."""
-    limit_is_ram: bool = False
-    """The limit is on the machine's RAM, not on a device's own memory."""
-
-    @property
-    def ram_ceiling_bytes(self) -> int | None:
-        """RAM at which a trial is ended: far above the limit, yet before the kernel acts."""
-        if self.ram_bytes is None:
-            return None
-        most = int(self.ram_bytes * _RAM_SHARE)
-        return min(most, int(self.limit_bytes * _FAR_ABOVE)) if self.limit_is_ram and self.limit_bytes else most
-
-    def exceeded_by(self, taken_bytes: int) -> TrialResult:
-        """The result of a trial that was ended for its RAM."""
-        limit = self.limit_bytes if self.limit_is_ram and self.limit_bytes else self.ram_bytes or taken_bytes
-        reason = (
-            f"the trial's processes must stay within {limit / 2**20:,.0f} MiB of RAM, but had taken "
-            f"{taken_bytes / 2**20:,.0f} MiB, and were ended"
-        )
-        return TrialResult(outcome="host_oom", reason=reason, violation=max(LEAST_VIOLATION, taken_bytes / limit - 1))
-
-
-NO_LIMITS = MemoryLimits()
-"""Before the machine is known."""
-
-
 def read_answer(launch: Launch, exit_: Exit, limits: MemoryLimits) -> RankReport:
     """The report of a trial that has ended; of a group, that of all ranks together."""
     codes = exit_.codes if len(exit_.codes) > 1 else (exit_.code,)
     answers = [_answer(launch.folder.report_of(rank), code) for rank, code in enumerate(codes)]
-    over_memory = limits.exceeded_by(exit_.memory_bytes or 0) if exit_.ended_for == "memory" else None
+    over_memory = _over_memory(limits, exit_.memory_bytes or 0) if exit_.ended_for == "memory" else None
     if exit_.ended_for == "cancelled" and None in answers:
         return RankReport(result=TrialResult(outcome="pruned", reason="the trial was cancelled"))
     if len(answers) > 1:
@@ -95,6 +62,26 @@ def read_answer(launch: Launch, exit_: Exit, limits: MemoryLimits) -> RankReport
         ended = over_memory or _unanswered(exit_, launch.deadline_s)
         return report.model_copy(update={"result": ended}).with_result(reason=ended.reason.removesuffix(_NOTHING))
     return report
+
+
+def ram_ceiling_bytes(limits: MemoryLimits) -> int | None:
+    """Return the RAM at which a trial is ended: far above the limit, yet before the kernel acts; None: unknown."""
+    if limits.ram_bytes is None:
+        return None
+    most = int(limits.ram_bytes * _RAM_SHARE)
+    if limits.limit_is_ram and limits.limit_bytes:
+        return min(most, int(limits.limit_bytes * _FAR_ABOVE))
+    return most
+
+
+def _over_memory(limits: MemoryLimits, taken_bytes: int) -> TrialResult:
+    """Return the result of a trial that was ended for its RAM."""
+    limit = limits.limit_bytes if limits.limit_is_ram and limits.limit_bytes else limits.ram_bytes or taken_bytes
+    reason = (
+        f"the trial's processes must stay within {limit / 2**20:,.0f} MiB of RAM, but had taken "
+        f"{taken_bytes / 2**20:,.0f} MiB, and were ended"
+    )
+    return TrialResult(outcome="host_oom", reason=reason, violation=max(LEAST_VIOLATION, taken_bytes / limit - 1))
 
 
 def _unanswered(exit_: Exit, deadline_s: float) -> TrialResult:

@@ -11,12 +11,12 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from autotune.launch.answers import NO_LIMITS, MemoryLimits, read_answer
+from autotune.launch.answers import ram_ceiling_bytes, read_answer
 from autotune.launch.block_stream import BlockStream, ShouldEnd
 from autotune.launch.disturbance import disturbance_of, with_remark
 from autotune.launch.launcher import Exit, Launch, Launcher
@@ -28,6 +28,7 @@ from autotune.protocol.disk import TrialFolder, write_model
 from autotune.protocol.made_files import list_names, remove_made
 from autotune.protocol.reports import RankReport
 from autotune.records.diagnosis import Curves
+from autotune.records.memory import MemoryLimits
 from autotune.records.trial import TrialResult
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import ScriptFacts
@@ -55,7 +56,7 @@ class TrialRunner:
     logs: Path
     device: str
     seed: int
-    limits: MemoryLimits = NO_LIMITS
+    limits: MemoryLimits = field(default_factory=MemoryLimits)
     command: tuple[str, ...] | None = None
     """What is run in place of a workload's parts; None: the payload holds them."""
     script: ScriptFacts | None = None
@@ -68,11 +69,6 @@ class TrialRunner:
     def is_brief(self) -> bool:
         """Whether looks at the sides and at precisions are kept short."""
         return self.build_s >= self.policy.time.slow_build_s
-
-    def limited(self, *, limit_bytes: int, ram_bytes: int, limit_is_ram: bool) -> TrialRunner:
-        """A runner with these limits for its trials."""
-        limits = MemoryLimits(limit_bytes=limit_bytes, ram_bytes=ram_bytes, limit_is_ram=limit_is_ram)
-        return replace(self, limits=limits)
 
     def with_script(self, script: ScriptFacts | None) -> TrialRunner:
         """A runner whose trials know what was seen of their script."""
@@ -188,7 +184,7 @@ class TrialRunner:
             log=log,
             deadline_s=job.process.deadline_s,
             ranks=ranks,
-            ram_ceiling_bytes=self.limits.ram_ceiling_bytes,
+            ram_ceiling_bytes=ram_ceiling_bytes(self.limits),
             should_end=None if stream is None else stream.is_lost,
             ending=self.policy.ending,
         )

@@ -108,6 +108,11 @@ def copy_key(config: TrainingConfig) -> tuple[object, ...]:
 
 
 _KEYS = {"loader": loader_key, "device": device_key, "copy": copy_key}
+_Key = tuple[Side, tuple[object, ...]]
+
+
+def _key(side: Side, config: TrainingConfig) -> _Key:
+    return side, _KEYS[side](config)
 
 
 @dataclass(slots=True)
@@ -151,26 +156,16 @@ class CeilingBook:
     as evidence: one that runs exceed, or that others of the same side contradict, is no ceiling.
     """
 
-    loader: dict[tuple[object, ...], Ceiling | None] = field(default_factory=dict)
-    device: dict[tuple[object, ...], Ceiling | None] = field(default_factory=dict)
-    copy: dict[tuple[object, ...], Ceiling | None] = field(default_factory=dict)
-    _evidence: dict[tuple[Side, tuple[object, ...]], _Evidence] = field(default_factory=dict)
+    _settled: dict[_Key, Ceiling | None] = field(default_factory=dict)
+    _evidence: dict[_Key, _Evidence] = field(default_factory=dict)
 
-    def needs_loader(self, config: TrainingConfig) -> bool:
-        """Return True where this loader's ceiling was not tried yet, or must be measured again."""
-        return self._needs("loader", config)
-
-    def needs_device(self, config: TrainingConfig) -> bool:
-        """Return True where this device's ceiling was not tried yet, or must be measured again."""
-        return self._needs("device", config)
-
-    def needs_copy(self, config: TrainingConfig) -> bool:
-        """Return True where the ceiling of such copies was not tried yet, or must be measured again."""
-        return self._needs("copy", config)
+    def needs(self, side: Side, config: TrainingConfig) -> bool:
+        """Return True where the side's ceiling was not tried yet, or must be measured again."""
+        return _key(side, config) not in self._settled or self.is_in_doubt(side, config)
 
     def ceiling_of(self, side: Side, config: TrainingConfig) -> Ceiling | None:
         """Return the ceiling of a side; None where it was not measured, or no measurement is credible."""
-        return self._of(side).get(_KEYS[side](config))
+        return self._settled.get(_key(side, config))
 
     def shown(self, side: Side, config: TrainingConfig) -> float:
         """Return the rate that a run with these settings of a side has reached for certain."""
@@ -191,16 +186,12 @@ class CeilingBook:
         likely = evidence.middle if evidence.held else evidence.shown
         return abs(log(max(likely, evidence.shown) / ceiling.samples_per_s))
 
-    def keep(
-        self, config: TrainingConfig, *, loader: Ceiling | None, device: Ceiling | None, copy: Ceiling | None = None
-    ) -> None:
-        """Enter what a trial of this configuration has measured; of credible measurements the longest counts."""
-        measured: dict[Side, Ceiling | None] = {"loader": loader, "device": device, "copy": copy}
-        for side, ceiling in measured.items():
-            evidence = self._evidence_of(side, config)
-            if ceiling is not None and ceiling not in evidence.seen:
-                evidence.seen.append(ceiling)
-                self._settle(side, config)
+    def keep(self, side: Side, config: TrainingConfig, ceiling: Ceiling | None) -> None:
+        """Enter what was measured of a side with these settings; of credible measurements the longest counts."""
+        evidence = self._evidence_of(side, config)
+        if ceiling is not None and ceiling not in evidence.seen:
+            evidence.seen.append(ceiling)
+            self._settle(side, config)
 
     def show(self, config: TrainingConfig, samples_per_s: float) -> None:
         """Enter a rate that a run of this configuration has reached for certain: no side alone is slower.
@@ -215,28 +206,17 @@ class CeilingBook:
                 evidence.shown = samples_per_s
                 self._settle(side, config)
 
-    def give_up(self, config: TrainingConfig, *, loader: bool, device: bool, copy: bool = False) -> None:
-        """Enter which sides a trial of this configuration could not measure."""
-        if loader:
-            self.loader.setdefault(loader_key(config), None)
-        if device:
-            self.device.setdefault(device_key(config), None)
-        if copy:
-            self.copy.setdefault(copy_key(config), None)
-
-    def _needs(self, side: Side, config: TrainingConfig) -> bool:
-        return _KEYS[side](config) not in self._of(side) or self.is_in_doubt(side, config)
+    def give_up(self, side: Side, config: TrainingConfig) -> None:
+        """Enter that a run with these settings of a side could not measure it."""
+        self._settled.setdefault(_key(side, config), None)
 
     def _settle(self, side: Side, config: TrainingConfig) -> None:
         evidence = self._evidence_of(side, config)
         if evidence.seen:
-            self._of(side)[_KEYS[side](config)] = max(evidence.credible, key=lambda one: one.seconds, default=None)
+            self._settled[_key(side, config)] = max(evidence.credible, key=lambda one: one.seconds, default=None)
 
     def _evidence_of(self, side: Side, config: TrainingConfig) -> _Evidence:
-        return self._evidence.setdefault((side, _KEYS[side](config)), _Evidence())
-
-    def _of(self, side: Side) -> dict[tuple[object, ...], Ceiling | None]:
-        return {"loader": self.loader, "device": self.device, "copy": self.copy}[side]
+        return self._evidence.setdefault(_key(side, config), _Evidence())
 
 
 def _upper_end(ceiling: Ceiling) -> float:

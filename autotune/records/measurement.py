@@ -14,15 +14,16 @@ from pydantic import Field
 from autotune.frozen import FrozenModel, with_field_copy
 from autotune.note import Note
 from autotune.records.breakdown import LoaderCosts, TimeBreakdown
-from autotune.records.ceilings import Ceiling
+from autotune.records.ceilings import SIDES, Ceiling, CeilingBook
 from autotune.records.conditions import DeviceConditions
 from autotune.records.host_load import HostLoad
 from autotune.records.lengths import Lengths, Tokens
 from autotune.records.memory import Activations, MemoryGrowth
 from autotune.records.ranks import Communication, RankFigures
 from autotune.records.utilization import WAIT_SOURCE, BusyReading, Fullness
+from autotune.settings.training_config import TrainingConfig
 
-__all__ = ["Block", "Ceilings", "Measurement", "MemorySample", "Rate", "Restart", "Window"]
+__all__ = ["Block", "Ceilings", "Interval", "Measurement", "MemorySample", "Restart", "Window", "keep_ceilings"]
 
 _THRASHING_FROM = 2
 """Retries within a window from which on training has no room: our convention, after Composer, which lowers the
@@ -139,11 +140,11 @@ class Window(FrozenModel):
         return self.host_ahead_s is not None and self.host_ahead_s >= _AHEAD_FROM * self.batch_s
 
 
-class Rate(FrozenModel):
-    """Samples per second with a 95 % interval."""
+class Interval(FrozenModel):
+    """A figure with its 95 % interval: a throughput in samples/s, a ratio of two, a number of samples."""
 
     value: float
-    """Samples per second."""
+    """The estimate."""
     low: float
     """The interval's lower end."""
     high: float
@@ -312,3 +313,11 @@ class Measurement(FrozenModel):
         """Energy that the device drew for a sample: its mean power over the rate. None where it does not report it."""
         power_w = None if self.conditions is None else self.conditions.power_w
         return None if power_w is None or self.samples_per_s <= 0 else power_w / self.samples_per_s
+
+
+def keep_ceilings(book: CeilingBook, config: TrainingConfig, run: Measurement) -> None:
+    """Enter what a run of a configuration has measured of each side, and what it shows of them as a whole."""
+    if run.ceilings is not None:
+        for side in SIDES:
+            book.keep(side, config, getattr(run.ceilings, side))
+    book.show(config, run.samples_per_s_ci[0])

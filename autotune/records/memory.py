@@ -5,11 +5,29 @@ Data alone: the worker measures it (worker/measure, worker/after_window/activati
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from autotune.frozen import FrozenModel
+from autotune.settings.environment import Environment
 
-__all__ = ["Activations", "MemoryGrowth", "PairedRatio", "SavedBytes"]
+__all__ = ["Activations", "MemoryGrowth", "MemoryLimits", "PairedRatio", "SavedBytes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryLimits:
+    """The memory that a trial may take; unknown until the machine is."""
+
+    limit_bytes: int | None = None
+    """Of the device as a whole, or of RAM where `limit_is_ram`."""
+    ram_bytes: int | None = None
+    """RAM of this machine."""
+    limit_is_ram: bool = False
+
+    @classmethod
+    def on(cls, environment: Environment, limit_bytes: int) -> MemoryLimits:
+        """Return the limits on a machine, under the memory limit of the search."""
+        return cls(limit_bytes=limit_bytes, ram_bytes=environment.ram_bytes, limit_is_ram=environment.has_only_ram)
 
 
 class MemoryGrowth(FrozenModel):

@@ -1,59 +1,20 @@
-"""A search's recommendation and its evidence: the runs of all that was compared, and ratios of their rates."""
+"""A search's recommendation and its evidence: the trials that were compared, and the ratios of their throughput."""
 
 from __future__ import annotations
 
-from statistics import geometric_mean
 from typing import Literal
-
-from pydantic import Field
 
 from autotune.frozen import FrozenModel
 from autotune.note import Note
-from autotune.records.measurement import Measurement
+from autotune.records.measurement import Interval
 from autotune.records.stress_check import StressFigures
+from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.learning_rate import LrAdvice
 
-__all__ = ["BreakEven", "Confirmation", "LargerBatch", "Ratio", "Recommendation", "Verdict"]
+__all__ = ["LargerBatch", "Recommendation", "Verdict"]
 
 Verdict = Literal["faster", "already_best", "unconfirmed", "baseline_infeasible"]
-
-
-class Confirmation(FrozenModel):
-    """A configuration that ran more than once, with all of its runs; or the only run of one."""
-
-    number: int
-    """The trial's number in the study; 0 is the baseline."""
-    config: TrainingConfig
-    runs: tuple[Measurement, ...] = Field(min_length=1)
-    """In the order in which they ended; those that failed are left out."""
-
-    @property
-    def samples_per_s(self) -> float:
-        """Geometric mean of the runs' rates."""
-        return geometric_mean(run.samples_per_s for run in self.runs)
-
-
-class Ratio(FrozenModel):
-    """A rate over another, with its 95 % interval."""
-
-    value: float
-    """The ratio."""
-    low: float
-    """The interval's lower end."""
-    high: float
-    """The interval's upper end; may be infinite."""
-
-
-class BreakEven(FrozenModel):
-    """The gradient noise scale above which a larger batch trains sooner, in samples, with its 95 % interval."""
-
-    samples: float
-    """0: at any noise scale."""
-    low: float
-    """The interval's lower end."""
-    high: float
-    """The upper end; infinite where it may be at none, since the larger batch may be no faster."""
 
 
 class LargerBatch(FrozenModel):
@@ -63,15 +24,15 @@ class LargerBatch(FrozenModel):
     """Ready to use: its learning rate is scaled to its global batch."""
     number: int
     """Trial that measured it."""
-    speedup: Ratio | None
+    speedup: Interval | None
     """Its ratio to the baseline; None where the baseline is no reference."""
-    over_same_batch: Ratio | None
+    over_same_batch: Interval | None
     """Its rate over that of the fastest at the baseline's global batch; None where none was feasible at that."""
     is_worth_it: bool
     """It beats the fastest at that batch beyond noise, and by what the objective asks for; or there is none."""
-    break_even: BreakEven | None
-    """From which noise scale on it trains sooner; None: at none, it is not faster; or there is none at the
-    baseline's."""
+    break_even: Interval | None
+    """The gradient noise scale in samples above which it trains sooner: 0 at any; an infinite upper end where it may be
+    no faster. None where it is not faster, or none was feasible at the baseline's batch."""
 
     @property
     def is_faster(self) -> bool:
@@ -89,10 +50,10 @@ class Recommendation(FrozenModel):
     verdict: Verdict
     """faster: it is proven to beat the baseline, at an error that is kept. already_best: nothing that was tried is
     likely to be worth a change. unconfirmed: it is not decided."""
-    speedup: Ratio | None
+    speedup: Interval | None
     """The claimed gain over the baseline, from all runs of the search: median and 95 % interval of what is believed,
     shrunk as far as luck goes. None where the baseline is no reference."""
-    measured_speedup: Ratio | None = None
+    measured_speedup: Interval | None = None
     """The ratio as measured; None for the baseline itself."""
     gain_probability: float | None = None
     """How likely it is to be faster than the baseline at all; None where the baseline is no reference."""
@@ -103,14 +64,14 @@ class Recommendation(FrozenModel):
     """The best configuration that keeps the baseline's global batch."""
     same_batch_number: int | None = None
     """Trial that measured it; None where there is none."""
-    same_batch_speedup: Ratio | None = None
+    same_batch_speedup: Interval | None = None
     """Its ratio to the baseline; None where the baseline is no reference."""
     larger_batch: LargerBatch | None = None
     """The best that has a larger global batch, which need not be worth it; None where none was measured."""
     reasons: tuple[Note, ...] = ()
     """Why this one."""
-    confirmations: tuple[Confirmation, ...] = ()
-    """The baseline and what is recommended, and others that ran more than once, with all of their runs."""
+    confirmations: tuple[TrialRecord, ...] = ()
+    """The baseline and what is recommended, and others that ran more than once."""
     stress: StressFigures | None = None
     """The recommended configuration trained for longer on the largest samples; None where that was not run."""
     overloaded: tuple[int, ...] = ()

@@ -7,8 +7,8 @@ from typing import Literal
 
 from autotune.frozen import FrozenModel
 from autotune.note import Note
-from autotune.records.measurement import Measurement
-from autotune.records.recommendation import Ratio, Recommendation
+from autotune.records.measurement import Interval
+from autotune.records.recommendation import Recommendation
 from autotune.records.run_spread import RunSpread
 from autotune.records.trial import TrialRecord
 from autotune.settings.budget import Budget
@@ -27,7 +27,7 @@ measure (the baseline), curves (other settings)."""
 class RunSummary(FrozenModel):
     """Everything that a report shows; read back from a run folder as it was written."""
 
-    format: Literal[1] = 1
+    format: Literal[2] = 2
     """Of summary.json and environment.json: raised when a key goes or changes its meaning."""
     name: str
     """What was tuned, in a few words."""
@@ -63,17 +63,13 @@ class RunSummary(FrozenModel):
     autotune_version: str
     """Of autotune, which wrote it."""
 
-    def runs_of(self, number: int) -> tuple[Measurement, ...]:
-        """What was measured of a trial's settings."""
-        return tuple(run for trial in self.trials if trial.number == number for run in trial.runs)
-
 
 class Known(FrozenModel):
     """What a search knows by now of the best over the baseline."""
 
     number: int
     """Of the best trial."""
-    speedup: Ratio
+    speedup: Interval
     """What is believed, with its 95 % interval."""
     is_proven: bool
     """It beats the baseline at the kept error."""

@@ -30,7 +30,7 @@ from autotune.settings.workload import INSTALLED, PARTS, Ref, Workload
 from autotune.space.domains import whole_numbers
 from autotune.space.resolved_space import ResolvedSpace
 
-__all__ = ["describe_part", "identify", "workload_key"]
+__all__ = ["describe_part", "identify", "parts_of"]
 
 _DEPTH = 4  # of objects, closures and called functions within each other: our convention
 _PLAIN = (bool, int, float, complex, str, bytes, PurePath, Enum, type(None))
@@ -47,7 +47,7 @@ def identify(plan: Plan, space: ResolvedSpace) -> dict[str, str]:
     """What must be equal for a study to go on, by name. Budget and run folder may change."""
     workload = plan.workload
     return {
-        **_parts_of(workload),
+        **parts_of(workload),
         "sampling": f"shuffle={workload.shuffle}, drop_last={workload.drop_last}",
         "space": _digest(repr([(name, repr(domain)) for name, domain in space.given.items()])),
         "baseline": plan.baseline.model_dump_json(exclude_defaults=True),
@@ -58,12 +58,8 @@ def identify(plan: Plan, space: ResolvedSpace) -> dict[str, str]:
     }
 
 
-def workload_key(workload: Workload) -> str:
-    """Twelve hex digits that are equal for the same workload in another run of the same program."""
-    return _digest(repr(_parts_of(workload)))
-
-
-def _parts_of(workload: Workload) -> dict[str, str]:
+def parts_of(workload: Workload) -> dict[str, str]:
+    """Describe the parts of a workload, each by a text that is equal in another run of the same program."""
     if workload.command is not None:
         return {"command": _describe_command(workload.command)}
     parts = {name: getattr(workload, name) for name in PARTS}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import exp
+from statistics import geometric_mean
 from typing import Literal
 
 from autotune.frozen import FrozenModel
@@ -22,6 +23,7 @@ __all__ = [
     "believed_score",
     "best_of",
     "reference_of",
+    "runs_of",
     "score_value",
 ]
 
@@ -46,7 +48,7 @@ class Failure(FrozenModel):
 
 
 class TrialResult(FrozenModel):
-    """What a runner hands back for a configuration."""
+    """How one run of a configuration ended, and what it measured."""
 
     outcome: Outcome
     """ok, or what ended it."""
@@ -91,23 +93,42 @@ class Score(FrozenModel):
 
 
 class TrialRecord(FrozenModel):
-    """A finished trial of the study: a line of trials.jsonl."""
+    """A configuration from its proposal to the report: a trial of the study, and a line of trials.jsonl."""
 
-    format: Literal[1] = 1
+    format: Literal[2] = 2
     """Of the line: raised when a key goes or changes its meaning."""
     number: int
     """Number of the trial in the Optuna study; 0 is the baseline."""
     config: TrainingConfig
-    result: TrialResult
+    results: tuple[TrialResult, ...] = ()
+    """Of its runs, in the order in which they ended; () before the first has. That one is what the trial is judged by,
+    further ones are made to be sure of it."""
     score: Score | None = None
     """None where the trial measured nothing."""
-    repeats: tuple[TrialResult, ...] = ()
-    """Further runs of the same settings, made to be sure of them: of the best ones, and of the baseline."""
+
+    def with_run(self, result: TrialResult) -> TrialRecord:
+        """Return the record with a further run."""
+        return TrialRecord(number=self.number, config=self.config, results=(*self.results, result), score=self.score)
 
     @property
-    def runs(self) -> list[Measurement]:
-        """What its runs have measured, the repeats included."""
-        return [run.measurement for run in (self.result, *self.repeats) if run.measurement is not None]
+    def result(self) -> TrialResult:
+        """The first run, of a trial that has ended."""
+        return self.results[0]
+
+    @property
+    def repeats(self) -> tuple[TrialResult, ...]:
+        """The further runs."""
+        return self.results[1:]
+
+    @property
+    def runs(self) -> tuple[Measurement, ...]:
+        """What the runs have measured; those that measured nothing are left out."""
+        return tuple(result.measurement for result in self.results if result.measurement is not None)
+
+    @property
+    def samples_per_s(self) -> float:
+        """Geometric mean of the runs' throughput, of a trial that measured something."""
+        return geometric_mean(run.samples_per_s for run in self.runs)
 
     @property
     def outcome(self) -> Outcome:
@@ -154,10 +175,11 @@ class TrialRecord(FrozenModel):
 
 
 def answered(record: TrialRecord, answer: TrialResult) -> TrialRecord:
-    """Return a trial's record with what the precision guard says: of a precision that may not win why, and no score."""
-    update = {name: getattr(answer, name) for name in ("outcome", "reason", "guard")}
-    result = record.result.model_copy(update=update)
-    return record.model_copy(update={"result": result, "score": record.score if answer.outcome == "ok" else None})
+    """Return a record with the precision guard's answer; a refusal is its outcome and reason, and takes its score."""
+    own = {"outcome": answer.outcome, "reason": answer.reason, "guard": answer.guard}
+    results = (record.result.model_copy(update=own), *record.repeats)
+    score = record.score if answer.outcome == "ok" else None
+    return TrialRecord(number=record.number, config=record.config, results=results, score=score)
 
 
 def score_value(record: TrialRecord) -> float:
@@ -184,3 +206,11 @@ def best_of(records: Sequence[TrialRecord], score: Callable[[TrialRecord], float
 def reference_of(records: Sequence[TrialRecord]) -> TrialRecord | None:
     """The trial that scores refer to: the baseline where it ran well, else the feasible trial that was first to end."""
     return next((record for record in records if record.is_feasible and record.measurement is not None), None)
+
+
+def runs_of(records: Iterable[TrialRecord], number: int) -> tuple[Measurement, ...]:
+    """Return what the runs of a trial have measured, its further runs included; () where it is not among the records.
+
+    All figures of a configuration are made from these runs.
+    """
+    return tuple(run for record in records if record.number == number for run in record.runs)

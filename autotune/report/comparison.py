@@ -11,19 +11,19 @@ from typing import Any, Literal, get_args
 from autotune.analysis.decisions.run_spread import ratio_of_runs
 from autotune.frozen import FrozenModel
 from autotune.messages.units import format_times, show_interval
-from autotune.records.recommendation import Ratio
+from autotune.records.measurement import Interval
 from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import RunSummary, changed_settings
-from autotune.report.figures import Column, Figures, make_columns
+from autotune.report.figures import Column, headroom_in, make_columns
 from autotune.report.model import Verdict
 from autotune.report.sections.facts import describe_environment, describe_run, describe_workload
-from autotune.settings.training_config import TrainingConfig
 
-__all__ = ["ComparedConfig", "Comparison", "Role", "compare_summaries"]
+__all__ = ["FIRST", "SECOND", "ComparedConfig", "Comparison", "Role", "compare_summaries"]
 
 Role = Literal["baseline", "recommended"]
 """The two configurations of each search that are compared: what was run before, and what it recommends."""
 _ROLES: tuple[Role, ...] = get_args(Role)
+FIRST, SECOND = "first", "second"
 
 
 class ComparedConfig(FrozenModel):
@@ -31,11 +31,9 @@ class ComparedConfig(FrozenModel):
 
     settings: dict[str, tuple[Any, Any]]
     """Settings that differ: {name: (the first's, the second's)}."""
-    configs: tuple[TrainingConfig, TrainingConfig]
-    """All settings of each."""
-    figures: tuple[Figures | None, Figures | None]
-    """What each measured; null where it measured nothing."""
-    ratio: Ratio | None
+    columns: tuple[Column, Column]
+    """The settings and the runs of each."""
+    ratio: Interval | None
     """The second's rate over the first's, with its 95 % interval; null where one was not measured."""
 
     @property
@@ -47,7 +45,7 @@ class ComparedConfig(FrozenModel):
 class Comparison(FrozenModel):
     """What differs between two searches."""
 
-    format: Literal[1] = 1
+    format: Literal[2] = 2
     """Raised when a key goes or changes its meaning."""
     names: tuple[str, str]
     """Of the run folders, as they were given."""
@@ -90,7 +88,7 @@ def compare_summaries(first: RunSummary, second: RunSummary, names: tuple[str, s
 
     machine = differing(lambda summary: describe_environment(summary.environment))
     has_lost = (first.recommendation is None) != (second.recommendation is None) or any(
-        (known.figures[0] is None) != (known.figures[1] is None) for known in found.values() if known is not None
+        bool(known.columns[0].runs) != bool(known.columns[1].runs) for known in found.values() if known is not None
     )
     return Comparison(
         names=names,
@@ -100,7 +98,7 @@ def compare_summaries(first: RunSummary, second: RunSummary, names: tuple[str, s
         verdicts=(_verdict(first), _verdict(second)),
         limits=(None, None)
         if recommended is None
-        else (_limit(recommended.figures[0]), _limit(recommended.figures[1])),
+        else (_limit(recommended.columns[0]), _limit(recommended.columns[1])),
         baseline=baseline,
         recommended=recommended,
         machine=machine,
@@ -129,7 +127,7 @@ def _say_recommended(recommended: ComparedConfig | None) -> str:
     if recommended.ratio is None:
         return "One of the searches has not measured what it recommends."
     interval = _say_interval(recommended, recommended.ratio)
-    first, second = (config.global_batch_size for config in recommended.configs)
+    first, second = (column.config.global_batch_size for column in recommended.columns)
     batch = "" if first == second else f", at a global batch of {second} instead of {first}"
     if not recommended.is_beyond_noise:
         return f"The recommendations do not differ measurably {interval}{batch}."
@@ -137,7 +135,7 @@ def _say_recommended(recommended: ComparedConfig | None) -> str:
     return f"The second recommendation has {times} times the throughput of the first {interval}{batch}."
 
 
-def _say_interval(compared: ComparedConfig, ratio: Ratio) -> str:
+def _say_interval(compared: ComparedConfig, ratio: Interval) -> str:
     where = "beyond" if compared.is_beyond_noise else "within"
     return f"({show_interval(ratio.low, ratio.high, 'times')}, {where} noise)"
 
@@ -159,12 +157,14 @@ def _compared(
     if role == "recommended" and any(summary.recommendation is None for summary in summaries):
         return None
     first, second = (known.get(role, known["baseline"]) for known in columns)
-    runs = [summary.runs_of(column.number) for summary, column in zip(summaries, (first, second), strict=True)]
+    ratio = ratio_of_runs(second.runs, first.runs, spread) if first.runs and second.runs else None
     return ComparedConfig(
         settings=changed_settings(second.config, first.config),
-        configs=(first.config, second.config),
-        figures=(first.figures, second.figures),
-        ratio=ratio_of_runs(runs[1], runs[0], spread) if all(runs) else None,
+        columns=(
+            first.model_copy(update={"title": FIRST, "speedup": None}),
+            second.model_copy(update={"title": SECOND, "speedup": ratio}),
+        ),
+        ratio=ratio,
     )
 
 
@@ -178,5 +178,6 @@ def _verdict(summary: RunSummary) -> Verdict:
     return "nothing_feasible" if summary.recommendation is None else summary.recommendation.verdict
 
 
-def _limit(figures: Figures | None) -> str | None:
-    return None if figures is None or figures.headroom is None else figures.headroom.lower
+def _limit(column: Column) -> str | None:
+    headroom = None if column.figures is None else headroom_in(column.figures)
+    return None if headroom is None else headroom.lower

@@ -6,7 +6,7 @@ Markdown, a page, a notebook and the JSON document show stands here.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -14,7 +14,7 @@ from typing import Literal
 from autotune.analysis.memory.lines import MemoryLine
 from autotune.records.run_summary import RunSummary
 from autotune.report.blocks import Block, Bullets, Facts, Paragraph, Section, Table, filled
-from autotune.report.figures import Column, Figures, make_columns
+from autotune.report.figures import Column, make_columns
 from autotune.report.plots.plots import list_plots
 from autotune.report.sections import facts, memory, ranks, times, trials
 from autotune.report.sections.devices import device_section
@@ -91,7 +91,8 @@ def build_report(summary: RunSummary, run_dir: Path, *, written: Container[str] 
     """
     columns = make_columns(summary)
     measured = {column.title: column.figures for column in columns if column.figures is not None}
-    lines, conditions = memory.list_memory_lines(summary), _plain(list_conditions(measured))
+    runs = {column.title: column.runs for column in columns if column.runs}
+    lines, conditions = memory.list_memory_lines(summary), _plain(list_conditions(runs))
     report = ReportModel(
         summary=summary,
         run_dir=run_dir,
@@ -102,7 +103,7 @@ def build_report(summary: RunSummary, run_dir: Path, *, written: Container[str] 
         columns=columns,
         changes=sentences.list_changes(summary),
         headroom=sentences.say_headroom(summary, columns),
-        doubts=_plain(list_doubts(measured)),
+        doubts=_plain(list_doubts(runs)),
         conditions=conditions,
         table=result_table(columns, summary.limit_bytes, summary.run_spread),
         remarks=_plain(
@@ -110,7 +111,7 @@ def build_report(summary: RunSummary, run_dir: Path, *, written: Container[str] 
                 *say_busy(columns),
                 *([_PARTS] if any(figures.breakdown is not None for figures in measured.values()) else []),
                 *((f"Memory: {summary.memory_source}.", *memory.say_memory_line(summary, lines)) if measured else ()),
-                *say_rates(measured, summary.run_spread),
+                *say_rates(runs, summary.run_spread),
                 *conditions,
             )
         ),
@@ -120,21 +121,21 @@ def build_report(summary: RunSummary, run_dir: Path, *, written: Container[str] 
         course=sentences.say_course(summary),
         trials=trials.trial_table(summary),
     )
-    return replace(report, sections=_list_sections(report, measured, lines))
+    return replace(report, sections=_list_sections(report, lines))
 
 
-def _list_sections(
-    report: ReportModel, measured: Mapping[str, Figures], lines: Sequence[MemoryLine]
-) -> tuple[Section, ...]:
+def _list_sections(report: ReportModel, lines: Sequence[MemoryLine]) -> tuple[Section, ...]:
     """All that stands below the result; what has no content is left out."""
     summary = report.summary
+    measured = {column.title: column.figures for column in report.columns if column.figures is not None}
+    runs = {column.title: column.runs for column in report.columns if column.runs}
     group = memory.lines_of_group(summary, lines)
     plots = list_plots(summary, report.columns, group, memory.describe_group(group, lines))
     return filled(
         *ranks.scaling_sections(summary, report.columns),
         times.time_section(measured),
         times.ceiling_section(measured),
-        device_section(summary, measured),
+        device_section(summary, runs),
         Section(title="Why these settings", blocks=(Bullets(sentences=report.reasons),), is_brief=True),
         Section(title="Learning rate", blocks=(Bullets(sentences=report.lr_advice),), is_brief=True),
         Section(title="Notes on this run", blocks=(Bullets(sentences=report.notes),), is_brief=True),

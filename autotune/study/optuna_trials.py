@@ -178,11 +178,12 @@ def write_answer(study: optuna.Study, record: TrialRecord) -> None:
 
 def _as_kept(record: TrialRecord, attributes: Mapping[str, Any]) -> TrialRecord:
     """A record with the further runs and the guard's answer that came after it."""
-    written, answer = attributes.get(f"{_REPEATS}{record.number}", []), attributes.get(f"{_ANSWER}{record.number}")
-    repeats = tuple(compacted(TrialResult.model_validate_json(run)) for run in written)
+    answer = attributes.get(f"{_ANSWER}{record.number}")
     if answer is not None:
         record = answered(record, TrialResult.model_validate_json(answer))
-    return record.model_copy(update={"repeats": repeats}) if repeats else record
+    for run in attributes.get(f"{_REPEATS}{record.number}", []):
+        record = record.with_run(compacted(TrialResult.model_validate_json(run)))
+    return record
 
 
 def _score_of(record: TrialRecord) -> Score | None:

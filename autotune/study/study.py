@@ -8,7 +8,7 @@ that a study read back is complete; trials that were running when a search was i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +33,7 @@ from autotune.study.proposals import compose_allowed, params_of
 from autotune.study.samplers import METHODS, SearchMethod
 from autotune.study.storage import guarded, open_optuna, open_storage, release
 
-__all__ = ["Study", "Trial"]
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """A configuration to measure."""
-
-    number: int
-    config: TrainingConfig
+__all__ = ["Study"]
 
 
 class Study:
@@ -68,7 +60,7 @@ class Study:
         self._keys: dict[TrainingConfig, str] = {}
         known = written.read_records(study)
         self._measured = MeasuredTrials({self._key(record.config): record for record in known})
-        self._running: dict[str, tuple[Trial, optuna.Trial]] = {}
+        self._running: dict[str, tuple[TrialRecord, optuna.Trial]] = {}
         self._waiting: set[str] = set()
         """Keys of what was proposed and not handed out yet."""
         self._queued = 0
@@ -154,7 +146,7 @@ class Study:
         return [record for record in self.ended if record.number in self._promising]
 
     @property
-    def running(self) -> list[Trial]:
+    def running(self) -> list[TrialRecord]:
         """The trials that were asked for and have not ended."""
         return [trial for trial, _ in self._running.values()]
 
@@ -173,7 +165,7 @@ class Study:
         """Whether a proposal waits to be asked for."""
         return self._queued > 0
 
-    def ask(self, skip: Skip = lambda _: None) -> Trial | None:
+    def ask(self, skip: Skip = lambda _: None) -> TrialRecord | None:
         """The next configuration to measure: what was proposed, else a sample; None where nothing new is found.
 
         A sample that `skip` names a reason against is answered without a run: what would not fit as beyond the memory
@@ -238,9 +230,9 @@ class Study:
             all(setting_of(config, name) in values for name, values in settings.items()) for settings in self._left_out
         )
 
-    def tell(self, trial: Trial, result: TrialResult, score: Score | None) -> TrialRecord:
-        """Record how a trial ended, here and in Optuna's study; once this returns, a power cut can't lose it."""
-        record = compacted(TrialRecord(number=trial.number, config=trial.config, result=result, score=score))
+    def tell(self, trial: TrialRecord, result: TrialResult, score: Score | None) -> TrialRecord:
+        """Record how a trial ended, here and in Optuna's study; once this returns, no power cut loses it."""
+        record = compacted(TrialRecord(number=trial.number, config=trial.config, results=(result,), score=score))
         key = self._key(trial.config)
         with guarded():
             _, asked = self._running[key]
@@ -254,7 +246,7 @@ class Study:
     def add_run(self, number: int, result: TrialResult) -> TrialRecord:
         """Record a further run of a finished trial's settings."""
         key, record = self._measured.of_number(number)
-        record = record.model_copy(update={"repeats": (*record.repeats, compacted(result))})
+        record = record.with_run(compacted(result))
         with guarded():
             written.write_repeats(self.optuna_study, record)
         self._measured.keep(key, record)
@@ -293,9 +285,9 @@ class Study:
         configs = (compose_allowed(trial.system_attrs.get("fixed_params", {}), self.space) for trial in waiting)
         self._waiting = {self._key(config) for config in configs if config is not None}
 
-    def _hand_out(self, asked: optuna.Trial, config: TrainingConfig) -> Trial:
+    def _hand_out(self, asked: optuna.Trial, config: TrainingConfig) -> TrialRecord:
         asked.set_user_attr(written.CONFIG, config.model_dump_json())
-        trial = Trial(asked.number, config)
+        trial = TrialRecord(number=asked.number, config=config)
         if written.is_promising(asked.user_attrs):
             self._promising.add(trial.number)
         self._running[self._key(config)] = trial, asked

@@ -8,7 +8,7 @@ from __future__ import annotations
 from autotune.policy import POLICY, Time
 from autotune.protocol.jobs import NO_EXTRAS, Extras, WindowRules
 from autotune.records.ceilings import EXCEEDED_FROM, SIDES, CeilingBook, host_ceiling_of
-from autotune.records.measurement import Ceilings, Measurement
+from autotune.records.measurement import Ceilings, Measurement, keep_ceilings
 from autotune.records.trial import TrialResult
 from autotune.settings.training_config import TrainingConfig
 
@@ -22,9 +22,9 @@ def extras_of(
     if is_baseline:
         return everything(window, limits)
     return Extras(
-        loader_ceiling=book.needs_loader(config),
-        device_ceiling=book.needs_device(config),
-        copy_ceiling=book.needs_copy(config),
+        loader_ceiling=book.needs("loader", config),
+        device_ceiling=book.needs("device", config),
+        copy_ceiling=book.needs("copy", config),
         stretch_s=_stretch_s(window, limits),
     )
 
@@ -52,14 +52,10 @@ def with_ceilings(
     if measurement is None:
         return result
     own = measurement.ceilings or Ceilings()
-    book.keep(config, loader=own.loader, device=own.device, copy=own.copy)
-    book.give_up(
-        config,
-        loader=asked.loader_ceiling and own.loader is None,
-        device=asked.device_ceiling and own.device is None,
-        copy=asked.copy_ceiling and own.copy is None,
-    )
-    book.show(config, measurement.samples_per_s_ci[0])
+    keep_ceilings(book, config, measurement)
+    for side in SIDES:
+        if getattr(asked, f"{side}_ceiling") and getattr(own, side) is None:
+            book.give_up(side, config)
     settled = with_settled_ceilings(measurement, config, book)
     return result if settled is measurement else result.model_copy(update={"measurement": settled})
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 
 from autotune.messages.search import host_bound
 from autotune.note import Note
-from autotune.records.ceilings import device_key
 from autotune.records.measurement import Measurement
 from autotune.records.recommendation import Recommendation
+from autotune.records.utilization import best_direct_reading
 from autotune.settings.budget import Budget
 from autotune.settings.search_space import Choices, Domain
 from autotune.settings.training_config import TrainingConfig
@@ -22,7 +22,14 @@ from autotune.space.resolved_space import ResolvedSpace
 from autotune.study.proposals import Params, compose_allowed, params_of
 from autotune.tuning.outcomes import SearchOutcome
 
-__all__ = ["compilation_domains", "host_notes", "is_host_bound", "list_cures", "waits_most_for_host"]
+__all__ = [
+    "busy_while_host_bound",
+    "compilation_domains",
+    "host_notes",
+    "is_host_bound",
+    "list_cures",
+    "waits_most_for_host",
+]
 
 _HOST_BOUND_FROM = 0.20
 """Share of the time in which the device waits for the host, from which it limits: for cures and for the diagnosis."""
@@ -36,6 +43,12 @@ def is_host_bound(run: Measurement | None) -> bool:
 def waits_most_for_host(run: Measurement | None) -> bool:
     """Return True where the device waits for its host by `is_host_bound`, and no longer for data than for that."""
     return is_host_bound(run) and run is not None and (run.host_fraction or 0.0) >= (run.data_wait_fraction or 0.0)
+
+
+def busy_while_host_bound(run: Measurement) -> float | None:
+    """Return the share of time in which the device is busy, of a run that waits most for its host; None for others."""
+    reading = best_direct_reading(run.busy_readings) if waits_most_for_host(run) else None
+    return None if reading is None else reading.fraction
 
 
 def compilation_domains(run: Measurement, space: ResolvedSpace, budget: Budget) -> Mapping[str, Domain]:
@@ -104,7 +117,7 @@ def host_notes(found: SearchOutcome, chosen: Recommendation | None) -> Iterator[
     run = next((one for one in known if one.breakdown is not None), known[0] if known else None)
     if run is None or run.host_fraction is None or not is_host_bound(run):
         return
-    device = found.ceilings.device.get(device_key(chosen.config))
+    device = found.ceilings.ceiling_of("device", chosen.config)
     yield host_bound(
         host_fraction=run.host_fraction,
         batch_s=run.window.batch_s,

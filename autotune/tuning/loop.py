@@ -27,6 +27,7 @@ from autotune.note import Note
 from autotune.policy import Trials
 from autotune.protocol.jobs import NO_EXTRAS, Extras, WindowRules
 from autotune.records.ceilings import CeilingBook
+from autotune.records.measurement import Interval
 from autotune.records.precision_check import guard_key
 from autotune.records.run_summary import Known, Phase, Progress
 from autotune.records.stress_check import StressFigures
@@ -36,7 +37,7 @@ from autotune.space.constraints import hosts_of
 from autotune.space.domains import whole_numbers
 from autotune.space.resolved_space import ResolvedSpace
 from autotune.study.proposals import Params, first_guesses, largest_batch_variant, same_batch_variant
-from autotune.study.study import Study, Trial
+from autotune.study.study import Study
 from autotune.tuning.checks.precision import PrecisionGuard
 from autotune.tuning.checks.stress import check_under_stress, may_overload
 from autotune.tuning.extra_measurements import extras_of, with_ceilings
@@ -53,17 +54,6 @@ __all__ = ["Search"]
 
 _THOROUGH_EXTRAS = Extras(loader_ceiling=True, device_ceiling=True, copy_ceiling=True, breakdown=True, stretch_s=0.5)
 """Of what leads at the end, once: what limits it, and where its time goes, by longer stretches of its sides."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ended:
-    """A trial that has run, and what it was asked for beside its window."""
-
-    trial: Trial
-    extras: Extras
-    result: TrialResult
-    is_repeat: bool = False
-    """A further run of a trial that had ended before."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,8 +88,8 @@ class Search:
     _is_complete: bool = False
     _cured: set[int] = field(default_factory=set)
     """Trials for which cures of a loop that the host holds were proposed."""
-    _repeating: set[int] = field(default_factory=set)
-    """Trials that are being run again."""
+    _asked: dict[int, Extras] = field(default_factory=dict)
+    """What the runs under way measure after their windows, by the trial's number."""
 
     def __post_init__(self) -> None:
         """Take up the records of a search that goes on."""
@@ -172,14 +162,12 @@ class Search:
         return self.outcome()
 
     def _race(self) -> None:
-        with SideBySide[_Ended](self.time.most_trials) as under_way:
+        with SideBySide[TrialRecord](self.time.most_trials) as under_way:
             while (run := self._next_run()) is not None or len(under_way) > 0:
                 if run is not None:
                     under_way.begin(run, is_alone=len(under_way) == 0 and self._most_at_once == 1)
                     continue
-                ended = under_way.next_ended()
-                score = self._evaluate(ended)
-                self._tell(ended, score)
+                self._tell(under_way.next_ended())
         self.ended_because = self._why_none
 
     def outcome(self) -> SearchOutcome:
@@ -253,12 +241,12 @@ class Search:
             self.expected_s = self.time.remaining_s(has_model=self.proposer.has_model)
         self._show(None)
 
-    def _next_run(self) -> Callable[[], _Ended] | None:
+    def _next_run(self) -> Callable[[], TrialRecord] | None:
         """What runs next where a slot is free: the baseline again, a trial, or what the race decides by.
 
         None: no more for now. What a running trial brings may be a reason to go on after all.
         """
-        repeating = [record.config for record in self.study.records if record.number in self._repeating]
+        repeating = [record.config for record in self.study.records if record.number in self._asked]
         running = [*repeating, *(trial.config for trial in self.study.running)]
         taken = sum(hosts_of(config, self.space.environment) for config in running)
         if taken >= self._most_at_once:  # a group that lies on several hosts takes as many slots
@@ -284,11 +272,10 @@ class Search:
     @property
     def _may_repeat_baseline(self) -> bool:
         records = self.study.records
-        return bool(records) and 0 not in self._repeating and self.time.may_repeat(records[0])
+        return bool(records) and 0 not in self._asked and self.time.may_repeat(records[0])
 
-    def _repeat_of(self, record: TrialRecord, extras: Extras) -> Callable[[], _Ended]:
+    def _repeat_of(self, record: TrialRecord, extras: Extras) -> Callable[[], TrialRecord]:
         """A further run of a trial's settings, as a call for any thread."""
-        trial = Trial(record.number, record.config)
         name, window = f"trial-{record.number:03d}-again", self.time.window()
         left_s, deadline_s = (
             self.time.clock.left_s,
@@ -296,16 +283,16 @@ class Search:
         )
         if left_s is not None:
             deadline_s = min(deadline_s, left_s + self.time.limits.grace_s)
-        self._repeating.add(record.number)
+        self._asked[record.number] = extras
 
-        def run() -> _Ended:
+        def run() -> TrialRecord:
             begin_anew(self.runner.launcher)
-            result = self.runner.run(trial.config, name=name, deadline_s=deadline_s, window=window, extras=extras)
-            return _Ended(trial=trial, extras=extras, result=result, is_repeat=True)
+            result = self.runner.run(record.config, name=name, deadline_s=deadline_s, window=window, extras=extras)
+            return record.with_run(result)
 
         return run
 
-    def _ask(self) -> Trial | None:
+    def _ask(self) -> TrialRecord | None:
         """The next trial: what waits, what is proposed, else a sample. None: no more for now."""
         over, enough = self.time.why_over, None
         if over is None:
@@ -321,14 +308,15 @@ class Search:
         self._why_none = over or self.study.none_left
         return None
 
-    def _run_of(self, trial: Trial) -> Callable[[], _Ended]:
+    def _run_of(self, trial: TrialRecord) -> Callable[[], TrialRecord]:
         """The trial's run as a call for any thread: it touches neither study nor proposer."""
         runner, deadline_s = self.runner, self.time.deadline_s(trial)
         window = self.time.window()
         extras = self._extras_of(trial, window)
         threshold, stopping = self.proposer.pruning_threshold(trial), self.time.policy.stopping
+        self._asked[trial.number] = extras
 
-        def run() -> _Ended:
+        def run() -> TrialRecord:
             result = runner.run(
                 trial.config,
                 name=f"trial-{trial.number:03d}",
@@ -337,31 +325,34 @@ class Search:
                 extras=extras,
                 should_end=None if threshold is None else lambda blocks: behind_threshold(blocks, threshold, stopping),
             )
-            return _Ended(trial=trial, extras=extras, result=result)
+            return trial.with_run(result)
 
         return run
 
-    def _evaluate(self, ended: _Ended) -> Score | None:
-        measurement, reference = ended.result.measurement, reference_of(self.study.ended)
-        if measurement is None or ended.result.outcome != "ok":
+    def _evaluate(self, result: TrialResult) -> Score | None:
+        measurement, reference = result.measurement, reference_of(self.study.ended)
+        if measurement is None or result.outcome != "ok":
             return None
         compared = measurement if reference is None or reference.measurement is None else reference.measurement
         return evaluate(measurement, compared, self.space.objective, self.space.limit_bytes)
 
-    def _tell(self, ended: _Ended, score: Score | None) -> None:
-        number, at_s = ended.trial.number, self._before_s + self.time.clock.elapsed_s
-        result = with_ceilings(ended.result, ended.trial.config, self.ceilings, asked=ended.extras)
+    def _tell(self, ended: TrialRecord) -> None:
+        """Keep the last run of a trial, and show it."""
+        number = ended.number
+        at_s = self._before_s + self.time.clock.elapsed_s
+        is_repeat = len(ended.results) > 1
+        result = with_ceilings(ended.results[-1], ended.config, self.ceilings, asked=self._asked.pop(number))
         result = result.model_copy(update={"at_s": at_s})
         self.notes.extend(disturbances(number, result))
-        if ended.is_repeat:
+        if is_repeat:
             result = self._judged(number, result)
         if result.measurement is not None and result.outcome == "ok":
             self.race.ledger.add(run_of(result.measurement, number=number, at_s=at_s))
-        if ended.is_repeat:
-            self._repeating.discard(number)
+        if is_repeat:
+            # not `ended`, since the precision guard may have answered meanwhile
             self._show(self.study.add_run(number, result))
             return
-        record = self.study.tell(ended.trial, result, score)
+        record = self.study.tell(ended, result, self._evaluate(result))
         self.on_record(record)
         try:
             self.notes.extend(self.failures.learn(record, self.study))
@@ -469,7 +460,7 @@ class Search:
         if left_out not in self.notes:
             self.notes.append(left_out)
 
-    def _extras_of(self, trial: Trial, window: WindowRules) -> Extras:
+    def _extras_of(self, trial: TrialRecord, window: WindowRules) -> Extras:
         """Where the sides were measured, only groups of devices measure ceilings again, beside the baseline.
 
         What limits a group can't be measured on one device, and where the group loses, it does not run again.
@@ -548,5 +539,5 @@ class Search:
             return None
         speedup, proven = believe(gain, self.time.policy.proof).ratio(), self.race.ledger.proven.get(best.number)
         if proven is not None:  # at the kept error, which is smaller than that of a 95 % interval
-            speedup = speedup.model_copy(update={"low": exp(proven)})
+            speedup = Interval(value=speedup.value, low=exp(proven), high=speedup.high)
         return Known(number=best.number, speedup=speedup, is_proven=proven is not None)

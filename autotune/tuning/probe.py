@@ -31,6 +31,7 @@ from autotune.note import Note
 from autotune.protocol.quiet import muted_environment
 from autotune.protocol.reports import RankReport
 from autotune.records.conditions import note_on_others
+from autotune.records.memory import MemoryLimits
 from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
 from autotune.settings.environment import Environment
 from autotune.settings.plan import Plan
@@ -94,11 +95,8 @@ def probe_workload(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, Resolv
     _refuse_empty(space)
     _refuse_too_large_reserve(space)
     ready = replace(
-        runner.limited(
-            limit_bytes=space.limit_bytes,
-            ram_bytes=environment.ram_bytes,
-            limit_is_ram=environment.has_only_ram,
-        ),
+        runner,
+        limits=MemoryLimits.on(environment, space.limit_bytes),
         build_s=(report.workload_build_s or 0.0) if is_sharing(runner.launcher) else 0.0,
     )
     told = (

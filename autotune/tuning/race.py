@@ -240,4 +240,4 @@ class Race:
 
     def _runs_of(self, record: TrialRecord) -> int:
         """How often it ran; a run that failed counts, so that none is tried for ever."""
-        return 1 + len(record.repeats)
+        return len(record.results)

@@ -12,8 +12,9 @@ from autotune.analysis.decisions.selection_rules import break_even_noise_scale, 
 from autotune.messages import recommendation as messages
 from autotune.note import Note
 from autotune.policy import Proof
+from autotune.records.measurement import Interval
 from autotune.records.precision_check import guard_key, needs_guard
-from autotune.records.recommendation import BreakEven, Confirmation, LargerBatch, Ratio, Recommendation, Verdict
+from autotune.records.recommendation import LargerBatch, Recommendation, Verdict
 from autotune.records.run_summary import changed_settings
 from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import TrainingConfig
@@ -135,7 +136,7 @@ class Contenders:
         """Return its global batch over the baseline's."""
         return self.found.batch_ratio(record.config)
 
-    def over(self, one: TrialRecord, other: TrialRecord) -> Ratio | None:
+    def over(self, one: TrialRecord, other: TrialRecord) -> Interval | None:
         """Return the throughput of one over another's as measured; None where one of them has no run."""
         contrast = self.found.evidence.contrast(one.number, other.number)
         return None if contrast is None else contrast.ratio()
@@ -186,12 +187,12 @@ def select(found: SearchOutcome) -> Recommendation | None:
     )
 
 
-def _confirmations(chosen: TrialRecord, contenders: Contenders) -> tuple[Confirmation, ...]:
+def _confirmations(chosen: TrialRecord, contenders: Contenders) -> tuple[TrialRecord, ...]:
     """The baseline, what is recommended, and what ran more than once: nothing where only the baseline ran."""
     if all(record.number == 0 for record in contenders.found.records):
         return ()
     return tuple(
-        Confirmation(number=record.number, config=record.config, runs=tuple(record.runs))
+        record
         for record in contenders.found.records
         if record.runs and record.is_feasible and (record.number in {0, chosen.number} or len(record.runs) > 1)
     )
@@ -229,7 +230,7 @@ def _larger_batch(chosen: TrialRecord, same: TrialRecord | None, contenders: Con
     )
 
 
-def _break_even(larger: TrialRecord, over: Ratio, contenders: Contenders) -> BreakEven | None:
+def _break_even(larger: TrialRecord, over: Interval, contenders: Contenders) -> Interval | None:
     """Return the noise scale above which the larger batch pays, by its throughput over that of the baseline's batch."""
     samples = contenders.found.space.baseline.global_batch_size
     # Not the configuration's own count: with a token budget that is rounded for each micro batch.
@@ -239,7 +240,7 @@ def _break_even(larger: TrialRecord, over: Ratio, contenders: Contenders) -> Bre
     of_high = break_even_noise_scale(samples, larger_samples, over.high)
     if of_value is None or of_high is None:
         return None
-    return BreakEven(samples=of_value, low=of_high, high=inf if of_low is None else of_low)
+    return Interval(value=of_value, low=of_high, high=inf if of_low is None else of_low)
 
 
 def _verdict(chosen: TrialRecord, contenders: Contenders) -> Verdict:
@@ -259,12 +260,12 @@ def _is_compared(chosen: TrialRecord, found: SearchOutcome) -> bool:
     return not needs_guard(chosen.config, found.space.baseline) or key in compared
 
 
-def _speedup(record: TrialRecord, contenders: Contenders) -> Ratio | None:
+def _speedup(record: TrialRecord, contenders: Contenders) -> Interval | None:
     """What is believed of its gain; exactly 1 for the baseline itself."""
     if contenders.baseline is None:
         return None
     gain = contenders.gain_of(record)
-    return Ratio(value=1.0, low=1.0, high=1.0) if gain is None else believe(gain, contenders.proof).ratio()
+    return Interval(value=1.0, low=1.0, high=1.0) if gain is None else believe(gain, contenders.proof).ratio()
 
 
 def _more_s(chosen: TrialRecord, contenders: Contenders) -> float | None:

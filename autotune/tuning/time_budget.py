@@ -35,7 +35,7 @@ from autotune.protocol.jobs import WindowRules
 from autotune.records.trial import TrialRecord, reference_of
 from autotune.settings.budget import ASSUMED_TRAINING_HOURS, Budget
 from autotune.settings.training_config import TrainingConfig
-from autotune.study.study import Study, Trial
+from autotune.study.study import Study
 
 __all__ = ["Clock", "TimeBudget", "repeat_deadline_s"]
 
@@ -200,7 +200,7 @@ class TimeBudget:
         least_s = min(limits.telling_sides_s, limits.most_sides_share * left)
         return min(longest_s, max(limits.sides_share * left, least_s))
 
-    def deadline_s(self, trial: Trial) -> float:
+    def deadline_s(self, trial: TrialRecord) -> float:
         """After so many seconds a trial is ended."""
         left = self.left_for_trials_s
         if trial.number == 0:

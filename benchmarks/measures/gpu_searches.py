@@ -17,7 +17,7 @@ from autotune.launch.launcher import Launcher
 from autotune.protocol.jobs import Extras, WindowRules
 from autotune.records.ceilings import Headroom, headroom_of
 from autotune.records.utilization import WAIT_SOURCE, best_common_source, disagreement
-from autotune.report.figures import make_columns
+from autotune.report.figures import headroom_in, make_columns
 from autotune.settings.applied.cores.processor import usable_cores
 from benchmarks.cases.cpu import Case
 from benchmarks.measures.gpu_scale import PLAIN_STARTUP_S, Scale, Task, case_of, one_server, plain
@@ -108,7 +108,7 @@ def search_launch_bound(task: Task) -> Figures:
         )
     why = None if timeout_s >= _LEAST_SEARCH_S else f"the search had {timeout_s:.0f} s"
     figures = make_columns(result.summary)[0].figures
-    headroom = None if figures is None else figures.headroom
+    headroom = None if figures is None else headroom_in(figures)
     limit = None if headroom is None else headroom.limit
     task.keep({"search": _found(result), **_launch_verdict(_busy_on_both_sides(result), limit, why)})
     if task.left_s < _plains_s(scale, 1):

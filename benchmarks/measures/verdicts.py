@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from autotune import TrainingConfig
-from autotune.records.recommendation import Ratio, Recommendation
+from autotune.records.measurement import Interval
+from autotune.records.recommendation import Recommendation
 
 __all__ = ["claim_of", "is_proven", "recommended_of", "verdict_of"]
 
@@ -18,7 +19,7 @@ def is_proven(said: Recommendation) -> bool:
     return said.verdict == "faster"
 
 
-def claim_of(said: Recommendation) -> Ratio | None:
+def claim_of(said: Recommendation) -> Interval | None:
     """What it says of the recommendation's rate over the baseline's; None where it recommends the baseline."""
     return None if said.number == 0 else said.speedup
 

@@ -214,14 +214,16 @@ def _search_of(device: str, name: str, search: Mapping[str, Any]) -> RecordedSea
         TrialRecord(
             number=one["number"],
             config=configs[one["number"]],
-            result=TrialResult(
-                outcome="ok",
-                measurement=measurement(one["number"], one["measurement"]),
-                guard=None if one["guard"] is None else PrecisionFigures.model_validate(one["guard"]),
-                at_s=place,
+            results=(
+                TrialResult(
+                    outcome="ok",
+                    measurement=measurement(one["number"], one["measurement"]),
+                    guard=None if one["guard"] is None else PrecisionFigures.model_validate(one["guard"]),
+                    at_s=place,
+                ),
+                *rounds.get(one["number"], ()),
             ),
             score=Score(value=one["score"], feasible=True, violation=0.0),
-            repeats=rounds.get(one["number"], ()),
         )
         for place, one in enumerate(search["trials"])
         if one["outcome"] == "ok"

@@ -17,7 +17,7 @@ import numpy as np
 
 from autotune.analysis.decisions.run_spread import assumed_spread, with_run_spread
 from autotune.analysis.rates import window_rate
-from autotune.records.measurement import Block, Rate, Window
+from autotune.records.measurement import Block, Interval, Window
 from benchmarks.measures.recording import print_table
 
 __all__ = ["print_fidelity_tables", "spearman", "summarise"]
@@ -180,7 +180,7 @@ def _setting(name: str, index: str, pairs: Sequence[Mapping[str, Any]], batch: i
     )
 
 
-def _interval(trial: Mapping[str, Any], batch: int) -> Rate:
+def _interval(trial: Mapping[str, Any], batch: int) -> Interval:
     """In which another long run lies, by the trial's blocks and what is assumed of a CPU."""
     sides = (trial["blocks"][name] for name in ("samples", "seconds", "data_wait_s"))
     blocks = tuple(

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.analysis.rates import wait_fraction, window_rate
-from autotune.records.measurement import Block, Measurement, MemorySample, Rate, Restart, Window
+from autotune.records.measurement import Block, Interval, Measurement, MemorySample, Restart, Window
 from tests.factories import make_measurement, make_window
 
 _DATA = Path(__file__).parent / "data"
@@ -239,9 +239,9 @@ def test_any_window_has_an_ordered_interval_and_no_more_than_what_came(window: W
 
 @given(_RATES, st.floats(0, 1))
 def test_the_relative_half_width_is_half_the_interval_over_the_value(value: float, share: float) -> None:
-    rate = Rate(value=value, low=value * (1 - share), high=value * (1 + share))
+    rate = Interval(value=value, low=value * (1 - share), high=value * (1 + share))
     assert rate.relative_half_width == pytest.approx(share, abs=1e-9)
-    assert isinf(Rate(value=0.0, low=0.0, high=1.0).relative_half_width)
+    assert isinf(Interval(value=0.0, low=0.0, high=1.0).relative_half_width)
 
 
 @given(_MEASUREMENTS)

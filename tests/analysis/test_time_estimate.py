@@ -23,7 +23,7 @@ from autotune.analysis.time_estimate import (
 from autotune.records.trial import TrialRecord, TrialResult
 from autotune.settings.budget import Budget
 from autotune.settings.training_config import TrainingConfig
-from tests.factories import make_measurement, make_record
+from tests.factories import make_measurement, make_record, with_first
 
 A_TRIAL_S = 1.1 * 12.0
 """A trial of 12 s, and its share of the baseline's further runs."""
@@ -139,7 +139,7 @@ def test_what_is_no_faster_never_pays(speedup: float) -> None:
 def record(wall_s: float, *, number: int = 1, after_s: float = 0.0, is_measured: bool = True) -> TrialRecord:
     measurement = make_measurement(100.0, after_s=after_s) if is_measured else None
     result = TrialResult(outcome="ok" if is_measured else "crashed", measurement=measurement, wall_s=wall_s)
-    return TrialRecord(number=number, config=TrainingConfig(), result=result)
+    return TrialRecord(number=number, config=TrainingConfig(), results=(result,))
 
 
 def test_a_trial_takes_what_half_of_them_take() -> None:
@@ -202,6 +202,6 @@ def test_a_process_of_its_own_builds_what_a_shared_one_had() -> None:
     measurement = record.result.measurement
     assert measurement is not None
     shared = measurement.model_copy(update={"build_s": 0.5})
-    record = record.model_copy(update={"result": record.result.model_copy(update={"measurement": shared})})
+    record = with_first(record, measurement=shared)
     assert overhead_s(record, 60.0) == overhead_s(record) + 59.5
     assert overhead_s(record, 0.1) == overhead_s(record)

@@ -212,7 +212,7 @@ def test_ctrl_c_saves_the_best_so_far_and_the_same_command_goes_on(folder: Path)
     done = call("run", "tune.yaml", "--quiet")
     assert done.exit_code == 0, done.stderr
     lines = (folder / "run" / "trials.jsonl").read_text().splitlines()
-    outcomes = [json.loads(line)["result"]["outcome"] for line in lines]
+    outcomes = [json.loads(line)["results"][0]["outcome"] for line in lines]
     assert outcomes[0] == "ok"
     assert json.loads(lines[0])["number"] == 0
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from autotune import TrainingConfig
-from autotune.records.recommendation import Ratio, Recommendation
+from autotune.records.measurement import Interval
+from autotune.records.recommendation import Recommendation
 from autotune.space.learning_rate import LrAdvice
 from benchmarks import decisions_here
 from benchmarks.cases import known_gain
@@ -118,13 +119,13 @@ def said(number: int = 1, verdict: Literal["faster", "unconfirmed"] = "faster") 
         config=TrainingConfig(lr=0.4),
         number=number,
         verdict=verdict,
-        speedup=Ratio(value=2, low=1, high=3),
+        speedup=Interval(value=2, low=1, high=3),
         lr_advice=LrAdvice(lr=0.4, rule="linear", batch_ratio=4.0),
     )
 
 
 def test_nothing_is_claimed_of_the_baseline_and_the_learning_rate_is_no_part_of_what_is_compared() -> None:
-    assert claim_of(said()) == Ratio(value=2, low=1, high=3)
+    assert claim_of(said()) == Interval(value=2, low=1, high=3)
     assert claim_of(said(number=0)) is None
     assert [is_proven(said(verdict=verdict)) for verdict in ("faster", "unconfirmed")] == [True, False]
     assert recommended_of(said(), TrainingConfig(lr=0.1)) == TrainingConfig(lr=0.1)

@@ -32,7 +32,7 @@ def test_what_was_not_run_is_within_what_is_promised(name: str, has_curves: bool
         shown, rest = configs[:TRIALS], configs[TRIALS:]
         results = [surface.visits[config][0] for config in shown]
         records = [
-            TrialRecord(number=number, config=config, result=result)
+            TrialRecord(number=number, config=config, results=(result,))
             for number, (config, result) in enumerate(zip(shown, results, strict=True))
         ]
         points = looks(surface) if has_curves else []

@@ -89,7 +89,7 @@ def tell(surface: Any, trials: int, seed: int = 0) -> Comparison:
     random.Random(seed).shuffle(others)
     shown: list[TrainingConfig] = [surface.baseline, *islice(others, trials)]
     records = [
-        TrialRecord(number=number, config=config, result=surface.visits[config][0])
+        TrialRecord(number=number, config=config, results=(surface.visits[config][0],))
         for number, config in enumerate(shown)
     ]
     environment = surface.environment

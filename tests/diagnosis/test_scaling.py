@@ -34,7 +34,7 @@ def trial(
     plain: Measured = {"loader_ceiling": None, "device_ceiling": None, "loader_costs": None}
     score = Score(value=1.0, feasible=limit_share <= 1, violation=limit_share - 1)
     result = TrialResult(outcome="ok", measurement=make_measurement(rate, **plain | (measured or {})))
-    return TrialRecord(number=number, config=TrainingConfig(**config), result=result, score=score)
+    return TrialRecord(number=number, config=TrainingConfig(**config), results=(result,), score=score)
 
 
 def ddp(number: int, rate: float, measured: Measured | None = None, *, world_size: int = 2, **more: Any) -> TrialRecord:
@@ -43,7 +43,7 @@ def ddp(number: int, rate: float, measured: Measured | None = None, *, world_siz
 
 def crashed(number: int, **config: Any) -> TrialRecord:
     result = TrialResult(outcome="crashed", reason="rank 1: ValueError")
-    return TrialRecord(number=number, config=TrainingConfig(**config), result=result)
+    return TrialRecord(number=number, config=TrainingConfig(**config), results=(result,))
 
 
 def with_ranks(*devices: float | None, loaders: tuple[float | None, ...] = (), **more: Any) -> Measured:

@@ -60,6 +60,7 @@ from tests.factories.trials import (
     run_again,
     run_once,
     said,
+    with_first,
 )
 
 __all__ = [
@@ -111,5 +112,6 @@ __all__ = [
     "run_again",
     "run_once",
     "said",
+    "with_first",
     "with_run_changes",
 ]

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import autotune
-from autotune.launch.answers import MemoryLimits
 from autotune.launch.launcher import Exit, Launch
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note
@@ -16,6 +15,7 @@ from autotune.policy import POLICY, Policy
 from autotune.protocol.disk import write_model
 from autotune.protocol.jobs import DescribeJob, ProbeJob, SeriesJob, read_job
 from autotune.protocol.reports import RankReport
+from autotune.records.memory import MemoryLimits
 from autotune.records.recommendation import Recommendation
 from autotune.records.trial import TrialResult
 from autotune.settings.budget import Budget

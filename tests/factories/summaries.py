@@ -8,9 +8,8 @@ from autotune.messages.recommendation import baseline_is_no_reference, best_beli
 from autotune.messages.search import most_trials
 from autotune.messages.trials import curves_cut
 from autotune.records.conditions import DeviceConditions
-from autotune.records.measurement import MemorySample
+from autotune.records.measurement import Interval, MemorySample
 from autotune.records.ranks import RankFigures
-from autotune.records.recommendation import Ratio
 from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import RunSummary
 from autotune.records.stress_check import StressFigures
@@ -42,6 +41,7 @@ from tests.factories.trials import (
     run_again,
     run_once,
     said,
+    with_first,
 )
 
 STARVED = make_breakdown(wait=0.6, copy=0.02, idle=0.05, restart=0.15)
@@ -106,7 +106,7 @@ def make_rich_summary(**changes: Any) -> RunSummary:
     first, second, *others = make_trials()
     first = with_run_changes(first, before)
     second = with_run_changes(second, {}, after)
-    guarded = second.model_copy(update={"result": second.result.model_copy(update={"guard": make_guard()})})
+    guarded = with_first(second, guard=make_guard())
     half = FAST.model_copy(update={"amp_dtype": "float16"})
     broken = make_trial(10, half, "diverged", reason="nan", guard=make_guard(is_good=False))
     trials = (first, guarded, *others, broken)
@@ -145,12 +145,12 @@ def make_group_summary(ranks: tuple[RankFigures, ...] = (), **changes: Any) -> R
 
 def with_run_changes(trial: TrialRecord, *changes: dict[str, Any]) -> TrialRecord:
     """Change the measurements of a trial's first runs, each by its own fields."""
-    results = [trial.result, *trial.repeats]
+    results = list(trial.results)
     for place, fields in enumerate(changes):
         result = results[place]
         assert result.measurement is not None
         results[place] = result.model_copy(update={"measurement": result.measurement.model_copy(update=fields)})
-    return trial.model_copy(update={"result": results[0], "repeats": tuple(results[1:])})
+    return trial.model_copy(update={"results": tuple(results)})
 
 
 def make_conditions_summary(
@@ -174,7 +174,7 @@ def make_variants() -> dict[str, RunSummary]:
     over = make_trial(0, BASELINE, "over_memory", measurement=make_measurement(5000.0, gib=17.2))
     failed = tuple(trial for trial in make_trials() if trial.number >= 3)
     own = {"same_batch": BASELINE, "same_batch_number": 0, "same_batch_speedup": None, "lr_advice": NO_ADVICE}
-    no_gain = Ratio(value=1.0, low=1.0, high=1.0)
+    no_gain = Interval(value=1.0, low=1.0, high=1.0)
     stays = (nothing_beats_baseline(configurations=12, is_outrun=False, leaves_out_larger=False, most_fraction=0.04),)
     already_best = make_recommendation(
         config=BASELINE,
@@ -185,11 +185,11 @@ def make_variants() -> dict[str, RunSummary]:
         reasons=stays,
         **own,
     )
-    believed = Ratio(value=2.3, low=0.97, high=2.9)
+    believed = Interval(value=2.3, low=0.97, high=2.9)
     undecided = make_recommendation(
         verdict="unconfirmed",
         speedup=believed,
-        same_batch_speedup=Ratio(value=1.9, low=0.95, high=2.4),
+        same_batch_speedup=Interval(value=1.9, low=0.95, high=2.4),
         gain_probability=0.96,
         more_s=40.0,
         reasons=(

@@ -8,8 +8,8 @@ from typing import Any
 from autotune.messages.recommendation import best_believed, proven
 from autotune.messages.search import interrupted
 from autotune.note import Note
-from autotune.records.measurement import Measurement
-from autotune.records.recommendation import Confirmation, Ratio, Recommendation
+from autotune.records.measurement import Interval, Measurement
+from autotune.records.recommendation import Recommendation
 from autotune.records.trial import Failure, Outcome, Score, TrialRecord, TrialResult
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.training_config import TrainingConfig
@@ -35,15 +35,20 @@ HOSTILE = "ValueError: shape [red](3, 4)[/red] | want `x`\n\x1b[31mnot <b>this</
 TRACEBACK = 'Traceback (most recent call last):\n  File "net.py", line 12\n```\nValueError: [bold]no[/bold]'
 
 
-def make_record(number: int = 1, **changes: Any) -> TrialRecord:
-    """A trial that went well; keywords change the record's fields."""
+def make_record(number: int = 1, *, result: TrialResult | None = None, **changes: Any) -> TrialRecord:
+    """A trial whose only run went well, or ended as given; keywords change the record's fields."""
     values = {
         "number": number,
         "config": BASELINE,
-        "result": TrialResult(outcome="ok", measurement=make_measurement()),
+        "results": (result or TrialResult(outcome="ok", measurement=make_measurement()),),
         "score": Score(value=1.0, feasible=True, violation=-0.5),
     }
     return TrialRecord.model_validate(values | changes)
+
+
+def with_first(record: TrialRecord, **changes: Any) -> TrialRecord:
+    """Change fields of a trial's first run."""
+    return record.model_copy(update={"results": (record.result.model_copy(update=changes), *record.repeats)})
 
 
 def make_trial(
@@ -63,7 +68,7 @@ def make_trial(
         score = Score(value=1.0, feasible=not over, violation=result["violation"], reason=reason)
     ended: Outcome = "ok" if outcome == "over_memory" else outcome
     return make_record(
-        number, config=config, result=TrialResult(outcome=ended, measurement=measurement, **result), score=score
+        number, config=config, results=(TrialResult(outcome=ended, measurement=measurement, **result),), score=score
     )
 
 
@@ -74,19 +79,19 @@ def run_again(trial: TrialRecord, *rates: float | None, **changes: Any) -> Trial
     """
     assert trial.measurement is not None
     changes = {"gib": trial.measurement.peak_memory_bytes / 2**30, **changes}
-    repeats = []
+    results = list(trial.results)
     for place, rate in enumerate(rates, len(trial.repeats)):
         at_s = 100.0 * (place + 1) + 10.0 * trial.number
         if rate is None:
-            repeats.append(TrialResult(outcome="crashed", reason="ValueError: no", at_s=at_s))
+            results.append(TrialResult(outcome="crashed", reason="ValueError: no", at_s=at_s))
         else:
-            repeats.append(TrialResult(outcome="ok", measurement=make_measurement(rate, **changes), at_s=at_s))
-    return trial.model_copy(update={"repeats": (*trial.repeats, *repeats)})
+            results.append(TrialResult(outcome="ok", measurement=make_measurement(rate, **changes), at_s=at_s))
+    return trial.model_copy(update={"results": tuple(results)})
 
 
 def run_once(trials: Iterable[TrialRecord]) -> tuple[TrialRecord, ...]:
     """Return trials without their repeats."""
-    return tuple(trial.model_copy(update={"repeats": ()}) for trial in trials)
+    return tuple(trial.model_copy(update={"results": trial.results[:1]}) for trial in trials)
 
 
 def make_trials() -> tuple[TrialRecord, ...]:
@@ -119,20 +124,17 @@ def make_confirmation(
     gib: float = 1.0,
     is_held_by_device: bool = False,
     **settings: Any,
-) -> Confirmation:
+) -> TrialRecord:
     """A run at each rate; the configuration by itself or by its settings."""
     held = {"host_ahead_s": 1.0 if is_held_by_device else None}
-    runs = tuple(make_measurement(rate, noise, gib=gib, window=make_window(rate, **held)) for rate in rates)
-    return Confirmation(number=number, config=config or TrainingConfig(**settings), runs=runs)
+    runs = (make_measurement(rate, noise, gib=gib, window=make_window(rate, **held)) for rate in rates)
+    results = tuple(TrialResult(outcome="ok", measurement=run) for run in runs)
+    return TrialRecord(number=number, config=config or TrainingConfig(**settings), results=results)
 
 
-def list_confirmations(trials: Iterable[TrialRecord]) -> tuple[Confirmation, ...]:
-    """Return what ran more than once, with its runs, as a recommendation lists it."""
-    return tuple(
-        Confirmation(number=trial.number, config=trial.config, runs=tuple(trial.runs))
-        for trial in trials
-        if len(trial.runs) > 1
-    )
+def list_confirmations(trials: Iterable[TrialRecord]) -> tuple[TrialRecord, ...]:
+    """Return what ran more than once, as a recommendation lists it."""
+    return tuple(trial for trial in trials if len(trial.runs) > 1)
 
 
 def said(text: str) -> Note:
@@ -148,12 +150,12 @@ def make_recommendation(**changes: Any) -> Recommendation:
         "config": FAST.model_copy(update={"lr": advice.lr}),
         "number": 1,
         "verdict": "faster",
-        "speedup": Ratio(value=2.412, low=2.351, high=2.474),
+        "speedup": Interval(value=2.412, low=2.351, high=2.474),
         "gain_probability": 1.0,
         "lr_advice": advice,
         "same_batch": SAME_BATCH,
         "same_batch_number": 2,
-        "same_batch_speedup": Ratio(value=1.93, low=1.9, high=1.96),
+        "same_batch_speedup": Interval(value=1.93, low=1.9, high=1.96),
         "reasons": (
             best_believed(configurations=12, is_outrun=False, leaves_out_larger=False),
             proven(least_fraction=1.2, runs=3, baseline_runs=3),

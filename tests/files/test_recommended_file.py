@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 import autotune
 from autotune.errors import ConfigError
 from autotune.files.recommended_file import read_recommended, recommended_yaml
-from autotune.records.measurement import Block, Measurement, MemorySample, Window
-from autotune.records.recommendation import Ratio, Recommendation
+from autotune.records.measurement import Block, Interval, Measurement, MemorySample, Window
+from autotune.records.recommendation import Recommendation
 from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import TrialRecord, TrialResult
@@ -138,7 +138,7 @@ def summary(config: TrainingConfig, *, runs: int = 3, name: str = "resnet") -> R
         config=config,
         number=1,
         verdict="faster",
-        speedup=Ratio(value=2.345678, low=2.3, high=float("inf")),
+        speedup=Interval(value=2.345678, low=2.3, high=float("inf")),
         gain_probability=0.987654,
         lr_advice=LrAdvice(lr=config.lr, rule="sqrt", batch_ratio=4.0, betas=(0.6, 0.996), notes=(said("Warm up."),)),
         reasons=(said("Fastest within noise."),),
@@ -148,8 +148,7 @@ def summary(config: TrainingConfig, *, runs: int = 3, name: str = "resnet") -> R
         TrialRecord(
             number=number,
             config=config,
-            result=(result := TrialResult.model_validate({"outcome": one, "measurement": run})),
-            repeats=(result,) * (runs - 1) if number == 1 else (),
+            results=(TrialResult.model_validate({"outcome": one, "measurement": run}),) * (runs if number == 1 else 1),
         )
         for number, (one, run) in enumerate(outcomes)
     )

@@ -15,6 +15,7 @@ from autotune.launch.runner import TrialRunner
 from autotune.policy import POLICY, Policy
 from autotune.protocol.jobs import NO_EXTRAS, Extras, WindowRules
 from autotune.protocol.payload import write_payload
+from autotune.records.memory import MemoryLimits
 from autotune.records.trial import TrialResult
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Ref, Workload
@@ -74,7 +75,8 @@ class Rig:
 
     def run_limited(self, limit_bytes: int, *, settings: dict[str, Any] | None = None, **parts: Any) -> TrialResult:
         """One trial that may not have much more RAM than that."""
-        runner = self.runner(**parts).limited(limit_bytes=limit_bytes, ram_bytes=2**36, limit_is_ram=True)
+        limits = MemoryLimits(limit_bytes=limit_bytes, ram_bytes=2**36, limit_is_ram=True)
+        runner = replace(self.runner(**parts), limits=limits)
         config = TrainingConfig(**({"micro_batch_size": 4} | (settings or {})))
         return runner.run(config, name="trial", deadline_s=GENEROUS_S, window=SHORT)
 

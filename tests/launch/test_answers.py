@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from autotune.launch.answers import NO_LIMITS, MemoryLimits, read_answer
+from autotune.launch.answers import read_answer
 from autotune.launch.launcher import Exit, Launch
 from autotune.protocol.disk import TrialFolder, write_model
 from autotune.protocol.reports import REPORT_UNWRITTEN, RankReport
 from autotune.records.diagnosis import Curves
+from autotune.records.memory import MemoryLimits
 from autotune.records.trial import Outcome, TrialResult
 
 MIB = 2**20
@@ -20,10 +21,10 @@ KILLED = -signal.SIGKILL
 LATE: dict[str, Any] = {"code": None, "ended_for": "deadline"}
 
 
-def answer_of(folder: Path, limits: MemoryLimits = NO_LIMITS, **end: Any) -> RankReport:
+def answer_of(folder: Path, limits: MemoryLimits | None = None, **end: Any) -> RankReport:
     """Read the answer of a process that ended so; its deadline was 9 s."""
     launch = Launch(folder=TrialFolder(folder), log=folder / "log", deadline_s=9.0)
-    return read_answer(launch, Exit(wall_s=1.0, **end), limits)
+    return read_answer(launch, Exit(wall_s=1.0, **end), limits or MemoryLimits())
 
 
 @pytest.mark.parametrize(

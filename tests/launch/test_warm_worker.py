@@ -22,6 +22,7 @@ from autotune.policy import POLICY
 from autotune.protocol.jobs import Extras, WindowRules
 from autotune.protocol.payload import write_payload
 from autotune.records.measurement import Block
+from autotune.records.memory import MemoryLimits
 from autotune.records.trial import TrialResult
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Ref, Workload
@@ -391,7 +392,7 @@ def test_what_is_quick_to_build_has_processes_of_its_own(
 def test_a_limit_that_is_known_later_holds_in_the_same_process(warm: WarmWorkerLauncher) -> None:
     runner = runner_of(warm)
     assert run(runner).outcome == "ok"
-    narrow = runner.limited(limit_bytes=2**20, ram_bytes=2**36, limit_is_ram=True)
+    narrow = replace(runner, limits=MemoryLimits(limit_bytes=2**20, ram_bytes=2**36, limit_is_ram=True))
     window = WindowRules(max_s=30.0, precision=0.0, block_s=0.01)
     over = narrow.run(TrainingConfig(micro_batch_size=4), name="trial", deadline_s=GENEROUS_S, window=window)
     assert over.outcome == "host_oom"

@@ -9,7 +9,6 @@ import pytest
 from autotune.records.ceilings import (
     Ceiling,
     CeilingBook,
-    copy_key,
     headroom_of,
     host_ceiling_of,
     loader_key,
@@ -43,12 +42,16 @@ def test_prefetching_that_is_left_to_torch_is_torchs() -> None:
 def test_a_side_that_was_tried_in_vain_is_not_tried_again_and_others_are() -> None:
     book, config = CeilingBook(), TrainingConfig(micro_batch_size=8)
     other = config.model_copy(update={"micro_batch_size": 16})
-    assert book.needs_loader(config)
-    assert book.needs_device(config)
-    book.give_up(config, loader=True, device=False)
-    assert (book.needs_loader(config), book.needs_device(config), book.needs_loader(other)) == (False, True, True)
-    book.keep(config, loader=None, device=REACHED)
-    assert not book.needs_device(config)
+    assert book.needs("loader", config)
+    assert book.needs("device", config)
+    book.give_up("loader", config)
+    assert (book.needs("loader", config), book.needs("device", config), book.needs("loader", other)) == (
+        False,
+        True,
+        True,
+    )
+    book.keep("device", config, REACHED)
+    assert not book.needs("device", config)
 
 
 def test_one_loader_for_two_devices_is_not_two_loaders() -> None:
@@ -58,12 +61,12 @@ def test_one_loader_for_two_devices_is_not_two_loaders() -> None:
 
 def test_copies_are_measured_once_for_each_kind_of_memory_and_layout_whatever_the_batch() -> None:
     book, config = CeilingBook(), TrainingConfig(micro_batch_size=8)
-    book.keep(config, loader=None, device=None, copy=REACHED)
+    book.keep("copy", config, REACHED)
     larger, pinned = (config.model_copy(update=change) for change in ({"micro_batch_size": 64}, {"pin_memory": True}))
-    assert (book.needs_copy(larger), book.needs_copy(pinned)) == (False, True)
-    book.give_up(pinned, loader=False, device=False, copy=True)
-    assert not book.needs_copy(pinned)
-    assert book.copy == {copy_key(config): REACHED, copy_key(pinned): None}
+    assert (book.needs("copy", larger), book.needs("copy", pinned)) == (False, True)
+    book.give_up("copy", pinned)
+    assert not book.needs("copy", pinned)
+    assert (book.ceiling_of("copy", larger), book.ceiling_of("copy", pinned)) == (REACHED, None)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +137,7 @@ def book_of(*rates: float) -> CeilingBook:
     """A device that was measured several times, each time for longer."""
     book = CeilingBook()
     for place, rate in enumerate(rates):
-        book.keep(TrainingConfig(), loader=None, device=reached(rate, 0.2 + 0.1 * place))
+        book.keep("device", TrainingConfig(), reached(rate, 0.2 + 0.1 * place))
     return book
 
 
@@ -156,7 +159,7 @@ def test_two_measurements_that_disagree_are_settled_by_a_third(
     book = book_of(*rates)
     ceiling = book.ceiling_of("device", TrainingConfig())
     assert ceiling is not None
-    assert (ceiling.samples_per_s, book.needs_device(TrainingConfig())) == (expected, is_needed)
+    assert (ceiling.samples_per_s, book.needs("device", TrainingConfig())) == (expected, is_needed)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +180,7 @@ def test_what_a_run_exceeds_is_no_ceiling_and_is_measured_again_once(
     book.show(TrainingConfig(num_workers=3), shown)
     ceiling = book.ceiling_of("device", TrainingConfig())
     assert (None if ceiling is None else ceiling.samples_per_s) == expected
-    assert book.needs_device(TrainingConfig()) is is_needed
+    assert book.needs("device", TrainingConfig()) is is_needed
 
 
 def test_a_run_shows_nothing_of_settings_that_it_did_not_have() -> None:
@@ -188,7 +191,7 @@ def test_a_run_shows_nothing_of_settings_that_it_did_not_have() -> None:
 
 def test_a_loader_that_pauses_is_exceeded_by_more_than_its_own_error() -> None:
     book, config = CeilingBook(), TrainingConfig()
-    book.keep(config, loader=reached(300.0, relative_sd=0.5), device=None)
+    book.keep("loader", config, reached(300.0, relative_sd=0.5))
     book.show(config, 550.0)
     assert book.ceiling_of("loader", config) is not None
     book.show(config, 700.0)

@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 import torch
 
-from autotune.records.study_identity import describe_part, identify, workload_key
+from autotune.records.study_identity import describe_part, identify, parts_of
 from autotune.settings.plan import Plan
 from autotune.settings.workload import Ref, Workload
 from autotune.testing import fake_environment
@@ -142,8 +142,8 @@ def test_a_command_counts_by_its_words_and_by_the_code_and_settings_that_it_name
     found = []
     for text in ("a = 1", "a = 2"):
         Path(file).write_text(text)
-        found.append(workload_key(Workload(command=command)))
-    assert len({*found, workload_key(Workload(command=(*command, "--x")))}) == 3
+        found.append(parts_of(Workload(command=command))["command"])
+    assert len({*found, parts_of(Workload(command=(*command, "--x")))["command"]}) == 3
 
 
 def test_of_a_command_data_outputs_and_what_is_no_file_count_by_name_alone(
@@ -154,7 +154,7 @@ def test_of_a_command_data_outputs_and_what_is_no_file_count_by_name_alone(
     for text in ("1", "2"):
         Path("data.json").write_text(text * 2_000_000)
         Path("log.txt").write_text(text)
-        found.append(workload_key(Workload(command=command)))
+        found.append(parts_of(Workload(command=command))["command"])
     assert found[0] == found[1]
 
 

@@ -38,7 +38,9 @@ def test_a_trial_that_is_not_scored_yet_is_no_candidate() -> None:
 def run_often(*outcomes: Outcome, number: int = 1) -> TrialRecord:
     """A trial that went well, and whose further runs ended so."""
     record = make_trial(number, TrainingConfig(), measurement=make_measurement())
-    return record.model_copy(update={"repeats": tuple(TrialResult(outcome=one, reason=one) for one in outcomes)})
+    for one in outcomes:
+        record = record.with_run(TrialResult(outcome=one, reason=one))
+    return record
 
 
 @pytest.mark.parametrize("outcome", [one for one in get_args(Outcome) if one not in {"ok", "timeout"}])
@@ -74,7 +76,7 @@ def test_one_deadline_may_be_chance_and_two_refute_any_but_the_baseline(
 
 def test_a_trial_that_failed_is_no_candidate_however_its_further_runs_ended() -> None:
     record = make_record(result=TrialResult(outcome="oom"), score=None)
-    again = record.model_copy(update={"repeats": (TrialResult(outcome="ok", measurement=make_measurement()),)})
+    again = record.with_run(TrialResult(outcome="ok", measurement=make_measurement()))
     assert not again.is_feasible
 
 
@@ -94,7 +96,7 @@ def test_a_record_comes_back_from_json_exactly(outcome: Outcome) -> None:
         wall_s=1e-9,
         log="logs/7.log",
     )
-    record = make_record(result=result, number=7, repeats=(result.model_copy(update={"at_s": 1 / 3}),))
+    record = make_record(number=7, results=(result, result.model_copy(update={"at_s": 1 / 3})))
     line = record.model_dump_json()
     assert "\n" not in line
     assert repr(TrialRecord.model_validate_json(line)) == repr(record)

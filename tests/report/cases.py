@@ -13,8 +13,8 @@ from autotune.records.ceilings import Ceiling
 from autotune.records.diagnosis import Curves, Diagnosis
 from autotune.records.host_load import HostLoad
 from autotune.records.lengths import BucketForecast, Lengths, PackForecast, Tokens
-from autotune.records.measurement import Ceilings, Measurement
-from autotune.records.recommendation import BreakEven, LargerBatch, Ratio
+from autotune.records.measurement import Ceilings, Interval, Measurement
+from autotune.records.recommendation import LargerBatch
 from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import Outcome, TrialRecord
@@ -51,6 +51,7 @@ from tests.factories import (
     make_variants,
     make_window,
     run_again,
+    with_first,
     with_run_changes,
 )
 
@@ -63,7 +64,7 @@ LENGTHS = Lengths(
     items=500, mean=30.0, median=25.0, longest=90, batch_samples=32, padding=0.39, buckets=BUCKETS, packed=ROWS
 )
 ASSUMED = RunSpread(sd=0.05, degrees_of_freedom=4.0, source="assumed")
-SAME_RATE = Ratio(value=1.0, low=1.0, high=1.0)
+SAME_RATE = Interval(value=1.0, low=1.0, high=1.0)
 NO_OTHERS: dict[str, Any] = {"same_batch": None, "same_batch_number": None}
 STAYS: dict[str, Any] = {"config": BASELINE, "number": 0, "verdict": "already_best", "lr_advice": NO_ADVICE}
 CAPPED: dict[str, Any] = {"throttle_reasons": ("power_cap",)}
@@ -110,16 +111,16 @@ def loaded(baseline: float, fast: float) -> RunSummary:
 
 
 def larger_batch(
-    over: Ratio | None = None, break_even: BreakEven | None = None, *, is_kept: bool = False, **parts: Any
+    over: Interval | None = None, break_even: Interval | None = None, *, is_kept: bool = False, **parts: Any
 ) -> RunSummary:
     """Build a search whose larger batch pays above a noise scale; `is_kept`: the baseline's batch wins."""
     larger = LargerBatch(
         config=FAST,
         number=1,
         speedup=None,
-        over_same_batch=over or Ratio(value=1.25, low=1.2, high=1.3),
+        over_same_batch=over or Interval(value=1.25, low=1.2, high=1.3),
         is_worth_it=not is_kept,
-        break_even=break_even or BreakEven(samples=640.0, low=500.0, high=830.0),
+        break_even=break_even or Interval(value=640.0, low=500.0, high=830.0),
     )
     own = {"config": SAME_BATCH, "number": 2} if is_kept else {}
     return make_summary(recommendation=make_recommendation(larger_batch=larger, **own | parts))
@@ -184,21 +185,21 @@ def batch_cases() -> dict[str, RunSummary]:
     return {
         "the larger pays above a scale": larger_batch(),
         "the larger pays at any scale": larger_batch(
-            break_even=BreakEven(samples=0.0, low=0.0, high=0.0), **own, config=FAST, number=1
+            break_even=Interval(value=0.0, low=0.0, high=0.0), **own, config=FAST, number=1
         ),
-        "the larger pays at no scale, perhaps": larger_batch(break_even=BreakEven(samples=640.0, low=500.0, high=inf)),
+        "the larger pays at no scale, perhaps": larger_batch(break_even=Interval(value=640.0, low=500.0, high=inf)),
         "the baseline does not work": larger_batch(
             verdict="baseline_infeasible", speedup=None, same_batch_speedup=None
         ),
-        "too little": larger_batch(Ratio(value=1.04, low=1.02, high=1.06), is_kept=True),
-        "perhaps noise": larger_batch(Ratio(value=1.01, low=0.97, high=1.05), is_kept=True),
+        "too little": larger_batch(Interval(value=1.04, low=1.02, high=1.06), is_kept=True),
+        "perhaps noise": larger_batch(Interval(value=1.01, low=0.97, high=1.05), is_kept=True),
         "nothing faster at the own batch": make_summary(recommendation=make_recommendation(**own)),
         "faster ones at the own batch overload": make_summary(
             recommendation=make_recommendation(**own, overloaded=(2,))
         ),
         "learning rate, betas and eps": single_runs(lr_advice=advice),
         "claimed and measured": make_summary(
-            recommendation=make_recommendation(measured_speedup=Ratio(value=2.5, low=2.4, high=2.6))
+            recommendation=make_recommendation(measured_speedup=Interval(value=2.5, low=2.4, high=2.6))
         ),
         "pays for itself": make_summary(wall_s=200.0, promised_s=150.0),
         "little is expected": make_summary(stopped_because=little_gain_expected(gain_fraction=0.003)),
@@ -248,7 +249,7 @@ def condition_cases() -> dict[str, RunSummary]:
         "unlike sources": without_scores_source(unlike),
         "sources disagree": single_runs({"busy_readings": apart}),
         "unlike numbers of runs": make_summary(
-            trials=(own, fast.model_copy(update={"repeats": fast.repeats[:1]}), *others)
+            trials=(own, fast.model_copy(update={"results": fast.results[:2]}), *others)
         ),
         "many trials": make_summary(
             trials=[make_trial(number, BASELINE, measurement=make_measurement(1000.0)) for number in range(201)]
@@ -272,7 +273,7 @@ def without_scores_source(summary: RunSummary) -> RunSummary:
     for trial in summary.trials:
         assert trial.measurement is not None
         run = trial.measurement.model_copy(update={"busy_fraction": None, "busy_source": None})
-        trials.append(trial.model_copy(update={"result": trial.result.model_copy(update={"measurement": run})}))
+        trials.append(with_first(trial, measurement=run))
     return summary.model_copy(update={"trials": tuple(trials)})
 
 
@@ -280,9 +281,7 @@ def remarked_guard() -> RunSummary:
     """Build a search whose precision checks all have the same remark."""
     guard = make_guard().model_copy(update={"remarks": (float32_unknown(variable="NVIDIA_TF32_OVERRIDE"),)})
     rich = make_rich_summary()
-    results = [trial.result.model_copy(update={"guard": guard}) for trial in rich.trials]
-    trials = [trial.model_copy(update={"result": new}) for trial, new in zip(rich.trials, results, strict=True)]
-    return rich.model_copy(update={"trials": tuple(trials)})
+    return rich.model_copy(update={"trials": tuple(with_first(trial, guard=guard) for trial in rich.trials)})
 
 
 def group_cases() -> dict[str, RunSummary]:

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from autotune.records.diagnosis import Diagnosis
-from autotune.records.recommendation import Ratio
+from autotune.records.measurement import Interval
 from autotune.records.run_summary import Known, Progress, RunSummary
 from autotune.records.trial import TrialRecord
 from autotune.report.blocks import Block, Bullets, Paragraph, Section, Table, Trace
@@ -148,7 +148,7 @@ def make_steps() -> list[Progress]:
 
 def known(low: float, high: float, *, is_proven: bool = False) -> Known:
     """Make what is known of trial 1 over the baseline."""
-    return Known(number=1, speedup=Ratio(value=sqrt(low * high), low=low, high=high), is_proven=is_proven)
+    return Known(number=1, speedup=Interval(value=sqrt(low * high), low=low, high=high), is_proven=is_proven)
 
 
 def show_progress(mode: ProgressMode, steps: Iterable[Progress], stderr: StringIO | None = None) -> tuple[str, str]:

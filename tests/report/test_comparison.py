@@ -104,5 +104,5 @@ def test_a_recommendation_that_one_search_alone_has_is_a_change() -> None:
 def test_a_baseline_that_one_search_alone_has_measured_is_a_change_though_neither_recommends_anything() -> None:
     measured = make_summary(recommendation=None)
     first, *others = measured.trials
-    crashed = first.model_copy(update={"result": TrialResult(outcome="crashed", reason="no"), "repeats": ()})
+    crashed = first.model_copy(update={"results": (TrialResult(outcome="crashed", reason="no"),)})
     assert compared(measured.model_copy(update={"trials": (crashed, *others)}), measured).is_changed

@@ -14,7 +14,7 @@ from autotune.records.run_summary import RunSummary
 from autotune.records.trial import TrialRecord, TrialResult
 from autotune.records.utilization import NVML_SOURCE, PROFILER_SOURCE, WAIT_SOURCE, BusyReading
 from autotune.report.blocks import TimeBars, Trace
-from autotune.report.figures import Figures, join_runs, list_busy
+from autotune.report.figures import headroom_in, join_runs, list_busy
 from autotune.settings.training_config import TrainingConfig
 from tests.factories import (
     BASELINE,
@@ -48,10 +48,10 @@ def make_pair(before: list[Measurement], after: list[Measurement], **parts: obje
 
 def trial_of(number: int, config: TrainingConfig, runs: list[Measurement]) -> TrialRecord:
     first, *others = runs
-    repeats = tuple(
-        TrialResult(outcome="ok", measurement=run, at_s=float(place)) for place, run in enumerate(others, 1)
-    )
-    return make_trial(number, config, measurement=first).model_copy(update={"repeats": repeats})
+    trial = make_trial(number, config, measurement=first)
+    for place, run in enumerate(others, 1):
+        trial = trial.with_run(TrialResult(outcome="ok", measurement=run, at_s=float(place)))
+    return trial
 
 
 def test_the_profiled_run_shows_whether_the_host_holds_the_loop() -> None:
@@ -65,7 +65,7 @@ def test_the_profiled_run_shows_whether_the_host_holds_the_loop() -> None:
         update={**known, "loader_ceiling": 40_370.0, "host_ceiling": 3_037.0, "breakdown": make_breakdown(idle=0.57)}
     )
     other = make_run({NVML_SOURCE: 0.85}, rate=2_258.0).model_copy(update=known)
-    headroom = join_runs([other, profiled], assumed_spread("cuda")).headroom
+    headroom = headroom_in(join_runs([other, profiled], assumed_spread("cuda")))
     assert headroom is not None
     assert headroom.limit == "host"
     assert headroom.share_of_device == pytest.approx(0.42)
@@ -79,7 +79,7 @@ def remarks_of(summary: RunSummary) -> tuple[str, ...]:
     return report_of(summary).remarks
 
 
-def figures_of(summary: RunSummary, number: int) -> Figures | None:
+def figures_of(summary: RunSummary, number: int) -> Measurement | None:
     return next(column.figures for column in columns_of(summary) if column.number == number)
 
 

@@ -25,7 +25,7 @@ def test_a_further_run_takes_the_place_of_the_trials_record() -> None:
     first, other = (make_record(number, score=scored(number + 1.0)) for number in (0, 1))
     measured = MeasuredTrials({"a": first, "b": other})
     assert measured.best == other
-    again = first.model_copy(update={"repeats": (first.result,), "score": scored(4.0)})
+    again = first.with_run(first.result).model_copy(update={"score": scored(4.0)})
     measured.keep("a", again)
     assert (measured.ended, measured.best) == ((again, other), again)
     assert measured.of_number(0) == ("a", again)

@@ -185,7 +185,7 @@ def memory_trials(peaks_mib: Mapping[int, int | None], **settings: object) -> li
         result = TrialResult(outcome="oom")
         if peak is not None:
             result = TrialResult(outcome="ok", measurement=make_measurement(100.0, peak_memory_bytes=peak * MIB))
-        records.append(TrialRecord(number=number, config=config, result=result))
+        records.append(TrialRecord(number=number, config=config, results=(result,)))
     return records
 
 
@@ -245,7 +245,9 @@ def test_only_trials_on_as_many_ranks_tell_of_a_batchs_memory() -> None:
 
 
 def record_of(config: TrainingConfig) -> TrialRecord:
-    return TrialRecord(number=1, config=config, result=TrialResult(outcome="ok", measurement=make_measurement(100.0)))
+    return TrialRecord(
+        number=1, config=config, results=(TrialResult(outcome="ok", measurement=make_measurement(100.0)),)
+    )
 
 
 def test_the_baselines_batch_is_shared_among_the_ranks_of_the_best() -> None:

@@ -24,7 +24,7 @@ from autotune.settings.training_config import TrainingConfig
 from autotune.space.resolved_space import ResolvedSpace
 from autotune.study.optuna_trials import read_records
 from autotune.study.proposals import params_of
-from autotune.study.study import Study, Trial
+from autotune.study.study import Study
 from autotune.testing import fake_environment
 from tests.factories import make_environment, make_fake_space, make_measurement, make_space
 
@@ -315,9 +315,8 @@ def test_after_a_failed_baseline_the_study_begins_anew(open_study: Callable[...,
 
 
 def test_what_is_running_is_not_asked_for_again(open_study: Callable[..., Study]) -> None:
-    study, running = open_study(make_fake_space(**SMALL)), list[Trial]()
-    while (trial := study.ask()) is not None:
-        running.append(trial)
+    study = open_study(make_fake_space(**SMALL))
+    running = list(iter(study.ask, None))
     assert study.running == running
     assert len(running) == len({trial.config for trial in running}) == 4
     assert not study.is_exhausted

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import autotune
-from autotune.launch.answers import MemoryLimits
 from autotune.launch.launcher import slots_of
 from autotune.protocol.jobs import WindowRules
 from autotune.records.diagnosis import Curves
+from autotune.records.memory import MemoryLimits
 from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import TrainingConfig
 from autotune.testing import CostModel, FakeLauncher, FakeTrial, analytic_cost, fake_environment

@@ -92,7 +92,7 @@ def measured(number: int, rate: float, ddp: DdpConfig | None, **more: Any) -> Tr
     group = {} if ddp is None else {"strategy": "ddp", "world_size": 2, "ddp": ddp}
     result = TrialResult(outcome="ok", measurement=make_measurement(rate, **more))
     score = Score(value=1.0, feasible=True, violation=-0.5)
-    return TrialRecord(number=number, config=TrainingConfig.model_validate(group), result=result, score=score)
+    return TrialRecord(number=number, config=TrainingConfig.model_validate(group), results=(result,), score=score)
 
 
 def test_copies_are_measured_once_for_each_kind_of_memory_and_known_to_all_trials(tmp_path: Path) -> None:

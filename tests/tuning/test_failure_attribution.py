@@ -41,7 +41,7 @@ def learned(
     for number, change in enumerate(changes, 1):
         config = TrainingConfig.model_validate(baseline.model_dump() | change)
         result = TrialResult(outcome="crashed", reason="ValueError: sixteen alone", failure=FAILURE)
-        told += search.failures.learn(TrialRecord(number=number, config=config, result=result), search.study)
+        told += search.failures.learn(TrialRecord(number=number, config=config, results=(result,)), search.study)
     return told
 
 

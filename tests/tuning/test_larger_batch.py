@@ -77,8 +77,8 @@ def test_a_batch_that_wins_less_than_is_asked_for_is_shown_and_not_recommended(t
     assert larger.over_same_batch is not None
     assert larger.over_same_batch.value == pytest.approx(1.04, abs=0.01)
     assert larger.break_even is not None
-    assert larger.break_even.low <= larger.break_even.samples <= larger.break_even.high
-    assert larger.break_even.samples == pytest.approx(
+    assert larger.break_even.low <= larger.break_even.value <= larger.break_even.high
+    assert larger.break_even.value == pytest.approx(
         (128 - larger.over_same_batch.value * 32) / (larger.over_same_batch.value - 1)
     )
     assert not larger.is_worth_it
@@ -95,7 +95,7 @@ def test_a_batch_that_wins_enough_is_recommended_beside_the_best_of_the_users_ow
     assert (larger.number, larger.config, larger.speedup) == (chosen.number, chosen.config, chosen.speedup)
     assert larger.is_worth_it
     assert larger.break_even is not None
-    assert larger.break_even.samples == pytest.approx(128 - 2 * 32, rel=0.1)
+    assert larger.break_even.value == pytest.approx(128 - 2 * 32, rel=0.1)
 
 
 def test_a_larger_batch_that_is_slower_pays_at_no_noise_scale(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_the_best_at_a_larger_batch_is_shown_behind_others_of_the_users_own(tmp_
 def test_an_interrupted_search_judges_a_larger_batch_by_the_runs_that_it_has(tmp_path: Path) -> None:
     search = search_of(tmp_path, rates(1000.0, 1500.0, 3000.0))
     search.run()
-    alone = [record.model_copy(update={"repeats": ()}) for record in search.study.records]
+    alone = [record.model_copy(update={"results": record.results[:1]}) for record in search.study.records]
     found = replace(
         search.outcome(), records=tuple(alone), evidence=evidence_of_runs(alone, search.study.prior_spread), proven={}
     )
@@ -145,7 +145,7 @@ def test_an_interrupted_search_judges_a_larger_batch_by_the_runs_that_it_has(tmp
     assert larger is not None
     assert larger.is_worth_it
     assert larger.break_even is not None
-    assert larger.break_even.low < larger.break_even.samples < larger.break_even.high
+    assert larger.break_even.low < larger.break_even.value < larger.break_even.high
 
 
 def test_a_larger_batch_of_which_it_is_open_whether_it_is_worth_it_runs_again_with_its_rival(tmp_path: Path) -> None:

@@ -20,13 +20,12 @@ from autotune.settings.training_config import TrainingConfig
 from autotune.space.resolved_space import ResolvedSpace
 from autotune.study.proposals import largest_batch_variant
 from autotune.study.samplers import METHODS, SearchMethod
-from autotune.study.study import Trial
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost
 from autotune.tuning.extra_measurements import extras_of, with_ceilings
 from autotune.tuning.loop import Search
 from autotune.tuning.proposers import ModelProposer
 from autotune.tuning.time_budget import Clock
-from tests.factories import make_measurement
+from tests.factories import make_measurement, with_first
 from tests.factories.searches import GIB, confirmed, figures_of, make_search
 
 
@@ -97,7 +96,7 @@ def test_ceilings_are_known_after_a_resume(tmp_path: Path) -> None:
     first.run()
     first.study.close()
     again = make_search(tmp_path, FakeLauncher(cost), n_trials=8, is_kept=True, method="tpe")
-    assert again.ceilings.copy
+    assert again.ceilings.ceiling_of("copy", again.space.baseline) is not None
     assert again.ceilings == first.ceilings
 
 
@@ -126,8 +125,7 @@ def test_what_came_after_a_window_is_no_part_of_what_a_run_takes(tmp_path: Path)
 
     def with_after(after_s: float) -> TrialRecord:
         measurement = record.measurement.model_copy(update={"after_s": after_s}) if record.measurement else None
-        result = record.result.model_copy(update={"wall_s": 1000.0 + after_s, "measurement": measurement})
-        return record.model_copy(update={"result": result})
+        return with_first(record, wall_s=1000.0 + after_s, measurement=measurement)
 
     bare, longer = with_after(0.0), with_after(500.0)
     assert overhead_s(longer) == overhead_s(bare)
@@ -189,7 +187,7 @@ class Proposals:
     records: list[TrialRecord]
     promising: list[TrialRecord] = field(default_factory=list)
     proposed: list[dict[str, Any]] = field(default_factory=list)
-    running: list[Trial] = field(default_factory=list)
+    running: list[TrialRecord] = field(default_factory=list)
     has_waiting: bool = False
     method: SearchMethod = METHODS["model"]
     space: ResolvedSpace | None = None
@@ -210,9 +208,9 @@ class Proposals:
         self.proposed += [dict(params)] if is_new else []
         return is_new
 
-    def ask(self, skip: object) -> Trial:
+    def ask(self, skip: object) -> TrialRecord:
         """A sample."""
-        return Trial(99, TrainingConfig())
+        return TrialRecord(number=99, config=TrainingConfig())
 
 
 def stand_in(search: Search, study: Proposals) -> None:
@@ -231,7 +229,7 @@ def ran(number: int, score: float, **settings: Any) -> TrialRecord:
     config = TrainingConfig.model_validate({**TrainingConfig().model_dump(), **settings})
     measurement = make_measurement(score, peak_memory_bytes=GIB)
     result = TrialResult(outcome="ok", measurement=measurement, wall_s=1.0)
-    return TrialRecord(number=number, config=config, result=result, score=Score(value=score, feasible=True))
+    return TrialRecord(number=number, config=config, results=(result,), score=Score(value=score, feasible=True))
 
 
 @pytest.mark.parametrize("n_trials", [4, None])
@@ -260,13 +258,13 @@ def test_trials_that_run_count_when_the_end_is_near(tmp_path: Path) -> None:
     search = make_search(tmp_path, FakeLauncher(), n_trials=13, method="tpe", amp_dtype="float32")
     study = Proposals([ran(0, 1.0), ran(1, 2.0, micro_batch_size=64, num_workers=2)])
     stand_in(search, study)
-    study.running = [Trial(number, TrainingConfig()) for number in range(2, 9)]
+    study.running = [TrialRecord(number=number, config=TrainingConfig()) for number in range(2, 9)]
     assert not is_over(search)
     assert study.proposed == []
-    study.running.append(Trial(9, TrainingConfig()))
+    study.running.append(TrialRecord(number=9, config=TrainingConfig()))
     assert not is_over(search)
     assert study.proposed
-    study.running += [Trial(number, TrainingConfig()) for number in range(10, 13)]
+    study.running += [TrialRecord(number=number, config=TrainingConfig()) for number in range(10, 13)]
     assert is_over(search)
     assert search._why_none == trials_asked_for(trials=13)
 
@@ -314,7 +312,7 @@ def test_failures_of_what_was_left_out_meanwhile_are_no_further_news(tmp_path: P
     for number in range(1, 7):
         config = TrainingConfig(amp_dtype="bfloat16", num_workers=number)
         result = TrialResult(outcome="crashed", reason="no kernel", failure=failure)
-        record = TrialRecord(number=number, config=config, result=result)
+        record = TrialRecord(number=number, config=config, results=(result,))
         notes += search.failures.learn(record, search.study)
     figures = {"setting": "amp_dtype", "values": ["bfloat16"], "failures": 3, "reason": "no kernel"}
     assert figures_of(notes, "setting_left_out") == [figures]
@@ -329,7 +327,7 @@ def test_failures_without_a_true_place_have_no_cause_in_common(tmp_path: Path) -
     for number in range(1, 7):
         config = TrainingConfig(amp_dtype="bfloat16", num_workers=number)
         result = TrialResult(outcome="crashed", reason="an illegal memory access", failure=late)
-        record = TrialRecord(number=number, config=config, result=result)
+        record = TrialRecord(number=number, config=config, results=(result,))
         assert search.failures.learn(record, search.study) == []
     assert not search.failures.failures
 

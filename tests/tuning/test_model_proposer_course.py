@@ -19,12 +19,11 @@ from autotune.messages.search import one_side_not_measured, sides_not_measured, 
 from autotune.protocol.jobs import Job, WorkloadJob, read_job
 from autotune.records.ceilings import device_key
 from autotune.records.run_summary import Progress
-from autotune.records.trial import Failure, TrialResult
+from autotune.records.trial import Failure, TrialRecord, TrialResult
 from autotune.settings.search_options import Method
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.resolved_space import compose
 from autotune.study.proposals import first_guesses
-from autotune.study.study import Trial
 from autotune.testing import CostModel, FakeLauncher, FakeTrial, analytic_cost
 from autotune.tuning.proposers import ModelProposer
 from autotune.tuning.proposers.outlook import tried_in
@@ -246,7 +245,7 @@ def test_at_the_users_own_batch_a_trial_races_against_those_at_it_alone(
         search.study.propose({"micro_batch_size": micro, "num_workers": workers})
     search.run()
     assert isinstance(search.proposer, ModelProposer)
-    asked = Trial(9, TrainingConfig(micro_batch_size=micro_batch_size, num_workers=8))
+    asked = TrialRecord(number=9, config=TrainingConfig(micro_batch_size=micro_batch_size, num_workers=8))
     found = search.proposer.pruning_threshold(asked)
     assert found is not None
     assert found.number == bar

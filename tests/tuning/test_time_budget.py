@@ -23,10 +23,9 @@ from autotune.settings.budget import Budget
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.resolved_space import ResolvedSpace
 from autotune.study.samplers import METHODS, SearchMethod
-from autotune.study.study import Trial
 from autotune.testing import FakeLauncher
 from autotune.tuning.time_budget import TimeBudget, repeat_deadline_s
-from tests.factories import make_fake_space, make_measurement
+from tests.factories import make_fake_space, make_measurement, with_first
 from tests.factories.searches import make_search
 
 WINDOW_S, OVERHEAD_S = 10.0, 3.0
@@ -39,7 +38,7 @@ class Held:
     """Takes the place of a study: what has run, and what runs."""
 
     records: list[TrialRecord]
-    running: list[Trial] = field(default_factory=list)
+    running: list[TrialRecord] = field(default_factory=list)
     method: SearchMethod = METHODS["model"]
     space: ResolvedSpace = field(default_factory=make_fake_space)
     spread: RunSpread = field(default_factory=lambda: RunSpread(sd=0.03, degrees_of_freedom=9.0))
@@ -59,7 +58,7 @@ def ran(number: int, score: float = 1.0, *, feasible: bool = True, startup_s: fl
     measurement = make_measurement(100 * score, startup_s=startup_s)
     result = TrialResult(outcome="ok", measurement=measurement, wall_s=WINDOW_S + OVERHEAD_S)
     score_ = Score(value=score, feasible=feasible)
-    return TrialRecord(number=number, config=TrainingConfig(num_workers=number), result=result, score=score_)
+    return TrialRecord(number=number, config=TrainingConfig(num_workers=number), results=(result,), score=score_)
 
 
 @pytest.fixture
@@ -76,7 +75,7 @@ def make_budget(tmp_path: Path) -> Any:
             tmp_path, FakeLauncher(), timeout_s=timeout_s, now=lambda: elapsed_s, n_trials=n_trials, method="random"
         )
         budget = search.time
-        running = [Trial(len(records), TrainingConfig())]  # the one that a window is asked for
+        running = [TrialRecord(number=len(records), config=TrainingConfig())]  # the one that a window is asked for
         budget.study = Held(records, running)  # type: ignore[assignment] # all that is asked of a study here
         budget.slots = lambda: slots
         return budget
@@ -91,8 +90,8 @@ def test_without_a_time_out_nothing_is_short(make_budget: Any) -> None:
     assert budget.window().precision == 0.03, "no surer than runs differ"
     assert budget.longest_s() == inf
     assert budget.sides_s == 12.0
-    assert budget.deadline_s(Trial(1, TrainingConfig())) == 10 * (WINDOW_S + OVERHEAD_S)
-    assert budget.deadline_s(Trial(0, TrainingConfig())) == LIMITS.baseline_deadline_s
+    assert budget.deadline_s(TrialRecord(number=1, config=TrainingConfig())) == 10 * (WINDOW_S + OVERHEAD_S)
+    assert budget.deadline_s(TrialRecord(number=0, config=TrainingConfig())) == LIMITS.baseline_deadline_s
     usual_s = budget.usual_deadline_s(TrainingConfig(compile=True))
     assert budget.guard_deadline_s(usual_s) == usual_s == 10 * (WINDOW_S + OVERHEAD_S)
 
@@ -129,7 +128,7 @@ def noisy(number: int, block_sd: float) -> TrialRecord:
     assert trial.measurement is not None
     window = trial.measurement.window.model_copy(update={"blocks": blocks})
     measurement = trial.measurement.model_copy(update={"window": window})
-    return trial.model_copy(update={"result": trial.result.model_copy(update={"measurement": measurement})})
+    return with_first(trial, measurement=measurement)
 
 
 def test_a_window_is_as_long_as_its_own_error_is_worth(make_budget: Any) -> None:
@@ -182,7 +181,7 @@ def test_a_trial_ends_where_deciding_begins(
 ) -> None:
     budget = make_budget([ran(0), ran(1, 2.0)], timeout_s=40.0, elapsed_s=elapsed_s)
     assert budget.why_over == (None if has_room else no_time_for_a_trial(timeout_s=40.0))
-    assert budget.deadline_s(Trial(2, TrainingConfig())) == pytest.approx(deadline_s)
+    assert budget.deadline_s(TrialRecord(number=2, config=TrainingConfig())) == pytest.approx(deadline_s)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +189,7 @@ def test_a_trial_ends_where_deciding_begins(
 )
 def test_the_baseline_always_gets_its_chance(make_budget: Any, timeout_s: float, deadline_s: float) -> None:
     budget = make_budget([], timeout_s=timeout_s)
-    assert budget.deadline_s(Trial(0, TrainingConfig())) == pytest.approx(deadline_s)
+    assert budget.deadline_s(TrialRecord(number=0, config=TrainingConfig())) == pytest.approx(deadline_s)
 
 
 def test_where_starts_are_slow_a_deadline_leaves_room_for_a_build(make_budget: Any) -> None:

@@ -22,11 +22,11 @@ from torch import Tensor, distributed, nn
 from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset
 
-from autotune.launch.answers import MemoryLimits
 from autotune.launch.launcher import Launcher
 from autotune.launch.runner import TrialRunner
 from autotune.protocol.jobs import NO_EXTRAS, Extras, WindowRules
 from autotune.protocol.payload import write_payload
+from autotune.records.memory import MemoryLimits
 from autotune.records.trial import TrialResult
 from autotune.settings.training_config import AmpDtype, TrainingConfig
 from autotune.settings.workload import Workload

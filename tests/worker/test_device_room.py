@@ -14,7 +14,6 @@ import torch
 from torch import distributed, nn
 from torch.utils.data import TensorDataset
 
-from autotune.launch.answers import MemoryLimits
 from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
 from autotune.launch.runner import TrialRunner
 from autotune.messages.trials import launches_wait
@@ -22,6 +21,7 @@ from autotune.protocol.disk import TrialFolder, read_model, write_model
 from autotune.protocol.jobs import CurvesJob, PrecisionJob, ProbeJob, StressJob, TrialJob, WindowRules, WorkloadJob
 from autotune.protocol.payload import write_payload
 from autotune.protocol.reports import RankReport
+from autotune.records.memory import MemoryLimits
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import Workload
 from autotune.space import constraints as rules

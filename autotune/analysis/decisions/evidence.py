@@ -28,7 +28,7 @@ import numpy as np
 from autotune.analysis.decisions.run_spread import Run, assumed_spread, run_of
 from autotune.analysis.disturbed_runs import outliers_of
 from autotune.analysis.statistics import Floats
-from autotune.records.recommendation import Ratio
+from autotune.records.measurement import Interval
 from autotune.records.run_spread import RunSpread
 from autotune.records.trial import TrialRecord
 
@@ -78,10 +78,10 @@ class Contrast:
             low, high = (middle, high) if self.chance_below(middle) < probability else (low, middle)
         return (low + high) / 2
 
-    def ratio(self, one_sided_error: float = 0.025) -> Ratio:
+    def ratio(self, one_sided_error: float = 0.025) -> Interval:
         """Return the ratio of the two rates: the median, and an interval that errs by so much at either end."""
         value, low, high = (exp(self.quantile(part)) for part in (0.5, one_sided_error, 1 - one_sided_error))
-        return Ratio(value=value, low=low, high=high)
+        return Interval(value=value, low=low, high=high)
 
 
 @dataclass(slots=True)
@@ -164,7 +164,7 @@ def evidence_of_runs(records: Iterable[TrialRecord], spread: RunSpread | None = 
     runs = [
         run_of(result.measurement, number=record.number, at_s=result.at_s)
         for record in records
-        for result in (record.result, *record.repeats)
+        for result in record.results
         if result.measurement is not None and result.outcome == "ok"
     ]
     return Evidence(sorted(runs, key=lambda run: run.at_s), assumed_spread("cpu") if spread is None else spread)

@@ -19,8 +19,7 @@ from autotune.analysis.disturbed_runs import outliers_of
 from autotune.analysis.rates import window_rate
 from autotune.analysis.statistics import BATCH_MEANS, t_95
 from autotune.policy import POLICY, Spread
-from autotune.records.measurement import Measurement, Rate
-from autotune.records.recommendation import Ratio
+from autotune.records.measurement import Interval, Measurement
 from autotune.records.run_spread import MOST_SD, RunSpread
 from autotune.settings.environment import DeviceKind
 
@@ -147,26 +146,26 @@ def spread_of_repeats(prior: RunSpread, groups: Iterable[Sequence[Measurement]])
     return learn_spread(prior, (evidence_of(list(map(run_of, group))) for group in groups if len(group) > 1))
 
 
-def rate_of_runs(runs: Sequence[Measurement], spread: RunSpread) -> Rate:
+def rate_of_runs(runs: Sequence[Measurement], spread: RunSpread) -> Interval:
     """The geometric mean of runs' rates, with the 95 % interval in which another long run of the settings lies now."""
     if len(runs) == 1:
         return _rate_of_one(runs[0], spread)
     mean, variance = _mean_of(runs)
     spread = spread.of(run.window.is_held_by_device for run in runs)
     half = _half_width(spread, 1 + 1 / len(runs), variance)
-    return Rate(value=exp(mean), low=exp(mean - half), high=exp(mean + half))
+    return Interval(value=exp(mean), low=exp(mean - half), high=exp(mean + half))
 
 
-def ratio_of_runs(ours: Sequence[Measurement], theirs: Sequence[Measurement], spread: RunSpread) -> Ratio:
+def ratio_of_runs(ours: Sequence[Measurement], theirs: Sequence[Measurement], spread: RunSpread) -> Interval:
     """The ratio of two mean rates that were not measured in turns, with its 95 % interval."""
     (our_mean, our_variance), (their_mean, their_variance) = map(_mean_of, (ours, theirs))
     spread = spread.of(run.window.is_held_by_device for run in (*ours, *theirs))
     half = _half_width(spread, 1 / len(ours) + 1 / len(theirs), our_variance + their_variance)
     value = our_mean - their_mean
-    return Ratio(value=exp(value), low=exp(value - half), high=exp(value + half))
+    return Interval(value=exp(value), low=exp(value - half), high=exp(value + half))
 
 
-def with_run_spread(rate: Rate, spread: RunSpread) -> Rate:
+def with_run_spread(rate: Interval, spread: RunSpread) -> Interval:
     """A window's rate with the 95 % interval in which another long run of the same settings lies by now.
 
     Blocks of one window share what a process happens to get: its memory's layout, the clock, the neighbours of the
@@ -177,7 +176,7 @@ def with_run_spread(rate: Rate, spread: RunSpread) -> Rate:
         distance if distance == inf else _half_width(spread, 2, _variance(distance))
         for distance in (_log_distance(rate.value, rate.low), _log_distance(rate.high, rate.value))
     )
-    return Rate(value=rate.value, low=rate.value * exp(-down), high=rate.value * exp(up))
+    return Interval(value=rate.value, low=rate.value * exp(-down), high=rate.value * exp(up))
 
 
 def _mean_of(runs: Sequence[Measurement]) -> tuple[float, float]:
@@ -192,10 +191,10 @@ def with_interval(measurement: Measurement, spread: RunSpread) -> Measurement:
     return measurement.model_copy(update={"samples_per_s_ci": (rate.low, rate.high)})
 
 
-def _rate_of_one(measurement: Measurement, spread: RunSpread) -> Rate:
+def _rate_of_one(measurement: Measurement, spread: RunSpread) -> Interval:
     rate = with_run_spread(window_rate(measurement.window), spread.of([measurement.window.is_held_by_device]))
     scale = measurement.samples_per_s / rate.value if rate.value > 0 else 0.0
-    return Rate(value=measurement.samples_per_s, low=scale * rate.low, high=scale * rate.high if scale > 0 else inf)
+    return Interval(value=measurement.samples_per_s, low=scale * rate.low, high=scale * rate.high if scale > 0 else inf)
 
 
 def _log_distance(high: float, low: float) -> float:

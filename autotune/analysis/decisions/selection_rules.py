@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import log1p
 
 from autotune.policy import POLICY
-from autotune.records.recommendation import Ratio
+from autotune.records.measurement import Interval
 from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import AMP_DTYPES, TrainingConfig
 
@@ -42,7 +42,7 @@ def simplicity(config: TrainingConfig) -> tuple[int, ...]:
     )
 
 
-def worth_its_batch(over: Ratio, least: float) -> bool | None:
+def worth_its_batch(over: Interval, least: float) -> bool | None:
     """Return whether a larger batch beats the fastest at the baseline's own beyond noise, and by enough as measured.
 
     None: undecided, further runs may show it.

@@ -41,7 +41,7 @@ def rate_model_of(evidence: Evidence) -> RateModel:
     looks += [_look(evidence, "device", point) for point in curves.device]
     looks += [_look(evidence, "copy", point) for point in curves.copy]
     today = TrialRecord(
-        number=0, config=evidence.config, result=TrialResult(outcome="ok", measurement=evidence.measurement)
+        number=0, config=evidence.config, results=(TrialResult(outcome="ok", measurement=evidence.measurement),)
     )
     seen = list(rate_observations(looks, [today], kind))
     sides: tuple[tuple[Side, float], ...]

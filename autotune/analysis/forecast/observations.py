@@ -222,8 +222,7 @@ def rate_observations(
             book.show(record.config, run.samples_per_s_ci[0])
     sides = _measured_alone(looks, records)
     for side, config, ceiling, _ in sides:
-        measured: dict[Side, Ceiling | None] = {"loader": None, "device": None, "copy": None, side: ceiling}
-        book.keep(config, **measured)
+        book.keep(side, config, ceiling)
     for side, config, ceiling, cpu_s in sides:
         own_sd = hypot(ceiling.relative_sd or 0.0, book.doubt(side, config, ceiling))
         seen = side_observation(side, config, ceiling.samples_per_s, device_kind, own_sd)

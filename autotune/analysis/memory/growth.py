@@ -11,9 +11,8 @@ first epoch: a window that lies in it says so.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain, pairwise
-from math import sqrt
+from math import inf, sqrt
 from statistics import fmean, stdev
 from typing import Literal
 
@@ -21,11 +20,11 @@ from autotune.analysis.statistics import t_95
 from autotune.messages.recommendation import memory_growth
 from autotune.note import Note
 from autotune.records.measurement import Measurement
-from autotune.records.memory import MemoryGrowth
+from autotune.records.memory import MemoryGrowth, MemoryLimits
 from autotune.records.recommendation import Recommendation
-from autotune.records.trial import TrialRecord
+from autotune.records.trial import TrialRecord, runs_of
 
-__all__ = ["Room", "Whose", "creep_notes", "creep_notes_of", "growth_of", "kinds_not_excluded", "runs_of"]
+__all__ = ["Whose", "creep_notes", "creep_notes_of", "growth_of", "kinds_not_excluded"]
 
 _LEFT_OUT_SHARE = 1 / 3
 _MOST_STRETCHES, _FEWEST_STRETCHES = 10, 4
@@ -36,22 +35,6 @@ _EXCLUDED_FOR_S = 24 * 3600.0
 """Training that a window must show to be safe from growth, else that is said: our own convention, a day."""
 Kind = Literal["host", "device"]
 Whose = Literal["baseline", "recommended"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
-    """Memory that a configuration may still take."""
-
-    limit_bytes: int
-    """Of the device as a whole, or of RAM where that is what the limit is on."""
-    ram_bytes: int
-    limit_is_ram: bool
-
-    def left_bytes(self, run: Measurement, growth: MemoryGrowth) -> float:
-        """Bytes that are left of a kind, after the run's peak."""
-        if growth.kind == "device" or self.limit_is_ram:
-            return max(0.0, self.limit_bytes - run.peak_memory_bytes)
-        return max(0.0, self.ram_bytes - growth.last_bytes)
 
 
 def growth_of(kind: Kind, points: Sequence[tuple[int, int]], seconds: float) -> MemoryGrowth | None:
@@ -79,26 +62,25 @@ def growth_of(kind: Kind, points: Sequence[tuple[int, int]], seconds: float) -> 
     )
 
 
-def runs_of(number: int, trials: Sequence[TrialRecord]) -> list[Measurement]:
-    """All runs of a trial's settings."""
-    return [run for trial in trials if trial.number == number for run in trial.runs]
-
-
-def creep_notes_of(trials: Sequence[TrialRecord], chosen: Recommendation | None, room: Room) -> tuple[Note, ...]:
-    """What is told of the recommended settings, and of the baseline where that is another trial."""
+def creep_notes_of(
+    trials: Sequence[TrialRecord], chosen: Recommendation | None, limits: MemoryLimits
+) -> tuple[Note, ...]:
+    """Return the notes on the recommended settings, and on the baseline where that is another trial."""
     numbers: dict[int, Whose] = {0: "baseline"}
     if chosen is not None:
         numbers[chosen.number] = "recommended"
-    found = (creep_notes(runs_of(number, trials), room, whose) for number, whose in numbers.items())
+    found = (creep_notes(runs_of(trials, number), limits, whose) for number, whose in numbers.items())
     return tuple(chain.from_iterable(found))
 
 
-def creep_notes(runs: Sequence[Measurement], room: Room, whose: Whose) -> tuple[Note, ...]:
+def creep_notes(runs: Sequence[Measurement], limits: MemoryLimits, whose: Whose) -> tuple[Note, ...]:
     """Return a note for each kind of memory that grows in most runs and would reach its limit in a week."""
-    return tuple(_note(run, growth, room, whose) for run, growth in _typical(runs) if _creeps(runs, room, growth.kind))
+    return tuple(
+        _note(run, growth, limits, whose) for run, growth in _typical(runs) if _creeps(runs, limits, growth.kind)
+    )
 
 
-def kinds_not_excluded(runs: Sequence[Measurement], room: Room) -> tuple[Kind, ...]:
+def kinds_not_excluded(runs: Sequence[Measurement], limits: MemoryLimits) -> tuple[Kind, ...]:
     """Kinds of memory that don't show a creep, but may grow to the limit within a day for all that the windows tell.
 
     Where all windows had too few blocks, they tell nothing of a kind.
@@ -106,16 +88,16 @@ def kinds_not_excluded(runs: Sequence[Measurement], room: Room) -> tuple[Kind, .
     if not runs:
         return ()
     typical = {growth.kind: (run, growth) for run, growth in _typical(runs)}
-    kinds: tuple[Kind, ...] = ("host",) if room.limit_is_ram else ("host", "device")
+    kinds: tuple[Kind, ...] = ("host",) if limits.limit_is_ram else ("host", "device")
     return tuple(
         kind
         for kind in kinds
-        if kind not in typical or (not _creeps(runs, room, kind) and _may_fill(*typical[kind], room))
+        if kind not in typical or (not _creeps(runs, limits, kind) and _may_fill(*typical[kind], limits))
     )
 
 
-def _may_fill(run: Measurement, growth: MemoryGrowth, room: Room) -> bool:
-    return growth.high * _EXCLUDED_FOR_S * _batches_per_s(growth) > room.left_bytes(run, growth)
+def _may_fill(run: Measurement, growth: MemoryGrowth, limits: MemoryLimits) -> bool:
+    return growth.high * _EXCLUDED_FOR_S * _batches_per_s(growth) > _left_bytes(run, growth, limits)
 
 
 def _typical(runs: Sequence[Measurement]) -> Iterator[tuple[Measurement, MemoryGrowth]]:
@@ -131,19 +113,19 @@ def _of_kind(runs: Sequence[Measurement], kind: Kind) -> list[tuple[Measurement,
     return [(run, growth) for run in runs for growth in run.growth if growth.kind == kind]
 
 
-def _creeps(runs: Sequence[Measurement], room: Room, kind: Kind) -> bool:
+def _creeps(runs: Sequence[Measurement], limits: MemoryLimits, kind: Kind) -> bool:
     """Whether most runs show a growth that would reach the limit soon enough to be told."""
     known = _of_kind(runs, kind)
     showing = [
         growth
         for run, growth in known
-        if growth.low > 0 and growth.low * _TOLD_WITHIN_S * _batches_per_s(growth) > room.left_bytes(run, growth)
+        if growth.low > 0 and growth.low * _TOLD_WITHIN_S * _batches_per_s(growth) > _left_bytes(run, growth, limits)
     ]
     return 2 * len(showing) > len(known)
 
 
-def _note(run: Measurement, growth: MemoryGrowth, room: Room, whose: Whose) -> Note:
-    batches = room.left_bytes(run, growth) / growth.bytes_per_batch
+def _note(run: Measurement, growth: MemoryGrowth, limits: MemoryLimits, whose: Whose) -> Note:
+    batches = _left_bytes(run, growth, limits) / growth.bytes_per_batch
     seen, epoch = run.window.warm_up_batches + sum(block.batches for block in run.blocks), run.window.epoch_samples
     samples = seen * sum(block.samples for block in run.blocks) / sum(block.batches for block in run.blocks)
     return memory_growth(
@@ -156,6 +138,13 @@ def _note(run: Measurement, growth: MemoryGrowth, room: Room, whose: Whose) -> N
         limit_within_s=round(batches / _batches_per_s(growth)),
         is_first_epoch=epoch is None or samples < epoch,
     )
+
+
+def _left_bytes(run: Measurement, growth: MemoryGrowth, limits: MemoryLimits) -> float:
+    """Return the bytes of the kind that grows that are left after the run's peak; infinite where no limit is known."""
+    if growth.kind == "device" or limits.limit_is_ram:
+        return inf if limits.limit_bytes is None else max(0.0, limits.limit_bytes - run.peak_memory_bytes)
+    return inf if limits.ram_bytes is None else max(0.0, limits.ram_bytes - growth.last_bytes)
 
 
 def _batches_per_s(growth: MemoryGrowth) -> float:

@@ -5,20 +5,21 @@ Comes in: a Comparison. Goes out: Sections, and their text on a console.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rich.console import Console
 from rich.text import Text
 
 from autotune.messages.units import NO_VALUE, Unit, show
+from autotune.records.measurement import Measurement
 from autotune.report.blocks import Bullets, Section, Table, filled, tabulate
-from autotune.report.comparison import ComparedConfig, Comparison
-from autotune.report.figures import Column, Figures
+from autotune.report.comparison import FIRST, SECOND, ComparedConfig, Comparison
+from autotune.report.figures import Column, headroom_in
 from autotune.report.model import Verdict
 from autotune.report.render.console_blocks import print_section
 from autotune.report.sections.result import result_table
 from autotune.report.text import one_line
-from autotune.report.wording.remarks import say_run_spread
+from autotune.report.wording.remarks import is_held_in, say_run_spread
 
 __all__ = ["comparison_sections", "print_comparison"]
 
@@ -29,13 +30,19 @@ _VERDICTS: dict[Verdict, str] = {
     "baseline_infeasible": "baseline does not work",
     "nothing_feasible": "nothing feasible",
 }
-_FIRST, _SECOND = "first", "second"
-_CEILINGS: Mapping[str, tuple[Callable[[Figures], float | None], Unit]] = {
+
+
+def _share_of_lowest(run: Measurement) -> float | None:
+    headroom = headroom_in(run)
+    return None if headroom is None else headroom.share_of_lower
+
+
+_CEILINGS: Mapping[str, tuple[Callable[[Measurement], float | None], Unit]] = {
     "loader alone": (lambda known: known.loader_ceiling, "plain_rate"),
     "copying alone": (lambda known: known.copy_ceiling, "plain_rate"),
     "device alone": (lambda known: known.device_ceiling, "plain_rate"),
     "host alone": (lambda known: known.host_ceiling, "plain_rate"),
-    "share of the lowest": (lambda known: None if known.headroom is None else known.headroom.share_of_lower, "share"),
+    "share of the lowest": (_share_of_lowest, "share"),
 }
 
 
@@ -51,7 +58,7 @@ def comparison_sections(comparison: Comparison) -> tuple[Section, ...]:
     """All that stands below the headline; what does not differ is left out."""
     recommended = comparison.recommended
     rows = [
-        {"what": "folder", _FIRST: comparison.names[0], _SECOND: comparison.names[1]},
+        {"what": "folder", FIRST: comparison.names[0], SECOND: comparison.names[1]},
         _row("verdict", *(_VERDICTS[verdict] for verdict in comparison.verdicts)),
         _row("slower side", *(limit or NO_VALUE for limit in comparison.limits)),
     ]
@@ -67,9 +74,10 @@ def comparison_sections(comparison: Comparison) -> tuple[Section, ...]:
 
 
 def _noise(comparison: Comparison) -> Iterator[str]:
-    """Yield how much runs of the same settings differ, of each kind that was measured."""
-    pairs = [known.figures for known in (comparison.baseline, comparison.recommended) if known is not None]
-    kinds = {figures.is_held_by_device for pair in pairs for figures in pair if figures is not None} or {False}
+    """Return how much runs of the same settings differ, of each kind that was measured."""
+    compared = [known for known in (comparison.baseline, comparison.recommended) if known is not None]
+    columns = [column for known in compared for column in known.columns if column.runs]
+    kinds = {is_held_in(column.runs) for column in columns} or {False}
     for is_held in sorted(kinds):
         yield say_run_spread(comparison.spread, is_held_by_device=is_held)
     yield "How the machine varies from one day to the next was not measured."
@@ -77,30 +85,24 @@ def _noise(comparison: Comparison) -> Iterator[str]:
 
 def _config_sections(title: str, known: ComparedConfig, comparison: Comparison) -> Iterator[Section]:
     """What both have measured of it, with the settings that differ, and their ceilings."""
-    first, second = (
-        Column(title=side, number=0, config=config, figures=figures, speedup=ratio)
-        for side, config, figures, ratio in zip(
-            (_FIRST, _SECOND), known.configs, known.figures, (None, known.ratio), strict=True
-        )
-    )
-    table = result_table((first, second), None, comparison.spread, reference=_FIRST)
+    table = result_table(known.columns, None, comparison.spread, reference=FIRST)
     yield Section(title=title, blocks=(table,))
-    yield Section(title=f"{title}: what loader and device reach alone", blocks=(_ceilings(known.figures),))
+    yield Section(title=f"{title}: what loader and device reach alone", blocks=(_ceilings(known.columns),))
 
 
-def _ceilings(figures: tuple[Figures | None, Figures | None]) -> Table:
+def _ceilings(columns: Sequence[Column]) -> Table:
     """What each side reaches alone, and which share of that the whole does."""
     rows = []
     for name, (read, unit) in _CEILINGS.items():
-        values = [None if known is None else read(known) for known in figures]
+        values = [None if column.figures is None else read(column.figures) for column in columns]
         rows += [_row(name, *(show(value, unit) for value in values))] if any(values) else []
-    return tabulate(rows, ("what", _FIRST, _SECOND) if rows else ())
+    return tabulate(rows, ("what", FIRST, SECOND) if rows else ())
 
 
 def _changes(pairs: Mapping[str, tuple[str, str]]) -> Table:
     rows = [_row(name, *pair) for name, pair in pairs.items()]
-    return tabulate(rows, ("what", _FIRST, _SECOND) if rows else ())
+    return tabulate(rows, ("what", FIRST, SECOND) if rows else ())
 
 
 def _row(what: str, first: str, second: str) -> dict[str, str]:
-    return {"what": what, _FIRST: first or NO_VALUE, _SECOND: second or NO_VALUE}
+    return {"what": what, FIRST: first or NO_VALUE, SECOND: second or NO_VALUE}

@@ -18,7 +18,6 @@ from autotune.records.breakdown import PARTS
 from autotune.records.ceilings import EXCEEDED_FROM, SIDES, overlaps
 from autotune.records.diagnosis import Curves, Diagnosis
 from autotune.report.blocks import MEASURED_BY, Block, Bullets, Paragraph, Section, Table, filled, known_facts, tabulate
-from autotune.report.figures import Figures, join_runs
 from autotune.report.render.console_blocks import print_section
 from autotune.report.render.markdown import render_sections
 from autotune.report.sections.advice import advice_table, bottleneck_table
@@ -119,7 +118,7 @@ def diagnosis_sections(diagnosis: Diagnosis) -> tuple[Section, ...]:
     if diagnosis.advice:
         advice = advice_table(diagnosis.advice, is_loaded=is_loaded)
     loader = {} if run.loader_costs is None else loader_facts(run.loader_costs)
-    setup = say_setup({"today's settings": _join(diagnosis)})  # the notes have what disturbed the window
+    setup = say_setup({"today's settings": [run]})  # the notes have what disturbed the window
     notes = Bullets(sentences=(*(one_line(str(remark)) for remark in diagnosis.remarks), *setup))
     return filled(
         Section(title="Where the time goes", blocks=(_time(diagnosis),)),
@@ -128,16 +127,10 @@ def diagnosis_sections(diagnosis: Diagnosis) -> tuple[Section, ...]:
         Section(title="Today's settings", blocks=(known_facts(_today(diagnosis)),)),
         *rank_section(run.ranks),
         Section(title="Inside the loader: what an item costs", blocks=(known_facts(loader),)),
-        Section(title="Lengths: tokens and padding", blocks=(known_facts(length_facts(_join(diagnosis))),)),
+        Section(title="Lengths: tokens and padding", blocks=(known_facts(length_facts(run)),)),
         Section(title="Other settings, each side alone", blocks=(_curves(curves),)),
         Section(title="Notes", blocks=(notes,)),
     )
-
-
-def _join(diagnosis: Diagnosis) -> Figures:
-    """Of the one run; its rate's interval is shown from the run itself."""
-    evidence = diagnosis.evidence
-    return join_runs([evidence.measurement], evidence.run_spread)
 
 
 def _time(diagnosis: Diagnosis) -> Table:
@@ -171,7 +164,7 @@ def _today(diagnosis: Diagnosis) -> dict[str, str]:
         "busy": ", ".join(f"{show(busy.fraction, 'share')} ({one_line(busy.source)})" for busy in run.busy_readings),
         **fullness_facts(run.fullness),
         "energy a sample": show(run.joules_per_sample, "energy"),
-        **device_facts(_join(diagnosis)),
+        **device_facts([run]),
         "exchange": "" if run.communication is None else describe_exchange(run.communication),
         **_roofline(diagnosis),
         "diagnosed in": show(diagnosis.wall_s, "duration"),

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 from autotune.messages.units import NO_VALUE, show
 from autotune.records.lengths import BucketForecast, PackForecast
+from autotune.records.measurement import Measurement
 from autotune.report.blocks import Bullets, Section, side_by_side
-from autotune.report.figures import Figures
 
 __all__ = ["length_facts", "length_section", "padding_of"]
 
@@ -21,14 +21,14 @@ _REMARK = (
 )
 
 
-def padding_of(figures: Figures) -> float | None:
+def padding_of(figures: Measurement) -> float | None:
     """The share of padding in the batches: by their masks, else by the lengths of items; None where nothing tells."""
     if figures.tokens is not None and figures.tokens.padding is not None:
         return figures.tokens.padding
     return None if figures.lengths is None else figures.lengths.padding
 
 
-def length_section(measured: Mapping[str, Figures]) -> Section:
+def length_section(measured: Mapping[str, Measurement]) -> Section:
     """Tokens and lengths of each configuration whose batches have some."""
     known = {title: facts for title, figures in measured.items() if (facts := length_facts(figures))}
     has_lengths = any(figures.lengths is not None for figures in measured.values())
@@ -36,7 +36,7 @@ def length_section(measured: Mapping[str, Figures]) -> Section:
     return Section(title="Lengths: tokens and padding", blocks=(side_by_side(known), remarks))
 
 
-def length_facts(figures: Figures) -> dict[str, str]:
+def length_facts(figures: Measurement) -> dict[str, str]:
     """The same of one configuration, by name; empty where its batches have no lengths."""
     tokens, lengths = figures.tokens, figures.lengths
     if tokens is None:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from autotune.analysis.memory.growth import Room, kinds_not_excluded, runs_of
+from autotune.analysis.memory.growth import kinds_not_excluded
 from autotune.analysis.memory.lines import MemoryLine, memory_kind, memory_lines
 from autotune.messages.units import NO_VALUE, format_bytes_beside, format_count, show
+from autotune.records.memory import MemoryLimits
 from autotune.records.run_summary import RunSummary
 from autotune.records.stress_check import Load, load_of
+from autotune.records.trial import runs_of
 from autotune.report.blocks import Bullets, Section, Table, tabulate
 from autotune.report.wording.names import name_group
 from autotune.settings.training_config import TrainingConfig
@@ -64,10 +66,9 @@ def memory_table(summary: RunSummary, lines: Sequence[MemoryLine]) -> tuple[Tabl
 
 def _say_not_excluded(summary: RunSummary) -> Iterator[str]:
     """Yield which memory may grow to the limit within a day, as far as the short windows show."""
-    environment, chosen = summary.environment, summary.recommendation
-    room = Room(limit_bytes=summary.limit_bytes, ram_bytes=environment.ram_bytes, limit_is_ram=environment.has_only_ram)
-    runs = runs_of(0 if chosen is None else chosen.number, summary.trials)
-    if kinds := kinds_not_excluded(runs, room):
+    chosen = summary.recommendation
+    runs = runs_of(summary.trials, 0 if chosen is None else chosen.number)
+    if kinds := kinds_not_excluded(runs, MemoryLimits.on(summary.environment, summary.limit_bytes)):
         memory = " or ".join("the device's memory" if kind == "device" else "host memory" for kind in kinds)
         yield f"The windows were too short to exclude that {memory} grows to the limit within a day of training."
 

@@ -12,8 +12,8 @@ from autotune.diagnosis.scaling import StrategyComparison, compare_strategies
 from autotune.diagnosis.scaling_bottlenecks import LEAST_SHARE
 from autotune.diagnosis.strategies import StrategyBest, StrategyEntry
 from autotune.messages.units import NO_VALUE, format_count, format_interval, show, show_interval
+from autotune.records.measurement import Interval
 from autotune.records.ranks import RankFigures, name_devices, uneven_ranks
-from autotune.records.recommendation import Ratio
 from autotune.records.run_summary import RunSummary
 from autotune.report.blocks import Bullets, Paragraph, Section, filled, tabulate
 from autotune.report.figures import Column, role_of
@@ -97,7 +97,7 @@ def _say_answer(comparison: StrategyComparison) -> str:
     return _say_verdict(comparison, fastest, ratio) + reason
 
 
-def _say_verdict(comparison: StrategyComparison, fastest: StrategyBest, ratio: Ratio) -> str:
+def _say_verdict(comparison: StrategyComparison, fastest: StrategyBest, ratio: Interval) -> str:
     count, interval = fastest.config.world_size, show_interval(ratio.low, ratio.high, "times")
     rate = f"{_name(fastest)} trains {show(ratio.value, 'times')} times as fast as one device ({interval}"
     if comparison.helps == "yes":
@@ -124,7 +124,7 @@ def _strategy_row(entry: StrategyEntry) -> dict[str, str]:
     }
 
 
-def _format_efficiency(efficiency: Ratio) -> str:
+def _format_efficiency(efficiency: Interval) -> str:
     """With its interval beside it: "91 % (87 to 95)"."""
     low, high = (f"{100 * end:.0f}" if isfinite(end) else "unknown" for end in (efficiency.low, efficiency.high))
     return f"{show(efficiency.value, 'share')} ({format_interval(low, high)})"

@@ -6,17 +6,18 @@ Comes in: the columns. Goes out: a Table.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from statistics import geometric_mean
 
 from autotune.messages.units import NO_VALUE, Unit, format_bytes_beside, show, show_interval
 from autotune.records.breakdown import PARTS
-from autotune.records.measurement import Rate
-from autotune.records.recommendation import Ratio
+from autotune.records.measurement import Measurement
 from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import changed_settings
 from autotune.report.blocks import Table
-from autotune.report.figures import Column, Figures, has_parts, list_busy, list_known, list_waits
+from autotune.report.figures import Column, has_parts, list_busy, list_known, list_waits
 from autotune.report.sections.lengths import padding_of
 from autotune.report.wording.names import PART_NAMES, format_setting, name_interval
+from autotune.report.wording.remarks import is_held_in
 from autotune.settings.training_config import TrainingConfig
 
 __all__ = ["result_table"]
@@ -33,18 +34,20 @@ def result_table(
 
     Without a limit, memory has no share of one.
     """
-    figures, ratios = [column.figures for column in columns], [column.speedup for column in columns[1:]]
-    interval = f"  {name_interval(spread, (known.is_held_by_device for known in figures if known is not None))}"
-    rates = [None if known is None else known.samples_per_s for known in figures]
+    figures = [column.figures for column in columns]
+    ratios = [column.speedup for column in columns[1:]]
+    gains = [None if ratio is None else (ratio.low, ratio.high) for ratio in ratios]
+    rates = [None if known is None else known.samples_per_s_ci for known in figures]
+    interval = f"  {name_interval(spread, (is_held_in(column.runs) for column in columns if column.runs))}"
     energy = [known and known.joules_per_sample for known in figures]
     speedups = (
         (f"times {reference}", "1", *(show(ratio and ratio.value, "times") for ratio in ratios)),
-        (interval, "", *(_show_interval(ratio, "times") for ratio in ratios)),
+        (interval, "", *(_show_interval(ends, "times") for ends in gains)),
     )
     rows = (
-        ("samples/s", *(show(rate and rate.value, "plain_rate") for rate in rates)),
-        (interval, *(_show_interval(rate, "plain_rate") for rate in rates)),
-        *_raw_rows(figures),
+        ("samples/s", *(show(known and known.samples_per_s, "plain_rate") for known in figures)),
+        (interval, *(_show_interval(ends, "plain_rate") for ends in rates)),
+        *_raw_rows(columns),
         *_token_rows(figures),
         *(speedups if any(ratios) else ()),
         ("busy", *(show(reading and reading.fraction, "share") for reading in list_busy(columns))),
@@ -57,22 +60,22 @@ def result_table(
     return Table(heads=("", *(column.title for column in columns)), rows=(*rows, *settings), row_kinds=kinds)
 
 
-def _show_interval(known: Rate | Ratio | None, unit: Unit) -> str:
-    return NO_VALUE if known is None else show_interval(known.low, known.high, unit)
+def _show_interval(ends: tuple[float, float] | None, unit: Unit) -> str:
+    return NO_VALUE if ends is None else show_interval(*ends, unit)
 
 
-def _raw_rows(figures: Sequence[Figures | None]) -> Iterator[tuple[str, ...]]:
+def _raw_rows(columns: Sequence[Column]) -> Iterator[tuple[str, ...]]:
     """Yield the throughput as it was counted, where a correction changes one of them noticeably."""
-    corrections = [
-        known.samples_per_s.value / known.raw_samples_per_s - 1
-        for known in figures
-        if known is not None and known.raw_samples_per_s
+    counted = [
+        geometric_mean(run.window.raw_samples_per_s for run in column.runs) if column.runs else None
+        for column in columns
     ]
-    if any(abs(correction) >= _WORTH_SHOWING for correction in corrections):
-        yield "  as counted", *(show(known and known.raw_samples_per_s, "plain_rate") for known in figures)
+    known = [(column.figures, raw) for column, raw in zip(columns, counted, strict=True)]
+    if any(run and raw and abs(run.samples_per_s / raw - 1) >= _WORTH_SHOWING for run, raw in known):
+        yield "  as counted", *(show(raw, "plain_rate") for raw in counted)
 
 
-def _token_rows(figures: Sequence[Figures | None]) -> Iterator[tuple[str, ...]]:
+def _token_rows(figures: Sequence[Measurement | None]) -> Iterator[tuple[str, ...]]:
     """Rates in tokens, and the share of padding, where batches have lengths."""
     rates = [known and known.tokens_per_s for known in figures]
     if list_known(rates):

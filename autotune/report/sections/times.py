@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping
 
 from autotune.messages.units import Unit, show
 from autotune.records.breakdown import PARTS, LoaderCosts, TimeBreakdown
+from autotune.records.measurement import Measurement
 from autotune.records.utilization import Fullness
 from autotune.report.blocks import MEASURED_BY, Bullets, Section, Table, TimeBar, TimeBars, side_by_side, tabulate
-from autotune.report.figures import Figures
+from autotune.report.figures import headroom_in
 from autotune.report.text import one_line
 from autotune.report.wording.names import PART_NAMES
 from autotune.report.wording.remarks import describe_exchange
@@ -58,7 +59,7 @@ _COSTS: dict[str, tuple[str, Unit]] = {
 }
 
 
-def time_section(measured: Mapping[str, Figures]) -> Section:
+def time_section(measured: Mapping[str, Measurement]) -> Section:
     """Where the wall time goes, before and after, and how busy the device was by each source."""
     parts = {title: figures.breakdown for title, figures in measured.items() if figures.breakdown is not None}
     remarks = tuple(
@@ -72,18 +73,19 @@ def time_section(measured: Mapping[str, Figures]) -> Section:
     return Section(title="Where the time goes", blocks=blocks)
 
 
-def ceiling_section(measured: Mapping[str, Figures]) -> Section:
+def ceiling_section(measured: Mapping[str, Measurement]) -> Section:
     """What the loader and the device reach alone, and copying between them where anything is copied."""
+    headrooms = {title: headroom_in(known) for title, known in measured.items()}
     rows = [
         {
             "": title,
-            "samples/s": show(known.samples_per_s.value, "plain_rate"),
+            "samples/s": show(known.samples_per_s, "plain_rate"),
             "loader alone": show(known.loader_ceiling, "plain_rate"),
             "device alone": show(known.device_ceiling, "plain_rate"),
             _COPYING: show(known.copy_ceiling, "plain_rate"),
             _HOST: show(known.host_ceiling, "plain_rate"),
-            "share of the device's": show(known.headroom and known.headroom.share_of_device, "share"),
-            "share of the lowest": show(known.headroom and known.headroom.share_of_lower, "share"),
+            "share of the device's": show((room := headrooms[title]) and room.share_of_device, "share"),
+            "share of the lowest": show(room and room.share_of_lower, "share"),
         }
         for title, known in measured.items()
         if any(rate is not None for rate in (known.loader_ceiling, known.device_ceiling, known.copy_ceiling))
@@ -91,13 +93,17 @@ def ceiling_section(measured: Mapping[str, Figures]) -> Section:
     remarks = [_CEILINGS] if rows else []
     remarks += [_COPIES] if any(known.copy_ceiling is not None for known in measured.values()) else []
     remarks += [_LAUNCHING] if any(known.host_ceiling is not None for known in measured.values()) else []
-    remarks += [_HELD_ALONE] if any(known.is_device_estimated for known in measured.values()) else []
+    is_held_alone = any(
+        room is not None and room.device_ceiling > (measured[title].device_ceiling or 0.0)
+        for title, room in headrooms.items()
+    )
+    remarks += [_HELD_ALONE] if is_held_alone else []
     sentences = (" ".join(remarks),) if remarks else ()
     blocks = (tabulate(rows, optional=(_COPYING, _HOST)), Bullets(sentences=sentences, is_remark=True))
     return Section(title="Ceilings: what loader and device reach alone", blocks=blocks)
 
 
-def loader_section(measured: Mapping[str, Figures]) -> Section:
+def loader_section(measured: Mapping[str, Measurement]) -> Section:
     """What data costs inside the loader."""
     known = {title: figures.loader_costs for title, figures in measured.items() if figures.loader_costs is not None}
     table = side_by_side({title: loader_facts(costs) for title, costs in known.items()})
@@ -117,8 +123,8 @@ def fullness_facts(fullness: Fullness | None) -> dict[str, str]:
     return {name: show(getattr(fullness, field, None), "share") for field, name in _FULLNESS.items()}
 
 
-def _bars(measured: Mapping[str, Figures], parts: Mapping[str, TimeBreakdown]) -> TimeBars:
-    rates = {title: measured[title].samples_per_s.value for title in parts}
+def _bars(measured: Mapping[str, Measurement], parts: Mapping[str, TimeBreakdown]) -> TimeBars:
+    rates = {title: measured[title].samples_per_s for title in parts}
     bars = (
         TimeBar(
             title=title,
@@ -143,7 +149,7 @@ def _table(parts: Mapping[str, TimeBreakdown]) -> Table:
     return Table(heads=("", *parts, MEASURED_BY), rows=tuple(rows))
 
 
-def _busy_facts(figures: Figures, sources: Iterable[str]) -> dict[str, str]:
+def _busy_facts(figures: Measurement, sources: Iterable[str]) -> dict[str, str]:
     """How busy the device was by each of the sources, and how full that time was."""
     fractions = {reading.source: reading.fraction for reading in figures.busy_readings}
     busy = {f"busy: {one_line(source)}": show(fractions.get(source), "share") for source in sources}

@@ -84,7 +84,7 @@ def repeat_section(summary: RunSummary) -> Section:
         (result.at_s, trial, place, result)
         for trial in summary.trials
         if trial.repeats
-        for place, result in enumerate((trial.result, *trial.repeats), 1)
+        for place, result in enumerate(trial.results, 1)
     ]
     in_order = sorted(runs, key=lambda run: run[0])
     table = _with_interval_named(

@@ -5,19 +5,23 @@ Comes in: columns or figures by their titles. Goes out: sentences, free of marku
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from autotune.messages.units import format_bytes, format_count, format_fraction, format_short_time
 from autotune.messages.words import THROTTLE_REASONS
 from autotune.records.conditions import OTHERS_LEAST_BUSY, OTHERS_LEAST_BYTES, DeviceConditions
+from autotune.records.host_load import join_loads
+from autotune.records.measurement import Measurement
 from autotune.records.ranks import Communication
 from autotune.records.run_spread import RunSpread
 from autotune.records.utilization import disagreement
-from autotune.report.figures import Column, Figures, list_busy
+from autotune.report.figures import Column, list_busy, list_known
 from autotune.report.text import one_line
 
 __all__ = [
+    "conditions_of",
     "describe_exchange",
+    "is_held_in",
     "list_conditions",
     "list_doubts",
     "say_busy",
@@ -26,6 +30,7 @@ __all__ = [
     "say_setup",
     "say_windows_at_limit",
     "say_windows_throttled",
+    "sum_retries",
 ]
 
 
@@ -52,19 +57,24 @@ def _by_title(values: Mapping[str, str], separator: str = ", ", between: str = "
     return separator.join(f"{title}{between}{value}" for title, value in values.items())
 
 
-def say_rates(measured: Mapping[str, Figures], spread: RunSpread) -> Iterator[str]:
-    """Yield what energy counts, how many runs the rates come from, and what their intervals rest on."""
-    if any(figures.joules_per_sample is not None for figures in measured.values()):
+def say_rates(runs: Mapping[str, Sequence[Measurement]], spread: RunSpread) -> Iterator[str]:
+    """Yield what energy counts, how many runs the throughput comes from, and what its interval rests on."""
+    if any(run.joules_per_sample is not None for own in runs.values() for run in own):
         yield "Energy: of the whole device, its idle power included."
-    if not measured:
+    if not runs:
         return
-    runs = {title: format_count(figures.runs, "run") for title, figures in measured.items()}
-    if len(set(runs.values())) > 1:
-        yield f"Throughput: {_by_title(runs)}."
+    counts = {title: format_count(len(own), "run") for title, own in runs.items()}
+    if len(set(counts.values())) > 1:
+        yield f"Throughput: {_by_title(counts)}."
     else:
-        yield f"Throughput: {next(iter(runs.values()))} each."
-    for is_held in sorted({figures.is_held_by_device for figures in measured.values()}):
+        yield f"Throughput: {next(iter(counts.values()))} each."
+    for is_held in sorted({is_held_in(own) for own in runs.values()}):
         yield say_run_spread(spread, is_held_by_device=is_held)
+
+
+def is_held_in(runs: Iterable[Measurement]) -> bool:
+    """Return whether the device set the pace in all of some runs, which steadies their throughput."""
+    return all(run.window.is_held_by_device for run in runs)
 
 
 def say_run_spread(spread: RunSpread, *, is_held_by_device: bool) -> str:
@@ -87,16 +97,17 @@ def describe_exchange(exchange: Communication) -> str:
     )
 
 
-def list_doubts(measured: Mapping[str, Figures]) -> Iterator[str]:
+def list_doubts(runs: Mapping[str, Sequence[Measurement]]) -> Iterator[str]:
     """Yield what makes the comparison itself doubtful: cores that others took, throttled windows, changed clocks."""
-    loads = {title: load for title, figures in measured.items() if (load := figures.host_load) is not None}
+    loads = {title: load for title, own in runs.items() if (load := join_loads(run.host_load for run in own))}
     if any(load.is_loaded for load in loads.values()):
         cores = {title: f"{load.others_cores:.1f} of {load.cores}" for title, load in loads.items()}
         yield (
             f"Other programs used cores during these measurements: {_by_title(cores)}. They slow some settings more "
             "than others, which may explain the ratio: measure again on a quiet machine."
         )
-    throttled = {title: say_windows_throttled(figures.conditions) for title, figures in measured.items()}
+    conditions = {title: conditions_of(own) for title, own in runs.items()}
+    throttled = {title: say_windows_throttled(windows) for title, windows in conditions.items()}
     if any(throttled.values()):
         windows = {title: f"({reasons})" for title, reasons in throttled.items() if reasons}
         yield (
@@ -104,27 +115,26 @@ def list_doubts(measured: Mapping[str, Figures]) -> Iterator[str]:
             "than the intervals suggest."
         )
     changes = {
-        title: [window.clock_moved_by or 0.0 for window in figures.conditions if window.has_moved]
-        for title, figures in measured.items()
+        title: [window.clock_moved_by or 0.0 for window in windows if window.has_moved]
+        for title, windows in conditions.items()
     }
     if any(changes.values()):
         largest = {title: f"({100 * max(moves, key=abs):+.0f} %)" for title, moves in changes.items() if moves}
         yield f"The device's clock, and the throughput with it, changed within a window: {_by_title(largest)}."
 
 
-def list_conditions(measured: Mapping[str, Figures]) -> Iterator[str]:
-    """Yield what else moves rates: the power limit, other users, a full memory, the machine's settings.
+def list_conditions(runs: Mapping[str, Sequence[Measurement]]) -> Iterator[str]:
+    """Yield what else moves throughput: the power limit, other users, a full memory, the machine's settings.
 
     Some windows at the power limit are no doubt: a loop that no longer waits for data gets there by what it has gained.
     Other processes matter where they started or ended between the configurations; that they ran all along is a note.
     """
-    if len({window.is_at_power_limit for figures in measured.values() for window in figures.conditions}) > 1:
-        limited = {
-            title: say_windows_at_limit(figures.conditions) for title, figures in measured.items() if figures.conditions
-        }
+    conditions = {title: windows for title, own in runs.items() if (windows := conditions_of(own))}
+    if len({window.is_at_power_limit for windows in conditions.values() for window in windows}) > 1:
+        limited = {title: say_windows_at_limit(windows) for title, windows in conditions.items()}
         yield f"Only some windows ran at the device's power limit, which affects the comparison: {_by_title(limited)}."
-    memory = _of_others(measured, lambda window: window.others_memory_bytes, OTHERS_LEAST_BYTES, format_bytes)
-    busy = _of_others(measured, lambda window: window.others_busy_fraction, OTHERS_LEAST_BUSY, format_fraction)
+    memory = _of_others(conditions, lambda window: window.others_memory_bytes, OTHERS_LEAST_BYTES, format_bytes)
+    busy = _of_others(conditions, lambda window: window.others_busy_fraction, OTHERS_LEAST_BUSY, format_fraction)
     used = []
     if memory:
         used.append(f"memory in use before each: {_by_title(memory)}")
@@ -132,13 +142,17 @@ def list_conditions(measured: Mapping[str, Figures]) -> Iterator[str]:
         used.append(f"device busy before each: {_by_title(busy)}")
     if used:
         yield f"Other processes started or ended on the device between these; {'; '.join(used)}."
-    yield from say_setup(measured)
+    yield from say_setup(runs)
 
 
-def say_setup(measured: Mapping[str, Figures]) -> Iterator[str]:
+def say_setup(runs: Mapping[str, Sequence[Measurement]]) -> Iterator[str]:
     """Yield what the user can change: a batch that hardly fits, environment variables, the driver's mode."""
-    windows = [window for figures in measured.values() for window in figures.conditions]
-    counts = {title: f"({known.alloc_retries or 0:,} times)" for title, known in measured.items() if known.is_thrashing}
+    windows = [window for own in runs.values() for window in conditions_of(own)]
+    counts = {
+        title: f"({sum_retries(own):,} times)"
+        for title, own in runs.items()
+        if any(run.memory.is_thrashing for run in own)
+    }
     if counts:
         stalled = f"torch's allocator ran out of memory and stalled the device: {_by_title(counts)}"
         yield f"{stalled}. Use a smaller micro batch."
@@ -151,6 +165,17 @@ def say_setup(measured: Mapping[str, Figures]) -> Iterator[str]:
         )
     if any(window.persistence_mode is False for window in windows):
         yield "Persistence mode is off, so the first process waits for the driver: turn it on with nvidia-smi -pm 1."
+
+
+def conditions_of(runs: Iterable[Measurement]) -> list[DeviceConditions]:
+    """Return what the device did during each run's window; empty where it does not report it."""
+    return list_known(run.conditions for run in runs)
+
+
+def sum_retries(runs: Iterable[Measurement]) -> int | None:
+    """Return how often the allocator found no room in the runs' windows; None where the device does not count it."""
+    known = list_known(run.memory.alloc_retries for run in runs)
+    return sum(known) if known else None
 
 
 def say_windows_throttled(windows: Sequence[DeviceConditions]) -> str:
@@ -168,16 +193,14 @@ def say_windows_at_limit(windows: Sequence[DeviceConditions]) -> str:
 
 
 def _of_others(
-    measured: Mapping[str, Figures],
+    conditions: Mapping[str, Sequence[DeviceConditions]],
     figure: Callable[[DeviceConditions], float | None],
     least: float,
     unit: Callable[[float], str],
 ) -> dict[str, str]:
     """Return what other processes used before each configuration; empty where it differs by less than this."""
     known = {
-        title: max(values)
-        for title, figures in measured.items()
-        if (values := [value for window in figures.conditions if (value := figure(window)) is not None])
+        title: max(values) for title, windows in conditions.items() if (values := list_known(map(figure, windows)))
     }
     if not known or max(known.values()) - min(known.values()) < least:
         return {}

@@ -22,10 +22,11 @@ from autotune.messages.units import (
 )
 from autotune.messages.words import OUTCOMES
 from autotune.records.ceilings import Headroom
-from autotune.records.recommendation import BreakEven, LargerBatch, Ratio, Recommendation
+from autotune.records.measurement import Interval, Measurement
+from autotune.records.recommendation import LargerBatch, Recommendation
 from autotune.records.run_summary import RunSummary, changed_settings
 from autotune.records.trial import TrialRecord
-from autotune.report.figures import Column, Figures, find_trial, list_waits
+from autotune.report.figures import Column, find_trial, headroom_in, list_waits
 from autotune.report.text import one_line
 from autotune.report.wording.names import describe_settings, format_setting
 from autotune.settings.training_config import TrainingConfig
@@ -80,7 +81,7 @@ def _say_verdict(summary: RunSummary, found: Recommendation, *, is_change: bool)
     return f"Proven: {format_times(speedup.value)} times as fast as your configuration (95 %: {_interval(speedup)})."
 
 
-def _interval(ratio: Ratio) -> str:
+def _interval(ratio: Interval) -> str:
     return show_interval(ratio.low, ratio.high, "times")
 
 
@@ -131,13 +132,13 @@ def _doubt_on(larger: LargerBatch, least_gain: float) -> str:
     return "" if larger.is_worth_it else f", less than the {100 * least_gain:g} % required of a larger batch"
 
 
-def _say_break_even(scale: BreakEven) -> str:
-    if scale.samples == 0:
+def _say_break_even(scale: Interval) -> str:
+    if scale.value == 0:
         return "The larger batch trains sooner at any gradient noise scale."
     low = format_mean_count(scale.low)
     interval = f"{low} or more" if isinf(scale.high) else f"{low} to {format_mean_count(scale.high)}"
     return (
-        f"The larger batch trains sooner if your gradient noise scale is above {format_mean_count(scale.samples)} "
+        f"The larger batch trains sooner if your gradient noise scale is above {format_mean_count(scale.value)} "
         f"samples ({interval})."
     )
 
@@ -196,12 +197,12 @@ def say_headroom(summary: RunSummary, columns: Sequence[Column]) -> str:
     return f"{present} {_say_best(best, is_own=found.number == 0)}".strip()
 
 
-def _say_present(figures: Figures | None, config: TrainingConfig) -> str:
+def _say_present(figures: Measurement | None, config: TrainingConfig) -> str:
     if figures is None:
         return ""
-    rate = figures.samples_per_s.value
+    rate = figures.samples_per_s
     if figures.device_ceiling:
-        headroom = figures.headroom
+        headroom = headroom_in(figures)
         share = rate / figures.device_ceiling if headroom is None else headroom.share_of_device
         devices = "this device" if config.world_size == 1 else f"these {config.world_size} devices"
         limit = "the loader alone was not measured" if headroom is None else _say_limit(headroom, config)
@@ -234,8 +235,8 @@ def _say_limit(headroom: Headroom, config: TrainingConfig) -> str:
             return f"no side alone limits it: it reaches {_share(headroom.share_of_lower)} of the lowest ceiling"
 
 
-def _say_best(figures: Figures | None, *, is_own: bool) -> str:
-    headroom = None if figures is None else figures.headroom
+def _say_best(figures: Measurement | None, *, is_own: bool) -> str:
+    headroom = None if figures is None else headroom_in(figures)
     if headroom is None:
         return ""
     side = "copies'" if headroom.lower == "copy" else f"{headroom.lower}'s"

@@ -40,14 +40,14 @@ from autotune.messages.search import (
 )
 from autotune.note import Note
 from autotune.policy import Trials
-from autotune.records.ceilings import SIDES, Ceiling, CeilingBook, Side
+from autotune.records.ceilings import SIDES, CeilingBook
 from autotune.records.diagnosis import CurvePoint, Curves
 from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import TrainingConfig
 from autotune.space.resolved_space import ResolvedSpace
 from autotune.study.combinations import Candidates
 from autotune.study.proposals import Params, params_of
-from autotune.study.study import Study, Trial
+from autotune.study.study import Study
 from autotune.tuning.proposers.bounds import bounds_of
 from autotune.tuning.proposers.outlook import Outlook, foresee, measured_to_fit, tried_in
 from autotune.tuning.proposers.proposer import Proposal
@@ -216,7 +216,7 @@ class ModelProposer:
         is_redundant = redundant_among(configs, self._model[1].forecast(configs), tried)[0]
         return would_tell_nothing() if is_redundant else None
 
-    def pruning_threshold(self, trial: Trial) -> PruningThreshold | None:
+    def pruning_threshold(self, trial: TrialRecord) -> PruningThreshold | None:
         """The rate of the best so far, at the baseline's batch of the best of those at that.
 
         The more runs of the same settings differ, the lower: either may have been lucky. Who holds the trial that runs
@@ -307,7 +307,7 @@ class ModelProposer:
     def _runs_so_far(self) -> _Stamp:
         """Runs, and trials that may still win: a comparison or a further run may refute one that had ended."""
         ended = self.study.ended
-        return sum(1 + len(record.repeats) for record in ended), sum(record.is_feasible for record in ended)
+        return sum(len(record.results) for record in ended), sum(record.is_feasible for record in ended)
 
     def _rates(self) -> RateModel:
         """The model of all that was measured so far."""
@@ -353,8 +353,7 @@ class ModelProposer:
 
 
 def _keep_point(ceilings: CeilingBook, one: ConfiguredPoint) -> None:
-    found: dict[Side, Ceiling | None] = {"loader": None, "device": None, "copy": None, one.side: one.point.ceiling}
-    ceilings.keep(one.config, **found)
+    ceilings.keep(one.side, one.config, one.point.ceiling)
 
 
 def _known(space: ResolvedSpace, ceilings: CeilingBook) -> Curves:

@@ -15,7 +15,7 @@ from autotune.records.diagnosis import Curves
 from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import TrainingConfig
 from autotune.study.proposals import Params
-from autotune.study.study import Study, Trial
+from autotune.study.study import Study
 
 __all__ = ["Proposal", "Proposer", "SamplerProposer"]
 
@@ -66,7 +66,7 @@ class Proposer(Protocol):
         """Why a sample is not worth a run ("would_not_fit", "would_tell_nothing"), or None."""
         ...
 
-    def pruning_threshold(self, trial: Trial, /) -> PruningThreshold | None:
+    def pruning_threshold(self, trial: TrialRecord, /) -> PruningThreshold | None:
         """The rate below which a trial is stopped early; None: it runs to its end."""
         ...
 
@@ -112,7 +112,7 @@ class SamplerProposer:
     def skip(self, _config: TrainingConfig) -> None:
         """Every sample is run."""
 
-    def pruning_threshold(self, _trial: Trial) -> None:
+    def pruning_threshold(self, _trial: TrialRecord) -> None:
         """Every trial runs to its end."""
 
     def why_enough(self, _best: TrialRecord | None) -> None:

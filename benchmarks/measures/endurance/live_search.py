@@ -214,7 +214,7 @@ def ended_trials(run: Path) -> dict[int, str]:
     with suppress(FileNotFoundError):
         for line in (run / "trials.jsonl").read_bytes().split(b"\n")[:-1]:
             trial = json.loads(line)
-            del trial["repeats"]
+            del trial["results"][1:]
             found[int(trial["number"])] = json.dumps(trial, sort_keys=True)
     return found
 
@@ -222,7 +222,7 @@ def ended_trials(run: Path) -> dict[int, str]:
 def fault_of_result(search: LiveSearch) -> str | None:
     """What is wrong with what a search has come to; None where all its trials are there, and ended well."""
     trials = [json.loads(line) for line in (search.run / "trials.jsonl").read_text().splitlines()]
-    outcomes = [trial["result"]["outcome"] for trial in trials]
+    outcomes = [trial["results"][0]["outcome"] for trial in trials]
     if len(outcomes) != TRIALS or not {*outcomes} <= {"ok", "pruned"}:
         return f"there must be {TRIALS} trials that ended well, but there are {outcomes}"
     autotune.load(search.run / "recommended.yaml")

@@ -120,7 +120,7 @@ def _told(search: LiveSearch, code: int, left: str | None, *, all_must_end_well:
     """How a search ended, which must be well."""
     if code:
         return {"fault": f"it ended with {code}: {search.said}"}
-    trials = [json.loads(line)["result"] for line in (search.run / "trials.jsonl").read_text().splitlines()]
+    trials = [json.loads(line)["results"][0] for line in (search.run / "trials.jsonl").read_text().splitlines()]
     found: Figures = {
         "outcomes": [trial["outcome"] for trial in trials],
         "remarks": [remark["code"] for trial in trials for remark in (trial["measurement"] or {}).get("remarks", ())],

@@ -78,7 +78,7 @@ def record_of(number: int, *rates: float) -> TrialRecord:
         TrialResult(outcome="ok", measurement=make_measurement(rate), at_s=60.0 * place + number)
         for place, rate in enumerate(rates)
     ]
-    return make_record(number, result=runs[0], repeats=tuple(runs[1:]))
+    return make_record(number, results=tuple(runs))
 
 
 def test_a_search_that_goes_on_has_the_proofs_of_its_former_runs() -> None:

@@ -20,7 +20,7 @@ from autotune.analysis.decisions.run_spread import (
     with_interval,
     with_run_spread,
 )
-from autotune.records.measurement import Block, Rate
+from autotune.records.measurement import Block, Interval
 from autotune.records.run_spread import RunSpread
 from tests.factories import make_measurement, make_window
 
@@ -36,7 +36,7 @@ def runs(*log_rates: float, variance: float = 0.0) -> list[Run]:
 def test_another_run_may_lie_outside_of_what_one_window_tells(
     value: float, below: float, above: float, spread: RunSpread
 ) -> None:
-    window = Rate(value=value, low=value * (1 - below), high=value * (1 + above))
+    window = Interval(value=value, low=value * (1 - below), high=value * (1 + above))
     run = with_run_spread(window, spread)
     assert run.value == value
     assert run.low < value * exp(-1.9 * sqrt(2) * spread.sd)
@@ -44,14 +44,14 @@ def test_another_run_may_lie_outside_of_what_one_window_tells(
 
 
 def test_an_interval_is_wider_the_less_is_known_of_the_spread() -> None:
-    window = Rate(value=100.0, low=99.0, high=101.0)
+    window = Interval(value=100.0, low=99.0, high=101.0)
     known, assumed = (with_run_spread(window, RunSpread(sd=0.05, degrees_of_freedom=degrees)) for degrees in (60, 3))
     assert known.high == pytest.approx(100 * exp(2.0 * sqrt(2) * 0.05), rel=0.003)
     assert assumed.high == pytest.approx(100 * exp(3.18 * sqrt(2) * 0.05), rel=0.01)
 
 
 def test_one_block_leaves_the_upper_end_open() -> None:
-    run = with_run_spread(Rate(value=100.0, low=0.0, high=inf), assumed_spread("cuda"))
+    run = with_run_spread(Interval(value=100.0, low=0.0, high=inf), assumed_spread("cuda"))
     assert isinf(run.high)
     assert run.low == 0.0
 
@@ -65,7 +65,7 @@ def test_the_interval_of_one_run_holds_another_nineteen_times_of_twenty(sd: floa
         spread = learn_spread(assumed_spread("cpu"), [evidence_of(seen)])
         own, other = random.normal(0.0, sqrt(sd**2 + window_sd**2)), random.normal(0.0, sd)
         half = 2.262 * window_sd
-        rate = with_run_spread(Rate(value=exp(own), low=exp(own - half), high=exp(own + half)), spread)
+        rate = with_run_spread(Interval(value=exp(own), low=exp(own - half), high=exp(own + half)), spread)
         covered += rate.low <= exp(other) <= rate.high
     assert covered / count >= 0.92
 

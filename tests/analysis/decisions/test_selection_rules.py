@@ -15,7 +15,7 @@ from autotune.analysis.decisions.selection_rules import (
     simplicity,
     worth_its_batch,
 )
-from autotune.records.recommendation import Ratio
+from autotune.records.measurement import Interval
 from autotune.records.trial import TrialRecord
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.training_config import TrainingConfig
@@ -122,7 +122,7 @@ def test_choosing_keeps_its_promises_in_any_order(field: list[tuple[float, int, 
 def test_a_larger_batch_must_win_beyond_noise_and_by_enough(
     low: float, value: float, high: float, is_worth_it: bool | None
 ) -> None:
-    assert worth_its_batch(Ratio(value=value, low=low, high=high), 1.05) is is_worth_it
+    assert worth_its_batch(Interval(value=value, low=low, high=high), 1.05) is is_worth_it
 
 
 @given(st.integers(1, 4096), st.integers(1, 64), st.floats(1.001, 100.0))

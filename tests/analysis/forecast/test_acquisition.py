@@ -291,14 +291,14 @@ def test_failures_add_up() -> None:
     [("crashed", True), ("invalid", True), ("timeout", True), ("diverged", True), ("oom", False), ("host_oom", False)],
 )
 def test_what_showed_nothing_has_failed_unless_memory_was_missing(outcome: Outcome, is_failure: bool) -> None:
-    assert has_failed(TrialRecord(number=1, config=OWN, result=TrialResult(outcome=outcome))) == is_failure
+    assert has_failed(TrialRecord(number=1, config=OWN, results=(TrialResult(outcome=outcome),))) == is_failure
 
 
 def test_a_trial_that_was_stopped_early_has_not_failed() -> None:
     block = Block(samples=8, batches=1, seconds=1.0, data_wait_s=0.0)
     for blocks in ((), (block,)):
         result = TrialResult(outcome="pruned", blocks=blocks)
-        assert not has_failed(TrialRecord(number=1, config=OWN, result=result))
+        assert not has_failed(TrialRecord(number=1, config=OWN, results=(result,)))
 
 
 def test_a_host_holds_the_gain_to_its_own_rate() -> None:

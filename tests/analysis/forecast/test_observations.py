@@ -43,7 +43,7 @@ def test_a_trial_is_as_sure_as_its_window_and_each_repeat_is_a_run_of_its_own() 
     uneven = make_window(blocks=[*blocks(180, 220, 180, 220, 180, 220, 180, 220, 180, 220)])
     result = TrialResult(outcome="ok", measurement=make_measurement(200.0, window=uneven))
     again = TrialResult(outcome="ok", measurement=make_measurement(210.0))
-    first, second = runs_of(make_record(config=FOUR, result=result, repeats=(again, TrialResult(outcome="timeout"))))
+    first, second = runs_of(make_record(config=FOUR, results=(result, again, TrialResult(outcome="timeout"))))
     assert (first.kind, first.config, first.samples_per_s, second.samples_per_s) == ("run", FOUR, 200.0, 210.0)
     assert first.relative_sd == pytest.approx(0.1 * sqrt(10 / 9) / sqrt(10), rel=0.1)
 
@@ -290,7 +290,8 @@ def test_of_a_device_that_no_loader_could_keep_busy_only_the_largest_batch_is_me
     space = make_space({"num_workers": [0, 2, 4], "micro_batch_size": [16, 32, 64]})
     alone = [Ceiling(samples_per_s=rate, samples=100, seconds=1.0, batches=4) for rate in (300.0, device)]
     book = CeilingBook()
-    book.keep(space.baseline, loader=alone[0], device=alone[1])
+    book.keep("loader", space.baseline, alone[0])
+    book.keep("device", space.baseline, alone[1])
     varied = [one for one in device_variations(space, book) if one.micro_batch_size != 32]
     assert {one.micro_batch_size for one in varied} == batches - {32}
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from autotune.analysis.memory.growth import Room, creep_notes, growth_of, kinds_not_excluded
+from autotune.analysis.memory.growth import creep_notes, growth_of, kinds_not_excluded
 from autotune.records.measurement import Measurement
-from autotune.records.memory import MemoryGrowth
+from autotune.records.memory import MemoryGrowth, MemoryLimits
 from tests.factories import make_measurement
 
 GIB, MIB = 2**30, 2**20
-ROOM = Room(limit_bytes=16 * GIB, ram_bytes=64 * GIB, limit_is_ram=False)
+LIMITS = MemoryLimits(limit_bytes=16 * GIB, ram_bytes=64 * GIB, limit_is_ram=False)
 LEAK = [(10 * place, GIB + 10 * MIB * place) for place in range(1, 41)]
 
 
@@ -57,7 +57,7 @@ def test_a_window_of_few_blocks_tells_nothing() -> None:
 
 
 def test_a_creep_says_when_it_would_reach_the_limit() -> None:
-    (told,) = creep_notes([run_with()] * 3, ROOM, "baseline")
+    (told,) = creep_notes([run_with()] * 3, LIMITS, "baseline")
     room = 16 * GIB - make_measurement().peak_memory_bytes
     assert told.code == "memory_growth"
     assert told.figures["batches_to_limit"] == round(room / 1e6)
@@ -66,28 +66,28 @@ def test_a_creep_says_when_it_would_reach_the_limit() -> None:
 
 def test_a_creep_counts_once_most_runs_show_it() -> None:
     flat = run_with(bytes_per_batch=0.0)
-    assert creep_notes([run_with(), flat, flat], ROOM, "baseline") == ()
-    assert len(creep_notes([run_with(), run_with(), flat], ROOM, "baseline")) == 1
+    assert creep_notes([run_with(), flat, flat], LIMITS, "baseline") == ()
+    assert len(creep_notes([run_with(), run_with(), flat], LIMITS, "baseline")) == 1
 
 
 def test_what_reaches_the_limit_in_months_is_not_told() -> None:
-    assert creep_notes([run_with(bytes_per_batch=20.0, half_width=1.0)], ROOM, "baseline") == ()
+    assert creep_notes([run_with(bytes_per_batch=20.0, half_width=1.0)], LIMITS, "baseline") == ()
 
 
 def test_memory_that_may_grow_for_all_that_is_known_is_not_excluded() -> None:
     unsure, constant = run_with(bytes_per_batch=0.0, half_width=1e5), run_with(bytes_per_batch=0.0, half_width=0.0)
-    assert kinds_not_excluded([unsure], ROOM) == ("host", "device")
-    assert kinds_not_excluded([constant], ROOM) == ("host",)
-    assert kinds_not_excluded([run_with()], ROOM) == ("host",)  # the device's is told
-    assert kinds_not_excluded([constant], replace(ROOM, limit_is_ram=True)) == ("host",)
+    assert kinds_not_excluded([unsure], LIMITS) == ("host", "device")
+    assert kinds_not_excluded([constant], LIMITS) == ("host",)
+    assert kinds_not_excluded([run_with()], LIMITS) == ("host",)  # the device's is told
+    assert kinds_not_excluded([constant], replace(LIMITS, limit_is_ram=True)) == ("host",)
 
 
 def test_windows_of_too_few_blocks_exclude_nothing() -> None:
-    assert kinds_not_excluded([make_measurement()], ROOM) == ("host", "device")
-    assert kinds_not_excluded([make_measurement()], replace(ROOM, limit_is_ram=True)) == ("host",)
+    assert kinds_not_excluded([make_measurement()], LIMITS) == ("host", "device")
+    assert kinds_not_excluded([make_measurement()], replace(LIMITS, limit_is_ram=True)) == ("host",)
 
 
 def test_host_memory_is_held_against_ram_where_the_limit_is_on_a_device() -> None:
     host = run_with(kind="host", last_bytes=63 * GIB)
-    (told,) = creep_notes([host], ROOM, "recommended")
+    (told,) = creep_notes([host], LIMITS, "recommended")
     assert told.figures["batches_to_limit"] == round(GIB / 1e6)

@@ -40,11 +40,11 @@ def trial() -> MakeTrial:
     def make(number: int, batch: int, peak_mib: int | None, **settings: object) -> TrialRecord:
         config = TrainingConfig.model_validate({"micro_batch_size": batch, **settings})
         if peak_mib is None:
-            return TrialRecord(number=number, config=config, result=TrialResult(outcome="oom"))
+            return TrialRecord(number=number, config=config, results=(TrialResult(outcome="oom"),))
         measurement = make_measurement(peak_memory_bytes=peak_mib * MIB)
         score = Score(value=1.0, feasible=peak_mib <= 1000)
         return TrialRecord(
-            number=number, config=config, result=TrialResult(outcome="ok", measurement=measurement), score=score
+            number=number, config=config, results=(TrialResult(outcome="ok", measurement=measurement),), score=score
         )
 
     return make
@@ -221,7 +221,7 @@ def test_a_trial_that_thrashed_is_too_big_and_no_point_of_a_line(trial: MakeTria
     assert thrashing.measurement is not None
     memory = thrashing.measurement.memory.model_copy(update={"alloc_retries": 5})
     result = TrialResult(outcome="ok", measurement=thrashing.measurement.model_copy(update={"memory": memory}))
-    thrashing = thrashing.model_copy(update={"result": result, "score": Score(value=1.0, feasible=False)})
+    thrashing = thrashing.model_copy(update={"results": (result,), "score": Score(value=1.0, feasible=False)})
     records = [trial(0, 32, 132), trial(1, 64, 164), thrashing]
     assert largest_of(records, 32, 64, 128) == ("limit", 64)
     (line,) = lines_of(records)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
-from autotune.records.recommendation import Ratio
+from autotune.records.measurement import Interval
 from autotune.records.run_summary import RunSummary
 from autotune.settings.training_config import TrainingConfig
 from tests.factories import (
@@ -22,52 +23,50 @@ from tests.report.forms import as_json, as_markdown
 
 KEYS = [
     "format",
-    "name",
     "verdict",
     "headline",
-    "best",
-    "baseline",
-    "same_batch",
     "speedup",
-    "measured_speedup",
-    "gain_probability",
-    "same_batch_speedup",
-    "larger_batch",
-    "run_spread",
-    "memory_limit_bytes",
-    "memory_source",
+    "columns",
     "outcomes",
     "reasons",
     "lr_advice",
     "device_remarks",
     "notes",
-    "note_codes",
-    "stopped_because",
-    "wall_s",
     "files",
-    "seed",
-    "fingerprint",
-    "autotune_version",
+    "summary",
 ]
+
+
+def column_of(summary: RunSummary, run_dir: Path, title: str) -> dict[str, Any]:
+    document = json.loads(as_json(summary, run_dir))
+    return next(column for column in document["columns"] if column["title"] == title)
 
 
 def test_the_keys_are_the_same_for_every_verdict(any_summary: RunSummary, tmp_path: Path) -> None:
     document = json.loads(as_json(any_summary, tmp_path))
     assert list(document) == KEYS
-    assert document["format"] == 1
+    assert document["format"] == 2
 
 
 def test_the_best_settings_make_a_training_config_again(tmp_path: Path) -> None:
-    best = json.loads(as_json(make_summary(), tmp_path))["best"]
-    assert TrainingConfig.model_validate(best["settings"]) == make_recommendation().config
-    assert best["global_batch_size"] == 128
-    assert best["figures"]["runs"] == 3
-    assert best["figures"]["samples_per_s"]["low"] < best["figures"]["samples_per_s"]["value"]
+    best = column_of(make_summary(), tmp_path, "recommended")
+    assert TrainingConfig.model_validate(best["config"]) == make_recommendation().config
+    assert len(best["runs"]) == 3
+    low, high = best["figures"]["samples_per_s_ci"]
+    assert low < best["figures"]["samples_per_s"] < high
+
+
+def test_what_trials_jsonl_holds_is_left_out(tmp_path: Path) -> None:
+    document = json.loads(as_json(make_summary(), tmp_path))
+    assert not {"trials"} & {*document["summary"]}
+    assert "confirmations" not in document["summary"]["recommendation"]
+    assert "window" not in document["columns"][0]["figures"]
+    assert "window" not in document["columns"][0]["runs"][0]
 
 
 def test_each_ranks_figures_are_in_the_document(tmp_path: Path) -> None:
-    best = json.loads(as_json(make_group_summary(), tmp_path))["best"]
-    assert (best["settings"]["strategy"], best["global_batch_size"]) == ("ddp", 256)
+    best = column_of(make_group_summary(), tmp_path, "recommended")
+    assert best["config"]["strategy"] == "ddp"
     assert [rank["device"] for rank in best["figures"]["ranks"]] == ["cuda:0", "cuda:1"]
     assert best["figures"]["communication"]["bytes_exchanged"] == 22 * 2**20
 
@@ -75,12 +74,12 @@ def test_each_ranks_figures_are_in_the_document(tmp_path: Path) -> None:
 def test_nothing_feasible_has_no_best(tmp_path: Path) -> None:
     document = json.loads(as_json(make_variants()["nothing_feasible"], tmp_path))
     assert document["verdict"] == "nothing_feasible"
-    assert document["best"] is None
+    assert (document["speedup"], document["summary"]["recommendation"]) == (None, None)
     assert document["outcomes"]["over_memory"] == 3
 
 
 def test_an_infinite_end_is_the_text_infinity(tmp_path: Path) -> None:
-    recommendation = make_recommendation(speedup=Ratio(value=2.0, low=0.0, high=float("inf")))
+    recommendation = make_recommendation(speedup=Interval(value=2.0, low=0.0, high=float("inf")))
     text = as_json(make_summary(recommendation=recommendation), tmp_path)
     assert json.loads(text)["speedup"] == {"value": 2.0, "low": 0.0, "high": "Infinity"}
 
@@ -100,7 +99,6 @@ def test_copies_are_a_ceiling_of_the_document_and_of_the_report(tmp_path: Path) 
         found = make_recommendation(same_batch=None, same_batch_number=None)
         summary = make_summary(trials=trials, baseline=BASELINE, recommendation=found)
         shown[name] = as_markdown(summary)
-        document = json.loads(as_json(summary, tmp_path))
-        assert document["baseline"]["figures"]["copy_ceiling"] == run.copy_ceiling
+        assert column_of(summary, tmp_path, "baseline")["figures"]["copy_ceiling"] == run.copy_ceiling
     assert "copying alone" in shown["copied"]
     assert "copying alone" not in shown["bare"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
-from autotune.records.recommendation import Ratio
+from autotune.records.measurement import Interval
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import Outcome
 from autotune.report.render.terminal import print_check
@@ -57,7 +57,7 @@ def test_wide_values_and_wide_characters_fit_80_columns(tmp_path: Path) -> None:
 
 
 def test_an_unknown_interval_is_said_to_be_unknown(tmp_path: Path) -> None:
-    speedup = Ratio(value=2.4, low=0.0, high=float("inf"))
+    speedup = Interval(value=2.4, low=0.0, high=float("inf"))
     text = on_console(make_summary(recommendation=make_recommendation(speedup=speedup)), tmp_path)
     assert "(95 %: unknown)" in text
     assert "inf" not in row_of(text, "samples/s")

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from autotune.messages.units import NO_VALUE
+from autotune.records.measurement import Measurement
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import TrialRecord
 from autotune.report.blocks import filled
-from autotune.report.figures import Figures
 from autotune.report.sections.devices import device_section
 from tests.factories import HOT, make_conditions, make_conditions_summary, make_summary, make_trial
 from tests.report.cases import CAPPED
@@ -57,8 +57,8 @@ def remarks_on(*after: dict[str, Any], retries: int = 0) -> tuple[str, ...]:
     return (*report.doubts, *report.conditions)
 
 
-def measured_of(summary: RunSummary) -> dict[str, Figures]:
-    return {column.title: column.figures for column in columns_of(summary) if column.figures is not None}
+def measured_of(summary: RunSummary) -> dict[str, tuple[Measurement, ...]]:
+    return {column.title: column.runs for column in columns_of(summary) if column.runs}
 
 
 def rows_of(summary: RunSummary) -> dict[str, tuple[str, ...]]:
@@ -83,17 +83,16 @@ def test_energy_a_sample_is_in_every_form_for_people(form: Callable[[RunSummary,
     assert "energy a sample" not in untold
 
 
-def test_the_document_has_energy_and_each_windows_conditions(tmp_path: Path) -> None:
+def test_the_document_has_each_windows_conditions(tmp_path: Path) -> None:
     summary = make_conditions_summary(HOT, retries=7)
     document = json.loads(as_json(summary, tmp_path))
-    best, baseline = document["best"]["figures"], document["baseline"]["figures"]
-    assert baseline["joules_per_sample"] == pytest.approx(0.05, rel=0.001)
-    assert [window["throttle_reasons"] for window in best["conditions"]] == [["power_cap", "thermal"], [], []]
-    assert (best["alloc_retries"], best["allocated_bytes"]) == (21, 2 * 2**30)
+    runs = {column["title"]: column["runs"] for column in document["columns"]}
+    assert [run["conditions"]["power_w"] for run in runs["baseline"]] == [255.0] * 3
+    reasons = [run["conditions"]["throttle_reasons"] for run in runs["recommended"]]
+    assert reasons == [["power_cap", "thermal"], [], []]
+    assert [run["memory"]["alloc_retries"] for run in runs["recommended"]] == [7, 7, 7]
     report = report_of(summary)
     assert document["device_remarks"] == [*report.doubts, *report.conditions]
-    same = document["same_batch"]["figures"]
-    assert (same["joules_per_sample"], same["conditions"], same["alloc_retries"]) == (None, [], None)
 
 
 def test_trials_and_repeats_have_a_column_of_energy_where_one_tells_it(tmp_path: Path) -> None:
@@ -186,8 +185,8 @@ def test_a_device_that_tells_nothing_has_no_section() -> None:
 
 def test_a_part_that_a_device_does_not_tell_is_left_out() -> None:
     nothing = dict.fromkeys(("sm_clock_mhz", "max_sm_clock_mhz", "memory_clock_mhz", "temperature_c", "power_w"))
-    figures = measured_of(make_conditions_summary(nothing, nothing, nothing))["recommended"]
-    assert figures.joules_per_sample is None
+    runs = measured_of(make_conditions_summary(nothing, nothing, nothing))["recommended"]
+    assert all(run.joules_per_sample is None for run in runs)
     assert remarks_on(nothing, nothing, nothing) == ()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.records.recommendation import Ratio
+from autotune.records.measurement import Interval
 from autotune.records.run_summary import RunSummary
 from autotune.records.trial import Score, TrialResult
 from autotune.report.blocks import filled
@@ -56,7 +56,7 @@ def test_what_ran_more_than_once_is_shown_however_slow_it_is() -> None:
 def test_repeats_stand_in_the_order_in_which_they_ended() -> None:
     first, second, *others = make_trials()
     late = first.repeats[-1].model_copy(update={"at_s": 1e4})
-    first = first.model_copy(update={"repeats": (first.repeats[0], late)})
+    first = first.model_copy(update={"results": (*first.results[:2], late)})
     table = table_of(repeat_section(make_summary(trials=(first, second, *others))))
     places = [(row[0], row[1]) for row in table.rows]
     assert places[-1] == ("3", "0")
@@ -65,7 +65,7 @@ def test_repeats_stand_in_the_order_in_which_they_ended() -> None:
 
 
 def test_trials_that_ran_once_are_no_repeats() -> None:
-    measured = Ratio(value=2.5, low=2.4, high=2.6)
+    measured = Interval(value=2.5, low=2.4, high=2.6)
     summary = make_summary(
         trials=run_once(make_trials()), recommendation=make_recommendation(measured_speedup=measured)
     )
@@ -75,8 +75,7 @@ def test_trials_that_ran_once_are_no_repeats() -> None:
 def test_each_repeat_says_how_it_ended() -> None:
     first, *others = make_trials()
     over = TrialResult(outcome="over_memory", reason="too much", measurement=first.measurement, at_s=1e4)
-    again = run_again(first, None)
-    again = again.model_copy(update={"repeats": (*again.repeats, over)})
+    again = run_again(first, None).with_run(over)
     table = table_of(repeat_section(make_summary(trials=(again, *others))))
     place = table.heads.index("outcome")
     ended = {(row[0], row[1]): row[place] for row in table.rows}

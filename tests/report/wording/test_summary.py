@@ -10,15 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.records.ceilings import Ceiling
-from autotune.records.measurement import Ceilings
-from autotune.records.recommendation import Ratio
+from autotune.records.measurement import Ceilings, Interval
 from autotune.records.run_summary import RunSummary
 from autotune.report.wording.summary import say_course
 from tests.factories import FAST, make_measurement, make_recommendation, make_summary, make_trial
 from tests.report.cases import ceilings, larger_batch, loaded, single_runs
 from tests.report.forms import report_of
 
-TWICE = Ratio(value=2.0, low=1.9, high=2.1)
+TWICE = Interval(value=2.0, low=1.9, high=2.1)
 PAID = "6 min 40 s"
 
 

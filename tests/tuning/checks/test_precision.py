@@ -15,6 +15,7 @@ from autotune.settings.training_config import TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost
 from autotune.tuning.checks.precision import PrecisionGuard
 from autotune.tuning.loop import Search
+from tests.factories import with_first
 from tests.factories.searches import GIB, NARROW, FailingLauncher, codes_of, confirmed, figures_of, make_search
 
 
@@ -158,7 +159,7 @@ def test_too_few_steps_before_a_resume_are_no_pass_after_it(tmp_path: Path) -> N
         for one in searched(tmp_path, FakeLauncher(breaking("bfloat16")), n_trials=12).study.records
         if one.is_refused
     )
-    cut_short = refused.model_copy(update={"result": refused.result.model_copy(update={"outcome": "timeout"})})
+    cut_short = with_first(refused, outcome="timeout")
     guard = PrecisionGuard(make_search(tmp_path, FakeLauncher()).runner, TrainingConfig())
     guard.recall(cut_short)
     assert not guard.answers

@@ -15,7 +15,7 @@ from autotune.settings.training_config import TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial, fake_environment, fake_facts
 from autotune.tuning.checks.stress import StressCheck, check_under_stress, may_overload
 from autotune.tuning.loop import Search
-from tests.factories import make_measurement
+from tests.factories import make_measurement, with_first
 from tests.factories.searches import GIB, figures_of, make_search
 
 GROUP = TrainingConfig(strategy="ddp", world_size=2)
@@ -28,7 +28,7 @@ def record_of(config: TrainingConfig, overhead_s: float = 2.0) -> TrialRecord:
     measurement = make_measurement(100.0)
     window_s = sum(block.seconds for block in measurement.blocks)
     result = TrialResult(outcome="ok", measurement=measurement, wall_s=window_s + overhead_s)
-    return TrialRecord(number=7, config=config, result=result)
+    return TrialRecord(number=7, config=config, results=(result,))
 
 
 def stressed(
@@ -146,5 +146,5 @@ def test_it_is_run_where_four_times_the_peak_would_not_fit(
     record = record_of(config)
     assert record.measurement is not None
     measurement = record.measurement.model_copy(update={"peak_memory_bytes": int(gib * GIB)})
-    record = record.model_copy(update={"result": record.result.model_copy(update={"measurement": measurement})})
+    record = with_first(record, measurement=measurement)
     assert may_overload(record, search.space) == is_run
