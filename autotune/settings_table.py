@@ -452,6 +452,20 @@ SETTINGS = (
         },
     ),
     Setting(
+        "multiprocessing_context",
+        sides=("loader",),
+        needs="num_workers",
+        is_loader_argument=True,
+        tried=lambda ranges: (ranges.baseline.multiprocessing_context,),  # others only where the user lists them
+        idle={"tf_data": lambda _, facts, __: facts.is_tf_data},
+        is_kept=True,
+        explains="often",  # such as a dataset that can't be pickled
+        effects=(Effect({"items": 0.1}),),
+        # Workers that are not forked share no pages with the trial.
+        memory=Memory(0.1, lambda config: config.multiprocessing_context in {"forkserver", "spawn"}),
+        words=lambda config: f"workers by {config.multiprocessing_context or 'default'}",
+    ),
+    Setting(
         "prefetch_factor",
         sides=("loader",),
         needs="num_workers",

@@ -137,6 +137,7 @@ class SearchSpace(FrozenModel):
     persistent_workers: _Setting = None
     pin_memory: _Setting = None
     in_order: _Setting = None
+    multiprocessing_context: _Setting = None
     worker_threads: _Setting = None
     channels_last: _Setting = None
     compile: _Setting = None

@@ -87,6 +87,9 @@ class TrainingConfig(FrozenModel):
     in_order: _Flag = True
     """Batches in the sampler's order; False: in the order in which workers finish them, so that a slow one holds up no
     other, and two runs of one seed are not alike bit for bit."""
+    multiprocessing_context: Literal["fork", "forkserver", "spawn"] | None = None
+    """How loader workers start; None: your loader's own or torch's. Workers that are not forked start more slowly, and
+    in your own loop the dataset must be picklable for them."""
     worker_threads: _Count | None = None
     """Threads of one operation in each loader worker, of torch, OpenCV, BLAS and OpenMP; None: as these have it, which
     is one for torch and one a core for the others. In forked workers torch keeps its one."""

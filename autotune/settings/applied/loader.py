@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping
 from copy import copy
+from multiprocessing.context import BaseContext
 from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, default_collate, default_convert
@@ -88,6 +89,8 @@ def argument_of(loader: Any, name: str) -> Any:
     """Return an argument of a loader as a TrainingConfig has it; the setting's neutral value where it has none."""
     neutral = BY_NAME[name].neutral
     value = getattr(loader, name, neutral)
+    if isinstance(value, BaseContext):
+        return value.get_start_method()
     return bool(value) if isinstance(neutral, bool) else value  # torch takes 1 for True
 
 
@@ -131,10 +134,13 @@ def loader_like(
     made = copy(loader)
     # torch refuses most of this once a loader is made, since an iterator might hold the old one: this one has none
     own = vars(made)
-    own.update(settings, _iterator=None, _IterableDataset_len_called=None)
+    own.update({name: value for name, value in settings.items() if name != "multiprocessing_context"})
+    own.update(_iterator=None, _IterableDataset_len_called=None)
     own["worker_init_fn"] = limited(loader.worker_init_fn, worker_threads)
     if made.num_workers:
         own["prefetch_factor"] = settings["prefetch_factor"] or 2
+        if settings.get("multiprocessing_context") is not None:
+            made.multiprocessing_context = settings["multiprocessing_context"]
     else:
         own.update(timeout=0, _DataLoader__multiprocessing_context=None)  # without workers torch refuses any other
     if batch_sampler is not None:
