@@ -15,11 +15,22 @@ from math import log
 
 from autotune.frozen import FrozenModel
 
-__all__ = ["POLICY", "Ending", "Policy", "Proof", "Ranges", "Spread", "Stopping", "Time", "Trials", "WindowRules"]
+__all__ = [
+    "POLICY",
+    "DefaultRanges",
+    "Ending",
+    "Policy",
+    "Proof",
+    "Spread",
+    "Stopping",
+    "Time",
+    "Trials",
+    "WindowRules",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ranges:
+class DefaultRanges:
     """Which values are tried of the settings that the user leaves open."""
 
     least_workers: int = 8
@@ -345,7 +356,7 @@ class WindowRules(FrozenModel):
 class Policy:
     """The numbers of a search, by the question that they answer."""
 
-    ranges: Ranges = Ranges()
+    ranges: DefaultRanges = DefaultRanges()
     trials: Trials = Trials()
     proof: Proof = Proof()
     stopping: Stopping = Stopping()

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from autotune.analysis.forecast import expectation
 from autotune.analysis.forecast.expectation import PINNING_KINDS
 from autotune.analysis.forecast.job_forecast import Pair, expected_rates
+from autotune.analysis.forecast.observations import AMONG_WORKERS
 from autotune.analysis.statistics import NORMAL_95
 from autotune.diagnosis.checkpointing import checkpoint_activations
 from autotune.diagnosis.gains import LEAST_GAIN, advise, worth_giving
@@ -30,7 +31,6 @@ __all__ = ["rank_advice"]
 _SAME_WITHIN = 0.02
 """Expected rates that differ by less count as equal, as do those that differ by less than the error of their ceilings:
 our own convention, a window's 95 % interval."""
-_AMONG_WORKERS = frozenset({"in_order", "worker_threads"})
 
 
 class _Rated(NamedTuple):
@@ -118,7 +118,11 @@ def _best(evidence: Evidence, rated: Sequence[_Rated], *, cost: Callable[[int, i
 def _of_workers(evidence: Evidence, rated: Sequence[_Rated]) -> Iterator[Advice]:
     """What holds workers up, each by itself: their order, and their threads."""
     for (loader, _), rate, _ in rated:
-        if loader is not None and len({*loader.changes} & _AMONG_WORKERS) == 1 and "num_workers" not in loader.changes:
+        if (
+            loader is not None
+            and len({*loader.changes} & {*AMONG_WORKERS}) == 1
+            and "num_workers" not in loader.changes
+        ):
             yield _advice(evidence, (loader, None), rate)
 
 

@@ -23,6 +23,7 @@ from autotune.records.ceilings import overlaps
 from autotune.records.ranks import name_devices, uneven_ranks
 from autotune.records.trial import TrialRecord
 from autotune.settings.environment import Environment
+from autotune.settings_table import SETTINGS
 
 __all__ = ["LEAST_SHARE", "Cause", "GroupCase", "ScalingBottleneck", "StepTime", "find_scaling_bottlenecks"]
 
@@ -30,7 +31,7 @@ Cause = Literal["communication", "loader", "uneven_rank", "small_batch", "settin
 
 LEAST_SHARE = 0.05
 """Of the group's time, below which nothing is a bottleneck: our own convention, over twice a window's 2 % interval."""
-_STEP_SETTINGS = ("amp_dtype", "channels_last", "compile", "compile_mode", "cudnn_benchmark", "fused")
+_STEP_SETTINGS = [setting.name for setting in SETTINGS if setting.is_of_kernels]
 """Settings of the step that a search varies beside the batch."""
 
 

@@ -36,10 +36,6 @@ from autotune.settings.workload import ScriptFacts
 __all__ = ["AppliedScript", "read_recommended", "read_script", "recommended_yaml"]
 
 _FORMAT = 1
-_LATER = {
-    *("in_order", "max_tokens", "worker_threads", "compile_mode", "cudnn_benchmark", "fused", "numa_binding"),
-}
-"""Settings that came after this format: where a file lacks one, it was found with the default."""
 _DIGITS = 4  # our convention: finer than any measured figure here
 
 
@@ -134,7 +130,7 @@ def _script(summary: RunSummary, script: ScriptFacts) -> dict[str, Any]:
 def _left_out(settings: dict[str, Any]) -> Iterator[Problem]:
     """The settings that are missing, in their order: a line that was lost must not turn into a default."""
     ddp = settings.get("ddp")
-    paths: list[KeyPath] = [(name,) for name in TrainingConfig.model_fields if name not in {*settings, *_LATER}]
+    paths: list[KeyPath] = [(name,) for name in TrainingConfig.model_fields if name not in settings]
     paths += [("ddp", name) for name in DdpConfig.model_fields if name not in ddp] if isinstance(ddp, dict) else []
     for path in paths:
         yield Problem(text="must be given: autotune writes every setting", path=path)

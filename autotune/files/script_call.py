@@ -12,6 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
+from autotune.settings.training_config import LOADER_ARGUMENTS
+from autotune.settings_table import SETTINGS
+
 __all__ = ["UNKNOWN", "LoaderCall", "find_call", "is_read_elsewhere", "numbered_call", "standing", "value_of"]
 
 UNKNOWN = object()
@@ -25,20 +28,16 @@ _PARAMETERS = (
 _DEFAULTS: dict[str, object] = {
     "batch_size": 1,
     "batch_sampler": None,
-    "num_workers": 0,
-    "pin_memory": False,
     "timeout": 0,
     "multiprocessing_context": None,
-    "prefetch_factor": None,
-    "persistent_workers": False,
-    "in_order": True,
+    **{setting.name: setting.neutral for setting in SETTINGS if setting.is_loader_argument},
 }
 _LOADER_MODULES = {
     "DataLoader": ("torch.utils.data", "torch.utils.data.dataloader"),
     "StatefulDataLoader": ("torchdata.stateful_dataloader", "torchdata.stateful_dataloader.stateful_dataloader"),
 }
 _LOADERS = frozenset(f"{module}.{name}" for name, modules in _LOADER_MODULES.items() for module in modules)
-_SETTINGS = frozenset({"batch_size", "num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "in_order"})
+_SETTINGS = frozenset({"batch_size", *LOADER_ARGUMENTS})
 _DYNAMIC = frozenset({"eval", "exec", "globals", "locals"})
 """A script that uses these may set or read its constants by text."""
 _OTHER_NAME = 3

@@ -22,7 +22,7 @@ __all__ = ["ScriptPatch", "patch_script"]
 
 _KEYWORDS = {"micro_batch_size": "batch_size", **{name: name for name in LOADER_ARGUMENTS}}
 """Settings that a loader's call can carry, in the order in which they are added, and their keywords."""
-_WORKERS_ALONE = ("prefetch_factor", "persistent_workers")
+_WORKERS_ALONE = [name for name in LOADER_ARGUMENTS if name in NEUTRAL_WITHOUT_WORKERS and name != "in_order"]
 """Settings that torch refuses without workers, unless they are neutral (DataLoader.__init__); in_order it ignores."""
 _REFUSED_ARGUMENTS = {"timeout": 0, "multiprocessing_context": None}
 """Other arguments that torch then takes at these values alone (DataLoader and its single-process iterator)."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import log
-from operator import attrgetter
 from statistics import median_high
 from typing import Literal
 
 from autotune.frozen import FrozenModel
-from autotune.settings.training_config import LOADER_SETTINGS, TrainingConfig
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings_table import SETTINGS, Side
 
 __all__ = [
     "EXCEEDED_FROM",
@@ -41,14 +41,13 @@ _CERTAIN_SDS = 2.0
 """Standard errors of a ceiling that a rate must exceed on top: about a 95 % interval."""
 _HOLDS_FROM = 0.85
 """Share of the lowest ceiling from which that side counts as the bottleneck: our convention."""
-_STEP_SETTINGS = attrgetter(*(name for name in TrainingConfig.model_fields if name not in {"lr", *LOADER_SETTINGS}))
-"""All but the loader's, and the learning rate."""
 
-
-Side = Literal["loader", "device", "copy"]
-"""What is measured alone."""
 SIDES: tuple[Side, ...] = ("loader", "device", "copy")
-"""All of them."""
+"""What is measured alone."""
+_VALUES = {
+    side: [setting.value for setting in SETTINGS if side in setting.sides and not setting.is_of_ddp] for side in SIDES
+}
+"""Functions of a configuration: the values that each side depends on."""
 
 
 class Ceiling(FrozenModel):
@@ -83,28 +82,23 @@ def host_ceiling_of(device: Ceiling | None, take_s: float | None) -> float | Non
 
 
 def loader_key(config: TrainingConfig) -> tuple[object, ...]:
-    """The settings that a loader's rate depends on; torch's own value where a setting is left to torch."""
-    return (
-        *({**config.loader_settings, "prefetch_factor": config.batches_per_worker}).values(),
-        config.worker_threads,
-        config.numa_binding,
-        config.micro_batch_size,
-        config.max_tokens,
-        config.world_size,
-        config.strategy,
-        config.intra_op_threads if config.num_workers == 0 else None,  # the trial's own process makes the items
-    )
+    """Return the settings that a loader's throughput depends on; torch's own value where a setting is left to torch."""
+    threads = config.intra_op_threads if config.num_workers == 0 else None  # the trial's own process makes the items
+    return (*_values("loader", config), threads)
 
 
 def device_key(config: TrainingConfig) -> tuple[object, ...]:
-    """The settings that a step's time depends on: all but the loader's, and the learning rate."""
-    settings: tuple[object, ...] = _STEP_SETTINGS(config)
-    return settings
+    """Return the settings that a step's time depends on: all but the loader's, and the learning rate."""
+    return _values("device", config)
 
 
 def copy_key(config: TrainingConfig) -> tuple[object, ...]:
-    """The settings that the copies' rate depends on; hardly on the batch, since a copy's start takes microseconds."""
-    return (config.pin_memory, config.channels_last, config.numa_binding, config.world_size, config.strategy)
+    """Return the settings that copies depend on; hardly on the batch, since a copy's start takes microseconds."""
+    return _values("copy", config)
+
+
+def _values(side: Side, config: TrainingConfig) -> tuple[object, ...]:
+    return tuple(value(config) for value in _VALUES[side])
 
 
 _KEYS = {"loader": loader_key, "device": device_key, "copy": copy_key}

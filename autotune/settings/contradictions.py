@@ -10,31 +10,33 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.settings.ddp_config import DdpConfig
+from autotune.settings_table import SETTINGS
 
-__all__ = ["NEUTRAL_WITHOUT_WORKERS", "loader_contradiction", "strategy_contradiction"]
+__all__ = ["NEUTRAL_WITHOUT_WORKERS", "needs_contradiction", "strategy_contradiction"]
 
-NEUTRAL_WITHOUT_WORKERS: dict[str, object] = {
-    "prefetch_factor": None,
-    "persistent_workers": False,
-    "in_order": True,
-    "worker_threads": None,
-}
+NEUTRAL_WITHOUT_WORKERS = {setting.name: setting.neutral for setting in SETTINGS if setting.needs == "num_workers"}
 """Settings that only loader workers use, and the one value of each without workers."""
+_NEEDED = {"num_workers": "loader workers", "compile": "compile: true"}
 
 
-def loader_contradiction(num_workers: int, settings: Mapping[str, object]) -> str | None:
-    """Why a DataLoader can't have these settings, by their names, with so many workers; None where it can."""
-    for name, neutral in NEUTRAL_WITHOUT_WORKERS.items():
-        if num_workers == 0 and settings[name] != neutral:
+def needs_contradiction(settings: Mapping[str, object]) -> str | None:
+    """Return the reason why a setting can't stand without the one that it needs, or None.
+
+    Args:
+        settings: All of a TrainingConfig's, by name.
+    """
+    for setting in SETTINGS:
+        name, needs = setting.name, setting.needs
+        if needs is not None and not settings[needs] and settings[name] != setting.neutral:
             return (
-                f"{name} needs loader workers, but got num_workers=0 and {name}={settings[name]}; leave {name} out or "
-                "set num_workers"
+                f"{name} needs {_NEEDED[needs]}, but got {needs}={settings[needs]} and {name}={settings[name]!r}; "
+                f"leave {name} out or set {needs}"
             )
     return None
 
 
 def strategy_contradiction(settings: Mapping[str, Any]) -> str | None:
-    """Why a strategy, or the compiler, can't have the other settings, all by their names; None where it can.
+    """Return the reason why a strategy can't have the other settings, all by their names; None where it can.
 
     Source on compiling under DataParallel: torch compiles the frames of the thread that has entered the compiled
     module (set_eval_frame, torch/csrc/dynamo/eval_frame.c), and replicas run in other threads
@@ -44,11 +46,6 @@ def strategy_contradiction(settings: Mapping[str, Any]) -> str | None:
     """
     strategy, world_size, grad_accum_steps = (settings[name] for name in ("strategy", "world_size", "grad_accum_steps"))
     ddp: DdpConfig | None = settings["ddp"]
-    if settings["compile_mode"] != "default" and not settings["compile"]:
-        return (
-            f"compile_mode needs compile: true, but got compile=False and compile_mode={settings['compile_mode']!r}; "
-            "leave compile_mode out or set compile"
-        )
     if strategy == "single" and world_size != 1:
         return f"strategy 'single' has one rank, but got world_size={world_size}; set strategy: ddp"
     if strategy != "ddp" and ddp is not None:

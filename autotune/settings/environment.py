@@ -11,10 +11,12 @@ from autotune.frozen import FrozenModel
 from autotune.note import Note
 from autotune.settings.training_config import AmpDtype
 
-__all__ = ["COMPARED", "DeviceKind", "Environment", "TF32Override"]
+__all__ = ["COMPARED", "GRAPH_KINDS", "DeviceKind", "Environment", "TF32Override"]
 
 DeviceKind = Literal["cpu", "cuda", "rocm", "mps", "xpu", "other"]
 """other: an accelerator that a plug-in has added to torch."""
+GRAPH_KINDS: frozenset[DeviceKind] = frozenset({"cuda", "rocm"})
+"""Devices whose kernels torch.compile records as CUDA graphs, and whose convolutions cuDNN or MIOpen computes."""
 TF32Override = Annotated[
     str, StringConstraints(pattern=r"^(TORCH_ALLOW_TF32_CUBLAS_OVERRIDE|NVIDIA_TF32_OVERRIDE)=[01]$")
 ]
@@ -94,6 +96,11 @@ class Environment(FrozenModel):
     def has_only_ram(self) -> bool:
         """The device has no memory of its own: a limit is on the host's RAM, of which loader workers take a part."""
         return self.device_kind in {"cpu", "mps"}
+
+    @property
+    def has_cuda_graphs(self) -> bool:
+        """Return True where torch.compile records CUDA graphs, and cuDNN or MIOpen computes convolutions."""
+        return self.device_kind in GRAPH_KINDS
 
     def comparable(self) -> dict[str, object]:
         """The fields by which two machines are compared, by their names, in the order of COMPARED.

@@ -15,11 +15,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 from autotune.frozen import FrozenModel
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.training_config import TrainingConfig
+from autotune.settings_table import DDP_PREFIX
 
 __all__ = ["DDP_PREFIX", "Choices", "DdpSpace", "Domain", "IntRange", "SearchSpace", "SettingValue"]
 
-DDP_PREFIX = "ddp."
-"""Begins the names of DistributedDataParallel's settings where they stand beside the others: "ddp.bucket_cap_mb"."""
 SettingValue = bool | int | float | str | None
 
 
@@ -138,6 +137,7 @@ class SearchSpace(FrozenModel):
     persistent_workers: _Setting = None
     pin_memory: _Setting = None
     in_order: _Setting = None
+    multiprocessing_context: _Setting = None
     worker_threads: _Setting = None
     channels_last: _Setting = None
     compile: _Setting = None

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 from pydantic import Field, model_validator
 
 from autotune.frozen import FrozenModel
-from autotune.settings.contradictions import loader_contradiction, strategy_contradiction
+from autotune.settings.contradictions import needs_contradiction, strategy_contradiction
 from autotune.settings.ddp_config import DdpConfig
+from autotune.settings_table import BY_NAME, DDP_PREFIX
 
 if TYPE_CHECKING:
     import torch
@@ -47,10 +48,6 @@ _GRAPH_MODES = frozenset({"reduce-overhead", "max-autotune"})
 NumaBinding = Literal["node", "exclusive"]
 """Names of torchrun's --numa-binding."""
 
-LOADER_ARGUMENTS = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "in_order")
-"""Arguments of torch.utils.data.DataLoader that are settings here, under their own names."""
-LOADER_SETTINGS = (*LOADER_ARGUMENTS, "worker_threads")
-"""Settings of the loader: all others are the step's, but for `numa_binding`, which places both."""
 TORCH_PREFETCH_FACTOR = 2
 """torch.utils.data.DataLoader's own, where workers load and None is given."""
 
@@ -90,6 +87,9 @@ class TrainingConfig(FrozenModel):
     in_order: _Flag = True
     """Batches in the sampler's order; False: in the order in which workers finish them, so that a slow one holds up no
     other, and two runs of one seed are not alike bit for bit."""
+    multiprocessing_context: Literal["fork", "forkserver", "spawn"] | None = None
+    """How loader workers start; None: your loader's own or torch's. Workers that are not forked start more slowly, and
+    in your own loop the dataset must be picklable for them."""
     worker_threads: _Count | None = None
     """Threads of one operation in each loader worker, of torch, OpenCV, BLAS and OpenMP; None: as these have it, which
     is one for torch and one a core for the others. In forked workers torch keeps its one."""
@@ -118,10 +118,17 @@ class TrainingConfig(FrozenModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         settings = dict(self)
-        reason = loader_contradiction(self.num_workers, settings) or strategy_contradiction(settings)
+        reason = needs_contradiction(settings) or strategy_contradiction(settings)
         if reason is not None:
             raise ValueError(reason)
         return self
+
+    @property
+    def by_name(self) -> dict[str, Any]:
+        """The values by the names of settings_table: DistributedDataParallel's as "ddp.static_graph", without `ddp`."""
+        values = self.model_dump(exclude={"ddp"})
+        ddp = self.ddp or DdpConfig()
+        return values | {f"{DDP_PREFIX}{name}": value for name, value in ddp.model_dump().items()}
 
     @property
     def process_count(self) -> int:
@@ -328,3 +335,9 @@ class TrainingConfig(FrozenModel):
         from autotune.settings.exports.registry import export_to
 
         return export_to(self, target, device=device, optimizer=optimizer)
+
+
+LOADER_ARGUMENTS = tuple(name for name in TrainingConfig.model_fields if BY_NAME[name].is_loader_argument)
+"""Arguments of torch.utils.data.DataLoader that are settings here, under their own names."""
+LOADER_SETTINGS = tuple(name for name in TrainingConfig.model_fields if BY_NAME[name].is_of_loader)
+"""Settings of the loader alone: all others are the step's, but for `numa_binding`, which places both."""

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from math import ceil, inf
 
-from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
 from autotune.settings.ddp_config import TORCH_BUCKET_CAP_MB, TORCH_FIRST_BUCKET_MB, DdpConfig
 from autotune.settings.environment import DeviceKind, Environment
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import WorkloadFacts
+from autotune.settings_table import BY_NAME, DDP_PREFIX, SETTINGS, Setting
 from autotune.space.binding import can_bind, cores_left, effective_binding, refused_binding
 
 __all__ = [
     "DATA_PARALLEL_KINDS",
-    "GRAPH_KINDS",
     "GROUP_BACKENDS",
     "HOOK_DTYPES",
     "coarse_exchange",
@@ -33,8 +32,6 @@ __all__ = [
     "without_effect",
 ]
 
-GRAPH_KINDS: frozenset[DeviceKind] = frozenset({"cuda", "rocm"})
-"""Devices whose kernels torch.compile records as CUDA graphs, and whose convolutions cuDNN or MIOpen computes."""
 GROUP_BACKENDS: dict[DeviceKind, str] = {"cuda": "nccl", "rocm": "nccl", "xpu": "xccl", "cpu": "gloo"}
 """What the ranks of a group exchange gradients by, for each kind of device that can."""
 DATA_PARALLEL_KINDS: frozenset[DeviceKind] = frozenset({"cuda", "rocm"})
@@ -48,7 +45,7 @@ def obstacle(config: TrainingConfig, facts: WorkloadFacts, environment: Environm
     """Why a configuration can't be measured with this workload on this machine, or None."""
     return (
         _beyond_the_data(config, facts, drop_last=drop_last)
-        or _beyond_the_optimizer(config, facts)
+        or _beyond_the_optimizer(config, facts, environment)
         or _beyond_the_machine(config, environment)
         or _beyond_the_group(config, facts, environment)
         or refused_binding(config.numa_binding, *_bound(config, environment))
@@ -131,58 +128,51 @@ def coarse_exchange(config: TrainingConfig, baseline: TrainingConfig) -> str | N
 
 
 def without_effect(config: TrainingConfig, facts: WorkloadFacts, environment: Environment) -> dict[str, str]:
-    """Settings that are given but do nothing here, each with the reason's code."""
-    ddp = config.ddp or DdpConfig()
-    is_bound = config.numa_binding is not None
-    binding = effective_binding(config.numa_binding, *_bound(config, environment)[:2])
-    rules = (
-        ("pin_memory", "no_copy_to_accelerator", config.pin_memory and environment.has_only_ram),
-        ("amp_dtype", "no_nvidia_gpu", config.amp_dtype == "tf32" and environment.device_kind != "cuda"),
-        ("persistent_workers", "tf_data", config.persistent_workers and facts.is_tf_data),
-        ("worker_threads", "tf_data", config.worker_threads is not None and facts.is_tf_data),
-        ("channels_last", "no_4d_input", config.channels_last and not facts.has_4d_input),
-        ("compile_mode", "no_cuda_graphs", _lacks_graphs(config.compile_mode, environment)),
-        ("cudnn_benchmark", "no_cudnn", config.cudnn_benchmark and not _has_cudnn(environment)),
-        ("fused", "no_fused_optimizer", config.fused and _lacks_fused(facts)),
-        ("numa_binding", "no_affinity", is_bound and not can_bind(environment)),
-        ("numa_binding", "one_numa_node", is_bound and can_bind(environment) and binding is None),
-        ("ddp.find_unused_parameters", "static_graph", ddp.find_unused_parameters and ddp.static_graph),
-        ("ddp.broadcast_buffers", "no_buffers", not ddp.broadcast_buffers and not facts.has_buffers),
-    )
-    return {setting: reason for setting, reason, holds in rules if holds}
+    """Return the settings that are given but do nothing here, each with the reason's code."""
+    values = config.by_name
+    found = {}
+    for name, value in values.items():
+        reason = _idle(BY_NAME[name], value, facts, environment)
+        if reason is not None:
+            found[name] = reason
+    if values["ddp.find_unused_parameters"] and values["ddp.static_graph"]:
+        found["ddp.find_unused_parameters"] = "static_graph"
+    if config.numa_binding is not None:
+        here, machine, _ = _bound(config, environment)
+        if not can_bind(machine):
+            found["numa_binding"] = "no_affinity"
+        elif effective_binding(config.numa_binding, here, machine) is None:
+            found["numa_binding"] = "one_numa_node"
+    return {name: found[name] for name in BY_NAME if name in found}
 
 
 def normalised(settings: dict[str, object], facts: WorkloadFacts, environment: Environment) -> dict[str, object]:
-    """Proposed settings with everything that has no effect set to its neutral value, so that equals are equal.
+    """Return proposed settings with everything that has no effect set to its neutral value, so that equals are equal.
 
     `ddp` may be a DdpConfig or its mapping; the result is a mapping, or None where it equals torch's defaults.
     """
-    result = {**settings, **_normalised_ranks(settings, facts)}
+    result = {**settings, **_normalised_ranks(settings, facts, environment)}
     here = _processes_on_host(result.get("strategy"), result.get("world_size", 1), environment)
     result["numa_binding"] = effective_binding(result.get("numa_binding"), here, environment)
-    if result.get("num_workers") == 0:
-        result.update(NEUTRAL_WITHOUT_WORKERS)
-    if facts.is_tf_data:
-        result.update(persistent_workers=False, worker_threads=None)
-    if not result.get("compile") or _lacks_graphs(result.get("compile_mode"), environment):
-        result["compile_mode"] = "default"
-    if not _has_cudnn(environment):  # a model without modules that convolve may convolve all the same
-        result["cudnn_benchmark"] = False
-    if _lacks_fused(facts):
-        result["fused"] = False
-    if environment.has_only_ram:
-        result["pin_memory"] = False
-    if environment.device_kind != "cuda" and result.get("amp_dtype") == "tf32":
-        result["amp_dtype"] = "float32"
-    if not facts.has_4d_input:
-        result["channels_last"] = False
+    for setting in SETTINGS:
+        name = setting.name
+        is_needless = setting.needs is not None and not result.get(setting.needs, BY_NAME[setting.needs].neutral)
+        if name in result and (is_needless or _idle(setting, result[name], facts, environment) is not None):
+            result[name] = setting.neutral
     return result
+
+
+def _idle(setting: Setting, value: object, facts: WorkloadFacts, environment: Environment) -> str | None:
+    """Return the code of the reason why a value has no effect here; None where it has one, or is neutral."""
+    if value == setting.neutral:
+        return None
+    return next((reason for reason, holds in setting.idle.items() if holds(value, facts, environment)), None)
 
 
 def same_behaviour_key(config: TrainingConfig, facts: WorkloadFacts, environment: Environment) -> str:
     """A text that is equal for configurations that behave the same: one's measurement answers for the other."""
     settings = normalised(config.model_dump(exclude={"lr"}), facts, environment)
-    settings["prefetch_factor"] = config.batches_per_worker
+    settings |= {one.name: one.torch_value(config) for one in SETTINGS if one.torch_value is not None}
     if settings["strategy"] == "ddp":
         settings["ddp"] = _ddp_behaviour(DdpConfig.model_validate(settings["ddp"] or {}), facts)
     return repr(sorted(settings.items()))
@@ -203,27 +193,13 @@ def _beyond_the_data(config: TrainingConfig, facts: WorkloadFacts, *, drop_last:
     return None
 
 
-def _beyond_the_optimizer(config: TrainingConfig, facts: WorkloadFacts) -> str | None:
-    if not (config.fused and _lacks_fused(facts)):
+def _beyond_the_optimizer(config: TrainingConfig, facts: WorkloadFacts, environment: Environment) -> str | None:
+    if _idle(BY_NAME["fused"], config.fused, facts, environment) is None:
         return None
     return (
         "fused needs an optimizer of torch's that has a fused implementation (SGD, Adam, AdamW, Adagrad), and dense "
         f"gradients of real numbers, but got {facts.optimizer.name}, which can't have it here; leave fused out"
     )
-
-
-def _lacks_fused(facts: WorkloadFacts) -> bool:
-    """Whether torch does not have the optimizer fused; a script makes its own, fused or not."""
-    return facts.script is None and not facts.optimizer.can_fuse
-
-
-def _has_cudnn(environment: Environment) -> bool:
-    return environment.device_kind in GRAPH_KINDS
-
-
-def _lacks_graphs(compile_mode: object, environment: Environment) -> bool:
-    """Whether a mode would do nothing but record CUDA graphs, on a device that has none."""
-    return compile_mode == "reduce-overhead" and environment.device_kind not in GRAPH_KINDS
 
 
 def _beyond_the_machine(config: TrainingConfig, environment: Environment) -> str | None:
@@ -270,23 +246,27 @@ def _beyond_the_group(config: TrainingConfig, facts: WorkloadFacts, environment:
     return hook_obstacle(ddp.comm_hook, environment)
 
 
-def _normalised_ranks(settings: dict[str, object], facts: WorkloadFacts) -> dict[str, object]:
+def _normalised_ranks(settings: dict[str, object], facts: WorkloadFacts, environment: Environment) -> dict[str, object]:
     """One rank is always strategy single, which has one rank; only strategy ddp has DDP's settings."""
     strategy = settings.get("strategy", "single")
     if strategy == "single" or settings.get("world_size", 1) == 1:
         return {"strategy": "single", "world_size": 1, "ddp": None}
-    return {"ddp": _normalised_ddp(settings.get("ddp"), facts) if strategy == "ddp" else None}
+    return {"ddp": _normalised_ddp(settings.get("ddp"), facts, environment) if strategy == "ddp" else None}
 
 
-def _normalised_ddp(ddp: object, facts: WorkloadFacts) -> dict[str, object] | None:
-    """With a static graph torch finds unused parameters by itself (DistributedDataParallel._set_static_graph warns)."""
-    config = DdpConfig() if ddp is None else DdpConfig.model_validate(ddp)
-    neutral: dict[str, object] = {}
-    if config.static_graph:
-        neutral["find_unused_parameters"] = False
-    if not facts.has_buffers:
-        neutral["broadcast_buffers"] = True
-    config = config.model_copy(update=neutral)
+def _normalised_ddp(ddp: object, facts: WorkloadFacts, environment: Environment) -> dict[str, object] | None:
+    """Set what has no effect to its neutral value.
+
+    With a static graph torch finds unused parameters by itself (DistributedDataParallel._set_static_graph warns).
+    """
+    values = (DdpConfig() if ddp is None else DdpConfig.model_validate(ddp)).model_dump()
+    if values["static_graph"]:
+        values["find_unused_parameters"] = False
+    for name, value in values.items():
+        setting = BY_NAME[f"{DDP_PREFIX}{name}"]
+        if _idle(setting, value, facts, environment) is not None:
+            values[name] = setting.neutral
+    config = DdpConfig.model_validate(values)
     return None if config == DdpConfig() else config.model_dump()
 
 

@@ -1,30 +1,32 @@
 """Default ranges: what is tried of each setting that the user leaves out.
 
 Comes in: a Basis (what the user has given, the baseline, the objective, workload and machine). Goes out: a domain for
-every setting, with the baseline's own value in it, and the caps on proposals from these ranges. Pure.
+every setting, with the baseline's own value in it, and the caps on proposals from these ranges. settings_table names
+what is tried of each setting by the properties of Ranges. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf, prod
 
-from autotune.policy import POLICY, Policy, Ranges
+from autotune.policy import POLICY, DefaultRanges, Policy
 from autotune.settings.ddp_config import TORCH_FIRST_BUCKET_MB, DdpConfig
 from autotune.settings.environment import Environment
 from autotune.settings.objective import Objective
-from autotune.settings.search_space import DDP_PREFIX, Choices, Domain, IntRange, SettingValue
-from autotune.settings.training_config import TORCH_PREFETCH_FACTOR, TrainingConfig
+from autotune.settings.search_space import Choices, Domain, IntRange, SettingValue
+from autotune.settings.training_config import TORCH_PREFETCH_FACTOR, NumaBinding, TrainingConfig
 from autotune.settings.workload import WorkloadFacts
+from autotune.settings_table import BY_NAME, SETTINGS
 from autotune.space import constraints as rules
 from autotune.space.binding import bindings_tried
 from autotune.space.domains import group_sizes, whole_numbers
 from autotune.space.token_budget import global_batch_of, samples_within, token_budgets
 from autotune.space.worker_ranges import gains_out_of_order, worker_threads_tried
 
-__all__ = ["Basis", "batch_cap", "default_ranges", "most_workers", "workers_cap"]
+__all__ = ["Basis", "Ranges", "batch_cap", "default_ranges", "most_workers", "workers_cap"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +43,7 @@ class Basis:
     policy: Policy = POLICY
 
     @property
-    def ranges(self) -> Ranges:
+    def ranges(self) -> DefaultRanges:
         """The numbers that the ranges are made of."""
         return self.policy.ranges
 
@@ -65,23 +67,206 @@ class Basis:
         return inf if self.facts.batch_setting in self.given else self.most_samples
 
 
+class Ranges(dict[str, Domain]):
+    """The domains of a space, each made when it is first asked for, since some depend on others.
+
+    The entries of settings_table make them of the properties below, which say what this workload and machine allow.
+    """
+
+    def __init__(self, basis: Basis) -> None:
+        super().__init__(basis.given)
+        self.basis = basis
+        self.baseline: TrainingConfig = basis.baseline
+        self.facts: WorkloadFacts = basis.facts
+        self.environment: Environment = basis.environment
+
+    def __missing__(self, name: str) -> Domain:
+        tried = BY_NAME[name].tried
+        assert tried is not None, f"{name} is not searched"  # noqa: S101 - a bug of ours
+        values = tried(self)
+        self[name] = (
+            IntRange(low=values[0], high=values[-1])
+            if isinstance(values, range)
+            else Choices(values=tuple(dict.fromkeys(values)))
+        )
+        return self[name]
+
+    @property
+    def ddp(self) -> DdpConfig:
+        """The baseline's arguments of DistributedDataParallel."""
+        return self.baseline.ddp or DdpConfig()
+
+    @property
+    def thread_counts(self) -> list[int]:
+        """Threads of one operation that leave loader workers a core; none where the CPU does not train."""
+        return _powers_of_two(self.environment.cores - 1) if self.environment.device_kind == "cpu" else []
+
+    @property
+    def graph_modes(self) -> list[SettingValue]:
+        """CUDA graphs, where the model may be compiled: each shape of a batch would be recorded by itself.
+
+        max-autotune compiles for minutes: it is tried where it is listed.
+        """
+        compiles = True in self.basis.given.get("compile", (self.baseline.compile,))
+        is_worthwhile = self.environment.has_cuda_graphs and bool(self.facts.has_fixed_shapes)
+        return ["reduce-overhead"] if compiles and is_worthwhile else []
+
+    @property
+    def cudnn_benchmarks(self) -> list[SettingValue]:
+        """With cuDNN's timing of its algorithms where it can pay: each shape is timed again, and choices may differ.
+
+        The baseline's value alone where no module convolves: whether the model does otherwise, nobody knows. Source:
+        pytorch.org, "Performance Tuning Guide", "Enable cuDNN auto-tuner", and "Reproducibility".
+        """
+        facts, own = self.facts, self.baseline.cudnn_benchmark
+        if not self.environment.has_cuda_graphs:
+            return [False, own]
+        if not facts.has_convolutions:
+            return [own]
+        return [False, bool(facts.has_fixed_shapes) and not facts.is_deterministic, own]
+
+    @property
+    def rank_counts(self) -> Sequence[int]:
+        """Every number of devices of a host, and whole hosts; on the CPU, or with a named device, only where asked."""
+        asked = frozenset(self.basis.given.get("strategy", ()))
+        counts = {1} if asked == {"single"} else set(_counts_here(self.basis, asked))
+        if asked and "single" not in asked:
+            counts = counts - {1} or {1}
+        if not asked or self.baseline.strategy in asked:
+            counts.add(self.baseline.world_size)
+        return _numbers(counts)
+
+    @property
+    def strategies(self) -> list[str]:
+        """Strategies that so many ranks leave to be compared."""
+        sizes = self["world_size"]
+        groups, most = [size for size in whole_numbers(sizes) if size > 1], rules.ranks_of_host(self.environment)
+        has_dp = self.environment.device_kind in rules.DATA_PARALLEL_KINDS
+        is_possible = {
+            "single": 1 in sizes,
+            "dp": has_dp and any(size <= most for size in groups),
+            "ddp": bool(groups),
+        }
+        return [name for name, holds in is_possible.items() if holds]
+
+    @property
+    def most_workers_of_a_rank(self) -> int:
+        """Most loader workers that are tried for a rank: those of a host, divided among its ranks."""
+        is_one = "single" in self["strategy"] or "dp" in self["strategy"]
+        sharing = rules.ranks_on_host(1 if is_one else min(group_sizes(self), default=1), self.environment)
+        return max(
+            1, most_workers(self.facts, self.environment, self.basis.ranges) // sharing, self.baseline.num_workers
+        )
+
+    @property
+    def prefetch_factors(self) -> list[int]:
+        """Batches that each worker prepares, in order, the baseline's number with them."""
+        return sorted({*self.basis.ranges.prefetch_factors, self.baseline.prefetch_factor or TORCH_PREFETCH_FACTOR})
+
+    @property
+    def orders(self) -> list[SettingValue]:
+        """Orders of batches; one worker delivers in order whatever is asked of it."""
+        is_worthwhile = max(whole_numbers(self["num_workers"])) > 1 and gains_out_of_order(
+            self.facts, self.basis.ranges
+        )
+        return [True, False] if is_worthwhile else []
+
+    @property
+    def worker_threads(self) -> list[SettingValue]:
+        """Threads of an operation in workers; none where nothing speaks for limiting them."""
+        has_workers = max(whole_numbers(self["num_workers"])) > 0
+        threads = worker_threads_tried(self.facts, self.environment, self.basis.ranges) if has_workers else []
+        return [None, *threads] if threads else []
+
+    @property
+    def bindings(self) -> list[NumaBinding]:
+        """What changes something for one of the numbers of ranks that are tried."""
+        ranks = (rules.ranks_on_host(count, self.environment) for count in (1, *group_sizes(self)))
+        return bindings_tried(ranks, self.environment)
+
+    @property
+    def token_budgets(self) -> list[int | None]:
+        """Token budgets; the baseline's alone where no batch sampler takes one."""
+        own = self.baseline
+        if not self.facts.has_token_budget:
+            return [own.max_tokens]
+        ranks, cap = whole_numbers(self["world_size"]), self.basis.most_samples
+        return [
+            *token_budgets(
+                own, ranks, cap, keeps_batch=self.basis.keeps_batch, share=self.basis.ranges.smallest_batch_share
+            )
+        ]
+
+    @property
+    def batch_sizes(self) -> list[int]:
+        """Samples of a micro batch; with a token budget, those that each budget holds on average."""
+        facts, baseline, cap = self.facts, self.baseline, self.basis.most_samples
+        if facts.has_token_budget:
+            return sorted({samples_within(budget, baseline) for budget in whole_numbers(self["max_tokens"])})
+        if facts.fixed_batch_size is not None:
+            return [facts.fixed_batch_size]
+        if self.basis.keeps_batch:
+            wanted = baseline.global_batch_size
+            powers = [2**power for power in range(wanted.bit_length()) if wanted % 2**power == 0]
+            sizes = {*powers, *(wanted // power for power in powers), baseline.micro_batch_size}
+            return sorted(size for size in sizes if size <= cap)
+        own, ranks = baseline.micro_batch_size, whole_numbers(self["world_size"])
+        low = max(1, own // max(self.basis.ranges.smallest_batch_share, *ranks))
+        sizes = {size for size in _powers_of_two(cap) if size >= low}
+        shares = {own // count for count in ranks if own % count == 0 and own // count <= cap}
+        return sorted(sizes | shares | {min(own, cap)})
+
+    @property
+    def accumulations(self) -> list[int]:
+        """Micro batches of an optimizer step; where the global batch is kept, those that divide it."""
+        setting = self.facts.batch_setting
+        steps = set[int]() if setting in self.basis.given else set(self.basis.ranges.accum_steps)
+        if self.basis.keeps_batch:
+            wanted = global_batch_of(self.baseline, self.facts)
+            sizes, ranks = whole_numbers(self[setting]), whole_numbers(self["world_size"])
+            together = {size * count for size in sizes for count in ranks}
+            steps = {wanted // samples for samples in together if wanted % samples == 0}
+        return sorted(steps | {self.baseline.grad_accum_steps})
+
+    @property
+    def bucket_caps(self) -> list[float]:
+        """Caps beyond torch's own, up to the first with room for all gradients; all where their size is unknown."""
+        mib = self.facts.gradient_bytes / 2**20
+        return [
+            cap
+            for before, cap in pairwise((TORCH_FIRST_BUCKET_MB, *self.basis.ranges.bucket_caps_mb))
+            if before < mib or mib == 0
+        ]
+
+    @property
+    def may_be_static(self) -> bool:
+        """Where DistributedDataParallel may be promised a static graph.
+
+        The probe has found whether parameters get no gradient, not whether these are always the same, which a static
+        graph requires.
+        """
+        return 1 in self["grad_accum_steps"] and not self.facts.has_unused_parameters
+
+    @property
+    def hooks(self) -> Iterator[str]:
+        """Hooks that round to a precision which is computed in as well."""
+        for hook, dtype in rules.HOOK_DTYPES.items():
+            if dtype in self["amp_dtype"] and rules.hook_obstacle(hook, self.environment) is None:
+                yield hook
+
+
 def default_ranges(basis: Basis) -> dict[str, Domain]:
-    """A domain for every setting: the user's where given, else a range that suits the workload and this machine.
+    """Return a domain for every setting: the user's where given, else a range that suits workload and machine.
 
     DistributedDataParallel's settings are among them, by names such as "ddp.bucket_cap_mb", where it is tried at all.
     """
-    domains = {**_device_ranges(basis), **_rank_ranges(basis), **basis.given}
-    domains = {**_loader_ranges(basis, domains), "numa_binding": _binding_range(basis, domains), **domains}
-    domains.update({name: domain for name, domain in _batch_ranges(basis, domains).items() if name not in basis.given})
-    domains.setdefault("grad_accum_steps", _accum_range(basis, domains))
-    if group_sizes(domains):
-        domains = {**_ddp_ranges(basis, domains), **domains}
-    else:
-        domains = {name: domain for name, domain in domains.items() if not name.startswith(DDP_PREFIX)}
-    return dict(sorted(domains.items()))
+    domains = Ranges(basis)
+    has_ddp = bool(group_sizes(domains))
+    searched = [one.name for one in SETTINGS if one.tried is not None and (has_ddp or not one.is_of_ddp)]
+    return {name: domains[name] for name in sorted(searched)}
 
 
-def most_workers(facts: WorkloadFacts, environment: Environment, ranges: Ranges = POLICY.ranges) -> int:
+def most_workers(facts: WorkloadFacts, environment: Environment, ranges: DefaultRanges = POLICY.ranges) -> int:
     """Loader workers that are tried by default, of all ranks on a host: twice its cores, and eight on few cores."""
     return max(ranges.least_workers, 2 * environment.cores) if facts.is_sharded else 1
 
@@ -103,66 +288,6 @@ def batch_cap(basis: Basis, domains: Mapping[str, Domain]) -> int | None:
     return max(basis.most_samples, basis.baseline.global_batch_size, smallest * prod(listed))
 
 
-def _device_ranges(basis: Basis) -> dict[str, Domain]:
-    baseline, environment = basis.baseline, basis.environment
-    threads = _powers_of_two(environment.cores - 1) if environment.device_kind == "cpu" else []
-    return {
-        "amp_dtype": Choices(values=environment.native_amp_dtypes),
-        "channels_last": _choices(False, basis.facts.has_4d_input),
-        "compile": _choices(False, baseline.compile),
-        "compile_mode": _choices("default", *_graph_modes(basis), baseline.compile_mode),
-        "cudnn_benchmark": _benchmark_range(basis),
-        "fused": _choices(False, basis.facts.optimizer.can_fuse, baseline.fused),
-        "intra_op_threads": _choices(None, *threads, baseline.intra_op_threads),
-    }
-
-
-def _graph_modes(basis: Basis) -> list[SettingValue]:
-    """CUDA graphs, where the model may be compiled: each shape of a batch would be recorded by itself.
-
-    max-autotune compiles for minutes: it is tried where it is listed.
-    """
-    compiles = True in basis.given.get("compile", (basis.baseline.compile,))
-    is_worthwhile = basis.environment.device_kind in rules.GRAPH_KINDS and bool(basis.facts.has_fixed_shapes)
-    return ["reduce-overhead"] if compiles and is_worthwhile else []
-
-
-def _benchmark_range(basis: Basis) -> Domain:
-    """With cuDNN's timing of its algorithms where it can pay: each shape is timed anew, and choices may differ.
-
-    Today's value alone where no module convolves: whether the model does otherwise, nobody knows. Source: pytorch.org,
-    "Performance Tuning Guide", "Enable cuDNN auto-tuner", and "Reproducibility".
-    """
-    facts, own = basis.facts, basis.baseline.cudnn_benchmark
-    if basis.environment.device_kind not in rules.GRAPH_KINDS:
-        return _choices(False, own)
-    if not facts.has_convolutions:
-        return _choices(own)
-    return _choices(False, bool(facts.has_fixed_shapes) and not facts.is_deterministic, own)
-
-
-def _rank_ranges(basis: Basis) -> dict[str, Domain]:
-    """Ranks, and the strategies that so many of them leave to be compared."""
-    sizes = basis.given.get("world_size") or _numbers(_rank_counts(basis))
-    groups, most = [size for size in whole_numbers(sizes) if size > 1], rules.ranks_of_host(basis.environment)
-    has_dp = basis.environment.device_kind in rules.DATA_PARALLEL_KINDS
-    is_possible = {
-        "single": 1 in sizes,
-        "dp": has_dp and any(size <= most for size in groups),
-        "ddp": bool(groups),
-    }
-    return {"world_size": sizes, "strategy": _choices(*(name for name, holds in is_possible.items() if holds))}
-
-
-def _rank_counts(basis: Basis) -> set[int]:
-    """Every number of devices of a host, and whole hosts; on the CPU, or beside a named device, only where asked."""
-    asked = frozenset(basis.given.get("strategy", ()))
-    counts = {1} if asked == {"single"} else set(_counts_here(basis, asked))
-    if asked and "single" not in asked:
-        counts = counts - {1} or {1}
-    return counts | {basis.baseline.world_size} if not asked or basis.baseline.strategy in asked else counts
-
-
 def _counts_here(basis: Basis, asked: frozenset[SettingValue]) -> Iterable[int]:
     """With "ddp" more ranks than a host has room for may be tried, as long as each has a sample of the batch."""
     environment, asks, spans = basis.environment, bool(asked), not asked or "ddp" in asked
@@ -177,127 +302,12 @@ def _counts_here(basis: Basis, asked: frozenset[SettingValue]) -> Iterable[int]:
     return [*range(1, most + 1), *(count for count in whole_hosts if most < count <= most_of_all)]
 
 
-def _loader_ranges(basis: Basis, domains: Mapping[str, Domain]) -> dict[str, Domain]:
-    baseline = basis.baseline
-    is_one = "single" in domains["strategy"] or "dp" in domains["strategy"]
-    sharing = rules.ranks_on_host(1 if is_one else min(group_sizes(domains), default=1), basis.environment)
-    most = max(1, most_workers(basis.facts, basis.environment, basis.ranges) // sharing)
-    prefetch_factors = {*basis.ranges.prefetch_factors, baseline.prefetch_factor or TORCH_PREFETCH_FACTOR}
-    is_copied = basis.environment.device_kind not in {"cpu", "mps"}
-    workers = IntRange(low=0, high=max(most, baseline.num_workers))
-    return {
-        "num_workers": workers,
-        "prefetch_factor": Choices(values=tuple(sorted(prefetch_factors))),
-        "persistent_workers": _choices(False, not basis.facts.is_tf_data),
-        "pin_memory": _choices(False, is_copied),
-        **_worker_ranges(basis, domains.get("num_workers") or workers),
-    }
-
-
-def _worker_ranges(basis: Basis, counts: Domain) -> dict[str, Domain]:
-    """Of what workers alone have; one worker delivers in order whatever is asked of it."""
-    baseline, most = basis.baseline, max(whole_numbers(counts))
-    orders = [True, False] if most > 1 and gains_out_of_order(basis.facts, basis.ranges) else []
-    threads = worker_threads_tried(basis.facts, basis.environment, basis.ranges) if most else []
-    return {
-        "in_order": _choices(*orders, baseline.in_order),
-        "worker_threads": _choices(*([None, *threads] if threads else []), baseline.worker_threads),
-    }
-
-
-def _binding_range(basis: Basis, domains: Mapping[str, Domain]) -> Domain:
-    """None, and what changes something for one of the numbers of ranks that are tried."""
-    ranks = (rules.ranks_on_host(count, basis.environment) for count in (1, *group_sizes(domains)))
-    return _choices(None, *bindings_tried(ranks, basis.environment), basis.baseline.numa_binding)
-
-
-def _batch_ranges(basis: Basis, domains: Mapping[str, Domain]) -> dict[str, Domain]:
-    """Of the micro batch and of the token budget, one of which follows the other or is not used."""
-    if not basis.facts.has_token_budget:
-        return {"micro_batch_size": _batch_range(basis, domains), "max_tokens": _choices(basis.baseline.max_tokens)}
-    ranks, cap = whole_numbers(domains["world_size"]), basis.most_samples
-    budgets = basis.given.get("max_tokens") or _choices(
-        *token_budgets(
-            basis.baseline, ranks, cap, keeps_batch=basis.keeps_batch, share=basis.ranges.smallest_batch_share
-        )
-    )
-    samples = {samples_within(budget, basis.baseline) for budget in whole_numbers(budgets)}
-    return {"max_tokens": budgets, "micro_batch_size": _choices(*sorted(samples))}
-
-
-def _batch_range(basis: Basis, domains: Mapping[str, Domain]) -> Domain:
-    facts, baseline, cap = basis.facts, basis.baseline, basis.most_samples
-    if facts.fixed_batch_size is not None:
-        return Choices(values=(facts.fixed_batch_size,))
-    if basis.keeps_batch:
-        wanted = baseline.global_batch_size
-        powers = [2**power for power in range(wanted.bit_length()) if wanted % 2**power == 0]
-        sizes = {*powers, *(wanted // power for power in powers), baseline.micro_batch_size}
-        return Choices(values=tuple(sorted(size for size in sizes if size <= cap)))
-    own, ranks = baseline.micro_batch_size, whole_numbers(domains["world_size"])
-    low = max(1, own // max(basis.ranges.smallest_batch_share, *ranks))
-    sizes = {size for size in _powers_of_two(cap) if size >= low}
-    shares = {own // count for count in ranks if own % count == 0 and own // count <= cap}
-    return Choices(values=tuple(sorted(sizes | shares | {min(own, cap)})))
-
-
-def _accum_range(basis: Basis, domains: Mapping[str, Domain]) -> Domain:
-    setting = basis.facts.batch_setting
-    steps = set[int]() if setting in basis.given else set(basis.ranges.accum_steps)
-    if basis.keeps_batch:
-        wanted = global_batch_of(basis.baseline, basis.facts)
-        sizes, ranks = whole_numbers(domains[setting]), whole_numbers(domains["world_size"])
-        together = {size * count for size in sizes for count in ranks}
-        steps = {wanted // samples for samples in together if wanted % samples == 0}
-    return _choices(*sorted(steps | {basis.baseline.grad_accum_steps}))
-
-
-def _ddp_ranges(basis: Basis, domains: Mapping[str, Domain]) -> dict[str, Domain]:
-    """DistributedDataParallel's settings.
-
-    The probe has found whether parameters get no gradient, not whether these are always the same, which a static graph
-    requires. Buffers are shared as in the baseline: anything else would change what is learned.
-    """
-    facts, own = basis.facts, basis.baseline.ddp or DdpConfig()
-    has_unused = facts.has_unused_parameters
-    may_be_static = 1 in domains["grad_accum_steps"] and not has_unused
-    ranges = {
-        "bucket_cap_mb": _choices(None, *_bucket_caps(facts, basis.ranges), own.bucket_cap_mb),
-        "first_bucket_mb": _choices(None, own.first_bucket_mb),
-        "gradient_as_bucket_view": _choices(False, True),
-        "static_graph": _choices(False, may_be_static or own.static_graph),
-        "find_unused_parameters": _choices(has_unused, has_unused or own.find_unused_parameters),
-        "broadcast_buffers": _choices(own.broadcast_buffers),
-        "comm_hook": _choices(None, *_hooks(basis.environment, domains), own.comm_hook),
-    }
-    return {f"{DDP_PREFIX}{name}": domain for name, domain in ranges.items()}
-
-
-def _bucket_caps(facts: WorkloadFacts, ranges: Ranges) -> list[float]:
-    """Caps beyond torch's own, up to the first with room for all gradients; all caps where their size is unknown."""
-    mib = facts.gradient_bytes / 2**20
-    return [
-        cap for before, cap in pairwise((TORCH_FIRST_BUCKET_MB, *ranges.bucket_caps_mb)) if before < mib or mib == 0
-    ]
-
-
-def _hooks(environment: Environment, domains: Mapping[str, Domain]) -> Iterator[str]:
-    """The hooks that round to a precision which is computed in as well."""
-    for hook, dtype in rules.HOOK_DTYPES.items():
-        if dtype in domains["amp_dtype"] and rules.hook_obstacle(hook, environment) is None:
-            yield hook
-
-
 def _powers_of_two(most: int) -> list[int]:
     return [2**power for power in range(most.bit_length()) if 2**power <= most]
 
 
-def _choices(*values: SettingValue) -> Choices:
-    return Choices(values=tuple(dict.fromkeys(values)))
-
-
-def _numbers(values: Iterable[int]) -> Domain:
-    """Numbers in order: as a range where they are consecutive, so that samplers know which are close."""
+def _numbers(values: Iterable[int]) -> Sequence[int]:
+    """Return numbers in order: as a range where they are consecutive, so that samplers know which are close."""
     ordered = sorted(set(values))
     is_row = len(ordered) > 2 and len(ordered) == ordered[-1] - ordered[0] + 1
-    return IntRange(low=ordered[0], high=ordered[-1]) if is_row else Choices(values=tuple(ordered))
+    return range(ordered[0], ordered[-1] + 1) if is_row else ordered

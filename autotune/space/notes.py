@@ -9,17 +9,12 @@ from autotune.note import Note
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.search_space import DDP_PREFIX, Choices, Domain
 from autotune.settings.training_config import TrainingConfig
+from autotune.settings_table import SETTINGS
 from autotune.space.constraints import most_ranks, without_effect
 from autotune.space.default_ranges import Basis
 from autotune.space.domains import group_sizes
 
 __all__ = ["space_notes"]
-
-_SILENT = (
-    *("amp_dtype", "channels_last", "compile_mode", "cudnn_benchmark", "fused", "persistent_workers", "pin_memory"),
-    "worker_threads",
-)
-"""Settings of which single values may have no effect."""
 
 
 def space_notes(basis: Basis, domains: Mapping[str, Domain]) -> tuple[Note, ...]:
@@ -64,7 +59,7 @@ def _without_effect(basis: Basis) -> Iterator[Note]:
     facts, environment = basis.facts, basis.environment
     for setting, reason in without_effect(basis.baseline, facts, environment).items():
         yield messages.baseline_without_effect(setting, reason, environment.device)
-    for setting in _SILENT:
+    for setting in sorted(one.name for one in SETTINGS if one.idle and not one.is_of_ddp):
         for value in basis.given.get(setting, ()):
             config = TrainingConfig().model_copy(update={setting: value})
             found = without_effect(config, facts, environment).get(setting)

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autotune.settings.command import PLACEHOLDERS
-from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.environment import Environment
-from autotune.settings.search_space import DDP_PREFIX, Choices, Domain, SearchSpace, SettingValue
+from autotune.settings.search_space import DDP_PREFIX, Choices, Domain, SettingValue
 from autotune.settings.workload import ScriptFacts
 
 __all__ = ["within_reach"]
@@ -55,11 +54,10 @@ def within_reach(
 
 
 def _own_values(script: ScriptFacts) -> dict[str, SettingValue]:
-    """What the script does by itself, by the names that settings have in a space."""
+    """Return what the script does by itself, by the names that settings have in a space."""
     observed = script.observed
-    names = [name for name in SearchSpace.model_fields if name != "ddp"]
-    plain: dict[str, SettingValue] = {name: getattr(observed, name) for name in names}
-    if observed.strategy != "ddp":
-        return plain
-    ddp = observed.ddp or DdpConfig()
-    return plain | {f"{DDP_PREFIX}{name}": getattr(ddp, name) for name in DdpConfig.model_fields}
+    return {
+        name: value
+        for name, value in observed.by_name.items()
+        if name != "lr" and (observed.strategy == "ddp" or not name.startswith(DDP_PREFIX))
+    }

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from math import ceil
 
-from autotune.policy import Ranges
+from autotune.policy import DefaultRanges
 from autotune.settings.environment import Environment
 from autotune.settings.workload import WorkloadFacts
 
 __all__ = ["gains_out_of_order", "worker_threads_tried"]
 
 
-def gains_out_of_order(facts: WorkloadFacts, ranges: Ranges) -> bool:
+def gains_out_of_order(facts: WorkloadFacts, ranges: DefaultRanges) -> bool:
     """Whether batches in the order in which workers finish them may come faster, and may be tried.
 
     Not where the user's code asks for determinism: runs of one seed are not alike bit for bit then.
@@ -22,7 +22,7 @@ def gains_out_of_order(facts: WorkloadFacts, ranges: Ranges) -> bool:
     return (facts.slow_tail_fraction or 0.0) >= ranges.slow_tail_fraction and not facts.is_deterministic
 
 
-def worker_threads_tried(facts: WorkloadFacts, environment: Environment, ranges: Ranges) -> list[int]:
+def worker_threads_tried(facts: WorkloadFacts, environment: Environment, ranges: DefaultRanges) -> list[int]:
     """Threads of each worker that are worth trying, ascending: one, and twice as many as long as they find cores.
 
     As many as an item keeps busy, and as two workers have cores for.

@@ -8,9 +8,9 @@ from math import inf
 
 from autotune.analysis.memory.lines import is_too_big, memory_kind, memory_of_trials
 from autotune.records.trial import TrialRecord
-from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.search_space import DDP_PREFIX, Domain, IntRange, SettingValue
-from autotune.settings.training_config import TORCH_PREFETCH_FACTOR, TrainingConfig
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings_table import SETTINGS
 from autotune.space import constraints as rules
 from autotune.space.domains import whole_numbers
 from autotune.space.resolved_space import ResolvedSpace, compose, setting_of, with_batch_setting
@@ -31,9 +31,10 @@ Params = dict[str, SettingValue]
 """Values of a space's parameters, by name."""
 
 # Settings that may explain a failure by themselves: of each, torch runs other code for every value.
-_SWITCHES = ("amp_dtype", "channels_last", "compile", "strategy")
-_LESSER_SWITCHES = ("fused", "cudnn_benchmark")  # that explain what none of these does: they fail more rarely
-_DDP_SWITCHES = ("gradient_as_bucket_view", "static_graph", "find_unused_parameters", "comm_hook")
+_ALONE = [setting for setting in SETTINGS if setting.needs is None and not setting.is_of_ddp]
+_SWITCHES = [setting.name for setting in _ALONE if setting.explains == "often"]
+_LESSER_SWITCHES = [setting.name for setting in _ALONE if setting.explains == "rarely"]  # what none of these explains
+_DDP_SWITCHES = [setting for setting in SETTINGS if setting.is_of_ddp and setting.explains is not None]
 
 
 def params_of(config: TrainingConfig, space: ResolvedSpace) -> Params:
@@ -41,16 +42,15 @@ def params_of(config: TrainingConfig, space: ResolvedSpace) -> Params:
 
     So are DistributedDataParallel's where another strategy runs: no value of theirs says anything of it.
     """
-    values = config.model_dump(exclude={"ddp"})
-    if config.num_workers > 0 and config.prefetch_factor is None:
-        values["prefetch_factor"] = TORCH_PREFETCH_FACTOR
-    if config.strategy == "ddp":
-        values.update(_ddp_values(config.ddp or DdpConfig()))
-    return {
-        name: _as_listed(values[name], domain)
-        for name, domain in space.parameters.items()
-        if name in values and (values[name] is not None or None in domain)
-    }
+    values = config.by_name
+    if config.num_workers > 0:
+        values["prefetch_factor"] = config.batches_per_worker
+    found: Params = {}
+    for name, domain in space.parameters.items():
+        is_idle = name.startswith(DDP_PREFIX) and config.strategy != "ddp"
+        if not is_idle and (values[name] is not None or None in domain):
+            found[name] = _as_listed(values[name], domain)
+    return found
 
 
 def compose_allowed(params: Mapping[str, SettingValue], space: ResolvedSpace) -> TrainingConfig | None:
@@ -72,14 +72,16 @@ def first_guesses(space: ResolvedSpace) -> list[Params]:
     cores = _cores_of_a_rank(space, own.process_count)
     loader: Params = {
         "num_workers": cores,
-        "persistent_workers": True,
-        "pin_memory": True,
         "prefetch_factor": space.policy.ranges.guessed_prefetch,
+        **{setting.name: setting.guess for setting in SETTINGS if setting.is_of_loader and setting.guess is not None},
     }
     batch: Params = {space.batch_setting: max(whole_numbers(space.domains[space.batch_setting]))}
     fastest_first = ("bfloat16", "float16", "tf32", "float32")
     fastest = next(dtype for dtype in fastest_first if dtype in space.domains["amp_dtype"])
-    device: Params = {"amp_dtype": fastest, "channels_last": True, "fused": True, "cudnn_benchmark": True}
+    device: Params = {
+        "amp_dtype": fastest,
+        **{setting.name: setting.guess for setting in SETTINGS if setting.is_of_kernels and setting.guess is not None},
+    }
     many: Params = {"num_workers": space.policy.ranges.many_workers_per_core * cores}
     quiet: Params = {"intra_op_threads": 1}
     wishes = [loader, *({**loader, **batch, **more} for more in ({}, *_other_ranks(space, own), quiet, device, many))]
@@ -107,12 +109,11 @@ def explaining_setting(
     if modes and modes.isdisjoint({"default"}):
         plain = {name: values for name, values in plain.items() if name != "compile"} | {"compile_mode": modes}
     plain = plain or _explaining(_LESSER_SWITCHES, failed, good)
-    torchs = _ddp_values(DdpConfig())
-    own = {
-        name: values
-        for name in (f"{DDP_PREFIX}{switch}" for switch in _DDP_SWITCHES)
-        if len(values := _values_of_failures_alone(name, failed, good)) == 1 and values.isdisjoint({None, torchs[name]})
-    }
+    own = {}
+    for switch in _DDP_SWITCHES:
+        values = _values_of_failures_alone(switch.name, failed, good)
+        if len(values) == 1 and values.isdisjoint({None, switch.neutral}):
+            own[switch.name] = values
     if len(own) == 1:
         plain = {name: values for name, values in plain.items() if name != "strategy"} | own
     return next(iter(plain.items())) if len(plain) == 1 else None
@@ -191,11 +192,6 @@ def largest_batch_variant(best: TrialRecord, space: ResolvedSpace, records: Sequ
     return None
 
 
-def _ddp_values(ddp: DdpConfig) -> Params:
-    """DistributedDataParallel's settings by the names that they have in a space."""
-    return {f"{DDP_PREFIX}{name}": value for name, value in ddp.model_dump().items()}
-
-
 def _as_listed(value: SettingValue, domain: Domain) -> SettingValue:
     """A value as its domain has it: a range holds whole numbers, where a size may be a fraction."""
     return int(value) if isinstance(domain, IntRange) and isinstance(value, float) else value
@@ -212,7 +208,8 @@ def _other_ranks(space: ResolvedSpace, own: TrainingConfig) -> Iterator[Params]:
         yield {"strategy": "single", "world_size": 1, "num_workers": space.environment.cores}
     elif most > own.world_size:
         yield {
-            **_ddp_values(DdpConfig(gradient_as_bucket_view=True)),
+            **{setting.name: setting.neutral for setting in SETTINGS if setting.is_of_ddp},
+            "ddp.gradient_as_bucket_view": True,
             "strategy": "ddp",
             "world_size": most,
             "num_workers": _cores_of_a_rank(space, most),

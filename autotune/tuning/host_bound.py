@@ -14,9 +14,9 @@ from autotune.records.measurement import Measurement
 from autotune.records.recommendation import Recommendation
 from autotune.records.utilization import best_direct_reading
 from autotune.settings.budget import Budget
+from autotune.settings.environment import GRAPH_KINDS
 from autotune.settings.search_space import Choices, Domain
 from autotune.settings.training_config import TrainingConfig
-from autotune.space.constraints import GRAPH_KINDS
 from autotune.space.domains import whole_numbers
 from autotune.space.resolved_space import ResolvedSpace
 from autotune.study.proposals import Params, compose_allowed, params_of

@@ -254,13 +254,6 @@ def test_every_setting_of_ddp_is_written_and_read_back_by_load(tmp_path: Path) -
     assert autotune.load(path) == GROUP
 
 
-def test_a_file_from_before_a_setting_came_is_read_with_its_default(tmp_path: Path) -> None:
-    text = recommended_yaml(summary(GROUP))
-    for line in ("  in_order: true\n", "  max_tokens: null\n"):
-        assert line in text
-        assert autotune.load(write(tmp_path, text.replace(line, ""))) == GROUP
-
-
 def test_settings_that_are_missing_are_told_in_their_order(tmp_path: Path) -> None:
     kept = [
         line for line in recommended_yaml(summary(GROUP)).splitlines() if not line.startswith(("  lr:", "  compile:"))

@@ -17,6 +17,7 @@ from autotune.records.ceilings import overlaps
 from autotune.records.diagnosis import CurvePoint, Evidence
 from autotune.settings.environment import DeviceKind
 from autotune.settings.training_config import LOADER_SETTINGS, TrainingConfig
+from autotune.settings_table import SETTINGS
 from autotune.space import constraints as rules
 
 __all__ = [
@@ -39,15 +40,8 @@ __all__ = [
     "workers_run_too_many_threads",
 ]
 
-DEVICE_SETTINGS = frozenset(
-    {"micro_batch_size", "max_tokens", "amp_dtype", "channels_last", "intra_op_threads", "fused"}
-)
-"""Settings that a device's curve varies.
-
-Not cudnn_benchmark: a process keeps the algorithms that it has found for a shape, by whichever way it came to them, so
-that a second value would be measured with the first one's. Source: torch, ATen/native/cudnn/Conv_v8.cpp, where the key
-of benchmark_cache does not hold the switch.
-"""
+DEVICE_SETTINGS = frozenset(setting.name for setting in SETTINGS if setting.is_in_curves)
+"""Settings that a device's curve varies."""
 PINNING_KINDS: frozenset[DeviceKind] = frozenset({"cuda", "rocm", "xpu"})
 """Devices whose copies are faster from page-locked memory."""
 _MOST_SAVED_FRACTION = 0.95

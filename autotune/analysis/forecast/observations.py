@@ -23,12 +23,14 @@ from autotune.records.ceilings import SIDES, Ceiling, CeilingBook, Side, host_ce
 from autotune.records.diagnosis import CurvePoint, Curves
 from autotune.records.trial import TrialRecord
 from autotune.settings.training_config import LOADER_SETTINGS, TrainingConfig
+from autotune.settings_table import SETTINGS
 from autotune.space.constraints import normalised
 from autotune.space.domains import spread, whole_numbers
 from autotune.space.resolved_space import ResolvedSpace
 from autotune.space.token_budget import samples_within
 
 __all__ = [
+    "AMONG_WORKERS",
     "ConfiguredPoint",
     "adds_workers_in_vain",
     "by_promise",
@@ -64,7 +66,7 @@ _MOST_VALUES = 6
 _WORKERS_ALONE = frozenset({"num_workers", "persistent_workers", "prefetch_factor"})
 """What a point changes that differs from the baseline in its number of workers; torch's own prefetch factor is set
 where there are some."""
-_AMONG_WORKERS = ("in_order", "worker_threads")
+AMONG_WORKERS = [setting.name for setting in SETTINGS if setting.needs == "num_workers" and setting.is_kept]
 """Settings that show where several workers hold each other up."""
 _SEVERAL = 2
 """Workers from which on several share the items."""
@@ -130,12 +132,12 @@ def _loader_candidates(space: ResolvedSpace) -> Iterator[TrainingConfig]:
     ordered = by_promise(tried, cores)
     yield from (with_workers(count) for count in ordered if count >= _SEVERAL)
     workers, most = own.num_workers or min(max(counts), cores), max(counts)
-    last = {"num_workers", "persistent_workers", *_AMONG_WORKERS}
+    last = {"num_workers", "persistent_workers", *AMONG_WORKERS}
     for name in [name for name in LOADER_SETTINGS if name not in last] if workers else ():
         for value in domains[name]:
             yield with_workers(workers, **{name: value})
     several = max(workers, min(most, max(2, min(cores, _FEW_WORKERS))))
-    for name in [name for name in _AMONG_WORKERS if len(list(domains[name])) > 1] if several > 1 else ():
+    for name in [name for name in AMONG_WORKERS if len(list(domains[name])) > 1] if several > 1 else ():
         for value in domains[name]:
             yield with_workers(several, **{name: value})
     setting = space.batch_setting
@@ -183,11 +185,11 @@ def device_variations(space: ResolvedSpace, book: CeilingBook) -> Iterator[Train
 
     Time may run out before the last one. So what costs no more than the baseline's own batch comes first, then larger
     batches and last smaller ones. torch.compile is left out: only a trial has the time for it. So is cudnn_benchmark:
-    only a process of its own shows it (see DEVICE_SETTINGS).
+    only a process of its own shows it (see settings_table).
     """
     domains, setting = space.domains, space.batch_setting
     own = getattr(space.baseline, setting)
-    for name in ("amp_dtype", "channels_last", "fused", "intra_op_threads"):
+    for name in (one.name for one in SETTINGS if one.is_in_curves and "loader" not in one.sides):
         for value in domains[name]:
             yield changed(space, {name: value})
     batches = spread(whole_numbers(domains[setting]), _MOST_VALUES)

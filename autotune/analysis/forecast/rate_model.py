@@ -21,7 +21,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from itertools import chain
-from math import exp, log, log2, prod
+from math import exp, log, prod
+from operator import attrgetter
 from statistics import fmean, median
 from typing import Literal, NamedTuple
 from zlib import crc32
@@ -37,6 +38,7 @@ from autotune.records.ceilings import overlaps
 from autotune.records.run_spread import RunSpread
 from autotune.settings.environment import Environment
 from autotune.settings.training_config import TrainingConfig
+from autotune.settings_table import SETTINGS
 from autotune.space.constraints import cores_within, hosts_of
 
 __all__ = ["Forecast", "Observation", "RateModel"]
@@ -109,23 +111,6 @@ class _Effect(NamedTuple):
         return (apart == 0).astype(np.float64) if self.length is None else np.exp(-0.5 * (apart / self.length) ** 2)
 
 
-def _workers(config: TrainingConfig) -> float:
-    return log2(1 + config.num_workers)
-
-
-def _batch(config: TrainingConfig) -> float:
-    return log2(config.micro_batch_size)
-
-
-def _half(config: TrainingConfig) -> str:
-    """Return the precision, the half ones as one: where one of them is slow, as on many CPUs, so is the other."""
-    return "half" if config.amp_dtype in {"bfloat16", "float16"} else config.amp_dtype
-
-
-def _ranks(config: TrainingConfig) -> float:
-    return log2(config.world_size)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Process:
     """A Gaussian process over configurations: effects of single settings, and their interactions."""
@@ -134,12 +119,12 @@ class _Process:
     mean: float = 0.0
     mean_of: Callable[[TrainingConfig], float] | None = None
     """What a configuration's own mean has on top; None: nothing."""
-    level_sd: float
+    level_sd: float = _LEVEL_SD
     interaction_sd: float = 0.0
     """Of the interaction of all settings."""
     pair_sd: float = 0.0
-    """Of the interaction of the first two effects by themselves: the more workers share the items, the more the cost of
-    a batch counts for a loader."""
+    """Of the interaction of the first two effects, batch and workers, by themselves: the more workers share the items,
+    the more the cost of a batch counts for a loader."""
 
     def covariance(self, left: Floats, right: Floats) -> Floats:
         """The prior covariance of two lists of places, (effects, places) each: (left places, right places)."""
@@ -159,121 +144,42 @@ class _Process:
         return self.level_sd**2 + effects + self.interaction_sd**2 + self.pair_sd**2
 
 
-# Standard deviations of logarithms, and lengths in doublings: our own conventions, chosen by the density that forecasts
-# give to what was left out of benchmarks/surfaces, and judged together by benchmarks/regret.py. The effects of workers
-# and batch on `items` and `samples` are what the law does not explain of them.
-_PRIORS: dict[str, _Process] = {
-    "items": _Process(
-        effects=(
-            _Effect(_workers, sd=0.4, length=1.5),
-            _Effect(_batch, sd=0.2, length=3.0),
-            _Effect(lambda config: config.num_workers > 0, sd=0.6),
-            _Effect(lambda config: log2(config.batches_per_worker) if config.num_workers else 0.0, sd=0.15, length=2.0),
-            _Effect(_ranks, sd=0.4, length=2.0),
-            _Effect(lambda config: config.persistent_workers, sd=0.15),
-            _Effect(lambda config: config.in_order or config.num_workers < 2, sd=0.4),
-            _Effect(lambda config: config.worker_threads, sd=0.4),
-            _Effect(lambda config: config.numa_binding, sd=0.1),
-            _Effect(lambda config: config.pin_memory, sd=0.1),
-            _Effect(lambda config: config.strategy, sd=0.3),
-        ),
-        level_sd=_LEVEL_SD,
-        interaction_sd=0.15,
-        pair_sd=0.4,
-    ),
+# The effects stand in settings_table, whose conventions these are too.
+_PRIORS = {
+    "items": _Process(interaction_sd=0.15, pair_sd=0.4),
     "per_batch": _Process(mean=-2.5, level_sd=1.5),
     "most_workers": _Process(level_sd=1.0),
-    "samples": _Process(
-        effects=(
-            _Effect(_batch, sd=0.2, length=3.0),
-            _Effect(lambda config: log2(config.grad_accum_steps), sd=0.05, length=2.0),
-            _Effect(_half, sd=0.4),
-            _Effect(lambda config: config.amp_dtype, sd=0.3),
-            _Effect(lambda config: config.channels_last, sd=0.2),
-            _Effect(lambda config: (config.compile, config.compile_mode), sd=0.4),
-            _Effect(lambda config: config.cudnn_benchmark, sd=0.1),
-            _Effect(lambda config: config.fused, sd=0.05),
-            _Effect(lambda config: config.numa_binding, sd=0.1),
-            _Effect(lambda config: config.intra_op_threads, sd=0.5),
-            _Effect(_ranks, sd=0.4, length=2.0),
-            _Effect(lambda config: config.strategy, sd=0.3),
-            _Effect(lambda config: config.ddp, sd=0.1),
-        ),
-        level_sd=_LEVEL_SD,
-        interaction_sd=0.08,
-    ),
-    "per_micro_batch": _Process(
-        effects=(
-            _Effect(_half, sd=0.24),
-            _Effect(lambda config: config.amp_dtype, sd=0.18),
-            _Effect(lambda config: config.intra_op_threads, sd=0.3),
-            _Effect(lambda config: config.compile, sd=0.5),
-        ),
-        mean=-1.0,
-        level_sd=1.5,
-    ),
-    "per_step": _Process(effects=(_Effect(lambda config: config.fused, sd=0.5),), mean=-3.0, level_sd=1.5),
-    "exchange": _Process(
-        effects=(_Effect(_ranks, sd=0.3, length=2.0), _Effect(lambda config: (config.strategy, config.ddp), sd=0.3)),
-        mean=-2.0,
-        level_sd=1.0,
-    ),
-    "copies": _Process(
-        effects=(
-            _Effect(lambda config: config.pin_memory, sd=0.7),
-            _Effect(_batch, sd=0.1, length=3.0),
-            _Effect(lambda config: config.channels_last, sd=0.1),
-            _Effect(lambda config: config.numa_binding, sd=0.1),
-            _Effect(_ranks, sd=0.2, length=2.0),
-            _Effect(lambda config: config.strategy, sd=0.3),
-        ),
-        level_sd=_LEVEL_SD,
-    ),
+    "samples": _Process(interaction_sd=0.08),
+    "per_micro_batch": _Process(mean=-1.0, level_sd=1.5),
+    "per_step": _Process(mean=-3.0, level_sd=1.5),
+    "exchange": _Process(mean=-2.0, level_sd=1.0),
+    "copies": _Process(),
     "hidden": _Process(
-        effects=(_Effect(lambda config: config.pin_memory, sd=0.7),),
         mean=-2.0,  # an eighth of a copy that blocks; what a user's code copies ahead may be all of it
         mean_of=lambda config: float(config.pin_memory),  # a quarter of one that does not
         level_sd=2.5,
     ),
-    "launching": _Process(
-        effects=(
-            _Effect(lambda config: config.amp_dtype, sd=0.3),  # autocast launches casts as well
-            _Effect(lambda config: (config.compile, config.compile_mode), sd=0.8),
-            _Effect(lambda config: config.fused, sd=0.2),
-            _Effect(lambda config: config.channels_last, sd=0.1),
-            _Effect(_batch, sd=0.05, length=3.0),
-            _Effect(lambda config: config.strategy, sd=0.3),
-        ),
-        level_sd=_LEVEL_SD,
-        interaction_sd=0.05,
-    ),
+    "launching": _Process(interaction_sd=0.05),
     # 1.0 to 1.8 times as long as alone: docs/gpu.md, an H100's launching in tight loops and in loops with workers
     "slower": _Process(mean=log(1.2), level_sd=0.25),
-    "taking": _Process(
-        effects=(
-            _Effect(lambda config: config.pin_memory, sd=0.5),
-            _Effect(_workers, sd=0.2, length=1.5),
-            _Effect(_batch, sd=0.3, length=3.0),
-        ),
-        # The pinning thread takes batches from the workers. On an H200 1.0 ms became 0.11 ms, on an H100 1.6 ms 0.2 ms.
-        mean_of=lambda config: log(8) * config.pin_memory,
-        level_sd=_LEVEL_SD,
-    ),
+    # The pinning thread takes batches from the workers. On an H200 1.0 ms became 0.11 ms, on an H100 1.6 ms 0.2 ms.
+    "taking": _Process(mean_of=lambda config: log(8) * config.pin_memory),
     "softness": _Process(mean=log(USUAL_SOFTNESS), level_sd=1.0),
     "crowding": _Process(mean=log(0.01), level_sd=2.0),  # a per cent as a rule
-    "shortfall": _Process(
-        effects=(
-            _Effect(lambda config: (config.num_workers > 0, config.intra_op_threads), sd=0.15),
-            _Effect(_workers, sd=0.1, length=1.5),
-            _Effect(_batch, sd=0.07, length=2.0),
-            _Effect(lambda config: config.amp_dtype, sd=0.05),
-            _Effect(lambda config: (config.strategy, config.world_size), sd=0.1),
-        ),
-        level_sd=0.1,
-        interaction_sd=0.08,
-    ),
+    "shortfall": _Process(level_sd=0.1, interaction_sd=0.08),
 }
-_PROCESSES = tuple(_PRIORS[cost] for cost in COSTS)
+
+
+def _effects_on(cost: str) -> tuple[_Effect, ...]:
+    return tuple(
+        _Effect(effect.of or attrgetter(setting.name), effect.sds[cost], effect.length)
+        for setting in SETTINGS
+        for effect in setting.effects
+        if cost in effect.sds
+    )
+
+
+_PROCESSES = tuple(replace(_PRIORS[cost], effects=_effects_on(cost)) for cost in COSTS)
 
 
 def _places(configs: Sequence[TrainingConfig]) -> list[Floats]:

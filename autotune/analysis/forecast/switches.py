@@ -1,6 +1,6 @@
-"""Switches that are not known to win anything: settings that stay as they are today unless something speaks for them.
+"""Find switches that are not known to win anything: they stay at the baseline unless something speaks for them.
 
-Comes in: the points of the look at both sides, or a rate model. Goes out: which switches the look has shown to win
+Comes in: the points of both sides measured alone, or a rate model. Goes out: which switches these have shown to win
 nothing, and a configuration without those that are not believed to. Of what was not tried yet little is known, so that
 the largest expected gain would often be that of a switch which does nothing. Pure.
 """
@@ -15,22 +15,22 @@ from autotune.analysis.forecast.rate_model import RateModel
 from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
 from autotune.settings.search_space import Choices
 from autotune.settings.training_config import TrainingConfig
+from autotune.settings_table import SETTINGS
 from autotune.space.constraints import normalised
 from autotune.space.resolved_space import ResolvedSpace
 
-__all__ = ["as_today", "has_idle_switch", "idle_switches", "without_idle_switches"]
+__all__ = ["changes_no_effect_setting", "no_effect_settings", "pin_to_baseline", "unhelpful_switches"]
 
-_LOOKED_AT = ("in_order", "worker_threads", "fused")
-"""Switches whose effect on a side the look measures, others unchanged; of pinning the copies tell."""
-_SWITCHES = (*_LOOKED_AT, "cudnn_benchmark", "pin_memory", "compile_mode", "numa_binding")
-"""With those that trials show."""
+_SWITCHES = [setting for setting in SETTINGS if setting.is_kept]
+_LOOKED_AT = [one.name for one in _SWITCHES if (one.is_of_loader or one.is_in_curves) and "copy" not in one.sides]
+"""Switches whose effect on a side is measured alone, others unchanged; of pinning the copies tell."""
 
 
-def idle_switches(sides: Sequence[ConfiguredPoint], space: ResolvedSpace) -> frozenset[str]:
-    """Switches that the look has measured and none of whose values has won 2 % on its side.
+def no_effect_settings(sides: Sequence[ConfiguredPoint], space: ResolvedSpace) -> frozenset[str]:
+    """Return the switches that were measured alone, and none of whose values gained 2 % on its side.
 
-    So much counts as equal when a winner is chosen. A switch that can't be as it is today is none of them, nor are the
-    threads of workers beside training on the CPU: alone, a loader has the cores that the two would share.
+    Less counts as equal when a winner is chosen. A switch that can't have the baseline's value is none of them, nor are
+    the threads of workers next to training on the CPU: alone, a loader has the cores that the two would share.
     """
     is_shared = space.environment.device_kind == "cpu"
     left = [name for name in _LOOKED_AT if getattr(space.baseline, name) in space.parameters.get(name, ())]
@@ -39,22 +39,24 @@ def idle_switches(sides: Sequence[ConfiguredPoint], space: ResolvedSpace) -> fro
     return frozenset(name for name, found in ratios.items() if found and max(found) < 1 + space.policy.proof.worthwhile)
 
 
-def has_idle_switch(config: TrainingConfig, baseline: TrainingConfig, idle: Collection[str]) -> bool:
-    """Whether a configuration has one of these switches otherwise than today, though it could have it as today."""
-    bound = set[str]() if config.num_workers else NEUTRAL_WITHOUT_WORKERS.keys()  # there is one value, whatever today's
+def changes_no_effect_setting(config: TrainingConfig, baseline: TrainingConfig, idle: Collection[str]) -> bool:
+    """Return True for a configuration that changes a switch that the probe found to make no difference."""
+    bound = (
+        set[str]() if config.num_workers else NEUTRAL_WITHOUT_WORKERS.keys()
+    )  # there is one value, whatever the baseline's
     return any(getattr(config, name) != getattr(baseline, name) for name in idle if name not in bound)
 
 
-def as_today(space: ResolvedSpace, idle: Collection[str]) -> ResolvedSpace:
-    """The space with these switches as they are today."""
+def pin_to_baseline(space: ResolvedSpace, idle: Collection[str]) -> ResolvedSpace:
+    """Return the space with these switches fixed at the baseline's values."""
     fixed = {name: Choices(values=(getattr(space.baseline, name),)) for name in idle}
     return replace(space, domains={**space.domains, **fixed})
 
 
-def without_idle_switches(config: TrainingConfig, space: ResolvedSpace, rates: RateModel) -> dict[str, object]:
-    """The switches to put back to the baseline's values: they are believed to win less than 2 %."""
+def unhelpful_switches(config: TrainingConfig, space: ResolvedSpace, rates: RateModel) -> dict[str, object]:
+    """Return the switches to put back to the baseline's values: they are believed to gain less than 2 %."""
     found: dict[str, object] = {}
-    for name in _SWITCHES:
+    for name in (switch.name for switch in _SWITCHES):
         own, current = getattr(space.baseline, name), config.model_copy(update=found)
         if name not in space.parameters or own not in space.domains[name] or getattr(current, name) == own:
             continue
@@ -69,7 +71,7 @@ def without_idle_switches(config: TrainingConfig, space: ResolvedSpace, rates: R
 
 
 def _ratios(name: str, sides: Sequence[ConfiguredPoint], baseline: TrainingConfig) -> Iterator[float]:
-    """Of points that differ in a switch alone, the rate with another value over that with today's."""
+    """Yield, of points that differ in a switch alone, the throughput of another value over that of the baseline's."""
     own = getattr(baseline, name)
     known = {(one.side, one.config): one.point.ceiling for one in sides if one.point.ceiling is not None}
     for (side, config), ceiling in known.items():

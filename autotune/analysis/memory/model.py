@@ -25,6 +25,7 @@ import numpy as np
 
 from autotune.analysis.statistics import Floats
 from autotune.settings.training_config import TrainingConfig
+from autotune.settings_table import SETTINGS
 
 __all__ = ["MemoryModel", "Peak"]
 
@@ -98,16 +99,18 @@ def _shared_pages(config: TrainingConfig) -> float:
     return processes / (processes + 1) / config.process_count - 0.5
 
 
+def _denied(value: _Value) -> _Value:
+    return lambda config: not value(config)
+
+
+_OF_SETTINGS = [setting.memory for setting in SETTINGS if setting.memory is not None]
 _TERMS = (
     *(_Term(0.5, 1.0, value) for value in _PRECISIONS),
     *(_Term(0.5, 0.5, value, grows=True) for value in _PRECISIONS),
     _Term(0.03, 0.03, _workers, of_workers=True),
     _Term(0.003, 0.004, _held, grows=True, of_workers=True),
     _Term(1.0, 0.4, _shared_pages, of_workers=True, scale_bytes=280 * 2**20),
-    _Term(0.0, 0.1, lambda config: config.channels_last or config.compile),
-    _Term(0.0, 0.1, lambda config: config.grad_accum_steps > 1),
-    _Term(0.0, 0.1, lambda config: config.cudnn_benchmark),
-    _Term(0.0, 0.3, lambda config: config.records_graphs),
+    *(_Term(0.0, memory.sd, memory.of) for memory in _OF_SETTINGS),
     *(_Term(0.0, 0.3, value) for value in _GROUPS),
     *(_Term(0.0, 0.3, value, grows=True) for value in _GROUPS),
 )
@@ -130,13 +133,8 @@ _DEMANDS: tuple[_Value, ...] = (
     _workers,
     _held,
     *_GROUPS,
-    lambda config: config.grad_accum_steps > 1,
-    lambda config: config.channels_last,
-    lambda config: not config.channels_last,
-    lambda config: config.compile,
-    lambda config: not config.compile,
-    lambda config: config.cudnn_benchmark,
-    lambda config: config.records_graphs,
+    *(memory.of for memory in _OF_SETTINGS),
+    *(_denied(memory.of) for memory in _OF_SETTINGS if memory.is_either),
 )
 """What memory grows with: no more of any demand means no more memory. Of two layouts, and of compiled and not, neither
 is known to need more: they are demands against each other. cuDNN's benchmark tries algorithms of any workspace, and

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from autotune.diagnosis.scaling_bottlenecks import Cause
-from autotune.messages.units import NO_VALUE, format_count
+from autotune.messages.units import NO_VALUE
 from autotune.records.breakdown import Part
 from autotune.records.run_spread import RunSpread
 from autotune.records.run_summary import changed_settings
 from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.training_config import TrainingConfig
+from autotune.settings_table import SETTINGS, format_ddp, name_group
 
 __all__ = [
     "CAUSES",
@@ -47,11 +48,6 @@ _ALWAYS = {"micro_batch_size", "num_workers", "amp_dtype"}
 """Settings that describe a configuration even where they are torch's own."""
 
 
-def name_group(strategy: str, world_size: int) -> str:
-    """A strategy with its devices: "one device", "ddp × 2"."""  # noqa: RUF002 - a times sign
-    return "one device" if strategy == "single" else f"{strategy} × {world_size}"  # noqa: RUF001 - a times sign
-
-
 def name_interval(spread: RunSpread, held_by_device: Iterable[bool]) -> str:
     """Return the name of intervals: 95 % of which, nobody knows before runs of the same settings were compared.
 
@@ -70,14 +66,7 @@ def format_setting(name: str, config: TrainingConfig) -> str:
         return NO_VALUE
     if part:
         return format_value(getattr(config.ddp or DdpConfig(), part))
-    return _own_ddp(config) or "torch's own" if whole == "ddp" else format_value(getattr(config, name))
-
-
-def _own_ddp(config: TrainingConfig) -> str:
-    own = {} if config.ddp is None else config.ddp.model_dump(exclude_defaults=True)
-    return ", ".join(
-        f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in own.items()
-    )
+    return format_ddp(config) or "torch's own" if whole == "ddp" else format_value(getattr(config, name))
 
 
 def format_value(value: object) -> str:
@@ -105,33 +94,12 @@ def describe_settings(config: TrainingConfig, baseline: TrainingConfig | None = 
     return ", ".join(word for name, word in _words(config).items() if name in shown) or "your settings"
 
 
-_BINDINGS = {None: "not bound to cores", "node": "bound to a NUMA node", "exclusive": "bound to own cores"}
-
-
 def _words(config: TrainingConfig) -> dict[str, str]:
-    accumulated = f" × {config.grad_accum_steps}" if config.grad_accum_steps > 1 else ""  # noqa: RUF001 - a times sign
-    batch = f"batch {config.micro_batch_size}" if config.max_tokens is None else f"{config.max_tokens:,} tokens"
-    words = {
-        "micro_batch_size": f"{batch}{accumulated}",
-        "num_workers": format_count(config.num_workers, "worker") if config.num_workers else "no workers",
-        "amp_dtype": config.amp_dtype,
-        "compile": "compiled" if config.compile else "not compiled",
-        "compile_mode": config.compile_mode,
-        "cudnn_benchmark": f"cudnn.benchmark {format_value(config.cudnn_benchmark)}",
-        "fused": "fused optimizer" if config.fused else "optimizer as it is",
-        "channels_last": "channels last" if config.channels_last else "channels first",
-        "pin_memory": "pinned" if config.pin_memory else "not pinned",
-        "persistent_workers": "persistent" if config.persistent_workers else "not persistent",
-        "in_order": "in order" if config.in_order else "out of order",
-        "worker_threads": f"{config.worker_threads or 'default'} threads a worker",
-        "prefetch_factor": f"prefetch {config.prefetch_factor or 2}",
-        "intra_op_threads": f"{config.intra_op_threads or 'default'} threads",
-        "strategy": name_group(config.strategy, config.world_size),
-        "ddp": _own_ddp(config) or "torch's own ddp settings",
-        "numa_binding": _BINDINGS[config.numa_binding],
-        "lr": f"lr {config.lr:.4g}",
-    }
     silent = {"ddp"} if config.strategy != "ddp" else set[str]()
     if config.num_workers == 0:  # these say nothing beyond "no workers"
         silent |= NEUTRAL_WITHOUT_WORKERS.keys()
-    return {name: word for name, word in words.items() if name not in silent}
+    return {
+        setting.name: setting.words(config)
+        for setting in SETTINGS
+        if setting.words is not None and setting.name not in silent
+    }

@@ -10,16 +10,25 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping
 from copy import copy
+from multiprocessing.context import BaseContext
 from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, default_collate, default_convert
 
 from autotune.settings.applied.cores.worker_threads import limited, threads_in_workers
+from autotune.settings_table import BY_NAME, SETTINGS
 
-__all__ = ["drawn_by", "drops_last", "fixed_batches", "inner_loader", "loader_like", "lost_epoch", "observed_settings"]
+__all__ = [
+    "argument_of",
+    "drawn_by",
+    "drops_last",
+    "fixed_batches",
+    "inner_loader",
+    "loader_like",
+    "lost_epoch",
+    "observed_settings",
+]
 
-_OF_WORKERS: dict[str, Any] = {"persistent_workers": False, "in_order": True, "timeout": 0}
-"""What only loader workers use, as torch wants it without any."""
 _PLAIN_SAMPLING = ("sampler", "batch_size", "drop_last")
 """What torch's BatchSampler is made from."""
 
@@ -74,13 +83,26 @@ def fixed_batches(loader: DataLoader[Any]) -> bool:
     return loader.batch_sampler is None or _resizable(loader.batch_sampler) is None
 
 
+def argument_of(loader: Any, name: str) -> Any:
+    """Return an argument of a loader as a TrainingConfig has it; the setting's neutral value where it has none."""
+    neutral = BY_NAME[name].neutral
+    value = getattr(loader, name, neutral)
+    if isinstance(value, BaseContext):
+        return value.get_start_method()
+    return bool(value) if isinstance(neutral, bool) else value  # torch takes 1 for True
+
+
 def observed_settings(loader: DataLoader[Any]) -> dict[str, Any]:
-    """What a loader is set to, by the names of a TrainingConfig; its batch size where it makes batches itself."""
-    settings: dict[str, Any] = {"num_workers": loader.num_workers, "pin_memory": bool(loader.pin_memory)}
+    """Return what a loader is set to, by the names of a TrainingConfig.
+
+    Its batch size is among them where it makes batches itself, and what only workers use where it has some.
+    """
+    settings = {
+        setting.name: argument_of(loader, setting.name)
+        for setting in SETTINGS
+        if setting.is_loader_argument and (loader.num_workers or setting.needs is None)
+    }
     if loader.num_workers:
-        settings["prefetch_factor"] = loader.prefetch_factor
-        settings["persistent_workers"] = bool(loader.persistent_workers)
-        settings["in_order"] = bool(loader.in_order)
         threads = threads_in_workers(loader.worker_init_fn)
         settings |= {} if threads is None else {"worker_threads": threads}
     if not fixed_batches(loader):
@@ -110,12 +132,15 @@ def loader_like(
     made = copy(loader)
     # torch refuses most of this once a loader is made, since an iterator might hold the old one: this one has none
     own = vars(made)
-    own.update(settings, _iterator=None, _IterableDataset_len_called=None)
+    own.update({name: value for name, value in settings.items() if name != "multiprocessing_context"})
+    own.update(_iterator=None, _IterableDataset_len_called=None)
     own["worker_init_fn"] = limited(loader.worker_init_fn, worker_threads)
     if made.num_workers:
         own["prefetch_factor"] = settings["prefetch_factor"] or 2
+        if settings.get("multiprocessing_context") is not None:
+            made.multiprocessing_context = settings["multiprocessing_context"]
     else:
-        own.update(_OF_WORKERS, prefetch_factor=None, _DataLoader__multiprocessing_context=None)
+        own.update(timeout=0, _DataLoader__multiprocessing_context=None)  # without workers torch refuses any other
     if batch_sampler is not None:
         own.update(batch_sampler=batch_sampler, batch_size=None, drop_last=False)
         if loader.batch_sampler is None and loader.collate_fn is default_convert:  # torch's own, for no batches at all

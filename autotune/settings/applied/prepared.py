@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -27,38 +27,13 @@ from autotune.settings.applied.process import (
 )
 from autotune.settings.ddp_config import DdpConfig
 
+if TYPE_CHECKING:
+    from autotune.settings.training_config import TrainingConfig
+
 __all__ = ["arranged", "prepared"]
 
 
-# No import of TrainingConfig, even for types alone: its module imports this one.
-class _Settings(Protocol):
-    """What is taken of a TrainingConfig."""
-
-    @property
-    def amp_dtype(self) -> str: ...
-    @property
-    def channels_last(self) -> bool: ...
-    @property
-    def intra_op_threads(self) -> int | None: ...
-    @property
-    def process_count(self) -> int: ...
-    @property
-    def world_size(self) -> int: ...
-    @property
-    def strategy(self) -> str: ...
-    @property
-    def ddp(self) -> DdpConfig | None: ...
-    @property
-    def numa_binding(self) -> str | None: ...
-    @property
-    def compile(self) -> bool: ...
-    @property
-    def compile_mode(self) -> str: ...
-    @property
-    def cudnn_benchmark(self) -> bool: ...
-
-
-def prepared(config: _Settings, model: nn.Module, device: str | torch.device | None) -> nn.Module:
+def prepared(config: TrainingConfig, model: nn.Module, device: str | torch.device | None) -> nn.Module:
     """See TrainingConfig.prepare."""
     check_group(config.process_count)
     if config.cudnn_benchmark:  # off leaves the user's own: a configuration that nobody has searched is off by default
@@ -84,7 +59,7 @@ def prepared(config: _Settings, model: nn.Module, device: str | torch.device | N
     return arranged(config, model, place)
 
 
-def _bind(config: _Settings, binding: str, device: torch.device) -> None:
+def _bind(config: TrainingConfig, binding: str, device: torch.device) -> None:
     """Bind this process as a trial's rank is bound, and set its threads; what a launcher has bound stays so.
 
     Raises:
@@ -103,7 +78,7 @@ def _bind(config: _Settings, binding: str, device: torch.device) -> None:
     set_threads(config.intra_op_threads or max(1, threads), None)
 
 
-def arranged(config: _Settings, model: nn.Module, device: torch.device, *, is_trial: bool = False) -> nn.Module:
+def arranged(config: TrainingConfig, model: nn.Module, device: torch.device, *, is_trial: bool = False) -> nn.Module:
     """See TrainingConfig.arrange."""
     model = model.to(device)
     if config.channels_last:

@@ -15,26 +15,14 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from inspect import signature
 from math import ceil
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from autotune.errors import ConfigError
 
+if TYPE_CHECKING:
+    from autotune.settings.training_config import TrainingConfig
+
 __all__ = ["TfBatches", "TfData", "TfLoader"]
-
-
-class _Settings(Protocol):
-    """What a loader takes of a TrainingConfig."""
-
-    @property
-    def loader_batch_size(self) -> int: ...
-    @property
-    def num_workers(self) -> int: ...
-    @property
-    def batches_per_worker(self) -> int: ...
-    @property
-    def in_order(self) -> bool: ...
-    @property
-    def pin_memory(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +61,7 @@ class TfData:
         if find_spec("tensorflow") is None:
             raise _not_installed()
 
-    def loader(self, config: _Settings) -> TfLoader:
+    def loader(self, config: TrainingConfig) -> TfLoader:
         """What trials train on in a configuration, for your own loop: batches of torch tensors, epoch after epoch.
 
         Args:
@@ -111,7 +99,7 @@ class TfLoader:
 
     sampler = batch_sampler = collate_fn = None  # as of a DataLoader: the pipeline's own business
 
-    def __init__(self, data: TfData, config: _Settings, threads: int | None = None) -> None:
+    def __init__(self, data: TfData, config: TrainingConfig, threads: int | None = None) -> None:
         self._tf = tf = _import_tensorflow()
         self.dataset = data
         self.batch_size = config.loader_batch_size

@@ -1,6 +1,6 @@
 """What an export hands back, and the configuration that it is made from as plain values.
 
-Comes in: a TrainingConfig, as the FrozenModel that it is. Goes out: a Wanted, by which tables write, and the
+Comes in: a TrainingConfig. Goes out: a Wanted, by which tables write, and the
 types of an Export.
 """
 
@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from autotune.frozen import FrozenModel
-from autotune.settings.ddp_config import DdpConfig
+from autotune.settings_table import BY_NAME, DDP_PREFIX
 
-__all__ = ["ADAM_AS_ITS_OWN", "CLIPS", "LOADER", "Differing", "Dropped", "Export", "Wanted", "wanted"]
+if TYPE_CHECKING:
+    from autotune.settings.training_config import TrainingConfig
 
-LOADER = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "in_order")
-"""Settings that torch's DataLoader takes under their own names."""
+__all__ = ["ADAM_AS_ITS_OWN", "CLIPS", "Differing", "Dropped", "Export", "Wanted", "wanted"]
 
 CLIPS = "gradients are clipped each step; in trials only where your own step or Trainer does"
 """Said of targets that clip by themselves: a Trainer that was searched with clips in its trials too."""
@@ -94,17 +93,21 @@ class Wanted:
     def loader(self) -> dict[str, Any]:
         """Arguments of torch's DataLoader that are not its own defaults; the batch size wherever it is fixed."""
         size = {} if self.has_budget else {"batch_size": self["micro_batch_size"]}
-        return {**size, **{name: self[name] for name in LOADER if name in self.changed}}
+        names = [name for name in self.values if name in BY_NAME and BY_NAME[name].is_loader_argument]
+        return {**size, **{name: self[name] for name in names if name in self.changed}}
+
+    @property
+    def ddp(self) -> dict[str, Any]:
+        """DistributedDataParallel's arguments that are not its own, but for its first bucket and its hook."""
+        names = [name for name in self.changed if name.startswith(DDP_PREFIX)]
+        arguments = {name.removeprefix(DDP_PREFIX): self[name] for name in self.values if name in names}
+        arguments.pop("first_bucket_mb", None)
+        arguments.pop("comm_hook", None)
+        return arguments
 
 
-def wanted(config: FrozenModel, *, device: str | None = None, optimizer: str | None = None) -> Wanted:
+def wanted(config: TrainingConfig, *, device: str | None = None, optimizer: str | None = None) -> Wanted:
     """The values of a TrainingConfig for a table."""
-    values, plain = _flat(config), _flat(type(config)())
+    values, plain = config.by_name, type(config)().by_name
     changed = frozenset(name for name, value in values.items() if value != plain[name])
     return Wanted(values=values, changed=changed, device=device and device.partition(":")[0], optimizer=optimizer)
-
-
-def _flat(config: FrozenModel) -> dict[str, Any]:
-    values = config.model_dump()
-    ddp = values.pop("ddp", None) or DdpConfig().model_dump()
-    return {**values, **{f"ddp.{name}": value for name, value in ddp.items()}}

@@ -56,15 +56,15 @@ def reading(given: Mapping[str, Any], table: Table) -> Reading:
     baseline: dict[str, Any] = {}
     origins: dict[str, str] = {}
     unread: dict[str, str] = {}
-    for name in table.names:
+    for setting, name in table.names.items():
         value = given.get(name.name)
         if value == "auto":
-            unread[name.name] = "auto is decided when training starts; set baseline." + name.setting
+            unread[name.name] = "auto is decided when training starts; set baseline." + setting
         elif value is not None:
-            baseline[name.setting], origins[name.setting] = file_value(value, name.kind), name.name
+            baseline[setting], origins[setting] = file_value(value, name.kind), name.name
         elif name.own is not None:
-            baseline[name.setting] = name.own
-    known = {name.name for name in table.names} | {name for own in table.precisions.values() for name in own}
+            baseline[setting] = name.own
+    known = {name.name for name in table.names.values()} | {name for own in table.precisions.values() for name in own}
     precisions = {name: given[name] for name in known if name in given and name in _precision_names(table)}
     amp_dtype = _read_precision(precisions, table)
     if amp_dtype is not None:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune.errors import ConfigError
-from autotune.frozen import FrozenModel
 from autotune.settings.exports.export import Export, Wanted, wanted
 from autotune.settings.exports.reading import Reading
 from autotune.settings.exports.targets.accelerate import from_accelerate, to_accelerate
@@ -23,6 +22,9 @@ from autotune.settings.exports.targets.lightning import to_lightning
 from autotune.settings.exports.targets.timm import to_timm
 from autotune.settings.exports.targets.torchrun import to_torchrun
 from autotune.settings.exports.targets.ultralytics import to_ultralytics
+
+if TYPE_CHECKING:
+    from autotune.settings.training_config import TrainingConfig
 
 __all__ = ["READERS", "TARGETS", "export_to", "read_settings"]
 
@@ -47,7 +49,9 @@ _DEEP = frozenset({"deepspeed"})
 """Kinds of file whose tables have dots in their names."""
 
 
-def export_to(config: FrozenModel, target: str, *, device: str | None = None, optimizer: str | None = None) -> Export:
+def export_to(
+    config: TrainingConfig, target: str, *, device: str | None = None, optimizer: str | None = None
+) -> Export:
     """A TrainingConfig for a target: see TrainingConfig.to.
 
     Raises:

@@ -1,44 +1,23 @@
-"""One target's table: its names for our settings, by which a configuration is written and its own file read.
+"""What a target takes beyond the names of settings, and how a configuration is written by both.
 
-Comes in: a Wanted. Goes out: the target's settings, and what is dropped. What a table leaves out is dropped by name, so
-that a setting that comes later can't be lost in silence.
+Comes in: a Wanted. Goes out: the target's settings, and what is dropped. What has no name in a target is dropped by
+name, so that a setting that comes later can't be lost in silence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from autotune.settings.exports.export import LOADER, Dropped, Wanted
+from autotune.settings.exports.export import Dropped, Wanted
+from autotune.settings_table import BY_NAME, DDP_PREFIX, SETTINGS, Name, Setting
 
-__all__ = ["Name", "Table", "carried", "dropped"]
+__all__ = ["Table", "carried", "dropped"]
 
-_DDP = "ddp."
 _ALWAYS = frozenset({"micro_batch_size", "lr"})
 """Settings that have no value of torch's own: they must be told wherever a target can't take them."""
 _MEAN = "{value} is no size of a batch, but what one of max_tokens={budget} holds on average"
-_IN_YOUR_CODE = {
-    "micro_batch_size": "your DataLoader takes it: batch_size={value!r}",
-    "max_tokens": "your own batch sampler takes it: max_tokens={value!r}",
-    "grad_accum_steps": "your loop makes {value} backward passes for one optimizer step",
-    "lr": "your optimizer takes it: lr={value!r}",
-    "channels_last": "in your script: model = model.to(memory_format=torch.channels_last)",
-    "compile": "in your script: model = torch.compile(model)",
-    "compile_mode": "in your script: torch.compile(model, mode={value!r})",
-    "cudnn_benchmark": "in your script: torch.backends.cudnn.benchmark = True",
-    "fused": "your optimizer takes it: fused=True",
-    "worker_threads": "your DataLoader takes it: worker_init_fn=config.dataloader_kwargs()['worker_init_fn']",
-    "numa_binding": "config.prepare binds in your own loop; beside NVIDIA's and AMD's GPUs: torchrun --numa-binding "
-    "{value}",
-    "intra_op_threads": "in your script: torch.set_num_threads({value}), or OMP_NUM_THREADS={value} before the command",
-    "world_size": "start {value} processes: torchrun --nproc-per-node {value}",
-    "strategy": "it has no DataParallel; search again with strategy ddp",
-    "ddp.bucket_cap_mb": "DistributedDataParallel takes it: bucket_cap_mb={value!r}",
-    "ddp.first_bucket_mb": "DistributedDataParallel takes it where torch has bucket_cap_mb_list=[{value!r}, ...]",
-    "ddp.comm_hook": "DistributedDataParallel takes it: register_comm_hook, for {value}",
-}
-"""Where a setting goes that a target can't take."""
 _OF_DDP = "DistributedDataParallel takes it: {name}={value!r}"
 _OF_THE_LOADER = "your DataLoader takes it: {name}={value!r}"
 _ELSEWHERE = "your own loop takes it: {name}={value!r}"
@@ -50,36 +29,19 @@ _PRECISIONS_IN_YOUR_CODE = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Name:
-    """What a target calls a setting."""
-
-    setting: str
-    name: str
-    """With dots where it lies deeper."""
-    kind: Literal["count", "number", "flag"] = "count"
-    own: object = None
-    """The target's value where its file leaves the name out; None: as ours, or not known."""
-    is_rare: bool = False
-    """Written only where it is not torch's own value: releases of the target that are in use lack the name."""
-    is_whole: bool = False
-    """The target takes whole numbers alone."""
-    among: tuple[object, ...] = ()
-    """The values that the target takes; (): all."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A target's names, both ways."""
+    """What a target takes, both ways."""
 
+    target: str
+    """By which settings have a name and a reason in settings_table."""
     title: str
     """What people call it, such as "transformers' TrainingArguments"."""
-    names: tuple[Name, ...] = ()
     precisions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """What it takes for each amp_dtype, by its own names."""
     cpu_precisions: frozenset[str] = frozenset({"float32", "bfloat16"})
     """Those that it trains in on a CPU."""
-    reasons: Mapping[str, str] = field(default_factory=dict)
-    """Where a setting goes that it can't take, if elsewhere than into your own loop."""
+    ddp_reason: str | None = None
+    """Where an argument of DistributedDataParallel goes that has no reason of its own; None: as elsewhere."""
     needs_batch_size: bool = False
     """It demands a number of samples, so that with a token budget it is given their mean."""
     unread: Mapping[str, str] = field(default_factory=dict)
@@ -87,13 +49,19 @@ class Table:
     is_silent_on: frozenset[str] = frozenset()
     """Names of its file that change neither."""
 
+    @property
+    def names(self) -> dict[str, Name]:
+        """Return its names for settings, by setting."""
+        return {setting.name: setting.names[self.target] for setting in SETTINGS if self.target in setting.names}
+
 
 def carried(found: Wanted, table: Table) -> dict[str, Any]:
     """The target's settings, by its own names; flat, whatever dots they have."""
+    names = table.names
     result = {
-        name.name: int(found[name.setting]) if name.is_whole else found[name.setting]
-        for name in table.names
-        if _is_carried(found, table, name) and (name.setting in found.changed or not name.is_rare)
+        names[setting].name: int(found[setting]) if names[setting].is_whole else found[setting]
+        for setting in found.values
+        if _is_carried(found, table, setting) and (setting in found.changed or not names[setting].is_rare)
     }
     return result | dict(table.precisions.get(_precision(found, table), {}))
 
@@ -109,7 +77,7 @@ def dropped(
         also: Settings that are dropped all the same, with the reason.
         but: Names that the target's module writes itself, with blanks between them.
     """
-    taken = {*but.split(), *(name.setting for name in table.names if _is_carried(found, table, name))}
+    taken = {*but.split(), *(setting for setting in found.values if _is_carried(found, table, setting))}
     taken -= {"micro_batch_size"} if found.has_budget and not table.needs_batch_size else set()
     taken |= {"amp_dtype"} if _precision(found, table) == found["amp_dtype"] and table.precisions else set()
     reasons = {
@@ -120,11 +88,13 @@ def dropped(
     )
 
 
-def _is_carried(found: Wanted, table: Table, name: Name) -> bool:
-    value = found[name.setting]
-    if name.setting == "micro_batch_size" and found.has_budget:
+def _is_carried(found: Wanted, table: Table, setting: str) -> bool:
+    name, value = table.names.get(setting), found[setting]
+    if name is None:
+        return False
+    if setting == "micro_batch_size" and found.has_budget:
         return table.needs_batch_size
-    if value is None or (name.setting.startswith(_DDP) and not found.is_ddp):
+    if value is None or (setting.startswith(DDP_PREFIX) and not found.is_ddp):
         return False
     if name.among and value not in name.among:
         return False
@@ -148,18 +118,31 @@ def _precision(found: Wanted, table: Table) -> str:
 
 
 def _reason(found: Wanted, table: Table, name: str) -> str:
-    value, bare = found[name], name.removeprefix(_DDP)
+    value, known, setting = found[name], table.names.get(name), BY_NAME.get(name)
     if name == "micro_batch_size" and found.has_budget:
         return _MEAN.format(value=value, budget=found["max_tokens"])
     if name == "amp_dtype" and value in table.precisions:
         return f"{table.title} trains in {value} on no CPU; float32 is written"
-    if any(own.setting == name and own.is_whole for own in table.names):
+    if known is not None and known.is_whole:
         return f"{table.title} takes whole numbers alone, but it is {value!r}"
-    few = next((own.among for own in table.names if own.setting == name and own.among), ())
-    if few:
-        return f"{table.title} takes {', '.join(map(str, few))} alone, but it is {value!r}"
-    own = table.reasons.get(name) or table.reasons.get(_DDP if name.startswith(_DDP) else "")
-    general = _PRECISIONS_IN_YOUR_CODE[value] if name == "amp_dtype" else _IN_YOUR_CODE.get(name)
-    if general is None:
-        general = _OF_DDP if name.startswith(_DDP) else _OF_THE_LOADER if name in LOADER else _ELSEWHERE
-    return f"{table.title} can't take it; {(own or general).format(value=value, name=bare)}"
+    if known is not None and known.among:
+        return f"{table.title} takes {', '.join(map(str, known.among))} alone, but it is {value!r}"
+    if name == "amp_dtype":
+        reason = _PRECISIONS_IN_YOUR_CODE[value]
+    elif setting is None:
+        reason = _ELSEWHERE
+    else:
+        reason = _reason_of(setting, table)
+    return f"{table.title} can't take it; {reason.format(value=value, name=name.removeprefix(DDP_PREFIX))}"
+
+
+def _reason_of(setting: Setting, table: Table) -> str:
+    if table.target in setting.reasons:
+        return setting.reasons[table.target]
+    if setting.is_of_ddp and table.ddp_reason is not None:
+        return table.ddp_reason
+    if setting.elsewhere is not None:
+        return setting.elsewhere
+    if setting.is_of_ddp:
+        return _OF_DDP
+    return _OF_THE_LOADER if setting.is_loader_argument else _ELSEWHERE

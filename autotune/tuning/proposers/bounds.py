@@ -15,6 +15,7 @@ from typing import Literal
 from autotune.analysis.forecast.observations import ConfiguredPoint
 from autotune.note import Note
 from autotune.settings.training_config import TrainingConfig
+from autotune.settings_table import SETTINGS
 from autotune.space.domains import whole_numbers
 from autotune.study.study import Study
 from autotune.tuning.proposers.outlook import Outlook
@@ -23,7 +24,7 @@ __all__ = ["Bound", "bounds_of", "cores_bound"]
 
 _NOT_TRIED = frozenset({"left_to_smaller_batches", "no_time_left"})
 """Reasons of points that nothing has tried to measure."""
-_ONLY_IN_RUNS = ("compile", "compile_mode", "cudnn_benchmark")
+_ONLY_IN_RUNS = [setting.name for setting in SETTINGS if setting.is_of_kernels and not setting.is_in_curves]
 """Settings that change a step's work and that no side alone has shown."""
 
 

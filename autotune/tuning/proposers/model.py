@@ -26,7 +26,12 @@ from autotune.analysis.forecast.observations import (
     rate_observations,
 )
 from autotune.analysis.forecast.rate_model import RateModel
-from autotune.analysis.forecast.switches import as_today, has_idle_switch, idle_switches, without_idle_switches
+from autotune.analysis.forecast.switches import (
+    changes_no_effect_setting,
+    no_effect_settings,
+    pin_to_baseline,
+    unhelpful_switches,
+)
 from autotune.analysis.memory.lines import memory_of_trials
 from autotune.analysis.memory.model import MemoryModel
 from autotune.launch.runner import TrialRunner
@@ -193,7 +198,7 @@ class ModelProposer:
     def plainer(self, config: TrainingConfig) -> Params | None:
         """A configuration without the switches that are not believed to win anything, unless that was tried."""
         space = self.study.space
-        idle = without_idle_switches(config, space, self._rates()) if self.is_informed else {}
+        idle = unhelpful_switches(config, space, self._rates()) if self.is_informed else {}
         params = params_of(config.model_copy(update=idle), space)
         return params if idle and self.study.may_propose(params) else None
 
@@ -206,7 +211,7 @@ class ModelProposer:
             chance = float(memory.chance_to_fit([config], self.study.space.limit_bytes)[0])
             if chance < self._trials.likely_to_fit:
                 return would_not_fit(round(chance, 3))
-        if has_idle_switch(config, self.study.space.baseline, self._idle):
+        if changes_no_effect_setting(config, self.study.space.baseline, self._idle):
             return would_tell_nothing()
         if self._model is None:
             return None
@@ -301,7 +306,7 @@ class ModelProposer:
     @property
     def _idle(self) -> frozenset[str]:
         """Switches that the look has shown to win nothing."""
-        return idle_switches(self.sides or (), self.study.space)
+        return no_effect_settings(self.sides or (), self.study.space)
 
     @property
     def _runs_so_far(self) -> _Stamp:
@@ -342,7 +347,7 @@ class ModelProposer:
     def _near(self, best: TrainingConfig) -> list[tuple[Params, TrainingConfig]]:
         space = self.study.space
         if self._candidates is None or self._candidates[0] is not space:
-            self._candidates = space, Candidates(as_today(space, self._idle), self.seed)
+            self._candidates = space, Candidates(pin_to_baseline(space, self._idle), self.seed)
         believed = self.believed()
         ended = [record for record in self.study.ended if record.number in believed]
         rates = {record.config: believed[record.number] for record in ended}

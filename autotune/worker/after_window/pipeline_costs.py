@@ -15,6 +15,7 @@ from typing import Any
 
 from autotune.records.breakdown import LoaderCosts
 from autotune.settings.applied.tf_data import TfLoader
+from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
 from autotune.settings.training_config import TrainingConfig
 from autotune.worker.after_window.item_costs import costs_of, time_items
 
@@ -29,7 +30,7 @@ def measure_pipeline(loader: TfLoader, config: TrainingConfig, *, ends_at: float
         config: What the loader was built for.
         ends_at: Time of perf_counter at which the deadline is near; no further batch is begun then.
     """
-    plain = config.model_copy(update={"num_workers": 0, "prefetch_factor": None, "in_order": True, "pin_memory": False})
+    plain = config.model_copy(update={**NEUTRAL_WITHOUT_WORKERS, "num_workers": 0, "pin_memory": False})
     alone = TfLoader(loader.dataset, plain, threads=1)
     timed = time_items(_draws(alone), 1, ends_at)
     return costs_of(timed, timed.kept[0], len(timed.kept), collate_s=0.0)  # kept: the first batch, for each sample

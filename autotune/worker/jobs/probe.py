@@ -21,9 +21,9 @@ from autotune.settings.applied.batch import IMAGE_DIMS
 from autotune.settings.applied.loader import drops_last, fixed_batches, observed_settings
 from autotune.settings.applied.optimizer import base_lr, can_fuse, is_fused
 from autotune.settings.applied.tf_data import TfData, TfLoader
+from autotune.settings.environment import GRAPH_KINDS
 from autotune.settings.training_config import TrainingConfig
 from autotune.settings.workload import BESIDE_A_LOADER, ObjectFacts, Workload, WorkloadFacts
-from autotune.space.constraints import GRAPH_KINDS
 from autotune.worker.failure.out_of_memory import shortage_of
 from autotune.worker.jobs.first_items import FirstItems, look_at_items
 from autotune.worker.measure.batch import leaves_of, tensors_of

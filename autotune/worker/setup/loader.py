@@ -65,8 +65,9 @@ def build_loader(
     loader.worker_init_fn = limited(loader.worker_init_fn, config.worker_threads)
     if config.num_workers == 0:
         return loader
-    if workload.multiprocessing_context is not None or loader.multiprocessing_context is None:
-        loader.multiprocessing_context = torch.multiprocessing.get_context(workload.multiprocessing_context)
+    method = config.multiprocessing_context or workload.multiprocessing_context
+    if method is not None or loader.multiprocessing_context is None:
+        loader.multiprocessing_context = torch.multiprocessing.get_context(method)
     if loader.multiprocessing_context.get_start_method() != "fork":
         ForkingPickler.register(type(loader.dataset), partial(_as_payload, folder=scratch))
         loader.collate_fn = _PortableFunction(loader.collate_fn, scratch)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from autotune.analysis.forecast.observations import ConfiguredPoint
 from autotune.analysis.forecast.rate_model import Observation, RateModel
-from autotune.analysis.forecast.switches import has_idle_switch, idle_switches, without_idle_switches
+from autotune.analysis.forecast.switches import changes_no_effect_setting, no_effect_settings, unhelpful_switches
 from autotune.records.ceilings import Ceiling
 from autotune.records.diagnosis import CurvePoint
 from autotune.settings.objective import Objective
@@ -68,37 +68,39 @@ def look(**rates: float) -> list[ConfiguredPoint]:
 
 def test_a_switch_is_idle_where_the_look_has_not_shown_it_to_win() -> None:
     seen = look(in_order=101.0, worker_threads=150.0, fused=90.0)
-    assert idle_switches(seen, space_of()) == {"in_order", "fused"}
-    assert idle_switches(look(), space_of()) == frozenset(), "what was not looked at may win"
+    assert no_effect_settings(seen, space_of()) == {"in_order", "fused"}
+    assert no_effect_settings(look(), space_of()) == frozenset(), "what was not looked at may win"
 
 
 def test_a_switch_that_can_not_be_as_today_is_not_idle() -> None:
     seen = look(in_order=100.0, worker_threads=100.0, fused=100.0)
-    assert idle_switches(seen, space_of(in_order=False, worker_threads=[1, 2])) == {"fused"}
+    assert no_effect_settings(seen, space_of(in_order=False, worker_threads=[1, 2])) == {"fused"}
 
 
 def test_the_threads_of_workers_are_not_judged_by_a_loader_that_has_the_cores_to_itself() -> None:
     space = space_of()
     on_cpu = replace(space, environment=space.environment.model_copy(update={"device": "cpu", "device_kind": "cpu"}))
-    assert idle_switches(look(worker_threads=100.0), space) == {"worker_threads"}
-    assert idle_switches(look(worker_threads=100.0), on_cpu) == frozenset()
+    assert no_effect_settings(look(worker_threads=100.0), space) == {"worker_threads"}
+    assert no_effect_settings(look(worker_threads=100.0), on_cpu) == frozenset()
 
 
 def test_what_is_otherwise_than_today_in_an_idle_switch_tells_nothing() -> None:
     tried = OWN.model_copy(update={"in_order": False})
-    assert has_idle_switch(tried, OWN, {"in_order"})
-    assert not has_idle_switch(tried, OWN, {"fused"})
+    assert changes_no_effect_setting(tried, OWN, {"in_order"})
+    assert not changes_no_effect_setting(tried, OWN, {"fused"})
     unordered = OWN.model_copy(update={"in_order": False})
-    assert not has_idle_switch(TrainingConfig(), unordered, {"in_order"}), "without workers there is no other value"
+    assert not changes_no_effect_setting(TrainingConfig(), unordered, {"in_order"}), (
+        "without workers there is no other value"
+    )
 
 
 def test_switches_that_are_not_believed_to_win_are_put_back_and_those_that_win_stay() -> None:
     tried = OWN.model_copy(update={"in_order": False, "worker_threads": 1, "fused": True})
-    assert without_idle_switches(tried, space_of(), model(2.0)) == {"worker_threads": None, "fused": False}
-    assert without_idle_switches(tried, space_of(), model(1.0)).keys() == {"in_order", "worker_threads", "fused"}
-    assert without_idle_switches(OWN, space_of(), model(2.0)) == {}
+    assert unhelpful_switches(tried, space_of(), model(2.0)) == {"worker_threads": None, "fused": False}
+    assert unhelpful_switches(tried, space_of(), model(1.0)).keys() == {"in_order", "worker_threads", "fused"}
+    assert unhelpful_switches(OWN, space_of(), model(2.0)) == {}
 
 
 def test_a_value_that_the_space_leaves_out_is_not_put_back() -> None:
     tried = OWN.model_copy(update={"in_order": False})
-    assert without_idle_switches(tried, space_of(in_order=False), model(1.0)) == {}
+    assert unhelpful_switches(tried, space_of(in_order=False), model(1.0)) == {}

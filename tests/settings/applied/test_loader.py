@@ -77,7 +77,14 @@ def test_a_copy_delivers_what_the_loader_would_with_another_batch_size(
 
 def test_a_loaders_settings_have_the_configurations_names() -> None:
     loader = DataLoader(
-        Numbers(), 4, num_workers=2, prefetch_factor=3, persistent_workers=True, in_order=False, timeout=7
+        Numbers(),
+        4,
+        num_workers=2,
+        prefetch_factor=3,
+        persistent_workers=True,
+        in_order=False,
+        multiprocessing_context="forkserver",
+        timeout=7,
     )
     assert observed_settings(loader) == {
         "micro_batch_size": 4,
@@ -85,11 +92,16 @@ def test_a_loaders_settings_have_the_configurations_names() -> None:
         "prefetch_factor": 3,
         "persistent_workers": True,
         "in_order": False,
+        "multiprocessing_context": "forkserver",
         "pin_memory": False,
     }
     config = TrainingConfig(**observed_settings(loader))
     assert observed_settings(config.loader(loader)) == observed_settings(loader)
     assert config.loader(loader).timeout == 7
+    plain = config.model_copy(update={"multiprocessing_context": None})
+    assert observed_settings(plain.loader(loader)) == observed_settings(loader), "None keeps the loader's own"
+    spawning = config.model_copy(update={"multiprocessing_context": "spawn"})
+    assert observed_settings(spawning.loader(loader))["multiprocessing_context"] == "spawn"
     alone = loader_like(loader, SETTINGS, 4)
     assert observed_settings(alone) == {"micro_batch_size": 4, "num_workers": 0, "pin_memory": False}
     assert next(batch.tolist() for batch in alone) == [0, 1, 2, 3]

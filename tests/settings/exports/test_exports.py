@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from autotune.arguments import EXPORT_TARGETS, FILE_KINDS
 from autotune.errors import ConfigError
 from autotune.settings.ddp_config import DdpConfig
-from autotune.settings.exports.export import LOADER, Export
+from autotune.settings.exports.export import Export
 from autotune.settings.exports.registry import READERS, TARGETS, read_settings
-from autotune.settings.training_config import LOADER_ARGUMENTS, CompileMode, TrainingConfig
+from autotune.settings.training_config import CompileMode, TrainingConfig
 from tests.settings.exports.configs import BUDGET, EVERYTHING, any_configs, flat
 
 DEVICES = st.sampled_from([None, "cpu", "cuda:0"])
@@ -101,10 +101,6 @@ def test_a_setting_that_no_table_knows_is_dropped_by_name() -> None:
         reasons = dropped(Later(patience=9, places={"a": 1}).to(target))
         assert reasons["patience"].endswith("patience=9")
         assert reasons["places"].endswith("places={'a': 1}")
-
-
-def test_each_setting_of_the_loader_is_told_as_the_loaders() -> None:
-    assert LOADER == LOADER_ARGUMENTS  # a TrainingConfig among the imports of exports would close a circle
 
 
 def test_an_unknown_target_names_those_that_there_are() -> None:

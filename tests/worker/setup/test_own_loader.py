@@ -88,6 +88,7 @@ def test_the_probe_reads_the_baseline_from_a_loader_and_an_optimizer(is_factory:
         "prefetch_factor": 3,
         "persistent_workers": False,
         "in_order": True,
+        "multiprocessing_context": None,
         "pin_memory": False,
         "lr": 0.02,
     }
@@ -153,6 +154,17 @@ def test_workers_of_a_trial_have_the_threads_asked_for_and_the_users_own_functio
     assert set(seen) == {(1, 7)}  # all batches: a worker that is ended amid its sending aborts now and then
     plain = config.model_copy(update={"worker_threads": None})
     assert built(workload, plain, tmp_path).worker_init_fn is own or start == "spawn"
+
+
+@pytest.mark.parametrize("is_loader", [False, True], ids=["a dataset", "a loader"])
+def test_a_configurations_start_method_comes_before_the_workloads(is_loader: bool, tmp_path: Path) -> None:
+    def method(config: TrainingConfig) -> str:
+        data: Any = DataLoader(Pairs(), 4) if is_loader else Pairs()
+        workload = Workload(model=None, dataset=data, multiprocessing_context="spawn")
+        return str(built(workload, config, tmp_path).multiprocessing_context.get_start_method())
+
+    assert method(TrainingConfig(num_workers=1)) == "spawn"
+    assert method(TrainingConfig(num_workers=1, multiprocessing_context="forkserver")) == "forkserver"
 
 
 def test_ranks_share_out_what_a_loader_draws(tmp_path: Path) -> None:

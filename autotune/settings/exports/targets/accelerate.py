@@ -25,22 +25,14 @@ from autotune.settings.exports.text import (
 __all__ = ["ACCELERATE", "ddp_handler", "from_accelerate", "to_accelerate"]
 
 ACCELERATE = Table(
+    target="accelerate",
     title="accelerate's file",
     precisions={
         "float32": {"mixed_precision": "no"},
         "bfloat16": {"mixed_precision": "bf16"},
         "float16": {"mixed_precision": "fp16"},
     },
-    reasons={
-        "grad_accum_steps": "Accelerator(gradient_accumulation_steps={value}) and `with accelerator.accumulate(model)` "
-        "in your script, or ACCELERATE_GRADIENT_ACCUMULATION_STEPS={value} in the environment",
-        "intra_op_threads": "accelerate launch --num_cpu_threads_per_process {value}",
-        "ddp.": "Accelerator(kwargs_handlers=[DistributedDataParallelKwargs({name}={value!r})]) in your script",
-        "ddp.comm_hook": "Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(comm_hook=...)]) in your script",
-        "numa_binding": "its enable_cpu_affinity is numa_binding node, beside NVIDIA's GPUs alone; config.prepare "
-        "binds in your own loop",
-        "ddp.first_bucket_mb": "its DistributedDataParallelKwargs has no bucket_cap_mb_list either",
-    },
+    ddp_reason="Accelerator(kwargs_handlers=[DistributedDataParallelKwargs({name}={value!r})]) in your script",
     unread={
         "fsdp_config": "FSDP does not run in trials",
         "deepspeed_config": "DeepSpeed does not run in trials; --from deepspeed reads its own file",
@@ -124,8 +116,7 @@ def _binds(found: Wanted) -> bool:
 
 def ddp_handler(found: Wanted) -> dict[str, Any]:
     """Arguments of accelerate's DistributedDataParallelKwargs that are not its defaults."""
-    names = ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "find_unused_parameters", "broadcast_buffers")
-    arguments = {name: found[f"ddp.{name}"] for name in names if f"ddp.{name}" in found.changed}
+    arguments = found.ddp
     hook = found["ddp.comm_hook"]
     return arguments if hook is None else {**arguments, "comm_hook": Code(f"DDPCommunicationHookType.{_HOOKS[hook]}")}
 

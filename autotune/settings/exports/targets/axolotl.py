@@ -11,48 +11,21 @@ from typing import Any
 
 from autotune.settings.exports.export import ADAM_AS_ITS_OWN, CLIPS, Differing, Export, Wanted
 from autotune.settings.exports.reading import Reading, Unread, file_value, reading, with_fused
-from autotune.settings.exports.table import Name, Table, carried, dropped
+from autotune.settings.exports.table import Table, carried, dropped
 from autotune.settings.exports.text import as_yaml
 
 __all__ = ["AXOLOTL", "from_axolotl", "to_axolotl"]
 
-_MODES = ("default", "reduce-overhead", "max-autotune")
 AXOLOTL = Table(
+    target="axolotl",
     title="axolotl",
-    names=(
-        Name(setting="micro_batch_size", name="micro_batch_size", own=1),
-        Name(setting="grad_accum_steps", name="gradient_accumulation_steps", own=1),
-        Name(setting="lr", name="learning_rate", kind="number"),
-        Name(setting="compile", name="torch_compile", kind="flag"),
-        Name(setting="compile_mode", name="torch_compile_mode", is_rare=True, among=_MODES),
-        Name(setting="num_workers", name="dataloader_num_workers"),
-        Name(setting="prefetch_factor", name="dataloader_prefetch_factor"),
-        Name(setting="pin_memory", name="dataloader_pin_memory", kind="flag"),
-        Name(setting="ddp.bucket_cap_mb", name="ddp_bucket_cap_mb", is_whole=True),
-        Name(setting="ddp.find_unused_parameters", name="ddp_find_unused_parameters", kind="flag"),
-        Name(setting="ddp.broadcast_buffers", name="ddp_broadcast_buffers", kind="flag"),
-    ),
     precisions={  # both are "auto" where they are left out
         "float32": {"bf16": False, "fp16": False, "tf32": False},
         "tf32": {"bf16": False, "fp16": False, "tf32": True},
         "bfloat16": {"bf16": True, "fp16": False, "tf32": False},
         "float16": {"bf16": False, "fp16": True, "tf32": False},
     },
-    reasons={
-        "max_tokens": "its loader makes batches of a fixed size, 1 unless micro_batch_size says otherwise; "
-        "sample_packing fills sequences with tokens instead",
-        "persistent_workers": "its workers start anew each epoch",
-        "in_order": "its loader keeps the order",
-        "channels_last": "its models have no images",
-        "cudnn_benchmark": "its models have no convolutions",
-        "fused": "of torch's optimizers it fuses AdamW, as optimizer: adamw_torch_fused",
-        "worker_threads": "its workers have a worker_init_fn of its own; OMP_NUM_THREADS={value} before the command "
-        "limits them, and training too",
-        "intra_op_threads": "OMP_NUM_THREADS={value} before the command",
-        "world_size": "start {value} processes: axolotl train ... --launcher torchrun -- --nproc_per_node={value}",
-        "numa_binding": "start its processes bound: axolotl train ... --launcher torchrun -- --numa-binding={value}",
-        "ddp.": "its Trainer makes DistributedDataParallel itself",
-    },
+    ddp_reason="its Trainer makes DistributedDataParallel itself",
     unread={
         "optimizer": "trials train with SGD unless you give workload.optimizer",
         "lr_scheduler": "trials keep the learning rate as it is",

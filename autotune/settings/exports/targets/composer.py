@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from autotune.settings.exports.export import Differing, Export, Wanted
-from autotune.settings.exports.table import Name, Table, carried, dropped
+from autotune.settings.exports.table import Table, carried, dropped
 from autotune.settings.exports.text import Code, as_call, loader_call, loader_remark, optimizer_remark
 
 __all__ = ["COMPOSER", "to_composer"]
 
 COMPOSER = Table(
+    target="composer",
     title="Composer's Trainer",
-    names=(Name(setting="micro_batch_size", name="device_train_microbatch_size"),),
     precisions={
         "float32": {"precision": "fp32"},
         "tf32": {"precision": "fp32"},  # on a GPU it allows TF32 by itself
@@ -25,13 +25,7 @@ COMPOSER = Table(
         "float16": {"precision": "amp_fp16"},
     },
     cpu_precisions=frozenset({"float32", "tf32"}),
-    reasons={
-        "lr": "your optimizer takes it, as Trainer(optimizers=...): lr={value!r}",
-        "fused": "your optimizer takes it, as Trainer(optimizers=...): fused=True",
-        "numa_binding": "its launcher binds no process; numactl before the command binds one",
-        "world_size": "start {value} processes: composer -n {value} train.py",
-        "ddp.": "it makes DistributedDataParallel itself",
-    },
+    ddp_reason="it makes DistributedDataParallel itself",
 )
 _IN_THE_TEXT = (
     "grad_accum_steps max_tokens num_workers prefetch_factor persistent_workers pin_memory in_order worker_threads "

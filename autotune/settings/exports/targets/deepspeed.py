@@ -13,33 +13,21 @@ from typing import Any
 
 from autotune.settings.exports.export import CLIPS, Differing, Export, Wanted
 from autotune.settings.exports.reading import Reading, Unread, reading
-from autotune.settings.exports.table import Name, Table, carried, dropped
+from autotune.settings.exports.table import Table, carried, dropped
 from autotune.settings.exports.text import as_json, nested
 
 __all__ = ["DEEPSPEED", "OPTIMIZERS", "from_deepspeed", "to_deepspeed"]
 
 DEEPSPEED = Table(
+    target="deepspeed",
     title="DeepSpeed's file",
-    names=(
-        Name(setting="micro_batch_size", name="train_micro_batch_size_per_gpu"),
-        Name(setting="grad_accum_steps", name="gradient_accumulation_steps"),
-    ),
     precisions={
         "float32": {"bf16.enabled": False, "fp16.enabled": False},
         "bfloat16": {"bf16.enabled": True, "fp16.enabled": False},
         "float16": {"bf16.enabled": False, "fp16.enabled": True},
     },
     needs_batch_size=True,
-    reasons={
-        "max_tokens": "your own DataLoader takes it, by a batch sampler made with max_tokens={value!r}",
-        "lr": 'its optimizer needs a type: {{"type": "AdamW", "params": {{"lr": {value!r}}}}}, or take your own',
-        "compile": "in your script: engine.compile()",
-        "compile_mode": "in your script: engine.compile(compile_kwargs=dict(mode={value!r}))",
-        "fused": "it stands in the params of an optimizer that torch fuses, such as SGD; or take your own, made with "
-        "fused=True",
-        "world_size": "start {value} processes: deepspeed --num_gpus {value}",
-        "ddp.": "its engine takes the place of DistributedDataParallel",
-    },
+    ddp_reason="its engine takes the place of DistributedDataParallel",
     unread={
         "optimizer.type": "trials train with SGD unless you give workload.optimizer",
         "scheduler.type": "trials keep the learning rate as it is",

@@ -10,47 +10,21 @@ from typing import Any
 
 from autotune.settings.exports.export import ADAM_AS_ITS_OWN, CLIPS, Differing, Export, Wanted
 from autotune.settings.exports.reading import Reading, reading, with_fused
-from autotune.settings.exports.table import Name, Table, carried, dropped
+from autotune.settings.exports.table import Table, carried, dropped
 from autotune.settings.exports.text import as_json
 
 __all__ = ["HF", "from_hf", "to_hf"]
 
 HF = Table(
+    target="hf",
     title="transformers' TrainingArguments",
-    names=(
-        Name(setting="micro_batch_size", name="per_device_train_batch_size", own=8),
-        Name(setting="grad_accum_steps", name="gradient_accumulation_steps"),
-        Name(setting="lr", name="learning_rate", kind="number", own=5e-5),
-        Name(setting="compile", name="torch_compile", kind="flag"),
-        Name(setting="compile_mode", name="torch_compile_mode", is_rare=True),
-        Name(setting="num_workers", name="dataloader_num_workers"),
-        Name(setting="prefetch_factor", name="dataloader_prefetch_factor"),  # None is left out: 0 workers refuse it
-        Name(setting="persistent_workers", name="dataloader_persistent_workers", kind="flag"),
-        Name(setting="pin_memory", name="dataloader_pin_memory", kind="flag", own=True),
-        Name(setting="in_order", name="dataloader_in_order", kind="flag", is_rare=True),
-        Name(setting="ddp.bucket_cap_mb", name="ddp_bucket_cap_mb", is_whole=True),
-        Name(setting="ddp.find_unused_parameters", name="ddp_find_unused_parameters", kind="flag"),
-        Name(setting="ddp.broadcast_buffers", name="ddp_broadcast_buffers", kind="flag"),
-        Name(setting="ddp.static_graph", name="ddp_static_graph", kind="flag", is_rare=True),
-    ),
     precisions={
         "float32": {"bf16": False, "fp16": False},
         "tf32": {"bf16": False, "fp16": False, "tf32": True},
         "bfloat16": {"bf16": True, "fp16": False},
         "float16": {"bf16": False, "fp16": True},
     },
-    reasons={
-        "max_tokens": "give your Trainer a get_train_dataloader whose loader has your own batch sampler, made with "
-        "max_tokens={value!r}; by itself it makes batches of 8",
-        "fused": "of its optimizers only AdamW is fused, as optim adamw_torch_fused; give your Trainer an optimizer of "
-        "your own, made with fused=True: optimizers=(optimizer, None)",
-        "worker_threads": "its Trainer gives workers a worker_init_fn of its own; call this in each worker before your "
-        "dataset's first item: autotune.TrainingConfig(num_workers=1, worker_threads={value}).dataloader_kwargs()"
-        "['worker_init_fn'](0)",
-        "strategy": "its Trainer takes DataParallel by itself over all GPUs that one process sees: "
-        "CUDA_VISIBLE_DEVICES says which",
-        "ddp.": "its Trainer makes DistributedDataParallel; accelerate's DistributedDataParallelKwargs(...) has {name}",
-    },
+    ddp_reason="its Trainer makes DistributedDataParallel; accelerate's DistributedDataParallelKwargs(...) has {name}",
     unread={
         "optim": "trials train with SGD unless you give workload.optimizer",
         "lr_scheduler_type": "trials keep the learning rate as it is",

@@ -10,17 +10,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from autotune.settings.exports.export import Differing, Export, Wanted
-from autotune.settings.exports.table import Name, Table, carried, dropped
+from autotune.settings.exports.table import Table, carried, dropped
 from autotune.settings.exports.text import Code, as_call, compile_call, loader_call, loader_remark, optimizer_remark
 
 __all__ = ["LIGHTNING", "to_lightning"]
 
 LIGHTNING = Table(
+    target="lightning",
     title="Lightning's Trainer",
-    names=(
-        Name(setting="grad_accum_steps", name="accumulate_grad_batches"),
-        Name(setting="cudnn_benchmark", name="benchmark", is_rare=True),
-    ),
     precisions={
         "float32": {"precision": "32-true"},
         "tf32": {"precision": "32-true"},  # and torch.set_float32_matmul_precision, in the text
@@ -28,11 +25,6 @@ LIGHTNING = Table(
         "float16": {"precision": "16-mixed"},  # on a CPU it would silently become bf16-mixed
     },
     cpu_precisions=frozenset({"float32", "tf32", "bfloat16"}),
-    reasons={
-        "lr": "the optimizer of your configure_optimizers takes it: lr={value!r}",
-        "fused": "the optimizer of your configure_optimizers takes it: fused=True",
-        "ddp.first_bucket_mb": "DDPStrategy hands bucket_cap_mb_list on to DistributedDataParallel, where torch has it",
-    },
 )
 _IN_THE_TEXT = (
     "micro_batch_size max_tokens num_workers prefetch_factor persistent_workers pin_memory in_order worker_threads "
@@ -85,8 +77,7 @@ def _lines(found: Wanted, settings: dict[str, Any]) -> Iterator[str]:
 
 def _strategy(found: Wanted) -> dict[str, Any]:
     """Arguments of DDPStrategy that are not its own; those that it does not know it hands on to torch."""
-    names = ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "find_unused_parameters", "broadcast_buffers")
-    arguments = {name: found[f"ddp.{name}"] for name in names if f"ddp.{name}" in found.changed}
+    arguments = found.ddp
     hook = found["ddp.comm_hook"]
     if hook == "powersgd":
         state = Code("powerSGD_hook.PowerSGDState(process_group=None)")

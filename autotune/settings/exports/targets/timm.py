@@ -9,22 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autotune.settings.exports.export import Differing, Export, Wanted
-from autotune.settings.exports.table import Name, Table, carried, dropped
+from autotune.settings.exports.table import Table, carried, dropped
 from autotune.settings.exports.text import as_options
 
 __all__ = ["TIMM", "to_timm"]
 
 TIMM = Table(
+    target="timm",
     title="timm's train.py",
-    names=(
-        Name(setting="micro_batch_size", name="batch_size"),
-        Name(setting="grad_accum_steps", name="grad_accum_steps"),
-        Name(setting="lr", name="lr"),  # without it train.py works one out from lr_base and the global batch
-        Name(setting="num_workers", name="workers"),
-        Name(setting="pin_memory", name="pin_mem"),
-        Name(setting="channels_last", name="channels_last"),
-        Name(setting="compile_mode", name="torchcompile_mode", is_rare=True),
-    ),
     precisions={
         "float32": {"amp": False},
         "tf32": {"amp": False},  # it allows TF32 in matrix products by itself
@@ -32,16 +24,7 @@ TIMM = Table(
         "float16": {"amp": True, "amp_dtype": "float16"},
     },
     cpu_precisions=frozenset({"float32", "tf32", "bfloat16"}),
-    reasons={
-        "max_tokens": "its loader makes batches of a fixed size, 128 unless --batch-size says otherwise",
-        "persistent_workers": "its workers persist by themselves",
-        "prefetch_factor": "its loader keeps torch's own, 2",
-        "in_order": "its loader keeps the order",
-        "worker_threads": "its workers have a worker_init_fn of its own; OMP_NUM_THREADS={value} before the command "
-        "limits them, and training too",
-        "fused": "with torch's own optimizers (--opt sgd, momentum, adam or adamw) it takes --opt-kwargs fused=True",
-        "ddp.": "it makes DistributedDataParallel itself, with broadcast_buffers alone",
-    },
+    ddp_reason="it makes DistributedDataParallel itself, with broadcast_buffers alone",
 )
 
 

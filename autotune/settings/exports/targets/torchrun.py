@@ -15,8 +15,8 @@ from autotune.settings.exports.text import as_options
 __all__ = ["TORCHRUN", "to_torchrun"]
 
 TORCHRUN = Table(
+    target="torchrun",
     title="torchrun",
-    reasons={"numa_binding": "it binds beside NVIDIA's and AMD's GPUs alone; config.prepare binds in your own loop"},
 )
 _BINDS_ON = {None, "cuda"}
 """Kinds of device whose processes it binds, by torch's names; on any other it raises."""

@@ -10,34 +10,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from autotune.settings.exports.export import Differing, Export, Wanted
-from autotune.settings.exports.table import Name, Table, carried, dropped
+from autotune.settings.exports.table import Table, carried, dropped
 
 __all__ = ["ULTRALYTICS", "to_ultralytics"]
 
 ULTRALYTICS = Table(
+    target="ultralytics",
     title="Ultralytics",
-    names=(
-        Name(setting="num_workers", name="workers"),
-        Name(setting="lr", name="lr0"),
-        Name(setting="compile", name="compile"),  # or a mode of torch.compile
-        Name(setting="channels_last", name="channels_last"),  # left out, it is on wherever CUDA trains
-    ),
     precisions={"float32": {"amp": False}, "bfloat16": {"amp": "bf16"}, "float16": {"amp": True}},
-    reasons={
-        "max_tokens": "its loader makes batches of a fixed size, 16 unless `batch` says otherwise",
-        "grad_accum_steps": "it is nbs / batch, which a token budget does not say; set both",
-        "prefetch_factor": "its loader has 4",
-        "persistent_workers": "its workers persist by themselves",
-        "pin_memory": "its loader pins by itself",
-        "in_order": "its loader keeps the order",
-        "worker_threads": "OMP_NUM_THREADS={value} before the command; it sets 1 otherwise, and OpenCV's to none",
-        "fused": "on a GPU it fuses Adam and AdamW by itself, and no other optimizer",
-        "cudnn_benchmark": "it has no switch for it, and its own deterministic=True stands against it",
-        "numa_binding": "it starts its ranks itself; numactl before the command binds all of them to one node",
-        "intra_op_threads": "OMP_NUM_THREADS={value} before the command; it sets 1 otherwise",
-        "world_size": "it trains in one process on a CPU",
-        "ddp.": "it makes DistributedDataParallel itself",
-    },
+    ddp_reason="it makes DistributedDataParallel itself",
 )
 _FUSED = {"Adam", "AdamW"}
 """Of these the ones that it fuses on CUDA. Source: engine/trainer.py, build_optimizer."""

@@ -14,6 +14,8 @@ from pathlib import Path
 import torch
 
 from autotune.protocol.attach import unwatch_children
+from autotune.settings.applied.loader import argument_of
+from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
 from autotune.settings.training_config import LOADER_SETTINGS
 from autotune.settings.workload import LoaderSite
 from autotune.worker.attach.loop.scene import rank
@@ -98,8 +100,7 @@ class Applied:
         if "micro_batch_size" in overrides.changed and made.takes_batch_size:
             yield "batch_size", overrides.config.loader_batch_size
         for name, value in overrides.config.loader_settings.items():
-            is_for_workers = name not in {"num_workers", "pin_memory"}
-            if name in overrides.changed and (overrides.config.num_workers or not is_for_workers):
+            if name in overrides.changed and (overrides.config.num_workers or name not in NEUTRAL_WITHOUT_WORKERS):
                 yield name, value
 
     def _not_in_force(self) -> Iterator[str]:
@@ -109,7 +110,7 @@ class Applied:
             if loader is None or not (made.is_searched and made.was_iterated):
                 continue
             for name, value in self._wanted(made):
-                own = getattr(loader, name, None)
+                own = argument_of(loader, name) if name in LOADER_SETTINGS else getattr(loader, name, None)
                 if own != value:
                     yield f"not in force: {name}={value}; the DataLoader that is made in {_place(made.site)}, has {own}"
         changed, config = self._overrides.changed, self._overrides.config

@@ -85,7 +85,7 @@ def loader_like(loader: DataLoader[Any], config: TrainingConfig) -> DataLoader[A
     own = unwrapped(loader)
     arguments: dict[str, Any] = {**config.dataloader_kwargs(), "collate_fn": own.collate_fn}
     arguments["worker_init_fn"] = limited(loader.worker_init_fn, config.worker_threads)
-    if config.num_workers and loader.multiprocessing_context is not None:
+    if config.num_workers and config.multiprocessing_context is None:
         arguments["multiprocessing_context"] = loader.multiprocessing_context
     if is_stream(loader.dataset):
         arguments["drop_last"] = loader.drop_last

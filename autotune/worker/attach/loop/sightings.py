@@ -24,6 +24,7 @@ from autotune.note import Note
 from autotune.settings.applied.batch import IMAGE_DIMS
 from autotune.settings.applied.cores.worker_threads import threads_in_workers
 from autotune.settings.applied.float32_precision import allows_tf32
+from autotune.settings.applied.loader import argument_of
 from autotune.settings.command import PLACEHOLDERS
 from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
 from autotune.settings.ddp_config import DdpConfig
@@ -228,11 +229,7 @@ class Sightings:
             **observed_step(self.main_optimizer if self.steps else None),
         }
         if loader is not None:
-            seen = {name: getattr(loader, name) for name in LOADER_ARGUMENTS if hasattr(loader, name)}
-            # torch takes 1 for True
-            own |= {
-                name: bool(value) if isinstance(getattr(given, name), bool) else value for name, value in seen.items()
-            }
+            own |= {name: argument_of(loader, name) for name in LOADER_ARGUMENTS}
             own["worker_threads"] = threads_in_workers(loader.worker_init_fn)
         own |= {name: getattr(given, name) for name in placeholders}
         if not own.get("num_workers"):

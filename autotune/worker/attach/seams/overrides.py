@@ -19,6 +19,7 @@ from autotune.settings.applied.cores.numa import CoresError
 from autotune.settings.applied.cores.worker_threads import limited
 from autotune.settings.applied.float32_precision import tf32_products
 from autotune.settings.applied.parallel import comm_hook, ddp_arguments
+from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
 from autotune.settings.ddp_config import DdpConfig
 from autotune.settings.training_config import LOADER_SETTINGS, TrainingConfig
 from autotune.settings.workload import LoaderSite, ScriptFacts
@@ -94,7 +95,7 @@ class Overrides:
         if "worker_threads" in self.changed:
             arguments["worker_init_fn"] = limited(arguments.get("worker_init_fn"), self.config.worker_threads)
         if not arguments.get("num_workers"):  # what only workers use; torch refuses it without any
-            for name in ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout", "in_order"):
+            for name in (*NEUTRAL_WITHOUT_WORKERS, "multiprocessing_context", "timeout"):
                 arguments.pop(name, None)
         return True
 

@@ -1,0 +1,33 @@
+"""Rules that every entry of the settings table keeps."""
+
+from __future__ import annotations
+
+import pytest
+
+from autotune.analysis.forecast.rate_law import COSTS
+from autotune.settings.ddp_config import DdpConfig
+from autotune.settings.exports.registry import TARGETS
+from autotune.settings.search_space import SearchSpace
+from autotune.settings.training_config import TrainingConfig
+from autotune.settings_table import BY_NAME, SETTINGS, Setting
+
+
+def test_each_field_has_an_entry() -> None:
+    assert BY_NAME.keys() - {"ddp"} == TrainingConfig().by_name.keys()
+    assert len(BY_NAME) == len(SETTINGS) == len(TrainingConfig.model_fields) + len(DdpConfig.model_fields)
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+def test_an_entry_names_what_there_is(setting: Setting) -> None:
+    assert setting.neutral == {**TrainingConfig().by_name, "ddp": None}[setting.name]
+    assert {cost for effect in setting.effects for cost in effect.sds} <= set(COSTS)
+    assert {*setting.names, *setting.reasons} <= TARGETS.keys()
+    assert setting.needs is None or setting.needs in BY_NAME
+    assert (setting.tried is not None) == (
+        setting.is_of_ddp or setting.name in SearchSpace.model_fields.keys() - {"ddp"}
+    )
+
+
+def test_items_depend_first_on_batch_and_workers() -> None:
+    names = [setting.name for setting in SETTINGS for effect in setting.effects if "items" in effect.sds]
+    assert names[:2] == ["micro_batch_size", "num_workers"], "the throughput model has the interaction of the first two"
