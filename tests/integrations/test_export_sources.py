@@ -70,7 +70,7 @@ def test_each_name_of_an_export_is_one_of_axolotl(axolotl: dict[str, Any], confi
 
 
 def test_axolotl_does_by_itself_what_is_said_of_it(axolotl: dict[str, Any]) -> None:
-    own = {name.name: name.own for name in AXOLOTL.names if name.own is not None}
+    own = {name.name: name.own for name in AXOLOTL.names.values() if name.own is not None}
     assert {name: axolotl[name] for name in own} == own
     assert (axolotl["bf16"], axolotl["tf32"], axolotl["fp16"]) == ("auto", "auto", None)
     assert (axolotl["optimizer"], axolotl["lr_scheduler"], axolotl["max_grad_norm"]) == (
@@ -86,7 +86,7 @@ def test_axolotl_does_by_itself_what_is_said_of_it(axolotl: dict[str, Any]) -> N
         "fsdp_config",
     }
     schema = source("axolotl", "axolotl/utils/schemas/config.py")
-    modes = ", ".join(f'"{mode}"' for name in AXOLOTL.names for mode in name.among)
+    modes = ", ".join(f'"{mode}"' for name in AXOLOTL.names.values() for mode in name.among)
     assert f"torch_compile_mode: Literal[{modes}] | None" in schema
     assert 'dataloader_params["worker_init_fn"] = partial(' in source("axolotl", "axolotl/core/trainers/base.py")
     without = function(tree("axolotl", "axolotl/utils/schemas/config.py"), "default_dataloader_opts")

@@ -105,9 +105,9 @@ def test_training_arguments_take_every_export(config: TrainingConfig) -> None:
 def test_training_arguments_have_each_name_of_the_table_and_its_default() -> None:
     transformers = pytest.importorskip("transformers")
     fields = {one.name: one.default for one in dataclasses.fields(transformers.TrainingArguments)}
-    named = {name.name for name in HF.names} | {name for own in HF.precisions.values() for name in own}
+    named = {name.name for name in HF.names.values()} | {name for own in HF.precisions.values() for name in own}
     assert named <= fields.keys()
-    for name in HF.names:
+    for name in HF.names.values():
         if name.own is not None:
             assert fields[name.name] == name.own
     plain = {"torch_compile": False, "dataloader_num_workers": 0, "gradient_accumulation_steps": 1}
