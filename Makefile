@@ -82,8 +82,8 @@ setup-integrations: $(INTEGRATIONS)/.ready build/sources/.ready
 integrations-frameworks: setup-integrations
 	$(INTEGRATIONS)/bin/python -m pytest -n 2 --dist loadfile -m integrations $(TF_TESTS:%=--ignore=%) \
 		--hypothesis-profile thorough --durations 10 tests/integrations
-	$(INTEGRATIONS)/bin/python -m pytest -n 2 --dist loadfile --durations 10 tests/worker/attach/test_scripts.py \
-		tests/worker/attach/redirect
+	$(INTEGRATIONS)/bin/python -m pytest -n 2 --dist loadfile --durations 10 tests/worker/script/test_scripts.py \
+		tests/worker/script
 
 integrations-tensorflow: $(TENSORFLOW)/.ready
 	$(TENSORFLOW)/bin/python -m pytest -m integrations --hypothesis-profile thorough --durations 10 $(TF_TESTS)

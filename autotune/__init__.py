@@ -1,6 +1,7 @@
 """autotune: finds the training settings that train your PyTorch model fastest on this machine, by measuring.
 
-Public names only, loaded when first used, so that `import autotune` and the command line start at once.
+Public names only, loaded when first used, so that `import autotune` and the command line start at
+once.
 """
 
 from __future__ import annotations
@@ -13,9 +14,13 @@ from autotune.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from autotune.api.calls import diagnose, search
+    from autotune.api.commands import load
     from autotune.api.diagnose import DiagnosisResult
-    from autotune.api.load import load
-    from autotune.api.result import SearchResult, open_run
+    from autotune.api.search import SearchResult, open_run
+    from autotune.apply.prepare import Accumulator
+    from autotune.config.plan import Budget, Objective, SearchSpace, Workload
+    from autotune.config.tf_data import TfData
+    from autotune.config.training_config import DdpConfig, TrainingConfig
     from autotune.errors import (
         AutotuneError,
         ConfigError,
@@ -27,17 +32,9 @@ if TYPE_CHECKING:
         StudyMismatchError,
         WorkloadError,
     )
+    from autotune.export.table import Export
     from autotune.records.measurement import Measurement
     from autotune.records.trial import TrialRecord
-    from autotune.settings.applied.accumulator import Accumulator
-    from autotune.settings.applied.tf_data import TfData
-    from autotune.settings.budget import Budget
-    from autotune.settings.ddp_config import DdpConfig
-    from autotune.settings.exports.export import Export
-    from autotune.settings.objective import Objective
-    from autotune.settings.search_space import SearchSpace
-    from autotune.settings.training_config import TrainingConfig
-    from autotune.settings.workload import Workload
 
 __all__ = [
     "Accumulator",
@@ -69,22 +66,22 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Accumulator": "settings.applied.accumulator",
-    "Budget": "settings.budget",
-    "DdpConfig": "settings.ddp_config",
+    "Accumulator": "apply.prepare",
+    "Budget": "config.plan",
+    "DdpConfig": "config.training_config",
     "DiagnosisResult": "api.diagnose",
-    "Export": "settings.exports.export",
+    "Export": "export.table",
     "Measurement": "records.measurement",
-    "Objective": "settings.objective",
-    "SearchResult": "api.result",
-    "SearchSpace": "settings.search_space",
-    "TfData": "settings.applied.tf_data",
-    "TrainingConfig": "settings.training_config",
+    "Objective": "config.plan",
+    "SearchResult": "api.search",
+    "SearchSpace": "config.plan",
+    "TfData": "config.tf_data",
+    "TrainingConfig": "config.training_config",
     "TrialRecord": "records.trial",
-    "Workload": "settings.workload",
+    "Workload": "config.plan",
     "diagnose": "api.calls",
-    "load": "api.load",
-    "open_run": "api.result",
+    "load": "api.commands",
+    "open_run": "api.search",
     "search": "api.calls",
 }
 """The module of each public name; the exceptions, left out here, are those of errors.py."""
@@ -93,10 +90,15 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from autotune.api.caller import kept_random_state
+    from autotune.api.setup import kept_random_state
 
-    with kept_random_state(), catch_warnings():  # rich draws from the global generator when it is imported
-        filterwarnings("ignore", message="IProgress not found")  # optuna's progress bar, which is not shown
+    with (
+        kept_random_state(),
+        catch_warnings(),
+    ):  # rich draws from the global generator when it is imported
+        filterwarnings(
+            "ignore", message="IProgress not found"
+        )  # optuna's progress bar, which is not shown
         return getattr(import_module(f"autotune.{_HOMES.get(name, 'errors')}"), name)
 
 

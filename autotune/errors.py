@@ -1,32 +1,19 @@
 """The exceptions that autotune raises, and the exit code that the command line gives each.
 
-    AutotuneError                     1  the search failed
-    ├── InputError                    2  something that the caller gave, or the place it runs in, is wrong
-    │   ├── ConfigError                  a YAML file, a mapping or an argument breaks a rule
-    │   ├── WorkloadError                the user's model, dataset or step fails, or can't be carried to a trial
-    │   ├── StudyMismatchError           the run folder holds a study of something else
-    │   └── RunFolderError               the run folder can't be written, is full, or is in use
-    ├── NothingFeasibleError          3  no configuration meets the memory limit
-    ├── RepeatedFailureError          1  the same exception ended three different configurations
-    └── LauncherError                 1  trials can't be started on this machine, or can't describe it
+    AutotuneError                     1  the search failed ├── InputError                    2
+    something that the caller gave, or the place it runs in, is wrong │   ├── ConfigError
+    a YAML file, a mapping or an argument breaks a rule │   ├── WorkloadError                the
+    user's model, dataset or step fails, or can't be carried to a trial │   ├── StudyMismatchError
+    the run folder holds a study of something else │   └── RunFolderError               the run
+    folder can't be written, is full, or is in use ├── NothingFeasibleError          3  no
+    configuration meets the memory limit ├── RepeatedFailureError          1  the same exception
+    ended three different configurations └── LauncherError                 1  trials can't be
+    started on this machine, or can't describe it
 
 A message states the rule, the value seen and the remedy. Nothing below this file is imported.
 """
 
 from __future__ import annotations
-
-__all__ = [
-    "AutotuneError",
-    "ConfigError",
-    "InputError",
-    "LauncherError",
-    "NothingFeasibleError",
-    "RepeatedFailureError",
-    "RunFolderError",
-    "StudyMismatchError",
-    "WorkloadError",
-    "first_line",
-]
 
 _LONGEST = 1000  # characters of a sentence, our own convention
 
@@ -53,8 +40,8 @@ class ConfigError(InputError):
     """A configuration file, a mapping or an argument breaks a rule.
 
     Attributes:
-        problems: one sentence for each rule that is broken, all of them, each on one line of at most some 1,000
-            characters.
+        problems: one sentence for each rule that is broken, all of them, each on one line of at
+            most some 1,000 characters.
     """
 
     def __init__(self, *problems: str) -> None:
@@ -107,11 +94,17 @@ def first_line(error: BaseException) -> str:
 def _printable(text: str, spared: str = "") -> str:
     if text.isprintable():
         return text
-    return "".join(char if char.isprintable() or char in spared else repr(char)[1:-1] for char in text)
+    return "".join(
+        char if char.isprintable() or char in spared else repr(char)[1:-1] for char in text
+    )
 
 
 def _cut(sentence: str) -> str:
     """A sentence without the middle of a value that is endless."""
     left_out = len(sentence) - _LONGEST
     half = _LONGEST // 2
-    return sentence if left_out <= 0 else f"{sentence[:half]} ({left_out:,} characters left out) {sentence[-half:]}"
+    return (
+        sentence
+        if left_out <= 0
+        else f"{sentence[:half]} ({left_out:,} characters left out) {sentence[-half:]}"
+    )

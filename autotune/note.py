@@ -6,8 +6,6 @@ from pydantic import Field, JsonValue
 
 from autotune.frozen import FrozenModel
 
-__all__ = ["Note"]
-
 
 class Note(FrozenModel):
     """A sentence for the user, with the code and the figures that programs read."""
@@ -15,7 +13,8 @@ class Note(FrozenModel):
     code: str
     """The name of the function in `messages` that wrote the note: "no_time_for_a_trial"."""
     figures: dict[str, JsonValue] = Field(default_factory=dict)
-    """The function's arguments: seconds, bytes, fractions in 0..1, counts, names of settings and files."""
+    """The function's arguments: seconds, bytes, fractions in 0..1, counts, names of settings and
+    files."""
     text: str = ""
     """The sentence, plain text without markup."""
 

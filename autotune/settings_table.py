@@ -1,12 +1,12 @@
 """Describe each setting once: what it moves, what it depends on, what is tried, and what others call it.
 
-A `Setting` stands for a field of TrainingConfig or, as "ddp.bucket_cap_mb", of DdpConfig. Default ranges, constraints,
-ceilings, the models of throughput and memory, reports and exports read this table; so a new setting is an entry here,
-a field of TrainingConfig, and the code that applies it.
+A `Setting` stands for a field of TrainingConfig or, as "ddp.bucket_cap_mb", of DdpConfig. Default
+ranges, constraints, ceilings, the models of throughput and memory, reports and exports read this
+table; so a new setting is an entry here, a field of TrainingConfig, and the code that applies it.
 
-Entries stand in the order in which people read settings. Priors are standard deviations of logarithms, and lengths in
-doublings: our own conventions, chosen by the density that forecasts give to what was left out of benchmarks/surfaces,
-and judged together by benchmarks/regret.py.
+Entries stand in the order in which people read settings. Priors are standard deviations of
+logarithms, and lengths in doublings: our own conventions, chosen by the density that forecasts give
+to what was left out of benchmarks/surfaces, and judged together by benchmarks/regret.py.
 """
 
 from __future__ import annotations
@@ -18,29 +18,18 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from autotune.settings.environment import Environment
-    from autotune.settings.search_space import SettingValue
-    from autotune.settings.training_config import TrainingConfig
-    from autotune.settings.workload import WorkloadFacts
-    from autotune.space.default_ranges import Ranges
+    from autotune.config.environment import Environment
+    from autotune.config.plan import SettingValue, WorkloadFacts
+    from autotune.config.training_config import TrainingConfig
+    from autotune.space.ranges import Ranges
 
-__all__ = [
-    "BY_NAME",
-    "DDP_PREFIX",
-    "SETTINGS",
-    "Effect",
-    "Memory",
-    "Name",
-    "Setting",
-    "Side",
-    "format_ddp",
-    "name_group",
-]
 
 DDP_PREFIX = "ddp."
-"""Begins the names of DistributedDataParallel's settings where they stand with the others: "ddp.bucket_cap_mb"."""
+"""Begins the names of DistributedDataParallel's settings where they stand with the others:
+"ddp.bucket_cap_mb"."""
 _OWN_INIT_FN = (
-    "its workers have a worker_init_fn of its own; OMP_NUM_THREADS={value} before the command limits them, and "
+    "its workers have a worker_init_fn of its own; OMP_NUM_THREADS={value} before the command "
+    "limits them, and "
     "training too"
 )
 _KEEPS_ORDER = "its loader keeps the order"
@@ -61,7 +50,8 @@ class Name:
     own: object = None
     """The framework's value where its file leaves the name out; None: as ours, or not known."""
     is_rare: bool = False
-    """Written only where it is not torch's own value: releases of the framework that are in use lack the name."""
+    """Written only where it is not torch's own value: releases of the framework that are in use
+    lack the name."""
     is_whole: bool = False
     """The framework takes whole numbers alone."""
     among: tuple[object, ...] = ()
@@ -73,11 +63,12 @@ class Effect:
     """How much a setting changes costs of the throughput model by itself."""
 
     sds: Mapping[str, float]
-    """Prior standard deviations of the costs' logarithms, by analysis/forecast/rate_law.COSTS."""
+    """Prior standard deviations of the costs' logarithms, by models/throughput_law.COSTS."""
     of: Callable[[TrainingConfig], object] | None = None
     """What changes the cost; None: the setting's own value."""
     length: float | None = None
-    """Distance over which a number's effect changes; None: a category, each value free of the others."""
+    """Distance over which a number's effect changes; None: a category, each value free of the
+    others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +92,8 @@ class Setting:
     neutral: SettingValue = None
     """The value without an effect: the field's default, which is torch's own."""
     torch_value: Callable[[TrainingConfig], object] | None = None
-    """Return the value that torch takes where None leaves it to torch; None: nobody needs to know it."""
+    """Return the value that torch takes where None leaves it to torch; None: nobody needs to know
+    it."""
     sides: tuple[Side, ...] = ("device",)
     """Whose throughput alone depends on it."""
     needs: str | None = None
@@ -110,16 +102,20 @@ class Setting:
     """torch's DataLoader takes it under this name."""
     tried: Callable[[Ranges], Iterable[SettingValue]] | None = None
     """Return what is tried by default; a `range` becomes an IntRange. None: it is not searched."""
-    idle: Mapping[str, Callable[[Any, WorkloadFacts, Environment], bool]] = field(default_factory=dict)
+    idle: Mapping[str, Callable[[Any, WorkloadFacts, Environment], bool]] = field(
+        default_factory=dict
+    )
     """Conditions under which a value has no effect, by the code of the reason."""
     is_kept: bool = False
     """It stays as in the baseline unless something speaks for another value."""
     is_in_curves: bool = False
-    """A device's curve varies it. Not cudnn_benchmark: a process keeps the algorithms that it has found for a shape, by
-    whichever way it came to them, so a second value would be measured with the first one's. Source: torch,
-    ATen/native/cudnn/Conv_v8.cpp, where the key of benchmark_cache does not hold the switch."""
+    """A device's curve varies it. Not cudnn_benchmark: a process keeps the algorithms that it has
+    found for a shape, by whichever way it came to them, so a second value would be measured with
+    the first one's. Source: torch, ATen/native/cudnn/Conv_v8.cpp, where the key of benchmark_cache
+    does not hold the switch."""
     explains: Literal["often", "rarely"] | None = None
-    """How often it explains a failure by itself, since torch runs other code for each value; None: never."""
+    """How often it explains a failure by itself, since torch runs other code for each value; None:
+    never."""
     guess: SettingValue = None
     """The value that an expert tries first; None: no other one than the baseline's."""
     effects: tuple[Effect, ...] = ()
@@ -128,7 +124,8 @@ class Setting:
     words: Callable[[TrainingConfig], str] | None = None
     """Describe its value in a few words; None: it has none of its own."""
     elsewhere: str | None = None
-    """Where it goes when a framework can't take it; None: an argument of what the user's own loop makes."""
+    """Where it goes when a framework can't take it; None: an argument of what the user's own loop
+    makes."""
     names: Mapping[str, Name] = field(default_factory=dict)
     """Its name in each framework that has one, by the framework."""
     reasons: Mapping[str, str] = field(default_factory=dict)
@@ -164,13 +161,18 @@ def format_ddp(config: TrainingConfig) -> str:
     """List DistributedDataParallel's arguments that are not torch's own; "" where all are."""
     own = {} if config.ddp is None else config.ddp.model_dump(exclude_defaults=True)
     return ", ".join(
-        f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in own.items()
+        f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in own.items()
     )
 
 
 def _name_batch(config: TrainingConfig) -> str:
     accumulated = f" × {config.grad_accum_steps}" if config.grad_accum_steps > 1 else ""  # noqa: RUF001 - a times sign
-    batch = f"batch {config.micro_batch_size}" if config.max_tokens is None else f"{config.max_tokens:,} tokens"
+    batch = (
+        f"batch {config.micro_batch_size}"
+        if config.max_tokens is None
+        else f"{config.max_tokens:,} tokens"
+    )
     return batch + accumulated
 
 
@@ -196,10 +198,13 @@ SETTINGS = (
         sides=("loader", "device"),
         tried=lambda ranges: ranges.batch_sizes,
         is_in_curves=True,
-        # The effects of workers and batch on `items` and `samples` are what the law does not explain of them.
+        # The effects of workers and batch on `items` and `samples` are what the law does not
+        # explain of them.
         effects=(
             Effect(
-                {"items": 0.2, "samples": 0.2, "copies": 0.1, "launching": 0.05, "taking": 0.3}, _log_batch, length=3.0
+                {"items": 0.2, "samples": 0.2, "copies": 0.1, "launching": 0.05, "taking": 0.3},
+                _log_batch,
+                length=3.0,
             ),
             Effect({"shortfall": 0.07}, _log_batch, length=2.0),
         ),
@@ -233,7 +238,9 @@ SETTINGS = (
         "grad_accum_steps",
         neutral=1,
         tried=lambda ranges: ranges.accumulations,
-        effects=(Effect({"samples": 0.05}, lambda config: log2(config.grad_accum_steps), length=2.0),),
+        effects=(
+            Effect({"samples": 0.05}, lambda config: log2(config.grad_accum_steps), length=2.0),
+        ),
         memory=Memory(0.1, lambda config: config.grad_accum_steps > 1),
         elsewhere="your loop makes {value} backward passes for one optimizer step",
         names={
@@ -257,7 +264,9 @@ SETTINGS = (
         tried=lambda ranges: range(ranges.most_workers_of_a_rank + 1),
         effects=(
             Effect(
-                {"items": 0.4, "taking": 0.2, "shortfall": 0.1}, lambda config: log2(1 + config.num_workers), length=1.5
+                {"items": 0.4, "taking": 0.2, "shortfall": 0.1},
+                lambda config: log2(1 + config.num_workers),
+                length=1.5,
             ),
             Effect({"items": 0.6}, lambda config: config.num_workers > 0),
         ),
@@ -273,7 +282,11 @@ SETTINGS = (
         "amp_dtype",
         neutral="float32",
         tried=lambda ranges: ranges.environment.native_amp_dtypes,
-        idle={"no_nvidia_gpu": lambda dtype, _, machine: dtype == "tf32" and machine.device_kind != "cuda"},
+        idle={
+            "no_nvidia_gpu": lambda dtype, _, machine: (
+                dtype == "tf32" and machine.device_kind != "cuda"
+            )
+        },
         is_in_curves=True,
         explains="often",
         effects=(
@@ -289,7 +302,10 @@ SETTINGS = (
         tried=lambda ranges: (False, ranges.baseline.compile),
         explains="often",
         effects=(
-            Effect({"samples": 0.4, "launching": 0.8}, lambda config: (config.compile, config.compile_mode)),
+            Effect(
+                {"samples": 0.4, "launching": 0.8},
+                lambda config: (config.compile, config.compile_mode),
+            ),
             Effect({"per_micro_batch": 0.5}),
         ),
         memory=Memory(0.1, lambda config: config.compile, is_either=True),
@@ -307,7 +323,11 @@ SETTINGS = (
         neutral="default",
         needs="compile",
         tried=lambda ranges: ("default", *ranges.graph_modes, ranges.baseline.compile_mode),
-        idle={"no_cuda_graphs": lambda mode, _, machine: mode == "reduce-overhead" and not machine.has_cuda_graphs},
+        idle={
+            "no_cuda_graphs": lambda mode, _, machine: (
+                mode == "reduce-overhead" and not machine.has_cuda_graphs
+            )
+        },
         is_kept=True,
         explains="often",
         memory=Memory(0.3, lambda config: config.records_graphs),
@@ -316,9 +336,15 @@ SETTINGS = (
         names={
             "hf": Name("torch_compile_mode", is_rare=True),
             "timm": Name("torchcompile_mode", is_rare=True),
-            "axolotl": Name("torch_compile_mode", is_rare=True, among=("default", "reduce-overhead", "max-autotune")),
+            "axolotl": Name(
+                "torch_compile_mode",
+                is_rare=True,
+                among=("default", "reduce-overhead", "max-autotune"),
+            ),
         },
-        reasons={"deepspeed": "in your script: engine.compile(compile_kwargs=dict(mode={value!r}))"},
+        reasons={
+            "deepspeed": "in your script: engine.compile(compile_kwargs=dict(mode={value!r}))"
+        },
     ),
     Setting(
         "cudnn_benchmark",
@@ -344,7 +370,11 @@ SETTINGS = (
         neutral=False,
         tried=lambda ranges: (False, ranges.facts.optimizer.can_fuse, ranges.baseline.fused),
         # A script makes its own optimizer, fused or not.
-        idle={"no_fused_optimizer": lambda _, facts, __: facts.script is None and not facts.optimizer.can_fuse},
+        idle={
+            "no_fused_optimizer": lambda _, facts, __: (
+                facts.script is None and not facts.optimizer.can_fuse
+            )
+        },
         is_kept=True,
         is_in_curves=True,
         explains="rarely",
@@ -444,7 +474,8 @@ SETTINGS = (
         elsewhere="your DataLoader takes it: worker_init_fn=config.dataloader_kwargs()['worker_init_fn']",
         reasons={
             "hf": "its Trainer gives workers a worker_init_fn of its own; call this in each worker before your "
-            "dataset's first item: autotune.TrainingConfig(num_workers=1, worker_threads={value}).dataloader_kwargs()"
+            "dataset's first item: autotune.TrainingConfig(num_workers=1, "
+            "worker_threads={value}).dataloader_kwargs()"
             "['worker_init_fn'](0)",
             "timm": _OWN_INIT_FN,
             "axolotl": _OWN_INIT_FN,
@@ -456,13 +487,17 @@ SETTINGS = (
         sides=("loader",),
         needs="num_workers",
         is_loader_argument=True,
-        tried=lambda ranges: (ranges.baseline.multiprocessing_context,),  # others only where the user lists them
+        tried=lambda ranges: (
+            ranges.baseline.multiprocessing_context,
+        ),  # others only where the user lists them
         idle={"tf_data": lambda _, facts, __: facts.is_tf_data},
         is_kept=True,
         explains="often",  # such as a dataset that can't be pickled
         effects=(Effect({"items": 0.1}),),
         # Workers that are not forked share no pages with the trial.
-        memory=Memory(0.1, lambda config: config.multiprocessing_context in {"forkserver", "spawn"}),
+        memory=Memory(
+            0.1, lambda config: config.multiprocessing_context in {"forkserver", "spawn"}
+        ),
         words=lambda config: f"workers by {config.multiprocessing_context or 'default'}",
     ),
     Setting(
@@ -492,7 +527,10 @@ SETTINGS = (
         is_in_curves=True,
         effects=(
             Effect({"samples": 0.5, "per_micro_batch": 0.3}),
-            Effect({"shortfall": 0.15}, lambda config: (config.num_workers > 0, config.intra_op_threads)),
+            Effect(
+                {"shortfall": 0.15},
+                lambda config: (config.num_workers > 0, config.intra_op_threads),
+            ),
         ),
         words=lambda config: f"{config.intra_op_threads or 'default'} threads",
         elsewhere="in your script: torch.set_num_threads({value}), or OMP_NUM_THREADS={value} before the command",
@@ -541,7 +579,10 @@ SETTINGS = (
     ),
     Setting(
         "ddp",
-        effects=(Effect({"samples": 0.1}), Effect({"exchange": 0.3}, lambda config: (config.strategy, config.ddp))),
+        effects=(
+            Effect({"samples": 0.1}),
+            Effect({"exchange": 0.3}, lambda config: (config.strategy, config.ddp)),
+        ),
         words=lambda config: format_ddp(config) or "torch's own ddp settings",
     ),
     Setting(
@@ -638,7 +679,9 @@ SETTINGS = (
         elsewhere="your optimizer takes it: lr={value!r}",
         names={
             "hf": Name("learning_rate", kind="number", own=5e-5),
-            "timm": Name("lr"),  # without it train.py works one out from lr_base and the global batch
+            "timm": Name(
+                "lr"
+            ),  # without it train.py works one out from lr_base and the global batch
             "axolotl": Name("learning_rate", kind="number"),
             "ultralytics": Name("lr0"),
         },

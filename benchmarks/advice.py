@@ -21,15 +21,22 @@ from typing import Any
 
 from autotune import TrainingConfig
 from autotune.api.diagnose import DiagnosisResult, MeasuringTime, diagnose_plan
-from autotune.protocol.jobs import NO_EXTRAS, WindowRules
-from autotune.records.diagnosis import Advice
-from autotune.settings.plan import Plan
+from autotune.config.plan import Plan
+from autotune.policy import WindowRules
+from autotune.protocol.messages import NO_EXTRAS
+from autotune.records.result import Advice
 from benchmarks.cases.advice import ADVICE_CASES
 from benchmarks.cases.advice_data import DATA_CASES
 from benchmarks.cases.advice_memory import MEMORY_CASES
 from benchmarks.cases.cpu import Case
 from benchmarks.measures.followed import follow_case
-from benchmarks.measures.recording import describe_machine, make_parser, print_table, say, start_recording
+from benchmarks.measures.recording import (
+    describe_machine,
+    make_parser,
+    print_table,
+    say,
+    start_recording,
+)
 from benchmarks.yardsticks.product_run import measurement_figures, open_trials
 from benchmarks.yardsticks.workload import workload_of
 
@@ -69,7 +76,11 @@ def main() -> None:
     arguments = _parse()
     recording = start_recording("advice", arguments, describe_machine("cpu"))
     scale = _QUICK if arguments.quick else _LARGE
-    chosen = [arguments.workload] if arguments.workload else [*ADVICE_CASES, *(case.name for case in FOLLOWED_CASES)]
+    chosen = (
+        [arguments.workload]
+        if arguments.workload
+        else [*ADVICE_CASES, *(case.name for case in FOLLOWED_CASES)]
+    )
     for name in [name for name in chosen if name in ADVICE_CASES]:
         recording.add(name, _follow(name, ADVICE_CASES[name](), scale))
     on_settings = dict(recording.results)
@@ -88,7 +99,9 @@ def main() -> None:
 def _parse() -> argparse.Namespace:
     parser = make_parser(__doc__ or "", "short windows, one round")
     parser.add_argument(
-        "--workload", choices=[*ADVICE_CASES, *(case.name for case in FOLLOWED_CASES)], help="this one alone"
+        "--workload",
+        choices=[*ADVICE_CASES, *(case.name for case in FOLLOWED_CASES)],
+        help="this one alone",
     )
     return parser.parse_args()
 
@@ -104,7 +117,9 @@ def _follow(name: str, case: Case, scale: _Scale) -> dict[str, Any]:
         "verdict": found.verdict,
         "diagnosis": found.diagnosis.model_dump(mode="json"),
         "today": runs[0],
-        "advice": [_figures(piece, own, runs[0]) for piece, own in zip(advised, runs[1:], strict=True)],
+        "advice": [
+            _figures(piece, own, runs[0]) for piece, own in zip(advised, runs[1:], strict=True)
+        ],
     }
 
 
@@ -114,7 +129,9 @@ def _diagnose(name: str, case: Case, measuring: MeasuringTime) -> DiagnosisResul
     return diagnose_plan(plan, progress=False, measuring=measuring)
 
 
-def _run_in_turns(case: Case, changes: Sequence[dict[str, object]], scale: _Scale) -> list[list[dict[str, Any]]]:
+def _run_in_turns(
+    case: Case, changes: Sequence[dict[str, object]], scale: _Scale
+) -> list[list[dict[str, Any]]]:
     """The measurements of today's settings with each of the changes, round by round.
 
     Raises:
@@ -134,7 +151,9 @@ def _run_in_turns(case: Case, changes: Sequence[dict[str, object]], scale: _Scal
     return runs
 
 
-def _figures(advice: Advice, own: list[dict[str, Any]], today: list[dict[str, Any]]) -> dict[str, Any]:
+def _figures(
+    advice: Advice, own: list[dict[str, Any]], today: list[dict[str, Any]]
+) -> dict[str, Any]:
     assert advice.expected_gain is not None  # advice on settings always has a figure
     expected, reached = 1 + advice.expected_gain, _rate(own) / _rate(today)
     return {
@@ -177,7 +196,11 @@ def _print(results: dict[str, Any]) -> None:
         for piece in figures["advice"]
     ]
     head = ["workload", "settings", "expected", "reached", "error"]
-    print_table("Times the rate of today: as the diagnosis expects it, and as trials reached it.", head, rows)
+    print_table(
+        "Times the rate of today: as the diagnosis expects it, and as trials reached it.",
+        head,
+        rows,
+    )
     summary = _summary(results)
     if summary["pieces"]:
         print(
@@ -200,7 +223,11 @@ def _print_followed(followed: dict[str, Any]) -> None:
 
 
 def _say_settings(settings: dict[str, object]) -> str:
-    short = {"persistent_workers": "persistent", "micro_batch_size": "batch", "intra_op_threads": "threads"}
+    short = {
+        "persistent_workers": "persistent",
+        "micro_batch_size": "batch",
+        "intra_op_threads": "threads",
+    }
     text = ", ".join(f"{short.get(name, name)}={value}" for name, value in settings.items())
     return text if len(text) <= _SETTINGS_WIDTH else f"{text[: _SETTINGS_WIDTH - 3]}..."
 

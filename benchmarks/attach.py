@@ -30,16 +30,23 @@ from time import monotonic
 from typing import Any
 
 from autotune.api.setup import opened_launcher, runner_for, temporary_folder
+from autotune.config.plan import Plan
 from autotune.errors import AutotuneError
 from autotune.files.plan_file import parse_plan
 from autotune.launch.runner import TrialRunner
-from autotune.protocol.jobs import WindowRules
-from autotune.settings.plan import Plan
-from autotune.space.resolved_space import ResolvedSpace
+from autotune.policy import WindowRules
+from autotune.space.space import ResolvedSpace
 from autotune.tuning.probe import probe_workload
 from benchmarks.cases import attach as cases
 from benchmarks.measures.attach_hooks import measure_hooks
-from benchmarks.measures.recording import Recording, describe_machine, make_parser, read_results, say, start_recording
+from benchmarks.measures.recording import (
+    Recording,
+    describe_machine,
+    make_parser,
+    read_results,
+    say,
+    start_recording,
+)
 from benchmarks.quietness import keep_freed_memory
 from benchmarks.tables.attach import print_attach_tables, verdict_of_pairs
 from benchmarks.yardsticks.unwatched import steps_per_s
@@ -71,11 +78,19 @@ def main() -> int:
 
 def _parse() -> argparse.Namespace:
     parser = make_parser(__doc__ or "", "one pair, windows of 1 s, searches of 30 s")
-    parser.add_argument("--foreign", type=_folder, default=cases.foreign_folder(), help="where the scripts lie")
-    parser.add_argument("--runs", type=_folder, default=Path(tempfile.gettempdir()) / "autotune-foreign-runs")
+    parser.add_argument(
+        "--foreign", type=_folder, default=cases.foreign_folder(), help="where the scripts lie"
+    )
+    parser.add_argument(
+        "--runs", type=_folder, default=Path(tempfile.gettempdir()) / "autotune-foreign-runs"
+    )
     parser.add_argument("--script", action="append", help="this one alone; may be repeated")
-    parser.add_argument("--part", action="append", choices=_PARTS, help="this part alone; may be repeated")
-    parser.add_argument("--hooks", action="store_true", help="also measure what watching adds to a step")
+    parser.add_argument(
+        "--part", action="append", choices=_PARTS, help="this part alone; may be repeated"
+    )
+    parser.add_argument(
+        "--hooks", action="store_true", help="also measure what watching adds to a step"
+    )
     parser.add_argument("--fresh", action="store_true", help="forget the file's figures")
     parser.add_argument("--summary", action="store_true", help="only print the tables")
     return parser.parse_args()
@@ -88,11 +103,15 @@ def _folder(path: str) -> Path:
 def _chosen(arguments: argparse.Namespace) -> list[cases.Script]:
     found = [script for script in cases.SCRIPTS if (arguments.foreign / script.path).exists()]
     if not found:
-        say(f"no script was found in {arguments.foreign}; benchmarks/cases/attach.py says what belongs there")
+        say(
+            f"no script was found in {arguments.foreign}; benchmarks/cases/attach.py says what belongs there"
+        )
     return [script for script in found if not arguments.script or script.name in arguments.script]
 
 
-def _measure(script: cases.Script, part: str, arguments: argparse.Namespace, recording: Recording) -> None:
+def _measure(
+    script: cases.Script, part: str, arguments: argparse.Namespace, recording: Recording
+) -> None:
     """Measure a part that is missing, and keep it; a failure is what is kept."""
     key = f"{script.name}/{part}"
     if key in recording.results and not arguments.script:
@@ -102,12 +121,24 @@ def _measure(script: cases.Script, part: str, arguments: argparse.Namespace, rec
     try:
         figures = _DO[part](script, arguments)
     except (AutotuneError, OSError, subprocess.SubprocessError, ValueError) as error:
-        figures = {"failed": next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]}
-    recording.add(key, {"kind": script.kind, "origin": asdict(script.origin), **figures, "took_s": monotonic() - begun})
+        figures = {
+            "failed": next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]
+        }
+    recording.add(
+        key,
+        {
+            "kind": script.kind,
+            "origin": asdict(script.origin),
+            **figures,
+            "took_s": monotonic() - begun,
+        },
+    )
 
 
 @contextmanager
-def _opened(script: cases.Script, arguments: argparse.Namespace) -> Iterator[tuple[Plan, TrialRunner]]:
+def _opened(
+    script: cases.Script, arguments: argparse.Namespace
+) -> Iterator[tuple[Plan, TrialRunner]]:
     """The plan of a script and a runner of its trials, from its own working folder and environment."""
     run = arguments.runs / script.name
     cases.prepare(script, arguments.foreign, run)
@@ -116,7 +147,10 @@ def _opened(script: cases.Script, arguments: argparse.Namespace) -> Iterator[tup
     os.chdir(cases.working_folder(script, run))
     try:
         plan = parse_plan(
-            {"workload": {"command": list(cases.command(script, arguments.foreign, run))}, "device": "cpu"},
+            {
+                "workload": {"command": list(cases.command(script, arguments.foreign, run))},
+                "device": "cpu",
+            },
             name=script.name,
         )
         with temporary_folder() as held, opened_launcher(None, held, plan) as launcher:
@@ -135,10 +169,22 @@ def _look(script: cases.Script, arguments: argparse.Namespace) -> dict[str, Any]
         probe_s = monotonic() - begun
         figures = {"probe_s": probe_s, **_facts(space), "trials": []}
         for number in range(2):
-            result = ready.run(space.baseline, name=f"trial-{number}", deadline_s=_WITHIN_S, window=window)
-            own: dict[str, Any] = {"outcome": result.outcome, "reason": result.reason, "wall_s": result.wall_s}
+            result = ready.run(
+                space.baseline, name=f"trial-{number}", deadline_s=_WITHIN_S, window=window
+            )
+            own: dict[str, Any] = {
+                "outcome": result.outcome,
+                "reason": result.reason,
+                "wall_s": result.wall_s,
+            }
             if result.measurement is not None:
-                kept = ("samples_per_s", "samples_per_s_ci", "startup_s", "build_s", "data_wait_fraction")
+                kept = (
+                    "samples_per_s",
+                    "samples_per_s_ci",
+                    "startup_s",
+                    "build_s",
+                    "data_wait_fraction",
+                )
                 own |= {name: getattr(result.measurement, name) for name in kept}
             figures["trials"].append(own)
         return figures
@@ -152,7 +198,9 @@ def _facts(space: ResolvedSpace) -> dict[str, Any]:
         "loaders": [f"{Path(site.file).name}:{site.line}" for site in script.loaders],
         "baseline": script.observed.model_dump(mode="json", exclude_defaults=True),
         "reached": list(script.reached),
-        "unreached": {str(note.figures["setting"]): note.figures["reason"] for note in script.unreached},
+        "unreached": {
+            str(note.figures["setting"]): note.figures["reason"] for note in script.unreached
+        },
         "new_files": len(script.new_files),
     }
 
@@ -162,7 +210,9 @@ def _pairs(script: cases.Script, arguments: argparse.Namespace) -> dict[str, Any
 
     Where five pairs do not keep the promise five more are made, and once more five; all of them count.
     """
-    pairs, most, window = (1, 1, WindowRules(max_s=1.0)) if arguments.quick else (_PAIRS, _MOST_PAIRS, _WINDOW)
+    pairs, most, window = (
+        (1, 1, WindowRules(max_s=1.0)) if arguments.quick else (_PAIRS, _MOST_PAIRS, _WINDOW)
+    )
     run = arguments.runs / script.name
     with _opened(script, arguments) as (plan, runner):
         ready, space = probe_workload(plan, runner)
@@ -177,20 +227,28 @@ def _pairs(script: cases.Script, arguments: argparse.Namespace) -> dict[str, Any
             return result.measurement.samples_per_s / step_samples
 
         def unwatched() -> float | None:
-            return steps_per_s(command, Path.cwd(), own, skip_s=_SKIP_S, seconds=_PLAIN_S, within_s=_WITHIN_S)
+            return steps_per_s(
+                command, Path.cwd(), own, skip_s=_SKIP_S, seconds=_PLAIN_S, within_s=_WITHIN_S
+            )
 
         rates: list[dict[str, float | None]] = []
         figures: dict[str, Any] = {}
         while not rates or (len(rates) < most and verdict_of_pairs(figures) == "no"):
             for number in range(pairs):
                 order = (("attached", attached), ("unwatched", unwatched))
-                rates.append({name: rate() for name, rate in (order if number % 2 == 0 else order[::-1])})
+                rates.append(
+                    {name: rate() for name, rate in (order if number % 2 == 0 else order[::-1])}
+                )
             figures = _ratios(rates)
         return figures
 
 
 def _ratios(rates: list[dict[str, float | None]]) -> dict[str, Any]:
-    ratios = [pair["attached"] / pair["unwatched"] for pair in rates if pair["attached"] and pair["unwatched"]]
+    ratios = [
+        pair["attached"] / pair["unwatched"]
+        for pair in rates
+        if pair["attached"] and pair["unwatched"]
+    ]
     return {
         "rates": rates,
         "ratios": ratios,
@@ -214,7 +272,14 @@ def _search(script: cases.Script, arguments: argparse.Namespace) -> dict[str, An
             f"run_dir={scratch}/run",
         ]
         done = subprocess.run(
-            [sys.executable, "-m", "autotune", *words, "--", *cases.command(script, arguments.foreign, run)],
+            [
+                sys.executable,
+                "-m",
+                "autotune",
+                *words,
+                "--",
+                *cases.command(script, arguments.foreign, run),
+            ],
             cwd=cases.working_folder(script, run),
             env={**os.environ, **cases.environment(script, arguments.foreign, run)},
             capture_output=True,
@@ -224,7 +289,12 @@ def _search(script: cases.Script, arguments: argparse.Namespace) -> dict[str, An
         )
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if line.strip()]
-            raise ValueError(next((line for line in lines if line.startswith("error")), lines[-1] if lines else "?"))
+            raise ValueError(
+                next(
+                    (line for line in lines if line.startswith("error")),
+                    lines[-1] if lines else "?",
+                )
+            )
         document = json.loads(done.stdout)
     return {"verdict": document["verdict"], "speedup": document["speedup"],
             "settings": (document["summary"]["recommendation"] or {}).get("config"),

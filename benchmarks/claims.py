@@ -85,14 +85,20 @@ _FORMATTER = _Figures()
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--update", action="store_true", help="write the recomputed figures into the documents")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--update", action="store_true", help="write the recomputed figures into the documents"
+    )
     is_update = parser.parse_args().update
     claims = read_claims().claims
     if is_update:
         for document in {claim.document for claim in claims}:
             path = ROOT / document
-            path.write_text(updated(path.read_text(), [claim for claim in claims if claim.document == document]))
+            path.write_text(
+                updated(path.read_text(), [claim for claim in claims if claim.document == document])
+            )
     told = [one for claim in claims for one in told_of(claim)]
     _print(told)
     return 0 if all(one.is_held for one in told) else 1
@@ -121,7 +127,9 @@ def updated(text: str, claims: Sequence[Claim]) -> str:
         for figures in _rows(claim):
             found = re.search(_pattern(claim, figures), text)
             if found is not None:
-                text = text[: found.start()] + _refilled(found, claim, figures) + text[found.end() :]
+                text = (
+                    text[: found.start()] + _refilled(found, claim, figures) + text[found.end() :]
+                )
     return text
 
 
@@ -176,7 +184,9 @@ def _spaced(text: str) -> str:
 
 def _refilled(found: re.Match[str], claim: Claim, figures: Figures) -> str:
     text, at = found[0], 0
-    fields = [(name, spec or "") for _, name, spec, _ in _FORMATTER.parse(claim.says) if name is not None]
+    fields = [
+        (name, spec or "") for _, name, spec, _ in _FORMATTER.parse(claim.says) if name is not None
+    ]
     pieces = list[str]()
     for number, (name, spec) in enumerate(fields, start=1):
         start, end = (edge - found.start() for edge in found.span(number))
@@ -191,9 +201,15 @@ def _on_one_line(text: str) -> str:
 
 def _print(told: Sequence[Told]) -> None:
     for one in told:
-        revisions = ", ".join(f"{revision} ({_age(revision)})" for revision in _revisions(one.claim.file))
+        revisions = ", ".join(
+            f"{revision} ({_age(revision)})" for revision in _revisions(one.claim.file)
+        )
         print(f"{one.claim.document} <- {one.claim.file}, {one.claim.calculation}, {revisions}")
-        print(f"  {one.recomputed}" if one.is_held else f"  file:    {one.recomputed}\n  written: {one.written}")
+        print(
+            f"  {one.recomputed}"
+            if one.is_held
+            else f"  file:    {one.recomputed}\n  written: {one.written}"
+        )
     print(f"{sum(one.is_held for one in told)} of {len(told)} as their files have them")
 
 

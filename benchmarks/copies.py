@@ -28,7 +28,11 @@ _PINNED_FACTORS = (1.0, 3.0)
 _HIDDEN = (0.0, 0.9)
 _SEEDS = 3
 _NOISE = 0.01
-_DEVICE_S, _BATCH_S, _ITEM_S = 1e-3, 2e-3, 1e-3  # of a sample in float32, of any batch, of an item in a worker
+_DEVICE_S, _BATCH_S, _ITEM_S = (
+    1e-3,
+    2e-3,
+    1e-3,
+)  # of a sample in float32, of any batch, of an item in a worker
 _SPACE: dict[str, Any] = {
     "micro_batch_size": [16, 32, 64],
     "num_workers": [2, 4, 8],
@@ -39,7 +43,9 @@ _SPACE: dict[str, Any] = {
     "persistent_workers": True,
     "channels_last": False,
 }
-_BASELINE = TrainingConfig(micro_batch_size=32, num_workers=2, prefetch_factor=2, persistent_workers=True)
+_BASELINE = TrainingConfig(
+    micro_batch_size=32, num_workers=2, prefetch_factor=2, persistent_workers=True
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +93,9 @@ def main() -> None:
     cells = [
         _Cell(copy_share=share, pinned_factor=factor, hidden=hidden)
         for share, factor, hidden in product(_SHARES, _PINNED_FACTORS, _HIDDEN)
-        if share or (factor, hidden) == (_PINNED_FACTORS[0], _HIDDEN[0])  # without a copy there is one machine
+        if share
+        or (factor, hidden)
+        == (_PINNED_FACTORS[0], _HIDDEN[0])  # without a copy there is one machine
     ]
     found: list[dict[str, Any]] = []
     for cell in cells:
@@ -117,7 +125,9 @@ def _search(cell: _Cell, seed: int) -> dict[str, Any]:
     best = cost(result.best or _BASELINE).samples_per_s
     return {
         "trials": len(trials),
-        "first_pinned": next((place for place, config in enumerate(trials) if config.pin_memory), None),
+        "first_pinned": next(
+            (place for place, config in enumerate(trials) if config.pin_memory), None
+        ),
         "pinned": sum(config.pin_memory for config in trials),
         "recommends_pinned": bool(result.best and result.best.pin_memory),
         "lost": 1 - best / _best_rate(cell),
@@ -128,7 +138,9 @@ def _best_rate(cell: _Cell, *, pin: tuple[bool, ...] = (False, True)) -> float:
     """Of the whole space, or of the part with such memory."""
     choices = product(_SPACE["micro_batch_size"], _SPACE["num_workers"], _SPACE["amp_dtype"], pin)
     names = ("micro_batch_size", "num_workers", "amp_dtype", "pin_memory")
-    configs = (_BASELINE.model_copy(update=dict(zip(names, values, strict=True))) for values in choices)
+    configs = (
+        _BASELINE.model_copy(update=dict(zip(names, values, strict=True))) for values in choices
+    )
     return max(_cost_of(cell)(config).samples_per_s for config in configs)
 
 

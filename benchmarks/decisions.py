@@ -29,14 +29,10 @@ import torch
 from scipy.stats import binomtest
 
 from autotune import TrainingConfig, TrialRecord
-from autotune.analysis.decisions.evidence import Evidence
+from autotune.apply.cores import usable_cores
+from autotune.config.plan import Budget, Objective, Plan, SearchSpace, Workload
+from autotune.models.evidence import Evidence
 from autotune.records.measurement import Interval
-from autotune.settings.applied.cores.processor import usable_cores
-from autotune.settings.budget import Budget
-from autotune.settings.objective import Objective
-from autotune.settings.plan import Plan
-from autotune.settings.search_space import SearchSpace
-from autotune.settings.workload import Workload
 from benchmarks.measures.recording import (
     describe_machine,
     git_revision,
@@ -80,15 +76,38 @@ SITUATIONS = (
     Situation(name=""),
     Situation(name="hurried", timeout_s=_HURRY_S, gains=(0.0, 0.5, 3.0)),
     Situation(name="GPU held by its host", holder="host", gains=(0.0, 0.1)),
-    Situation(name="GPU held by its host, hurried", holder="host", timeout_s=_HURRY_S, gains=(0.0, 0.5, 3.0)),
+    Situation(
+        name="GPU held by its host, hurried",
+        holder="host",
+        timeout_s=_HURRY_S,
+        gains=(0.0, 0.5, 3.0),
+    ),
     Situation(name="GPU", holder="device", spreads=(0.001, 0.004), gains=(0.0, 0.03)),
-    Situation(name="GPU, hurried", holder="device", timeout_s=_HURRY_S, spreads=(0.001, 0.004), gains=(0.0, 0.03)),
-    Situation(name="first runs slow", spreads=_SOME_SPREADS, gains=_SOME_GAINS, slow_first=_SLOW_FIRST),
+    Situation(
+        name="GPU, hurried",
+        holder="device",
+        timeout_s=_HURRY_S,
+        spreads=(0.001, 0.004),
+        gains=(0.0, 0.03),
+    ),
+    Situation(
+        name="first runs slow", spreads=_SOME_SPREADS, gains=_SOME_GAINS, slow_first=_SLOW_FIRST
+    ),
     Situation(name="disturbed", spreads=_SOME_SPREADS, gains=_SOME_GAINS, slow_share=_SLOW_SHARE),
     Situation(
-        name="GPU, first runs slow", holder="device", spreads=_OF_DEVICE, gains=_SOME_GAINS, slow_first=_SLOW_FIRST
+        name="GPU, first runs slow",
+        holder="device",
+        spreads=_OF_DEVICE,
+        gains=_SOME_GAINS,
+        slow_first=_SLOW_FIRST,
     ),
-    Situation(name="GPU, disturbed", holder="device", spreads=_OF_DEVICE, gains=_SOME_GAINS, slow_share=_SLOW_SHARE),
+    Situation(
+        name="GPU, disturbed",
+        holder="device",
+        spreads=_OF_DEVICE,
+        gains=_SOME_GAINS,
+        slow_share=_SLOW_SHARE,
+    ),
 )
 
 
@@ -133,13 +152,18 @@ def main() -> int:
     recording = start_recording("decisions", arguments, describe_machine("cpu"))
     recording.results.update(read_results(recording.path, fresh=arguments.fresh))
     searches = 4 if arguments.quick else arguments.searches
-    with ProcessPoolExecutor(usable_cores(), initializer=torch.set_num_threads, initargs=(1,)) as processes:
+    with ProcessPoolExecutor(
+        usable_cores(), initializer=torch.set_num_threads, initargs=(1,)
+    ) as processes:
         for situation, spread, gain in _parts(arguments):
             name = name_of(situation, spread, gain)
             count = searches if gain == 0 else max(1, searches // 2)
             if recording.results.get(name, {}).get("count", 0) >= count:
                 continue
-            tasks = [Task(situation=situation, spread=spread, gain=gain, seed=seed) for seed in range(count)]
+            tasks = [
+                Task(situation=situation, spread=spread, gain=gain, seed=seed)
+                for seed in range(count)
+            ]
             ended = list(processes.map(decide, tasks, chunksize=4))
             figures = {"revision": git_revision(), "count": count, **summarise(ended, gain)}
             recording.add(name, {**figures, "searches": _columns(ended)})
@@ -182,21 +206,31 @@ def decide(task: Task) -> dict[str, Any]:
         objective=Objective(global_batch="keep"),
         seed=seed,
     )
-    noise = Noise(between_runs=spread, slow_first=situation.slow_first, slow_share=situation.slow_share)
+    noise = Noise(
+        between_runs=spread, slow_first=situation.slow_first, slow_share=situation.slow_share
+    )
     if situation.holder == "device":
-        noise = replace(noise, block=0.001)  # blocks of a loop that the device holds are as even as its runs
+        noise = replace(
+            noise, block=0.001
+        )  # blocks of a loop that the device holds are as even as its runs
     machine = SimulatedMachine(truth, noise, seed, holder=situation.holder)
     ended = search_whole(plan, machine, budget=Budget(timeout_s=situation.timeout_s))
     found = ended.recommendation
     assert found is not None, "every configuration runs"
-    claim = found.speedup if found.number != 0 else None  # of the baseline over itself nothing is claimed
+    claim = (
+        found.speedup if found.number != 0 else None
+    )  # of the baseline over itself nothing is claimed
     configs = {record.number: record.config for record in ended.found.records}
     return {
         "seed": seed,
         "verdict": found.verdict,
         "falsely_proven": sum(truth(configs[number]) <= _RATE for number in ended.found.proven),
         "claim": None if claim is None else rounded(claim),
-        "repeated": list(repeated_of(ended.found.records, ended.found.evidence, lambda config: truth(config) / _RATE)),
+        "repeated": list(
+            repeated_of(
+                ended.found.records, ended.found.evidence, lambda config: truth(config) / _RATE
+            )
+        ),
         "truth": truth(found.config) / _RATE,
         "best": 1 + gain,
         "trials": len(ended.found.records),
@@ -242,17 +276,27 @@ def summarise(ended: Sequence[dict[str, Any]], gain: float) -> dict[str, Any]:
         "said_faster": _share(len(faster), len(ended)),
         "false_faster": _share(sum(one["truth"] <= 1 for one in faster), len(ended)),
         "found": None if gain == 0 else _share(sum(one["truth"] > 1 for one in faster), len(ended)),
-        "recommended_the_gain": None if gain == 0 else _share(sum(one["truth"] > 1 for one in ended), len(ended)),
+        "recommended_the_gain": None
+        if gain == 0
+        else _share(sum(one["truth"] > 1 for one in ended), len(ended)),
         "found_soon": None
         if gain == 0
-        else _share(sum(one["truth"] > 1 and one["whole_s"] <= _SOON_S for one in faster), len(ended)),
+        else _share(
+            sum(one["truth"] > 1 and one["whole_s"] <= _SOON_S for one in faster), len(ended)
+        ),
         "falsely_proven": _share(sum(one["falsely_proven"] > 0 for one in ended), len(ended)),
         "not_decided": _share(sum(one["verdict"] == "unconfirmed" for one in ended), len(ended)),
-        "claims_covered": _share(sum(low <= truth <= high for (_, low, high), truth in said), len(said)),
-        "repeated_covered": _share(sum(low <= truth <= high for _, low, high, truth in repeated), len(repeated)),
+        "claims_covered": _share(
+            sum(low <= truth <= high for (_, low, high), truth in said), len(said)
+        ),
+        "repeated_covered": _share(
+            sum(low <= truth <= high for _, low, high, truth in repeated), len(repeated)
+        ),
         "bias_of_claims": fmean(bias_of_all) if bias_of_all else None,
         "bias_of_said_faster": fmean(bias) if bias else None,
-        "half_width": median(log(high / low) / 2 for _, low, high, _ in repeated) if repeated else None,
+        "half_width": median(log(high / low) / 2 for _, low, high, _ in repeated)
+        if repeated
+        else None,
         "regret": fmean(1 - one["truth"] / one["best"] for one in ended),
         "whole_s": median(one["whole_s"] for one in ended),
     }
@@ -268,7 +312,18 @@ def _share(count: int, total: int) -> list[float] | None:
 
 def print_decisions(results: Mapping[str, Any]) -> None:
     """Print a line for each part."""
-    head = ("spread, gain", "proven", "false", "in 90 s", "claims", "repeated", "bias", "open", "regret", "s")
+    head = (
+        "spread, gain",
+        "proven",
+        "false",
+        "in 90 s",
+        "claims",
+        "repeated",
+        "bias",
+        "open",
+        "regret",
+        "s",
+    )
     rows = [
         (
             name.replace("spread ", "").replace("gain ", ""),
@@ -284,7 +339,11 @@ def print_decisions(results: Mapping[str, Any]) -> None:
         )
         for name, part in results.items()
     ]
-    print_table("Per cent that are said to be proven, falsely so, that hold the truth in their interval", head, rows)
+    print_table(
+        "Per cent that are said to be proven, falsely so, that hold the truth in their interval",
+        head,
+        rows,
+    )
 
 
 def _shown(share: list[float] | None) -> str:
@@ -293,8 +352,12 @@ def _shown(share: list[float] | None) -> str:
 
 def _parse() -> argparse.Namespace:
     parser = make_parser(__doc__ or "", "four searches of each kind")
-    parser.add_argument("--searches", type=int, default=400, metavar="N", help="with nothing to win (%(default)s)")
-    parser.add_argument("--only", type=float, metavar="PERCENT", help="this spread between runs alone")
+    parser.add_argument(
+        "--searches", type=int, default=400, metavar="N", help="with nothing to win (%(default)s)"
+    )
+    parser.add_argument(
+        "--only", type=float, metavar="PERCENT", help="this spread between runs alone"
+    )
     parser.add_argument("--situation", metavar="NAME", help="this situation alone")
     parser.add_argument("--nothing", action="store_true", help="only searches with nothing to win")
     parser.add_argument("--fresh", action="store_true", help="every part anew")

@@ -25,7 +25,7 @@ from time import monotonic, perf_counter
 from typing import Any
 
 from autotune import SearchResult, TrainingConfig
-from autotune.analysis.decisions.evidence import evidence_of_runs
+from autotune.models.evidence import evidence_of_runs
 from benchmarks.cases.known_gain import BASELINE, CARRIERS, SEARCHED, known_gain, true_ratio
 from benchmarks.decisions import print_decisions, repeated_of, rounded, summarise
 from benchmarks.measures.recording import (
@@ -56,7 +56,10 @@ def main() -> int:
         print_decisions(recording.results)
         return 0 if arguments.summary else _EXIT_NOTHING_MISSING
     while (ratio := _next(recording.results, wanted)) is not None:
-        if arguments.minutes is not None and monotonic() + _longest_s(recording) > begun + 60 * arguments.minutes:
+        if (
+            arguments.minutes is not None
+            and monotonic() + _longest_s(recording) > begun + 60 * arguments.minutes
+        ):
             break
         _add(recording, ratio, timeout_s=20.0 if arguments.quick else None)
     print_decisions(recording.results)
@@ -66,8 +69,15 @@ def main() -> int:
 
 def _parse() -> argparse.Namespace:
     parser = make_parser(__doc__ or "", "one search of each ratio, with a time-out of 20 s")
-    parser.add_argument("--searches", type=int, default=_SEARCHES, metavar="N", help="of each ratio (%(default)s)")
-    parser.add_argument("--minutes", type=float, metavar="M", help="begin nothing that may end after so many minutes")
+    parser.add_argument(
+        "--searches", type=int, default=_SEARCHES, metavar="N", help="of each ratio (%(default)s)"
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        metavar="M",
+        help="begin nothing that may end after so many minutes",
+    )
     parser.add_argument("--fresh", action="store_true", help="all anew")
     parser.add_argument("--summary", action="store_true", help="only print the table")
     return parser.parse_args()
@@ -97,20 +107,31 @@ def _add(recording: Recording, ratio: float, timeout_s: float | None) -> None:
     carrier = CARRIERS[seed % len(CARRIERS)]
     space = only(BASELINE, **SEARCHED)
     begun = perf_counter()
-    result = search(known_gain(ratio, carrier), space=space, seed=seed, device="cpu", timeout_s=timeout_s)
+    result = search(
+        known_gain(ratio, carrier), space=space, seed=seed, device="cpu", timeout_s=timeout_s
+    )
     whole_s = round(perf_counter() - begun, 1)
 
     def truth(config: TrainingConfig) -> float:
         return true_ratio(config, ratio, carrier)
 
-    told = {"seed": seed, "carrier": carrier, **figures_of(result, truth, ratio), "whole_s": whole_s}
+    told = {
+        "seed": seed,
+        "carrier": carrier,
+        **figures_of(result, truth, ratio),
+        "whole_s": whole_s,
+    }
     searches.append({**told, "revision": git_revision()})
     part = {"count": len(searches), **summarise(searches, ratio - 1), "searches": searches}
     recording.add(name_of(ratio), part)
-    say(f"{name_of(ratio)}, by {carrier}: {told['verdict']}, {told['claim']}, true {told['truth']}, {whole_s:.0f} s")
+    say(
+        f"{name_of(ratio)}, by {carrier}: {told['verdict']}, {told['claim']}, true {told['truth']}, {whole_s:.0f} s"
+    )
 
 
-def figures_of(result: SearchResult, truth: Callable[[TrainingConfig], float], best: float) -> dict[str, Any]:
+def figures_of(
+    result: SearchResult, truth: Callable[[TrainingConfig], float], best: float
+) -> dict[str, Any]:
     """What a search says, and what is true."""
     said = result.summary.recommendation
     if said is None:
@@ -119,12 +140,17 @@ def figures_of(result: SearchResult, truth: Callable[[TrainingConfig], float], b
     return {
         "verdict": verdict_of(said),
         "claim": None if claim is None else rounded(claim),
-        "falsely_proven": int(is_proven(said) and truth(result.best) <= 1),  # of others the result says nothing
+        "falsely_proven": int(
+            is_proven(said) and truth(result.best) <= 1
+        ),  # of others the result says nothing
         "repeated": list(repeated_of(result.trials, evidence_of_runs(result.trials), truth)),
         "truth": truth(result.best),
         "best": best,
         "trials": len(result.trials),
-        "rates": [[one.number, round(median(run.samples_per_s for run in one.runs), 2)] for one in said.confirmations],
+        "rates": [
+            [one.number, round(median(run.samples_per_s for run in one.runs), 2)]
+            for one in said.confirmations
+        ],
     }
 
 

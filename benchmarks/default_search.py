@@ -20,11 +20,17 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
-from autotune.analysis.time_estimate import payback_s
+from autotune.models.time_estimate import payback_s
 from benchmarks.cases import fidelity as fidelity_cases
 from benchmarks.cases import gpu as gpu_cases
 from benchmarks.cases.cpu import Case
-from benchmarks.measures.recording import describe_machine, make_parser, print_table, say, start_recording
+from benchmarks.measures.recording import (
+    describe_machine,
+    make_parser,
+    print_table,
+    say,
+    start_recording,
+)
 from benchmarks.yardsticks.product_run import search, search_figures
 
 _CPU = ("photos", "digits", "sleeping_vectors", "tiny_gpt")

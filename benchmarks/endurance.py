@@ -25,7 +25,11 @@ from time import monotonic
 from typing import Any
 
 from benchmarks.measures.endurance.damage import DAMAGE
-from benchmarks.measures.endurance.faults import FAULTS_OF_TRIALS, FAULTS_ON_FRESH_INTERPRETERS, FAULTS_ON_RAY
+from benchmarks.measures.endurance.faults import (
+    FAULTS_OF_TRIALS,
+    FAULTS_ON_FRESH_INTERPRETERS,
+    FAULTS_ON_RAY,
+)
 from benchmarks.measures.endurance.fuzz import FUZZ_CALLS, FUZZ_CLI, FUZZ_CONFIGS
 from benchmarks.measures.endurance.kills import KILLS
 from benchmarks.measures.endurance.long_report import LONG_REPORT
@@ -81,7 +85,9 @@ def main() -> int:
             recording.results.pop(name, None)
         elif arguments.again == "errors" and name in recording.results:
             cases = recording.results[name]["cases"]
-            recording.results[name]["cases"] = {case: found for case, found in cases.items() if not _is_bad(found)}
+            recording.results[name]["cases"] = {
+                case: found for case, found in cases.items() if not _is_bad(found)
+            }
     ends_at = monotonic() + arguments.budget_s
     for name in wanted:
         go_on(name, PARTS[name], recording, ends_at, quick=arguments.quick)
@@ -89,7 +95,8 @@ def main() -> int:
     print(f"\n{recording.path}")
     found = [recording.results.get(name, {}) for name in wanted]
     is_bad = any(
-        False in part.get("promises", {}).values() or part.get("errors") or part.get("faults") for part in found
+        False in part.get("promises", {}).values() or part.get("errors") or part.get("faults")
+        for part in found
     )
     return 1 if is_bad else 0
 
@@ -108,7 +115,8 @@ def go_on(name: str, part: Part, recording: Recording, ends_at: float, *, quick:
         begun = monotonic()
         with TemporaryDirectory(prefix="autotune-endurance-") as folder:
             found = without_places(
-                run_guarded(partial(_try, part, case, Path(folder)), limit_s=part.limit_s), Path(folder)
+                run_guarded(partial(_try, part, case, Path(folder)), limit_s=part.limit_s),
+                Path(folder),
             )
         known[case] = {"wall_s": round(monotonic() - begun, 2), "revision": git_revision(), **found}
         if _is_bad(known[case]):
@@ -121,7 +129,9 @@ def judged(part: Part, cases: Mapping[str, Figures], *, quick: bool) -> Figures:
     whole = {name: found for name, found in cases.items() if "error" not in found}
     judgement = part.judge(whole)
     if len(whole) < len(cases):  # whoever does not come to its end has kept nothing
-        judgement["promises"] = {name: kept and None for name, kept in judgement["promises"].items()}
+        judgement["promises"] = {
+            name: kept and None for name, kept in judgement["promises"].items()
+        }
     return {
         "tried": len(cases),
         "of": len(part.cases(quick)),
@@ -141,12 +151,22 @@ def _is_bad(found: Mapping[str, Any]) -> bool:
 
 def _parse() -> argparse.Namespace:
     parser = make_parser(__doc__ or "", "few cases of each part")
-    parser.add_argument("--only", type=_names, default=[], metavar="NAME[,NAME]", help="these parts alone")
-    parser.add_argument("--again", choices=["errors"], help="try the cases once more that failed or broke a promise")
-    parser.add_argument("--fresh", action="store_true", help="forget what there is of the parts that run")
+    parser.add_argument(
+        "--only", type=_names, default=[], metavar="NAME[,NAME]", help="these parts alone"
+    )
+    parser.add_argument(
+        "--again", choices=["errors"], help="try the cases once more that failed or broke a promise"
+    )
+    parser.add_argument(
+        "--fresh", action="store_true", help="forget what there is of the parts that run"
+    )
     parser.add_argument("--list", action="store_true", help="name the parts, and how far each is")
     parser.add_argument(
-        "--budget-s", type=float, default=_BUDGET_S, metavar="S", help="seconds of a call (%(default)s)"
+        "--budget-s",
+        type=float,
+        default=_BUDGET_S,
+        metavar="S",
+        help="seconds of a call (%(default)s)",
     )
     return parser.parse_args()
 
@@ -155,7 +175,9 @@ def _names(text: str) -> list[str]:
     names = text.split(",")
     unknown = [name for name in names if name not in PARTS]
     if unknown:
-        raise argparse.ArgumentTypeError(f"parts are {', '.join(PARTS)}, but got {', '.join(unknown)}")
+        raise argparse.ArgumentTypeError(
+            f"parts are {', '.join(PARTS)}, but got {', '.join(unknown)}"
+        )
     return names
 
 

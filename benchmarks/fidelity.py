@@ -33,8 +33,9 @@ from typing import Any
 import torch
 
 from autotune import Measurement
-from autotune.protocol.jobs import Extras, WindowRules
-from autotune.settings.applied.cores.processor import processor_name, usable_cores
+from autotune.apply.cores import processor_name, usable_cores
+from autotune.policy import WindowRules
+from autotune.protocol.messages import Extras
 from benchmarks.cases.fidelity import WORKLOADS, Settings
 from benchmarks.instrumentation import measure_instrumentation
 from benchmarks.measures.recording import (
@@ -92,7 +93,10 @@ def main() -> int:
         print_fidelity_tables(recording.results)
         return 0
     if _is_of_other_revision(recording.results) and not arguments.resume:
-        print(f"{recording.path} holds pairs of another revision: add --resume or --fresh", file=sys.stderr)
+        print(
+            f"{recording.path} holds pairs of another revision: add --resume or --fresh",
+            file=sys.stderr,
+        )
         return _EXIT_OTHER_REVISION
     scale = _QUICK if arguments.quick else _LARGE
     tasks = _missing(arguments, recording.results)
@@ -102,7 +106,9 @@ def main() -> int:
         return _EXIT_NOTHING_MISSING
     ends_at = monotonic() + 60 * arguments.minutes if arguments.minutes is not None else None
     attempts = arguments.max_pairs or _ATTEMPTS * len(tasks)
-    while (left := _missing(arguments, recording.results)[:attempts]) and (ends_at is None or monotonic() < ends_at):
+    while (left := _missing(arguments, recording.results)[:attempts]) and (
+        ends_at is None or monotonic() < ends_at
+    ):
         _measure_pairs(left, recording, scale, arguments, ends_at)
         attempts -= len(left)
     is_done = not _missing(arguments, recording.results)
@@ -123,10 +129,18 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--setting", type=int, metavar="N", help="this setting alone, from 0")
     parser.add_argument("--pairs", type=int, metavar="N", help=f"pairs of each setting ({_PAIRS})")
     parser.add_argument("--max-pairs", type=int, metavar="N", help="end after so many pairs")
-    parser.add_argument("--minutes", type=float, metavar="M", help="begin no pair after so many minutes")
-    parser.add_argument("--extras", action="store_true", help="trials also measure where the time goes")
-    parser.add_argument("--resume", action="store_true", help="go on with a file of another revision")
-    parser.add_argument("--fresh", action="store_true", help="start anew, and forget the file's pairs")
+    parser.add_argument(
+        "--minutes", type=float, metavar="M", help="begin no pair after so many minutes"
+    )
+    parser.add_argument(
+        "--extras", action="store_true", help="trials also measure where the time goes"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with a file of another revision"
+    )
+    parser.add_argument(
+        "--fresh", action="store_true", help="start anew, and forget the file's pairs"
+    )
     parser.add_argument("--summary", action="store_true", help="only print the tables")
     arguments = parser.parse_args()
     if arguments.pairs is None:
@@ -170,7 +184,9 @@ def _measure_pairs(
     for name, group in groupby(tasks, key=lambda task: task.workload):
         if ends_at is not None and monotonic() >= ends_at:
             return
-        with open_trials(WORKLOADS[name].case(), device="cpu", window=scale.window, extras=extras) as run_trial:
+        with open_trials(
+            WORKLOADS[name].case(), device="cpu", window=scale.window, extras=extras
+        ) as run_trial:
             for task in _in_time(group, ends_at):
                 _keep(recording, task, _pair(task, run_trial, scale))
 
@@ -205,14 +221,22 @@ def _pair(task: _Task, run_trial: RunTrial, scale: _Scale) -> dict[str, Any]:
         f"the machine {change:.0%}"
     )
     figures = {"trial": _trial_figures(trial), "plain": truth}
-    return {"revision": git_revision(), "load_average": load, "speeds": looks, "drift": change, **figures}
+    return {
+        "revision": git_revision(),
+        "load_average": load,
+        "speeds": looks,
+        "drift": change,
+        **figures,
+    }
 
 
 def _measured(run_trial: RunTrial, settings: Settings) -> Measurement:
     result = run_trial(settings)
     if result.measurement is None:
         traceback = result.failure.traceback if result.failure is not None else ""
-        raise RuntimeError(f"the trial must end well, but it is {result.outcome}: {result.reason}\n{traceback}")
+        raise RuntimeError(
+            f"the trial must end well, but it is {result.outcome}: {result.reason}\n{traceback}"
+        )
     return result.measurement
 
 
@@ -220,7 +244,10 @@ def _trial_figures(measurement: Measurement) -> dict[str, Any]:
     """A measurement, its blocks' parts as lists side by side."""
     figures = measurement_figures(measurement)
     samples, seconds, waits = zip(*figures.pop("blocks"), strict=True)
-    rounded = {"seconds": [round(one, 6) for one in seconds], "data_wait_s": [round(one, 6) for one in waits]}
+    rounded = {
+        "seconds": [round(one, 6) for one in seconds],
+        "data_wait_s": [round(one, 6) for one in waits],
+    }
     return {**figures, "blocks": {"samples": list(samples), **rounded}}
 
 

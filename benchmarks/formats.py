@@ -16,7 +16,12 @@ from typing import Any
 
 from benchmarks.cases.formats import FORMAT_CASES
 from benchmarks.measures.followed import follow
-from benchmarks.measures.recording import describe_machine, make_parser, print_table, start_recording
+from benchmarks.measures.recording import (
+    describe_machine,
+    make_parser,
+    print_table,
+    start_recording,
+)
 
 
 def main() -> None:
@@ -47,13 +52,19 @@ def _print(results: dict[str, Any]) -> None:
         rows.append(
             [
                 name,
-                "nothing" if promised is None else "no figure" if gain is None else f"{1 + gain:.2f}",
+                "nothing"
+                if promised is None
+                else "no figure"
+                if gain is None
+                else f"{1 + gain:.2f}",
                 f"{found['reached_times']:.2f}",
                 f"{min(ratios):.2f} to {max(ratios):.2f}",
             ]
         )
     print_table(
-        "Times the rate of today in the advised format.", ["workload", "promised", "reached", "its pairs"], rows
+        "Times the rate of today in the advised format.",
+        ["workload", "promised", "reached", "its pairs"],
+        rows,
     )
 
 

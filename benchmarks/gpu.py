@@ -87,10 +87,16 @@ def _part(run: Callable[[Task], Figures], needs_s: float, most_s: float, proves:
 
 PARTS: Mapping[str, Part] = {
     "machine": _part(
-        lambda _: describe_gpu(), 5, 35, "what NVML tells of the device: driver, clocks, persistence, MIG"
+        lambda _: describe_gpu(),
+        5,
+        35,
+        "what NVML tells of the device: driver, clocks, persistence, MIG",
     ),
     "trial": _part(
-        gpu_rates.run_with_everything, 30, 50, "a trial with every extra ends well, and no figure is missing"
+        gpu_rates.run_with_everything,
+        30,
+        50,
+        "a trial with every extra ends well, and no figure is missing",
     ),
     "starved": _part(
         gpu_searches.search_starved,
@@ -105,10 +111,20 @@ PARTS: Mapping[str, Part] = {
         160,
         "a loop that launching holds up is called so, and gets over 90 % busy by batch or compilation",
     ),
-    "jpeg": _part(gpu_searches.search_jpeg, 90, 110, "a CNN on JPEGs gets to 95 % of the lowest ceiling"),
-    "gpt2": _part(gpu_searches.search_gpt2, 180, 200, "GPT-2 small: 1.2 times bfloat16 with a batch picked by hand"),
+    "jpeg": _part(
+        gpu_searches.search_jpeg, 90, 110, "a CNN on JPEGs gets to 95 % of the lowest ceiling"
+    ),
+    "gpt2": _part(
+        gpu_searches.search_gpt2,
+        180,
+        200,
+        "GPT-2 small: 1.2 times bfloat16 with a batch picked by hand",
+    ),
     "default_search": _part(
-        gpu_searches.search_by_default, 150, 320, "a search left to itself, of the cheapest workload, ends in 5 minutes"
+        gpu_searches.search_by_default,
+        150,
+        320,
+        "a search left to itself, of the cheapest workload, ends in 5 minutes",
     ),
     "settings": _part(
         gpu_settings.try_settings,
@@ -123,10 +139,17 @@ PARTS: Mapping[str, Part] = {
         "trials have the throughput of plain loops: bias at most 0.5 % where the device holds the loop, 2 % where the "
         "host does",
     ),
-    "block_edges": _part(gpu_windows.compare_blocks, 120, 140, "blocks of 0.2 s tell what blocks of 1.0 s tell"),
-    "launch": _part(gpu_launch.measure_launching, 60, 130, "nothing: what slows launching in a loop, by regimes"),
+    "block_edges": _part(
+        gpu_windows.compare_blocks, 120, 140, "blocks of 0.2 s tell what blocks of 1.0 s tell"
+    ),
+    "launch": _part(
+        gpu_launch.measure_launching, 60, 130, "nothing: what slows launching in a loop, by regimes"
+    ),
     "shared_process": _part(
-        gpu_shared.compare_shared_process, 120, 140, "trials that share a process tell what trials of their own tell"
+        gpu_shared.compare_shared_process,
+        120,
+        140,
+        "trials that share a process tell what trials of their own tell",
     ),
     "slow_build": _part(
         gpu_shared.search_slow_build,
@@ -134,19 +157,41 @@ PARTS: Mapping[str, Part] = {
         170,
         "trials of a job that is slow to build share a process; its search ends as promised",
     ),
-    "memory_limit": _part(gpu_memory.run_under_limit, 45, 60, "the limit holds, by torch's peak and by NVML's"),
-    "out_of_memory": _part(gpu_memory.survive_out_of_memory, 70, 90, "a search goes on after out of memory"),
-    "memory_line": _part(gpu_memory.fit_line, 60, 75, "larger batches take what a line through small ones says"),
+    "memory_limit": _part(
+        gpu_memory.run_under_limit, 45, 60, "the limit holds, by torch's peak and by NVML's"
+    ),
+    "out_of_memory": _part(
+        gpu_memory.survive_out_of_memory, 70, 90, "a search goes on after out of memory"
+    ),
+    "memory_line": _part(
+        gpu_memory.fit_line, 60, 75, "larger batches take what a line through small ones says"
+    ),
     "precision_guard": _part(
         gpu_checks.check_guard, 90, 100, "float16 that breaks a model is refused, the rest passes"
     ),
     "nccl": _part(check_ranks, 75, 90, "DDP and its hooks run over NCCL, with one rank"),
-    "stress": _part(gpu_memory.stress_winner, 85, 95, "the largest samples are trained on, and stay under the limit"),
-    "diagnosis": _part(gpu_checks.check_diagnosis, 90, 100, "a diagnosis reads the kernels' times, names the loader"),
-    "conditions": _part(gpu_windows.watch_conditions, 30, 40, "clocks and energy of a window are NVML's own"),
+    "stress": _part(
+        gpu_memory.stress_winner,
+        85,
+        95,
+        "the largest samples are trained on, and stay under the limit",
+    ),
+    "diagnosis": _part(
+        gpu_checks.check_diagnosis,
+        90,
+        100,
+        "a diagnosis reads the kernels' times, names the loader",
+    ),
+    "conditions": _part(
+        gpu_windows.watch_conditions, 30, 40, "clocks and energy of a window are NVML's own"
+    ),
     "trace": _part(record, 40, 50, "nothing: traces and NVML's answers, kept for tests"),
-    "trial_start": _part(gpu_rates.measure_start, 30, 40, "nothing: how long a trial's start takes"),
-    "baselines": _part(gpu_rates.measure_baselines, 60, 70, "nothing: plain loops of the baselines"),
+    "trial_start": _part(
+        gpu_rates.measure_start, 30, 40, "nothing: how long a trial's start takes"
+    ),
+    "baselines": _part(
+        gpu_rates.measure_baselines, 60, 70, "nothing: plain loops of the baselines"
+    ),
 }
 """In order of weight."""
 
@@ -164,8 +209,12 @@ def main() -> int:
     recording = _recording(arguments, scale)
     if not arguments.summary:
         parts = wanted_parts(recording.results, arguments.only, scale.time_share)
-        say(f"{len(parts)} parts: {', '.join(parts) or 'nothing is missing; --fresh or --only measures anew'}")
-        run_parts(parts, recording, scale, arguments.budget_s - (monotonic() - begun), arguments.regimes)
+        say(
+            f"{len(parts)} parts: {', '.join(parts) or 'nothing is missing; --fresh or --only measures anew'}"
+        )
+        run_parts(
+            parts, recording, scale, arguments.budget_s - (monotonic() - begun), arguments.regimes
+        )
     print_gpu_tables(recording.results)
     print(f"\n{recording.path}")
     return _FAILED if any(_is_bad(part, scale) for part in recording.results.values()) else 0
@@ -184,14 +233,22 @@ def wanted_parts(
     }
     if only:
         return {name: part for name, part in parts.items() if name in only}
-    left = {name: part for name, part in parts.items() if "skipped" in results.get(name, {"skipped": ""})}
+    left = {
+        name: part
+        for name, part in parts.items()
+        if "skipped" in results.get(name, {"skipped": ""})
+    }
     failed = {name: part for name, part in parts.items() if "error" in results.get(name, {})}
     again = {
         name: replace(part, needs_s=results[name]["given_s"] + _WORTH_S)
         for name, part in parts.items()
-        if results.get(name, {}).get("why_not_judged") and results[name]["given_s"] + _WORTH_S <= part.most_s
+        if results.get(name, {}).get("why_not_judged")
+        and results[name]["given_s"] + _WORTH_S <= part.most_s
     }
-    return {**left, **{name: part for name, part in {**failed, **again}.items() if name not in left}}
+    return {
+        **left,
+        **{name: part for name, part in {**failed, **again}.items() if name not in left},
+    }
 
 
 def parts_that_fit(parts: Mapping[str, Part], left_s: float) -> list[str]:
@@ -200,18 +257,26 @@ def parts_that_fit(parts: Mapping[str, Part], left_s: float) -> list[str]:
     A second of the first of n parts counts n, of the last one 1, so that what is left over is filled and a part gives
     way only to a fuller use of the time. Returns names in the order of `parts`.
     """
-    fullest: list[tuple[float, tuple[str, ...]]] = [(0.0, ())] * (int(max(left_s, 0.0)) + 1)  # by seconds of time
+    fullest: list[tuple[float, tuple[str, ...]]] = [(0.0, ())] * (
+        int(max(left_s, 0.0)) + 1
+    )  # by seconds of time
     for place, (name, part) in enumerate(parts.items()):
         needs_s = ceil(part.needs_s)
         worth = (len(parts) - place) * needs_s
         for seconds in range(len(fullest) - 1, needs_s - 1, -1):
             before, names = fullest[seconds - needs_s]
-            fullest[seconds] = max(fullest[seconds], (before + worth, (*names, name)), key=itemgetter(0))
+            fullest[seconds] = max(
+                fullest[seconds], (before + worth, (*names, name)), key=itemgetter(0)
+            )
     return list(fullest[-1][1])
 
 
 def run_parts(
-    parts: Mapping[str, Part], recording: Recording, scale: Scale, budget_s: float, regimes: Sequence[str] = ()
+    parts: Mapping[str, Part],
+    recording: Recording,
+    scale: Scale,
+    budget_s: float,
+    regimes: Sequence[str] = (),
 ) -> None:
     """Run the parts that fit, and write each down; one that is skipped keeps its figures.
 
@@ -232,7 +297,12 @@ def run_parts(
 
 
 def _run_part(
-    name: str, part: Part, recording: Recording, scale: Scale, seconds: float, regimes: Sequence[str]
+    name: str,
+    part: Part,
+    recording: Recording,
+    scale: Scale,
+    seconds: float,
+    regimes: Sequence[str],
 ) -> None:
     say(f"{name}: up to {seconds:.0f} s")
     begun, folder = monotonic(), recording.path.with_suffix("")
@@ -240,7 +310,9 @@ def _run_part(
     limit_s = seconds + (_SMOKE_GRACE_S if scale.is_small else _GRACE_S)
 
     def work(keep: Keep) -> Figures:
-        return part.run(Task(scale=scale, seconds=seconds, folder=folder, keep=keep, regimes=regimes))
+        return part.run(
+            Task(scale=scale, seconds=seconds, folder=folder, keep=keep, regimes=regimes)
+        )
 
     figures = run_guarded(work, limit_s=limit_s, kept=kept)
     if "error" in figures:
@@ -268,20 +340,39 @@ def _state(part: Mapping[str, Any] | None) -> str:
     if (ended := next((one for one in ("error", "skipped") if one in part), None)) is not None:
         return {"error": "failed", "skipped": "skipped"}[ended]
     told = set(part.get("promises", {}).values())
-    return "broken" if False in told else "not judged" if None in told else "kept" if told else "recorded"
+    return (
+        "broken"
+        if False in told
+        else "not judged"
+        if None in told
+        else "kept"
+        if told
+        else "recorded"
+    )
 
 
 def _parse() -> argparse.Namespace:
     parser = make_parser(
-        __doc__ or "", f"{_QUICK_BUDGET_S:.0f} s a call, three tenths of each part's time, short plain loops"
+        __doc__ or "",
+        f"{_QUICK_BUDGET_S:.0f} s a call, three tenths of each part's time, short plain loops",
     )
-    parser.add_argument("--budget-s", type=float, metavar="S", help=f"seconds of a call ({_BUDGET_S:.0f})")
-    parser.add_argument("--only", type=_names, default=[], metavar="NAME[,NAME]", help="these parts alone, anew")
     parser.add_argument(
-        "--regimes", type=_regimes, default=[], metavar="NAME[,NAME]", help="of the part `launch`, these alone"
+        "--budget-s", type=float, metavar="S", help=f"seconds of a call ({_BUDGET_S:.0f})"
+    )
+    parser.add_argument(
+        "--only", type=_names, default=[], metavar="NAME[,NAME]", help="these parts alone, anew"
+    )
+    parser.add_argument(
+        "--regimes",
+        type=_regimes,
+        default=[],
+        metavar="NAME[,NAME]",
+        help="of the part `launch`, these alone",
     )
     parser.add_argument("--fresh", action="store_true", help="forget what there is")
-    parser.add_argument("--list", action="store_true", help="name the parts, what each proves, and how it stands")
+    parser.add_argument(
+        "--list", action="store_true", help="name the parts, what each proves, and how it stands"
+    )
     parser.add_argument("--summary", action="store_true", help="run nothing, print what there is")
     parser.add_argument("--smoke-cpu", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -303,7 +394,9 @@ def _known(text: str, known: Sequence[str], what: str) -> list[str]:
     names = text.split(",")
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise argparse.ArgumentTypeError(f"{what} are {', '.join(known)}, but got {', '.join(unknown)}")
+        raise argparse.ArgumentTypeError(
+            f"{what} are {', '.join(known)}, but got {', '.join(unknown)}"
+        )
     return names
 
 

@@ -12,11 +12,24 @@ from collections.abc import Iterator
 from itertools import permutations
 from typing import Any
 
-from autotune.analysis.decisions.run_spread import assumed_spread
+from autotune.models.evidence import assumed_spread
 from autotune.records.measurement import Interval
-from autotune.records.run_spread import RunSpread
-from benchmarks.measures.recording import describe_machine, git_revision, make_parser, print_table, start_recording
-from benchmarks.replay.gpu_runs import RecordedSearch, RunsAlike, is_stopped, read_runs_alike, read_searches, replayed
+from autotune.records.result import RunSpread
+from benchmarks.measures.recording import (
+    describe_machine,
+    git_revision,
+    make_parser,
+    print_table,
+    start_recording,
+)
+from benchmarks.replay.gpu_runs import (
+    RecordedSearch,
+    RunsAlike,
+    is_stopped,
+    read_runs_alike,
+    read_searches,
+    replayed,
+)
 
 _SHARES = (1.0, 0.95)
 """Rates of the trial under way over the best's."""
@@ -32,11 +45,20 @@ def main() -> int:
     searches = list(read_searches())
     stops = [row for runs in read_runs_alike(searches) for row in count_stops(runs)]
     recording.add("stops", {"revision": git_revision(), "runs": stops, **totals(stops)})
-    recording.add("claims", {"revision": git_revision(), "searches": [judge(search) for search in searches]})
+    recording.add(
+        "claims", {"revision": git_revision(), "searches": [judge(search) for search in searches]}
+    )
     sums = [(name, *(str(sum_[key]) for key in _COUNTS)) for name, sum_ in totals(stops).items()]
-    print_table("Pairs of runs of the same settings", ("held by, rate", "pairs", "stopped at 1 %", "now"), sums)
+    print_table(
+        "Pairs of runs of the same settings",
+        ("held by, rate", "pairs", "stopped at 1 %", "now"),
+        sums,
+    )
     claims = recording.results["claims"]["searches"]
-    rows = [(one["search"], one["verdict_then"], one["verdict"], _shown(one["measured"])) for one in claims]
+    rows = [
+        (one["search"], one["verdict_then"], one["verdict"], _shown(one["measured"]))
+        for one in claims
+    ]
     print_table("Claims", ("search", "then", "now", "measured"), rows)
     print(f"\n{recording.path}")
     return 0
@@ -62,7 +84,10 @@ def totals(stops: list[dict[str, Any]]) -> dict[str, Any]:
     kinds = dict.fromkeys((row["held_by"], row["share"]) for row in stops)
     return {
         f"{held_by}, {share:.0%}": {
-            key: sum(row[key] for row in stops if (row["held_by"], row["share"]) == (held_by, share)) for key in _COUNTS
+            key: sum(
+                row[key] for row in stops if (row["held_by"], row["share"]) == (held_by, share)
+            )
+            for key in _COUNTS
         }
         for held_by, share in kinds
     }

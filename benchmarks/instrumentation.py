@@ -17,11 +17,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from autotune import TrainingConfig
-from autotune.settings.workload import Workload
-from autotune.worker.measure.feed import Feed
-from autotune.worker.measure.loop import Run, train_block
-from autotune.worker.measure.step import Trainer, infer_step, make_trainer
-from autotune.worker.setup.device import open_device
+from autotune.config.plan import Workload
+from autotune.worker.device import open_device
+from autotune.worker.feed import Feed
+from autotune.worker.step import Trainer, infer_step, make_trainer
+from autotune.worker.window import Run, train_block
 
 __all__ = ["measure_instrumentation"]
 
@@ -41,7 +41,10 @@ def measure_instrumentation(*, rounds: int) -> dict[str, Any]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return {name: _compare(*_job(model(), batch), rounds) for name, (model, batch) in _CHEAP_JOBS.items()}
+        return {
+            name: _compare(*_job(model(), batch), rounds)
+            for name, (model, batch) in _CHEAP_JOBS.items()
+        }
     finally:
         torch.set_num_threads(threads)
 
@@ -79,7 +82,13 @@ def _bare(trainer: Trainer, batches: Iterator[Any], count: int) -> float:
 
 
 def _mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, _CHEAP_CLASSES))
+    return nn.Sequential(
+        nn.Linear(64, 256),
+        nn.ReLU(),
+        nn.Linear(256, 256),
+        nn.ReLU(),
+        nn.Linear(256, _CHEAP_CLASSES),
+    )
 
 
 _CHEAP_JOBS: Mapping[str, tuple[Callable[[], nn.Module], int]] = {
@@ -90,7 +99,9 @@ _CHEAP_JOBS: Mapping[str, tuple[Callable[[], nn.Module], int]] = {
 
 def _job(model: nn.Module, batch_size: int) -> tuple[DataLoader[Any], Trainer]:
     features = next(model.parameters()).shape[1]
-    data = TensorDataset(torch.randn(_CHEAP_ITEMS, features), torch.randint(_CHEAP_CLASSES, (_CHEAP_ITEMS,)))
+    data = TensorDataset(
+        torch.randn(_CHEAP_ITEMS, features), torch.randint(_CHEAP_CLASSES, (_CHEAP_ITEMS,))
+    )
     config = TrainingConfig(micro_batch_size=batch_size)
     loader: DataLoader[Any] = DataLoader(data, drop_last=True, **config.dataloader_kwargs())
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)

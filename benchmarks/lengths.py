@@ -16,7 +16,12 @@ from typing import Any
 from benchmarks.cases.cpu import Case
 from benchmarks.cases.lengths import LENGTH_CASES, PooledByLength
 from benchmarks.measures.followed import follow
-from benchmarks.measures.recording import describe_machine, make_parser, print_table, start_recording
+from benchmarks.measures.recording import (
+    describe_machine,
+    make_parser,
+    print_table,
+    start_recording,
+)
 
 _KIND = "batch_like_lengths"
 
@@ -35,7 +40,9 @@ def main() -> None:
 
 def _follow(name: str, case: Case, window_s: float, pairs: int) -> dict[str, Any]:
     """What was promised, what pairs of trials have reached, and the lengths that both come from."""
-    found, figures = follow(name, _KIND, case, replace(case, batch_sampler=PooledByLength), window_s, pairs)
+    found, figures = follow(
+        name, _KIND, case, replace(case, batch_sampler=PooledByLength), window_s, pairs
+    )
     measured = found.diagnosis.evidence.measurement
     return figures | {"lengths": _dumped(measured.lengths), "tokens": _dumped(measured.tokens)}
 
@@ -53,7 +60,9 @@ def _print(results: dict[str, Any]) -> None:
             [
                 name,
                 "nothing" if promised is None else f"{1 + promised['expected_gain']:.2f}",
-                "" if promised is None else f"{1 + figures['gain_low']:.2f} to {1 + figures['gain_high']:.2f}",
+                ""
+                if promised is None
+                else f"{1 + figures['gain_low']:.2f} to {1 + figures['gain_high']:.2f}",
                 f"{found['reached_times']:.2f}",
                 f"{min(ratios):.2f} to {max(ratios):.2f}",
             ]

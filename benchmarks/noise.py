@@ -25,13 +25,20 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from autotune.launch.local.fork_server import ForkServerLauncher
-from autotune.protocol.jobs import NO_EXTRAS, WindowRules
+from autotune.launch.local import ForkServerLauncher
+from autotune.policy import WindowRules
+from autotune.protocol.messages import NO_EXTRAS
 from benchmarks.cases.cpu import Case
 from benchmarks.cases.fidelity import photos, text
 from benchmarks.cases.surfaces import cliff
 from benchmarks.measures.explained import COVARIATES, Turn, errors_of_ratio, explained_shares
-from benchmarks.measures.recording import describe_machine, make_parser, print_table, say, start_recording
+from benchmarks.measures.recording import (
+    describe_machine,
+    make_parser,
+    print_table,
+    say,
+    start_recording,
+)
 from benchmarks.measures.trial_looks import looked_at
 from benchmarks.quietness import look_at_speeds
 from benchmarks.yardsticks.product_run import RunTrial, measurement_figures, open_trials
@@ -71,7 +78,9 @@ def _compare_memory(pairs: int) -> dict[str, Any]:
     """Trials with either malloc in turns, in alternating order."""
     with TemporaryDirectory(prefix="autotune-benchmark-") as folder:
         notes = Path(folder) / "faults"
-        case = Case(model=cliff().model, dataset=cliff().dataset, step=_CountingStep(notes), settings=_CNN)
+        case = Case(
+            model=cliff().model, dataset=cliff().dataset, step=_CountingStep(notes), settings=_CNN
+        )
         with _trials(case, _AS_GLIBC_HAS_IT) as freeing, _trials(case, {}) as keeping:
             sides = {"freed": freeing, "kept": keeping}
             runs: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
@@ -79,23 +88,32 @@ def _compare_memory(pairs: int) -> dict[str, Any]:
                 for side in sides if number % 2 == 0 else reversed(sides):
                     runs[side].append(_run(sides[side], notes))
                     found = runs[side][-1]
-                    say(f"{side}: {found['samples_per_s']:,.0f} samples/s, {found['faults_a_step']:,.0f} faults a step")
+                    say(
+                        f"{side}: {found['samples_per_s']:,.0f} samples/s, {found['faults_a_step']:,.0f} faults a step"
+                    )
     ratios = [
-        kept["samples_per_s"] / freed["samples_per_s"] for freed, kept in zip(runs["freed"], runs["kept"], strict=True)
+        kept["samples_per_s"] / freed["samples_per_s"]
+        for freed, kept in zip(runs["freed"], runs["kept"], strict=True)
     ]
     rows = [[side, *_row(own)] for side, own in runs.items()]
     head = ["freed memory is", "samples/s", "least", "most", "faults a step", "peak MiB"]
-    print_table(f"{pairs} trials each; kept over freed, median of pairs: {median(ratios):.2f}", head, rows)
+    print_table(
+        f"{pairs} trials each; kept over freed, median of pairs: {median(ratios):.2f}", head, rows
+    )
     return {"runs": runs, "ratios": ratios, "median_ratio": median(ratios)}
 
 
 @contextmanager
 def _trials(case: Case, variables: Mapping[str, str]) -> Iterator[RunTrial]:
     with TemporaryDirectory(prefix="autotune-benchmark-") as folder:
-        launcher = ForkServerLauncher(Path(folder) / "log", {**os.environ, **variables}, device="cpu")
+        launcher = ForkServerLauncher(
+            Path(folder) / "log", {**os.environ, **variables}, device="cpu"
+        )
         with (
             closing(launcher),
-            open_trials(case, device="cpu", window=_WINDOW, extras=NO_EXTRAS, launcher=launcher) as run,
+            open_trials(
+                case, device="cpu", window=_WINDOW, extras=NO_EXTRAS, launcher=launcher
+            ) as run,
         ):
             yield run
 
@@ -122,19 +140,27 @@ def _row(runs: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def _run_in_turns(name: str, case: Case, settings: Sequence[Mapping[str, Any]], turns: int) -> list[list[Turn]]:
+def _run_in_turns(
+    name: str, case: Case, settings: Sequence[Mapping[str, Any]], turns: int
+) -> list[list[Turn]]:
     """Turns of both settings, in alternating order, with all looks; a list for each of the settings."""
     with TemporaryDirectory(prefix="autotune-benchmark-") as folder:
         notes, found = Path(folder) / "looks", [list[Turn]() for _ in settings]
-        with open_trials(looked_at(case, notes), device="cpu", window=_WINDOW, extras=NO_EXTRAS) as run:
+        with open_trials(
+            looked_at(case, notes), device="cpu", window=_WINDOW, extras=NO_EXTRAS
+        ) as run:
             between = look_at_speeds()
             for number in range(turns):
-                for which in range(len(settings)) if number % 2 == 0 else reversed(range(len(settings))):
+                for which in (
+                    range(len(settings)) if number % 2 == 0 else reversed(range(len(settings)))
+                ):
                     notes.write_text("")
                     result, earlier = run(settings[which]), between
                     between = look_at_speeds()
                     if result.measurement is None or result.measurement.host_load is None:
-                        raise RuntimeError(f"the trial must end well, with the host's load: {result.reason}")
+                        raise RuntimeError(
+                            f"the trial must end well, with the host's load: {result.reason}"
+                        )
                     load = result.measurement.host_load
                     own = json.loads(notes.read_text())
                     found[which].append(
@@ -153,15 +179,31 @@ def _run_in_turns(name: str, case: Case, settings: Sequence[Mapping[str, Any]], 
 
 def _print_explained(results: Mapping[str, Any]) -> None:
     rows = [
-        [name, kind, f"{shares['sd']:.0%}", *(f"{shares[covariates]:.0%}" for covariates in COVARIATES)]
+        [
+            name,
+            kind,
+            f"{shares['sd']:.0%}",
+            *(f"{shares[covariates]:.0%}" for covariates in COVARIATES),
+        ]
         for name, figures in results.items()
         for kind, shares in figures["explained"].items()
     ]
     head = ["workload", "of", "sd", *COVARIATES]
-    print_table("Share of the variance of log(rate) explained, each run foretold from the others", head, rows)
+    print_table(
+        "Share of the variance of log(rate) explained, each run foretold from the others",
+        head,
+        rows,
+    )
     kinds = ("plain", "one", "others")
-    rows = [[name, *(f"{figures['ratio_errors'][kind]:.2f}" for kind in kinds)] for name, figures in results.items()]
-    print_table("Spread of log(ratio) from six rounds: as it is, and adjusted by", ["workload", *kinds], rows)
+    rows = [
+        [name, *(f"{figures['ratio_errors'][kind]:.2f}" for kind in kinds)]
+        for name, figures in results.items()
+    ]
+    print_table(
+        "Spread of log(ratio) from six rounds: as it is, and adjusted by",
+        ["workload", *kinds],
+        rows,
+    )
 
 
 class _CountingStep:

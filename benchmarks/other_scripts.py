@@ -53,7 +53,13 @@ _SHAKESPEARE = 1_100_000  # characters, as minGPT's text has
 _LONGEST_S = 200.0
 _PLAIN_S, _APPLIED_S = 36.0, 44.0  # of training with its start; `apply` starts later
 _SMOKE_SEARCH_S = 45.0
-_SMOKE = {"-b 256": "-b 8", "-b 128": "-b 8", "-j 4": "-j 1", "resnet50": "resnet18", "--amp": "--device cpu"}
+_SMOKE = {
+    "-b 256": "-b 8",
+    "-b 128": "-b 8",
+    "-j 4": "-j 1",
+    "resnet50": "resnet18",
+    "--amp": "--device cpu",
+}
 """Words of a command, and their replacements on a CPU."""
 _AUTOTUNE = (sys.executable, "-m", "autotune")
 
@@ -157,7 +163,14 @@ def main() -> int:
         say(task)
         logs = recording.path.with_suffix("")
         found = _TRIED[what](
-            Attempt(name=name, what=what, scripts=scripts, data=data, logs=logs, smoke=arguments.smoke_cpu)
+            Attempt(
+                name=name,
+                what=what,
+                scripts=scripts,
+                data=data,
+                logs=logs,
+                smoke=arguments.smoke_cpu,
+            )
         )
         recording.add(name, {**recording.results.get(name, {}), what: found})
         say(f"{task}: {json.dumps(found)[:600]}")
@@ -168,8 +181,12 @@ def main() -> int:
 def _parse() -> argparse.Namespace:
     parser = make_parser(__doc__ or "", "nothing")
     parser.add_argument("--scripts", type=Path, required=True, help="the folder with the scripts")
-    parser.add_argument("--data", default=tempfile.gettempdir() + "/other-scripts", help="where data is made")
-    parser.add_argument("--smoke-cpu", action="store_true", help="tiny data and batches, short times: no figures")
+    parser.add_argument(
+        "--data", default=tempfile.gettempdir() + "/other-scripts", help="where data is made"
+    )
+    parser.add_argument(
+        "--smoke-cpu", action="store_true", help="tiny data and batches, short times: no figures"
+    )
     parser.add_argument(
         "--only",
         default="imagenet:diagnose,imagenet:run,imagenet:plain,imagenet:apply,mingpt:diagnose,mingpt:run,mingpt:plain,"
@@ -184,9 +201,14 @@ def _diagnosed(attempt: Attempt) -> dict[str, Any]:
 
 
 def _searched(attempt: Attempt) -> dict[str, Any]:
-    limit_s, folder = _SMOKE_SEARCH_S if attempt.smoke else attempt.script.search_s, attempt.run_folder
+    limit_s, folder = (
+        _SMOKE_SEARCH_S if attempt.smoke else attempt.script.search_s,
+        attempt.run_folder,
+    )
     settings = ["--set", f"budget.timeout_s={limit_s}", "--set", f"run_dir={folder}"]
-    found = _answer(attempt.run([*_AUTOTUNE, "run", *settings, "--", *attempt.words], within_s=_LONGEST_S))
+    found = _answer(
+        attempt.run([*_AUTOTUNE, "run", *settings, "--", *attempt.words], within_s=_LONGEST_S)
+    )
     if (folder / "recommended.yaml").exists():
         found["recommended"] = yaml.safe_load((folder / "recommended.yaml").read_text())
         shutil.copy(folder / "trials.jsonl", attempt.logs / f"{attempt.name}-trials.jsonl")
@@ -195,9 +217,18 @@ def _searched(attempt: Attempt) -> dict[str, Any]:
 
 def _answer(ran: RunCommand) -> dict[str, Any]:
     """Return the exit code, seconds, and the first lines of the answer with the seconds at which they came."""
-    out = [(round(line.at_s, 1), line.text) for line in ran.lines if line.stream == "out" and line.text.strip()]
+    out = [
+        (round(line.at_s, 1), line.text)
+        for line in ran.lines
+        if line.stream == "out" and line.text.strip()
+    ]
     errors = [text for text in ran.texts("err") if text.startswith("error: ")]
-    return {"code": ran.code, "seconds": round(ran.seconds, 1), "said": out[:12], "errors": errors[:2]}
+    return {
+        "code": ran.code,
+        "seconds": round(ran.seconds, 1),
+        "said": out[:12],
+        "errors": errors[:2],
+    }
 
 
 def _trained(attempt: Attempt) -> dict[str, Any]:
@@ -213,7 +244,9 @@ def _applied(attempt: Attempt) -> dict[str, Any]:
     return _throughput(attempt, command, batch=batch, within_s=_APPLIED_S)
 
 
-def _throughput(attempt: Attempt, command: Sequence[str], *, batch: int, within_s: float) -> dict[str, Any]:
+def _throughput(
+    attempt: Attempt, command: Sequence[str], *, batch: int, within_s: float
+) -> dict[str, Any]:
     """Train for some seconds; samples/s, and how busy NVML sees the device over the same seconds."""
     with GpuWatch() as watch:
         ran = attempt.run(command, within_s=within_s)
@@ -244,9 +277,17 @@ def _make_data(data: Path, scripts: Path, *, smoke: bool) -> None:
     if not (data / "images").exists():
         count = 1 if smoke else _IMAGES // _CLASSES
         with ProcessPoolExecutor() as pool:
-            list(pool.map(_make_class, [(data / "images", label, count, smoke) for label in range(_CLASSES)]))
+            list(
+                pool.map(
+                    _make_class,
+                    [(data / "images", label, count, smoke) for label in range(_CLASSES)],
+                )
+            )
     generator = random.Random(1)
-    words = ["".join(generator.choices("etaoinshrdlucmfwygpbvk", k=1 + index % 9)) for index in range(_VOCABULARY)]
+    words = [
+        "".join(generator.choices("etaoinshrdlucmfwygpbvk", k=1 + index % 9))
+        for index in range(_VOCABULARY)
+    ]
     frequencies = [1 / (1 + rank) for rank in range(_VOCABULARY)]
     drawn = generator.choices(words, frequencies, k=250_000 if smoke else _WORDS)
     lines = [" ".join(drawn[start : start + 25]) for start in range(0, len(drawn), 25)]
@@ -270,7 +311,9 @@ def _make_class(task: tuple[Path, int, int, bool]) -> None:
         folder.mkdir(parents=True)
         for index in range(files):
             coarse = generator.integers(0, 255, (12, 16, 3), dtype=np.uint8)
-            smooth = np.asarray(Image.fromarray(coarse).resize((500, 375), Image.Resampling.BICUBIC), dtype=np.int16)
+            smooth = np.asarray(
+                Image.fromarray(coarse).resize((500, 375), Image.Resampling.BICUBIC), dtype=np.int16
+            )
             noisy = (smooth + generator.normal(0, 12, smooth.shape)).clip(0, 255).astype(np.uint8)
             first = folder / f"{index}-0.JPEG"
             Image.fromarray(noisy).save(first, quality=90)
@@ -279,7 +322,11 @@ def _make_class(task: tuple[Path, int, int, bool]) -> None:
 
 
 def _print(recording: Recording) -> None:
-    rows = [row(name, what, found) for name, tried in recording.results.items() for what, found in tried.items()]
+    rows = [
+        row(name, what, found)
+        for name, tried in recording.results.items()
+        for what, found in tried.items()
+    ]
     print_table("Each command", ["command", "code", "samples/s", "answer at s", "first line"], rows)
 
 
@@ -287,7 +334,13 @@ def row(name: str, what: str, found: Mapping[str, Any]) -> list[str]:
     """Return a command's row of the table."""
     rate, said = found.get("samples_per_s"), found.get("said")
     at_s, first = said[0] if said else ("", "")
-    return [f"{name} {what}", str(found.get("code")), "" if rate is None else f"{rate:,.0f}", str(at_s), first[:50]]
+    return [
+        f"{name} {what}",
+        str(found.get("code")),
+        "" if rate is None else f"{rate:,.0f}",
+        str(at_s),
+        first[:50],
+    ]
 
 
 if __name__ == "__main__":

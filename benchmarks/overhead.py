@@ -35,13 +35,25 @@ from autotune import SearchResult
 from autotune.api import search as api
 from autotune.files.plan_file import read_plan
 from autotune.launch.launcher import Exit, Launch, Launcher
-from autotune.launch.local.fork_server import ForkServerLauncher
-from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
+from autotune.launch.local import ForkServerLauncher, FreshInterpreterLauncher
 from autotune.testing import FakeLauncher
 from benchmarks import ROOT
 from benchmarks.cases.cpu import nothing_to_do
-from benchmarks.measures.recording import describe_machine, make_parser, print_table, say, start_recording
-from benchmarks.yardsticks.product_run import LaunchTimes, TimedLauncher, only, search, search_figures, window_s
+from benchmarks.measures.recording import (
+    describe_machine,
+    make_parser,
+    print_table,
+    say,
+    start_recording,
+)
+from benchmarks.yardsticks.product_run import (
+    LaunchTimes,
+    TimedLauncher,
+    only,
+    search,
+    search_figures,
+    window_s,
+)
 
 __all__ = ["measure_trial_start"]
 
@@ -59,7 +71,9 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 
 def main() -> None:
-    parser = make_parser(__doc__ or "", "three trials a launcher, searches of 15 s, and 40 fake trials")
+    parser = make_parser(
+        __doc__ or "", "three trials a launcher, searches of 15 s, and 40 fake trials"
+    )
     arguments = parser.parse_args()
     recording = start_recording("overhead", arguments, describe_machine("cpu"))
     recording.add("trial_start", _measure_starts(trials=3 if arguments.quick else _TRIALS))
@@ -71,7 +85,9 @@ def main() -> None:
     print(f"\n{recording.path}")
 
 
-def measure_trial_start(make_launcher: Callable[[Path], Launcher], *, trials: int, device: str) -> dict[str, Any]:
+def measure_trial_start(
+    make_launcher: Callable[[Path], Launcher], *, trials: int, device: str
+) -> dict[str, Any]:
     """Times of so many trials' starts and ends; `make_launcher` gets a folder for logs."""
     with TemporaryDirectory(prefix="autotune-benchmark-") as folder:
         notes = Path(folder) / "notes"
@@ -81,7 +97,12 @@ def measure_trial_start(make_launcher: Callable[[Path], Launcher], *, trials: in
         space = only(case.settings, micro_batch_size=[baseline_batch, *_SLOWER_BATCHES])
         try:
             result = search(
-                case, space=space, n_trials=trials + 1, device=device, launcher=launcher, method="grid"
+                case,
+                space=space,
+                n_trials=trials + 1,
+                device=device,
+                launcher=launcher,
+                method="grid",
             )  # every trial to its end, and nothing else launched
         finally:
             launcher.close()
@@ -90,10 +111,18 @@ def measure_trial_start(make_launcher: Callable[[Path], Launcher], *, trials: in
 
 def _start_figures(result: SearchResult, launches: list[LaunchTimes]) -> dict[str, Any]:
     """The trials after the baseline, each with the launch before it."""
-    builds = {f"trial-{one.number:03d}": one.measurement.build_s for one in result.trials if one.measurement}
+    builds = {
+        f"trial-{one.number:03d}": one.measurement.build_s
+        for one in result.trials
+        if one.measurement
+    }
     trials: list[dict[str, Any]] = []
     for before, launch in pairwise(launches):
-        if launch.name not in builds or launch.name == "trial-000" or "first_batch" not in launch.noted:
+        if (
+            launch.name not in builds
+            or launch.name == "trial-000"
+            or "first_batch" not in launch.noted
+        ):
             continue
         between_s = launch.called_s - before.returned_s
         start_s = launch.noted["first_batch"] - launch.called_s
@@ -104,7 +133,8 @@ def _start_figures(result: SearchResult, launches: list[LaunchTimes]) -> dict[st
                 "launch_to_first_batch_s": start_s,
                 "build_s": builds[launch.name],
                 "overhead_s": between_s + start_s - builds[launch.name],
-                "first_batch_to_first_step_s": launch.noted["first_step"] - launch.noted["first_batch"],
+                "first_batch_to_first_step_s": launch.noted["first_step"]
+                - launch.noted["first_batch"],
                 "report_to_return_s": launch.after_report_s,
                 "launch_s": launch.returned_s - launch.called_s,
             }
@@ -136,7 +166,11 @@ def _measure_shares(timeout_s: float | None) -> dict[str, Any]:
             begun = time.perf_counter()
             result = api.run_plan(replace(plan, run_dir=Path(folder) / "run"), progress=False)
             wall_s = time.perf_counter() - begun
-        figures[name] = {**_share(result, wall_s), "left_behind": left, "search": search_figures(result)}
+        figures[name] = {
+            **_share(result, wall_s),
+            "left_behind": left,
+            "search": search_figures(result),
+        }
     return figures
 
 
@@ -170,7 +204,9 @@ def _watched() -> Iterator[dict[str, list[str]]]:
     finally:
         del os.environ[_MARK]
     left["processes"] = [
-        f"{process.pid} {process.name()}" for process in psutil.process_iter() if _environment_of(process) == mark
+        f"{process.pid} {process.name()}"
+        for process in psutil.process_iter()
+        if _environment_of(process) == mark
     ]
     left["shared_memory"] = sorted(_lasting(before))
 
@@ -268,24 +304,41 @@ def _no_model() -> None:
 
 
 def _print_starts(figures: dict[str, Any]) -> None:
-    keys = ("overhead_s", "tell_and_ask_s", "launch_to_first_batch_s", "build_s", "report_to_return_s")
+    keys = (
+        "overhead_s",
+        "tell_and_ask_s",
+        "launch_to_first_batch_s",
+        "build_s",
+        "report_to_return_s",
+    )
     rows = [
         [name, str(len(part["trials"])), *(f"{part['medians'][key]:.3f}" for key in keys)]
         for name, part in figures.items()
         if part["trials"]
     ]
     head = ["launcher", "trials", "overhead", "tell+ask", "1st batch", "build", "after end"]
-    print_table(f"Start of a trial, medians in seconds; overhead is to be {_TARGET_S} at most.", head, rows)
+    print_table(
+        f"Start of a trial, medians in seconds; overhead is to be {_TARGET_S} at most.", head, rows
+    )
 
 
 def _print_shares(figures: dict[str, Any]) -> None:
     keys = ("wall_s", "windows_s", "warm_up_s", "startup_s", "rest_s")
     rows = [
-        [name, *(f"{part[key]:.1f}" for key in keys), f"{part['windows_share']:.0%}", _left(part["left_behind"])]
+        [
+            name,
+            *(f"{part[key]:.1f}" for key in keys),
+            f"{part['windows_share']:.0%}",
+            _left(part["left_behind"]),
+        ]
         for name, part in figures.items()
     ]
     head = ["search", "wall", "windows", "warm-up", "start-up", "rest", "share", "left"]
-    print_table("Where a search's seconds go, confirmations included; left: processes and segments.", head, rows)
+    print_table(
+        "Where a search's seconds go, confirmations included; left: processes and segments.",
+        head,
+        rows,
+    )
 
 
 def _left(left: dict[str, list[str]]) -> str:
@@ -302,7 +355,13 @@ def _print_memory(figures: dict[str, Any]) -> None:
         f"{figures['growth_bytes_per_trial'] / 2**10:.1f}",
         f"{figures['wall_s']:.1f}",
     ]
-    head = ["fake trials", f"MiB at {figures['settled_after']}", "MiB at the end", "KiB a trial", "seconds"]
+    head = [
+        "fake trials",
+        f"MiB at {figures['settled_after']}",
+        "MiB at the end",
+        "KiB a trial",
+        "seconds",
+    ]
     print_table("The parent's own memory (anonymous pages).", head, [row])
 
 

@@ -14,7 +14,7 @@ from time import perf_counter
 
 import torch
 
-from autotune.launch.local.kept_memory import KEEPING
+from autotune.launch.machine import KEEPING
 
 __all__ = ["drift", "keep_freed_memory", "look_at_speeds"]
 
@@ -63,7 +63,10 @@ def look_at_speeds(seconds: float = _SECONDS, floats: int = _FLOATS) -> dict[str
 
 def drift(looks: Sequence[Mapping[str, float]]) -> float:
     """The largest change of any of the speeds between looks: 0.05 where one was once 5 % slower than at best."""
-    return max(max(look[name] for look in looks) / min(look[name] for look in looks) - 1 for name in looks[0])
+    return max(
+        max(look[name] for look in looks) / min(look[name] for look in looks) - 1
+        for name in looks[0]
+    )
 
 
 def _rate(work: Callable[[], None], seconds: float) -> float:

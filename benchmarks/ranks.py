@@ -26,9 +26,9 @@ from typing import Any, get_args
 
 from autotune import Measurement
 from autotune.launch.launcher import Launcher
-from autotune.launch.local.fork_server import ForkServerLauncher
-from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
-from autotune.protocol.jobs import NO_EXTRAS, Extras, WindowRules
+from autotune.launch.local import ForkServerLauncher, FreshInterpreterLauncher
+from autotune.policy import WindowRules
+from autotune.protocol.messages import NO_EXTRAS, Extras
 from autotune.records.trial import TrialResult
 from benchmarks.cases import ranks as ranks_cases
 from benchmarks.cases.cpu import Case, nothing_to_do
@@ -46,7 +46,12 @@ from benchmarks.measures.recording import (
 from benchmarks.quietness import keep_freed_memory
 from benchmarks.tables.ranks import print_ranks_tables
 from benchmarks.yardsticks.plain_ranks import run_plain_ranks
-from benchmarks.yardsticks.product_run import RunTrial, TimedLauncher, measurement_figures, open_trials
+from benchmarks.yardsticks.product_run import (
+    RunTrial,
+    TimedLauncher,
+    measurement_figures,
+    open_trials,
+)
 
 _RANKS = 2
 _GROUP = {"world_size": _RANKS, "strategy": "ddp"}
@@ -88,7 +93,9 @@ def main() -> None:
 
 
 def _parse() -> argparse.Namespace:
-    parser = make_parser(__doc__ or "", "two starts, one pair, one death, windows and plain runs of 1 s")
+    parser = make_parser(
+        __doc__ or "", "two starts, one pair, one death, windows and plain runs of 1 s"
+    )
     parser.add_argument("--part", choices=list(_PARTS), help="this one alone")
     return parser.parse_args()
 
@@ -111,7 +118,9 @@ def _start_pairs(make_launcher: Callable[[Path], Launcher], count: int) -> list[
         case = nothing_to_do(notes)
         settings = {"one": {**case.settings, "intra_op_threads": 1}}
         settings["two"] = {**settings["one"], **_GROUP}
-        with open_trials(case, device="cpu", window=_SHORT, extras=NO_EXTRAS, launcher=launcher) as run_trial:
+        with open_trials(
+            case, device="cpu", window=_SHORT, extras=NO_EXTRAS, launcher=launcher
+        ) as run_trial:
             pairs = []
             for number in range(count):
                 order = ("one", "two") if number % 2 == 0 else ("two", "one")
@@ -119,7 +128,9 @@ def _start_pairs(make_launcher: Callable[[Path], Launcher], count: int) -> list[
     return pairs
 
 
-def _start(run_trial: RunTrial, launcher: TimedLauncher, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _start(
+    run_trial: RunTrial, launcher: TimedLauncher, settings: Mapping[str, Any]
+) -> dict[str, Any]:
     """Seconds from the launch of a trial on; of several ranks the last one counts."""
     _measured(run_trial(settings))
     launch = launcher.launches[-1]
@@ -140,7 +151,11 @@ def _measure_rates(recording: Recording, scale: _Scale) -> None:
             for number, setting in product(range(scale.pairs), RATE_SETTINGS):
                 settings = {**case.settings, **RATE_SETTINGS[setting]}
                 pair = _rate_pair(name, settings, run_trial, scale, number)
-                own = found["cases"].setdefault(name, {}).setdefault(setting, {"settings": settings, "pairs": []})
+                own = (
+                    found["cases"]
+                    .setdefault(name, {})
+                    .setdefault(setting, {"settings": settings, "pairs": []})
+                )
                 own["pairs"].append(pair)
                 recording.add("rate", found)
                 _say_pair(f"{name}, {setting}", pair)
@@ -154,7 +169,9 @@ def _rate_pair(
 
     def plain() -> dict[str, Any]:
         case = f"benchmarks.cases.ranks:{name}"
-        return run_plain_ranks(case, settings, ranks=_RANKS, seconds=scale.plain_s, skip_s=scale.skip_s)
+        return run_plain_ranks(
+            case, settings, ranks=_RANKS, seconds=scale.plain_s, skip_s=scale.skip_s
+        )
 
     if number % 2 == 0:
         trial, truth = _measured(run_trial({**settings, **_GROUP})), plain()
@@ -173,21 +190,31 @@ def _measure_deaths(recording: Recording, scale: _Scale) -> None:
     with _noting(lambda folder: ForkServerLauncher(folder / "server.log")) as (launcher, notes):
         for how, rank in product(get_args(Death), range(_RANKS)):
             say(f"death: rank {rank} {how}")
-            found["kinds"][f"rank {rank} {how}"] = _deaths(dies(notes, how, rank), launcher, rank, scale.deaths)
+            found["kinds"][f"rank {rank} {how}"] = _deaths(
+                dies(notes, how, rank), launcher, rank, scale.deaths
+            )
             recording.add("death", found)
 
 
 def _deaths(case: Case, launcher: TimedLauncher, rank: int, count: int) -> list[dict[str, Any]]:
-    with open_trials(case, device="cpu", window=WindowRules(), extras=NO_EXTRAS, launcher=launcher) as run_trial:
-        return [_death(run_trial, launcher, {**case.settings, **_GROUP}, rank) for _ in range(count)]
+    with open_trials(
+        case, device="cpu", window=WindowRules(), extras=NO_EXTRAS, launcher=launcher
+    ) as run_trial:
+        return [
+            _death(run_trial, launcher, {**case.settings, **_GROUP}, rank) for _ in range(count)
+        ]
 
 
-def _death(run_trial: RunTrial, launcher: TimedLauncher, settings: Mapping[str, Any], rank: int) -> dict[str, Any]:
+def _death(
+    run_trial: RunTrial, launcher: TimedLauncher, settings: Mapping[str, Any], rank: int
+) -> dict[str, Any]:
     result = run_trial(settings)
     known_s = time.monotonic()
     died_s = launcher.launches[-1].noted.get("died")
     if died_s is None:
-        raise RuntimeError(f"rank {rank} must have died, but the trial is {result.outcome}: {result.reason}")
+        raise RuntimeError(
+            f"rank {rank} must have died, but the trial is {result.outcome}: {result.reason}"
+        )
     return {
         "outcome": result.outcome,
         "reason": result.reason,
@@ -221,7 +248,9 @@ def _noting(make_launcher: Callable[[Path], Launcher]) -> Iterator[tuple[TimedLa
 def _measured(result: TrialResult) -> Measurement:
     if result.measurement is None:
         traceback = result.failure.traceback if result.failure is not None else ""
-        raise RuntimeError(f"the trial must end well, but it is {result.outcome}: {result.reason}\n{traceback}")
+        raise RuntimeError(
+            f"the trial must end well, but it is {result.outcome}: {result.reason}\n{traceback}"
+        )
     return result.measurement
 
 

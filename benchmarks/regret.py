@@ -41,7 +41,7 @@ import optuna
 import torch
 
 from autotune import TrainingConfig
-from autotune.settings.applied.cores.processor import usable_cores
+from autotune.apply.cores import usable_cores
 from benchmarks.measures.recording import (
     describe_machine,
     git_revision,
@@ -69,12 +69,16 @@ def main() -> int:
     begun, arguments = monotonic(), _parse()
     recording = start_recording("regret", arguments, describe_machine("cpu"))
     known = read_results(recording.path, fresh=arguments.fresh)
-    recording.results.update({name: ground for name, ground in known.items() if "recording" in ground})
+    recording.results.update(
+        {name: ground for name, ground in known.items() if "recording" in ground}
+    )
     if arguments.summary:
         print_regret_tables(recording.results)
         return 0
     seeds = 2 if arguments.quick else arguments.seeds
-    with ProcessPoolExecutor(usable_cores(), initializer=torch.set_num_threads, initargs=(1,)) as processes:
+    with ProcessPoolExecutor(
+        usable_cores(), initializer=torch.set_num_threads, initargs=(1,)
+    ) as processes:
         for place in _places(arguments):
             recording.add(_name_of(place), _known(place, recording.results.get(_name_of(place))))
         for place in _places(arguments):
@@ -86,7 +90,9 @@ def main() -> int:
                 say(f"{_name_of(place)}: {name}")
                 courses = list(processes.map(_run, repeat(place), repeat(name), range(seeds)))
                 methods = {**ground["methods"], name: _figures(_ground(place), courses)}
-                ground["methods"] = {method: methods[method] for method in METHODS if method in methods}
+                ground["methods"] = {
+                    method: methods[method] for method in METHODS if method in methods
+                }
                 recording.add(_name_of(place), ground)
     print_regret_tables(recording.results)
     plot = recording.path.with_suffix(".svg")
@@ -97,14 +103,28 @@ def main() -> int:
 
 def _parse() -> argparse.Namespace:
     parser = make_parser(__doc__ or "", "two seeds")
-    parser.add_argument("--seeds", type=int, default=_SEEDS, metavar="N", help="seeds of each method (%(default)s)")
     parser.add_argument(
-        "--surfaces", type=Path, default=SURFACES, metavar="FOLDER", help="where they are (%(default)s)"
+        "--seeds", type=int, default=_SEEDS, metavar="N", help="seeds of each method (%(default)s)"
     )
-    parser.add_argument("--ground", default="", metavar="NAME", help="those alone whose name begins so")
-    parser.add_argument("--only", nargs="+", choices=METHODS, metavar="METHOD", help="measure these alone anew")
-    parser.add_argument("--minutes", type=float, metavar="M", help="begin nothing after so many minutes")
-    parser.add_argument("--fresh", action="store_true", help="start anew, and forget what the file has")
+    parser.add_argument(
+        "--surfaces",
+        type=Path,
+        default=SURFACES,
+        metavar="FOLDER",
+        help="where they are (%(default)s)",
+    )
+    parser.add_argument(
+        "--ground", default="", metavar="NAME", help="those alone whose name begins so"
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=METHODS, metavar="METHOD", help="measure these alone anew"
+    )
+    parser.add_argument(
+        "--minutes", type=float, metavar="M", help="begin nothing after so many minutes"
+    )
+    parser.add_argument(
+        "--fresh", action="store_true", help="start anew, and forget what the file has"
+    )
     parser.add_argument("--summary", action="store_true", help="only print the tables")
     return parser.parse_args()
 
@@ -125,9 +145,15 @@ def _ground(place: Place) -> Ground:
 
 def _known(place: Place, earlier: Mapping[str, Any] | None) -> dict[str, Any]:
     """What is told of a ground now, with what was measured on it before; nothing where it was recorded anew."""
-    content = place.read_bytes() if isinstance(place, Path) else repr(_ground(place).truth.rates).encode()
+    content = (
+        place.read_bytes() if isinstance(place, Path) else repr(_ground(place).truth.rates).encode()
+    )
     digest = hashlib.sha256(content).hexdigest()[:12]
-    told = {"recording": digest, "is_simulated": not isinstance(place, Path), **describe(_ground(place))}
+    told = {
+        "recording": digest,
+        "is_simulated": not isinstance(place, Path),
+        **describe(_ground(place)),
+    }
     is_same = earlier is not None and earlier.get("recording") == digest
     return {**told, "methods": earlier["methods"]} if earlier is not None and is_same else told
 
@@ -138,7 +164,9 @@ def _missing(known: Mapping[str, Any], seeds: int, only: Sequence[str] | None) -
     return [
         name
         for name in only or METHODS
-        if name not in known or known[name]["seeds"] < seeds or (only and known[name]["revision"] != revision)
+        if name not in known
+        or known[name]["seeds"] < seeds
+        or (only and known[name]["revision"] != revision)
     ]
 
 
@@ -158,7 +186,9 @@ def describe(ground: Ground) -> dict[str, Any]:
         "best": configs.index(truth.best),
         "baseline": configs.index(ground.baseline),
         "points": {
-            "settings": {name: [getattr(config, name) for config in configs] for name in ground.domains},
+            "settings": {
+                name: [getattr(config, name) for config in configs] for name in ground.domains
+            },
             "samples_per_s": [_rounded(truth.rates.get(config), 2) for config in configs],
             "standard_error": [_rounded(truth.errors.get(config), 5) for config in configs],
             "visits": [ground.visits_of(config) for config in configs],
@@ -184,7 +214,10 @@ def _figures(ground: Ground, courses: Sequence[Course]) -> dict[str, Any]:
         "trials": [course.trials for course in courses],
         "out_of_memory": [course.out_of_memory for course in courses],
         "ended": [course.ended for course in courses],
-        "spent_s": {kind: [round(course.spent_s[kind], 2) for course in courses] for kind in courses[0].spent_s},
+        "spent_s": {
+            kind: [round(course.spent_s[kind], 2) for course in courses]
+            for kind in courses[0].spent_s
+        },
         "promised": [_promised(course) for course in courses],
         "steps": [_steps(course, places) for course in courses],
     }
@@ -196,7 +229,10 @@ def _promised(course: Course) -> list[float]:
     At the beginning, after a third of the search and after half of it; nothing of another method.
     """
     taken_s = course.whole_s - course.spent_s.get("stress", 0.0)
-    latest = [[total for at_s, total in course.promised if at_s <= part * taken_s] for part in _PROMISED_AT]
+    latest = [
+        [total for at_s, total in course.promised if at_s <= part * taken_s]
+        for part in _PROMISED_AT
+    ]
     first = [total for _, total in course.promised[:1]]
     return [round((totals or first)[-1] / taken_s, 3) for totals in latest if totals or first]
 

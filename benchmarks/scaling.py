@@ -43,7 +43,11 @@ _SEEDS = 10
 _NODE = FLAT.node_gpus
 _CHECKED = 3
 _RUN_HOURS = 24.0
-_START_S, _START_S_A_GPU, _MEASURE_S = 30.0, 0.09, 30.0  # of a job: a group of many ranks takes longer to meet
+_START_S, _START_S_A_GPU, _MEASURE_S = (
+    30.0,
+    0.09,
+    30.0,
+)  # of a job: a group of many ranks takes longer to meet
 _CURVE = (16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -114,8 +118,12 @@ def main() -> None:
 
 def _parse() -> argparse.Namespace:
     parser = make_parser(__doc__ or "", "one seed")
-    parser.add_argument("--seeds", type=int, metavar="N", help=f"repetitions, each with its own noise ({_SEEDS})")
-    parser.add_argument("--into", metavar="FILE", help="put the tables into this document, between their markers")
+    parser.add_argument(
+        "--seeds", type=int, metavar="N", help=f"repetitions, each with its own noise ({_SEEDS})"
+    )
+    parser.add_argument(
+        "--into", metavar="FILE", help="put the tables into this document, between their markers"
+    )
     arguments = parser.parse_args()
     if arguments.seeds is None:
         arguments.seeds = 1 if arguments.quick else _SEEDS
@@ -128,7 +136,9 @@ def _simulate(seed: int) -> dict[str, Any]:
     return {
         "network": asdict(small.law.network),
         "blind_network": asdict(small.blind.network),
-        "node": _figures(_Choice(setting=small.first.best, runs={_NODE: small.first.runs}), _NODE, FLAT),
+        "node": _figures(
+            _Choice(setting=small.first.best, runs={_NODE: small.first.runs}), _NODE, FLAT
+        ),
         "curve": _curve(small),
         "scenarios": {one.name: _scenario_figures(small, one, seed) for one in _SCENARIOS},
     }
@@ -149,11 +159,17 @@ def _look_small(seed: int) -> _Small:
 
 
 def _fit(one_node: Iterable[Seen], two_nodes: Iterable[Seen]) -> Law:
-    return fit_law(list(one_node), list(two_nodes), gradient_bytes=JOB.gradient_bytes, node_gpus=_NODE)
+    return fit_law(
+        list(one_node), list(two_nodes), gradient_bytes=JOB.gradient_bytes, node_gpus=_NODE
+    )
 
 
 def _proposable(seen: Iterable[Seen], best: Setting) -> list[Seen]:
-    return [one for one in seen if one.setting.micro == best.micro and one.setting.bucket_mib != TINY_BUCKET_MIB]
+    return [
+        one
+        for one in seen
+        if one.setting.micro == best.micro and one.setting.bucket_mib != TINY_BUCKET_MIB
+    ]
 
 
 def _scenario_figures(small: _Small, scenario: _Scenario, seed: int) -> dict[str, Any]:
@@ -162,7 +178,10 @@ def _scenario_figures(small: _Small, scenario: _Scenario, seed: int) -> dict[str
     return {
         "errors": _errors(small.law, small.settings, scenario),
         "blind_errors": _errors(small.blind, usual, scenario),
-        "plans": {name: _figures(choice, scenario.ranks, scenario.cluster) for name, choice in plans.items()},
+        "plans": {
+            name: _figures(choice, scenario.ranks, scenario.cluster)
+            for name, choice in plans.items()
+        },
     }
 
 
@@ -170,7 +189,9 @@ def _plans(small: _Small, scenario: _Scenario, seed: int) -> dict[str, _Choice]:
     full = search_all(scenario.ranks, scenario.cluster, seed)
     return {
         "one node": _Choice(setting=small.first.best, runs={_NODE: small.first.runs}),
-        "two sizes": _Choice(setting=_by_law(small.law, small.settings, scenario.ranks)[0], runs=small.runs),
+        "two sizes": _Choice(
+            setting=_by_law(small.law, small.settings, scenario.ranks)[0], runs=small.runs
+        ),
         "checked": _check(small, scenario, seed),
         "full scale": _Choice(setting=full.best, runs={scenario.ranks: full.runs}),
     }
@@ -181,7 +202,10 @@ def _check(small: _Small, scenario: _Scenario, seed: int) -> _Choice:
     ranks, numbers = scenario.ranks, random.Random(f"{seed}/{scenario.name}")
 
     def see(setting: Setting) -> Seen:
-        return Seen(setting=setting, step_s=step_s(setting, ranks, scenario.cluster) / numbers.gauss(1, NOISE))
+        return Seen(
+            setting=setting,
+            step_s=step_s(setting, ranks, scenario.cluster) / numbers.gauss(1, NOISE),
+        )
 
     seen = [see(setting) for setting in _by_law(small.law, small.settings, ranks)[:_CHECKED]]
     corrected = _by_law(with_network_of(small.law, seen, ranks), small.settings, ranks)[0]

@@ -54,7 +54,9 @@ def main() -> int:
             recording.add(name, _tried(name))
     _print(recording)
     bad = [name for name, found in recording.results.items() if not _is_well(found)]
-    print(f"\n{recording.path}: {len(recording.results)} scripts, not as they should be: {', '.join(bad) or 'none'}")
+    print(
+        f"\n{recording.path}: {len(recording.results)} scripts, not as they should be: {', '.join(bad) or 'none'}"
+    )
     return 1 if bad else 0
 
 
@@ -83,7 +85,9 @@ def _tried(name: str) -> dict[str, Any]:
         run = partial(_ended, folder=folder, environment={**os.environ, "TMPDIR": temporary})
         found: dict[str, Any] = {
             "diagnose": run(["diagnose", "--", *words], within_s=_LONGEST_S),
-            "run": run(["run", "--set", f"budget.timeout_s={search_s}", "--", *words], within_s=_LONGEST_S),
+            "run": run(
+                ["run", "--set", f"budget.timeout_s={search_s}", "--", *words], within_s=_LONGEST_S
+            ),
         }
         after = _files(Path(home))
         found["temporary"] = sorted(
@@ -92,12 +96,16 @@ def _tried(name: str) -> dict[str, Any]:
         found |= {"new_files": sorted(after - before), "lost_files": sorted(before - after)}
         recommended = [*folder.glob("runs/*/recommended.yaml")]
         if recommended:
-            found["apply"] = run(["apply", str(recommended[0].parent), "--", *words], within_s=_APPLIED_S)
+            found["apply"] = run(
+                ["apply", str(recommended[0].parent), "--", *words], within_s=_APPLIED_S
+            )
         found["processes"] = len(_processes_in(folder))
     return found
 
 
-def _ended(words: list[str], *, folder: Path, environment: dict[str, str], within_s: float) -> dict[str, Any]:
+def _ended(
+    words: list[str], *, folder: Path, environment: dict[str, str], within_s: float
+) -> dict[str, Any]:
     """Run autotune; its exit code (None: it ran until it was ended), seconds, and the first line of its answer."""
     command = [sys.executable, "-m", "autotune", *words]
     ran = run_command(command, folder=folder, environment=environment, within_s=within_s)
@@ -121,7 +129,11 @@ def _processes_in(folder: Path) -> list[int]:
 
 
 def _is_well(found: dict[str, Any]) -> bool:
-    codes = [found["diagnose"]["code"], found["run"]["code"], found.get("apply", {"code": None})["code"]]
+    codes = [
+        found["diagnose"]["code"],
+        found["run"]["code"],
+        found.get("apply", {"code": None})["code"],
+    ]
     return codes[:2] == [0, 0] and codes[2] in {None, 0} and not any(found[left] for left in _LEFT)
 
 
@@ -132,12 +144,19 @@ def _print(recording: Recording) -> None:
     rows = [
         [
             name,
-            *(f"{found[what]['code']} {found[what]['seconds']:.0f} s" if what in found else "-" for what in _WHAT),
+            *(
+                f"{found[what]['code']} {found[what]['seconds']:.0f} s" if what in found else "-"
+                for what in _WHAT
+            ),
             ", ".join(left for left in _LEFT if found[left]) or "nothing",
         ]
         for name, found in recording.results.items()
     ]
-    print_table("Exit code (None: still training when it was ended) and seconds", ["script", *_WHAT, "left"], rows)
+    print_table(
+        "Exit code (None: still training when it was ended) and seconds",
+        ["script", *_WHAT, "left"],
+        rows,
+    )
 
 
 _WHAT = ("diagnose", "run", "apply")

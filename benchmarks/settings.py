@@ -30,7 +30,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import autotune
-from autotune.protocol.jobs import NO_EXTRAS, WindowRules
+from autotune.policy import WindowRules
+from autotune.protocol.messages import NO_EXTRAS
 from benchmarks import ROOT
 from benchmarks.cases.settings import SettingCase
 from benchmarks.cases.settings_binding import BINDING_SETTING_CASES
@@ -47,7 +48,12 @@ from benchmarks.measures.recording import (
     say,
     start_recording,
 )
-from benchmarks.yardsticks.product_run import measurement_figures, open_trials, search, search_figures
+from benchmarks.yardsticks.product_run import (
+    measurement_figures,
+    open_trials,
+    search,
+    search_figures,
+)
 
 _CASES: Mapping[str, SettingCase] = {
     f"{case.setting}_{case.expects}_{case.where}": case
@@ -71,12 +77,21 @@ def main() -> int:
         say(name)
         case = _CASES[name]
         figures = _on_paper(case, arguments) if case.case is None else _here(case, arguments)
-        about = {"setting": case.setting, "value": case.value, "expects": case.expects, "why": case.why}
-        recording.add(name, {**about, "where": case.where, "git_revision": git_revision(), **figures})
+        about = {
+            "setting": case.setting,
+            "value": case.value,
+            "expects": case.expects,
+            "why": case.why,
+        }
+        recording.add(
+            name, {**about, "where": case.where, "git_revision": git_revision(), **figures}
+        )
     if arguments.before is not None:
         recording.add("cost", _cost(arguments, recording.results.get("cost", {})))
     for name in [name for name in _CASES if name in recording.results]:
-        recording.add(name, recording.results[name] | _judged(_CASES[name], recording.results[name]))
+        recording.add(
+            name, recording.results[name] | _judged(_CASES[name], recording.results[name])
+        )
     _print_cases({name: found for name, found in recording.results.items() if name != "cost"})
     _print_cost(recording.results.get("cost", {}))
     print(f"\n{recording.path}")
@@ -86,16 +101,31 @@ def main() -> int:
 def _parse() -> argparse.Namespace:
     parser = make_parser(__doc__ or "", "short windows, one pair, searches of 20 s")
     parser.add_argument("--part", choices=[*_CASES, "cost"], help="this one alone")
-    parser.add_argument("--judge", action="store_true", help="measure nothing, and judge what was measured")
-    parser.add_argument("--before", type=Path, metavar="DIR", help="a checkout of a revision without the settings")
     parser.add_argument(
-        "--rounds", type=int, default=3, metavar="N", help="pairs of searches for the cost (%(default)s)"
+        "--judge", action="store_true", help="measure nothing, and judge what was measured"
     )
     parser.add_argument(
-        "--workload", choices=_COST_WORKLOADS, action="append", help="for the cost, this one; may be given again (all)"
+        "--before", type=Path, metavar="DIR", help="a checkout of a revision without the settings"
     )
-    parser.add_argument("--pairs", type=int, default=5, metavar="N", help="pairs of trials of a case (%(default)s)")
-    parser.add_argument("--fresh", action="store_true", help="forget what the file holds of an earlier run")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=3,
+        metavar="N",
+        help="pairs of searches for the cost (%(default)s)",
+    )
+    parser.add_argument(
+        "--workload",
+        choices=_COST_WORKLOADS,
+        action="append",
+        help="for the cost, this one; may be given again (all)",
+    )
+    parser.add_argument(
+        "--pairs", type=int, default=5, metavar="N", help="pairs of trials of a case (%(default)s)"
+    )
+    parser.add_argument(
+        "--fresh", action="store_true", help="forget what the file holds of an earlier run"
+    )
     arguments = parser.parse_args()
     if arguments.part == "cost" and arguments.before is None:
         parser.error("--part cost needs --before, a checkout of a revision without the settings")
@@ -105,7 +135,11 @@ def _parse() -> argparse.Namespace:
 def _here(case: SettingCase, arguments: argparse.Namespace) -> dict[str, Any]:
     """Pairs of trials, and a default search, of a job on this machine."""
     assert case.case is not None
-    window, pairs = (WindowRules(max_s=0.5), 1) if arguments.quick else (WindowRules(max_s=4.0), arguments.pairs)
+    window, pairs = (
+        (WindowRules(max_s=0.5), 1)
+        if arguments.quick
+        else (WindowRules(max_s=4.0), arguments.pairs)
+    )
     changed = {**case.case.settings, case.setting: case.value}
     runs: list[dict[str, Any]] = []
     with open_trials(case.case, device="cpu", window=window, extras=NO_EXTRAS) as run:
@@ -115,8 +149,15 @@ def _here(case: SettingCase, arguments: argparse.Namespace) -> dict[str, Any]:
             found = found[::-1] if number % 2 else found
             measured = [result.measurement for result in found]
             if any(one is None for one in measured):
-                raise RuntimeError(f"a trial must end well, but: {[(one.outcome, one.reason) for one in found]}")
-            runs.append({"today": measurement_figures(measured[0]), "changed": measurement_figures(measured[1])})  # type: ignore[arg-type] # not None
+                raise RuntimeError(
+                    f"a trial must end well, but: {[(one.outcome, one.reason) for one in found]}"
+                )
+            runs.append(
+                {
+                    "today": measurement_figures(measured[0]),
+                    "changed": measurement_figures(measured[1]),
+                }
+            )  # type: ignore[arg-type] # not None
     times = [pair["changed"]["samples_per_s"] / pair["today"]["samples_per_s"] for pair in runs]
     result = search(case.case, timeout_s=20 if arguments.quick else None)
     return {"times": times, "pairs": runs, "search": search_figures(result), **_found(case, result)}
@@ -127,7 +168,11 @@ def _on_paper(case: SettingCase, arguments: argparse.Namespace) -> dict[str, Any
     found: list[dict[str, Any]] = []
     for seed in range(1 if arguments.quick else _SEEDS):
         machine = simulated(case, seed)
-        baseline = {"micro_batch_size": 32, "num_workers": 8, "compile": machine.space.get("compile", False)}
+        baseline = {
+            "micro_batch_size": 32,
+            "num_workers": 8,
+            "compile": machine.space.get("compile", False),
+        }
         with TemporaryDirectory(prefix="autotune-benchmark-") as folder:
             result = autotune.search(
                 _nothing,
@@ -148,12 +193,18 @@ def _judged(case: SettingCase, figures: Mapping[str, Any]) -> dict[str, Any]:
     """Whether pairs and searches are as the case expects."""
     searches = figures.get("searches", [figures])
     found = [one["is_recommended"] for one in searches]
-    judged: dict[str, Any] = {"search_as_expected": all(found) if case.expects == "wins" else not any(found)}
+    judged: dict[str, Any] = {
+        "search_as_expected": all(found) if case.expects == "wins" else not any(found)
+    }
     if "times" in figures:
         effect = _effect(figures["times"])
         mean = mean_ratio(figures["times"])
         is_expected = None if effect == "not told" else effect == case.expects
-        judged |= {"effect": effect, "interval": [mean.low, mean.high], "pairs_as_expected": is_expected}
+        judged |= {
+            "effect": effect,
+            "interval": [mean.low, mean.high],
+            "pairs_as_expected": is_expected,
+        }
     return judged
 
 
@@ -186,22 +237,41 @@ def _cost(arguments: argparse.Namespace, known: Mapping[str, Any]) -> dict[str, 
         for name in arguments.workload or _COST_WORKLOADS:
             places = [("before", arguments.before.resolve()), ("now", ROOT)]
             pair = dict(
-                _search_in(place, name, quick=arguments.quick) for place in (reversed(places) if number % 2 else places)
+                _search_in(place, name, quick=arguments.quick)
+                for place in (reversed(places) if number % 2 else places)
             )
             found.setdefault(name, []).append(pair)
             say(f"{name}: {pair['before']:.0f} s before, {pair['now']:.0f} s now")
     found = {**known.get("workloads", {}), **found}
     ratios = [median(pair["now"] / pair["before"] for pair in pairs) for pairs in found.values()]
-    return {"workloads": found, "before": _revision_of(arguments.before), "median_ratio": median(ratios)}
+    return {
+        "workloads": found,
+        "before": _revision_of(arguments.before),
+        "median_ratio": median(ratios),
+    }
 
 
 def _search_in(place: tuple[str, Path], workload: str, *, quick: bool) -> tuple[str, float]:
     """The seconds of a default search by default_search.py of a checkout."""
     name, path = place
     with TemporaryDirectory(prefix="autotune-benchmark-") as folder:
-        command = [sys.executable, "-m", "benchmarks.default_search", "--workload", workload, "--results", folder]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.default_search",
+            "--workload",
+            workload,
+            "--results",
+            folder,
+        ]
         own = {**os.environ, "PYTHONPATH": str(path)}  # before an installed autotune
-        subprocess.run([*command, *(["--quick"] if quick else [])], cwd=path, env=own, check=True, capture_output=True)
+        subprocess.run(
+            [*command, *(["--quick"] if quick else [])],
+            cwd=path,
+            env=own,
+            check=True,
+            capture_output=True,
+        )
         (file,) = Path(folder).glob("default_search-*.json")
         return name, float(json.loads(file.read_text())["results"][workload]["seconds"])
 
@@ -223,7 +293,9 @@ def _print_cases(results: Mapping[str, Any]) -> None:
                 "" if times is None else f"{min(times):.2f} to {max(times):.2f}",
                 f"{sum(one['tried_in'] for one in searches)} of {sum(one['trials'] for one in searches)}",
                 f"{sum(one['is_recommended'] for one in searches)} of {len(searches)}",
-                "no" if not found["search_as_expected"] or found.get("pairs_as_expected") is False else "yes",
+                "no"
+                if not found["search_as_expected"] or found.get("pairs_as_expected") is False
+                else "yes",
             ]
         )
     print_table(

@@ -26,7 +26,7 @@ import optuna
 import torch
 
 from autotune import TrainingConfig
-from autotune.settings.applied.cores.processor import usable_cores
+from autotune.apply.cores import usable_cores
 from benchmarks import ROOT
 from benchmarks.measures.recording import (
     describe_machine,
@@ -48,15 +48,24 @@ _WARM = ROOT / "benchmarks" / "results" / "warm_process-amd-epyc-2-cores.json"
 
 def main() -> int:
     parser = make_parser(__doc__ or "", "one surface, one seed, one build")
-    parser.add_argument("--ground", default="", metavar="NAME", help="those alone whose name begins so")
+    parser.add_argument(
+        "--ground", default="", metavar="NAME", help="those alone whose name begins so"
+    )
     parser.add_argument("--fresh", action="store_true", help="forget the file's figures")
     arguments = parser.parse_args()
     recording = start_recording("shared_trials", arguments, describe_machine("cpu"))
     recording.results.update(read_results(recording.path, fresh=arguments.fresh))
-    paths = [path for path in sorted(SURFACES.glob("*.jsonl")) if path.name.startswith(arguments.ground)]
+    paths = [
+        path for path in sorted(SURFACES.glob("*.jsonl")) if path.name.startswith(arguments.ground)
+    ]
     paths, builds_s = (paths[:1], _BUILDS_S[-1:]) if arguments.quick else (paths, _BUILDS_S)
-    seeds, strayings = 1 if arguments.quick else _SEEDS, strayings_in(json.loads(_WARM.read_text())["results"])
-    with ProcessPoolExecutor(usable_cores(), initializer=torch.set_num_threads, initargs=(1,)) as processes:
+    seeds, strayings = (
+        1 if arguments.quick else _SEEDS,
+        strayings_in(json.loads(_WARM.read_text())["results"]),
+    )
+    with ProcessPoolExecutor(
+        usable_cores(), initializer=torch.set_num_threads, initargs=(1,)
+    ) as processes:
         for path, build_s in product(paths, builds_s):
             name = f"{path.stem}, {build_s:g} s"
             if len(recording.results.get(name, {}).get("own", ())) >= seeds:
@@ -66,9 +75,13 @@ def main() -> int:
             straying = strayings.get(workload, strayings[""])
             search = partial(_search, path, build_s, straying)
             found = {
-                way: list(processes.map(partial(search, way == "shared"), range(seeds))) for way in ("own", "shared")
+                way: list(processes.map(partial(search, way == "shared"), range(seeds)))
+                for way in ("own", "shared")
             }
-            recording.add(name, {"ground": workload, "build_s": build_s, "straying": asdict(straying), **found})
+            recording.add(
+                name,
+                {"ground": workload, "build_s": build_s, "straying": asdict(straying), **found},
+            )
     _print(recording.results)
     print(f"\n{recording.path}")
     return 0
@@ -101,10 +114,14 @@ def _search(
 ) -> dict[str, float]:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     surface = _surface(path)
-    ground = SlowGround(surface, partial(start_s, surface), build_s, shares=shares, straying=straying)
+    ground = SlowGround(
+        surface, partial(start_s, surface), build_s, shares=shares, straying=straying
+    )
     course = METHODS["autotune"](ground, seed)
     return {
-        "regret": 1 - surface.truth.rates.get(course.recommended, 0.0) / surface.truth.rates[surface.truth.best],
+        "regret": 1
+        - surface.truth.rates.get(course.recommended, 0.0)
+        / surface.truth.rates[surface.truth.best],
         "seconds": course.whole_s,
         "trials": course.trials,
     }
@@ -124,8 +141,12 @@ def told_of(results: Mapping[str, Any]) -> dict[float, dict[str, float]]:
     told = {}
     for build_s in sorted({one["build_s"] for one in results.values()}):
         grounds = [one for one in results.values() if one["build_s"] == build_s]
-        differences = [_median(one, "shared", "regret") - _median(one, "own", "regret") for one in grounds]
-        ratios = [_median(one, "shared", "seconds") / _median(one, "own", "seconds") for one in grounds]
+        differences = [
+            _median(one, "shared", "regret") - _median(one, "own", "regret") for one in grounds
+        ]
+        ratios = [
+            _median(one, "shared", "seconds") / _median(one, "own", "seconds") for one in grounds
+        ]
         told[build_s] = {
             "seconds": median(ratios),
             "slowest": max(ratios),
@@ -144,7 +165,10 @@ def _print(results: Mapping[str, Any]) -> None:
         [
             f"{one['ground']}, {one['build_s']:g} s",
             *(f"{100 * _median(one, way, 'regret'):.1f}" for way in ("own", "shared")),
-            *(f"{100 * max(search['regret'] for search in one[way]):.1f}" for way in ("own", "shared")),
+            *(
+                f"{100 * max(search['regret'] for search in one[way]):.1f}"
+                for way in ("own", "shared")
+            ),
             *(f"{_median(one, way, 'seconds'):.0f}" for way in ("own", "shared")),
         ]
         for one in results.values()
@@ -162,7 +186,11 @@ def _print(results: Mapping[str, Any]) -> None:
         for build_s, told in told_of(results).items()
     ]
     head = ["build", "seconds", "slowest", "regret", "worst"]
-    print_table("Shared over own: seconds, and points of regret; medians over surfaces, and the worst.", head, rows)
+    print_table(
+        "Shared over own: seconds, and points of regret; medians over surfaces, and the worst.",
+        head,
+        rows,
+    )
 
 
 if __name__ == "__main__":

@@ -26,8 +26,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from autotune import TrainingConfig
-from autotune.launch.local.fork_server import ForkServerLauncher
-from autotune.launch.local.warm_worker import WarmWorkerLauncher
+from autotune.launch.local import ForkServerLauncher, WarmWorkerLauncher
 from benchmarks.cases.cpu import Case
 from benchmarks.measures.recording import (
     describe_machine,
@@ -93,7 +92,10 @@ def simulated_step_s(config: TrainingConfig, launch_s: float) -> float:
 def simulate(law: str, seed: int, *, shares: bool) -> dict[str, Any]:
     """A search on the simulated machine."""
     machine = SlowMachine(
-        lambda config: simulated_step_s(config, _LAUNCH_S[law]), _SIMULATED_BUILD_S, seed=seed, shares=shares
+        lambda config: simulated_step_s(config, _LAUNCH_S[law]),
+        _SIMULATED_BUILD_S,
+        seed=seed,
+        shares=shares,
     )
     whole = search_whole(replace(plan_for(slow_job(Path()), "auto"), seed=seed), machine)
     chosen = whole.recommendation
@@ -115,28 +117,46 @@ def run_real(build_s: float, *, shares: bool, timeout_s: float | None = None) ->
         least_s = 0.0 if shares else inf
         with closing(WarmWorkerLauncher(server, folder, folder, least_build_s=least_s)) as launcher:
             timed, begun = TimedLauncher(launcher), time.monotonic()
-            result = search(slow_job(builds, build_s), launcher=timed, device="cpu", timeout_s=timeout_s)
+            result = search(
+                slow_job(builds, build_s), launcher=timed, device="cpu", timeout_s=timeout_s
+            )
             seconds = time.monotonic() - begun
-        launches = [(one.name, one.called_s - begun, one.returned_s - one.called_s) for one in timed.launches]
+        launches = [
+            (one.name, one.called_s - begun, one.returned_s - one.called_s)
+            for one in timed.launches
+        ]
         built = len(builds.read_text().splitlines())
-    return {"seconds": seconds, "builds": built, "launches": launches, "search": search_figures(result)}
+    return {
+        "seconds": seconds,
+        "builds": built,
+        "launches": launches,
+        "search": search_figures(result),
+    }
 
 
 def main() -> int:
-    parser = make_parser(__doc__ or "", "one simulated search; for real a build of 11 s and a time-out of 40 s")
-    parser.add_argument("--apart", action="store_true", help="the real one with a process for each trial, too")
+    parser = make_parser(
+        __doc__ or "", "one simulated search; for real a build of 11 s and a time-out of 40 s"
+    )
+    parser.add_argument(
+        "--apart", action="store_true", help="the real one with a process for each trial, too"
+    )
     arguments = parser.parse_args()
     recording = start_recording("slow_job", arguments, describe_machine("cpu"))
     recording.results.update(read_results(recording.path, fresh=False))
     for law in _LAUNCH_S:
         for shares in (True, False):
-            found = [simulate(law, seed, shares=shares) for seed in range(1 if arguments.quick else _SEEDS)]
+            found = [
+                simulate(law, seed, shares=shares)
+                for seed in range(1 if arguments.quick else _SEEDS)
+            ]
             recording.add(_name(law, shares=shares), {"searches": found})
     for shares in (True, False) if arguments.apart else (True,):
         say(_name("real", shares=shares))
         build_s, timeout_s = (11.0, 40.0) if arguments.quick else (_BUILD_S, None)
         recording.add(
-            _name("real", shares=shares), {"searches": [run_real(build_s, shares=shares, timeout_s=timeout_s)]}
+            _name("real", shares=shares),
+            {"searches": [run_real(build_s, shares=shares, timeout_s=timeout_s)]},
         )
     _print(recording.results)
     print(f"\n{recording.path}")
@@ -163,7 +183,11 @@ def _print(results: dict[str, Any]) -> None:
                 f"{median(gains):.2f}" if gains else "-",
             ]
         )
-    print_table("Default searches of slow jobs", ["", "searches", "s", "longest", "builds", "speed-up"], rows)
+    print_table(
+        "Default searches of slow jobs",
+        ["", "searches", "s", "longest", "builds", "speed-up"],
+        rows,
+    )
 
 
 if __name__ == "__main__":

@@ -41,13 +41,20 @@ from statistics import median
 from time import monotonic
 
 from autotune import TrainingConfig
+from autotune.config.training_config import LOADER_SETTINGS
 from autotune.launch.runner import TrialRunner
-from autotune.protocol.jobs import NO_EXTRAS, WindowRules
-from autotune.settings.training_config import LOADER_SETTINGS
-from autotune.tuning.extra_measurements import everything
+from autotune.policy import WindowRules
+from autotune.protocol.messages import NO_EXTRAS
+from autotune.tuning.probe import everything
 from benchmarks.cases.cpu import Case
 from benchmarks.cases.surfaces import Grid, grids_for, small_gpu_grids
-from benchmarks.measures.recording import describe_machine, git_revision, machine_name, print_table, say
+from benchmarks.measures.recording import (
+    describe_machine,
+    git_revision,
+    machine_name,
+    print_table,
+    say,
+)
 from benchmarks.quietness import keep_freed_memory, look_at_speeds
 from benchmarks.replay.replay import FORMAT_VERSION, SURFACES, Surface, Visit, read_surface
 from benchmarks.replay.surface_order import FIRST_POINTS, missing_visits
@@ -119,8 +126,12 @@ def main() -> int:
     sitting = _Sitting(ends_at=inf if arguments.minutes is None else begun + 60 * arguments.minutes)
     arguments.surfaces.mkdir(parents=True, exist_ok=True)
     is_wanted = {name: grid.is_held_out or not arguments.held_out for name, grid in grids.items()}
-    names = [arguments.workload] if arguments.workload else [name for name in grids if is_wanted[name]]
-    files = {name: _File(arguments.surfaces / f"{name}-{machine_name(machine)}.jsonl") for name in names}
+    names = (
+        [arguments.workload] if arguments.workload else [name for name in grids if is_wanted[name]]
+    )
+    files = {
+        name: _File(arguments.surfaces / f"{name}-{machine_name(machine)}.jsonl") for name in names
+    }
     if not arguments.summary:
         for name, file in files.items():
             if arguments.best is None:
@@ -132,9 +143,13 @@ def main() -> int:
 
 
 def _parse(names: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--workload", choices=names, help="this one alone")
-    parser.add_argument("--visits", type=int, default=1, metavar="N", help="visits of every point (%(default)s)")
+    parser.add_argument(
+        "--visits", type=int, default=1, metavar="N", help="visits of every point (%(default)s)"
+    )
     parser.add_argument(
         "--contender-visits",
         type=int,
@@ -142,17 +157,32 @@ def _parse(names: Sequence[str]) -> argparse.Namespace:
         metavar="N",
         help="visits of every point close to the best (%(default)s)",
     )
-    parser.add_argument("--best", type=int, metavar="N", help="visit the N best points of what there is again")
     parser.add_argument(
-        "--until", type=float, default=_SHARP, metavar="SE", help="standard error to reach with --best (%(default)s)"
+        "--best", type=int, metavar="N", help="visit the N best points of what there is again"
+    )
+    parser.add_argument(
+        "--until",
+        type=float,
+        default=_SHARP,
+        metavar="SE",
+        help="standard error to reach with --best (%(default)s)",
     )
     parser.add_argument("--held-out", action="store_true", help="held-out workloads alone")
-    parser.add_argument("--minutes", type=float, metavar="M", help="begin nothing that may end after so many minutes")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        metavar="M",
+        help="begin nothing that may end after so many minutes",
+    )
     parser.add_argument("--points", type=int, metavar="N", help="the first N points alone")
     parser.add_argument("--smoke-cpu", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--summary", action="store_true", help="record nothing")
     parser.add_argument(
-        "--surfaces", type=Path, default=SURFACES, metavar="FOLDER", help="where they are (%(default)s)"
+        "--surfaces",
+        type=Path,
+        default=SURFACES,
+        metavar="FOLDER",
+        help="where they are (%(default)s)",
     )
     return parser.parse_args()
 
@@ -171,7 +201,10 @@ def _record(
     case = _case_of(name, grid)
     if case is None:
         return
-    with open_runner(case, device="auto", space=grid.space, memory_limit=grid.memory_limit) as (runner, space):
+    with open_runner(case, device="auto", space=grid.space, memory_limit=grid.memory_limit) as (
+        runner,
+        space,
+    ):
         if surface is None:
             file.add(
                 "header",
@@ -191,7 +224,14 @@ def _record(
         sitting.begin(file)
         if surface is None or surface.curves is None:
             first = FIRST_POINTS - (0 if surface is None else len(surface.configs))
-            if not _visit_all(name, grid, runner, file, _missing(grid, surface, arguments)[: max(0, first)], sitting):
+            if not _visit_all(
+                name,
+                grid,
+                runner,
+                file,
+                _missing(grid, surface, arguments)[: max(0, first)],
+                sitting,
+            ):
                 return
             if not sitting.has(_CURVES_NEED_S):
                 return
@@ -201,7 +241,9 @@ def _record(
                 return
 
 
-def _sharpen(name: str, grid: Grid, file: _File, arguments: argparse.Namespace, sitting: _Sitting) -> None:
+def _sharpen(
+    name: str, grid: Grid, file: _File, arguments: argparse.Namespace, sitting: _Sitting
+) -> None:
     """Visit the baseline and the best points in rounds, every second one in reverse, until each is sharp enough."""
     surface = file.read()
     if surface is None or not _not_sharp(surface, arguments) or not sitting.has(sitting.longest_s):
@@ -209,7 +251,10 @@ def _sharpen(name: str, grid: Grid, file: _File, arguments: argparse.Namespace, 
     case = _case_of(name, grid)
     if case is None:
         return
-    with open_runner(case, device="auto", space=grid.space, memory_limit=grid.memory_limit) as (runner, _):
+    with open_runner(case, device="auto", space=grid.space, memory_limit=grid.memory_limit) as (
+        runner,
+        _,
+    ):
         sitting.begin(file)
         rounds = 0
         while left := _not_sharp(surface, arguments):
@@ -227,7 +272,11 @@ def _not_sharp(surface: Surface, arguments: argparse.Namespace) -> list[Training
     """Of the best points, those whose error is still too large."""
     truth = surface.truth
     best = sorted(truth.rates, key=lambda config: -truth.rates[config])[: arguments.best]
-    return [config for config in best if config != surface.baseline and truth.errors[config] > arguments.until]
+    return [
+        config
+        for config in best
+        if config != surface.baseline and truth.errors[config] > arguments.until
+    ]
 
 
 def _int_visits(surface: Surface) -> Counter[TrainingConfig]:
@@ -265,7 +314,9 @@ def _visit_all(
     return True
 
 
-def _missing(grid: Grid, surface: Surface | None, arguments: argparse.Namespace) -> list[tuple[TrainingConfig, Visit]]:
+def _missing(
+    grid: Grid, surface: Surface | None, arguments: argparse.Namespace
+) -> list[tuple[TrainingConfig, Visit]]:
     return missing_visits(
         grid,
         surface,
@@ -279,7 +330,9 @@ def _visit(runner: TrialRunner, file: _File, config: TrainingConfig, visit: Visi
     """Run a trial and write it down; how long it took."""
     extras = everything(_WINDOW) if visit == "reference" else NO_EXTRAS
     speeds = look_at_speeds(_LOOK_S)
-    result = runner.run(config, name="point", deadline_s=TRIAL_DEADLINE_S, window=_WINDOW, extras=extras)
+    result = runner.run(
+        config, name="point", deadline_s=TRIAL_DEADLINE_S, window=_WINDOW, extras=extras
+    )
     file.add(
         "trial",
         visit=visit,
@@ -298,7 +351,11 @@ def _record_curves(grid: Grid, runner: TrialRunner, file: _File, sitting: _Sitti
     if report.curves is None:
         print(f"the curves failed: {report.result.reason}", file=sys.stderr)
         return
-    file.add("curves", wall_s=report.result.wall_s, curves=report.curves.model_dump(mode="json", exclude_defaults=True))
+    file.add(
+        "curves",
+        wall_s=report.result.wall_s,
+        curves=report.curves.model_dump(mode="json", exclude_defaults=True),
+    )
 
 
 def curve_points(grid: Grid) -> list[TrainingConfig]:
@@ -311,8 +368,13 @@ def curve_points(grid: Grid) -> list[TrainingConfig]:
     variations, of_loader = [], {*LOADER_SETTINGS}
     for config in sorted(grid.configs(), key=lambda one: one.micro_batch_size):
         changed = {name for name, _ in set(config) if getattr(config, name) != getattr(own, name)}
-        is_end = config.num_workers == most and config.micro_batch_size in {min(batches), max(batches)}
-        is_of_loader = changed <= of_loader or (is_end and changed <= of_loader | {"micro_batch_size"})
+        is_end = config.num_workers == most and config.micro_batch_size in {
+            min(batches),
+            max(batches),
+        }
+        is_of_loader = changed <= of_loader or (
+            is_end and changed <= of_loader | {"micro_batch_size"}
+        )
         if changed and (is_of_loader or not changed & of_loader):
             variations.append(config)
     return variations

@@ -15,7 +15,13 @@ from statistics import median
 from typing import Any
 
 from benchmarks.cases.cpu import Case, heavy_tail, queue_trap
-from benchmarks.measures.recording import describe_machine, make_parser, print_table, say, start_recording
+from benchmarks.measures.recording import (
+    describe_machine,
+    make_parser,
+    print_table,
+    say,
+    start_recording,
+)
 from benchmarks.quietness import keep_freed_memory
 from benchmarks.yardsticks.plain_loop import run_plain
 from benchmarks.yardsticks.product_run import measurement_figures, only, search
@@ -38,7 +44,9 @@ def main() -> None:
         recording.add(name, figures)
         rows.append(_row(name, figures))
     head = ["trap", "plain/s", "product/s", "product/plain", "10 steps/plain", "median/plain"]
-    print_table(f"Medians of {pairs} pairs; product/plain is to be within {_TARGET:.0%} of 1.", head, rows)
+    print_table(
+        f"Medians of {pairs} pairs; product/plain is to be within {_TARGET:.0%} of 1.", head, rows
+    )
     print(f"\n{recording.path}")
 
 
@@ -50,7 +58,14 @@ def _measure(name: str, case: Case, pairs: int, plain_s: float) -> dict[str, Any
                 products.append(_measure_by_product(case))
                 say(f"{name}: product {products[-1]['samples_per_s']:,.0f} samples/s")
             else:
-                plains.append(run_plain(f"benchmarks.cases.cpu:{name}", case.settings, seconds=plain_s, skip_s=_SKIP_S))
+                plains.append(
+                    run_plain(
+                        f"benchmarks.cases.cpu:{name}",
+                        case.settings,
+                        seconds=plain_s,
+                        skip_s=_SKIP_S,
+                    )
+                )
                 say(f"{name}: plain   {plains[-1]['samples_per_s']:,.0f} samples/s")
     return {**_medians(products, plains), "products": products, "plains": plains}
 
@@ -67,7 +82,9 @@ def _measure_by_product(case: Case) -> dict[str, Any]:
 def _medians(products: list[dict[str, Any]], plains: list[dict[str, Any]]) -> dict[str, Any]:
     """Rates as medians over the runs; ratios as medians over the pairs."""
     ratios = {
-        "product": [a["samples_per_s"] / b["samples_per_s"] for a, b in zip(products, plains, strict=True)],
+        "product": [
+            a["samples_per_s"] / b["samples_per_s"] for a, b in zip(products, plains, strict=True)
+        ],
         "naive": [run["naive_samples_per_s"] / run["samples_per_s"] for run in plains],
         "median_step": [run["median_step_samples_per_s"] / run["samples_per_s"] for run in plains],
     }

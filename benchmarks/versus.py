@@ -68,7 +68,9 @@ def main() -> int:
 def _parse() -> argparse.Namespace:
     parser = make_parser(__doc__ or "", "plain loops of 1 s, one round")
     parser.add_argument("--workload", choices=list(WORKLOADS), help="this one alone")
-    parser.add_argument("--rounds", type=int, default=_ROUNDS, metavar="N", help="of the plain loops (%(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=_ROUNDS, metavar="N", help="of the plain loops (%(default)s)"
+    )
     parser.add_argument("--fresh", action="store_true", help="measure everything anew")
     return parser.parse_args()
 
@@ -83,11 +85,21 @@ def _compare(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     say(f"{name}: autotune, {timeout_s:.0f} s")
     ours = _ours(name, today, timeout_s)
     say(f"{name}: plain loops")
-    contenders = {"today": today, "today again": today, "autotune": ours["settings"], "same batch": ours["same_batch"]}
+    contenders = {
+        "today": today,
+        "today again": today,
+        "autotune": ours["settings"],
+        "same batch": ours["same_batch"],
+    }
     if "settings" in theirs:
         contenders["loadtune"] = theirs["settings"]
     rates = _plain_rates(workload.case.__name__, contenders, arguments)
-    return {"revision": git_revision(), "autotune": ours, "loadtune": theirs, "plain_samples_per_s": rates}
+    return {
+        "revision": git_revision(),
+        "autotune": ours,
+        "loadtune": theirs,
+        "plain_samples_per_s": rates,
+    }
 
 
 def _ours(name: str, today: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
@@ -113,7 +125,12 @@ def _ours(name: str, today: Mapping[str, Any], timeout_s: float) -> dict[str, An
 def _measured_rate(result: SearchResult) -> float | None:
     """The median rate of all runs of what is recommended."""
     chosen = result.summary.recommendation
-    rates = [run.samples_per_s for one in result.trials if chosen and one.number == chosen.number for run in one.runs]
+    rates = [
+        run.samples_per_s
+        for one in result.trials
+        if chosen and one.number == chosen.number
+        for run in one.runs
+    ]
     return median(rates) if rates else None
 
 
@@ -127,10 +144,18 @@ def _theirs(function: str, today: Mapping[str, Any]) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.yardsticks.loadtune_run"]
     begun = perf_counter()
     done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=_LOADTUNE_DEADLINE_S, check=False
+        command,
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=_LOADTUNE_DEADLINE_S,
+        check=False,
     )
     if done.returncode != 0:
-        told_last = (done.stdout + done.stderr).strip().splitlines()[-1:]  # what is above names folders of this machine
+        told_last = (
+            (done.stdout + done.stderr).strip().splitlines()[-1:]
+        )  # what is above names folders of this machine
         return {"error": "".join(told_last), "seconds": perf_counter() - begun}
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return {**told, "seconds": perf_counter() - begun}
@@ -145,7 +170,10 @@ def _plain_rates(
     """
     seconds = _QUICK_S if arguments.quick else _PLAIN_S
     configs = {name: _config_of(settings) for name, settings in contenders.items()}
-    shared = {name: next(one for one in configs if configs[one] == config) for name, config in configs.items()}
+    shared = {
+        name: next(one for one in configs if configs[one] == config)
+        for name, config in configs.items()
+    }
     shared["today again"] = "today again"
     apart = [name for name, first in shared.items() if name == first]
     rates: dict[str, list[float]] = {name: [] for name in apart}
@@ -187,7 +215,11 @@ def _print_table(results: Mapping[str, Any]) -> None:
             )
         )
     head = ("workload", "A/A", "ours", "same b.", "loadtune", "s", "s lt", "claim", "claim lt")
-    print_table("Plain rate of what each recommends, against today's; claims against that plain rate", head, rows)
+    print_table(
+        "Plain rate of what each recommends, against today's; claims against that plain rate",
+        head,
+        rows,
+    )
 
 
 def _claim(told: Mapping[str, Any], plain: float | None) -> str:

@@ -25,12 +25,19 @@ from time import perf_counter
 from typing import Any
 
 from autotune import TrainingConfig
-from autotune.launch.local.warm_worker import WarmWorkerLauncher
+from autotune.launch.local import WarmWorkerLauncher
 from autotune.launch.runner import TrialRunner
-from autotune.protocol.jobs import WindowRules
-from autotune.space.resolved_space import ResolvedSpace
+from autotune.policy import WindowRules
+from autotune.space.space import ResolvedSpace
 from benchmarks.cases.surfaces import GRIDS, Grid
-from benchmarks.measures.recording import describe_machine, make_parser, print_table, read_results, say, start_recording
+from benchmarks.measures.recording import (
+    describe_machine,
+    make_parser,
+    print_table,
+    read_results,
+    say,
+    start_recording,
+)
 from benchmarks.quietness import keep_freed_memory
 from benchmarks.replay.surface_order import spread_order
 from benchmarks.yardsticks.product_run import TRIAL_DEADLINE_S, open_runner
@@ -55,10 +62,19 @@ def main() -> None:
     recording.results.update(read_results(recording.path, fresh=arguments.fresh))
     points, rounds = (2, 2) if arguments.quick else (_POINTS, _ROUNDS)
     window = WindowRules(max_s=0.5) if arguments.quick else _WINDOW
-    for name in [arguments.workload] if arguments.workload else _WORKLOADS[: 1 if arguments.quick else None]:
+    for name in (
+        [arguments.workload] if arguments.workload else _WORKLOADS[: 1 if arguments.quick else None]
+    ):
         if len(recording.results.get(name, {}).get("rounds", ())) < rounds:
             say(name)
-            compare(GRIDS[name], "cpu", points, window, keep=partial(recording.add, name), goes_on=lambda n: n < rounds)
+            compare(
+                GRIDS[name],
+                "cpu",
+                points,
+                window,
+                keep=partial(recording.add, name),
+                goes_on=lambda n: n < rounds,
+            )
     _print(recording.results)
     print(f"\n{recording.path}")
 
@@ -78,14 +94,21 @@ def compare(
     another one begins.
     """
     found = list[dict[str, Any]]()
-    both_runners = (_runner_of(grid, device), _runner_of(grid, device))  # a server forks for one at a time
+    both_runners = (
+        _runner_of(grid, device),
+        _runner_of(grid, device),
+    )  # a server forks for one at a time
     with both_runners[0] as (runner, _), both_runners[1] as (beside, _):
-        points = [point for point in spread_order(grid)[: 2 * count] if _can_run(runner, point, window)][:count]
+        points = [
+            point for point in spread_order(grid)[: 2 * count] if _can_run(runner, point, window)
+        ][:count]
         configs = [point.model_dump(mode="json", exclude_defaults=True) for point in points]
         while goes_on(number := len(found)):
             order = random.Random(number).sample(range(len(points)), len(points))
             warm = WarmWorkerLauncher(beside.launcher, beside.scratch, beside.logs)
-            both = _round(points, order, window, {"fresh": runner, "warm": replace(beside, launcher=warm)})
+            both = _round(
+                points, order, window, {"fresh": runner, "warm": replace(beside, launcher=warm)}
+            )
             warm.end_shared()
             found.append(both)
             if number > 0:
@@ -93,15 +116,23 @@ def compare(
             say(f"round {number + 1}, fresh {both['fresh_s']:.0f} s, warm {both['warm_s']:.0f} s")
 
 
-def _runner_of(grid: Grid, device: str) -> AbstractContextManager[tuple[TrialRunner, ResolvedSpace]]:
+def _runner_of(
+    grid: Grid, device: str
+) -> AbstractContextManager[tuple[TrialRunner, ResolvedSpace]]:
     return open_runner(grid.case(), device=device, space=grid.space, memory_limit=grid.memory_limit)
 
 
 def _round(
-    points: Sequence[TrainingConfig], order: Sequence[int], window: WindowRules, runners: Mapping[str, TrialRunner]
+    points: Sequence[TrainingConfig],
+    order: Sequence[int],
+    window: WindowRules,
+    runners: Mapping[str, TrialRunner],
 ) -> dict[str, Any]:
     """Each point in a fresh process and in the warm one, at once after another: the machine is another one soon."""
-    seconds, figures = dict.fromkeys(runners, 0.0), {way: dict[int, dict[str, Any]]() for way in runners}
+    seconds, figures = (
+        dict.fromkeys(runners, 0.0),
+        {way: dict[int, dict[str, Any]]() for way in runners},
+    )
     for number, place in enumerate(order):
         for way in sorted(runners, reverse=number % 2 == 0):
             begun = perf_counter()
@@ -113,12 +144,16 @@ def _round(
 
 def _can_run(runner: TrialRunner, point: TrainingConfig, window: WindowRules) -> bool:
     """Whether a point stays within the grid's limit, by a run that does not count."""
-    return runner.run(point, name="look", deadline_s=TRIAL_DEADLINE_S, window=window).outcome == "ok"
+    return (
+        runner.run(point, name="look", deadline_s=TRIAL_DEADLINE_S, window=window).outcome == "ok"
+    )
 
 
 def _figures(runner: TrialRunner, point: TrainingConfig, window: WindowRules) -> dict[str, Any]:
     """Rate and peak; on an accelerator torch's own, since the warm process is there while the other one measures."""
-    measured = runner.run(point, name="point", deadline_s=TRIAL_DEADLINE_S, window=window).measurement
+    measured = runner.run(
+        point, name="point", deadline_s=TRIAL_DEADLINE_S, window=window
+    ).measurement
     if measured is None:
         return {"samples_per_s": None, "peak_memory_bytes": None}
     own_bytes = measured.memory.reserved_bytes
@@ -131,25 +166,42 @@ def told_of(rounds: _Rounds, points: int) -> dict[str, Any]:
     known = [
         point
         for point in range(points)
-        if all(one[way][point]["samples_per_s"] is not None for one in rounds for way in ("fresh", "warm"))
+        if all(
+            one[way][point]["samples_per_s"] is not None
+            for one in rounds
+            for way in ("fresh", "warm")
+        )
     ]
     if len(known) < 2:
         return {"points": len(known)}
     later = {point: [one for one in rounds if one["order"].index(point) > 0] for point in known}
-    by_round = [median(_ratio(one, point) for point in known if one["order"].index(point) > 0) for one in rounds]
+    by_round = [
+        median(_ratio(one, point) for point in known if one["order"].index(point) > 0)
+        for one in rounds
+    ]
     places = [
-        [_ratio(one, one["order"][place]) for one in rounds if one["order"][place] in known] for place in range(points)
+        [_ratio(one, one["order"][place]) for one in rounds if one["order"][place] in known]
+        for place in range(points)
     ]
     return {
         "points": len(known),
         "bias": fmean(by_round),
         "bias_error": sqrt(variance(by_round) / len(rounds)),
-        "bias_by_point": {point: median(_ratio(one, point) for one in came) for point, came in later.items() if came},
+        "bias_by_point": {
+            point: median(_ratio(one, point) for one in came)
+            for point, came in later.items()
+            if came
+        },
         "bias_by_place": [median(found) if found else None for found in places],
         "spread": {way: _spread(rounds, way, known) for way in ("fresh", "warm")},
-        "spread_over_baseline": {way: _spread(rounds, way, known[1:], known[0]) for way in ("fresh", "warm")},
+        "spread_over_baseline": {
+            way: _spread(rounds, way, known[1:], known[0]) for way in ("fresh", "warm")
+        },
         "memory_ratio": [
-            median(one["warm"][point]["peak_memory_bytes"] / one["fresh"][point]["peak_memory_bytes"] for one in rounds)
+            median(
+                one["warm"][point]["peak_memory_bytes"] / one["fresh"][point]["peak_memory_bytes"]
+                for one in rounds
+            )
             for point in known
         ],
         "seconds": {way: median(one[f"{way}_s"] for one in rounds) for way in ("fresh", "warm")},
@@ -186,13 +238,21 @@ def _print(results: Mapping[str, Any]) -> None:
                 str(told["points"]),
                 f"{exp(told['bias']) - 1:+.1%} ± {2 * told['bias_error']:.1%}",
                 f"{max(map(abs, told['bias_by_point'].values())):.1%}",
-                *(f"{told[what][way]:.1%}" for what in ("spread", "spread_over_baseline") for way in ("fresh", "warm")),
+                *(
+                    f"{told[what][way]:.1%}"
+                    for what in ("spread", "spread_over_baseline")
+                    for way in ("fresh", "warm")
+                ),
                 f"{max(told['memory_ratio']):.2f}",
                 f"{told['seconds']['fresh'] / told['seconds']['warm']:.1f}",
             ]
         )
     head = ["", "n", "bias", "worst", "fresh", "warm", "/base", "warm", "memory", "faster"]
-    print_table("Warm over fresh; spreads between processes, of rates and of ratios to the baseline.", head, rows)
+    print_table(
+        "Warm over fresh; spreads between processes, of rates and of ratios to the baseline.",
+        head,
+        rows,
+    )
 
 
 if __name__ == "__main__":

@@ -35,10 +35,14 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 NAME = "sim"
 MIB = 2**20
-_SEGMENT = 64 * 1024  # bytes by which the allocator takes memory from the device; CUDA's takes 2 MiB
+_SEGMENT = (
+    64 * 1024
+)  # bytes by which the allocator takes memory from the device; CUDA's takes 2 MiB
 _PRELOADED = ["torch._dynamo", "pytest"]
 """What a test's process has imported when it is forked; the modules that have such tests are added to it."""
-_TO_HOST = frozenset({"aten::_local_scalar_dense", "aten::equal", "aten::nonzero", "aten::is_nonzero"})
+_TO_HOST = frozenset(
+    {"aten::_local_scalar_dense", "aten::equal", "aten::nonzero", "aten::is_nonzero"}
+)
 
 
 class Clock:
@@ -86,7 +90,9 @@ class Queue:
     def launch(self, seconds: float | None = None) -> None:
         """Put a kernel behind those that are there; returns at once."""
         self.kernels += 1
-        self.ends_at = max(self.ends_at, self.clock.now()) + (self.kernel_s if seconds is None else seconds)
+        self.ends_at = max(self.ends_at, self.clock.now()) + (
+            self.kernel_s if seconds is None else seconds
+        )
 
     def wait(self, until: float | None = None) -> None:
         """Wait until what was launched so far is done, or until a time."""
@@ -192,7 +198,9 @@ def on_simulated_device(test: Callable[..., None]) -> Callable[..., None]:
     if test.__module__ not in _PRELOADED:
         _PRELOADED.append(test.__module__)
 
-    @functools.wraps(test)  # pytest finds parameters and fixtures by it, and `_run_here` the test itself
+    @functools.wraps(
+        test
+    )  # pytest finds parameters and fixtures by it, and `_run_here` the test itself
     def run_apart(**given: Any) -> None:
         apart = multiprocessing.get_context("forkserver")
         apart.set_forkserver_preload(_PRELOADED)  # once
@@ -277,7 +285,9 @@ def _launch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     result = func(*_raw(args), **_raw(kwargs))
     queue, is_to_host = DEVICES[index].queue, wanted is not None and wanted.type != NAME
     is_into_host = func._schema.name == "aten::copy_" and not isinstance(args[0], SimTensor)
-    for one in inputs:  # a copy from another device waits for what that one has to do first, as CUDA's do
+    for (
+        one
+    ) in inputs:  # a copy from another device waits for what that one has to do first, as CUDA's do
         queue.ends_at = max(queue.ends_at, DEVICES[one.device.index].queue.ends_at)
     queue.launch()
     if is_to_host or is_into_host or func._schema.name in _TO_HOST:
@@ -287,7 +297,9 @@ def _launch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     known = {id(one.raw): one for one in inputs}  # what a kernel writes into, it hands on
     blocks = {one.raw.untyped_storage()._cdata: one.block for one in inputs}
     return pytree.tree_map_only(
-        torch.Tensor, lambda raw: known[id(raw)] if id(raw) in known else _shell(raw, blocks, index), result
+        torch.Tensor,
+        lambda raw: known[id(raw)] if id(raw) in known else _shell(raw, blocks, index),
+        result,
     )
 
 
@@ -313,14 +325,18 @@ def _empty_memory_format(
 
 
 @torch.library.impl("aten::empty_strided", "privateuseone")
-def _empty_strided(size: Any, stride: Any, *, dtype: Any = None, device: Any = None, **_: Any) -> SimTensor:
+def _empty_strided(
+    size: Any, stride: Any, *, dtype: Any = None, device: Any = None, **_: Any
+) -> SimTensor:
     return _empty(device, torch.empty_strided(size, stride, dtype=dtype))
 
 
 class Event:
     """A mark in the queue, as torch.cuda.Event is one in a stream."""
 
-    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
+    def __init__(
+        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
+    ) -> None:
         self._is_timed, self._at, self._queue = enable_timing, 0.0, Queue()
 
     def record(self, stream: object = None) -> None:
@@ -407,7 +423,9 @@ def _as_module() -> Any:
         empty_cache=empty_cache,
         get_amp_supported_dtype=lambda: [torch.bfloat16, torch.float16],
         get_device_name=lambda device=None: f"Simulated accelerator {_index(device)}",
-        get_device_properties=lambda device=None: SimpleNamespace(total_memory=_memory(device).total),
+        get_device_properties=lambda device=None: SimpleNamespace(
+            total_memory=_memory(device).total
+        ),
         get_rng_state=lambda device=None: torch.get_rng_state(),
         is_available=lambda: True,
         is_initialized=lambda: True,

@@ -24,31 +24,31 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 from optuna.storages import RDBStorage
 
-from autotune.launch.local.fork_server import ForkServerLauncher
-from autotune.report.render import html as page
-from autotune.study import storage
+from autotune.launch.local import ForkServerLauncher
+from autotune.report import html as page
+from autotune.tuning import study
 from tests import golden
 from tests.nvml_stub import NvmlStub, build_libraries
 from tests.processes import marked
 
 TESTS = Path(__file__).parent
 LONGEST = (
-    "ray/test_ray.py",
+    "launch/test_ray.py",
     "api/test_end_to_end.py",
-    "study/test_study.py",
-    "worker/measure/test_edges.py",
+    "tuning/test_study.py",
+    "worker/test_edges.py",
     "launch/test_launchers.py",
     "tuning/test_loop_slots.py",
     "tuning/test_model_proposer.py",
     "api/test_search_resume.py",
-    "worker/attach/redirect/test_protection.py",
+    "worker/script/test_protection.py",
     "api/test_search.py",
     "tuning/test_model_proposer_course.py",
     "api/test_search_failures.py",
     "api/test_command.py",
     "tuning/test_loop.py",
     "docs/test_security.py",
-    "analysis/forecast/test_rate_model.py",
+    "models/test_rate_model.py",
 )
 """Files that take 15 s and more in make test, in the order in which they begin: begun last, one would leave the other
 process without work. All tests of a file run in one process, which makes what they share once; by files and not by
@@ -63,8 +63,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Set the process up, before torch is imported."""
     golden.is_updating = config.getoption("--update")
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so a shell starts what runs in its background
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests' own processes inherit it
+    if (
+        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ):  # so a shell starts what runs in its background
+        signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        )  # the tests' own processes inherit it
     if hasattr(config, "workerinput"):  # pytest-xdist's own processes
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     # No test asserts times. make test-all asks for the second profile, which looks at new examples each time.
@@ -83,7 +87,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave measurements and the benchmarks' own tests to make test-all; begin with the files that take longest."""
     for item in items:
-        if item.get_closest_marker("quiet") is not None or item.path.is_relative_to(TESTS / "benchmarks"):
+        if item.get_closest_marker("quiet") is not None or item.path.is_relative_to(
+            TESTS / "benchmarks"
+        ):
             item.add_marker(pytest.mark.slow)
     if hasattr(config, "workerinput"):
         places = {TESTS / name: place for place, name in enumerate(LONGEST)}
@@ -106,7 +112,9 @@ def nvml_libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def nvml(nvml_libraries: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NvmlStub:
+def nvml(
+    nvml_libraries: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> NvmlStub:
     """Make one GPU, "GPU-0", that answers nothing yet: pynvml's real code runs over it. See tests/nvml_stub."""
     stub = NvmlStub(nvml_libraries["today"], tmp_path / "nvml.scenario")
     stub.load(monkeypatch)
@@ -149,14 +157,16 @@ def _nothing_waits_for_the_disk() -> Iterator[None]:
     """Spare each of the fifty files that a search writes its wait for the disk."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
-        patch.setattr(storage, "_SYNCHRONOUS", "OFF")
+        patch.setattr(study, "_SYNCHRONOUS", "OFF")
         yield
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _studies_begin_as_a_copy(_migrations_read_once: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _studies_begin_as_a_copy(
+    _migrations_read_once: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
     """Begin each study as a copy of the first: Optuna makes tables one by one, which takes a tenth of a search."""
-    make, empty = storage._sqlite, tmp_path_factory.mktemp("study") / "empty.db"
+    make, empty = study._sqlite, tmp_path_factory.mktemp("study") / "empty.db"
 
     def copied(path: Path) -> RDBStorage:
         if not empty.exists():
@@ -166,7 +176,7 @@ def _studies_begin_as_a_copy(_migrations_read_once: None, tmp_path_factory: pyte
         return make(path)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(storage, "_sqlite", copied)
+        patch.setattr(study, "_sqlite", copied)
         yield
 
 
@@ -190,5 +200,7 @@ def _migrations_read_once() -> Iterator[None]:
 def _drawings_for_the_reports_tests_alone(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if "report" not in request.path.parts:
-            patch.setattr(page, "draw", lambda plot: f'<svg role="img" aria-label="{plot.title}"></svg>')
+            patch.setattr(
+                page, "draw", lambda plot: f'<svg role="img" aria-label="{plot.title}"></svg>'
+            )
         yield

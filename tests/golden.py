@@ -31,6 +31,8 @@ def assert_golden(name: str | Path, text: str) -> None:
         return
     golden = path.read_text(encoding="utf-8") if path.exists() else ""
     if text != golden:
-        diff = unified_diff(golden.splitlines(), text.splitlines(), f"golden/{name}", "now", lineterm="")
+        diff = unified_diff(
+            golden.splitlines(), text.splitlines(), f"golden/{name}", "now", lineterm=""
+        )
         remedy = "If it should read so: run this test with --update"
         pytest.fail("\n".join([*diff, "", remedy]), pytrace=False)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autotune.launch.launcher import Exit, Launch
-from autotune.launch.local.fork_server import ForkServerLauncher
+from autotune.launch.local import ForkServerLauncher
+from autotune.policy import WindowRules
 from autotune.protocol.disk import write_model
-from autotune.protocol.jobs import NO_EXTRAS, TrialJob, WindowRules, read_job
+from autotune.protocol.messages import NO_EXTRAS, TrialJob, read_job
 
 __all__ = ["Hurried"]
 
@@ -25,7 +26,10 @@ class Hurried:
         """As the launcher does."""
         job = read_job(launch.folder.job)
         if isinstance(job, TrialJob):
-            write_model(launch.folder.job, job.model_copy(update={"window": self.window, "extras": NO_EXTRAS}))
+            write_model(
+                launch.folder.job,
+                job.model_copy(update={"window": self.window, "extras": NO_EXTRAS}),
+            )
         return self.launcher.launch(launch)
 
     def close(self) -> None:

@@ -14,7 +14,10 @@ def marked(token: str) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get(TOKEN_VARIABLE) == token and process.status() != psutil.STATUS_ZOMBIE:
+            if (
+                process.environ().get(TOKEN_VARIABLE) == token
+                and process.status() != psutil.STATUS_ZOMBIE
+            ):
                 found.append(process)
         except (psutil.Error, OSError):
             continue

@@ -22,7 +22,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from autotune.launch.local.fork_server import ForkServerLauncher
+from autotune.launch.local import ForkServerLauncher
 
 _STARTS = {"subprocess.Popen", "os.fork", "os.forkpty"}
 _MOST = 40
@@ -68,7 +68,10 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
     try:
         return (yield)
     finally:
-        item.user_properties += [("processes", _started), *((f"fixture {name}", took) for name, took in _set_up)]
+        item.user_properties += [
+            ("processes", _started),
+            *((f"fixture {name}", took) for name, took in _set_up),
+        ]
         _started = 0
         _set_up.clear()
 
@@ -76,7 +79,9 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
 def summarize(files: Iterable[Path]) -> dict[str, Any]:
     """Return the tables of all tests in some JUnit files; a test that stands in several counts with each run."""
     tests: Rows = [_test(case) for file in files for case in ET.parse(file).iter("testcase")]
-    fixtures = [{"name": name, "seconds": took} for test in tests for name, took in test["fixtures"]]
+    fixtures = [
+        {"name": name, "seconds": took} for test in tests for name, took in test["fixtures"]
+    ]
     starting = [test for test in tests if test["processes"]]
     return {
         "tests": len(tests),
@@ -93,7 +98,10 @@ def summarize(files: Iterable[Path]) -> dict[str, Any]:
 
 
 def _test(case: ET.Element) -> dict[str, Any]:
-    place, name = case.get("classname", "").removeprefix("tests."), case.get("name", "").partition("[")[0]
+    place, name = (
+        case.get("classname", "").removeprefix("tests."),
+        case.get("name", "").partition("[")[0],
+    )
     noted = [(str(one.get("name")), float(str(one.get("value")))) for one in case.iter("property")]
     processes = int(dict(noted).get("processes", 0))
     ended = (one.tag for one in case if one.tag in {"failure", "error", "skipped"})
@@ -104,7 +112,11 @@ def _test(case: ET.Element) -> dict[str, Any]:
         "outcome": next(ended, "passed"),
         "processes": processes,
         "kind": ("no process", "one process")[processes] if processes < 2 else "several processes",
-        "fixtures": [(name.removeprefix("fixture "), took) for name, took in noted if name.startswith("fixture ")],
+        "fixtures": [
+            (name.removeprefix("fixture "), took)
+            for name, took in noted
+            if name.startswith("fixture ")
+        ],
     }
 
 
@@ -113,13 +125,18 @@ def _sums(rows: Iterable[Mapping[str, Any]], key: str) -> Rows:
     groups: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         groups[row[key]].append(row["seconds"])
-    sums = [{"name": name, "count": len(all_s), "seconds": round(sum(all_s), 1)} for name, all_s in groups.items()]
+    sums = [
+        {"name": name, "count": len(all_s), "seconds": round(sum(all_s), 1)}
+        for name, all_s in groups.items()
+    ]
     return sorted(sums, key=lambda row: -row["seconds"])
 
 
 def main() -> None:
     """Read the files, print the tables and write them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--to", type=Path)
     arguments = parser.parse_args()
@@ -131,7 +148,9 @@ def main() -> None:
     text = "\n".join(lines) + "\n"
     sys.stdout.write(text)
     if arguments.to is not None:
-        arguments.to.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        arguments.to.with_suffix(".json").write_text(
+            json.dumps(found, indent=1) + "\n", encoding="utf-8"
+        )
         arguments.to.with_suffix(".txt").write_text(text, encoding="utf-8")
 
 

@@ -23,7 +23,9 @@ def stepped(device: str) -> list[float]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     losses = []
     for _ in range(4):
-        loss = nn.functional.cross_entropy(model(torch.randn(16, 4).to(device)), torch.ones(16).long().to(device))
+        loss = nn.functional.cross_entropy(
+            model(torch.randn(16, 4).to(device)), torch.ones(16).long().to(device)
+        )
         loss.backward()  # type: ignore[no-untyped-call] # torch
         optimizer.step()
         optimizer.zero_grad()

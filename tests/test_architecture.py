@@ -32,7 +32,9 @@ def test_public_names_are_listed_sorted_and_there() -> None:
 def test_each_room_says_what_it_owns_what_comes_in_and_what_goes_out() -> None:
     silent = []
     for room in ROOMS:
-        docstring = ast.get_docstring(ast.parse((room / "__init__.py").read_text(encoding="utf-8"))) or ""
+        docstring = (
+            ast.get_docstring(ast.parse((room / "__init__.py").read_text(encoding="utf-8"))) or ""
+        )
         if len(docstring.splitlines()) < 2:
             silent.append(room.relative_to(PACKAGE).as_posix())
     assert silent == []
@@ -52,7 +54,9 @@ def test_no_test_asserts_on_a_sentence() -> None:
 def calls_assert_golden(tree: ast.Module) -> bool:
     """Return whether a module compares a text with a golden file."""
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    return any(isinstance(call.func, ast.Name) and call.func.id == "assert_golden" for call in calls)
+    return any(
+        isinstance(call.func, ast.Name) and call.func.id == "assert_golden" for call in calls
+    )
 
 
 def asserted_sentences(tree: ast.Module) -> Iterator[int]:
@@ -75,22 +79,34 @@ def fault_of_names(path: Path) -> str | None:
     """Return what is wrong with a module's `__all__`, or None."""
     body = ast.parse(path.read_text(encoding="utf-8")).body
     listed = listed_names(body)
-    public = {one.name for one in body if isinstance(one, ast.FunctionDef | ast.ClassDef) and is_public(one)}
+    public = {
+        one.name
+        for one in body
+        if isinstance(one, ast.FunctionDef | ast.ClassDef) and is_public(one)
+    }
     if listed is None:
-        return "a module with public names needs an __all__" if public and path.name != "__main__.py" else None
+        return (
+            "a module with public names needs an __all__"
+            if public and path.name != "__main__.py"
+            else None
+        )
     if listed != sorted(listed, key=sort_key):
         return "__all__ must be sorted"
     if not public <= set(listed):
         return f"must be in __all__, or begin with _: {sorted(public - set(listed))}"
     if not set(listed) <= bound_names(body):
-        return f"__all__ has names that the module does not: {sorted(set(listed) - bound_names(body))}"
+        return (
+            f"__all__ has names that the module does not: {sorted(set(listed) - bound_names(body))}"
+        )
     return None
 
 
 def listed_names(body: list[ast.stmt]) -> list[str] | None:
     """Return what `__all__` holds; None where there is none."""
     for node in body:
-        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["__all__"]:
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == [
+            "__all__"
+        ]:
             return [str(name) for name in ast.literal_eval(node.value)]
     return None
 
@@ -123,6 +139,6 @@ def sort_key(name: str) -> tuple[int, list[tuple[str, int]]]:
 
 def test_what_a_search_begins_with_does_not_import_torch() -> None:
     """It takes seconds, and memory that trials would have."""
-    code = "import sys, autotune.cli, autotune.api.search, autotune.api.apply; print('torch' in sys.modules)"
+    code = "import sys, autotune.cli, autotune.api.search, autotune.api.commands; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

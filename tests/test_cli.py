@@ -14,17 +14,15 @@ import yaml
 from click.testing import CliRunner, Result
 
 import autotune
-from autotune.api import check, diagnose, report, search
+from autotune.api import commands, diagnose, search
 from autotune.cli import cli
+from autotune.config.environment import Environment
+from autotune.config.plan import Executor, ExecutorKind, Plan
+from autotune.config.training_config import TrainingConfig
 from autotune.errors import ConfigError, LauncherError, NothingFeasibleError, WorkloadError
 from autotune.files import run_folder
-from autotune.report import model
-from autotune.report.render import json_document, terminal
-from autotune.report.sections import diagnosis
-from autotune.settings.environment import Environment
-from autotune.settings.executor import Executor, ExecutorKind
-from autotune.settings.plan import Plan
-from autotune.settings.training_config import TrainingConfig
+from autotune.report import console as terminal
+from autotune.report import diagnosis, json_document, model
 
 CONFIG = "workload: {model: 'pkg.mod:model', dataset: 'pkg.mod:dataset'}\nrun_dir: out\n"
 ENVIRONMENT = Environment(
@@ -53,10 +51,10 @@ def _working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 _FUNCTIONS = {
     "run_plan": search,
-    "open_report": report,
-    "rewrite_reports": report,
-    "check_plan": check,
-    "environment": check,
+    "open_report": commands,
+    "rewrite_reports": commands,
+    "check_plan": commands,
+    "environment": commands,
     "diagnose_plan": diagnose,
     "new_run_dir": run_folder,
 }
@@ -85,7 +83,9 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> None:
     def print_summary(report: Any, console: Any) -> None:
         console.print("{} in {}".format(*report))
 
-    def print_check(environment: Any, facts: Any, space: Any, console: Any, *, stale: str | None) -> None:
+    def print_check(
+        environment: Any, facts: Any, space: Any, console: Any, *, stale: str | None
+    ) -> None:
         console.print(f"{environment} {facts} {space} {stale}")
 
     monkeypatch.setattr(model, "build_report", lambda summary, run_dir: (summary, str(run_dir)))
@@ -105,7 +105,9 @@ def raising(error: BaseException) -> Callable[..., Any]:
     return function
 
 
-def run_process(*arguments: str, code: str | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
+def run_process(
+    *arguments: str, code: str | None = None, **options: Any
+) -> subprocess.CompletedProcess[str]:
     """The command line (or code) in a process of its own, which imports this tree."""
     environment = {**os.environ, "PYTHONPATH": str(Path(autotune.__file__).parents[1])}
     start = [sys.executable, *(("-c", code) if code else ("-m", "autotune")), *arguments]
@@ -135,7 +137,9 @@ def test_python_dash_m_is_the_command() -> None:
     assert run_process("--version").stdout == f"autotune, version {autotune.__version__}\n"
 
 
-@pytest.mark.parametrize("arguments", [["run"], ["no-such-command"], ["run", "x.yaml", "--no-such-option"], ["report"]])
+@pytest.mark.parametrize(
+    "arguments", [["run"], ["no-such-command"], ["run", "x.yaml", "--no-such-option"], ["report"]]
+)
 def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
     result = call(*arguments)
     assert (result.exit_code, result.stdout) == (2, "")
@@ -181,7 +185,9 @@ def test_json_is_a_single_document_on_stdout(api: Any, shown: None) -> None:
         (LauncherError("no process"), 1),
     ],
 )
-def test_an_error_is_told_on_stderr_with_its_exit_code(api: Any, error: Exception, code: int) -> None:
+def test_an_error_is_told_on_stderr_with_its_exit_code(
+    api: Any, error: Exception, code: int
+) -> None:
     api.run_plan = raising(error)
     result = call("run", "x.yaml", "--json")
     assert (result.exit_code, result.stdout, result.stderr) == (code, "", f"error: {error}\n")
@@ -245,21 +251,32 @@ main()
 # diagnose
 
 
-def test_diagnose_hands_the_plan_on_and_shows_the_answer(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_diagnose_hands_the_plan_on_and_shows_the_answer(
+    api: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = []
 
     def diagnose_plan(plan: Plan, **options: Any) -> SimpleNamespace:
         calls.append((plan.baseline.num_workers, options))
-        return SimpleNamespace(diagnosis=SimpleNamespace(model_dump_json=lambda indent: '{"verdict": "launch"}'))
+        return SimpleNamespace(
+            diagnosis=SimpleNamespace(model_dump_json=lambda indent: '{"verdict": "launch"}')
+        )
 
     api.diagnose_plan = diagnose_plan
-    monkeypatch.setattr(diagnosis, "print_diagnosis", lambda found, console: console.print("launch-bound"))
-    assert call("diagnose", "x.yaml", "--set", "baseline.num_workers=3", "--quiet").stdout == "launch-bound\n"
+    monkeypatch.setattr(
+        diagnosis, "print_diagnosis", lambda found, console: console.print("launch-bound")
+    )
+    assert (
+        call("diagnose", "x.yaml", "--set", "baseline.num_workers=3", "--quiet").stdout
+        == "launch-bound\n"
+    )
     assert json.loads(call("diagnose", "x.yaml", "--json").stdout) == {"verdict": "launch"}
     assert calls == [(3, {"progress": False}), (0, {"progress": "auto"})]
 
 
-@pytest.mark.parametrize(("error", "code"), [(WorkloadError("the step fails"), 2), (NothingFeasibleError("oom"), 3)])
+@pytest.mark.parametrize(
+    ("error", "code"), [(WorkloadError("the step fails"), 2), (NothingFeasibleError("oom"), 3)]
+)
 def test_a_diagnosis_that_fails_exits_as_a_run_does(api: Any, error: Exception, code: int) -> None:
     api.diagnose_plan = raising(error)
     result = call("diagnose", "x.yaml", "--json")
@@ -270,7 +287,9 @@ def test_a_diagnosis_that_fails_exits_as_a_run_does(api: Any, error: Exception, 
 
 
 @pytest.mark.parametrize("command", ["run", "check", "diagnose"])
-def test_the_executor_reaches_the_plan(api: Any, shown: None, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_executor_reaches_the_plan(
+    api: Any, shown: None, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plans: list[Plan] = []
 
     def answer(plan: Plan, **_: Any) -> SimpleNamespace:
@@ -316,7 +335,9 @@ def plans(api: Any, shown: None, monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
 
 
 @pytest.mark.parametrize("name", ["run", "check", "diagnose"])
-def test_what_stands_after_two_dashes_is_the_workload_as_it_is(plans: list[Plan], name: str) -> None:
+def test_what_stands_after_two_dashes_is_the_workload_as_it_is(
+    plans: list[Plan], name: str
+) -> None:
     ours = ["--set", "baseline.lr=0.1", "--set", "budget.timeout_s=60", "--set", "run_dir=runs/x"]
     theirs = ["python", "train.py", "--set", "a=b", "--help", "-h", "--", "x.yaml", "{lr}"]
     assert call(name, *ours, "--", *theirs).exit_code == 0
@@ -330,8 +351,12 @@ def test_what_stands_after_two_dashes_is_the_workload_as_it_is(plans: list[Plan]
 def test_a_file_of_a_framework_stands_below_config_and_what_it_does_not_say_is_told(
     plans: list[Plan], name: str
 ) -> None:
-    Path("plan.yaml").write_text("workload: {model: 'torch.nn:Identity', dataset: 'torch.nn:Identity'}\n")
-    Path("args.json").write_text('{"per_device_train_batch_size": 4, "optim": "sgd", "learning_rate": 0.1}')
+    Path("plan.yaml").write_text(
+        "workload: {model: 'torch.nn:Identity', dataset: 'torch.nn:Identity'}\n"
+    )
+    Path("args.json").write_text(
+        '{"per_device_train_batch_size": 4, "optim": "sgd", "learning_rate": 0.1}'
+    )
     done = call(name, "--from", "hf", "args.json", "--set", "baseline.lr=0.5", "plan.yaml")
     assert done.exit_code == 0, done.stderr
     assert (plans[0].baseline.micro_batch_size, plans[0].baseline.lr) == (4, 0.5)
@@ -346,7 +371,9 @@ def test_a_file_of_a_framework_is_refused_beside_a_command(plans: list[Plan]) ->
 
 
 def test_a_file_of_a_framework_that_is_wrong_exits_with_2() -> None:
-    Path("plan.yaml").write_text("workload: {model: 'torch.nn:Identity', dataset: 'torch.nn:Identity'}\n")
+    Path("plan.yaml").write_text(
+        "workload: {model: 'torch.nn:Identity', dataset: 'torch.nn:Identity'}\n"
+    )
     Path("args.json").write_text("{")
     done = call("run", "--from", "hf", "args.json", "plan.yaml")
     assert done.exit_code == 2
@@ -361,7 +388,10 @@ def test_options_of_ours_stand_before_the_two_dashes(api: Any, plans: list[Plan]
         return SimpleNamespace(summary="s", run_dir=Path("out"))
 
     api.run_plan = run_plan
-    assert call("run", "--fresh", "--quiet", "--json", "--", "python", "train.py", "--fresh").stdout == '["s", "out"]\n'
+    assert (
+        call("run", "--fresh", "--quiet", "--json", "--", "python", "train.py", "--fresh").stdout
+        == '["s", "out"]\n'
+    )
     assert call("run", "--", "python", "train.py", "--quiet").exit_code == 0
     assert options == [
         (("python", "train.py", "--fresh"), {"fresh": True, "progress": False}),
@@ -403,7 +433,9 @@ def test_a_command_may_stand_in_config(plans: list[Plan]) -> None:
     assert [(plan.name, plan.workload.command) for plan in plans] == [("x", ("python", "train.py"))]
 
 
-def test_an_interrupted_run_of_a_command_says_where_the_folder_is_to_be_written(api: Any, plans: list[Plan]) -> None:
+def test_an_interrupted_run_of_a_command_says_where_the_folder_is_to_be_written(
+    api: Any, plans: list[Plan]
+) -> None:
     api.run_plan, api.new_run_dir = raising(KeyboardInterrupt()), lambda: Path("runs/new")
     result = call("run", "--", "python", "train.py")
     assert result.exit_code == 130
@@ -425,9 +457,13 @@ def test_apply_hands_the_command_on_as_it_is(monkeypatch: pytest.MonkeyPatch) ->
     def apply_command(path: Path, command: tuple[str, ...], *, only_print: bool) -> None:
         calls.append((path, command, only_print))
 
-    monkeypatch.setitem(sys.modules, "autotune.api.apply", SimpleNamespace(apply_command=apply_command))
+    monkeypatch.setitem(
+        sys.modules, "autotune.api.commands", SimpleNamespace(apply_command=apply_command)
+    )
     assert call("apply", "runs/x", "--", "python", "train.py", "--print").exit_code == 0
-    assert call("apply", "--print", "runs/x/recommended.yaml", "--", "torchrun", "a.py").exit_code == 0
+    assert (
+        call("apply", "--print", "runs/x/recommended.yaml", "--", "torchrun", "a.py").exit_code == 0
+    )
     assert calls == [
         (Path("runs/x"), ("python", "train.py", "--print"), False),
         (Path("runs/x/recommended.yaml"), ("torchrun", "a.py"), True),
@@ -453,7 +489,9 @@ def test_apply_needs_both_settings_and_a_command(arguments: list[str], told: str
 
 
 def test_export_writes_the_text_alone_to_stdout_and_what_is_missing_to_stderr() -> None:
-    Path("recommended.yaml").write_text(yaml.safe_dump({"format": 1, "settings": TrainingConfig(lr=0.5).model_dump()}))
+    Path("recommended.yaml").write_text(
+        yaml.safe_dump({"format": 1, "settings": TrainingConfig(lr=0.5).model_dump()})
+    )
     done = call("export", "recommended.yaml", "--to", "hf")
     assert done.exit_code == 0, done.stderr
     assert done.stdout == TrainingConfig(lr=0.5).to("hf").text
@@ -498,7 +536,9 @@ def test_check_shows_what_the_api_found(api: Any, shown: None) -> None:
         def __str__(self) -> str:
             return "space"
 
-    api.check_plan = lambda plan: SimpleNamespace(space=Space(environment=plan.name, facts=plan.seed), stale="old")
+    api.check_plan = lambda plan: SimpleNamespace(
+        space=Space(environment=plan.name, facts=plan.seed), stale="old"
+    )
     result = call("check", "x.yaml", "--set", "seed=5")
     assert (result.exit_code, result.stdout.split()) == (0, ["x", "5", "space", "old"])
 
@@ -524,7 +564,9 @@ def test_diagnose_tells_by_its_exit_code_that_something_holds_training_up(
 ) -> None:
     found = SimpleNamespace(verdict=verdict, model_dump_json=lambda indent: "{}")
     api.diagnose_plan = lambda plan, **_: SimpleNamespace(diagnosis=found)
-    monkeypatch.setattr(diagnosis, "print_diagnosis", lambda found, console: console.print(found.verdict))
+    monkeypatch.setattr(
+        diagnosis, "print_diagnosis", lambda found, console: console.print(found.verdict)
+    )
     assert call("diagnose", "x.yaml", "--exit-code", *form).exit_code == code
     assert call("diagnose", "x.yaml", *form).exit_code == 0
 
@@ -533,11 +575,17 @@ def test_report_shows_the_summary_of_a_run_folder(api: Any, shown: None) -> None
     api.open_report = lambda run_dir: (f"summary-{run_dir}", str(run_dir))
     api.rewrite_reports = lambda found, run_dir: ((*found, "without page"), "no plots")
     assert call("report", "out").stdout == "summary-out in out\n"
-    assert json.loads(call("report", "out", "--json").stdout) == ["summary-out", "out", "without page"]
+    assert json.loads(call("report", "out", "--json").stdout) == [
+        "summary-out",
+        "out",
+        "without page",
+    ]
     assert call("report", "out").stderr == "no plots\n"
 
 
-def test_a_report_is_shown_before_its_files_are_written(api: Any, shown: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_is_shown_before_its_files_are_written(
+    api: Any, shown: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done: list[str] = []
 
     def rewrite(found: Any, run_dir: Path) -> tuple[Any, str]:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.analysis.forecast.rate_law import COSTS
-from autotune.settings.ddp_config import DdpConfig
-from autotune.settings.exports.registry import TARGETS
-from autotune.settings.search_space import SearchSpace
-from autotune.settings.training_config import TrainingConfig
+from autotune.config.plan import SearchSpace
+from autotune.config.training_config import DdpConfig, TrainingConfig
+from autotune.export.registry import TARGETS
+from autotune.models.throughput_law import COSTS
 from autotune.settings_table import BY_NAME, SETTINGS, Setting
 
 
 def test_each_field_has_an_entry() -> None:
     assert BY_NAME.keys() - {"ddp"} == TrainingConfig().by_name.keys()
-    assert len(BY_NAME) == len(SETTINGS) == len(TrainingConfig.model_fields) + len(DdpConfig.model_fields)
+    assert (
+        len(BY_NAME)
+        == len(SETTINGS)
+        == len(TrainingConfig.model_fields) + len(DdpConfig.model_fields)
+    )
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
@@ -29,5 +32,9 @@ def test_an_entry_names_what_there_is(setting: Setting) -> None:
 
 
 def test_items_depend_first_on_batch_and_workers() -> None:
-    names = [setting.name for setting in SETTINGS for effect in setting.effects if "items" in effect.sds]
-    assert names[:2] == ["micro_batch_size", "num_workers"], "the throughput model has the interaction of the first two"
+    names = [
+        setting.name for setting in SETTINGS for effect in setting.effects if "items" in effect.sds
+    ]
+    assert names[:2] == ["micro_batch_size", "num_workers"], (
+        "the throughput model has the interaction of the first two"
+    )

@@ -11,41 +11,54 @@ from dataclasses import dataclass, replace
 
 import psutil
 
-from autotune.analysis.decisions.run_spread import assumed_spread, with_interval
-from autotune.api.caller import kept_interrupts, kept_random_state
-from autotune.api.setup import opened_launcher, runner_for, temporary_folder, warnings_in
-from autotune.diagnosis.variations import list_variations
-from autotune.diagnosis.verdict import judge
+from autotune.api.setup import (
+    kept_interrupts,
+    kept_random_state,
+    opened_launcher,
+    runner_for,
+    temporary_folder,
+    warnings_in,
+)
+from autotune.config.plan import Budget, Plan, SearchSpace
+from autotune.diagnosis.advice import list_variations
+from autotune.diagnosis.bottlenecks import judge
 from autotune.errors import NothingFeasibleError, WorkloadError
 from autotune.launch.launcher import Launcher
-from autotune.launch.local.neighbours import Neighbours
+from autotune.launch.machine import Neighbours
 from autotune.launch.runner import TrialRunner
 from autotune.messages import diagnosis as messages
+from autotune.models.evidence import assumed_spread, with_interval
 from autotune.note import Note
-from autotune.protocol.clock import monotonic
-from autotune.protocol.jobs import Extras, WindowRules
+from autotune.policy import WindowRules
+from autotune.protocol.disk import monotonic
+from autotune.protocol.messages import Extras
 from autotune.protocol.payload import write_payload
 from autotune.records.ceilings import SIDES, CeilingBook, Headroom
-from autotune.records.diagnosis import Advice, Bottleneck, CurvePoint, Curves, Diagnosis, Evidence, Finding
 from autotune.records.measurement import Measurement, keep_ceilings
-from autotune.records.run_summary import Phase, Progress
+from autotune.records.result import (
+    Advice,
+    Bottleneck,
+    CurvePoint,
+    Curves,
+    Diagnosis,
+    Evidence,
+    Finding,
+    Phase,
+    Progress,
+)
 from autotune.records.trial import OUT_OF_MEMORY
-from autotune.report.render.notebook import render_diagnosis_notebook
-from autotune.report.render.progress import ProgressMode, ShowProgress, make_progress
-from autotune.report.sections.diagnosis import render_diagnosis
-from autotune.settings.budget import Budget
-from autotune.settings.plan import Plan
-from autotune.settings.search_space import SearchSpace
-from autotune.space.resolved_space import ResolvedSpace
+from autotune.report.diagnosis import render_diagnosis
+from autotune.report.html import render_diagnosis_notebook
+from autotune.report.progress import ProgressMode, ShowProgress, make_progress
+from autotune.space.space import ResolvedSpace
 from autotune.tuning.probe import probe_workload
 
-__all__ = ["DiagnosisResult", "MeasuringTime", "diagnose_plan", "examine"]
-
 _MOST_S = 60.0
-"""Of the whole diagnosis; only the probe and the baseline's trial may exceed it: docs/diagnose.md promises an
-answer within a minute."""
+"""Of the whole diagnosis; only the probe and the baseline's trial may exceed it: docs/diagnose.md
+promises an answer within a minute."""
 _LEAST_CURVES_S = 10.0
-"""For the curves, beside the trial's start: our own convention, less is not worth building the workload once more."""
+"""For the curves, beside the trial's start: our own convention, less is not worth building the
+workload once more."""
 _SURE_CODES = frozenset({"bottleneck", "time_not_attributed", "computed_setting"})
 """Of a headline, what is shown while other settings are still measured."""
 
@@ -120,12 +133,18 @@ def diagnose_plan(
         starts = held.enter_context(opened_launcher(launcher, folder, plan))
         write_payload(plan.workload, folder.payload)
         others = Neighbours().new() if launcher is None and plan.executor.kind == "local" else ()
-        found = examine(plan, runner_for(plan, folder, starts), show, measuring or MeasuringTime(), others)
+        found = examine(
+            plan, runner_for(plan, folder, starts), show, measuring or MeasuringTime(), others
+        )
     return DiagnosisResult(diagnosis=found)
 
 
 def examine(
-    plan: Plan, runner: TrialRunner, show: ShowProgress, measuring: MeasuringTime, others: tuple[Note, ...] = ()
+    plan: Plan,
+    runner: TrialRunner,
+    show: ShowProgress,
+    measuring: MeasuringTime,
+    others: tuple[Note, ...] = (),
 ) -> Diagnosis:
     """Probe the workload, measure the baseline, then other settings, and judge what was measured.
 
@@ -147,7 +166,9 @@ def examine(
     plan = replace(plan, baseline=space.baseline)  # a script's is what was seen of it
     start("measure", (*warnings_in(space.notes), *others))
     measurement = _measure_baseline(plan, runner, measuring)
-    spread = assumed_spread(space.environment.device_kind).of([measurement.window.is_held_by_device])
+    spread = assumed_spread(space.environment.device_kind).of(
+        [measurement.window.is_held_by_device]
+    )
     measurement = with_interval(measurement, spread)
     evidence = Evidence(
         config=plan.baseline,
@@ -156,19 +177,25 @@ def examine(
         run_spread=spread,
         facts=space.facts,
         limit_bytes=space.limit_bytes,
-        free_ram_bytes=None if free_ram_bytes is None else min(free_ram_bytes, space.environment.ram_bytes),
+        free_ram_bytes=None
+        if free_ram_bytes is None
+        else min(free_ram_bytes, space.environment.ram_bytes),
         measurement=measurement,
         curves=Curves(),
     )
     left_s = _MOST_S - (monotonic() - begun)
     if left_s - measurement.startup_s < _LEAST_CURVES_S:
-        short = messages.no_time_for_others(left_s=max(left_s, 0.0), most_s=_MOST_S, startup_s=measurement.startup_s)
+        short = messages.no_time_for_others(
+            left_s=max(left_s, 0.0), most_s=_MOST_S, startup_s=measurement.startup_s
+        )
         curves = Curves(remarks=(short,))
     else:
         start("curves", _known_by_now(plan.name, evidence))
         curves = _measure_curves(space, runner, measuring, measurement, left_s)
     evidence = evidence.model_copy(update={"curves": curves})
-    return judge(plan.name, evidence, (*_ignored(plan), *space.notes, *others), wall_s=monotonic() - begun)
+    return judge(
+        plan.name, evidence, (*_ignored(plan), *space.notes, *others), wall_s=monotonic() - begun
+    )
 
 
 def _known_by_now(name: str, evidence: Evidence) -> tuple[Note, ...]:
@@ -196,11 +223,17 @@ def _measure_baseline(plan: Plan, runner: TrialRunner, measuring: MeasuringTime)
     reason = f"the baseline must run to be diagnosed, but it ended: {result.reason}"
     if result.outcome in OUT_OF_MEMORY:
         raise NothingFeasibleError(f"{reason}; set a smaller baseline.micro_batch_size")
-    raise WorkloadError(reason, remote_traceback=result.failure.traceback if result.failure is not None else "")
+    raise WorkloadError(
+        reason, remote_traceback=result.failure.traceback if result.failure is not None else ""
+    )
 
 
 def _measure_curves(
-    space: ResolvedSpace, runner: TrialRunner, measuring: MeasuringTime, run: Measurement, left_s: float
+    space: ResolvedSpace,
+    runner: TrialRunner,
+    measuring: MeasuringTime,
+    run: Measurement,
+    left_s: float,
 ) -> Curves:
     """Other settings, each side alone, within the time that is left."""
     report = runner.curves(
@@ -213,16 +246,19 @@ def _measure_curves(
     )
     if report.curves is not None:
         return report.curves
-    return Curves(remarks=(messages.others_failed(reason=report.result.reason or report.result.outcome),))
+    return Curves(
+        remarks=(messages.others_failed(reason=report.result.reason or report.result.outcome),)
+    )
 
 
 def _known(space: ResolvedSpace, run: Measurement) -> Curves:
     """Return the points of today's settings that the run has measured itself, but for those that it exceeds.
 
-    None of a group, whose sides are not those of a device; on a CPU the device is measured again, for the cores that it
-    keeps busy.
+    None of a group, whose sides are not those of a device; on a CPU the device is measured again,
+    for the cores that it keeps busy.
     """
-    own, book = space.baseline, CeilingBook()
+    own = space.baseline
+    book = CeilingBook()
     if own.world_size > 1:
         return Curves()
     keep_ceilings(book, own, run)
@@ -236,7 +272,11 @@ def _known(space: ResolvedSpace, run: Measurement) -> Curves:
 
 def _ignored(plan: Plan) -> Iterator[Note]:
     """What the plan asks that has an effect on a search alone."""
-    asked = {"space": plan.space != SearchSpace(), "budget": plan.budget != Budget(), "run_dir": plan.run_dir}
+    asked = {
+        "space": plan.space != SearchSpace(),
+        "budget": plan.budget != Budget(),
+        "run_dir": plan.run_dir,
+    }
     names = [name for name, is_given in asked.items() if is_given]
     if names:
         yield messages.no_effect_on_diagnosis(names=[*names])

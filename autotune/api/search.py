@@ -1,65 +1,157 @@
-"""A search from a plan to its result: what `search` and `autotune run` do.
-
-Comes in: a Plan. Goes out: a SearchResult and the files of the run folder. The stages hand values on: probe, search,
-select.
-"""
+"""A search from a plan to its result, and a result opened again from its run folder."""
 
 from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
+from typing import TYPE_CHECKING
 
-from autotune.analysis.memory.growth import creep_notes_of
-from autotune.api.caller import kept_interrupts, kept_random_state, without_interrupts
-from autotune.api.report import write_reports
-from autotune.api.result import SearchResult, result_of
-from autotune.api.setup import opened_launcher, runner_for, warnings_in
+from autotune.api.commands import write_reports
+from autotune.api.setup import (
+    kept_interrupts,
+    kept_random_state,
+    opened_launcher,
+    runner_for,
+    warnings_in,
+    without_interrupts,
+)
+from autotune.config.command import without_secrets
+from autotune.config.plan import Plan
+from autotune.config.training_config import LOADER_SETTINGS, TrainingConfig
 from autotune.errors import ConfigError, NothingFeasibleError, WorkloadError
-from autotune.files.recommended_file import recommended_yaml
+from autotune.files.recommended import recommended_yaml
 from autotune.files.run_folder import RunFolder, new_run_dir, open_run_folder, read_summary
 from autotune.files.script_patch import patch_script
 from autotune.launch.launcher import Launcher, is_sharing, notes_of, slots_of
-from autotune.launch.local.neighbours import Neighbours
+from autotune.launch.machine import Neighbours
 from autotune.launch.runner import TrialRunner
 from autotune.messages.search import file_damaged, interrupted, search_resumed
+from autotune.models.memory import creep_notes_of
 from autotune.note import Note
 from autotune.protocol.attach import changed_settings
 from autotune.protocol.disk import write_atomic, write_model
 from autotune.protocol.payload import write_payload
-from autotune.records.memory import MemoryLimits
-from autotune.records.run_summary import Progress, RunSummary
+from autotune.records.measurement import MemoryLimits
+from autotune.records.result import Progress, RunSummary
 from autotune.records.study_identity import identify
 from autotune.records.trial import TrialRecord
-from autotune.report.render.progress import ProgressMode, make_progress
-from autotune.report.wording.summary import say_nothing_feasible
-from autotune.settings.command import without_secrets
-from autotune.settings.plan import Plan
-from autotune.settings.training_config import LOADER_SETTINGS
-from autotune.study.study import Study
-from autotune.tuning.host_bound import host_notes
+from autotune.report.html import render_notebook
+from autotune.report.markdown import render_markdown
+from autotune.report.model import build_report
+from autotune.report.progress import ProgressMode, make_progress
+from autotune.report.sentences import say_nothing_feasible
 from autotune.tuning.loop import Search
+from autotune.tuning.outcomes import host_notes
 from autotune.tuning.probe import probe_workload
-from autotune.tuning.proposers import make_proposer
-from autotune.tuning.selection import select
+from autotune.tuning.proposer import make_proposer
+from autotune.tuning.select import select
+from autotune.tuning.study import Study, open_finished
 from autotune.tuning.time_budget import Clock, TimeBudget
 from autotune.tuning.warm_start import Hints, hints_of, note_of_hints, seed_params
 from autotune.version import __version__
 
-__all__ = ["run_plan"]
+if TYPE_CHECKING:
+    import optuna
+
+
+# The result of a search: right after it, or opened again from its run folder.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchResult:
+    """What a search has found."""
+
+    best: TrainingConfig
+    """The configuration to use; its learning rate is scaled to its global batch."""
+    baseline: TrainingConfig
+    best_same_batch: TrainingConfig | None
+    """The best that keeps the baseline's global batch."""
+    trials: list[TrialRecord]
+    """Every measured trial, in order; the first is the baseline."""
+    speedup: float | None
+    """What is believed of `best` over the baseline, from all runs of both; None where the baseline
+    is no reference."""
+    speedup_ci: tuple[float, float] | None
+    """Its 95 % interval."""
+    study: optuna.Study
+    run_dir: Path
+    summary: RunSummary
+    """Everything that reports are made from."""
+
+    def report(self) -> str:
+        """The report in Markdown."""
+        return render_markdown(build_report(self.summary, self.run_dir))
+
+    def _repr_html_(self) -> str:
+        """The result as a table, for notebooks."""
+        return render_notebook(build_report(self.summary, self.run_dir))
+
+
+def open_run(path: str | Path) -> SearchResult:
+    """Open the result of an earlier search from its run folder alone; nothing is measured again.
+
+    Where the folder can be written, SQLite keeps a log next to study.db as long as the study is in
+    use; else the study is a copy of it.
+
+    Args:
+        path: The run folder of a search that has ended or was interrupted. One that went on and was
+            killed shows its last end.
+
+    Raises:
+        ConfigError: the folder holds no result, or one of another version of autotune.
+        RunFolderError: its study.db is missing or can't be read.
+        NothingFeasibleError: the search has found no configuration that meets the memory limit.
+    """
+    folder = RunFolder(Path(path).absolute())
+    summary = read_summary(folder.path)
+    if summary.recommendation is None:
+        raise NothingFeasibleError(say_nothing_feasible(summary))
+    study = open_finished(folder.study)
+    return result_of(summary, study, folder.path)
+
+
+def result_of(summary: RunSummary, study: optuna.Study, run_dir: Path) -> SearchResult:
+    """The result that a summary with a recommendation holds."""
+    chosen = summary.recommendation
+    assert chosen is not None  # noqa: S101 - without one NothingFeasibleError was raised
+    ratio = chosen.speedup
+    return SearchResult(
+        best=chosen.config,
+        baseline=summary.baseline,
+        best_same_batch=chosen.same_batch,
+        trials=list(summary.trials),
+        speedup=None if ratio is None else ratio.value,
+        speedup_ci=None if ratio is None else (ratio.low, ratio.high),
+        study=study,
+        run_dir=run_dir,
+        summary=summary,
+    )
+
+
+# A search from a plan to its result: what `search` and `autotune run` do.
+#
+# Comes in: a Plan. Goes out: a SearchResult and the files of the run folder. The stages hand values
+# on: probe, search, select.
+
 
 _LOG = logging.getLogger(__name__)
 
 
 def run_plan(
-    plan: Plan, *, fresh: bool = False, progress: ProgressMode = "auto", launcher: Launcher | None = None
+    plan: Plan,
+    *,
+    fresh: bool = False,
+    progress: ProgressMode = "auto",
+    launcher: Launcher | None = None,
 ) -> SearchResult:
     """Run a search from a plan; see `search`. The caller's random state is as before."""
-    limits, timeout_s = plan.policy.time, plan.budget.timeout_s
+    limits = plan.policy.time
+    timeout_s = plan.budget.timeout_s
     writing_s = min(limits.writing_s, limits.writing_share * (timeout_s or 0.0))
     clock = Clock(timeout_s, writing_s=writing_s, deciding_share=limits.deciding_share)
     with kept_random_state(), kept_interrupts(), ExitStack() as held:
@@ -68,7 +160,8 @@ def run_plan(
         show = held.enter_context(make_progress(progress))
         starts = held.enter_context(opened_launcher(launcher, folder, plan))
         write_payload(plan.workload, folder.payload)
-        # while the probe's process starts; and a Ctrl-C, which would be taken for a failed import, spares a thread
+        # while the probe's process starts; and a Ctrl-C, which would be taken for a failed import,
+        # spares a thread
         Thread(target=import_module, args=("scipy.optimize",)).start()
         show(Progress(phase="probe", elapsed_s=clock.elapsed_s, remaining_s=clock.left_s))
         begun = clock.elapsed_s
@@ -78,9 +171,20 @@ def run_plan(
         beside = Neighbours() if launcher is None and plan.executor.kind == "local" else None
         others = () if beside is None else beside.new()
         warnings = (*warnings_in(space.notes), *others)
-        show(Progress(phase="probe", elapsed_s=clock.elapsed_s, remaining_s=clock.left_s, warnings=warnings))
+        show(
+            Progress(
+                phase="probe",
+                elapsed_s=clock.elapsed_s,
+                remaining_s=clock.left_s,
+                warnings=warnings,
+            )
+        )
         study = Study.open(
-            folder.study, space, identity=identify(plan, space), seed=plan.seed, method=plan.search.method
+            folder.study,
+            space,
+            identity=identify(plan, space),
+            seed=plan.seed,
+            method=plan.search.method,
         )
         time = TimeBudget(
             study=study,
@@ -105,9 +209,12 @@ def run_plan(
     return result_of(summary, study.optuna_study, folder.path)
 
 
-def _search_of(plan: Plan, time: TimeBudget, runner: TrialRunner, folder: RunFolder, hints: Hints | None) -> Search:
+def _search_of(
+    plan: Plan, time: TimeBudget, runner: TrialRunner, folder: RunFolder, hints: Hints | None
+) -> Search:
     """The search with its proposer; of one that goes on, what measuring loader and device has shown is read back."""
-    study, space = time.study, time.study.space
+    study = time.study
+    space = time.study.space
     keep = partial(write_model, folder.curves)
     search = Search(
         time=time,
@@ -146,7 +253,9 @@ def _tune(search: Search, plan: Plan, folder: RunFolder) -> RunSummary:
         with without_interrupts():
             _write(_summarise(search, plan, interrupted(type(error).__name__)), folder)
         raise
-    with without_interrupts():  # the search is done: an interrupt now would only lose what it has found
+    with (
+        without_interrupts()
+    ):  # the search is done: an interrupt now would only lose what it has found
         summary = _summarise(search, plan)
         _write(summary, folder)
     if summary.recommendation is None:
@@ -159,7 +268,9 @@ def _finished(search: Search, folder: RunFolder) -> RunSummary | None:
 
     A damaged summary is noted, and so is a study that lacks trials of it; then the search goes on.
     """
-    time, study, budget = search.time, search.time.study, search.time.budget
+    time = search.time
+    study = search.time.study
+    budget = search.time.budget
     if not folder.summary.exists():
         return None
     try:
@@ -167,7 +278,9 @@ def _finished(search: Search, folder: RunFolder) -> RunSummary | None:
     except ConfigError as error:
         search.notes.append(file_damaged(folder.summary.name, reason=str(error)))
         return None
-    lacking = {trial.number for trial in summary.trials} - {record.number for record in study.records}
+    lacking = {trial.number for trial in summary.trials} - {
+        record.number for record in study.records
+    }
     if lacking:
         reason = f"it lacks {len(lacking)} trials of {folder.summary.name}"
         search.notes.append(file_damaged(folder.study.name, reason))
@@ -179,9 +292,17 @@ def _finished(search: Search, folder: RunFolder) -> RunSummary | None:
         return None
     # As text: a figure that is no number equals nothing.
     is_same_rule = summary.objective == study.space.objective
-    written, known = ([trial.model_dump_json() for trial in trials] for trials in (summary.trials, study.records))
-    is_settled = summary.recommendation is not None and summary.recommendation.verdict != "unconfirmed"
-    return summary if written == known and summary.is_complete and is_settled and is_same_rule else None
+    written, known = (
+        [trial.model_dump_json() for trial in trials] for trials in (summary.trials, study.records)
+    )
+    is_settled = (
+        summary.recommendation is not None and summary.recommendation.verdict != "unconfirmed"
+    )
+    return (
+        summary
+        if written == known and summary.is_complete and is_settled and is_same_rule
+        else None
+    )
 
 
 def _known(search: Search, folder: RunFolder) -> RunSummary | None:
@@ -207,14 +328,17 @@ def _write(summary: RunSummary, folder: RunFolder) -> None:
 
 def _write_patch(summary: RunSummary, folder: RunFolder) -> None:
     """Write the loader's settings as a diff of the script, where its call is literal; it is never applied here."""
-    script, chosen = summary.facts.script, summary.recommendation
+    script = summary.facts.script
+    chosen = summary.recommendation
     folder.patch.unlink(missing_ok=True)  # of an earlier run of the same search
     site = None if script is None else script.own_loader
     if script is None or site is None or chosen is None:
         return
     changed = changed_settings(chosen.config, script)
     wanted = {*LOADER_SETTINGS} if changed & {*LOADER_SETTINGS} else set[str]()
-    patch = patch_script(Path(site.file), site.line, chosen.config, wanted | (changed & {"micro_batch_size"}))
+    patch = patch_script(
+        Path(site.file), site.line, chosen.config, wanted | (changed & {"micro_batch_size"})
+    )
     if patch.diff:
         write_atomic(folder.patch, patch.content)
 
@@ -222,11 +346,16 @@ def _write_patch(summary: RunSummary, folder: RunFolder) -> None:
 def _summarise(search: Search, plan: Plan, interrupted: Note | None = None) -> RunSummary:
     """Select, and gather all that reports are made from; `interrupted` says what has ended the search, if anything."""
     found = search.outcome()
-    space, ended = found.space, interrupted or found.ended_because
+    space = found.space
+    ended = interrupted or found.ended_because
     assert ended is not None, "a search ends for a reason"  # noqa: S101 - our own bug
-    measured = next((record.measurement for record in found.records if record.measurement is not None), None)
+    measured = next(
+        (record.measurement for record in found.records if record.measurement is not None), None
+    )
     chosen = select(found)
-    creeps = creep_notes_of(found.records, chosen, MemoryLimits.on(space.environment, space.limit_bytes))
+    creeps = creep_notes_of(
+        found.records, chosen, MemoryLimits.on(space.environment, space.limit_bytes)
+    )
     launcher = search.runner.launcher
     on_time = search.time.notes(has_shared=is_sharing(launcher))
     held = host_notes(found, chosen)

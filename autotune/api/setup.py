@@ -1,28 +1,95 @@
-"""What every public function needs before it can start: a folder, a launcher, a runner.
-
-Comes in: a Plan. Goes out: these values, and open resources as context managers.
-"""
+"""What every public function needs: the caller's process kept as it was, a folder, a launcher, a runner."""
 
 from __future__ import annotations
 
+import os
+import random
+import signal
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Timer, current_thread, main_thread
+from typing import Any
 
+from autotune.config.plan import Plan
 from autotune.errors import ConfigError
 from autotune.files.run_folder import RunFolder, open_run_folder
 from autotune.launch.launcher import Launcher
-from autotune.launch.local.fork_server import ForkServerLauncher
-from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
-from autotune.launch.local.nvidia_driver import kept_initialised
-from autotune.launch.local.warm_worker import WarmWorkerLauncher
+from autotune.launch.local import ForkServerLauncher, FreshInterpreterLauncher, WarmWorkerLauncher
+from autotune.launch.machine import kept_initialised
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note
-from autotune.settings.plan import Plan
 
-__all__ = ["opened_launcher", "runner_for", "temporary_folder", "warnings_in"]
+# The caller's process: its random generators are as before, and Ctrl-C is neither lost nor harmful.
+#
+# Even an import may draw from the generators. An interrupt that Python drops is sent again, and
+# none cuts off saving results. A KeyboardInterrupt that is raised inside a weakref's callback or a
+# `__del__` is printed and ignored; a study's database layer runs such callbacks all the time.
+# Source: Python's documentation of sys.unraisablehook.
+
+
+@contextmanager
+def kept_interrupts() -> Iterator[None]:
+    """While entered, interrupts that Python drops are sent again; other ignored exceptions are handled as before."""
+    before = sys.unraisablehook
+
+    def send_again(unraisable: Any) -> None:
+        if unraisable.exc_type is None or not issubclass(unraisable.exc_type, KeyboardInterrupt):
+            before(unraisable)
+            return
+        timer = Timer(
+            0.05, os.kill, (os.getpid(), signal.SIGINT)
+        )  # by then the callback that dropped it has returned
+        timer.daemon = True
+        timer.start()
+
+    sys.unraisablehook = send_again
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+
+
+@contextmanager
+def kept_random_state() -> Iterator[None]:
+    """Restore Python's and NumPy's global generators, and torch's for the CPU where torch is loaded already."""
+    numpy = sys.modules.get("numpy")
+    torch = sys.modules.get("torch")
+    python_state = random.getstate()
+    numpy_state = numpy.random.get_state() if numpy is not None else None
+    torch_state = torch.get_rng_state() if torch is not None else None
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        if numpy is not None:
+            numpy.random.set_state(numpy_state)
+        if torch is not None:
+            torch.set_rng_state(torch_state)
+
+
+@contextmanager
+def without_interrupts() -> Iterator[None]:
+    """Ignore Ctrl-C, SIGTERM and SIGHUP while entered: the results of a search must be saved completely."""
+    if current_thread() is not main_thread():  # no other thread gets or handles signals
+        yield
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(
+                number, signal.SIG_DFL if handler is None else handler
+            )  # None: not set from Python
+
+
+# What every public function needs before it can start: a folder, a launcher, a runner.
+#
+# Comes in: a Plan. Goes out: these values, and open resources as context managers.
 
 
 def runner_for(plan: Plan, folder: RunFolder, launcher: Launcher) -> TrialRunner:
@@ -41,13 +108,18 @@ def runner_for(plan: Plan, folder: RunFolder, launcher: Launcher) -> TrialRunner
 
 def warnings_in(notes: Iterable[Note]) -> tuple[Note, ...]:
     """Those of a probe's notes that the user must read before a search begins, not after it."""
-    return tuple(known for known in notes if known.code in {"default_optimizer", "placeholders_by_default"})
+    return tuple(
+        known for known in notes if known.code in {"default_optimizer", "placeholders_by_default"}
+    )
 
 
 @contextmanager
 def temporary_folder() -> Iterator[RunFolder]:
     """A run folder that is gone afterwards."""
-    with TemporaryDirectory(prefix="autotune-") as path, open_run_folder(Path(path), fresh=False) as folder:
+    with (
+        TemporaryDirectory(prefix="autotune-") as path,
+        open_run_folder(Path(path), fresh=False) as folder,
+    ):
         yield folder
 
 
@@ -63,22 +135,32 @@ def opened_launcher(given: Launcher | None, folder: RunFolder, plan: Plan) -> It
     with ExitStack() as held:
         if plan.executor.kind != "ray":
             held.enter_context(kept_initialised(plan.device))
-        yield given if given is not None else held.enter_context(closing(_launcher_of(plan, folder)))
+        yield (
+            given if given is not None else held.enter_context(closing(_launcher_of(plan, folder)))
+        )
 
 
 def _launcher_of(plan: Plan, folder: RunFolder) -> Launcher:
     if plan.executor.kind == "local":
         is_linux = sys.platform == "linux"
         server_log = folder.logs / "server.log"
-        each = ForkServerLauncher(server_log, device=plan.device) if is_linux else FreshInterpreterLauncher()
+        each = (
+            ForkServerLauncher(server_log, device=plan.device)
+            if is_linux
+            else FreshInterpreterLauncher()
+        )
         if plan.workload.command is not None:
             return each
-        return WarmWorkerLauncher(each, folder.scratch, folder.logs, least_build_s=plan.policy.time.shared_from_s)
+        return WarmWorkerLauncher(
+            each, folder.scratch, folder.logs, least_build_s=plan.policy.time.shared_from_s
+        )
     try:
-        from autotune.ray.launcher import RayLauncher
+        from autotune.launch.ray_launcher import RayLauncher
 
         return RayLauncher.connect(plan.executor, device=plan.device)
     except ImportError as error:
         if (error.name or "").partition(".")[0] != "ray":
             raise
-        raise ConfigError("executor ray needs the package ray; pip install 'autotune-torch[ray]'") from error
+        raise ConfigError(
+            "executor ray needs the package ray; pip install 'autotune-torch[ray]'"
+        ) from error

@@ -1,36 +1,881 @@
-"""What to do about it, the largest expected gain first: settings whose ceilings were measured, then remedies. Pure.
-
-Comes in: an Evidence and its findings. Goes out: advice.
-"""
+"""Advise: settings whose gain was measured or computed, and remedies beyond settings, by expected gain."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from math import exp, inf
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, exp, inf
+from typing import NamedTuple, cast
 
-from autotune.analysis.forecast import expectation
-from autotune.analysis.forecast.expectation import PINNING_KINDS
-from autotune.analysis.forecast.job_forecast import Pair, expected_rates
-from autotune.analysis.forecast.observations import AMONG_WORKERS
-from autotune.analysis.statistics import NORMAL_95
-from autotune.diagnosis.checkpointing import checkpoint_activations
-from autotune.diagnosis.gains import LEAST_GAIN, advise, worth_giving
-from autotune.diagnosis.remedies import list_remedies
+from autotune.config.training_config import TrainingConfig
 from autotune.messages import advice as messages
+from autotune.messages.advice import AdviceText
+from autotune.models import forecast
+from autotune.models.forecast import PINNING_KINDS, Pair, expected_rates
+from autotune.models.memory import MemoryModel, Peak
+from autotune.models.observations import (
+    AMONG_WORKERS,
+    by_promise,
+    is_device_out_of_reach,
+    is_loader_out_of_reach,
+    side_observation,
+)
+from autotune.models.statistics import NORMAL_95
+from autotune.models.throughput import AMPLE
+from autotune.models.throughput_law import joint_rate
 from autotune.policy import POLICY
-from autotune.records.breakdown import LoaderCosts
-from autotune.records.diagnosis import Advice, CurvePoint, Evidence, Finding
-from autotune.records.run_summary import changed_settings, is_single
-from autotune.settings.training_config import TrainingConfig
+from autotune.records.breakdown import FormatCost, LoaderCosts
+from autotune.records.ceilings import SIDES, CeilingBook
+from autotune.records.measurement import Activations, Ceilings, Measurement
+from autotune.records.result import (
+    Advice,
+    Bottleneck,
+    CurvePoint,
+    Evidence,
+    Finding,
+    changed_settings,
+    is_single,
+)
 from autotune.space import constraints as rules
-from autotune.space.default_ranges import most_workers
+from autotune.space.ranges import most_workers, whole_numbers
+from autotune.space.scaling import with_batch
+from autotune.space.space import ResolvedSpace
 
-__all__ = ["rank_advice"]
+# Advice with its expected gain, which advice is worth giving, and the bounds of a loader's rate.
+# Pure.
+#
+# Comes in: advice in words, the rate that it should reach, and the present rate. Goes out: Advice.
+
+
+LEAST_GAIN = 0.03
+"""Expected gain below which nothing is advised: our own convention; ceilings are not measured
+better than that."""
+
+
+def advise(words: AdviceText, present: float, expected: float | None) -> Advice:
+    """Return advice with its expected gain.
+
+    Args:
+        words: What to do, and why.
+        present: The present rate, in samples per second.
+        expected: The rate that it should reach; None where no figure can be given.
+    """
+    figures = dict(words.note.figures)
+    settings = cast("dict[str, object]", figures.pop("settings", {}))
+    return Advice(
+        kind=words.note.code,
+        figures=figures,
+        settings=settings,
+        expected_samples_per_s=expected,
+        expected_gain=None if expected is None else expected / present - 1.0,
+        text=words.note.text,
+        basis=words.basis,
+    )
+
+
+def worth_giving(advice: Iterable[Advice]) -> list[Advice]:
+    """The advice that gains at least 3 %, the largest gain first, then the advice without a figure."""
+    worth = [
+        piece
+        for piece in advice
+        if piece.expected_gain is None or piece.expected_gain >= LEAST_GAIN
+    ]
+    return sorted(
+        worth,
+        key=lambda piece: -1.0 if piece.expected_gain is None else piece.expected_gain,
+        reverse=True,
+    )
+
+
+def loader_bounds(evidence: Evidence, loader: float) -> tuple[float, float]:
+    """Return the rates between which the loader of a run lies with 95 %, where the loader alone reaches this rate.
+
+    Where it was measured, what that stretch leaves open is part of it: a loader that pauses may
+    tell nothing.
+    """
+    ceilings = evidence.measurement.ceilings
+    kind = evidence.environment.device_kind
+    own_sd = None if ceilings is None or ceilings.loader is None else ceilings.loader.relative_sd
+    off = (
+        NORMAL_95
+        * side_observation("loader", evidence.config, loader, kind, own_sd or 0.0).relative_sd
+    )
+    return loader * max(1e-9, 1 - off), loader * (1 + off)  # more than nothing is left of a loader
+
+
+# The configurations that a diagnosis measures beside today's, one side alone each. Pure.
+#
+# Comes in: a ResolvedSpace and today's run. Goes out: configurations that differ from its baseline
+# in one respect.
+
+
+_LARGER = (2.0, 4.0)
+_SMALLER = (0.5,)
+"""Times today's batch: our own convention, with today's own enough for a line of times over
+batches."""
+
+
+def list_variations(space: ResolvedSpace, run: Measurement) -> list[TrainingConfig]:
+    """Configurations whose loader or device is worth measuring alone: none of a side that can't be the bottleneck.
+
+    Time may run out before the last one, so those that decide most come first on each side. Workers
+    persist from epoch to epoch wherever there are any. torch.compile is left out: it takes too long
+    here; cudnn_benchmark too, which only a process of its own shows.
+    """
+    own = space.baseline
+    machine = (space.facts, space.environment)
+    book = CeilingBook()
+    ceilings = run.ceilings or Ceilings()
+    for side in SIDES:
+        book.keep(side, own, getattr(ceilings, side))
+    changes: list[Mapping[str, object]] = []
+    if not is_loader_out_of_reach(space, book):
+        changes += _loader_changes(space, run)
+    if not is_device_out_of_reach(space, book, by_cores=_loader_by_cores(space, run.loader_costs)):
+        changes += _device_changes(space)
+    changed = [{**own.model_dump(), **change} for change in changes]
+    configs = [
+        TrainingConfig.model_validate(rules.normalised(settings, *machine)) for settings in changed
+    ]
+    others = [config for config in dict.fromkeys(configs) if config != own]
+    return [
+        config
+        for config in others
+        if rules.obstacle(config, *machine, drop_last=space.drop_last) is None
+    ]
+
+
+def _loader_by_cores(space: ResolvedSpace, costs: LoaderCosts | None) -> float:
+    """Return the rate at which items keep all cores busy, in samples per second; infinite where that is not known.
+
+    On a CPU computing takes cores from the loader, which makes it slower still.
+    """
+    sample_s = (
+        0.0
+        if costs is None
+        else costs.item_cpu_s + costs.collate_s / space.baseline.micro_batch_size
+    )
+    return space.environment.cores / sample_s if sample_s > 0 else inf
+
+
+def _loader_changes(space: ResolvedSpace, run: Measurement) -> Iterator[Mapping[str, object]]:
+    own = space.baseline
+    cores = space.environment.cores
+    sharing = rules.ranks_on_host(own.process_count, space.environment)
+    most = max(1, most_workers(space.facts, space.environment, space.policy.ranges) // sharing)
+    counts = {
+        0,
+        *(2**power for power in range(most.bit_length())),
+        *({cores // sharing} & {*range(1, most + 1)}),
+    }
+    counts -= {own.num_workers} if _may_do_with_one(own, run) else {own.num_workers, 0, 1}
+    by_workers: list[Mapping[str, object]] = [
+        {"num_workers": count, "persistent_workers": count > 0}
+        for count in by_promise(counts, max(1, cores // sharing))
+    ]
+    yield from (change for change in by_workers if change["num_workers"] not in {0, 1})
+    if own.num_workers > 1 and len({*space.domains["in_order"]}) > 1:
+        yield from (
+            {"in_order": value, "persistent_workers": True} for value in space.domains["in_order"]
+        )
+    if own.num_workers > 0:
+        threads = sorted(whole_numbers(space.domains["worker_threads"]))
+        yield from ({"worker_threads": count, "persistent_workers": True} for count in threads[:1])
+    if own.num_workers > 0 and (
+        run.breakdown is None or run.breakdown.restart_fraction >= LEAST_GAIN
+    ):
+        yield {"persistent_workers": True}
+    yield from (change for change in by_workers if change["num_workers"] in {0, 1})
+
+
+def _may_do_with_one(own: TrainingConfig, run: Measurement) -> bool:
+    """Return False where one process makes items more slowly than today's run: neither one worker nor none helps."""
+    costs = run.loader_costs
+    if costs is None or own.num_workers < 2:
+        return True
+    sample_s = costs.item_s + costs.collate_s / own.micro_batch_size
+    return run.samples_per_s / own.process_count * sample_s <= AMPLE
+
+
+def _device_changes(space: ResolvedSpace) -> Iterator[Mapping[str, object]]:
+    own = space.baseline
+    environment = space.environment
+    yield from (
+        with_batch(own, max(1, int(own.micro_batch_size * factor))).model_dump()
+        for factor in _LARGER
+    )
+    reached = space.domains[
+        "amp_dtype"
+    ]  # of a script only what can be set from outside, float16 never
+    yield from ({"amp_dtype": dtype} for dtype in environment.native_amp_dtypes if dtype in reached)
+    if environment.device_kind == "cpu":
+        yield from ({"intra_op_threads": count} for count in (1, environment.cores))
+    if space.facts.has_4d_input:
+        yield {"channels_last": True}
+    yield from ({"fused": value} for value in space.domains["fused"])
+    yield from (
+        with_batch(own, max(1, int(own.micro_batch_size * factor))).model_dump()
+        for factor in _SMALLER
+    )
+
+
+# Checkpointing a model's repeated blocks: what it saves, the batch that fits then, and the rate
+# that follows. Pure.
+#
+# Comes in: an Evidence with what the model keeps for its backward pass. Goes out: at most one piece
+# of advice.
+
+
+_FACTORS = (2, 4, 8)
+"""Times today's batch: our own convention, as far as a search goes by default (`max_batch_scale`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Forecast:
+    """What a batch should reach, in samples per second."""
+
+    config: TrainingConfig
+    plain: float
+    """As the model is, whether that fits or not."""
+    expected: float
+    """With its blocks checkpointed."""
+    low: float
+    high: float
+    """Its 95 % interval."""
+
+
+def checkpoint_activations(evidence: Evidence) -> Iterator[Advice]:
+    """Blocks that are computed once more in the backward pass make room, at the price of their forward pass.
+
+    Advised where a batch that does not fit today, and would then, is faster even so; where today's
+    own batch does not fit, and would then; and where it has no room, with what it would keep less:
+    its peak is that of what it was allowed. Of a batch by token budget nothing is known per sample.
+
+    Source: pytorch.org, torch.utils.checkpoint; Chen et al. 2016, "Training Deep Nets with
+    Sublinear Memory Cost".
+    """
+    found = evidence.measurement.activations
+    run = evidence.measurement
+    if (
+        found is None
+        or found.least_saved_bytes(evidence.config.micro_batch_size) <= 0
+        or evidence.config.max_tokens
+    ):
+        return
+    if run.peak_memory_bytes > evidence.limit_bytes or run.memory.is_thrashing:
+        batch = evidence.config.micro_batch_size
+        left_bytes = run.peak_memory_bytes - round(found.least_saved_bytes(batch))
+        if run.memory.is_thrashing:
+            yield advise(_words(evidence, found, batch), run.samples_per_s, None)
+        elif _fits_then(evidence, found, evidence.config):
+            yield advise(
+                _words(evidence, found, batch, left_bytes=left_bytes), run.samples_per_s, None
+            )
+        return
+    best = _best_checkpointed(evidence, found)
+    if best is not None:
+        gains = best.low / run.samples_per_s - 1, best.high / run.samples_per_s - 1
+        words = _words(evidence, found, best.config.micro_batch_size, gains=gains)
+        yield advise(words, run.samples_per_s, best.expected)
+
+
+def _best_checkpointed(evidence: Evidence, found: Activations) -> _Forecast | None:
+    """The best batch that fits only so, where it gains 3 % over the best that fits as the model is."""
+    own = evidence.config
+    memory = _memory(evidence)
+    sizes = [factor * own.micro_batch_size for factor in _FACTORS]
+    length = evidence.facts.dataset_length
+    larger = [with_batch(own, size) for size in sizes if length is None or size <= length]
+    fits = [
+        memory.chance_to_fit([config], evidence.limit_bytes)[0] >= POLICY.trials.sure_to_fit
+        for config in larger
+    ]
+    forecasts = [
+        (_forecast(evidence, found, config), is_within)
+        for config, is_within in zip(larger, fits, strict=True)
+    ]
+    present = evidence.measurement.samples_per_s
+    reached = max(
+        [present, *(one.plain for one, is_within in forecasts if one is not None and is_within)]
+    )
+    only_so = [
+        one
+        for one, is_within in forecasts
+        if one is not None and not is_within and _fits_then(evidence, found, one.config)
+    ]
+    best = max(
+        only_so, key=lambda one: one.low, default=None
+    )  # the farther off a batch, the less is known of it
+    is_worth = (
+        best is not None and best.expected >= (1 + LEAST_GAIN) * reached and best.low > present
+    )
+    return best if is_worth else None
+
+
+def _fits_then(evidence: Evidence, found: Activations, config: TrainingConfig) -> bool:
+    """Whether a batch is sure to fit with its blocks checkpointed.
+
+    What is kept for the backward pass is known; what else grows with the batch is forecast from the
+    peaks without it.
+    """
+    size = config.micro_batch_size
+    left = found.bytes_per_sample * size - found.least_saved_bytes(size)
+    room = round(evidence.limit_bytes - left)
+    return room > 0 and bool(
+        _memory(evidence, found.bytes_per_sample).chance_to_fit([config], room)[0]
+        >= POLICY.trials.sure_to_fit
+    )
+
+
+def _memory(evidence: Evidence, less_per_sample: float = 0.0) -> MemoryModel:
+    """What today's run and the device's points say of peak memory, less so many bytes a sample.
+
+    Of the points those alone that differ from today in the batch.
+    """
+    in_ram = evidence.environment.has_only_ram
+    peaks = [Peak(evidence.config, evidence.measurement.peak_memory_bytes)]
+    for point in evidence.curves.device:
+        if point.peak_memory_bytes is not None and {*point.changes} <= {"micro_batch_size"}:
+            config = forecast.apply_changes(evidence, point).model_copy(update={"num_workers": 0})
+            peaks.append(Peak(config, point.peak_memory_bytes, "alone" if in_ram else "trial"))
+    rest = [one._replace(peak_bytes=_without(one, less_per_sample)) for one in peaks]
+    return MemoryModel(observed=rest, has_workers_in_ram=in_ram)
+
+
+def _without(peak: Peak, less_per_sample: float) -> int:
+    return max(1, round(peak.peak_bytes - less_per_sample * peak.config.micro_batch_size))
+
+
+def _forecast(evidence: Evidence, found: Activations, config: TrainingConfig) -> _Forecast | None:
+    """By the times of steps on the whole batch and on half of it: what does not grow is shared by more samples.
+
+    A step on B times the samples takes c + a B of today's, with c + a = 1 and c + a / 2 the
+    measured ratio q. For each sample the blocks' forward pass comes once more: as much as today at
+    the most, which is expected, and at the least as large a share of the step. The loader's rate is
+    taken to stay; for the interval it is as far off as a loader alone is from the same loader in a
+    run. None where no scatter is known.
+    """
+    half = found.half_step
+    forward = found.forward
+    if half is None or forward is None or half.sd is None or forward.sd is None:
+        return None
+    growth = config.micro_batch_size / evidence.config.micro_batch_size
+    loader = forecast.loader_ceiling(evidence)
+    device = forecast.device_ceiling(evidence)
+    today = forecast.join_rates(evidence, loader, device)
+    slowest, fastest = loader_bounds(evidence, loader)
+
+    def device_time(deviations: float) -> float:
+        """Of a sample over today's, as the model is; `deviations` of what was measured to the better side."""
+        ratio = min(1.0, max(0.5, half.value + deviations * (half.sd or 0.0)))
+        return (2 * ratio - 1) / growth + 2 - 2 * ratio
+
+    def rate(device_time: float, loader: float) -> float:
+        times = forecast.join_rates(evidence, loader, device / device_time) / today
+        return times * evidence.measurement.samples_per_s
+
+    most = forward.value + NORMAL_95 * forward.sd
+    least = max(0.0, forward.value - NORMAL_95 * forward.sd)
+    slow = device_time(-NORMAL_95)
+    fast = device_time(NORMAL_95)
+    return _Forecast(
+        config=config,
+        plain=rate(device_time(0.0), loader),
+        expected=rate(device_time(0.0) + forward.value, loader),
+        low=rate(slow + most, slowest),
+        high=rate(fast * (1 + least), fastest),
+    )
+
+
+def _words(
+    evidence: Evidence,
+    found: Activations,
+    batch: int,
+    *,
+    left_bytes: int | None = None,
+    gains: tuple[float, float] | None = None,
+) -> AdviceText:
+    """Return what is kept, what is saved of it with such a batch, and what recomputing it takes."""
+    return messages.checkpoint_activations(
+        block=found.block or "",
+        blocks=found.blocks,
+        samples=found.whole.samples,
+        kept_bytes=found.whole.total_bytes,
+        inside_bytes=found.whole.inside_bytes,
+        micro_batch_size=batch,
+        own_batch=evidence.config.micro_batch_size,
+        least_saved_bytes=round(found.least_saved_bytes(batch)),
+        most_saved_bytes=round(found.most_saved_bytes(batch)),
+        forward_fraction=None if found.forward is None else found.forward.value,
+        left_bytes=left_bytes,
+        limit_bytes=None if left_bytes is None else evidence.limit_bytes,
+        gain_low=None if gains is None else gains[0],
+        gain_high=None if gains is None else gains[1],
+    )
+
+
+# Advise on the data beyond the loader's settings: batches without padding. Pure.
+#
+# Comes in: an Evidence. Goes out: advice without settings, each with the interval of its gain.
+
+
+_LEAST_LEFT = 0.01
+"""Of a sample's time in the loader, whatever is saved: our own convention."""
+
+
+def remove_padding(evidence: Evidence) -> Iterator[Advice]:
+    """Batches of sequences of like length, and rows that several of them fill, where these win 3 % more.
+
+    They win what the device then saves, no more: the loader's rate is taken to stay. The rate
+    expected is today's times what the law of both sides says; its interval is by what the device's
+    time leaves open, and by how far a loader alone is from the same loader in a run.
+
+    Source: for rows, Krell et al. 2021 (arXiv:2107.02027), and transformers'
+    DataCollatorWithFlattening.
+    """
+    lengths = evidence.measurement.lengths
+    present = evidence.measurement.samples_per_s
+    reached = 1.0
+    if lengths is None:
+        return
+    buckets = lengths.buckets
+    packed = lengths.packed
+    padding = buckets.random_padding if lengths.padding is None else lengths.padding
+    if buckets.device_time is not None and buckets.device_time_ci is not None:
+        gains = _gains(evidence, buckets.device_time, buckets.device_time_ci)
+        if gains is not None:
+            reached = gains.expected
+            words = messages.batch_like_lengths(
+                pool_batches=buckets.pool_batches,
+                padding=padding,
+                bucket_padding=buckets.bucket_padding,
+                items=lengths.items,
+                timed=len(lengths.steps),
+                device_time=buckets.device_time,
+                gain_low=gains.low - 1,
+                gain_high=gains.high - 1,
+            )
+            yield advise(words, present, present * gains.expected)
+    if packed is not None:
+        gains = _gains(evidence, packed.device_time, packed.device_time_ci)
+        if gains is not None and gains.expected >= (1 + LEAST_GAIN) * reached:
+            words = messages.pack_sequences(
+                row_tokens=packed.row_tokens,
+                samples_per_row=packed.samples_per_row,
+                padding=padding,
+                packed_padding=packed.padding,
+                items=lengths.items,
+                timed=len(lengths.steps),
+                device_time=packed.device_time,
+                gain_low=gains.low - 1,
+                gain_high=gains.high - 1,
+            )
+            yield advise(words, present, present * gains.expected)
+
+
+def loader_without(evidence: Evidence, costs: LoaderCosts, item_fraction: float) -> float:
+    """The loader's rate without this share of its items' time, in samples per second.
+
+    Collating stays as it is, and so does a batch's way from its worker. Shares of times that were
+    measured together are taken, since a neighbour's load lengthens all of them.
+    """
+    today = forecast.loader_ceiling(evidence)
+    workers = forecast.loader_processes(evidence.config)
+    item_share = costs.item_s / max(forecast.with_collating(evidence, costs, costs.item_s), 1e-9)
+    way_s = min((costs.transfer_s or 0.0) / evidence.config.micro_batch_size, workers / today)
+    return workers / (
+        way_s + (workers / today - way_s) * max(1.0 - item_share * item_fraction, _LEAST_LEFT)
+    )
+
+
+class _Times(NamedTuple):
+    """Times today's rate."""
+
+    expected: float
+    low: float
+    high: float
+
+
+def _gains(evidence: Evidence, device_time: float, interval: tuple[float, float]) -> _Times | None:
+    """What is reached where the device needs this share of its time; None where that may be nothing."""
+    loader = forecast.loader_ceiling(evidence)
+    device = forecast.device_ceiling(evidence)
+    today = forecast.join_rates(evidence, loader, device)
+    slowest, fastest = loader_bounds(evidence, loader)
+
+    def times(device_time: float, loader: float) -> float:
+        return forecast.join_rates(evidence, loader, device / device_time) / today
+
+    least, most = interval
+    low = times(most, slowest)
+    high = times(least, fastest)
+    return None if low <= 1 else _Times(times(device_time, loader), low, high)
+
+
+# What helps where no measured setting does: a table from bottleneck to remedies, each with its
+# expected rate. Pure.
+#
+# Comes in: an Evidence, its findings and the best rate that settings alone should reach. Goes out:
+# advice without settings but for one that was not measured.
+
+
+_LEAST_TAKING = 0.10
+"""Of a batch's time, from which on taking it from the loader is worth changing: our own convention,
+as for findings."""
+_LONGER_EPOCHS = 20
+"""Times as long an epoch: our own convention, a restart then costs a twentieth of what it costs
+now."""
+_BYTES_LEFT = 0.5
+"""Of the bytes, at best, after fusing operations or narrowing types: our own convention, bfloat16
+for float32."""
+_UINT8_SAVES = 0.75
+"""Of the bytes of float32: uint8 has one byte instead of four."""
+
+
+def list_remedies(
+    evidence: Evidence, findings: Sequence[Finding], *, best_samples_per_s: float
+) -> Iterator[Advice]:
+    """Remedies for each finding that settings alone don't remove; for computing only where it comes first."""
+    costs = evidence.measurement.loader_costs
+    is_data_bound = best_samples_per_s < POLICY.trials.near_ceiling * forecast.device_ceiling(
+        evidence
+    )
+    for finding in findings:
+        code = finding.bottleneck
+        if code in _FOR_LOADER:
+            if is_data_bound and costs is not None:
+                yield from _FOR_LOADER[code](evidence, costs)
+        elif code in _FOR_DEVICE and (code != "compute" or finding is findings[0]):
+            yield from _FOR_DEVICE[code](evidence, finding)
+    yield from remove_padding(evidence)
+
+
+def _cpu_work(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
+    """Cheaper items or more cores, unless the cores suffice: then something else keeps the loader from them."""
+    needed_s = _needed_item_s(evidence)
+    item_s = forecast.loader_cpu_s(evidence)
+    cores = evidence.environment.cores
+    cores_needed = ceil(
+        forecast.device_ceiling(evidence) * item_s + forecast.device_cores(evidence)
+    )
+    if cores_needed > cores or needed_s < item_s:
+        words = messages.make_items_cheaper(
+            needed_s=needed_s,
+            item_cpu_s=item_s,
+            cores_needed=cores_needed,
+            cores=cores,
+            is_device_estimated=evidence.measurement.device_ceiling is None,
+        )
+        yield _expecting(evidence, words, forecast.device_ceiling(evidence))
+    yield from _formats(evidence, costs)
+    yield from _shard_stream(evidence, costs)
+    yield from _cache_items(evidence, costs)
+
+
+def _waiting(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
+    """Shorter waits, or more of them side by side, unless the workers suffice."""
+    wanted = forecast.device_ceiling(evidence)
+    tried = [
+        forecast.apply_changes(evidence, point)
+        for point in forecast.advisable_points(evidence, "loader")
+    ]
+    workers = max(1, *(config.num_workers for config in (evidence.config, *tried)))
+    workers_needed = ceil(wanted * costs.item_s)
+    if workers / wanted < costs.item_s:
+        more = workers_needed if workers_needed > workers and evidence.facts.is_sharded else None
+        words = messages.shorten_waits(
+            needed_s=workers / wanted,
+            item_s=costs.item_s,
+            workers=workers,
+            workers_needed=more,
+            is_device_estimated=evidence.measurement.device_ceiling is None,
+        )
+        yield _expecting(evidence, words, wanted)
+        yield from _shard_stream(evidence, costs)
+    yield from _formats(evidence, costs)
+    yield from _cache_items(evidence, costs)
+
+
+def _shard_stream(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
+    """A stream that every worker reads whole can't be loaded in parallel until it is divided among them.
+
+    Source: pytorch.org, torch.utils.data.IterableDataset.
+    """
+    workers = ceil(
+        forecast.device_ceiling(evidence) * forecast.with_collating(evidence, costs, costs.item_s)
+    )
+    share = min(1.0, _needed_item_s(evidence) / max(forecast.loader_cpu_s(evidence), 1e-9))
+    if not evidence.facts.is_sharded and workers >= 2 and share > 0:
+        words = messages.shard_stream(workers_needed=workers)
+        yield _expecting(evidence, words, forecast.device_ceiling(evidence) * share)
+
+
+def _slow_tail(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
+    """The loader without its slowest items."""
+    sample_s = forecast.with_collating(
+        evidence, costs, costs.item_s * (1.0 - costs.slow_tail_fraction)
+    )
+    loader = max(
+        max(1, evidence.config.num_workers) / max(sample_s, 1e-9), forecast.loader_ceiling(evidence)
+    )
+    expected = forecast.join_rates(evidence, loader, forecast.device_ceiling(evidence))
+    words = messages.fix_slowest_items(
+        item_slowest_s=costs.item_slowest_s,
+        item_median_s=costs.item_median_s,
+        slow_tail_fraction=costs.slow_tail_fraction,
+        loader_samples_per_s=loader,
+    )
+    yield _expecting(evidence, words, expected)
+    yield from _cache_items(evidence, costs)
+
+
+def _worker_threads(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
+    """One thread for each worker: the rate that an item's CPU time then allows on the cores.
+
+    Where one was measured, it stands among the settings. No figure where that is no more than
+    today: threads that spin while they wait for each other add to the CPU time. Source:
+    pytorch.org, torch.utils.data: in workers torch limits only its own threads.
+    """
+    if not forecast.workers_run_too_many_threads(evidence):
+        return
+    cores = evidence.environment.cores
+    loaders = forecast.loader_processes(evidence.config)
+    today = forecast.loader_ceiling(evidence)
+    device = forecast.device_ceiling(evidence)
+    allowed = min(loaders, cores) / forecast.loader_cpu_s(evidence)
+    expected = min(
+        forecast.cores_ceiling(evidence), forecast.join_rates(evidence, max(allowed, today), device)
+    )
+    is_gain_known = allowed * POLICY.trials.near_ceiling > today
+    words = messages.one_thread_per_worker(
+        settings={"worker_threads": 1} if evidence.config.num_workers else {},
+        item_cpu_s=costs.item_cpu_s,
+        allowed_samples_per_s=allowed,
+        cores=cores,
+        loader_samples_per_s=None if is_gain_known else today,
+    )
+    if not any(
+        "worker_threads" in point.changes for point in forecast.advisable_points(evidence, "loader")
+    ):
+        yield _expecting(evidence, words, expected if is_gain_known else None)
+    yield from _cpu_work(evidence, costs)
+
+
+def _formats(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
+    """Formats that are read faster here: what an item saves is saved of a sample's time in the loader."""
+    for cost in costs.formats if forecast.loader_ceiling(evidence) < inf else ():
+        loader = loader_without(evidence, costs, cost.saved_fraction)
+        expected = forecast.join_rates(evidence, loader, forecast.device_ceiling(evidence))
+        yield _expecting(evidence, _format_words(cost, loader), expected)
+
+
+def _format_words(cost: FormatCost, loader_samples_per_s: float) -> AdviceText:
+    """Return the advice for a kind of format; the sizes of its data are in the cost's figures."""
+    return _FORMATS[cost.kind](
+        now_s=cost.now_s,
+        better_s=cost.better_s,
+        calls_per_item=cost.calls_per_item,
+        item_fraction=cost.item_fraction,
+        loader_samples_per_s=loader_samples_per_s,
+        **cost.figures,
+    )
+
+
+def _cache_items(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
+    """Items kept in RAM: only collating them is left."""
+    length = evidence.facts.dataset_length
+    free = evidence.free_ram_bytes
+    if (
+        length is None
+        or free is None
+        or evidence.facts.is_iterable
+        or length * costs.item_bytes > free
+    ):
+        return
+    collating = (
+        evidence.config.micro_batch_size / costs.collate_s if costs.collate_s > 0 else float("inf")
+    )
+    device = forecast.device_ceiling(evidence)
+    is_overlapped = evidence.environment.device_kind != "cpu"
+    expected = joint_rate(collating, device, is_overlapped=is_overlapped)
+    words = messages.cache_items(
+        items=length, item_bytes=costs.item_bytes, free_bytes=free, collate_s=costs.collate_s
+    )
+    yield _expecting(evidence, words, expected)
+
+
+def _small_operations(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
+    roofline = evidence.curves.roofline
+    has_graphs = evidence.environment.device_kind in {"cuda", "rocm"}
+    operators = None if roofline is None else roofline.operators
+    words = messages.fuse_operations(
+        share=finding.share, operators=operators, has_cuda_graphs=has_graphs
+    )
+    yield _saving(evidence, words, finding.share)
+    yield from _hand_over(evidence, finding)
+
+
+def _hand_over(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
+    """Batches of fewer tensors, where taking one that lies ready costs the training process much of a step.
+
+    Each tensor in shared memory comes with a file descriptor, received over a socket of its own.
+    Sources: torch/multiprocessing/reductions.py, rebuild_storage_fd; pytorch.org,
+    torch.multiprocessing, "Sharing strategies".
+    """
+    take_s = finding.figures.get("take_s")
+    batch_s = finding.figures.get("batch_s")
+    if (
+        not isinstance(take_s, float)
+        or not isinstance(batch_s, float)
+        or take_s < _LEAST_TAKING * batch_s
+    ):
+        return
+    costs = evidence.measurement.loader_costs
+    words = messages.hand_over_less(
+        share=take_s / batch_s,
+        take_s=take_s,
+        batch_s=batch_s,
+        batch_tensors=None if costs is None else costs.batch_tensors,
+        is_pinned=evidence.config.pin_memory,
+    )
+    yield _saving(evidence, words, min(finding.share, take_s / batch_s))
+
+
+def _own_code(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
+    outside_s = cast("float", finding.figures["outside_s"])
+    yield _saving(
+        evidence, messages.shorten_own_code(share=finding.share, outside_s=outside_s), finding.share
+    )
+
+
+def _host_waits(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
+    """At best none of the gaps after the host's waits is left; where it is slow to launch, it then shows in others.
+
+    Source: pytorch.org, "Performance Tuning Guide", "Avoid unnecessary CPU-GPU synchronization".
+    """
+    words = messages.avoid_synchronisation(
+        share=finding.share, is_pinned=evidence.config.pin_memory
+    )
+    yield _saving(evidence, words, finding.share)
+
+
+def _bandwidth(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
+    is_dtype_known = any(
+        "amp_dtype" in point.changes for point in forecast.advisable_points(evidence, "device")
+    )
+    words = messages.move_fewer_bytes(share=finding.share, is_dtype_known=is_dtype_known)
+    yield _saving(evidence, words, (1 - _BYTES_LEFT) * finding.share)
+
+
+def _copies(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
+    """Advise copies of fewer bytes; on the CPU, which needs none, moving a batch converts its memory format."""
+    costs = evidence.measurement.loader_costs
+    share = finding.share
+    float32, item_bytes = (
+        (None, None) if costs is None else (costs.float32_fraction, costs.item_bytes)
+    )
+    if evidence.environment.device_kind == "cpu":
+        yield _saving(evidence, messages.convert_batches_in_collate(share=share), share)
+    elif float32 is not None and float32 < 0.5:
+        words = messages.copy_narrower_types(share=share, item_bytes=item_bytes)
+        yield _saving(evidence, words, (1 - _BYTES_LEFT) * share)
+    else:
+        words = messages.copy_uint8(share=share, item_bytes=item_bytes, float32_fraction=float32)
+        yield _saving(evidence, words, _UINT8_SAVES * (1.0 if float32 is None else float32) * share)
+
+
+def _computing(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
+    """A cheaper step, beside the most that the device could give: the rate of a large matrix product.
+
+    Without an expected gain, since steps with small and element-wise operations don't reach that
+    rate. Source: Williams et al. 2009.
+    """
+    if evidence.measurement.breakdown is None:  # it may not compute at all
+        return
+    roofline = evidence.curves.roofline
+    present = evidence.measurement.samples_per_s
+    most = None
+    if roofline is not None and roofline.flops > 0:
+        batch = (
+            evidence.config.micro_batch_size * evidence.config.world_size
+        )  # the rate is that of all devices
+        product_s = roofline.flops / roofline.peak_flops_per_s / batch
+        most = max(0.0, 1.0 / max(1.0 - finding.share + present * product_s, 1e-3) - 1.0)
+    peak = cast("float | None", finding.figures.get("peak_fraction"))
+    words = messages.make_step_cheaper(share=finding.share, peak_fraction=peak, most_gain=most)
+    yield _expecting(evidence, words, None)
+
+
+def _short_epochs(evidence: Evidence, finding: Finding) -> Iterator[Advice]:
+    length = evidence.measurement.window.epoch_samples
+    if evidence.config.persistent_workers and length is not None:
+        expected = evidence.measurement.samples_per_s / (
+            1.0 - finding.share * (1 - 1 / _LONGER_EPOCHS)
+        )
+        words = messages.lengthen_epochs(
+            share=finding.share, epoch_samples=length, wanted_samples=length * _LONGER_EPOCHS
+        )
+        yield _expecting(evidence, words, expected)
+
+
+_FORMATS: dict[str, Callable[..., AdviceText]] = {
+    "text": messages.save_as_arrays,
+    "image_draft": messages.decode_smaller,
+    "image_copy": messages.store_smaller,
+    "parquet": messages.read_row_groups,
+}
+_FOR_LOADER: dict[Bottleneck, Callable[[Evidence, LoaderCosts], Iterator[Advice]]] = {
+    "data_cpu": _cpu_work,
+    "data_io": _waiting,
+    "data_tail": _slow_tail,
+    "threads": _worker_threads,
+}
+_FOR_DEVICE: dict[Bottleneck, Callable[[Evidence, Finding], Iterator[Advice]]] = {
+    "launch": _small_operations,
+    "script": _own_code,
+    "synchronise": _host_waits,
+    "memory": _bandwidth,
+    "copy": _copies,
+    "restart": _short_epochs,
+    "compute": _computing,
+}
+
+
+def _needed_item_s(evidence: Evidence) -> float:
+    """CPU seconds that a sample may take in the loader for the device to be the limit; 0 where no core is left."""
+    return max(
+        0.0,
+        (evidence.environment.cores - forecast.device_cores(evidence))
+        / forecast.device_ceiling(evidence),
+    )
+
+
+def _expecting(evidence: Evidence, words: AdviceText, expected: float | None) -> Advice:
+    return advise(words, evidence.measurement.samples_per_s, expected)
+
+
+def _saving(evidence: Evidence, words: AdviceText, saved: float) -> Advice:
+    """Return advice that saves this share of the time; no figure where the loader has to become faster first."""
+    expected = forecast.rate_without(evidence, saved)
+    loader = forecast.loader_ceiling(evidence)
+    if expected < loader:
+        return _expecting(evidence, words, expected)
+    is_loader_first = evidence.measurement.samples_per_s >= POLICY.trials.near_ceiling * loader
+    limited = messages.limited_by_loader(
+        words, loader_samples_per_s=loader, is_loader_first=is_loader_first
+    )
+    return _expecting(evidence, limited, None if is_loader_first else expected)
+
+
+# What to do about it, the largest expected gain first: settings whose ceilings were measured, then
+# remedies. Pure.
+#
+# Comes in: an Evidence and its findings. Goes out: advice.
+
 
 _SAME_WITHIN = 0.02
-"""Expected rates that differ by less count as equal, as do those that differ by less than the error of their ceilings:
-our own convention, a window's 95 % interval."""
+"""Expected rates that differ by less count as equal, as do those that differ by less than the error
+of their ceilings: our own convention, a window's 95 % interval."""
 
 
 class _Rated(NamedTuple):
@@ -48,14 +893,17 @@ def rank_advice(evidence: Evidence, findings: Sequence[Finding]) -> tuple[Advice
     settings = _advise_settings(evidence, findings)
     measured = [piece for piece in settings if piece.kind != "add_workers"]
     best = max(map(_rate, measured), default=evidence.measurement.samples_per_s)
-    remedies = [*list_remedies(evidence, findings, best_samples_per_s=best), *checkpoint_activations(evidence)]
+    remedies = [
+        *list_remedies(evidence, findings, best_samples_per_s=best),
+        *checkpoint_activations(evidence),
+    ]
     return (*settings, *worth_giving(remedies))
 
 
 def _advise_settings(evidence: Evidence, findings: Sequence[Finding]) -> list[Advice]:
     """The loader's settings, each setting of the device, and both sides together where that gains 3 % on top."""
-    loaders: list[Pair] = [(point, None) for point in expectation.advisable_points(evidence, "loader")]
-    devices: list[Pair] = [(None, point) for point in expectation.advisable_points(evidence, "device")]
+    loaders: list[Pair] = [(point, None) for point in forecast.advisable_points(evidence, "loader")]
+    devices: list[Pair] = [(None, point) for point in forecast.advisable_points(evidence, "device")]
     both = [(loader, device) for loader, _ in loaders for _, device in devices]
     pairs = [*devices, *loaders, *both]
     rated = _beyond_error(evidence, pairs)
@@ -76,8 +924,8 @@ def _advise_settings(evidence: Evidence, findings: Sequence[Finding]) -> list[Ad
 def _beyond_error(evidence: Evidence, pairs: Sequence[Pair]) -> list[_Rated]:
     """Rate pairs, and leave out those whose gain is within the error of their own ceilings.
 
-    A loader that pauses, or whose workers deliver in bursts, may have a ceiling that tells nothing: on an H200 32
-    workers were 5.7 % above 16, with a relative error of 2.2.
+    A loader that pauses, or whose workers deliver in bursts, may have a ceiling that tells nothing:
+    on an H200 32 workers were 5.7 % above 16, with a relative error of 2.2.
     """
     found = list[_Rated]()
     for pair, rate in zip(pairs, expected_rates(evidence, pairs), strict=True):
@@ -92,23 +940,25 @@ def _share_beyond_error(evidence: Evidence, pair: Pair) -> float:
 
     An error of the side that is ample hardly counts. That a setting is as today adds no error.
     """
-    measured = [expectation.loader_ceiling(evidence), expectation.device_ceiling(evidence)]
+    measured = [forecast.loader_ceiling(evidence), forecast.device_ceiling(evidence)]
     lower = list(measured)
     for side, point in enumerate(pair):
         if point is not None and point.ceiling is not None:
             measured[side] = point.ceiling.samples_per_s
             lower[side] = measured[side] * exp(-NORMAL_95 * (point.ceiling.relative_sd or 0.0))
-    return expectation.join_rates(evidence, *lower) / expectation.join_rates(evidence, *measured)
+    return forecast.join_rates(evidence, *lower) / forecast.join_rates(evidence, *measured)
 
 
-def _best(evidence: Evidence, rated: Sequence[_Rated], *, cost: Callable[[int, int], tuple[int, int]]) -> Advice | None:
+def _best(
+    evidence: Evidence, rated: Sequence[_Rated], *, cost: Callable[[int, int], tuple[int, int]]
+) -> Advice | None:
     """The pair of the lowest cost in workers and changed settings of those that no other is known to beat."""
     if not rated:
         return None
 
     def cost_of(one: _Rated) -> tuple[int, int]:
         changes = sum(len(point.changes) for point in one.pair if point is not None)
-        return cost(expectation.apply_changes(evidence, *one.pair).num_workers, changes)
+        return cost(forecast.apply_changes(evidence, *one.pair).num_workers, changes)
 
     least = max(min(one.at_least, (1 - _SAME_WITHIN) * one.rate) for one in rated)
     chosen = min((one for one in rated if one.rate >= least), key=cost_of)
@@ -148,8 +998,10 @@ def _best_of_each_setting(evidence: Evidence, rated: Sequence[_Rated]) -> Iterat
 
 
 def _advice(evidence: Evidence, pair: Pair, expected: float) -> Advice:
-    changed = changed_settings(expectation.apply_changes(evidence, *pair), evidence.config)
-    loader, device = (None if point is None or point.ceiling is None else point.ceiling for point in pair)
+    changed = changed_settings(forecast.apply_changes(evidence, *pair), evidence.config)
+    loader, device = (
+        None if point is None or point.ceiling is None else point.ceiling for point in pair
+    )
     words = messages.set(
         settings={name: after for name, (_, after) in changed.items()},
         loader_samples_per_s=None if loader is None else loader.samples_per_s,
@@ -161,66 +1013,83 @@ def _advice(evidence: Evidence, pair: Pair, expected: float) -> Advice:
 def _pin_memory(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[Advice]:
     """Copies from page-locked memory are faster, and leave the host free, but follow the kernels before them.
 
-    What they should win follows from both copies' ceilings, by the model that a search proposes by; where these were
-    not measured, and copies take a tenth of the time, from what a batch's copies cost.
-    Source: pytorch.org, "Use pinned memory buffers" (CUDA semantics).
+    What they should win follows from both copies' ceilings, by the model that a search proposes by;
+    where these were not measured, and copies take a tenth of the time, from what a batch's copies
+    cost. Source: pytorch.org, "Use pinned memory buffers" (CUDA semantics).
     """
     if evidence.config.pin_memory or evidence.environment.device_kind not in PINNING_KINDS:
         return
-    present, settings = evidence.measurement.samples_per_s, {"pin_memory": True}
-    known = expectation.copy_ceilings(evidence)
+    present = evidence.measurement.samples_per_s
+    settings = {"pin_memory": True}
+    known = forecast.copy_ceilings(evidence)
     if known.keys() == {False, True}:
         if known[True] <= known[False]:
             return
         pinned = CurvePoint(changes={"pin_memory": True}, ceiling=None)
         (expected,) = expected_rates(evidence, [(pinned, None)])
-        pageable, faster = known[False], known[True]
-        most = min(expectation.loader_ceiling(evidence), expectation.device_ceiling(evidence), faster)
+        pageable = known[False]
+        faster = known[True]
+        most = min(forecast.loader_ceiling(evidence), forecast.device_ceiling(evidence), faster)
         expected = min(expected, max(present, most))  # even if all of it is hidden
-        words = messages.pin_memory(settings=settings, pageable_samples_per_s=pageable, pinned_samples_per_s=faster)
+        words = messages.pin_memory(
+            settings=settings, pageable_samples_per_s=pageable, pinned_samples_per_s=faster
+        )
         yield advise(words, present, expected)
         return
     copy = next((finding for finding in findings if finding.bottleneck == "copy"), None)
     if copy is None:
         return
-    costs, saved = evidence.measurement.loader_costs, 1.0  # all of it at most, where not measured
+    costs = evidence.measurement.loader_costs
+    saved = 1.0  # all of it at most, where not measured
     words = messages.pin_memory(settings=settings, share=copy.share)
     if costs is not None and costs.copy_s and costs.pinned_copy_s is not None:
         saved = max(0.0, 1.0 - costs.pinned_copy_s / costs.copy_s)
         words = messages.pin_memory(
-            settings=settings, share=copy.share, copy_s=costs.copy_s, pinned_copy_s=costs.pinned_copy_s
+            settings=settings,
+            share=copy.share,
+            copy_s=costs.copy_s,
+            pinned_copy_s=costs.pinned_copy_s,
         )
-    yield advise(words, present, expectation.rate_without(evidence, saved * copy.share))
+    yield advise(words, present, forecast.rate_without(evidence, saved * copy.share))
 
 
 def _more_workers(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[Advice]:
     """Advise workers up to the cores, where a loader bound by CPU work could not be measured with more than today's.
 
-    Workers add up until the cores run out: the rate is what the model that a search proposes by expects, and no more
-    than all cores or the device can make. Items that mostly wait are left out: only a measurement shows how far their
-    waits overlap.
+    Workers add up until the cores run out: the rate is what the model that a search proposes by
+    expects, and no more than all cores or the device can make. Items that mostly wait are left out:
+    only a measurement shows how far their waits overlap.
     """
-    costs, own, environment = evidence.measurement.loader_costs, evidence.config, evidence.environment
+    costs = evidence.measurement.loader_costs
+    own = evidence.config
+    environment = evidence.environment
     is_bound = any(finding.bottleneck == "data_cpu" for finding in findings)
     if costs is None or not is_bound or _has_tried_more_workers(evidence):
         return
     most = min(most_workers(evidence.facts, environment), rules.cores_within(own, environment))
     most //= rules.ranks_on_host(own.process_count, environment)
-    counts = sorted({*(2**power for power in range(most.bit_length())), most} - {*range(own.num_workers + 1)})
+    counts = sorted(
+        {*(2**power for power in range(most.bit_length())), most} - {*range(own.num_workers + 1)}
+    )
     points = {count: CurvePoint(changes={"num_workers": count}, ceiling=None) for count in counts}
-    configs = {count: expectation.apply_changes(evidence, point) for count, point in points.items()}
+    configs = {count: forecast.apply_changes(evidence, point) for count, point in points.items()}
     pairs: dict[int, Pair] = {
-        count: (point, None) for count, point in points.items() if _has_room(evidence, costs, configs[count])
+        count: (point, None)
+        for count, point in points.items()
+        if _has_room(evidence, costs, configs[count])
     }
     if not pairs:
         return
-    by_cores, device = expectation.cores_ceiling(evidence), expectation.device_ceiling(evidence)
+    by_cores = forecast.cores_ceiling(evidence)
+    device = forecast.device_ceiling(evidence)
     expected = [min(rate, by_cores, device) for rate in expected_rates(evidence, [*pairs.values()])]
     rates = dict(zip(pairs, expected, strict=True))
-    enough = min(count for count, rate in rates.items() if rate >= (1 - _SAME_WITHIN) * max(expected))
+    enough = min(
+        count for count, rate in rates.items() if rate >= (1 - _SAME_WITHIN) * max(expected)
+    )
     words = messages.add_workers(
         settings={"num_workers": enough},
-        item_cpu_s=expectation.loader_cpu_s(evidence),
+        item_cpu_s=forecast.loader_cpu_s(evidence),
         num_workers=own.num_workers,
         cores=environment.cores,
         cores_samples_per_s=by_cores,
@@ -232,16 +1101,22 @@ def _has_tried_more_workers(evidence: Evidence) -> bool:
     """Return True where a loader with more workers than today was measured, or failed for another reason than time."""
     for point in evidence.curves.loader:
         workers = point.changes.get("num_workers", 0)
-        if isinstance(workers, int) and workers > evidence.config.num_workers and not point.is_left_out:
+        if (
+            isinstance(workers, int)
+            and workers > evidence.config.num_workers
+            and not point.is_left_out
+        ):
             return True
     return False
 
 
 def _has_room(evidence: Evidence, costs: LoaderCosts, config: TrainingConfig) -> bool:
     """Return True where the batches that the workers of all ranks hold ready fit into the free RAM, with room left."""
-    ready = expectation.loader_processes(config) * config.batches_per_worker
+    ready = forecast.loader_processes(config) * config.batches_per_worker
     free_bytes = inf if evidence.free_ram_bytes is None else evidence.free_ram_bytes
-    return ready * config.micro_batch_size * costs.item_bytes <= POLICY.trials.queue_share * free_bytes
+    return (
+        ready * config.micro_batch_size * costs.item_bytes <= POLICY.trials.queue_share * free_bytes
+    )
 
 
 def _rate(advice: Advice) -> float:

@@ -1,42 +1,52 @@
-"""The bottlenecks: the wall time attributed to what takes it, from one diagnosis' evidence. Pure.
-
-Comes in: an Evidence. Goes out: findings, the largest share first.
-"""
+"""Attribute the time of training to bottlenecks, and judge the evidence: verdict, headline, notes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from autotune.analysis.forecast import expectation
+from autotune.diagnosis.advice import LEAST_GAIN, rank_advice
 from autotune.messages import diagnosis as messages
+from autotune.models import forecast
+from autotune.models.forecast import copy_ceilings, device_ceiling, loader_ceiling
+from autotune.models.memory import creep_notes
+from autotune.models.statistics import memory_fault
 from autotune.note import Note
 from autotune.records.breakdown import Share, TimeBreakdown
-from autotune.records.diagnosis import Bottleneck, Evidence, Finding
-from autotune.tuning.host_bound import is_host_bound
+from autotune.records.ceilings import SIDES, CeilingBook, Headroom, headroom_of
+from autotune.records.measurement import MemoryLimits, keep_ceilings, note_on_load
+from autotune.records.result import Advice, Bottleneck, CurvePoint, Diagnosis, Evidence, Finding
+from autotune.tuning.outcomes import busy_while_host_bound, is_host_bound
+from autotune.tuning.probe import with_settled_ceilings
+from autotune.version import __version__
 
-__all__ = ["WAITING_CPU_FRACTION", "breakdown_of", "find_bottlenecks", "fixed_step_share"]
+# The bottlenecks: the wall time attributed to what takes it, from one diagnosis' evidence. Pure.
+#
+# Comes in: an Evidence. Goes out: findings, the largest share first.
+
 
 WAITING_CPU_FRACTION = 0.5
 """Of an item's time on a core, below which it mostly waits: our own convention, the smaller part."""
 _LEAST_SHARE = 0.10
-"""Of the wall time, below which a finding is noise: our own convention, the least that two busy sources differ by."""
+"""Of the wall time, below which a finding is noise: our own convention, the least that two busy
+sources differ by."""
 _TAIL_FRACTION = 0.4
-"""Of the loading time in items over 8 times the median, from which on the tail makes loading slow: our own
-convention."""
+"""Of the loading time in items over 8 times the median, from which on the tail makes loading slow:
+our own convention."""
 _SMALL_OPERATOR_S = 30e-6
-"""Mean time of an operator, below which calling it costs as much as it works. An eager operator with its autograd takes
-PyTorch 5 to 10 us on the host (pytorch.org, "CUDA graphs" and "PyTorch profiler"); three times that is our own
-convention."""
+"""Mean time of an operator, below which calling it costs as much as it works. An eager operator
+with its autograd takes PyTorch 5 to 10 us on the host (pytorch.org, "CUDA graphs" and "PyTorch
+profiler"); three times that is our own convention."""
 _LONGEST_GAP_S = 100e-6
-"""Mean time between two operators, above which it is no launch: ten times what PyTorch takes for an operator on the
-host (see above) is our own convention."""
+"""Mean time between two operators, above which it is no launch: ten times what PyTorch takes for an
+operator on the host (see above) is our own convention."""
 _BANDWIDTH_FRACTION = 0.5
-"""Of the measured copy bandwidth over a step. Source: Williams et al. 2009; half of the roof is our own convention."""
+"""Of the measured copy bandwidth over a step. Source: Williams et al. 2009; half of the roof is our
+own convention."""
 _SLOWED_BY = 1.5
-"""Computing in the loop against the device alone, from which on the CPU is taken to be oversubscribed: our own
-convention."""
+"""Computing in the loop against the device alone, from which on the CPU is taken to be
+oversubscribed: our own convention."""
 _DEVICE_WORK = frozenset[Bottleneck]({"compute", "memory"})
 _FEWEST_BATCHES = 3
 """For a line through batch sizes and times: with two, any noise would be a fixed cost."""
@@ -45,12 +55,15 @@ _FEWEST_BATCHES = 3
 def find_bottlenecks(evidence: Evidence) -> tuple[Finding, ...]:
     """Return what takes at least a tenth of the wall time, the largest share first; at least one finding.
 
-    Where the device waits for its host, the host comes before what the device does meanwhile: that holds nothing up.
+    Where the device waits for its host, the host comes before what the device does meanwhile: that
+    holds nothing up.
     """
     parts = breakdown_of(evidence)
     if evidence.measurement.data_wait_fraction is None and evidence.measurement.breakdown is None:
         return (_finding("unknown", 1.0, messages.unknown_evidence()),)
-    compute, idle, waits = parts.compute.fraction, parts.idle.fraction, parts.synchronise.fraction
+    compute = parts.compute.fraction
+    idle = parts.idle.fraction
+    waits = parts.synchronise.fraction
     threads = _threads(evidence, compute + idle)
     left = 1.0 if threads is None else 1 - threads.share / (compute + idle)
     between = _between_operators(evidence, compute * left, idle * left)
@@ -76,7 +89,9 @@ def find_bottlenecks(evidence: Evidence) -> tuple[Finding, ...]:
 
 
 def _finding(bottleneck: Bottleneck, share: float, evidence: Note) -> Finding:
-    return Finding(bottleneck=bottleneck, share=share, figures=evidence.figures, evidence=evidence.text)
+    return Finding(
+        bottleneck=bottleneck, share=share, figures=evidence.figures, evidence=evidence.text
+    )
 
 
 def _merged(found: Sequence[Finding]) -> list[Finding]:
@@ -103,33 +118,48 @@ def breakdown_of(evidence: Evidence) -> TimeBreakdown:
 
     All else then counts as computing, with "not measured" as its source.
     """
-    run, nothing = evidence.measurement, Share(fraction=0.0, source="not measured")
+    run = evidence.measurement
+    nothing = Share(fraction=0.0, source="not measured")
     if run.breakdown is not None:
         return run.breakdown
     waiting = min(1.0, max(0.0, run.data_wait_fraction or 0.0))
     script = evidence.facts.script
     has_loader = script is None or script.loaders
-    clock = "clock around the loader, in the window" if has_loader else "clock between a step and the next forward pass"
+    clock = (
+        "clock around the loader, in the window"
+        if has_loader
+        else "clock between a step and the next forward pass"
+    )
     wait = Share(fraction=waiting, source=clock)
     rest = Share(fraction=1.0 - waiting, source=nothing.source)
-    return TimeBreakdown(data_wait=wait, compute=rest, device_copy=nothing, synchronise=nothing, idle=nothing)
+    return TimeBreakdown(
+        data_wait=wait, compute=rest, device_copy=nothing, synchronise=nothing, idle=nothing
+    )
 
 
 def fixed_step_share(evidence: Evidence) -> float:
     """Share of a batch's time on the device that does not grow with it: a / (a + k * batch), by least squares.
 
-    The line is fitted to the batches of the device's curve, each weighted by its own time; 0 where fewer than three
-    were measured.
+    The line is fitted to the batches of the device's curve, each weighted by its own time; 0 where
+    fewer than three were measured.
     """
     own = evidence.config.micro_batch_size
-    points = [point for point in evidence.curves.device if point.changes.keys() <= {"micro_batch_size", "max_tokens"}]
-    ceilings: dict[object, float] = {own: expectation.device_ceiling(evidence)} | {
-        point.changes.get("micro_batch_size", own): point.ceiling.samples_per_s for point in points if point.ceiling
+    points = [
+        point
+        for point in evidence.curves.device
+        if point.changes.keys() <= {"micro_batch_size", "max_tokens"}
+    ]
+    ceilings: dict[object, float] = {own: forecast.device_ceiling(evidence)} | {
+        point.changes.get("micro_batch_size", own): point.ceiling.samples_per_s
+        for point in points
+        if point.ceiling
     }
     if len(ceilings) < _FEWEST_BATCHES:
         return 0.0
     batches, rates = np.array([*ceilings.items()], dtype=np.float64).T
-    slope, fixed = np.polyfit(batches, batches / rates, 1, w=rates / batches)  # relative errors are alike
+    slope, fixed = np.polyfit(
+        batches, batches / rates, 1, w=rates / batches
+    )  # relative errors are alike
     whole = fixed + slope * own
     return float(np.clip(fixed / whole, 0.0, 1.0)) if whole > 0 else 0.0
 
@@ -146,11 +176,11 @@ def _data(evidence: Evidence, parts: TimeBreakdown) -> Finding:
             item_slowest_s=costs.item_slowest_s,
         )
         return _finding("data_tail", share, tail)
-    if expectation.workers_run_too_many_threads(evidence):
+    if forecast.workers_run_too_many_threads(evidence):
         threads = messages.loader_threads_evidence(
             item_s=costs.item_s,
             cores_per_item=costs.cpu_fraction,
-            loader_processes=expectation.loader_processes(evidence.config),
+            loader_processes=forecast.loader_processes(evidence.config),
             cores=evidence.environment.cores,
         )
         return _finding("threads", share, threads)
@@ -170,14 +200,16 @@ def _data(evidence: Evidence, parts: TimeBreakdown) -> Finding:
 
 
 def _restart(evidence: Evidence, parts: TimeBreakdown) -> Finding:
-    share, samples = parts.restart_fraction, evidence.measurement.window.epoch_samples
+    share = parts.restart_fraction
+    samples = evidence.measurement.window.epoch_samples
     epoch_s = None if samples is None else samples / evidence.measurement.samples_per_s
     return _finding("restart", share, messages.restart_evidence(share=share, epoch_s=epoch_s))
 
 
 def _copy(evidence: Evidence, share: float) -> Finding:
     """Return copies that nothing hides, with what copying alone reaches where that was measured."""
-    known, is_pinned = expectation.copy_ceilings(evidence), evidence.config.pin_memory
+    known = forecast.copy_ceilings(evidence)
+    is_pinned = evidence.config.pin_memory
     if is_pinned not in known:
         return _finding("copy", share, messages.copy_evidence(share=share))
     copies = messages.copy_evidence(
@@ -192,20 +224,20 @@ def _copy(evidence: Evidence, share: float) -> Finding:
 
 def _threads(evidence: Evidence, work: float) -> Finding | None:
     """Computing in the loop, in this share of the time, against the device alone in at most a thread for each core."""
-    if work <= 0 or not expectation.runs_too_many_threads(evidence, evidence.config):
+    if work <= 0 or not forecast.runs_too_many_threads(evidence, evidence.config):
         return None
     points = [
         point
-        for point in expectation.advisable_points(evidence, "device")
+        for point in forecast.advisable_points(evidence, "device")
         if set(point.changes) == {"intra_op_threads"}
     ]
     rates = [point.ceiling.samples_per_s for point in points if point.ceiling is not None]
-    alone = max([expectation.device_ceiling(evidence), *rates])
+    alone = max([forecast.device_ceiling(evidence), *rates])
     slowdown = alone / (evidence.measurement.samples_per_s / work)
     if slowdown < _SLOWED_BY:
         return None
     threads = messages.threads_evidence(
-        threads=expectation.threads_of(evidence, evidence.config),
+        threads=forecast.threads_of(evidence, evidence.config),
         num_workers=evidence.config.num_workers,
         cores=evidence.environment.cores,
         slowdown=slowdown,
@@ -217,17 +249,21 @@ def _threads(evidence: Evidence, work: float) -> Finding | None:
 def _between_operators(evidence: Evidence, compute: float, idle: float) -> Finding:
     """Gaps in which the device waits for the next operation; on the CPU the fixed cost of small operators too.
 
-    Gaps that are far longer than any launch are time that the script spends otherwise, in Python or asleep. Taking a
-    batch that lies ready from the loader is the host's work as launching is.
+    Gaps that are far longer than any launch are time that the script spends otherwise, in Python or
+    asleep. Taking a batch that lies ready from the loader is the host's work as launching is.
     """
-    run, roofline = evidence.measurement, evidence.curves.roofline
+    run = evidence.measurement
+    roofline = evidence.curves.roofline
     if roofline is not None and roofline.operators:
         outside_s = idle * _loop_batch_s(evidence) - (run.window.take_s or 0.0)
         if outside_s / roofline.operators > _LONGEST_GAP_S:
-            own = messages.script_evidence(share=idle, outside_s=outside_s, operators=roofline.operators)
+            own = messages.script_evidence(
+                share=idle, outside_s=outside_s, operators=roofline.operators
+            )
             return _finding("script", idle, own)
     if evidence.environment.device_kind == "cpu" and roofline is not None and roofline.operators:
-        operator_s, fixed = _batch_s(evidence) / roofline.operators, fixed_step_share(evidence)
+        operator_s = _batch_s(evidence) / roofline.operators
+        fixed = fixed_step_share(evidence)
         if operator_s < _SMALL_OPERATOR_S:
             small = messages.operators_evidence(
                 operators=roofline.operators, operator_s=operator_s, fixed_fraction=fixed
@@ -245,7 +281,11 @@ def _between_operators(evidence: Evidence, compute: float, idle: float) -> Findi
 
 def _loop_batch_s(evidence: Evidence) -> float:
     """Return the seconds of one micro batch in the loop."""
-    return evidence.config.micro_batch_size * evidence.config.world_size / evidence.measurement.samples_per_s
+    return (
+        evidence.config.micro_batch_size
+        * evidence.config.world_size
+        / evidence.measurement.samples_per_s
+    )
 
 
 def _device_work(evidence: Evidence, share: float) -> Finding:
@@ -253,7 +293,8 @@ def _device_work(evidence: Evidence, share: float) -> Finding:
     memory = _memory_evidence(evidence)
     if memory is not None:
         return _finding("memory", share, memory)
-    roofline, peak = evidence.curves.roofline, None
+    roofline = evidence.curves.roofline
+    peak = None
     if roofline is not None and roofline.flops > 0:
         batches_per_s = 1.0 / _batch_s(evidence) / evidence.config.world_size
         peak = roofline.flops * batches_per_s / roofline.peak_flops_per_s
@@ -264,7 +305,8 @@ def _device_work(evidence: Evidence, share: float) -> Finding:
 
 def _memory_evidence(evidence: Evidence) -> Note | None:
     """Return what shows a use of half the memory's bandwidth, and more of it than of arithmetic; else None."""
-    run, roofline = evidence.measurement, evidence.curves.roofline
+    run = evidence.measurement
+    roofline = evidence.curves.roofline
     fullness = run.fullness
     if fullness is not None and fullness.dram_fraction is not None:
         dram = fullness.dram_fraction / max(run.busy_fraction or 1.0, 0.01)
@@ -272,12 +314,163 @@ def _memory_evidence(evidence: Evidence) -> Note | None:
         return messages.memory_evidence(dram_fraction=min(1.0, dram)) if is_full else None
     if roofline is None:
         return None
-    batch_s, moving_s = _batch_s(evidence), roofline.moved_bytes / roofline.peak_bytes_per_s
-    if moving_s < _BANDWIDTH_FRACTION * batch_s or moving_s <= roofline.flops / roofline.peak_flops_per_s:
+    batch_s = _batch_s(evidence)
+    moving_s = roofline.moved_bytes / roofline.peak_bytes_per_s
+    if (
+        moving_s < _BANDWIDTH_FRACTION * batch_s
+        or moving_s <= roofline.flops / roofline.peak_flops_per_s
+    ):
         return None
-    return messages.memory_evidence(moved_bytes=roofline.moved_bytes, batch_s=batch_s, copy_s=moving_s)
+    return messages.memory_evidence(
+        moved_bytes=roofline.moved_bytes, batch_s=batch_s, copy_s=moving_s
+    )
 
 
 def _batch_s(evidence: Evidence) -> float:
     """Seconds of one micro batch on the device alone."""
-    return evidence.config.micro_batch_size / expectation.device_ceiling(evidence)
+    return evidence.config.micro_batch_size / forecast.device_ceiling(evidence)
+
+
+# The answer: an Evidence judged, with its findings, advice, headline and remarks. Pure.
+#
+# Comes in: an Evidence. Goes out: a Diagnosis.
+
+
+HEALTHY_GAIN = 0.05
+"""Expected gain from which on a setting is worth changing: our own convention, the usual spread
+between runs on a CPU that others use too."""
+
+
+def judge(
+    name: str, evidence: Evidence, notes: Iterable[Note] = (), *, wall_s: float = 0.0
+) -> Diagnosis:
+    """Return why it is slow and what to do about it; the caller's notes come before the remarks on the evidence."""
+    evidence = _with_credible_ceilings(evidence)
+    findings = find_bottlenecks(evidence)
+    advice = rank_advice(evidence, findings)
+    headline = make_headline(evidence, findings, advice)
+    return Diagnosis(
+        name=name,
+        verdict=findings[0].bottleneck,
+        headline=" ".join(note.text for note in headline),
+        headline_notes=headline,
+        is_healthy=is_healthy(evidence, findings, advice),
+        standing=headroom_today(evidence),
+        findings=findings,
+        advice=advice,
+        evidence=evidence,
+        remarks=(*notes, *_remarks(evidence)),
+        wall_s=wall_s,
+        autotune_version=__version__,
+    )
+
+
+def is_healthy(evidence: Evidence, findings: Sequence[Finding], advice: Sequence[Advice]) -> bool:
+    """Whether computing is the only finding, by a measured breakdown, and nothing that was measured promises 5 %."""
+    gains = [piece.expected_gain or 0.0 for piece in advice]
+    is_computing = [finding.bottleneck for finding in findings] == ["compute"]
+    return (
+        evidence.measurement.breakdown is not None
+        and is_computing
+        and max(gains, default=0.0) < HEALTHY_GAIN
+    )
+
+
+def headroom_today(evidence: Evidence) -> Headroom:
+    """Where today's rate stands between the ceilings."""
+    run = evidence.measurement
+    return headroom_of(
+        run.samples_per_s,
+        loader_ceiling=loader_ceiling(evidence),
+        device_ceiling=device_ceiling(evidence),
+        copy_ceiling=copy_ceilings(evidence).get(evidence.config.pin_memory),
+        host_ceiling=run.host_ceiling,
+        host_bound_busy=busy_while_host_bound(run),
+    )
+
+
+def make_headline(
+    evidence: Evidence, findings: Sequence[Finding], advice: Sequence[Advice]
+) -> tuple[Note, ...]:
+    """The bottleneck, then the setting that should help most; after computing the next finding is named as well."""
+    first = findings[0]
+    second = findings[1] if len(findings) > 1 else None
+    points = (*evidence.curves.loader, *evidence.curves.device)
+    has_others = any(point.changes and point.ceiling is not None for point in points)
+    if is_healthy(evidence, findings, advice):
+        return (
+            messages.healthy(share=first.share, least_gain=HEALTHY_GAIN if has_others else None),
+        )
+    if first.bottleneck == "unknown":
+        return (messages.time_unknown(),)
+    head = messages.bottleneck(bottleneck=first.bottleneck, share=first.share)
+    if first.bottleneck == "compute" and evidence.measurement.breakdown is None:
+        head = messages.time_not_attributed(share=first.share)
+    elif first.bottleneck == "compute" and second is not None:
+        head = messages.bottleneck(
+            bottleneck=first.bottleneck,
+            share=first.share,
+            second=second.bottleneck,
+            second_share=second.share,
+        )
+    best = next(
+        (piece for piece in advice if piece.settings and piece.expected_gain is not None), None
+    )
+    load = evidence.measurement.host_load
+    if (
+        best is not None and load is not None and load.is_loaded
+    ):  # a factor might be the other programs' doing
+        return head, messages.may_help(
+            settings=best.settings, others_cores=load.others_cores, cores=load.cores
+        )
+    if best is not None and best.expected_gain is not None:
+        write = messages.computed_setting if best.kind == "add_workers" else messages.best_setting
+        return head, write(settings=best.settings, gain=best.expected_gain)
+    return head, messages.no_setting_helps(
+        least_gain=LEAST_GAIN
+    ) if has_others else messages.others_not_measured()
+
+
+def _with_credible_ceilings(evidence: Evidence) -> Evidence:
+    """Leave out ceilings that the run exceeds, and settle those that were measured twice, in the run and in curves."""
+    config = evidence.config
+    run = evidence.measurement
+    book = CeilingBook()
+    keep_ceilings(book, config, run)
+    for side in SIDES:
+        points: tuple[CurvePoint, ...] = getattr(evidence.curves, side)
+        for point in points:
+            if not point.changes:
+                book.keep(side, config, point.ceiling)
+    return evidence.model_copy(update={"measurement": with_settled_ceilings(run, config, book)})
+
+
+def _remarks(evidence: Evidence) -> Iterator[Note]:
+    """Yield what should be known about the evidence."""
+    if evidence.measurement.breakdown is None:
+        yield messages.breakdown_not_measured()
+    fault = memory_fault(evidence.measurement, evidence.limit_bytes)
+    if fault is not None:
+        yield messages.search_would_refuse(fault=fault)
+    load = note_on_load(evidence.measurement.host_load)
+    if load is not None:
+        yield load
+    limits = MemoryLimits.on(evidence.environment, evidence.limit_bytes)
+    yield from creep_notes([evidence.measurement], limits, "baseline")
+    yield from evidence.measurement.remarks
+    yield from evidence.curves.remarks
+    curves = evidence.curves
+    for side, points in (
+        ("loader", curves.loader),
+        ("device", curves.device),
+        ("copy", curves.copy),
+    ):
+        for point in points:
+            if point.ceiling is None and not point.is_left_out:
+                yield messages.side_not_measured(
+                    side=side, settings=point.changes, reason=point.reason
+                )
+    left_out = {side: sum(point.is_left_out for point in getattr(curves, side)) for side in SIDES}
+    counts: dict[str, int] = {side: count for side, count in left_out.items() if count}
+    if counts:
+        yield messages.no_time_for_points(counts=counts)

@@ -1,36 +1,378 @@
-"""The border through which every Plan comes in: a YAML file or a command with overrides, or a Python call's arguments.
-
-Comes in: a path, or the words of a command, or the arguments by the file's own names. Goes out: a Plan; or a
-ConfigError with all that is wrong. What is written as text is checked for its form, and files and programs for being
-there; whether a module holds the name is found out in a trial.
-"""
+"""Read a Plan: a YAML file with overrides, a framework's own file as the baseline, or a command."""
 
 from __future__ import annotations
 
+import json
+import re
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from functools import partial
 from os.path import exists, isfile
 from pathlib import Path
 from reprlib import Repr
-from typing import Any
+from typing import Any, TypeVar, get_args
 
+from pydantic import TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from autotune.config.command import command_name, is_python, python_start
+from autotune.config.plan import (
+    BESIDE_A_COMMAND,
+    READ_PART,
+    ExecutorKind,
+    Plan,
+    ReadOver,
+    Ref,
+    Workload,
+)
+from autotune.config.training_config import NEUTRAL_WITHOUT_WORKERS
 from autotune.errors import ConfigError
-from autotune.files.framework_file import Today, begin_with
-from autotune.files.validation import must_be_given, validated
-from autotune.files.yaml_document import Document, KeyPath, Place, Problem, apply_override, read_document
+from autotune.export.registry import READERS, read_settings
+from autotune.export.table import Reading
+from autotune.files.yaml_document import (
+    Document,
+    KeyPath,
+    Place,
+    Problem,
+    apply_override,
+    parse_document,
+    read_document,
+    read_text,
+)
+from autotune.messages.space import ddp_without_ranks, keys_not_used, not_read, taken_by_default
+from autotune.note import Note
 from autotune.protocol.attach import with_own_python
-from autotune.settings.command import command_name, is_python, python_start
-from autotune.settings.executor import ExecutorKind
-from autotune.settings.plan import Plan
-from autotune.settings.workload import BESIDE_A_COMMAND, READ_PART, Ref, Workload
 
-__all__ = ["FROM_BESIDE_A_COMMAND", "command_plan", "parse_plan", "read_plan"]
+# Plain data checked by pydantic, whose errors become sentences: rule, value, remedy.
+#
+# Comes in: a model and the plain data for it. Goes out: what was made of the data, and Problems,
+# each with the path of its value.
+
+
+_Model = TypeVar("_Model")
+
+_BOOLEAN_WORDS = {
+    "yes": "true",
+    "on": "true",
+    "y": "true",
+    "no": "false",
+    "off": "false",
+    "n": "false",
+}
+_SHORT_VALUE = Repr()
+_SHORT_VALUE.maxstring = _SHORT_VALUE.maxother = 80
+_SHORT_VALUE.maxdict = _SHORT_VALUE.maxlist = 6
+
+_RULES = {
+    "int": "must be a whole number",
+    "float": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_type": "must be true or false",
+    "string_type": "must be a text",
+    "string_too_short": "must not be empty",
+    "literal_error": "must be one of {expected}",
+    "greater_than": "must be above {gt:g}",
+    "greater_than_equal": "must be at least {ge:g}",
+    "less_than": "must be below {lt:g}",
+    "less_than_equal": "must be at most {le:g}",
+    "model": "must be a mapping of settings",
+    "dataclass": "must be a mapping of settings",
+    "invalid_key": "a key must be a text",
+}
+"""By pydantic's kind of error, or by the type that it names first: "int" of "int_parsing"."""
+_UNKNOWN_KEY = {"extra_forbidden", "unexpected_keyword_argument"}  # of a model, of a dataclass
+
+
+def validated(
+    model_type: type[_Model], data: Mapping[str, Any], context: dict[str, Any] | None = None
+) -> tuple[_Model | None, list[Problem]]:
+    """The model of some data, or None; and every rule that pydantic found to be broken, none placed yet."""
+    try:
+        return TypeAdapter(model_type).validate_python(data, context=context), []
+    except ValidationError as error:
+        found = [_problem(detail, model_type, data) for detail in error.errors(include_url=False)]
+        return None, list(dict.fromkeys(found))
+
+
+def must_be_given(model_type: Any, name: str) -> str:
+    """That a key is missing, with the words that describe it."""
+    description = _keys(model_type)[name].description
+    return "must be given" + (f": {description}" if description else "")
+
+
+def _problem(detail: ErrorDetails, model_type: type, data: object) -> Problem:
+    is_about_key = detail["type"] in _UNKNOWN_KEY
+    path = (
+        detail["loc"]
+        if is_about_key or detail["type"] == "missing"
+        else _existing(detail["loc"], data)
+    )
+    return Problem(path=path, text=_sentence(detail, model_type), is_about_key=is_about_key)
+
+
+def _existing(loc: KeyPath, data: Any) -> KeyPath:
+    """The part of a location that is in the data: pydantic adds the names of validators and of union members."""
+    for index, key in enumerate(loc):
+        try:
+            data = data[key]
+        except (LookupError, TypeError):
+            return loc[:index]
+    return loc
+
+
+def _sentence(detail: ErrorDetails, model_type: type) -> str:
+    kind = detail["type"]
+    value = detail["input"]
+    context = detail.get("ctx", {})
+    if kind == "value_error":
+        return str(context["error"])
+    if kind in _UNKNOWN_KEY:
+        return f"unknown key; {_nearest(detail['loc'], model_type)}"
+    if kind == "missing":
+        return must_be_given(_model_at(model_type, detail["loc"][:-1]), str(detail["loc"][-1]))
+    template = _RULES.get(kind) or _RULES.get(kind.partition("_")[0])
+    rule = template.format(**context) if template else detail["msg"]
+    return f"{rule}, but got {_SHORT_VALUE.repr(value)}{_remedy(kind, value, context)}"
+
+
+def _remedy(kind: str, value: object, context: Mapping[str, Any]) -> str:
+    if kind == "bool_type" and str(value).lower() in _BOOLEAN_WORDS:
+        return f"; write {_BOOLEAN_WORDS[str(value).lower()]}"
+    if kind == "int_type" and isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value):
+        return f"; write {value} without quotes"
+    if kind == "int_type" and isinstance(value, float) and value.is_integer():
+        return f"; write {int(value)}"
+    if kind == "literal_error" and isinstance(value, str):
+        near = get_close_matches(
+            value, re.findall(r"'([^']*)'", context["expected"]), n=1, cutoff=0.5
+        )
+        return f"; did you mean {near[0]!r}?" if near else ""
+    return ""
+
+
+def _nearest(loc: KeyPath, model_type: type) -> str:
+    """The remedy for an unknown key: where it belongs, the name that is nearest, or all that are allowed."""
+    name = str(loc[-1])
+    owner = _model_at(model_type, loc[:-1])
+    homes = [*_homes(name, model_type, ()), *_homes(name, owner, loc[:-1])]
+    if homes:
+        return f"it belongs below {' or '.join(dict.fromkeys(homes))}"
+    allowed = list(_keys(owner))
+    near = get_close_matches(name.lower(), allowed, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"allowed are {', '.join(allowed)}"
+
+
+def _homes(name: str, model_type: type | None, path: KeyPath) -> list[str]:
+    """The sections of the model at a path that have a key of this name, each by its own path.
+
+    A field with a choice of models (a domain's) is no section.
+    """
+    inner = {section: _models_of(field) for section, field in _keys(model_type).items()}
+    found = [
+        section
+        for section, models in inner.items()
+        if len(models) == 1 and name in _keys(models[0])
+    ]
+    return [".".join(map(str, (*path, section))) for section in found]
+
+
+def _model_at(model_type: type, path: KeyPath) -> type | None:
+    """The model that holds the value at a path; None where that is no model."""
+    owner: type | None = model_type
+    for key in path:
+        field = _keys(owner).get(str(key))
+        owner = next(iter(_models_of(field)), None) if field is not None else None
+    return owner
+
+
+def _models_of(field: FieldInfo) -> list[type]:
+    return [choice for choice in (field.annotation, *get_args(field.annotation)) if _keys(choice)]
+
+
+def _keys(model_type: Any) -> dict[str, FieldInfo]:
+    """The keys of a model or of a pydantic dataclass; none of anything else."""
+    fields: dict[str, FieldInfo] = getattr(model_type, "__pydantic_fields__", {})
+    return {name: field for name, field in fields.items() if not field.exclude}
+
+
+# A framework's own configuration file as the baseline: what one trains with today.
+#
+# Comes in: the kind of the file and its path. Goes out: a Today, which fills what a plan's document
+# leaves open below `baseline`, each value with its place in the framework's file; and by name what
+# could not be read over.
+
+
+_JSON = frozenset({"hf", "deepspeed"})
+"""Kinds that their frameworks read as JSON; the others as YAML."""
+_TITLES = {
+    "hf": "transformers",
+    "axolotl": "axolotl",
+    "accelerate": "accelerate",
+    "deepspeed": "DeepSpeed",
+}
+_DDP = "ddp."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Today:
+    """What a framework's own file says of the settings of today."""
+
+    kind: str
+    path: Path
+    reading: Reading
+    places: Mapping[str, Place]
+    """Where each setting stands in the file; for what the file leaves out, the file itself."""
+
+
+def read_today(kind: str, path: Path) -> Today:
+    """Read a framework's own file.
+
+    Args:
+        kind: One of hf, accelerate, deepspeed and axolotl.
+        path: The file.
+
+    Raises:
+        ConfigError: there is no such kind, or the file can't be read: rule, value, remedy.
+    """
+    if kind not in READERS:
+        raise ConfigError(
+            f"a kind of file must be one of {', '.join(READERS)}, but got {kind!r:.80}; check the "
+            f"name"
+        )
+    if kind == "hf" and path.suffix == ".bin":
+        rule = "must be TrainingArguments as JSON, but a .bin is a pickle, which could run anything"
+        raise ConfigError(f"{path}: {rule}; write args.to_json_string() into a file")
+    text = read_text(path)
+    document = _json_document(text, path) if kind in _JSON else parse_document(text, str(path))
+    if document.problems:
+        raise ConfigError(*map(str, document.problems))
+    reading = read_settings(kind, document.data)
+    places = {
+        setting: _place(document, reading.origins.get(setting, ""), path)
+        for setting in reading.baseline
+    }
+    return Today(kind=kind, path=path, reading=reading, places=places)
+
+
+def begin_with(document: Document, today: Today) -> dict[str, ReadOver]:
+    """Fill what a plan's document leaves open below `baseline`: what stands there was said, and wins.
+
+    Returns:
+        What was filled with something that stands in the file, but for DistributedDataParallel's
+        arguments.
+    """
+    read_over: dict[str, ReadOver] = {}
+    if document.data.get("baseline") is None:
+        document.data["baseline"] = {}
+    own = document.data["baseline"]
+    if not isinstance(own, dict):
+        return read_over  # wrong itself, which the plan's parser tells
+    idle = _without_meaning(document, own)
+    for setting, value in today.reading.baseline.items():
+        if not (setting in own or setting.startswith(_DDP) or setting in idle):
+            own[setting] = value
+            _locate(document, ("baseline", setting), today.places[setting])
+            if setting in today.reading.origins:
+                read_over[setting] = ReadOver(
+                    today.reading.origins[setting], today.reading.optimizer
+                )
+    if own.get("strategy") != "ddp" or not isinstance(own.get("ddp", {}), dict):
+        return read_over  # DistributedDataParallel's arguments have no meaning; notes_of tells it
+    for setting, value in today.reading.baseline.items():
+        if setting.startswith(_DDP):
+            inner = own.setdefault("ddp", {})
+            if (name := setting.removeprefix(_DDP)) not in inner:
+                inner[name] = value
+                _locate(document, ("baseline", "ddp", name), today.places[setting])
+    return read_over
+
+
+def _without_meaning(document: Document, own: Mapping[str, Any]) -> set[str]:
+    """Settings of a framework's file that what the plan says leaves without a meaning."""
+    idle: set[str] = set()
+    if own.get("num_workers") == 0 and isinstance(own.get("num_workers"), int):
+        idle |= NEUTRAL_WITHOUT_WORKERS.keys()
+    if own.get("compile") is False:
+        idle.add("compile_mode")
+    workload = document.data.get("workload")
+    if not isinstance(workload, Mapping) or workload.get("optimizer") is None:
+        idle.add("fused")  # the file's is of its own optimizer, and trials take another
+    return idle
+
+
+def notes_of(today: Today, plan: Plan) -> Iterator[Note]:
+    """What could not be read over, and what was taken from the framework's own defaults."""
+    reading = today.reading
+    path = str(today.path)
+    for name, reason in reading.unread:
+        yield not_read(path, name, reason)
+    idle = [
+        reading.origins[name]
+        for name in reading.baseline
+        if name.startswith(_DDP) and name in reading.origins
+    ]
+    if idle and plan.baseline.strategy != "ddp":
+        yield ddp_without_ranks(path, names=idle)
+    taken = [
+        f"{name}={value}"
+        for name, value in reading.assumed.items()
+        if getattr(plan.baseline, name, None) == value
+    ]
+    if taken:
+        yield taken_by_default(path, title=_TITLES[today.kind], values=taken)
+    if reading.others:
+        yield keys_not_used(path, names=list(reading.others))
+
+
+def _json_document(text: str, path: Path) -> Document:
+    try:
+        data = json.loads(text, object_pairs_hook=_without_doubles)
+    except RecursionError:
+        raise ConfigError(f"{path}: must not be nested so deeply; is it a configuration?") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: must be JSON, but is not: {error}; check the file") from None
+    if not isinstance(data, dict):
+        raise ConfigError(
+            f"{path}: must hold an object of settings, but holds {type(data).__name__}; check the "
+            f"file"
+        )
+    return Document(root=Place(source=str(path)), data=data)
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{name!r:.80} is given twice")
+        found[name] = value
+    return found
+
+
+def _place(document: Document, name: str, path: Path) -> Place:
+    """Where a name of the framework's stands: by line in YAML, by itself in JSON."""
+    own: KeyPath = (name,)
+    return document.values.get(own) or Place(source=f"{path}: {name}" if name else str(path))
+
+
+def _locate(document: Document, path: KeyPath, place: Place) -> None:
+    document.values[path] = document.keys[path] = place
+
+
+# The border through which every Plan comes in: a YAML file or a command with overrides, or a Python
+# call's arguments.
+#
+# Comes in: a path, or the words of a command, or the arguments by the file's own names. Goes out: a
+# Plan; or a ConfigError with all that is wrong. What is written as text is checked for its form,
+# and files and programs for being there; whether a module holds the name is found out in a trial.
+
 
 FROM_BESIDE_A_COMMAND = (
-    "--from can't stand beside a command, whose baseline is what the script itself is seen to do, its framework's "
+    "--from can't stand beside a command, whose baseline is what the script itself is seen to do, "
+    "its framework's "
     "file among it"
 )
 
@@ -69,14 +411,17 @@ def read_plan(
 ) -> Plan:
     """Read a configuration file; each override is `a.b=c`, with c in YAML.
 
-    `executor` replaces the file's kind of executor, before the overrides; its address and ranks stay where the kind
-    does. `today` stands below the file and the overrides: it fills what they leave open of the baseline.
+    `executor` replaces the file's kind of executor, before the overrides; its address and ranks
+    stay where the kind does. `today` stands below the file and the overrides: it fills what they
+    leave open of the baseline.
 
     Raises:
         ConfigError: the file can't be read, or breaks rules; all that is wrong, a sentence each.
     """
     folders = (str(path.parent.resolve()), str(Path.cwd()))
-    return _plan_of(read_document(path), overrides, executor, name=path.stem, folders=folders, today=today)
+    return _plan_of(
+        read_document(path), overrides, executor, name=path.stem, folders=folders, today=today
+    )
 
 
 def command_plan(
@@ -88,10 +433,14 @@ def command_plan(
         ConfigError: the command or an override breaks rules; all that is wrong, a sentence each.
     """
     typed = shlex.join(command)
-    place = Place(source=f"-- {typed if len(typed) <= _MAX_TYPED else f'{typed[: _MAX_TYPED - 3]}...'}")
+    place = Place(
+        source=f"-- {typed if len(typed) <= _MAX_TYPED else f'{typed[: _MAX_TYPED - 3]}...'}"
+    )
     workload = {"command": list(command)}
     values: dict[KeyPath, Place] = {("workload",): place, ("workload", "command"): place}
-    document = Document(root=place, data={"workload": workload}, values=dict(values), keys=dict(values))
+    document = Document(
+        root=place, data={"workload": workload}, values=dict(values), keys=dict(values)
+    )
     name = command_name(command) if command else ""
     return _plan_of(document, overrides, executor, name=name, folders=(str(Path.cwd()),))
 
@@ -114,33 +463,45 @@ def _plan_of(
             malformed.extend(error.problems)
     read_over = {} if today is None else begin_with(document, today)
     plan, broken = _validate(document.data, name, {READ_PART: partial(_reference, folders=folders)})
-    absent = None if plan is None or plan.workload.command is None else _absent(plan.workload.command)
+    absent = (
+        None if plan is None or plan.workload.command is None else _absent(plan.workload.command)
+    )
     if absent is not None:
         broken.append(Problem(path=("workload", "command"), text=absent))
     if today is not None and plan is not None and plan.workload.command is not None:
-        broken.append(Problem(path=("workload", "command"), text=f"{FROM_BESIDE_A_COMMAND}; leave --from out"))
+        broken.append(
+            Problem(path=("workload", "command"), text=f"{FROM_BESIDE_A_COMMAND}; leave --from out")
+        )
     problems = sorted([*document.problems, *document.placed(broken)], key=_reading_order)
     if plan is None or problems or malformed:
         raise ConfigError(*map(str, problems), *malformed)
     return replace(plan, read_over=read_over)
 
 
-def _validate(sections: Mapping[str, Any], name: str, context: dict[str, Any]) -> tuple[Plan | None, list[Problem]]:
+def _validate(
+    sections: Mapping[str, Any], name: str, context: dict[str, Any]
+) -> tuple[Plan | None, list[Problem]]:
     """The one parser of both borders. A section that is None ("space:") is left out."""
     given = {key: value for key, value in sections.items() if value is not None}
     problems = [
-        Problem(path=(key,), text=text, is_about_key=True) for key, text in _NOT_WRITTEN.items() if key in given
+        Problem(path=(key,), text=text, is_about_key=True)
+        for key, text in _NOT_WRITTEN.items()
+        if key in given
     ]
     workload = given.get("workload")
     if isinstance(workload, Mapping):  # else it is wrong, or a Workload that is made already
         problems += _one_way_to_train(workload)
         if workload.get("command") is not None:
-            given["workload"] = {key: value for key, value in workload.items() if key not in _IDLE_BESIDE_A_COMMAND}
+            given["workload"] = {
+                key: value for key, value in workload.items() if key not in _IDLE_BESIDE_A_COMMAND
+            }
     plan, broken = validated(Plan, {**given, "name": name}, context)
     if plan is not None and plan.workload.command is not None and plan.executor.kind != "local":
         rule = "must be local beside workload.command, whose script runs on this machine alone"
         remedy = "leave executor out, or give a model and a dataset"
-        problems.append(Problem(path=("executor",), text=f"{rule}, but got {plan.executor.kind!r}; {remedy}"))
+        problems.append(
+            Problem(path=("executor",), text=f"{rule}, but got {plan.executor.kind!r}; {remedy}")
+        )
     return plan, [*problems, *broken]
 
 
@@ -149,10 +510,15 @@ def _one_way_to_train(workload: Mapping[str, Any]) -> Iterator[Problem]:
     if workload.get("command") is not None:
         for part in workload:
             if part in _IDLE_BESIDE_A_COMMAND and workload[part] is not None:
-                yield Problem(path=("workload", part), text=f"{BESIDE_A_COMMAND}; leave it out, or the command")
+                yield Problem(
+                    path=("workload", part),
+                    text=f"{BESIDE_A_COMMAND}; leave it out, or the command",
+                )
         return
     parts = [part for part in ("model", "dataset") if workload.get(part) is None]
-    instead = "; or workload.command in their place: what you type to train" if len(parts) > 1 else ""
+    instead = (
+        "; or workload.command in their place: what you type to train" if len(parts) > 1 else ""
+    )
     for part in parts:
         yield Problem(path=("workload", part), text=must_be_given(Workload, part) + instead)
 
@@ -160,7 +526,12 @@ def _one_way_to_train(workload: Mapping[str, Any]) -> Iterator[Problem]:
 def _absent(command: tuple[str, ...]) -> str | None:
     """That a command starts what is not there, from the working directory; its Python may be our own."""
     start = python_start(command)
-    if start is not None and start.kind == "script" and "{" not in start.target and not exists(start.target):  # noqa: PTH110 - no error for any name
+    if (
+        start is not None
+        and start.kind == "script"
+        and "{" not in start.target
+        and not exists(start.target)
+    ):  # noqa: PTH110 - no error for any name
         rule = "the script of a command must exist"
         return f"{rule}, but {_SHORT.repr(start.target)} is not in {Path.cwd()}; check the path"
     if not is_python(command[0]) and shutil.which(with_own_python(command)[0]) is None:
@@ -183,10 +554,15 @@ def _reference(value: object, folders: tuple[str, ...]) -> Ref:
     code, colon, name = value.partition(":") if isinstance(value, str) else ("", "", "")
     is_path = code.endswith(".py")
     if not (colon and _is_dotted(name) and (is_path or _is_dotted(code))):
-        raise ValueError(f"a reference must be 'package.module:name' or 'path/to/file.py:name', but got {value!r:.80}")
+        raise ValueError(
+            f"a reference must be 'package.module:name' or 'path/to/file.py:name', but got "
+            f"{value!r:.80}"
+        )
     if is_path and not any(isfile(Path(folder, code)) for folder in folders):  # noqa: PTH113 - no error for any name
         places = " or ".join(dict.fromkeys(folders))
-        raise ValueError(f"the file of a reference must exist, but {code!r} is not in {places}; check the path")
+        raise ValueError(
+            f"the file of a reference must exist, but {code!r} is not in {places}; check the path"
+        )
     return Ref(target=f"{code}:{name}", folders=folders)
 
 

@@ -1,8 +1,8 @@
 """The run folder: its file names, its lock, and what is written there.
 
-Comes in: a path, the records and models of a search. Goes out: a RunFolder that is locked while a search works in it,
-and the summary of a finished one. Only the user may read what lies there (0700, files 0600). A search that goes on
-reads its trials from study.db alone.
+Comes in: a path, the records and models of a search. Goes out: a RunFolder that is locked while a
+search works in it, and the summary of a finished one. Only the user may read what lies there (0700,
+files 0600). A search that goes on reads its trials from study.db alone.
 """
 
 from __future__ import annotations
@@ -20,18 +20,25 @@ from pydantic import ValidationError
 from autotune.errors import ConfigError
 from autotune.messages.search import file_damaged
 from autotune.note import Note
-from autotune.protocol.disk import TrialFolder, disk_error, remove_unfinished, sync_folder, write_atomic
-from autotune.protocol.made_files import remove_made
-from autotune.protocol.private_folder import make_private, private_file, refuse_foreign, refuse_unfit
-from autotune.protocol.run_lock import held_lock
-from autotune.records.diagnosis import Curves
-from autotune.records.run_summary import RunSummary
+from autotune.protocol.disk import (
+    TrialFolder,
+    disk_error,
+    held_lock,
+    make_private,
+    private_file,
+    refuse_foreign,
+    refuse_unfit,
+    remove_made,
+    remove_unfinished,
+    sync_folder,
+    write_atomic,
+)
+from autotune.records.result import Curves, RunSummary
 from autotune.records.trial import TrialRecord
 
-__all__ = ["RunFolder", "new_run_dir", "open_run_folder", "read_summary", "recommended_of"]
-
 _OF_SQLITE = ("-wal", "-shm", "-journal")
-"""How the names of the files end that SQLite has beside a database. Source: sqlite.org/tempfiles.html."""
+"""How the names of the files end that SQLite has beside a database. Source:
+sqlite.org/tempfiles.html."""
 
 
 class RunFolder:
@@ -101,7 +108,9 @@ class RunFolder:
     def write_trials(self, records: Sequence[TrialRecord]) -> None:
         """Replace trials.jsonl by the study's records, in this order."""
         if records:
-            write_atomic(self.trials, "".join(f"{record.model_dump_json()}\n" for record in records).encode())
+            write_atomic(
+                self.trials, "".join(f"{record.model_dump_json()}\n" for record in records).encode()
+            )
         else:
             self.trials.unlink(missing_ok=True)
 
@@ -131,7 +140,9 @@ class RunFolder:
         if self.scratch.is_dir() and not self.scratch.is_symlink():
             for trial in self.scratch.iterdir():
                 overlay = TrialFolder(trial).overlay
-                signs = [path.lstat().st_mtime_ns for path in (*trial.glob("*"), *overlay.glob("*"))]
+                signs = [
+                    path.lstat().st_mtime_ns for path in (*trial.glob("*"), *overlay.glob("*"))
+                ]
                 remove_made(overlay, until_ns=max(signs, default=0))
         for folder in (self.payload, self.scratch):
             _remove_folder(folder)
@@ -148,7 +159,10 @@ def _remove_folder(path: Path) -> None:
 def new_run_dir() -> Path:
     """A folder below ./runs that does not exist yet, named by the time."""
     stem = Path("runs", datetime.now().astimezone().strftime("%Y-%m-%d-%H%M%S"))
-    candidates = (stem if number == 1 else stem.with_name(f"{stem.name}-{number}") for number in range(1, 1000))
+    candidates = (
+        stem if number == 1 else stem.with_name(f"{stem.name}-{number}")
+        for number in range(1, 1000)
+    )
     return next(path for path in candidates if not path.exists())
 
 
@@ -157,8 +171,8 @@ def open_run_folder(path: Path, *, fresh: bool) -> Iterator[RunFolder]:
     """Make or open a run folder and hold its lock; `fresh` removes a former run.
 
     Raises:
-        RunFolderError: it belongs to somebody else, anybody may write in it, it can't be written, or another search
-            works there.
+        RunFolderError: it belongs to somebody else, anybody may write in it, it can't be written,
+            or another search works there.
     """
     folder = RunFolder(path.absolute())
     refuse_unfit(folder.path)
@@ -172,7 +186,9 @@ def open_run_folder(path: Path, *, fresh: bool) -> Iterator[RunFolder]:
             _prepare(folder, fresh=fresh)
             yield folder
         finally:
-            with suppress(OSError):  # what the search has raised comes first; the next search removes what is left
+            with suppress(
+                OSError
+            ):  # what the search has raised comes first; the next search removes what is left
                 folder.remove_temporary()
 
 
@@ -180,7 +196,8 @@ def read_summary(path: Path) -> RunSummary:
     """Read a finished run back from its folder alone.
 
     Raises:
-        ConfigError: the folder holds no finished run, or one that can't be read; the message names the file.
+        ConfigError: the folder holds no finished run, or one that can't be read; the message names
+            the file.
     """
     file = RunFolder(path).summary
     try:
@@ -190,10 +207,14 @@ def read_summary(path: Path) -> RunSummary:
         raise ConfigError(f"{rule}; name that of a finished search") from error
     except ValidationError as error:
         rule = f"{path} must be a run folder of this version of autotune, but {file.name}: {_first_of(error)}"
-        raise ConfigError(f"{rule}; run the same search again, which writes it again from study.db") from error
+        raise ConfigError(
+            f"{rule}; run the same search again, which writes it again from study.db"
+        ) from error
     except (OSError, ValueError) as error:  # a ValueError where the path is none
         reason = getattr(error, "strerror", None) or error
-        rule = f"a run folder must hold {file.name} as a file that can be read, but {file}: {reason}"
+        rule = (
+            f"a run folder must hold {file.name} as a file that can be read, but {file}: {reason}"
+        )
         raise ConfigError(f"{rule}; name that of a finished search") from error
 
 
@@ -217,9 +238,13 @@ def _prepare(folder: RunFolder, *, fresh: bool) -> None:
         for kept in (folder.logs, folder.scratch):
             kept.mkdir(mode=0o700, exist_ok=True)
             os.close(os.open(kept, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW))
-        os.close(os.open(folder.study, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))  # SQLite would let others read
+        os.close(
+            os.open(folder.study, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        )  # SQLite would let others read
         sync_folder(folder.path)
-        with suppress(PermissionError):  # whoever may make a folder in another may not always read that
+        with suppress(
+            PermissionError
+        ):  # whoever may make a folder in another may not always read that
             sync_folder(folder.path.parent)
     except OSError as error:
         raise disk_error(folder.path, error) from error

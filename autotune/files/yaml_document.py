@@ -1,8 +1,9 @@
 """YAML text to plain data in which every value knows its place.
 
-Comes in: a file, or the text of a --set override. Goes out: a Document of dicts, lists and plain values with a place
-for each, and the problems that show without a schema (duplicate keys, tags). Scalars follow the core schema of YAML
-1.2: `1e-3` is a number, `yes` is a text and `010` is ten. Source: YAML 1.2.2, section 10.3.2.
+Comes in: a file, or the text of a --set override. Goes out: a Document of dicts, lists and plain
+values with a place for each, and the problems that show without a schema (duplicate keys, tags).
+Scalars follow the core schema of YAML 1.2: `1e-3` is a number, `yes` is a text and `010` is ten.
+Source: YAML 1.2.2, section 10.3.2.
 """
 
 from __future__ import annotations
@@ -18,17 +19,6 @@ import yaml
 from autotune.errors import ConfigError
 from autotune.protocol.disk import read_some
 
-__all__ = [
-    "Document",
-    "KeyPath",
-    "Place",
-    "Problem",
-    "apply_override",
-    "parse_document",
-    "read_document",
-    "read_text",
-]
-
 # Our conventions: far above any configuration, far below what takes long to read.
 _MAX_BYTES = 256 * 1024
 _MAX_NODES = 10_000  # aliases counted as often as they are used: what "a billion laughs" expands to
@@ -39,7 +29,8 @@ _TAG = "tag:yaml.org,2002:"
 
 
 def _int(text: str) -> int:
-    # 64 bits have 64 binary digits, a sign and a prefix at the most; more would make int() slow, or fail.
+    # 64 bits have 64 binary digits, a sign and a prefix at the most; more would make int() slow, or
+    # fail.
     value = int(text, {"0o": 8, "0x": 16}.get(text[:2], 10)) if len(text) <= 66 else _MAX_INT
     if abs(value) >= _MAX_INT:
         raise ValueError(f"a whole number must lie within 64 bits, but got {text[:30]}")
@@ -57,7 +48,9 @@ _SCALARS: dict[str, tuple[re.Pattern[str], _Convert]] = {
     "bool": (re.compile(r"true|True|TRUE|false|False|FALSE"), lambda text: text.lower() == "true"),
     "int": (re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+"), _int),
     "float": (
-        re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"),
+        re.compile(
+            r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+        ),
         _float,
     ),
 }
@@ -94,10 +87,15 @@ class Problem:
     """The key is wrong, not its value."""
 
     def __str__(self) -> str:
-        dotted = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in self.path).removeprefix(".")
+        dotted = "".join(
+            f"[{key}]" if isinstance(key, int) else f".{key}" for key in self.path
+        ).removeprefix(".")
         line = ": ".join(str(part) for part in (self.place, dotted, self.text) if part)
-        # Keys and values are the user's text: whatever they hold, a problem is one line that a terminal can show.
-        return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in " ".join(line.split()))
+        # Keys and values are the user's text: whatever they hold, a problem is one line that a
+        # terminal can show.
+        return "".join(
+            char if char.isprintable() else ascii(char)[1:-1] for char in " ".join(line.split())
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -118,7 +116,11 @@ class Document:
         Left out are those with values that are broken already.
         """
         found = [replace(problem, path=(*below, *problem.path)) for problem in problems]
-        return [replace(problem, place=self._place_of(problem)) for problem in found if problem.path not in self.broken]
+        return [
+            replace(problem, place=self._place_of(problem))
+            for problem in found
+            if problem.path not in self.broken
+        ]
 
     def _place_of(self, problem: Problem) -> Place:
         if problem.is_about_key and problem.path in self.keys:
@@ -130,13 +132,21 @@ class Document:
         """Plain data of a node, the place of each of its values and keys noted."""
         place = self.values[path] = locate(node.start_mark)
         if len(self.values) > _MAX_NODES:
-            raise _refusal(f"must hold at most {_MAX_NODES} values, aliases expanded, but holds more; use fewer", place)
+            raise _refusal(
+                f"must hold at most {_MAX_NODES} values, aliases expanded, but holds more; use "
+                f"fewer",
+                place,
+            )
         if len(path) > _MAX_DEPTH:
-            raise _refusal(f"values are nested deeper than {_MAX_DEPTH} levels, aliases expanded", place)
+            raise _refusal(
+                f"values are nested deeper than {_MAX_DEPTH} levels, aliases expanded", place
+            )
         if isinstance(node, yaml.MappingNode) and node.tag == f"{_TAG}map":
             return self._mapping(node, path, locate)
         if isinstance(node, yaml.SequenceNode) and node.tag == f"{_TAG}seq":
-            return [self.build(item, (*path, index), locate) for index, item in enumerate(node.value)]
+            return [
+                self.build(item, (*path, index), locate) for index, item in enumerate(node.value)
+            ]
         try:
             return _scalar(node)
         except ValueError as error:
@@ -147,12 +157,18 @@ class Document:
     def _mapping(self, node: yaml.MappingNode, path: KeyPath, locate: _Locate) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for key_node, value_node in node.value:
-            key, inner, place = key_node.value, (*path, key_node.value), locate(key_node.start_mark)
+            key = key_node.value
+            inner = (*path, key_node.value)
+            place = locate(key_node.start_mark)
             if not isinstance(key_node, yaml.ScalarNode) or key_node.tag != f"{_TAG}str":
                 self._report(f"a key must be a text, but got {_source_of(key_node)}", path, place)
             elif key in found:
                 line = self.keys[inner].line
-                self._report(f"is given twice{f', first in line {line}' if line else ''}; keep one", inner, place)
+                self._report(
+                    f"is given twice{f', first in line {line}' if line else ''}; keep one",
+                    inner,
+                    place,
+                )
             else:
                 self.keys[inner] = place
                 found[key] = self.build(value_node, inner, locate)
@@ -185,15 +201,24 @@ def read_text(path: Path) -> str:
     except IsADirectoryError:
         raise _refusal("is a folder; give a file", place) from None
     except (OSError, ValueError) as error:
-        raise _refusal(f"can't be read ({getattr(error, 'strerror', None) or error})", place) from None
+        raise _refusal(
+            f"can't be read ({getattr(error, 'strerror', None) or error})", place
+        ) from None
     if raw is None:
-        raise _refusal(f"nothing has come out of it for {_LONGEST_WAIT_S:.0f} s; give a file", place)
+        raise _refusal(
+            f"nothing has come out of it for {_LONGEST_WAIT_S:.0f} s; give a file", place
+        )
     if len(raw) > _MAX_BYTES:
-        raise _refusal(f"must be at most {_MAX_BYTES // 1024} KiB, but is larger; is it a configuration?", place)
+        raise _refusal(
+            f"must be at most {_MAX_BYTES // 1024} KiB, but is larger; is it a configuration?",
+            place,
+        )
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise _refusal(f"must be UTF-8 text, but byte {error.start} is not; save it as UTF-8", place) from None
+        raise _refusal(
+            f"must be UTF-8 text, but byte {error.start} is not; save it as UTF-8", place
+        ) from None
 
 
 def apply_override(document: Document, override: str) -> None:
@@ -214,7 +239,11 @@ def apply_override(document: Document, override: str) -> None:
             document.keys[path[:depth]] = document.values[path[:depth]] = place
         parent = parent[key]
         if not isinstance(parent, dict):
-            raise _refusal(f"must be a mapping to be set in part, but is a {_kind(parent)}", place, path[:depth])
+            raise _refusal(
+                f"must be a mapping to be set in part, but is a {_kind(parent)}",
+                place,
+                path[:depth],
+            )
     for places in (document.values, document.keys):
         for below in [below for below in places if below[: len(path)] == path]:
             del places[below]
@@ -235,11 +264,15 @@ def parse_document(text: str, source: str) -> Document:
 
     node = _compose(text, locate)
     if node is None:
-        raise _refusal("is empty; `autotune init` writes a configuration to start from", Place(source=source))
+        raise _refusal(
+            "is empty; `autotune init` writes a configuration to start from", Place(source=source)
+        )
     document = Document(root=locate(node.start_mark))
     data = document.build(node, (), locate)
     if not isinstance(data, dict):
-        raise _refusal(f"the top level must be a mapping (key: value), but is a {_kind(data)}", document.root)
+        raise _refusal(
+            f"the top level must be a mapping (key: value), but is a {_kind(data)}", document.root
+        )
     document.data = data
     return document
 
@@ -271,10 +304,17 @@ def _compose(text: str, locate: _Locate) -> yaml.Node | None:
         remedy = "; indent with spaces, not tabs" if "\\t" in detail else ""
         mark = error.problem_mark or error.context_mark or loader.get_mark()
         raise _refusal(f"not valid YAML: {detail}{remedy}", locate(mark)) from None
-    except (ValueError, OverflowError):  # pyyaml hands an escape such as "\U00110000" to chr() unchecked
-        raise _refusal("not valid YAML: an escape names no character", locate(loader.get_mark())) from None
+    except (
+        ValueError,
+        OverflowError,
+    ):  # pyyaml hands an escape such as "\U00110000" to chr() unchecked
+        raise _refusal(
+            "not valid YAML: an escape names no character", locate(loader.get_mark())
+        ) from None
     except RecursionError:
-        raise _refusal(f"values are nested deeper than {_MAX_DEPTH} levels", locate(loader.get_mark())) from None
+        raise _refusal(
+            f"values are nested deeper than {_MAX_DEPTH} levels", locate(loader.get_mark())
+        ) from None
     finally:
         loader.dispose()
 
@@ -286,7 +326,10 @@ def _refusal(text: str, place: Place, path: KeyPath = ()) -> ConfigError:
 def _scalar(node: yaml.Node) -> str | int | float | bool | None:
     pattern, convert = _SCALARS.get(node.tag.removeprefix(_TAG), (None, str))
     if pattern is None or not isinstance(node.value, str) or not pattern.fullmatch(node.value):
-        raise ValueError(f"must be plain data, but got {_source_of(node)} with the tag {node.tag}; leave the tag out")
+        raise ValueError(
+            f"must be plain data, but got {_source_of(node)} with the tag {node.tag}; leave the "
+            f"tag out"
+        )
     return convert(node.value)
 
 

@@ -1,6 +1,7 @@
 """The seam behind which trials run: a Launcher starts the ranks of a trial's folder and reports how they ended.
 
-Also runs trials side by side, each in a thread, or one alone in the calling thread; hands over results as they end.
+Also runs trials side by side, each in a thread, or one alone in the calling thread; hands over
+results as they end.
 """
 
 from __future__ import annotations
@@ -12,39 +13,21 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Generic, Literal, Protocol, Self, TypeVar, runtime_checkable
 
+from autotune.config.training_config import TrainingConfig
 from autotune.note import Note
 from autotune.policy import POLICY, Ending
 from autotune.protocol.disk import TrialFolder
-from autotune.protocol.jobs import DescribeJob, Job, ProbeJob, SeriesJob
-from autotune.settings.training_config import TrainingConfig
-
-__all__ = [
-    "TOKEN_VARIABLE",
-    "Cluster",
-    "EndedFor",
-    "Exit",
-    "HasNotes",
-    "Launch",
-    "Launcher",
-    "Preloads",
-    "Shares",
-    "SideBySide",
-    "begin_anew",
-    "is_sharing",
-    "may_share",
-    "notes_of",
-    "preload_in",
-    "shares_process",
-    "slots_of",
-]
+from autotune.protocol.messages import DescribeJob, Job, ProbeJob, SeriesJob
 
 _Ended = TypeVar("_Ended")
 TOKEN_VARIABLE = "AUTOTUNE_TOKEN"  # noqa: S105 - marks processes, no secret
-"""Marks the processes of one launcher, so that those which have left their trial's session are found too."""
+"""Marks the processes of one launcher, so that those which have left their trial's session are
+found too."""
 
 EndedFor = Literal["deadline", "memory", "straggling", "standstill", "cancelled", "done"]
-"""straggling: it went on after another rank's end; standstill: none of its ranks went on; cancelled:
-`Launch.should_end` returned True; done: a script was measured, and what it had started was still running."""
+"""straggling: it went on after another rank's end; standstill: none of its ranks went on;
+cancelled: `Launch.should_end` returned True; done: a script was measured, and what it had started
+was still running."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +40,13 @@ class Launch:
     ranks: int = 1
     """Processes to start side by side."""
     ram_ceiling_bytes: int | None = None
-    """All ranks are ended when their process trees together have more than this in memory; None: not watched."""
+    """All ranks are ended when their process trees together have more than this in memory; None:
+    not watched."""
     ram_ceiling: Callable[[], int | None] | None = None
     """Asked for that in place of it, where it changes meanwhile."""
     should_end: Callable[[], bool] | None = None
-    """Called many times a second; the ranks are ended once it returns True. None: only the deadline ends them."""
+    """Called many times a second; the ranks are ended once it returns True. None: only the deadline
+    ends them."""
     ending: Ending = POLICY.ending
 
 
@@ -70,8 +55,8 @@ class Exit:
     """How a trial's processes ended."""
 
     code: int | None
-    """Exit code of rank 0, the only one of a single process; negative: the signal that ended it; None where autotune
-    ended it."""
+    """Exit code of rank 0, the only one of a single process; negative: the signal that ended it;
+    None where autotune ended it."""
     codes: tuple[int | None, ...] = ()
     """Such a code for each rank; () from a launcher that has rank 0 report for all."""
     first: int | None = None
@@ -162,7 +147,9 @@ def may_share(job: Job) -> bool:
     """Whether a job can run in a process that has done others, and can do others after it."""
     if isinstance(job, DescribeJob | SeriesJob) or job.command is not None:
         return False
-    return not job.process.blocks_launches and (isinstance(job, ProbeJob) or shares_process(job.config))
+    return not job.process.blocks_launches and (
+        isinstance(job, ProbeJob) or shares_process(job.config)
+    )
 
 
 def is_sharing(launcher: Launcher) -> bool:
@@ -195,7 +182,8 @@ def slots_of(launcher: Launcher) -> int:
 class SideBySide(Generic[_Ended]):
     """The runs under way. Its length is how many have begun and were not yet returned by `next_ended`.
 
-    When an exception leaves the context, runs under way are not waited for: closing the launcher ends them.
+    When an exception leaves the context, runs under way are not waited for: closing the launcher
+    ends them.
 
     Args:
         most: the most runs that are under way at once.
@@ -218,7 +206,8 @@ class SideBySide(Generic[_Ended]):
     def begin(self, run: Callable[[], _Ended], *, is_alone: bool) -> None:
         """Begin a run; if it is alone it has ended when this returns, and what it raises is raised here.
 
-        Ctrl-C reaches the calling thread only: a run in that thread ends at once, with all that it has started.
+        Ctrl-C reaches the calling thread only: a run in that thread ends at once, with all that it
+        has started.
         """
         future: Future[_Ended] = Future() if is_alone else self._pool.submit(run)
         if is_alone:

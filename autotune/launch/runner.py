@@ -1,8 +1,4 @@
-"""TrialRunner: runs one job of each kind through a launcher, and hands on its report.
-
-Only trials run as groups; every other job runs in one process. A job is run again to find the place of a failure, to
-go on where a process has ended, or where somebody else has disturbed it; all runs share the job's deadline.
-"""
+"""`TrialRunner`: run one job of each kind through a launcher, follow its blocks, return its report."""
 
 from __future__ import annotations
 
@@ -11,39 +7,126 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
-from autotune.launch.answers import ram_ceiling_bytes, read_answer
-from autotune.launch.block_stream import BlockStream, ShouldEnd
-from autotune.launch.disturbance import disturbance_of, with_remark
+from pydantic import ValidationError
+
+from autotune.config.plan import ScriptFacts
+from autotune.config.training_config import TrainingConfig
+from autotune.launch.answers import disturbance_of, ram_ceiling_bytes, read_answer, with_remark
 from autotune.launch.launcher import Exit, Launch, Launcher
 from autotune.messages.trials import curves_ended
-from autotune.policy import POLICY, Policy
-from autotune.protocol import jobs
-from autotune.protocol.clock import deadline_within
-from autotune.protocol.disk import TrialFolder, write_model
-from autotune.protocol.made_files import list_names, remove_made
-from autotune.protocol.reports import RankReport
-from autotune.records.diagnosis import Curves
-from autotune.records.memory import MemoryLimits
+from autotune.note import Note
+from autotune.policy import POLICY, Policy, WindowRules
+from autotune.protocol import messages
+from autotune.protocol.disk import (
+    TrialFolder,
+    deadline_within,
+    list_names,
+    remove_made,
+    write_model,
+)
+from autotune.protocol.messages import RankReport
+from autotune.records.measurement import Block, MemoryLimits
+from autotune.records.result import Curves
 from autotune.records.trial import TrialResult
-from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import ScriptFacts
 
-__all__ = ["TrialRunner", "go_on"]
+# The blocks of a trial under way: what rank 0 has written of them, and the decision whether the
+# trial goes on.
+
+
+ShouldEnd = Callable[[tuple[Block, ...]], Note | str | None]
+"""Given the blocks of a trial so far: why it is to be ended, or None."""
+
+_PART_BYTES = 64 * 1024  # our convention: some 500 blocks; the user's code may write more than that
+_MOST_BLOCKS = 10_000  # our convention: far more than a window of 8 s has
+
+
+@dataclass(slots=True)
+class BlockStream:
+    """Reads the blocks that a trial's rank 0 writes, and asks for each new one whether the trial may go on."""
+
+    path: Path
+    ranks: int
+    should_end: ShouldEnd
+    blocks: list[Block] = field(default_factory=list)
+    reason: Note | str | None = None
+    _read: int = 0
+
+    def is_lost(self) -> bool:
+        """Whether the trial is to be ended; called many times a second."""
+        if self.reason is None and self._read_new():
+            self.reason = self.should_end(tuple(self.blocks))
+        return self.reason is not None
+
+    def stopped(self) -> TrialResult:
+        """Return the result of a trial that was ended; blocks of the warm-up count if there are no others."""
+        in_window = tuple(block for block in self.blocks if not block.is_warm_up)
+        blocks = in_window or tuple(self.blocks)
+        return TrialResult(outcome="pruned", reason=str(self.reason or ""), blocks=blocks)
+
+    def _read_new(self) -> bool:
+        """Read the blocks that have been written since; whether there are any.
+
+        A line that is not a block is skipped: a full disk may have cut it off, and the next block
+        continues it.
+        """
+        try:
+            lines = self._read_lines()
+        except FileNotFoundError:  # the window has not begun, or has begun again on another host
+            self._read = 0
+            self.blocks.clear()
+            return False
+        except OSError:
+            return False
+        known = len(self.blocks)
+        for line in lines.splitlines():
+            with suppress(ValidationError):
+                block = Block.model_validate_json(line)
+                if block.samples > 0 and 0 < block.seconds < inf and known < _MOST_BLOCKS:
+                    made = None if block.made is None else block.made * self.ranks
+                    self.blocks.append(
+                        block.model_copy(
+                            update={"samples": block.samples * self.ranks, "made": made}
+                        )
+                    )
+        return len(self.blocks) > known
+
+    def _read_lines(self) -> bytes:
+        """The complete lines that were written since, at most one part: the user's code may write anything there."""
+        descriptor = os.open(
+            self.path, os.O_RDONLY | os.O_NONBLOCK
+        )  # a pipe must not block the parent
+        try:
+            data = os.pread(descriptor, _PART_BYTES, self._read)
+        finally:
+            os.close(descriptor)
+        lines, newline, rest = data.rpartition(b"\n")
+        self._read += len(rest) if len(rest) == _PART_BYTES else len(lines) + len(newline)
+        return lines
+
+
+# TrialRunner: runs one job of each kind through a launcher, and hands on its report.
+#
+# Only trials run as groups; every other job runs in one process. A job is run again to find the
+# place of a failure, to go on where a process has ended, or where somebody else has disturbed it;
+# all runs share the job's deadline.
+
 
 _AnyJob = TypeVar(
     "_AnyJob",
-    jobs.TrialJob,
-    jobs.ProbeJob,
-    jobs.PrecisionJob,
-    jobs.CurvesJob,
-    jobs.StressJob,
+    messages.TrialJob,
+    messages.ProbeJob,
+    messages.PrecisionJob,
+    messages.CurvesJob,
+    messages.StressJob,
 )
-_Placed = TypeVar("_Placed", jobs.TrialJob, jobs.ProbeJob)
+_Placed = TypeVar("_Placed", messages.TrialJob, messages.ProbeJob)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +145,8 @@ class TrialRunner:
     script: ScriptFacts | None = None
     """What the probe has seen of the command."""
     build_s: float = 0.0
-    """Seconds in which a new process builds the workload, where trials share one and most do not; else 0."""
+    """Seconds in which a new process builds the workload, where trials share one and most do not;
+    else 0."""
     policy: Policy = POLICY
 
     @property
@@ -80,30 +164,37 @@ class TrialRunner:
         *,
         name: str,
         deadline_s: float,
-        window: jobs.WindowRules,
-        extras: jobs.Extras = jobs.NO_EXTRAS,
+        window: WindowRules,
+        extras: messages.Extras = messages.NO_EXTRAS,
         should_end: ShouldEnd | None = None,
     ) -> TrialResult:
         """Measure a configuration. Whatever happens to the trial is an outcome, never an exception.
 
-        `should_end` is called with the blocks of the window so far whenever there is a new one (of a group those of
-        rank 0, taken for all ranks). Once it returns a reason, the trial is ended, and is pruned with these blocks.
+        `should_end` is called with the blocks of the window so far whenever there is a new one (of
+        a group those of rank 0, taken for all ranks). Once it returns a reason, the trial is ended,
+        and is pruned with these blocks.
         """
         own = {"window": window, "extras": extras, "streams_blocks": should_end is not None}
-        job = self._job_for(jobs.TrialJob, config, deadline_s, **own)
+        job = self._job_for(messages.TrialJob, config, deadline_s, **own)
         return _find_place(job, partial(self._run, name, should_end)).result
 
     def probe(self, config: TrainingConfig, *, deadline_s: float) -> RankReport:
         """Take a first look at the workload: environment and facts, or a result with the reason why it fails."""
-        return _find_place(self._job_for(jobs.ProbeJob, config, deadline_s), partial(self._run, "probe", None))
+        return _find_place(
+            self._job_for(messages.ProbeJob, config, deadline_s), partial(self._run, "probe", None)
+        )
 
     def describe(self, *, deadline_s: float) -> RankReport:
         """Describe the machine alone, without a workload."""
-        return self._run("describe", None, jobs.DescribeJob(process=self._process(deadline_s)))
+        return self._run("describe", None, messages.DescribeJob(process=self._process(deadline_s)))
 
     def guard(self, config: TrainingConfig, *, name: str, deadline_s: float) -> RankReport:
         """Compare a configuration's precision to float32; `config` has the batch size to compare at."""
-        return self._run(name, None, self._job_for(jobs.PrecisionJob, config, deadline_s, is_brief=self.is_brief))
+        return self._run(
+            name,
+            None,
+            self._job_for(messages.PrecisionJob, config, deadline_s, is_brief=self.is_brief),
+        )
 
     def curves(
         self,
@@ -117,8 +208,9 @@ class TrialRunner:
     ) -> RankReport:
         """Measure loader and device alone in variations of a configuration, in another process where one ends early.
 
-        Points of `known` are not measured again, and are reported with the others. A diagnosis, which asks for the
-        roofline, shows whole curves; a search adds workers only while the loader grows with them.
+        Points of `known` are not measured again, and are reported with the others. A diagnosis,
+        which asks for the roofline, shows whole curves; a search adds workers only while the loader
+        grows with them.
         """
         alone = variations if self.command is not None else [*map(_alone, variations)]
         points = {
@@ -129,23 +221,32 @@ class TrialRunner:
             "known": known,
             "ends_early": not roofline,
         }
-        return go_on(self._job_for(jobs.CurvesJob, config, deadline_s, **points), partial(self._run, "curves", None))
+        return go_on(
+            self._job_for(messages.CurvesJob, config, deadline_s, **points),
+            partial(self._run, "curves", None),
+        )
 
-    def stress(self, config: TrainingConfig, *, name: str, deadline_s: float, train_s: float) -> RankReport:
+    def stress(
+        self, config: TrainingConfig, *, name: str, deadline_s: float, train_s: float
+    ) -> RankReport:
         """Train on the largest samples for `train_s` seconds."""
-        return self._run(name, None, self._job_for(jobs.StressJob, config, deadline_s, train_s=train_s))
+        return self._run(
+            name, None, self._job_for(messages.StressJob, config, deadline_s, train_s=train_s)
+        )
 
-    def _job_for(self, kind: type[_AnyJob], config: TrainingConfig, deadline_s: float, **own: Any) -> _AnyJob:
+    def _job_for(
+        self, kind: type[_AnyJob], config: TrainingConfig, deadline_s: float, **own: Any
+    ) -> _AnyJob:
         """A job of a kind, with the fields that only this kind has."""
         process = self._process(deadline_s)
         if self.command is not None:  # its ranks are its own to start
             own |= {"command": self.command, "script": self.script}
-        elif kind is not jobs.TrialJob:
+        elif kind is not messages.TrialJob:
             config = _alone(config)
         return kind(process=process, payload=self.payload.absolute(), config=config, **own)
 
-    def _process(self, deadline_s: float) -> jobs.ProcessSetup:
-        return jobs.ProcessSetup(
+    def _process(self, deadline_s: float) -> messages.ProcessSetup:
+        return messages.ProcessSetup(
             device=self.device,
             seed=self.seed,
             deadline_s=deadline_within(deadline_s),
@@ -155,7 +256,9 @@ class TrialRunner:
             python_path=os.environ.get("PYTHONPATH"),
         )
 
-    def _run(self, name: str, should_end: ShouldEnd | None, job: jobs.Job, suffix: str = "") -> RankReport:
+    def _run(
+        self, name: str, should_end: ShouldEnd | None, job: messages.Job, suffix: str = ""
+    ) -> RankReport:
         """A job's report; that of a second run where somebody else has killed or stopped the first one's processes.
 
         Of curves, another process measures the rest anyway: `go_on`.
@@ -169,10 +272,14 @@ class TrialRunner:
         again, _ = self._run_once(f"{name}{suffix}-anew", should_end, rest)
         return with_remark(again, disturbance)
 
-    def _run_once(self, name: str, should_end: ShouldEnd | None, job: jobs.Job) -> tuple[RankReport, Exit]:
+    def _run_once(
+        self, name: str, should_end: ShouldEnd | None, job: messages.Job
+    ) -> tuple[RankReport, Exit]:
         folder = TrialFolder(Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.scratch.absolute())))
-        log, ranks, stream = self.logs / f"{name}.log", 1, None
-        if isinstance(job, jobs.TrialJob):
+        log = self.logs / f"{name}.log"
+        ranks = 1
+        stream = None
+        if isinstance(job, messages.TrialJob):
             is_one = job.command is not None
             ranks = 1 if is_one else job.config.process_count
             if job.config.strategy == "ddp" and not is_one:
@@ -188,7 +295,7 @@ class TrialRunner:
             should_end=None if stream is None else stream.is_lost,
             ending=self.policy.ending,
         )
-        is_first_look = isinstance(job, jobs.ProbeJob) and job.command is not None
+        is_first_look = isinstance(job, messages.ProbeJob) and job.command is not None
         log.touch(mode=0o600)  # before what is there is listed
         before = list_names(job.process.working_directory) if is_first_look else None
         try:
@@ -200,8 +307,14 @@ class TrialRunner:
             report = read_answer(launch, exit_, self.limits)
             if left and report.facts is not None and report.facts.script is not None:
                 script = report.facts.script.model_copy(update={"new_files": left})
-                report = report.model_copy(update={"facts": report.facts.model_copy(update={"script": script})})
-            if stream is not None and exit_.ended_for == "cancelled" and report.result.outcome == "pruned":
+                report = report.model_copy(
+                    update={"facts": report.facts.model_copy(update={"script": script})}
+                )
+            if (
+                stream is not None
+                and exit_.ended_for == "cancelled"
+                and report.result.outcome == "pruned"
+            ):
                 report = report.model_copy(update={"result": stream.stopped()})
         finally:
             shutil.rmtree(folder.path, ignore_errors=True)
@@ -216,25 +329,29 @@ def _alone(config: TrainingConfig) -> TrainingConfig:
 def _find_place(job: _Placed, run: Callable[[_Placed, str], RankReport]) -> RankReport:
     """A job's report; a failure in it has its true place where that can be found.
 
-    A device's failure is noticed some time after it happened. The job is then run once more, with launches that wait
-    for their kernels, in what is left of the deadline, if that is no less than the first run took. Where it fails the
-    same way, that is the failure; otherwise the first failure stays, with a reason that says so. The second run
-    measures nothing after the window: what fails there is no failure of the trial.
+    A device's failure is noticed some time after it happened. The job is then run once more, with
+    launches that wait for their kernels, in what is left of the deadline, if that is no less than
+    the first run took. Where it fails the same way, that is the failure; otherwise the first
+    failure stays, with a reason that says so. The second run measures nothing after the window:
+    what fails there is no failure of the trial.
 
     Args:
         job: What to run.
         run: Runs a job; the text is added to the log's name.
     """
     first = run(job, "")
-    failure, took_s = first.result.failure, first.result.wall_s
+    failure = first.result.failure
+    took_s = first.result.wall_s
     if failure is None or not failure.is_asynchronous:
         return first
     left_s = job.process.deadline_s - took_s
     if left_s < took_s:
-        return _with_reason(first, "no time was left to look for the place where the device failed", took_s)
+        return _with_reason(
+            first, "no time was left to look for the place where the device failed", took_s
+        )
     changes: dict[str, object] = {"process": _with_deadline(job, left_s, blocks_launches=True)}
-    if isinstance(job, jobs.TrialJob):
-        changes |= {"extras": jobs.NO_EXTRAS, "streams_blocks": False}
+    if isinstance(job, messages.TrialJob):
+        changes |= {"extras": messages.NO_EXTRAS, "streams_blocks": False}
     second = run(job.model_copy(update=changes), "-blocking")
     took_s += second.result.wall_s
     again = second.result.failure
@@ -242,14 +359,18 @@ def _find_place(job: _Placed, run: Callable[[_Placed, str], RankReport]) -> Rank
         return second.with_result(wall_s=took_s)
     otherwise = f"it ended otherwise: {second.result.reason or second.result.outcome}"
     end = "it did not fail" if second.result.outcome == "ok" else otherwise
-    return _with_reason(first, f"run once more, with launches that wait for their kernels, {end}", took_s)
+    return _with_reason(
+        first, f"run once more, with launches that wait for their kernels, {end}", took_s
+    )
 
 
-def go_on(job: jobs.CurvesJob, run: Callable[[jobs.CurvesJob, str], RankReport]) -> RankReport:
+def go_on(
+    job: messages.CurvesJob, run: Callable[[messages.CurvesJob, str], RankReport]
+) -> RankReport:
     """The report of curves; where a process ended before it had measured all, another one measures the rest.
 
-    The point at which a process ended keeps its reason and is not tried again. A process that has added nothing is the
-    last one. Where the last one was cut, why it ended stands with the curves.
+    The point at which a process ended keeps its reason and is not tried again. A process that has
+    added nothing is the last one. Where the last one was cut, why it ended stands with the curves.
 
     Args:
         job: What to measure.
@@ -258,20 +379,25 @@ def go_on(job: jobs.CurvesJob, run: Callable[[jobs.CurvesJob, str], RankReport])
     report = run(job, "")
     took_s = report.result.wall_s
     for number in range(2, 4):  # at most three processes: two settings may be fatal
-        known, left_s = report.curves, job.process.deadline_s - took_s
+        known = report.curves
+        left_s = job.process.deadline_s - took_s
         if known is None or not known.is_cut or left_s <= 0:
             break
         rest = job.model_copy(update={"process": _with_deadline(job, left_s), "known": known})
         further = run(rest, f"-{number}")
         took_s += further.result.wall_s
-        if further.curves in (None, known):  # it has measured nothing more, and neither would the next process
+        if further.curves in (
+            None,
+            known,
+        ):  # it has measured nothing more, and neither would the next process
             break
         report = further
     return _with_cause_of_cut(report.with_result(wall_s=took_s))
 
 
 def _with_cause_of_cut(report: RankReport) -> RankReport:
-    curves, reason = report.curves, report.result.reason
+    curves = report.curves
+    reason = report.result.reason
     if curves is None or not curves.is_cut or not reason:
         return report
     others = (remark for remark in curves.remarks if remark.code != "curves_cut")
@@ -279,8 +405,12 @@ def _with_cause_of_cut(report: RankReport) -> RankReport:
     return report.model_copy(update={"curves": curves.model_copy(update={"remarks": remarks})})
 
 
-def _with_deadline(job: jobs.Job, deadline_s: float, *, blocks_launches: bool = False) -> jobs.ProcessSetup:
-    return job.process.model_copy(update={"deadline_s": deadline_s, "blocks_launches": blocks_launches})
+def _with_deadline(
+    job: messages.Job, deadline_s: float, *, blocks_launches: bool = False
+) -> messages.ProcessSetup:
+    return job.process.model_copy(
+        update={"deadline_s": deadline_s, "blocks_launches": blocks_launches}
+    )
 
 
 def _with_reason(report: RankReport, addition: str, wall_s: float) -> RankReport:

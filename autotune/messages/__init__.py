@@ -2,12 +2,12 @@
 
 A message is a function of its figures that returns its sentence; `@message` makes a Note of it:
 
-    @message
-    def no_time_for_a_trial(timeout_s: float) -> str:
+    @message def no_time_for_a_trial(timeout_s: float) -> str:
         return f"the time-out of {timeout_s:g} s leaves no room for another trial"
 
-Its name is the note's code, its arguments are the note's figures. A figure may be a note, such as a reason: an f-string
-writes its text. Names of figures carry units (`_s`, `_bytes`, `_fraction` in 0..1); `units` formats them.
+Its name is the note's code, its arguments are the note's figures. A figure may be a note, such as a
+reason: an f-string writes its text. Names of figures carry units (`_s`, `_bytes`, `_fraction` in
+0..1); `units` formats them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Advice of a diagnosis: one function for each kind, which returns what to do and the basis of its expected gain.
 
-Both are sentences without their full stop. A function's name is the kind of advice, its arguments are the figures;
-an argument `settings` holds the settings to change.
+Both are sentences without their full stop. A function's name is the kind of advice, its arguments
+are the figures; an argument `settings` holds the settings to change.
 """
 
 from __future__ import annotations
@@ -23,47 +23,6 @@ from autotune.messages.units import (
     show_interval,
 )
 from autotune.note import Note
-
-__all__ = [
-    "AdviceText",
-    "add_workers",
-    "avoid_synchronisation",
-    "batch_like_lengths",
-    "batch_of_single_device",
-    "cache_items",
-    "checkpoint_activations",
-    "compress_gradients",
-    "convert_batches_in_collate",
-    "copy_narrower_types",
-    "copy_uint8",
-    "decode_smaller",
-    "find_slow_rank",
-    "fix_slowest_items",
-    "fuse_operations",
-    "hand_over_less",
-    "lengthen_epochs",
-    "limited_by_loader",
-    "make_items_cheaper",
-    "make_step_cheaper",
-    "more_cores_for_loaders",
-    "more_cores_for_ranks",
-    "more_cores_or_cheaper_items",
-    "more_samples_per_exchange",
-    "more_workers",
-    "move_fewer_bytes",
-    "one_thread_per_worker",
-    "pack_sequences",
-    "pin_memory",
-    "read_row_groups",
-    "save_as_arrays",
-    "set",
-    "settings_of_single_device",
-    "shard_stream",
-    "shorten_own_code",
-    "shorten_waits",
-    "store_smaller",
-    "try_ddp",
-]
 
 _P = ParamSpec("_P")
 _CAUTIONS = {
@@ -98,12 +57,16 @@ def _advice(write: Callable[_P, tuple[str, str]]) -> Callable[_P, AdviceText]:
     return advise
 
 
-def limited_by_loader(advice: AdviceText, *, loader_samples_per_s: float, is_loader_first: bool) -> AdviceText:
+def limited_by_loader(
+    advice: AdviceText, *, loader_samples_per_s: float, is_loader_first: bool
+) -> AdviceText:
     """Add to advice on the device that the loader alone reaches no more than this, and may have to be fixed first."""
     figures = {"loader_samples_per_s": loader_samples_per_s, "is_loader_first": is_loader_first}
     note = advice.note.model_copy(update={"figures": advice.note.figures | figures})
     first = ", so speed that up first" if is_loader_first else ""
-    return AdviceText(note, f"{advice.basis}; the loader alone reaches {_rate(loader_samples_per_s)}{first}")
+    return AdviceText(
+        note, f"{advice.basis}; the loader alone reaches {_rate(loader_samples_per_s)}{first}"
+    )
 
 
 def _rate(samples_per_s: float) -> str:
@@ -131,17 +94,27 @@ def set(  # noqa: A001 - the kind of advice
     cautions = [_CAUTIONS[name] for name in settings if name in _CAUTIONS]
     caution = f" ({'; '.join(cautions)})" if cautions else ""
     sides = {"loader": loader_samples_per_s, "device": device_samples_per_s}
-    reached = [f"the {side} alone reaches {_rate(rate)}" for side, rate in sides.items() if rate is not None]
+    reached = [
+        f"the {side} alone reaches {_rate(rate)}"
+        for side, rate in sides.items()
+        if rate is not None
+    ]
     return f"{_set(settings)}{caution}", ", ".join(reached)
 
 
 @_advice
 def add_workers(
-    *, settings: Mapping[str, object], num_workers: int, item_cpu_s: float, cores: int, cores_samples_per_s: float
+    *,
+    settings: Mapping[str, object],
+    num_workers: int,
+    item_cpu_s: float,
+    cores: int,
+    cores_samples_per_s: float,
 ) -> tuple[str, str]:
     today = f"with {format_count(num_workers, 'worker')}" if num_workers else "without workers"
     return _set(settings), (
-        f"computed, not measured, from the throughput {today}; an item takes {format_short_time(item_cpu_s)} of CPU "
+        f"computed, not measured, from the throughput {today}; an item takes "
+        f"{format_short_time(item_cpu_s)} of CPU "
         f"time, so {cores} cores allow {_rate(cores_samples_per_s)}"
     )
 
@@ -150,16 +123,20 @@ def add_workers(
 def make_items_cheaper(
     *, needed_s: float, item_cpu_s: float, cores_needed: int, cores: int, is_device_estimated: bool
 ) -> tuple[str, str]:
-    item, more = format_short_time(item_cpu_s), f"{cores_needed} cores instead of {cores}"
+    item = format_short_time(item_cpu_s)
+    more = f"{cores_needed} cores instead of {cores}"
     if needed_s > 0:
         text = (
-            f"To make the device the limit, spend at most {format_short_time(needed_s)} of CPU time on an item instead "
-            f"of {item} (cheaper decoding, preprocessing once and offline, memory-mapped arrays instead of text or "
+            f"To make the device the limit, spend at most {format_short_time(needed_s)} of CPU "
+            f"time on an item instead "
+            f"of {item} (cheaper decoding, preprocessing once and offline, memory-mapped arrays "
+            f"instead of text or "
             f"compressed files), or use {more}"
         )
     else:
         text = (
-            f"To make the device the limit, use {more}, or remove an item's CPU work of {item} (decode and preprocess "
+            f"To make the device the limit, use {more}, or remove an item's CPU work of {item} "
+            f"(decode and preprocess "
             f"once and offline): computing alone keeps the {cores} cores here busy"
         )
     return text, f"an item's CPU time, {cores} cores and {_device_ceiling(is_device_estimated)}"
@@ -172,13 +149,20 @@ def _device_ceiling(is_estimated: bool) -> str:
 
 @_advice
 def shorten_waits(
-    *, needed_s: float, item_s: float, workers: int, workers_needed: int | None, is_device_estimated: bool
+    *,
+    needed_s: float,
+    item_s: float,
+    workers: int,
+    workers_needed: int | None,
+    is_device_estimated: bool,
 ) -> tuple[str, str]:
     side_by_side = f" with {workers} workers" if workers > 1 else ""
     more = f", or use about {workers_needed} workers" if workers_needed else ""
     text = (
-        f"To make the device the limit, let an item take at most {format_short_time(needed_s)}{side_by_side} instead "
-        f"of {format_short_time(item_s)} (whole shards, larger sequential reads, local or faster storage){more}"
+        f"To make the device the limit, let an item take at most "
+        f"{format_short_time(needed_s)}{side_by_side} instead "
+        f"of {format_short_time(item_s)} (whole shards, larger sequential reads, local or faster "
+        f"storage){more}"
     )
     return text, f"an item's wall time and {_device_ceiling(is_device_estimated)}"
 
@@ -186,19 +170,30 @@ def shorten_waits(
 @_advice
 def shard_stream(*, workers_needed: int) -> tuple[str, str]:
     return (
-        "Divide the stream among the workers with torch.utils.data.get_worker_info(): without that each worker reads "
+        "Divide the stream among the workers with torch.utils.data.get_worker_info(): without that "
+        "each worker reads "
         f"all of it; about {workers_needed} workers make the device the limit"
     ), "an item's wall time and CPU time, the cores here, and the device's ceiling"
 
 
 @_advice
 def fix_slowest_items(
-    *, item_slowest_s: float, item_median_s: float, slow_tail_fraction: float, loader_samples_per_s: float
+    *,
+    item_slowest_s: float,
+    item_median_s: float,
+    slow_tail_fraction: float,
+    loader_samples_per_s: float,
 ) -> tuple[str, str]:
     return (
-        f"Make the slowest items faster: they take up to {format_short_time(item_slowest_s)}, the median "
-        f"{format_short_time(item_median_s)}; without them the loader would reach {_rate(loader_samples_per_s)}"
-    ), f"{format_fraction(slow_tail_fraction)} of the loading time goes into items over 8 times the median"
+        (
+            f"Make the slowest items faster: they take up to {format_short_time(item_slowest_s)}, "
+            f"the median "
+            f"{format_short_time(item_median_s)}; without them the loader would reach "
+            f"{_rate(loader_samples_per_s)}"
+        ),
+        f"{format_fraction(slow_tail_fraction)} of the loading time goes into items over 8 times "
+        f"the median",
+    )
 
 
 @_advice
@@ -214,28 +209,35 @@ def one_thread_per_worker(
         text = f"{_set(settings)}: each loader worker then has one thread for OpenCV, BLAS and OpenMP too"
     else:
         text = (
-            "Load with one thread: cv2.setNumThreads(0) for OpenCV, threadpoolctl.threadpool_limits(1) for NumPy, or "
+            "Load with one thread: cv2.setNumThreads(0) for OpenCV, "
+            "threadpoolctl.threadpool_limits(1) for NumPy, or "
             "OMP_NUM_THREADS=1 in the environment"
         )
-    item = (
-        f"an item's CPU time of {format_short_time(item_cpu_s)} allows {_rate(allowed_samples_per_s)} on {cores} cores"
-    )
+    item = f"an item's CPU time of {format_short_time(item_cpu_s)} allows {_rate(allowed_samples_per_s)} on {cores} cores"
     if loader_samples_per_s is None:
         return text, f"{item}, and the device's ceiling"
     return text, f"{item}, and the loader alone reaches {_rate(loader_samples_per_s)} today"
 
 
 @_advice
-def cache_items(*, items: int, item_bytes: float, free_bytes: int, collate_s: float) -> tuple[str, str]:
+def cache_items(
+    *, items: int, item_bytes: float, free_bytes: int, collate_s: float
+) -> tuple[str, str]:
     return (
-        f"Keep the items in RAM if they are the same in every epoch: {items:,} items of {format_bytes(item_bytes)} "
+        f"Keep the items in RAM if they are the same in every epoch: {items:,} items of "
+        f"{format_bytes(item_bytes)} "
         f"take {format_bytes(items * item_bytes)}, and {format_bytes(free_bytes)} are free"
     ), f"a batch then costs its collating ({format_short_time(collate_s)}) and the device's time"
 
 
 @_advice
 def save_as_arrays(
-    *, now_s: float, better_s: float, calls_per_item: float, item_fraction: float, loader_samples_per_s: float
+    *,
+    now_s: float,
+    better_s: float,
+    calls_per_item: float,
+    item_fraction: float,
+    loader_samples_per_s: float,
 ) -> tuple[str, str]:
     return (
         "Save once as arrays (np.save) what np.loadtxt or np.genfromtxt reads, and read it with "
@@ -257,8 +259,10 @@ def decode_smaller(
     loader_samples_per_s: float,
 ) -> tuple[str, str]:
     return (
-        f"Decode images smaller: img.draft(None, ({2 * to_width}, {2 * to_height})) right after Image.open, since they "
-        f"are resized from {width} x {height} to {to_width} x {to_height}: {_faster(now_s, better_s)}, with slightly "
+        f"Decode images smaller: img.draft(None, ({2 * to_width}, {2 * to_height})) right after "
+        f"Image.open, since they "
+        f"are resized from {width} x {height} to {to_width} x {to_height}: "
+        f"{_faster(now_s, better_s)}, with slightly "
         "different pixels"
     ), _format_basis(calls_per_item, item_fraction, loader_samples_per_s)
 
@@ -277,7 +281,8 @@ def store_smaller(
     loader_samples_per_s: float,
 ) -> tuple[str, str]:
     return (
-        f"Store copies of the images in the size used in training ({to_width} x {to_height} instead of {width} x "
+        f"Store copies of the images in the size used in training ({to_width} x {to_height} "
+        f"instead of {width} x "
         f"{height}): {_faster(now_s, better_s)}"
     ), _format_basis(calls_per_item, item_fraction, loader_samples_per_s)
 
@@ -294,9 +299,12 @@ def read_row_groups(
     loader_samples_per_s: float,
 ) -> tuple[str, str]:
     return (
-        "Read Parquet by whole row groups or batches, and take items from them (ParquetFile.iter_batches, a shuffled "
-        f"list of row groups, or the table kept by each worker): each item now reads {rows:,} rows of {columns} "
-        f"columns in {format_short_time(now_s)}; its share of them takes {format_short_time(better_s)}"
+        "Read Parquet by whole row groups or batches, and take items from them "
+        "(ParquetFile.iter_batches, a shuffled "
+        f"list of row groups, or the table kept by each worker): each item now reads {rows:,} rows "
+        f"of {columns} "
+        f"columns in {format_short_time(now_s)}; its share of them takes "
+        f"{format_short_time(better_s)}"
     ), _format_basis(calls_per_item, item_fraction, loader_samples_per_s)
 
 
@@ -307,7 +315,8 @@ def _faster(now_s: float, better_s: float) -> str:
 def _format_basis(calls_per_item: float, item_fraction: float, loader_samples_per_s: float) -> str:
     calls = f"{format_mean_count(calls_per_item)} such {'call' if calls_per_item == 1 else 'calls'}"
     return (
-        f"both timed here on your own data; an item makes {calls}, {format_fraction(item_fraction)} of its time, and "
+        f"both timed here on your own data; an item makes {calls}, "
+        f"{format_fraction(item_fraction)} of its time, and "
         f"the loader alone would reach {_rate(loader_samples_per_s)}"
     )
 
@@ -315,7 +324,8 @@ def _format_basis(calls_per_item: float, item_fraction: float, loader_samples_pe
 @_advice
 def lengthen_epochs(*, share: float, epoch_samples: int, wanted_samples: int) -> tuple[str, str]:
     return (
-        f"Make epochs longer: {wanted_samples:,} samples instead of {epoch_samples:,} (a sampler that passes over the "
+        f"Make epochs longer: {wanted_samples:,} samples instead of {epoch_samples:,} (a sampler "
+        f"that passes over the "
         "data several times), with a single restart"
     ), f"restarts take {format_fraction(share)} of the time"
 
@@ -335,22 +345,26 @@ def pin_memory(
 ) -> tuple[str, str]:
     text = f"{_set(settings)}: copies from page-locked memory are faster and do not block the host"
     if pageable_samples_per_s is not None and pinned_samples_per_s is not None:
-        pinned, pageable = format_rate(pinned_samples_per_s), format_rate(pageable_samples_per_s)
+        pinned = format_rate(pinned_samples_per_s)
+        pageable = format_rate(pageable_samples_per_s)
         basis = f"copies alone reach {pinned} samples/s from it instead of {pageable}"
     elif copy_s is not None and pinned_copy_s is not None:
-        basis = (
-            f"copying a batch takes {format_short_time(pinned_copy_s)} from it instead of {format_short_time(copy_s)}"
-        )
+        basis = f"copying a batch takes {format_short_time(pinned_copy_s)} from it instead of {format_short_time(copy_s)}"
     else:
         basis = "an upper limit, since copies from page-locked memory were not measured"
-    exposed = "" if share is None else f"; copies that nothing hides take {format_fraction(share)} of the time"
+    exposed = (
+        ""
+        if share is None
+        else f"; copies that nothing hides take {format_fraction(share)} of the time"
+    )
     return text, f"{basis}{exposed}"
 
 
 @_advice
 def convert_batches_in_collate(*, share: float) -> tuple[str, str]:
     return (
-        "Convert batches to the memory format of training (channels_last) in collate_fn, so that nothing is converted "
+        "Convert batches to the memory format of training (channels_last) in collate_fn, so that "
+        "nothing is converted "
         "later"
     ), _all_saved("moving batches", share)
 
@@ -358,20 +372,28 @@ def convert_batches_in_collate(*, share: float) -> tuple[str, str]:
 @_advice
 def copy_narrower_types(*, share: float, item_bytes: float | None) -> tuple[str, str]:
     return (
-        f"Copy fewer bytes{_item_size(item_bytes)}: narrower types, smaller items; create on the device what can be "
+        f"Copy fewer bytes{_item_size(item_bytes)}: narrower types, smaller items; create on the "
+        f"device what can be "
         "created there"
     ), f"at best half of the bytes are left; copies take {format_fraction(share)} of the time"
 
 
 @_advice
-def copy_uint8(*, share: float, item_bytes: float | None, float32_fraction: float | None) -> tuple[str, str]:
+def copy_uint8(
+    *, share: float, item_bytes: float | None, float32_fraction: float | None
+) -> tuple[str, str]:
     known = "an upper limit, if all bytes are float32"
     if float32_fraction is not None:
         known = f"{format_fraction(float32_fraction)} of the bytes are float32"
     return (
-        f"Copy fewer bytes{_item_size(item_bytes)}: uint8 images instead of float32, converted and normalised on the "
-        "device"
-    ), f"uint8 has a quarter of float32's bytes, and copies take {format_fraction(share)} of the time; {known}"
+        (
+            f"Copy fewer bytes{_item_size(item_bytes)}: uint8 images instead of float32, converted "
+            f"and normalised on the "
+            "device"
+        ),
+        f"uint8 has a quarter of float32's bytes, and copies take {format_fraction(share)} of the "
+        f"time; {known}",
+    )
 
 
 def _item_size(item_bytes: float | None) -> str:
@@ -386,11 +408,16 @@ def _all_saved(work: str, share: float) -> str:
 
 
 @_advice
-def fuse_operations(*, share: float, operators: int | None, has_cuda_graphs: bool) -> tuple[str, str]:
-    which = "many small operations" if operators is None else f"the {operators:,} operators of a batch"
+def fuse_operations(
+    *, share: float, operators: int | None, has_cuda_graphs: bool
+) -> tuple[str, str]:
+    which = (
+        "many small operations" if operators is None else f"the {operators:,} operators of a batch"
+    )
     graphs = ", CUDA graphs" if has_cuda_graphs else ""
     return (
-        f"Replace {which} by fewer and larger ones: torch.compile{graphs}, batched instead of looped tensor code, a "
+        f"Replace {which} by fewer and larger ones: torch.compile{graphs}, batched instead of "
+        f"looped tensor code, a "
         "fused optimizer"
     ), _all_saved("small operations", share)
 
@@ -401,12 +428,14 @@ def hand_over_less(
 ) -> tuple[str, str]:
     several = batch_tensors is not None and batch_tensors > 1
     collate = (
-        f"Collate its {batch_tensors} tensors into one, in collate_fn or in a dataset whose __getitems__ makes whole "
+        f"Collate its {batch_tensors} tensors into one, in collate_fn or in a dataset whose "
+        f"__getitems__ makes whole "
         "batches, or call"
     )
     pin = "" if is_pinned else ", or set pin_memory=True, whose thread fetches batches meanwhile"
     text = (
-        f"Pass on each batch in fewer pieces: fetching a prefetched one takes {format_short_time(take_s)} of the "
+        f"Pass on each batch in fewer pieces: fetching a prefetched one takes "
+        f"{format_short_time(take_s)} of the "
         f"{format_short_time(batch_s)} of a batch. {collate if several else 'Call'} "
         f'torch.multiprocessing.set_sharing_strategy("file_system") at the start of the script{pin}'
     )
@@ -416,8 +445,10 @@ def hand_over_less(
 @_advice
 def shorten_own_code(*, share: float, outside_s: float) -> tuple[str, str]:
     return (
-        f"Find what the training loop does besides computing for {format_short_time(outside_s)} of each step: logging, "
-        "metrics in Python, locks, sleeps, calls to a service (python -m cProfile, py-spy). Do it every hundredth "
+        f"Find what the training loop does besides computing for {format_short_time(outside_s)} of "
+        f"each step: logging, "
+        "metrics in Python, locks, sleeps, calls to a service (python -m cProfile, py-spy). Do it "
+        "every hundredth "
         "step, or in another thread"
     ), _all_saved("that code", share)
 
@@ -425,8 +456,10 @@ def shorten_own_code(*, share: float, outside_s: float) -> tuple[str, str]:
 @_advice
 def avoid_synchronisation(*, share: float, is_pinned: bool) -> tuple[str, str]:
     return (
-        "Let the host run ahead of the device: read the loss every N steps instead of after each (.item(), .cpu(), "
-        f"print), and copy without blocking ({'non_blocking=True' if is_pinned else 'pin_memory=True'})"
+        "Let the host run ahead of the device: read the loss every N steps instead of after each "
+        "(.item(), .cpu(), "
+        f"print), and copy without blocking "
+        f"({'non_blocking=True' if is_pinned else 'pin_memory=True'})"
     ), _all_saved("waits of the host", share)
 
 
@@ -439,7 +472,9 @@ def move_fewer_bytes(*, share: float, is_dtype_known: bool) -> tuple[str, str]:
 
 
 @_advice
-def make_step_cheaper(*, share: float, peak_fraction: float | None, most_gain: float | None) -> tuple[str, str]:
+def make_step_cheaper(
+    *, share: float, peak_fraction: float | None, most_gain: float | None
+) -> tuple[str, str]:
     text = "Make a step cheaper: fused operations (torch.compile), fewer operations per sample, or a faster device"
     basis = describe_computing(share, peak_fraction)
     if most_gain is None:
@@ -461,8 +496,10 @@ def batch_like_lengths(
     gain_high: float,
 ) -> tuple[str, str]:
     return (
-        f"Batch sequences of similar lengths (a batch sampler that sorts pools of {pool_batches} batches by length, "
-        f"and shuffles pools and batches): padding falls from {format_fraction(padding)} of the tokens to "
+        f"Batch sequences of similar lengths (a batch sampler that sorts pools of {pool_batches} "
+        f"batches by length, "
+        f"and shuffles pools and batches): padding falls from {format_fraction(padding)} of the "
+        f"tokens to "
         f"{format_fraction(bucket_padding)}"
     ), f"{_lengths_basis(items, timed, device_time)}; {_gain_interval(gain_low, gain_high)}"
 
@@ -481,19 +518,23 @@ def pack_sequences(
     gain_high: float,
 ) -> tuple[str, str]:
     return (
-        f"Pack sequences into rows of {row_tokens:,} tokens, about {format_mean_count(samples_per_row)} to a row, and "
-        "use fewer rows a batch; keep positions and attention within each sequence (position_ids that restart, a "
+        f"Pack sequences into rows of {row_tokens:,} tokens, about "
+        f"{format_mean_count(samples_per_row)} to a row, and "
+        "use fewer rows a batch; keep positions and attention within each sequence (position_ids "
+        "that restart, a "
         "block-diagonal mask or attention by cumulative lengths): padding falls from "
         f"{format_fraction(padding)} of the tokens to {format_fraction(packed_padding)}"
     ), (
-        f"{_lengths_basis(items, timed, device_time)} for a sample; {_gain_interval(gain_low, gain_high)}, whether or "
+        f"{_lengths_basis(items, timed, device_time)} for a sample; "
+        f"{_gain_interval(gain_low, gain_high)}, whether or "
         "not attention covers whole rows"
     )
 
 
 def _lengths_basis(items: int, timed: int, device_time: float) -> str:
     return (
-        f"by the lengths of {items:,} items and the time of batches of {timed} lengths the device needs "
+        f"by the lengths of {items:,} items and the time of batches of {timed} lengths the device "
+        f"needs "
         f"{format_fraction(device_time)} of its present time"
     )
 
@@ -519,25 +560,31 @@ def checkpoint_activations(
     saved = f"{format_bytes(least_saved_bytes)} to {format_bytes(most_saved_bytes)}"
     if left_bytes is not None and limit_bytes is not None:
         effect = (
-            f"your batch then takes about {format_bytes(left_bytes)}, if its peak is within these blocks; the limit is "
+            f"your batch then takes about {format_bytes(left_bytes)}, if its peak is within these "
+            f"blocks; the limit is "
             f"{format_bytes(limit_bytes)}"
         )
     elif micro_batch_size == own_batch:
         effect = f"your batch, which has no room now, then keeps {saved} less for its backward pass"
     else:
         effect = (
-            f"a batch of {micro_batch_size:,} samples then fits the memory, instead of {own_batch:,} "
+            f"a batch of {micro_batch_size:,} samples then fits the memory, instead of "
+            f"{own_batch:,} "
             f"({_CAUTIONS['micro_batch_size']})"
         )
     basis = (
         f"a batch of {samples:,} samples keeps {format_bytes(kept_bytes)} for its backward pass, "
-        f"{format_bytes(inside_bytes)} of it in these blocks; with {micro_batch_size:,} samples {saved} of it are saved"
+        f"{format_bytes(inside_bytes)} of it in these blocks; with {micro_batch_size:,} samples "
+        f"{saved} of it are saved"
     )
     if forward_fraction is not None:
         basis += f"; recomputing the blocks takes {format_fraction(forward_fraction)} of a step"
     if gain_low is not None and gain_high is not None:
         basis += f"; {_gain_interval(gain_low, gain_high)}"
-    return f"Checkpoint the {blocks} blocks of class {block} (torch.utils.checkpoint): {effect}", basis
+    return (
+        f"Checkpoint the {blocks} blocks of class {block} (torch.utils.checkpoint): {effect}",
+        basis,
+    )
 
 
 # Several devices
@@ -553,32 +600,48 @@ def try_ddp() -> tuple[str, str]:
 
 @_advice
 def more_samples_per_exchange(
-    *, settings: Mapping[str, object], factor: int, exposed_s: float, step_s: float, limit_fraction: float
+    *,
+    settings: Mapping[str, object],
+    factor: int,
+    exposed_s: float,
+    step_s: float,
+    limit_fraction: float,
 ) -> tuple[str, str]:
     return f"{_set(settings)}: {factor} times the samples for each exchange ({_FOLLOW})", (
-        f"an exchange adds {format_short_time(exposed_s)} to a step of {format_short_time(step_s)}, and peak memory is "
+        f"an exchange adds {format_short_time(exposed_s)} to a step of "
+        f"{format_short_time(step_s)}, and peak memory is "
         f"{format_fraction(limit_fraction)} of the limit"
     )
 
 
 @_advice
-def compress_gradients(*, settings: Mapping[str, object], exchange_s: float, exposed_s: float) -> tuple[str, str]:
+def compress_gradients(
+    *, settings: Mapping[str, object], exchange_s: float, exposed_s: float
+) -> tuple[str, str]:
     return f"{_set(settings)}: half the bytes to exchange ({_CAUTIONS['amp_dtype']})", (
-        f"the exchange alone takes {format_short_time(exchange_s)}, {format_short_time(exposed_s)} of it not hidden; "
+        f"the exchange alone takes {format_short_time(exchange_s)}, {format_short_time(exposed_s)} "
+        f"of it not hidden; "
         "an upper limit, since compressing takes time too"
     )
 
 
 @_advice
 def more_workers(
-    *, settings: Mapping[str, object], ranks: int, loader_processes: int, cores: int, loader_samples_per_s: float
+    *,
+    settings: Mapping[str, object],
+    ranks: int,
+    loader_processes: int,
+    cores: int,
+    loader_samples_per_s: float,
 ) -> tuple[str, str]:
     each = " for each rank" if ranks > 1 else ""
     return f"{_set(settings)}{each}", _loaders_reach(loader_processes, cores, loader_samples_per_s)
 
 
 @_advice
-def more_cores_for_loaders(*, loader_processes: int, cores: int, loader_samples_per_s: float) -> tuple[str, str]:
+def more_cores_for_loaders(
+    *, loader_processes: int, cores: int, loader_samples_per_s: float
+) -> tuple[str, str]:
     basis = _loaders_reach(loader_processes, cores, loader_samples_per_s)
     return "Use more cores: loading and training share the cores here", basis
 
@@ -612,7 +675,9 @@ def find_slow_rank(*, ranks: Sequence[int]) -> tuple[str, str]:
 
 
 @_advice
-def batch_of_single_device(*, settings: Mapping[str, object], limit_fraction: float) -> tuple[str, str]:
+def batch_of_single_device(
+    *, settings: Mapping[str, object], limit_fraction: float
+) -> tuple[str, str]:
     basis = f"the throughput of one device; it took {format_fraction(limit_fraction)} of the memory limit"
     return f"{_set(settings)} on each rank, as on one device ({_FOLLOW})", basis
 

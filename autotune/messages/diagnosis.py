@@ -6,45 +6,17 @@ Evidence is a sentence without its full stop.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypedDict
 
 from autotune.messages import message
-from autotune.messages.units import format_bytes, format_fraction, format_rate, format_short_time, show
+from autotune.messages.units import (
+    format_bytes,
+    format_fraction,
+    format_rate,
+    format_short_time,
+    show,
+)
 from autotune.note import Note
-
-__all__ = [
-    "BOTTLENECKS",
-    "best_setting",
-    "bottleneck",
-    "breakdown_not_measured",
-    "compute_evidence",
-    "computed_setting",
-    "copy_evidence",
-    "data_cpu_evidence",
-    "data_io_evidence",
-    "data_tail_evidence",
-    "describe_computing",
-    "healthy",
-    "launch_evidence",
-    "loader_threads_evidence",
-    "may_help",
-    "memory_evidence",
-    "no_effect_on_diagnosis",
-    "no_setting_helps",
-    "no_time_for_others",
-    "no_time_for_points",
-    "operators_evidence",
-    "others_failed",
-    "others_not_measured",
-    "restart_evidence",
-    "script_evidence",
-    "search_would_refuse",
-    "side_not_measured",
-    "synchronise_evidence",
-    "threads_evidence",
-    "time_not_attributed",
-    "time_unknown",
-    "unknown_evidence",
-]
 
 BOTTLENECKS = {
     "data_cpu": "data-bound by CPU work",
@@ -75,7 +47,9 @@ def healthy(*, share: float, least_gain: float | None) -> str:
 
 
 @message
-def bottleneck(*, bottleneck: str, share: float, second: str | None = None, second_share: float | None = None) -> str:
+def bottleneck(
+    *, bottleneck: str, share: float, second: str | None = None, second_share: float | None = None
+) -> str:
     name = BOTTLENECKS[bottleneck]
     first = f"{name[0].upper()}{name[1:]} ({format_fraction(share)} of the time)"
     if second is None or second_share is None:
@@ -106,7 +80,8 @@ def computed_setting(*, settings: Mapping[str, object], gain: float) -> str:
 @message
 def may_help(*, settings: Mapping[str, object], others_cores: float, cores: int) -> str:
     return (
-        f"{show(settings, 'settings')} may help, but other programs used {others_cores:.1f} of the {cores} cores "
+        f"{show(settings, 'settings')} may help, but other programs used {others_cores:.1f} of the "
+        f"{cores} cores "
         "during the measurement: measure again."
     )
 
@@ -134,7 +109,10 @@ def _percent(gain: float) -> str:
 
 @message
 def data_cpu_evidence(
-    *, item_s: float | None = None, cpu_fraction: float | None = None, collate_s: float | None = None
+    *,
+    item_s: float | None = None,
+    cpu_fraction: float | None = None,
+    collate_s: float | None = None,
 ) -> str:
     if item_s is None or cpu_fraction is None or collate_s is None:
         return "training waits for data; the cost of an item was not measured"
@@ -142,24 +120,35 @@ def data_cpu_evidence(
 
 
 @message
-def data_io_evidence(*, item_s: float, cpu_fraction: float, disk_bytes_per_item: float | None) -> str:
-    disk = f", and reads {format_bytes(disk_bytes_per_item)} from disk" if disk_bytes_per_item else ""
+def data_io_evidence(
+    *, item_s: float, cpu_fraction: float, disk_bytes_per_item: float | None
+) -> str:
+    disk = (
+        f", and reads {format_bytes(disk_bytes_per_item)} from disk" if disk_bytes_per_item else ""
+    )
     return f"{_item(item_s, cpu_fraction)}{disk}"
 
 
 @message
-def data_tail_evidence(*, slow_tail_fraction: float, item_median_s: float, item_slowest_s: float) -> str:
+def data_tail_evidence(
+    *, slow_tail_fraction: float, item_median_s: float, item_slowest_s: float
+) -> str:
     return (
-        f"{format_fraction(slow_tail_fraction)} of the loading time goes into items over 8 times the median of "
+        f"{format_fraction(slow_tail_fraction)} of the loading time goes into items over 8 times "
+        f"the median of "
         f"{format_short_time(item_median_s)}, up to {format_short_time(item_slowest_s)}"
     )
 
 
 @message
-def loader_threads_evidence(*, item_s: float, cores_per_item: float, loader_processes: int, cores: int) -> str:
+def loader_threads_evidence(
+    *, item_s: float, cores_per_item: float, loader_processes: int, cores: int
+) -> str:
     return (
-        f"an item keeps {cores_per_item:.1f} cores busy for {format_short_time(item_s)}, in threads of a library "
-        f"(OpenCV, NumPy) or in processes that it starts; {loader_processes} loader processes would need "
+        f"an item keeps {cores_per_item:.1f} cores busy for {format_short_time(item_s)}, in "
+        f"threads of a library "
+        f"(OpenCV, NumPy) or in processes that it starts; {loader_processes} loader processes "
+        f"would need "
         f"{loader_processes * cores_per_item:.1f} cores, but there are {cores}"
     )
 
@@ -169,7 +158,8 @@ def threads_evidence(
     *, threads: int, num_workers: int, cores: int, slowdown: float, device_samples_per_s: float
 ) -> str:
     return (
-        f"{threads} threads and {num_workers} loader workers share {cores} cores: computing is {slowdown:.1f} times "
+        f"{threads} threads and {num_workers} loader workers share {cores} cores: computing is "
+        f"{slowdown:.1f} times "
         f"slower in the loop than alone ({_rate(device_samples_per_s)})"
     )
 
@@ -178,7 +168,9 @@ def threads_evidence(
 def restart_evidence(*, share: float, epoch_s: float | None) -> str:
     each = ""
     if epoch_s is not None:
-        each = f": {format_short_time(share * epoch_s)} in each epoch of {format_short_time(epoch_s)}"
+        each = (
+            f": {format_short_time(share * epoch_s)} in each epoch of {format_short_time(epoch_s)}"
+        )
     return f"restarting the loader takes {format_fraction(share)} of the time{each}"
 
 
@@ -191,21 +183,29 @@ def copy_evidence(
     pageable_samples_per_s: float | None = None,
     pinned_samples_per_s: float | None = None,
 ) -> str:
-    copies = f"{format_fraction(share)} of the time copies batches to the device while nothing computes"
+    copies = (
+        f"{format_fraction(share)} of the time copies batches to the device while nothing computes"
+    )
     if is_pinned is None or exposed_fraction is None:
         return copies
     reached = []
     if pageable_samples_per_s is not None:
-        reached.append(f"from pageable memory {_rate(pageable_samples_per_s)}{'' if is_pinned else ', used today'}")
+        reached.append(
+            f"from pageable memory "
+            f"{_rate(pageable_samples_per_s)}{'' if is_pinned else ', used today'}"
+        )
     if pinned_samples_per_s is not None:
-        reached.append(f"from pinned memory {_rate(pinned_samples_per_s)}{', used today' if is_pinned else ''}")
+        reached.append(
+            f"from pinned memory {_rate(pinned_samples_per_s)}{', used today' if is_pinned else ''}"
+        )
     return f"{copies}: {format_fraction(exposed_fraction)} of what copying alone takes ({', '.join(reached)})"
 
 
 @message
 def synchronise_evidence(*, share: float) -> str:
     return (
-        f"{format_fraction(share)} of the time the device is idle because the host waited for it before launching more "
+        f"{format_fraction(share)} of the time the device is idle because the host waited for it "
+        f"before launching more "
         "(loss.item(), a blocking copy)"
     )
 
@@ -220,7 +220,11 @@ def operators_evidence(*, operators: int, operator_s: float, fixed_fraction: flo
 
 @message
 def launch_evidence(
-    *, share: float, launch_s: float | None = None, take_s: float | None = None, batch_s: float | None = None
+    *,
+    share: float,
+    launch_s: float | None = None,
+    take_s: float | None = None,
+    batch_s: float | None = None,
 ) -> str:
     needs = []
     if launch_s is not None:
@@ -230,7 +234,8 @@ def launch_evidence(
     if not needs or batch_s is None:
         return f"{format_fraction(share)} of the time passes between operations"
     return (
-        f"the device waits {format_fraction(share)} of the time for the host, which needs {' and '.join(needs)}; a "
+        f"the device waits {format_fraction(share)} of the time for the host, which needs "
+        f"{' and '.join(needs)}; a "
         f"batch takes {format_short_time(batch_s)}"
     )
 
@@ -238,7 +243,8 @@ def launch_evidence(
 @message
 def script_evidence(*, share: float, outside_s: float, operators: int) -> str:
     return (
-        f"{format_short_time(outside_s)} of each step, {format_fraction(share)} of the time, is spent neither in "
+        f"{format_short_time(outside_s)} of each step, {format_fraction(share)} of the time, is "
+        f"spent neither in "
         f"torch's {operators:,} operators nor in the loader: far more than launching them takes"
     )
 
@@ -254,9 +260,7 @@ def describe_computing(share: float, peak_fraction: float | None) -> str:
     computing = f"the device computes {format_fraction(share)} of the time"
     if peak_fraction is None:
         return computing
-    return (
-        f"{computing}, at {format_fraction(peak_fraction)} of the speed of a large matrix product in the same precision"
-    )
+    return f"{computing}, at {format_fraction(peak_fraction)} of the speed of a large matrix product in the same precision"
 
 
 @message
@@ -270,18 +274,23 @@ def memory_evidence(
     if dram_fraction is not None:
         return f"{format_fraction(dram_fraction)} of the memory bandwidth is used while the device is busy (GPM)"
     return (
-        f"a batch moves {show(moved_bytes, 'bytes')} in {show(batch_s, 'seconds')}; a large copy would take "
+        f"a batch moves {show(moved_bytes, 'bytes')} in {show(batch_s, 'seconds')}; a large copy "
+        f"would take "
         f"{show(copy_s, 'seconds')}"
     )
 
 
 @message
 def unknown_evidence() -> str:
-    return "the script makes its batches itself, and autotune cannot separate that from its other work"
+    return (
+        "the script makes its batches itself, and autotune cannot separate that from its other work"
+    )
 
 
 def _item(item_s: float, cpu_fraction: float) -> str:
-    return f"an item takes {format_short_time(item_s)}, {format_fraction(cpu_fraction)} of it CPU time"
+    return (
+        f"an item takes {format_short_time(item_s)}, {format_fraction(cpu_fraction)} of it CPU time"
+    )
 
 
 def _rate(samples_per_s: float) -> str:
@@ -309,7 +318,8 @@ def side_not_measured(*, side: str, settings: Mapping[str, object], reason: Note
 @message
 def no_time_for_points(*, counts: Mapping[str, int]) -> str:
     sides = (
-        f"the {side} alone with {count} {'setting' if count == 1 else 'settings'}" for side, count in counts.items()
+        f"the {side} alone with {count} {'setting' if count == 1 else 'settings'}"
+        for side, count in counts.items()
     )
     return f"No time was left to measure {', '.join(sides)}."
 
@@ -322,7 +332,8 @@ def others_failed(*, reason: Note | str) -> str:
 @message
 def no_time_for_others(*, left_s: float, most_s: float, startup_s: float) -> str:
     return (
-        f"Other settings were not measured: {left_s:.0f} s of the {most_s:.0f} s for a diagnosis are left, and a trial "
+        f"Other settings were not measured: {left_s:.0f} s of the {most_s:.0f} s for a diagnosis "
+        f"are left, and a trial "
         f"takes {startup_s:.0f} s to start."
     )
 
@@ -330,3 +341,91 @@ def no_time_for_others(*, left_s: float, most_s: float, startup_s: float) -> str
 @message
 def no_effect_on_diagnosis(*, names: Sequence[str]) -> str:
     return f"No effect on a diagnosis, which searches nothing and keeps no run folder: {', '.join(names)}."
+
+
+# The evidence of each bottleneck of several devices: sentences without their full stop.
+
+
+class UnevenRank(TypedDict):
+    """A rank that is slower than the others."""
+
+    rank: int
+    device: str
+    side: str
+    fraction: float
+
+
+@message
+def communication_evidence(
+    *, bytes_exchanged: int, exposed_s: float, exposed_fraction: float, hidden_fraction: float
+) -> str:
+    return (
+        f"exchanging {format_bytes(bytes_exchanged)} of gradients adds "
+        f"{format_short_time(exposed_s)} to a step "
+        f"({format_fraction(exposed_fraction)} of it); {format_fraction(hidden_fraction)} of the "
+        f"exchange is hidden "
+        "behind the backward pass"
+    )
+
+
+@message
+def data_parallel_evidence(*, world_size: int, reached_fraction: float) -> str:
+    return (
+        f"with batches on the devices, {world_size} devices under DataParallel reach "
+        f"{format_fraction(reached_fraction)} of {world_size} times one device: each step copies "
+        f"the model to all of "
+        "them and gathers their outputs"
+    )
+
+
+@message
+def loader_evidence(
+    *,
+    ranks: int,
+    is_overlapped: bool,
+    loader_samples_per_s: float,
+    device_samples_per_s: float | None,
+) -> str:
+    reach = (
+        "the loader alone reaches"
+        if ranks == 1
+        else f"the loaders of the {ranks} ranks together reach"
+    )
+    device = "" if device_samples_per_s is None else f", the devices {_rate(device_samples_per_s)}"
+    in_turn = "" if is_overlapped else "; without workers the two take turns"
+    return f"{reach} {_rate(loader_samples_per_s)}{device}{in_turn}"
+
+
+@message
+def uneven_rank_evidence(*, ranks: Sequence[UnevenRank]) -> str:
+    return "; ".join(
+        f"rank {one['rank']} ({one['device']}): its {one['side']} alone reaches "
+        f"{format_fraction(one['fraction'])} of "
+        "the others'"
+        for one in ranks
+    )
+
+
+@message
+def small_batch_evidence(
+    *, micro_batch_size: int, single_batch_size: int, reached_fraction: float
+) -> str:
+    return (
+        f"with batches of {micro_batch_size}, {_slower(reached_fraction)} with {single_batch_size}"
+    )
+
+
+@message
+def settings_evidence(*, settings: Mapping[str, object], reached_fraction: float) -> str:
+    return f"{_slower(reached_fraction)} with {show(settings, 'settings')}"
+
+
+@message
+def shared_machine_evidence(*, ranks: int, cores: int | None, reached_fraction: float) -> str:
+    if cores is None:
+        return f"{_slower(reached_fraction)} in the same settings: the ranks share the host"
+    return f"{ranks} ranks share {cores} cores: {_slower(reached_fraction)}"
+
+
+def _slower(reached_fraction: float) -> str:
+    return f"alone, a rank's device reaches {format_fraction(reached_fraction)} of the throughput of a single device"

@@ -1,41 +1,23 @@
-"""Messages of a search: why it ended, what it left out, and where its first trials came from."""
+"""Messages on a recommendation: why it was chosen, what its stress run showed, and how much memory it needs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from autotune.messages import message
-from autotune.messages.units import format_count, format_duration, format_fraction, format_short_time
+from autotune.messages.units import (
+    OUTCOMES,
+    format_bytes,
+    format_count,
+    format_duration,
+    format_fraction,
+    format_short_time,
+)
 from autotune.note import Note
 
-__all__ = [
-    "costs_more_than_it_saves",
-    "file_damaged",
-    "found_elsewhere",
-    "host_bound",
-    "interrupted",
-    "little_gain_expected",
-    "most_trials",
-    "near_ceiling",
-    "no_informative_candidate",
-    "no_recent_gain",
-    "no_time_for_a_trial",
-    "nothing_new_drawn",
-    "one_side_not_measured",
-    "precision_left_out",
-    "search_resumed",
-    "setting_left_out",
-    "sides_not_measured",
-    "space_exhausted",
-    "stale",
-    "starts_are_slow",
-    "training_hours_unused",
-    "trials_asked_for",
-    "trials_shared",
-    "warm_start",
-    "would_not_fit",
-    "would_tell_nothing",
-]
+# Messages of a search: why it ended, what it left out, and where its first trials came from.
+
 
 # Why no further trial ran, as clauses after "Stopped: ".
 
@@ -53,7 +35,8 @@ def most_trials(trials: int) -> str:
 @message
 def starts_are_slow(trials_s: float, build_s: float) -> str:
     return (
-        f"building the workload takes {format_duration(build_s)}, so trials ran for {format_duration(trials_s)}; "
+        f"building the workload takes {format_duration(build_s)}, so trials ran for "
+        f"{format_duration(trials_s)}; "
         "set a number of trials or a time-out for more"
     )
 
@@ -61,7 +44,8 @@ def starts_are_slow(trials_s: float, build_s: float) -> str:
 @message
 def costs_more_than_it_saves(trial_s: float, gain_s: float, training_s: float) -> str:
     return (
-        f"another trial takes {format_duration(trial_s)}, but is expected to save only {format_duration(gain_s)} of "
+        f"another trial takes {format_duration(trial_s)}, but is expected to save only "
+        f"{format_duration(gain_s)} of "
         f"the {format_duration(training_s)} of training still to come"
     )
 
@@ -134,22 +118,22 @@ def would_tell_nothing() -> str:
 @message
 def trials_shared(build_s: float, is_brief: bool, assumed_hours: float | None) -> str:
     text = (
-        f"Building the workload takes {format_duration(build_s)}: trials shared a process that built it once; "
+        f"Building the workload takes {format_duration(build_s)}: trials shared a process that "
+        f"built it once; "
         "repeated runs had processes of their own."
     )
     if is_brief:
         text += " The search was kept short, with few trials and runs."
     if assumed_hours:
-        text += (
-            f" It assumed {assumed_hours:.0f} more hours of training (budget: {{training_hours: {assumed_hours:.0f}}})."
-        )
+        text += f" It assumed {assumed_hours:.0f} more hours of training (budget: {{training_hours: {assumed_hours:.0f}}})."
     return text
 
 
 @message
 def training_hours_unused(training_hours: float) -> str:
     return (
-        f"budget.training_hours ({training_hours}) was not used: it only ends a search that may stop by itself, "
+        f"budget.training_hours ({training_hours}) was not used: it only ends a search that may "
+        f"stop by itself, "
         "with method model."
     )
 
@@ -170,8 +154,10 @@ def host_bound(
         times.append(f"fetching it from the loader takes {format_short_time(take_s)}")
     pinned = "" if is_pinned else ", pinned memory"
     text = (
-        f"The host limits the recommended settings: the device waits for it {format_fraction(host_fraction)} of "
-        f"the time. {'; '.join(times)}. Larger micro batches, a fused optimizer{pinned} and CUDA graphs reduce the "
+        f"The host limits the recommended settings: the device waits for it "
+        f"{format_fraction(host_fraction)} of "
+        f"the time. {'; '.join(times)}. Larger micro batches, a fused optimizer{pinned} and CUDA "
+        f"graphs reduce the "
         "host's work."
     )
     if not has_compiled:
@@ -220,7 +206,8 @@ def warm_start(source: str, configurations: int, differences: Sequence[str] | No
 @message
 def found_elsewhere(path: str, differences: Sequence[str]) -> str:
     return (
-        f"{path} was found on another machine ({_list_differences(differences)}) and may not be the fastest here: "
+        f"{path} was found on another machine ({_list_differences(differences)}) and may not be "
+        f"the fastest here: "
         "search again, or try it first with warm_start."
     )
 
@@ -242,7 +229,8 @@ def search_resumed(has_command: bool) -> str:
         same = "command, script, settings and machine are equal"
         unknown = "What the script imports and the content of the data were not compared"
     return (
-        f"This search continues an earlier one in its folder: {same}. {unknown}; after a change there, start over with "
+        f"This search continues an earlier one in its folder: {same}. {unknown}; after a change "
+        f"there, start over with "
         "--fresh (fresh=True)."
     )
 
@@ -250,3 +238,264 @@ def search_resumed(has_command: bool) -> str:
 @message
 def file_damaged(name: str, reason: str) -> str:
     return f"{name} in the run folder was damaged; its content is read from the study or measured again: {reason}"
+
+
+# Messages of the precision guard: why a precision was refused, or could not be compared with
+# float32. Clauses.
+
+
+@message
+def precision_not_compared(reason: Note | str | None, log: str | None) -> str:
+    where = "" if log is None else f" (log: {log})"
+    return f"precision guard could not run: {reason or 'no figures came'}{where}"
+
+
+@message
+def precision_refused(reason: Note) -> str:
+    return f"precision guard: {reason}"
+
+
+@message
+def too_few_steps_compared(steps: int, least_steps: int) -> str:
+    return f"only {steps} of at least {least_steps} steps were compared before the deadline"
+
+
+@message
+def loss_not_finite(loss: str, step: int, steps: int) -> str:
+    return f"the loss became {loss} at step {step} of {steps}; float32's stayed finite"
+
+
+@message
+def steps_skipped(last_skipped: int, last: int, skipped: int, attempts: int) -> str:
+    return (
+        f"the GradScaler still skipped {last_skipped} of the last {last} steps because gradients "
+        f"were not finite "
+        f"({skipped} of {attempts} in total)"
+    )
+
+
+@message
+def losses_deviate(steps: int, deviation_fraction: float, allowed_fraction: float) -> str:
+    return (
+        f"over {steps} steps from the same weights and batches the losses deviate from float32's "
+        f"by "
+        f"{100 * deviation_fraction:.1f} % of their mean; at most {100 * allowed_fraction:.1f} % "
+        f"is allowed"
+    )
+
+
+@message
+def gradient_not_finite() -> str:
+    return "the first step's gradient is not finite; float32's is"
+
+
+@message
+def gradients_differ(cosine: float, least_cosine: float) -> str:
+    return (
+        f"the first step's gradient has a cosine of {cosine:.3f} with float32's, but must have at "
+        f"least "
+        f"{least_cosine:.2f}"
+    )
+
+
+# Why something is recommended.
+
+
+@message
+def baseline_is_no_reference() -> str:
+    return "The first feasible trial is the reference: the baseline does not run within the limits."
+
+
+@message
+def faster_ones_overloaded(has_untried: bool) -> str:
+    return f"Faster configurations failed on the largest samples{', or were not tested on them' if has_untried else ''}."
+
+
+@message
+def nothing_beats_baseline(
+    configurations: int, is_outrun: bool, leaves_out_larger: bool, most_fraction: float | None
+) -> str:
+    which = "usable configurations" if is_outrun else f"{configurations} configurations measured"
+    larger = " without a larger global batch" if leaves_out_larger else ""
+    text = f"None of the {which}{larger} is expected to beat yours by 2 % or more"
+    if most_fraction is not None and most_fraction > 0.02:
+        text += f"; the measurements allow up to {format_fraction(most_fraction)}"
+    return f"{text}."
+
+
+@message
+def simplest_of_the_best(best_trial: int, rate_fraction: float) -> str:
+    return (
+        f"Simplest of the configurations that are as good as the fastest (trial {best_trial}): "
+        f"over all runs it "
+        f"reaches {100 * rate_fraction:.1f} % of its throughput."
+    )
+
+
+@message
+def best_believed(configurations: int, is_outrun: bool, leaves_out_larger: bool) -> str:
+    usable = "usable ones of the " if is_outrun else ""
+    larger = " without a larger global batch" if leaves_out_larger else ""
+    return f"Fastest over all runs of the {usable}{configurations} configurations measured{larger}."
+
+
+@message
+def proven(least_fraction: float, runs: int, baseline_runs: int) -> str:
+    text = f"Proven by {format_count(runs, 'run')} of it and {baseline_runs} of the baseline"
+    if least_fraction >= 0.01:
+        text += f": at least {format_fraction(least_fraction)} faster"
+    return f"{text}."
+
+
+@message
+def not_proven(gain_fraction: float, runs: int, baseline_runs: int) -> str:
+    return (
+        f"Not proven: after {format_count(runs, 'run')} of it and {baseline_runs} of the baseline, "
+        f"it is faster than "
+        f"the baseline with a probability of {format_fraction(min(gain_fraction, 0.99))}."
+    )
+
+
+@message
+def precision_unchecked(amp_dtype: str) -> str:
+    return f"{amp_dtype} was not compared with float32: check the loss before you rely on it."
+
+
+@message
+def changed_settings(settings: Sequence[str]) -> str:
+    return f"Changed: {', '.join(settings)}."
+
+
+# Further runs of a trial.
+
+
+@message
+def finalist_failed(trial: int, outcome: str, reason: str | None, log: str | None) -> str:
+    who = "Your configuration" if trial == 0 else f"Trial {trial}"
+    where = "" if log is None else f" (log: {log})"
+    return f"{who} failed when it was measured again: {reason or OUTCOMES[outcome]}{where}"
+
+
+@message
+def stress_no_time(trial: int) -> str:
+    return f"Trial {trial} was not tested on the largest samples: no time was left."
+
+
+@message
+def stress_failed(trial: int, reason: str | None) -> str:
+    return f"Trial {trial} could not be tested on the largest samples: {reason}"
+
+
+@message
+def stress_out_of_memory(trial: int, reason: str | None) -> str:
+    return f"Trial {trial} is not recommended, because it failed on the largest samples: {reason}"
+
+
+@message
+def stress_over_limit(
+    trial: int,
+    *,
+    limit_bytes: int,
+    own_bytes: int,
+    peak_bytes: int,
+    bucket_bytes: int,
+    ranks: int,
+    where: str,
+    steps: int,
+    largest_item_bytes: int,
+    median_item_bytes: float,
+    items_seen: int,
+) -> str:
+    # One process ran; what all ranks take together follows from it.
+    group = ""
+    if peak_bytes > own_bytes:
+        of_whom = "a rank" if ranks == 1 else f"{ranks} ranks"
+        group = f" {where}, that is up to {format_bytes(peak_bytes)} for {of_whom}"
+        if bucket_bytes:
+            group += f" with {format_bytes(bucket_bytes)} of gradient buckets{'' if ranks == 1 else ' each'}"
+        group += ","
+    return (
+        f"Trial {trial} is not recommended, because it failed on the largest samples: peak memory "
+        f"must stay within "
+        f"{format_bytes(limit_bytes)}, but was {format_bytes(own_bytes)}{group} in {steps} steps "
+        f"with samples of up to "
+        f"{largest_item_bytes:,} bytes (median {median_item_bytes:,.0f}, of {items_seen:,} "
+        f"measured)"
+    )
+
+
+@message
+def stress_not_tried(trial: int) -> str:
+    return f"Trial {trial} is not recommended: it was not tested on the largest samples, on which others have failed."
+
+
+@message
+def stress_remark(trial: int, remark: Note) -> str:
+    return f"Trial {trial}, stress run: {remark}"
+
+
+@message
+def stress_thrashing(trial: int, alloc_retries: int | None, later_steps: int) -> str:
+    return (
+        f"Trial {trial} barely fits on the largest samples: the allocator released its cache "
+        f"{alloc_retries} times in "
+        f"{later_steps} steps after the first, and waits for the device each time. A smaller micro "
+        f"batch avoids that."
+    )
+
+
+@message
+def stress_near_limit(trial: int, ranks: int, peak_bytes: int, limit_bytes: int) -> str:
+    return (
+        f"Trial {trial} may use up to {format_bytes(peak_bytes)} of {format_bytes(limit_bytes)} on "
+        f"the largest "
+        f"samples, less if its {ranks} ranks share memory: watch the memory in its first epoch."
+    )
+
+
+# Memory.
+
+
+@message
+def largest_batch(
+    bounded_by: Literal["limit", "space", "trials"],
+    micro_batch_size: int,
+    limit_bytes: int,
+    peak_bytes: int,
+    predicted_bytes: float | None,
+    error_bytes: float | None,
+) -> str:
+    limit = format_bytes(limit_bytes)
+    text = {
+        "limit": f"The largest micro batch that the limit of {limit} allows is {micro_batch_size}",
+        "space": f"The largest micro batch of the space, {micro_batch_size}, stays within {limit}",
+        "trials": f"The largest micro batch that ran within {limit} is {micro_batch_size}",
+    }[bounded_by]
+    text += f" (measured peak: {format_bytes(peak_bytes)}"
+    if predicted_bytes is not None and error_bytes is not None:
+        text += f"; predicted from other batches: {format_bytes(predicted_bytes)} ± {format_bytes(error_bytes)}"
+    return f"{text})."
+
+
+@message
+def memory_growth(
+    kind: Literal["host", "device"],
+    whose: Literal["recommended", "baseline"],
+    bytes_per_batch: int,
+    half_width_bytes: int,
+    seconds: float,
+    batches_to_limit: int,
+    limit_within_s: float,
+    is_first_epoch: bool,
+) -> str:
+    memory = "Host memory" if kind == "host" else "The device's memory"
+    settings = "recommended settings" if whose == "recommended" else "baseline"
+    text = (
+        f"{memory} grew in the {settings}: by {format_bytes(bytes_per_batch)} a batch (± "
+        f"{format_bytes(half_width_bytes)}, over {format_duration(seconds)}). At this pace it "
+        f"reaches the limit after "
+        f"{batches_to_limit:,} batches, or {format_duration(limit_within_s)} of training."
+    )
+    if is_first_epoch:
+        text += " The window lay in the first epoch: if the dataset caches what it reads, the growth ends with it."
+    return text

@@ -6,38 +6,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from autotune.messages import message
-from autotune.messages.units import format_bytes
+from autotune.messages.units import THROTTLE_REASONS, format_bytes, format_count, format_fraction
 from autotune.note import Note
-
-__all__ = [
-    "another_search",
-    "batch_too_large",
-    "curves_cut",
-    "curves_ended",
-    "extra_failed",
-    "float32_unknown",
-    "forks_cannot_open_device",
-    "host_not_used",
-    "largest_samples_not_batched",
-    "launches_wait",
-    "left_to_smaller_batches",
-    "no_time_for_extras",
-    "no_time_left",
-    "not_preloaded",
-    "on_ranks",
-    "operators_not_counted",
-    "process_ended_at_point",
-    "queue_too_large",
-    "rank_gone_before_extras",
-    "rerun_after_signal",
-    "stopped_early",
-    "tf32_forbidden",
-    "torch_without_cuda",
-    "trial_disturbed",
-    "trial_ended_before_extras",
-    "trials_cannot_share",
-    "window_stopped",
-]
 
 
 def on_ranks(note: Note, ranks: list[int]) -> Note:
@@ -52,8 +22,10 @@ def on_ranks(note: Note, ranks: list[int]) -> Note:
 @message
 def trials_cannot_share() -> str:
     return (
-        "Each trial builds the workload again, so it starts more slowly: a configuration failed in a process that had "
-        "run others before, and ran in a process of its own. A dataset that can be read only once causes this."
+        "Each trial builds the workload again, so it starts more slowly: a configuration failed in "
+        "a process that had "
+        "run others before, and ran in a process of its own. A dataset that can be read only once "
+        "causes this."
     )
 
 
@@ -78,8 +50,10 @@ def not_preloaded(
 @message
 def forks_cannot_open_device(devices: str) -> str:
     return (
-        "Each trial starts its own interpreter, which takes some seconds: a package that torch loads by itself has "
-        f"opened {devices}, which a fork can't open after that. Set TORCH_DEVICE_BACKEND_AUTOLOAD=0 if you don't need "
+        "Each trial starts its own interpreter, which takes some seconds: a package that torch "
+        "loads by itself has "
+        f"opened {devices}, which a fork can't open after that. Set "
+        f"TORCH_DEVICE_BACKEND_AUTOLOAD=0 if you don't need "
         "that package."
     )
 
@@ -87,7 +61,8 @@ def forks_cannot_open_device(devices: str) -> str:
 @message
 def another_search(pid: int, user: str, command: str) -> str:
     return (
-        f"Another search runs on this machine: process {pid} of {user} ({command}). The two compete for cores, memory "
+        f"Another search runs on this machine: process {pid} of {user} ({command}). The two "
+        f"compete for cores, memory "
         "and devices: throughput is lower than alone, and another setting may be the best."
     )
 
@@ -100,7 +75,8 @@ def host_not_used(host: str, reason: str) -> str:
 @message
 def torch_without_cuda(gpu: str, torch: str) -> str:
     return (
-        f"Training runs on the CPU: there is an {gpu} GPU, but torch {torch} is built without CUDA. Install a torch "
+        f"Training runs on the CPU: there is an {gpu} GPU, but torch {torch} is built without "
+        f"CUDA. Install a torch "
         "with CUDA to train on the GPU."
     )
 
@@ -116,14 +92,19 @@ def launches_wait(variable: str) -> str:
 @message
 def window_stopped() -> str:
     return (
-        "A process of the trial was stopped for some of the window (SIGSTOP, a debugger, a batch system): the "
+        "A process of the trial was stopped for some of the window (SIGSTOP, a debugger, a batch "
+        "system): the "
         "throughput is too low by that share."
     )
 
 
 @message
 def rerun_after_signal(why: Literal["killed", "stopped"]) -> str:
-    what = "stopped for a while" if why == "stopped" else "killed, neither by autotune nor for its memory"
+    what = (
+        "stopped for a while"
+        if why == "stopped"
+        else "killed, neither by autotune nor for its memory"
+    )
     return f"The trial was run again: one of its processes was {what}."
 
 
@@ -138,7 +119,8 @@ def stopped_early(
 ) -> str:
     interval = f" ± {half_width:,.0f}" if half_width else ""
     return (
-        f"stopped early: {samples_per_s:,.0f}{interval} samples/s is below the {threshold_samples_per_s:,.0f} needed "
+        f"stopped early: {samples_per_s:,.0f}{interval} samples/s is below the "
+        f"{threshold_samples_per_s:,.0f} needed "
         f"to compete with trial {threshold_number}"
     )
 
@@ -224,9 +206,7 @@ def batch_too_large(expected_bytes: float, limit_bytes: int) -> str:
 
 @message
 def queue_too_large(expected_bytes: float, free_bytes: float) -> str:
-    return (
-        f"prefetched batches might need {format_bytes(expected_bytes)} of the {format_bytes(free_bytes)} that are free"
-    )
+    return f"prefetched batches might need {format_bytes(expected_bytes)} of the {format_bytes(free_bytes)} that are free"
 
 
 @message
@@ -250,6 +230,43 @@ def tf32_forbidden(variable: str) -> str:
 @message
 def float32_unknown(variable: str) -> str:
     return (
-        f"Unset {variable}=1 to compare precisions with float32: NVIDIA documents only 0, so the precision in which "
+        f"Unset {variable}=1 to compare precisions with float32: NVIDIA documents only 0, so the "
+        f"precision in which "
         "its libraries compute float32, the reference included, is unknown."
     )
+
+
+# Notes on a device's and a host's conditions during a window.
+
+
+@message
+def cores_taken(*, others_cores: float, cores: int) -> str:
+    return (
+        f"Other programs used {others_cores:.1f} of the {format_count(cores, 'core')} during the "
+        f"window: throughput is "
+        "lower than on a quiet machine, most of all where threads wait for each other."
+    )
+
+
+@message
+def clock_lowered(*, reasons: Sequence[str]) -> str:
+    named = " and ".join(THROTTLE_REASONS[reason] for reason in reasons)
+    return f"The device's clock was lowered during the window: {named}."
+
+
+@message
+def clock_moved(*, first_mhz: int, last_mhz: int) -> str:
+    return f"The device's clock changed from {first_mhz} to {last_mhz} MHz during the window."
+
+
+@message
+def others_on_device(*, held_bytes: int, busy_fraction: float | None) -> str:
+    busy = ""
+    if busy_fraction is not None:
+        busy = (
+            f", and kept it busy for {format_fraction(busy_fraction)} of the time: throughput is "
+            f"lower than on a "
+            "device of its own"
+        )
+    held = format_bytes(held_bytes)
+    return f"Before the first trial other processes held {held} of the device's memory, which counts in every peak{busy}."

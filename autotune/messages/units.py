@@ -1,7 +1,7 @@
 """Figures as short strings: the one library of units, for tables and sentences alike.
 
-Comes in: seconds, bytes, fractions, rates. Goes out: plain strings of characters that Windows-1252 knows as well. A
-quantity is written in one way wherever it appears; None is NO_VALUE.
+Comes in: seconds, bytes, fractions, rates. Goes out: plain strings of characters that Windows-1252
+knows as well. A quantity is written in one way wherever it appears; None is NO_VALUE.
 """
 
 from __future__ import annotations
@@ -9,27 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from math import isfinite
 from typing import Any, Literal
-
-__all__ = [
-    "NO_VALUE",
-    "UNITS",
-    "Unit",
-    "format_bytes",
-    "format_bytes_beside",
-    "format_count",
-    "format_duration",
-    "format_energy",
-    "format_fraction",
-    "format_gain",
-    "format_interval",
-    "format_mean_count",
-    "format_rate",
-    "format_short_time",
-    "format_times",
-    "show",
-    "show_interval",
-    "text_bar",
-]
 
 NO_VALUE = "–"  # noqa: RUF001 - an en dash is the usual sign for "no figure" in a table
 """Stands where nothing was measured."""
@@ -188,3 +167,27 @@ def show_interval(low: float, high: float, unit: Unit) -> str:
 def text_bar(fraction: float) -> str:
     """A share as a bar of full blocks."""
     return "█" * round(30 * fraction)  # a third of a terminal
+
+
+# Words for codes that records hold, where both messages and reports need them.
+
+
+OUTCOMES = {
+    "ok": "ok",
+    "over_memory": "over the limit",
+    "oom": "out of memory",
+    "host_oom": "out of RAM",
+    "timeout": "out of time",
+    "crashed": "crashed",
+    "diverged": "diverged",
+    "pruned": "cut short",
+    "invalid": "invalid",
+}
+"""How a trial ended."""
+THROTTLE_REASONS = {
+    "power_cap": "power limit",
+    "thermal": "heat",
+    "power_brake": "power brake",
+    "hardware_slowdown": "slowdown by the hardware",
+}
+"""What lowered a GPU's clock."""

@@ -1,8 +1,4 @@
-"""How Python processes that a command starts come to attach: an environment variable and a folder on PYTHONPATH.
-
-Comes in: what they are to know, as JSON, and settings that frameworks take from the environment. Goes out: variables.
-Does not import torch: every Python process below a command reads this.
-"""
+"""Attach to the Python processes of a command, and mute experiment trackers in trials."""
 
 from __future__ import annotations
 
@@ -15,30 +11,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from autotune.settings.command import filled, is_python
-from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import ScriptFacts
+from autotune.config.command import filled, is_python
+from autotune.config.plan import ScriptFacts
+from autotune.config.training_config import TrainingConfig
 
-__all__ = [
-    "ACCELERATE_NAMES",
-    "ATTACH_VARIABLE",
-    "attached_environment",
-    "changed_settings",
-    "framework_environment",
-    "is_own_python",
-    "unwatch_children",
-    "with_own_python",
-    "words_to_start",
-    "workers_unwatched",
-]
+# How Python processes that a command starts come to attach: an environment variable and a folder on
+# PYTHONPATH.
+#
+# Comes in: what they are to know, as JSON, and settings that frameworks take from the environment.
+# Goes out: variables. Does not import torch: every Python process below a command reads this.
+
 
 ATTACH_VARIABLE = "AUTOTUNE_ATTACH"
 """Set where a Python process is to attach: JSON of what it is to do."""
 ACCELERATE_NAMES = {"bfloat16": "bf16", "float16": "fp16"}
-"""Of precisions, as ACCELERATE_MIXED_PRECISION takes them. Source: accelerate's documentation of its environment."""
+"""Of precisions, as ACCELERATE_MIXED_PRECISION takes them. Source: accelerate's documentation of
+its environment."""
 _LIGHTNING_NAMES = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}
 """The same for PL_TRAINER_PRECISION. Source: lightning/pytorch/utilities/argparse.py."""
-_SITE = Path(__file__).resolve().parents[1] / "worker" / "attach" / "site"
+_SITE = Path(__file__).resolve().parents[1] / "worker" / "script" / "site"
 
 
 def attached_environment(told: Mapping[str, Any]) -> dict[str, str]:
@@ -78,7 +69,9 @@ def is_own_python(program: str) -> bool:
     if os.sep not in program:
         return True
     ours, theirs = (Path(path).absolute().parent.resolve() for path in (sys.executable, program))
-    return ours == theirs  # an environment may be reached by a link; its python is one to the interpreter of all
+    return (
+        ours == theirs
+    )  # an environment may be reached by a link; its python is one to the interpreter of all
 
 
 def words_to_start(command: Sequence[str], config: TrainingConfig) -> tuple[str, ...]:
@@ -99,8 +92,11 @@ def with_own_python(words: Sequence[str]) -> tuple[str, ...]:
 
 def changed_settings(config: TrainingConfig, script: ScriptFacts) -> frozenset[str]:
     """Settings that a script must be given, since it does otherwise by itself; "ddp" for any of DDP's."""
-    own, wanted = script.observed.model_dump(), config.model_dump()
-    names = {name for name in script.reached if not name.startswith("ddp.") and wanted[name] != own[name]}
+    own = script.observed.model_dump()
+    wanted = config.model_dump()
+    names = {
+        name for name in script.reached if not name.startswith("ddp.") and wanted[name] != own[name]
+    }
     if any(name.startswith("ddp.") for name in script.reached) and wanted["ddp"] != own["ddp"]:
         names.add("ddp")
     return frozenset(names - set(script.placeholders))
@@ -115,3 +111,76 @@ def framework_environment(config: TrainingConfig, script: ScriptFacts | None) ->
     if script.framework == "lightning" and config.amp_dtype in _LIGHTNING_NAMES:
         return {"PL_TRAINER_PRECISION": _LIGHTNING_NAMES[config.amp_dtype]}
     return {}
+
+
+# Environment variables that keep experiment trackers and hubs from logging or uploading what a
+# trial does.
+#
+# Comes in: the trial's scratch, for what they can only write elsewhere. Goes out: variables. They
+# hold where a script names no mode itself: an argument in its code (`wandb.init(mode="online")`)
+# wins over each of them.
+
+
+_YES = frozenset({"1", "on", "true", "yes"})
+
+_MUTED: Mapping[str, tuple[str, frozenset[str]]] = {
+    # docs.wandb.ai/support/testing_code_turn_off; the modes: wandb/sdk/wandb_settings.py
+    "WANDB_MODE": ("disabled", frozenset({"disabled", "dryrun", "offline"})),
+    # huggingface_hub/constants.py; datasets/config.py follows it, so do downloads: a model must be
+    # cached already
+    "HF_HUB_OFFLINE": ("1", _YES),
+    "HF_HUB_DISABLE_TELEMETRY": ("1", _YES),
+    # comet.com/docs, ExperimentConfig.disabled = comet.auto_log.disable: no network communication
+    # at all
+    "COMET_AUTO_LOG_DISABLE": ("true", _YES),
+    # docs.neptune.ai/logging/modes and environment_variables: the one mode that neptune 1 and
+    # neptune-scale share
+    "NEPTUNE_MODE": ("offline", frozenset({"debug", "disabled", "offline", "read-only"})),
+    # clearml-docs, guide on offline mode: "Before running a task, set CLEARML_OFFLINE_MODE=1"
+    "CLEARML_OFFLINE_MODE": ("1", _YES),
+    # docs.swanlab.cn/en/api/cli-swanlab-offline, transformers/integrations/integration_utils.py
+    "SWANLAB_MODE": ("disabled", frozenset({"disabled", "local", "offline"})),
+    # dvclive/live.py: _init_test() instead of _init_dvc(), so that no experiment is committed to
+    # the repository
+    "DVCLIVE_TEST": ("true", _YES),
+}
+"""The value that mutes, and the user's own values which mute as well."""
+
+_IN_SCRATCH: Mapping[str, str] = {
+    # mlflow.org/docs/latest/ml/tracking/backend-stores: a database by its address; the registry
+    # follows the tracking (mlflow/tracking/_model_registry/utils.py). Newer releases deprecate the
+    # store of plain files.
+    "MLFLOW_TRACKING_URI": "sqlite:///{scratch}/mlflow.db",
+    "MLFLOW_REGISTRY_URI": "sqlite:///{scratch}/mlflow.db",
+    # docs.neptune.ai/api/environment_variables (neptune 1),
+    # docs.neptune.ai/3.4.7/environment_variables (neptune-scale)
+    "NEPTUNE_DATA_DIRECTORY": "{scratch}/neptune",
+    "NEPTUNE_LOG_DIRECTORY": "{scratch}/neptune",
+    # trackio/utils.py; with a TRACKIO_SPACE_ID it goes to a Space by the hub, which is offline
+    "TRACKIO_DIR": "{scratch}/trackio",
+}
+"""What would write natively, or to a server that the user has named: its place below scratch."""
+
+
+def quiet_environment(
+    scratch: Path, environment: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Variables that keep experiment trackers and hubs from logging or uploading anything.
+
+    Args:
+        scratch: where those write that can't be switched off.
+        environment: what the user has set; os.environ where it is left out. A mode of the user's is
+            kept where it uploads nothing either (WANDB_MODE=offline); a place of the user's never
+            is: it may be a server, or old.
+    """
+    muted = muted_environment(os.environ if environment is None else environment)
+    return muted | {name: place.format(scratch=scratch) for name, place in _IN_SCRATCH.items()}
+
+
+def muted_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Those of them that no folder belongs to: what packages read when they are imported before any trial."""
+    return {
+        name: value
+        for name, (value, also) in _MUTED.items()
+        if environment.get(name, "?").lower() not in also
+    }

@@ -1,9 +1,10 @@
 """The user's workload on its way to the trials: a cloudpickle stream, and one file of raw bytes.
 
-The workload is written once a search. Every large array and tensor lies in the raw bytes, which each trial maps
-copy-on-write: a big dataset is neither read nor copied anew. cloudpickle sends what is defined in `__main__` by value
-and everything else by name; modules that no entry of the search path leads to (loaded from a file, as pytest's
-importlib mode does) are sent by value too. Only payloads that this run's parent wrote are ever unpickled.
+The workload is written once a search. Every large array and tensor lies in the raw bytes, which
+each trial maps copy-on-write: a big dataset is neither read nor copied anew. cloudpickle sends what
+is defined in `__main__` by value and everything else by name; modules that no entry of the search
+path leads to (loaded from a file, as pytest's importlib mode does) are sent by value too. Only
+payloads that this run's parent wrote are ever unpickled.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import cloudpickle
 
+from autotune.config.plan import PARTS, Ref, Workload
 from autotune.errors import WorkloadError
-from autotune.protocol.disk import disk_error, write_atomic
-from autotune.protocol.private_folder import private_file
-from autotune.settings.workload import PARTS, Ref, Workload
+from autotune.protocol.disk import disk_error, private_file, write_atomic
 
 if TYPE_CHECKING:
     from torch import UntypedStorage
 
-__all__ = ["read_payload", "write_payload"]
 
 _PROTOCOL = 5  # of pickle: the first with out-of-band buffers
-_DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})  # of our files, not of user code
+_DISK_ERRORS = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+)  # of our files, not of user code
 _ALIGNMENT = 64  # bytes, a cache line; our convention
 _SMALLEST_MAPPED_BYTES = 16 * 1024  # our convention: four pages; smaller arrays stay in the stream
 
@@ -54,7 +55,9 @@ def write_payload(value: object, folder: Path) -> None:
             pickler = _Pickler(stream, raw)
             with _unreachable_by_value(value):
                 _dump(pickler, value)
-        write_atomic(folder / "index.json", json.dumps({"version": 1, "buffers": pickler.buffers}).encode())
+        write_atomic(
+            folder / "index.json", json.dumps({"version": 1, "buffers": pickler.buffers}).encode()
+        )
     except BaseException as error:
         for name in ("stream", "bytes"):
             with suppress(OSError):
@@ -76,7 +79,8 @@ def _dump(pickler: _Pickler, value: object) -> None:
             raise
         place, reason = _culprit(value, error)
         raise WorkloadError(
-            f"{place} can't be carried to a trial ({reason}). Pass a zero-argument function that builds it instead: "
+            f"{place} can't be carried to a trial ({reason}). Pass a zero-argument function that "
+            f"builds it instead: "
             "autotune calls it inside each trial."
         ) from error
 
@@ -86,7 +90,11 @@ def read_payload(folder: Path) -> Any:
     index = json.loads((folder / "index.json").read_bytes())
     with (folder / "bytes").open("rb") as raw, (folder / "stream").open("rb") as stream:
         size = os.fstat(raw.fileno()).st_size
-        mapped = memoryview(mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_COPY)) if size else memoryview(b"")
+        mapped = (
+            memoryview(mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_COPY))
+            if size
+            else memoryview(b"")
+        )
         buffers = [mapped[start : start + length] for start, length in index["buffers"]]
         return _Unpickler(stream, mapped, buffers).load()
 
@@ -96,7 +104,11 @@ def _unreachable_by_value(value: object) -> Iterator[None]:
     """While inside, classes and functions of a workload's unreachable modules are pickled by value."""
     parts = [getattr(value, part) for part in PARTS] if isinstance(value, Workload) else []
     names = {name for part in parts for name in _module_names(part)}
-    modules = [sys.modules[name] for name in sorted(names) if name in sys.modules and not _is_reachable(name)]
+    modules = [
+        sys.modules[name]
+        for name in sorted(names)
+        if name in sys.modules and not _is_reachable(name)
+    ]
     with ExitStack() as undo:
         for module in modules:
             if module.__name__ not in cloudpickle.list_registry_pickle_by_value():
@@ -111,10 +123,18 @@ def _module_names(part: Any) -> Iterator[str]:
         if part is None or isinstance(part, Ref | str):
             return
         inner = None
-        with suppress(Exception):  # what a user's attributes of these names do is not ours to fail on
-            yield from (name for owner in (part, type(part)) if isinstance(name := owner.__module__, str))
+        with suppress(
+            Exception
+        ):  # what a user's attributes of these names do is not ours to fail on
+            yield from (
+                name for owner in (part, type(part)) if isinstance(name := owner.__module__, str)
+            )
         with suppress(Exception):  # as above
-            yield from () if isinstance(part, type) else [type(module).__module__ for module in part.modules()]
+            yield from (
+                ()
+                if isinstance(part, type)
+                else [type(module).__module__ for module in part.modules()]
+            )
         with suppress(Exception):  # as above
             inner = part.dataset
         part = inner
@@ -124,7 +144,11 @@ def _is_reachable(name: str) -> bool:
     top = name.partition(".")[0]
     if name == "__main__" or not isinstance(sys.modules.get(name), ModuleType):
         return True
-    return any(finder.find_spec(top, None) is not None for finder in sys.meta_path if hasattr(finder, "find_spec"))
+    return any(
+        finder.find_spec(top, None) is not None
+        for finder in sys.meta_path
+        if hasattr(finder, "find_spec")
+    )
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle ships no types
@@ -150,18 +174,25 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle ships n
         if key not in self._storages:
             array = torch.empty(0, dtype=torch.uint8).set_(storage.cpu()).numpy()  # type: ignore[no-untyped-call] # torch
             start = self._append(memoryview(array))
-            self._storages[key] = start, storage  # kept alive, so that no other one gets its address
+            self._storages[key] = (
+                start,
+                storage,
+            )  # kept alive, so that no other one gets its address
         return "storage", self._storages[key][0], storage.nbytes(), obj.dtype
 
     def reducer_override(self, obj: Any) -> Any:
         """Leave out what a trial makes anew: a loader's running iterator, and the state of an optimizer."""
         torch = sys.modules.get("torch")
-        if torch is not None and isinstance(obj, torch.utils.data.DataLoader) and obj._iterator is not None:  # noqa: SLF001 - no public name
+        if (
+            torch is not None
+            and isinstance(obj, torch.utils.data.DataLoader)
+            and obj._iterator is not None
+        ):  # noqa: SLF001 - no public name
             idle = copy(obj)
             idle._iterator = None  # noqa: SLF001 - as above
             return idle.__reduce_ex__(_PROTOCOL)
         if torch is not None and isinstance(obj, torch.optim.Optimizer):
-            from autotune.settings.applied.optimizer import stateless
+            from autotune.apply.prepare import stateless
 
             return copyreg.__newobj__, (type(obj),), stateless(obj)  # type: ignore[attr-defined] # what pickle itself uses
         return super().reducer_override(obj)
@@ -206,7 +237,8 @@ def _culprit(value: object, error: Exception) -> tuple[str, str]:
             failure = _pickle_failure(child)
             if failure is not None:
                 path.append(name)
-                value, reason = child, failure
+                value = child
+                reason = failure
                 break
         else:
             break
@@ -223,7 +255,11 @@ def _children(value: object) -> list[tuple[str, object]]:
     named: Callable[[], Any] | None = getattr(value, "named_children", None)
     modules = list(named()) if named is not None and not isinstance(value, type) else []
     attributes = getattr(value, "__dict__", {}) if not isinstance(value, type) else {}
-    own = [(name, child) for name, child in attributes.items() if name not in {"_modules", "_parameters", "_buffers"}]
+    own = [
+        (name, child)
+        for name, child in attributes.items()
+        if name not in {"_modules", "_parameters", "_buffers"}
+    ]
     return [*modules, *own]
 
 

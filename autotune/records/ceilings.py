@@ -1,8 +1,8 @@
 """Ceilings: the rates of the loader, the device, the copies and the host, each alone, and the room that they leave.
 
-A loader's ceiling depends on the loader's settings, a device's on the step's, a copy's on where batches lie and how
-they are laid out; `loader_key`, `device_key` and `copy_key` name them, so that each is measured once and kept in a
-CeilingBook.
+A loader's ceiling depends on the loader's settings, a device's on the step's, a copy's on where
+batches lie and how they are laid out; `loader_key`, `device_key` and `copy_key` name them, so that
+each is measured once and kept in a CeilingBook.
 """
 
 from __future__ import annotations
@@ -12,31 +12,17 @@ from math import log
 from statistics import median_high
 from typing import Literal
 
+from autotune.config.training_config import TrainingConfig
 from autotune.frozen import FrozenModel
-from autotune.settings.training_config import TrainingConfig
 from autotune.settings_table import SETTINGS, Side
 
-__all__ = [
-    "EXCEEDED_FROM",
-    "SIDES",
-    "Ceiling",
-    "CeilingBook",
-    "Headroom",
-    "Side",
-    "copy_key",
-    "device_key",
-    "headroom_of",
-    "host_ceiling_of",
-    "loader_key",
-    "overlaps",
-]
-
 EXCEEDED_FROM = 1.05
-"""Of a ceiling: a rate above it shows that the ceiling was measured too low, since a whole run can't exceed one side
-alone. Our own convention; runs of the same settings differ by 1 to 3 %."""
+"""Of a ceiling: a rate above it shows that the ceiling was measured too low, since a whole run
+can't exceed one side alone. Our own convention; runs of the same settings differ by 1 to 3 %."""
 _DISAGREE_FROM = 1.5
-"""Factor between two measurements of one side from which on other processes slowed one of them: our own convention.
-Stretches of 0.2 s differ by up to a fifth on two shared cores (benchmarks/surfaces)."""
+"""Factor between two measurements of one side from which on other processes slowed one of them: our
+own convention. Stretches of 0.2 s differ by up to a fifth on two shared cores
+(benchmarks/surfaces)."""
 _CERTAIN_SDS = 2.0
 """Standard errors of a ceiling that a rate must exceed on top: about a 95 % interval."""
 _HOLDS_FROM = 0.85
@@ -45,7 +31,8 @@ _HOLDS_FROM = 0.85
 SIDES: tuple[Side, ...] = ("loader", "device", "copy")
 """What is measured alone."""
 _VALUES = {
-    side: [setting.value for setting in SETTINGS if side in setting.sides and not setting.is_of_ddp] for side in SIDES
+    side: [setting.value for setting in SETTINGS if side in setting.sides and not setting.is_of_ddp]
+    for side in SIDES
 }
 """Functions of a configuration: the values that each side depends on."""
 
@@ -62,11 +49,12 @@ class Ceiling(FrozenModel):
     batches: int
     """Batches that came."""
     host_s: float | None = None
-    """Of the device: seconds in which the host launches a batch's work without waiting for it, the least of a few
-    steps. None where the host is the device, for float16 without a fused optimizer, and without the time for a step."""
+    """Of the device: seconds in which the host launches a batch's work without waiting for it, the
+    least of a few steps. None where the host is the device, for float16 without a fused optimizer,
+    and without the time for a step."""
     relative_sd: float | None = None
-    """Standard error of the rate by the stretch's own blocks, as a share of it: large where a loader pauses. None where
-    they do not tell."""
+    """Standard error of the rate by the stretch's own blocks, as a share of it: large where a
+    loader pauses. None where they do not tell."""
 
 
 def host_ceiling_of(device: Ceiling | None, take_s: float | None) -> float | None:
@@ -83,7 +71,9 @@ def host_ceiling_of(device: Ceiling | None, take_s: float | None) -> float | Non
 
 def loader_key(config: TrainingConfig) -> tuple[object, ...]:
     """Return the settings that a loader's throughput depends on; torch's own value where a setting is left to torch."""
-    threads = config.intra_op_threads if config.num_workers == 0 else None  # the trial's own process makes the items
+    threads = (
+        config.intra_op_threads if config.num_workers == 0 else None
+    )  # the trial's own process makes the items
     return (*_values("loader", config), threads)
 
 
@@ -132,7 +122,11 @@ class _Evidence:
     def credible(self) -> list[Ceiling]:
         """Those that agree with their median."""
         held = self.held
-        return [one for one in held if 1 / _DISAGREE_FROM <= one.samples_per_s / self.middle <= _DISAGREE_FROM]
+        return [
+            one
+            for one in held
+            if 1 / _DISAGREE_FROM <= one.samples_per_s / self.middle <= _DISAGREE_FROM
+        ]
 
     @property
     def is_in_doubt(self) -> bool:
@@ -146,8 +140,9 @@ class _Evidence:
 class CeilingBook:
     """The ceilings measured so far in a search, by what they depend on.
 
-    None where a trial could not measure it, and where runs have exceeded every measurement. All measurements are kept
-    as evidence: one that runs exceed, or that others of the same side contradict, is no ceiling.
+    None where a trial could not measure it, and where runs have exceeded every measurement. All
+    measurements are kept as evidence: one that runs exceed, or that others of the same side
+    contradict, is no ceiling.
     """
 
     _settled: dict[_Key, Ceiling | None] = field(default_factory=dict)
@@ -207,7 +202,9 @@ class CeilingBook:
     def _settle(self, side: Side, config: TrainingConfig) -> None:
         evidence = self._evidence_of(side, config)
         if evidence.seen:
-            self._settled[_key(side, config)] = max(evidence.credible, key=lambda one: one.seconds, default=None)
+            self._settled[_key(side, config)] = max(
+                evidence.credible, key=lambda one: one.seconds, default=None
+            )
 
     def _evidence_of(self, side: Side, config: TrainingConfig) -> _Evidence:
         return self._evidence.setdefault(_key(side, config), _Evidence())
@@ -226,12 +223,15 @@ class Headroom(FrozenModel):
     loader_ceiling: float
     """Infinite where nothing is known of the loader."""
     device_ceiling: float
-    """Samples per second of the device alone; infinite where nothing is known of it. Where the device waits for its
-    host, at least what it would do without waiting, by the time in which it is busy."""
+    """Samples per second of the device alone; infinite where nothing is known of it. Where the
+    device waits for its host, at least what it would do without waiting, by the time in which it is
+    busy."""
     copy_ceiling: float | None = None
-    """Samples per second of copying batches to the device; None where nothing is copied, or it was not measured."""
+    """Samples per second of copying batches to the device; None where nothing is copied, or it was
+    not measured."""
     host_ceiling: float | None = None
-    """Samples per second of the host that takes and launches batches; None where it is the device, or not measured."""
+    """Samples per second of the host that takes and launches batches; None where it is the device,
+    or not measured."""
     lower: Literal["loader", "device", "copy", "host"]
     """The side whose ceiling is the lowest."""
     limit: Literal["loader", "device", "copy", "host"] | None
@@ -241,7 +241,8 @@ class Headroom(FrozenModel):
     share_of_lower: float
     """The rate over the lowest ceiling; noise may carry it above 1."""
     room: float
-    """What other settings can still give at most, as a share of the rate, while the lowest one stays: 0.04 = 4 %."""
+    """What other settings can still give at most, as a share of the rate, while the lowest one
+    stays: 0.04 = 4 %."""
 
 
 def headroom_of(
@@ -255,8 +256,9 @@ def headroom_of(
 ) -> Headroom:
     """Compare a rate to the ceilings; of equal ones the device's counts as the lowest, then the loader's.
 
-    A host that launches the loop's work too slowly may hold up the device alone as well, which then reaches the host's
-    ceiling and not its own. Its busy time in the loop shows what it can do at least.
+    A host that launches the loop's work too slowly may hold up the device alone as well, which then
+    reaches the host's ceiling and not its own. Its busy time in the loop shows what it can do at
+    least.
 
     Args:
         samples_per_s: The rate.
@@ -264,8 +266,8 @@ def headroom_of(
         device_ceiling: Of the device alone, as measured; infinite where nothing is known of it.
         copy_ceiling: Of the copies alone; None: nothing is copied, or it was not measured.
         host_ceiling: Of the host alone; None: the host is the device, or it was not measured.
-        host_bound_busy: Share of the time in which the device is busy, of a loop whose device waits for its host; None:
-            it does not, or this is not known.
+        host_bound_busy: Share of the time in which the device is busy, of a loop whose device waits
+            for its host; None: it does not, or this is not known.
     """
     is_held_alone = host_ceiling is None or device_ceiling >= _HOLDS_FROM * host_ceiling
     if host_bound_busy and is_held_alone:

@@ -1,11 +1,13 @@
 """Which search a study belongs to, as texts that can be compared: a study is resumed by the same search alone.
 
-Comes in: a Plan and its ResolvedSpace. Goes out: a short text for each part of the search, equal in another run of the
-same program. The user's objects are only described, without torch; of the user's code only __len__ runs.
+Comes in: a Plan and its ResolvedSpace. Goes out: a short text for each part of the search, equal in
+another run of the same program. The user's objects are only described, without torch; of the user's
+code only __len__ runs.
 
-A digest of the payload, cloudpickle's bytes, can't take the place of the descriptions. In a second run of an unchanged
-script 4 of 11 kinds of workload have other bytes: a class of __main__ and its objects (cloudpickle gives it a random
-id), modules, and data sets of tensors. After a comment is added 10 of 11 have, since the code holds line numbers.
+A digest of the payload, cloudpickle's bytes, can't take the place of the descriptions. In a second
+run of an unchanged script 4 of 11 kinds of workload have other bytes: a class of __main__ and its
+objects (cloudpickle gives it a random id), modules, and data sets of tensors. After a comment is
+added 10 of 11 have, since the code holds line numbers.
 """
 
 from __future__ import annotations
@@ -23,14 +25,11 @@ from pathlib import Path, PurePath
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
-from autotune.settings.command import python_start, without_secrets
-from autotune.settings.environment import COMPARED
-from autotune.settings.plan import Plan
-from autotune.settings.workload import INSTALLED, PARTS, Ref, Workload
-from autotune.space.domains import whole_numbers
-from autotune.space.resolved_space import ResolvedSpace
-
-__all__ = ["describe_part", "identify", "parts_of"]
+from autotune.config.command import python_start, without_secrets
+from autotune.config.environment import COMPARED
+from autotune.config.plan import INSTALLED, PARTS, Plan, Ref, Workload
+from autotune.space.ranges import whole_numbers
+from autotune.space.space import ResolvedSpace
 
 _DEPTH = 4  # of objects, closures and called functions within each other: our convention
 _PLAIN = (bool, int, float, complex, str, bytes, PurePath, Enum, type(None))
@@ -53,7 +52,10 @@ def identify(plan: Plan, space: ResolvedSpace) -> dict[str, str]:
         "baseline": plan.baseline.model_dump_json(exclude_defaults=True),
         "objective": plan.objective.model_dump_json(exclude={"larger_batch_gain"}),
         "seed": str(plan.seed),
-        **{COMPARED[name]: _in_words(value) for name, value in space.environment.comparable().items()},
+        **{
+            COMPARED[name]: _in_words(value)
+            for name, value in space.environment.comparable().items()
+        },
         **_layout(plan, space),
     }
 
@@ -69,10 +71,11 @@ def parts_of(workload: Workload) -> dict[str, str]:
 def _layout(plan: Plan, space: ResolvedSpace) -> dict[str, str]:
     """How groups lie on hosts, where they may span them; else nothing.
 
-    The hosts decide which numbers of ranks are tried by default, and a group's rate depends on how it is spread over
-    them.
+    The hosts decide which numbers of ranks are tried by default, and a group's rate depends on how
+    it is spread over them.
     """
-    environment, sizes = space.environment, whole_numbers(space.domains["world_size"])
+    environment = space.environment
+    sizes = whole_numbers(space.domains["world_size"])
     has_groups = max(*sizes, plan.baseline.process_count) > 1
     is_decisive = environment.is_spread or "world_size" not in space.given
     if environment.hosts == 1 or not (has_groups and is_decisive):
@@ -90,16 +93,19 @@ def _in_words(value: object) -> str:
 def describe_part(part: Any) -> str:
     """A short text that is equal for the same model, dataset or function in another run of the same program.
 
-    Compared are the code of functions and classes, and of those of the user's that they name, four calls deep; the
-    arguments of partials, a closure's variables, parameters' shapes, the dataset's length, and public attributes that
-    are plain values. Not compared are the content of the data, random weights and installed packages.
+    Compared are the code of functions and classes, and of those of the user's that they name, four
+    calls deep; the arguments of partials, a closure's variables, parameters' shapes, the dataset's
+    length, and public attributes that are plain values. Not compared are the content of the data,
+    random weights and installed packages.
     """
     if isinstance(part, Ref):
         return _describe_ref(part)
     if isinstance(part, str):
         return part
     name = getattr(part, "__qualname__", None) or type(part).__qualname__
-    digest = "" if isinstance(part, _CONTAINERS) else f"#{_digest(_text(part, _DEPTH))}"  # a container is data
+    digest = (
+        "" if isinstance(part, _CONTAINERS) else f"#{_digest(_text(part, _DEPTH))}"
+    )  # a container is data
     return f"{name}{digest}{_length(part)}"
 
 
@@ -115,7 +121,9 @@ def _describe_command(command: Sequence[str]) -> str:
 def _describe_ref(ref: Ref) -> str:
     place = ref.target.rpartition(":")[0]
     modules = [place] if place.endswith(".py") else _module_files(place)
-    digests = (_digest_of_file(f"{folder}/{module}") for folder in ref.folders for module in modules)
+    digests = (
+        _digest_of_file(f"{folder}/{module}") for folder in ref.folders for module in modules
+    )
     return "#".join([ref.target, *next(filter(None, digests), ())])
 
 
@@ -138,7 +146,11 @@ def _digest_of_file(name: str) -> list[str]:
 def _text(value: Any, depth: int) -> str:
     """A value as text without addresses; at depth 0, and of a long container, its class's name and length alone."""
     if depth == 0 or (isinstance(value, _CONTAINERS) and len(value) > _MOST_ITEMS):
-        return repr(value) if isinstance(value, _PLAIN) else f"{type(value).__qualname__}{_length(value)}"
+        return (
+            repr(value)
+            if isinstance(value, _PLAIN)
+            else f"{type(value).__qualname__}{_length(value)}"
+        )
     match value:
         case partial():
             text = f"partial{_texts((value.func, value.args, value.keywords), depth)}"
@@ -154,7 +166,9 @@ def _text(value: Any, depth: int) -> str:
         case FunctionType():
             closure = [_content(cell) for cell in value.__closure__ or ()]
             called = [value.__globals__.get(name) for name in value.__code__.co_names]
-            own = [code for code in called if isinstance(code, FunctionType | type) and _is_own(code)]
+            own = [
+                code for code in called if isinstance(code, FunctionType | type) and _is_own(code)
+            ]
             parts = (value.__defaults__, value.__kwdefaults__, closure, own)
             text = _code_text(value.__code__) + _texts(parts, depth - 1)
         case _:
@@ -171,10 +185,17 @@ def _object_text(value: Any, depth: int) -> str:
         return _shape(value)
     if hasattr(value, "named_parameters"):
         kinds = sorted({_class_text(type(module), depth) for module in value.modules()})
-        more = _text(getattr(value, "autotune_identity", None), depth)  # of what is no module: see trainers.steps
+        more = _text(
+            getattr(value, "autotune_identity", None), depth
+        )  # of what is no module: see trainers.steps
         return f"{kinds}{[(name, _shape(parameter)) for name, parameter in value.named_parameters()]}{more}"
-    if hasattr(value, "param_groups"):  # an optimizer: whose its parameters are is the model's to say
-        groups = [{name: own for name, own in group.items() if name != "params"} for group in value.param_groups]
+    if hasattr(
+        value, "param_groups"
+    ):  # an optimizer: whose its parameters are is the model's to say
+        groups = [
+            {name: own for name, own in group.items() if name != "params"}
+            for group in value.param_groups
+        ]
         return f"{_class_text(type(value), depth)}{_texts(groups, depth)}"
     own_attributes = dict(getattr(value, "__dict__", {}))
     if is_dataclass(value):
@@ -196,7 +217,12 @@ def _member_texts(kind: type, depth: int) -> Iterator[str]:
     for name, member in vars(kind).items():
         if isinstance(member, _PLAIN) and not name.startswith("__"):
             yield f"{name}={member!r}"
-        for attribute in ("__func__", "__wrapped__", "func", "fget"):  # of static, cached and class methods, properties
+        for attribute in (
+            "__func__",
+            "__wrapped__",
+            "func",
+            "fget",
+        ):  # of static, cached and class methods, properties
             member = getattr(member, attribute, member)  # noqa: PLW2901 - down to the function
         if isinstance(member, FunctionType):
             yield f"{name}:{_text(member, depth)}"
@@ -206,7 +232,9 @@ def _is_own(code: FunctionType | type) -> bool:
     """Whether code is the user's: neither Python's nor an installed package's."""
     root = code.__module__.partition(".")[0]
     file = getattr(sys.modules.get(root), "__file__", None) or ""
-    return root not in sys.stdlib_module_names - {"__main__"} and not INSTALLED & set(Path(file).parts)
+    return root not in sys.stdlib_module_names - {"__main__"} and not INSTALLED & set(
+        Path(file).parts
+    )
 
 
 def _content(cell: CellType) -> Any:

@@ -9,34 +9,24 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Literal, TypeVar
 
-from autotune.analysis.decisions.run_spread import rate_of_runs
-from autotune.diagnosis.strategies import best_known_ranks
+from autotune.config.training_config import TrainingConfig
+from autotune.diagnosis.scaling import best_known_ranks
 from autotune.frozen import FrozenModel
+from autotune.models.evidence import rate_of_runs
 from autotune.records.breakdown import PARTS, Share, TimeBreakdown
 from autotune.records.ceilings import EXCEEDED_FROM, SIDES, CeilingBook, Headroom, headroom_of
-from autotune.records.host_load import join_loads
-from autotune.records.measurement import Interval, Measurement, keep_ceilings
-from autotune.records.run_spread import RunSpread
-from autotune.records.run_summary import RunSummary
+from autotune.records.measurement import (
+    BusyReading,
+    Interval,
+    Measurement,
+    best_common_source,
+    join_loads,
+    keep_ceilings,
+    source_rank,
+)
+from autotune.records.result import RunSpread, RunSummary
 from autotune.records.trial import TrialRecord, runs_of
-from autotune.records.utilization import BusyReading, best_common_source, source_rank
-from autotune.settings.training_config import TrainingConfig
-from autotune.tuning.host_bound import busy_while_host_bound
-
-__all__ = [
-    "Column",
-    "Role",
-    "find_trial",
-    "has_parts",
-    "headroom_in",
-    "join_runs",
-    "list_busy",
-    "list_known",
-    "list_waits",
-    "make_columns",
-    "role_of",
-]
-
+from autotune.tuning.outcomes import busy_while_host_bound
 
 Role = Literal["", "baseline", "recommended"]
 _T = TypeVar("_T")
@@ -54,10 +44,11 @@ class Column(FrozenModel):
     runs: tuple[Measurement, ...]
     """Each run by itself."""
     figures: Measurement | None
-    """The runs as one: mean throughput with its 95 % interval, mean waits, the highest memory; what one run alone has
-    measured stands for all. null where nothing was measured."""
+    """The runs as one: mean throughput with its 95 % interval, mean waits, the highest memory; what
+    one run alone has measured stands for all. null where nothing was measured."""
     speedup: Interval | None
-    """Throughput over the baseline's, as it is believed; null where the baseline is no reference, and for itself."""
+    """Throughput over the baseline's, as it is believed; null where the baseline is no reference,
+    and for itself."""
 
 
 def find_trial(summary: RunSummary, number: int | None) -> TrialRecord | None:
@@ -90,13 +81,23 @@ def make_columns(summary: RunSummary) -> tuple[Column, ...]:
     return tuple(columns.values())
 
 
-def _column(summary: RunSummary, title: str, number: int, config: TrainingConfig, speedup: Interval | None) -> Column:
+def _column(
+    summary: RunSummary, title: str, number: int, config: TrainingConfig, speedup: Interval | None
+) -> Column:
     runs = runs_of(summary.trials, number)
-    figures = _with_shared_ceilings(join_runs(runs, summary.run_spread), summary, config) if runs else None
-    return Column(title=title, number=number, config=config, runs=runs, figures=figures, speedup=speedup)
+    figures = (
+        _with_shared_ceilings(join_runs(runs, summary.run_spread), summary, config)
+        if runs
+        else None
+    )
+    return Column(
+        title=title, number=number, config=config, runs=runs, figures=figures, speedup=speedup
+    )
 
 
-def _with_shared_ceilings(figures: Measurement, summary: RunSummary, config: TrainingConfig) -> Measurement:
+def _with_shared_ceilings(
+    figures: Measurement, summary: RunSummary, config: TrainingConfig
+) -> Measurement:
     """Take each ceiling from all runs that share the settings that it depends on."""
     book = CeilingBook()
     for trial in summary.trials:
@@ -104,12 +105,18 @@ def _with_shared_ceilings(figures: Measurement, summary: RunSummary, config: Tra
             keep_ceilings(book, trial.config, run)
     settled: dict[str, float | None] = {"host_ceiling": figures.host_ceiling}
     # a ceiling that the throughput exceeds was measured while other processes held that side up
-    if figures.host_ceiling is not None and figures.samples_per_s > EXCEEDED_FROM * figures.host_ceiling:
+    if (
+        figures.host_ceiling is not None
+        and figures.samples_per_s > EXCEEDED_FROM * figures.host_ceiling
+    ):
         settled["host_ceiling"] = None
     for side in SIDES:
         ceiling = book.ceiling_of(side, config)
         rate = getattr(figures, f"{side}_ceiling") if ceiling is None else ceiling.samples_per_s
-        if rate is not None and max(figures.samples_per_s, book.shown(side, config)) > EXCEEDED_FROM * rate:
+        if (
+            rate is not None
+            and max(figures.samples_per_s, book.shown(side, config)) > EXCEEDED_FROM * rate
+        ):
             rate = None
         settled[f"{side}_ceiling"] = rate
     return figures.model_copy(update=settled)
@@ -124,7 +131,9 @@ def join_runs(runs: Sequence[Measurement], spread: RunSpread) -> Measurement:
     """
     # a profiled run comes first: its parts of the time and its window belong together
     ordered = sorted(runs, key=lambda run: run.breakdown is None)
-    first = {name: _first(getattr(run, name) for run in ordered) for name in Measurement.model_fields}
+    first = {
+        name: _first(getattr(run, name) for run in ordered) for name in Measurement.model_fields
+    }
     rate = rate_of_runs(runs, spread)
     source = min(list_known(run.busy_source for run in runs), key=source_rank, default=None)
     readings = [run.busy_readings for run in runs if run.busy_readings]
@@ -134,7 +143,9 @@ def join_runs(runs: Sequence[Measurement], spread: RunSpread) -> Measurement:
         "samples_per_s_ci": (rate.low, rate.high),
         "busy_fraction": _mean(run.busy_fraction for run in runs if run.busy_source == source),
         "busy_source": source,
-        "busy_readings": min(readings, key=lambda read: min(source_rank(each.source) for each in read), default=()),
+        "busy_readings": min(
+            readings, key=lambda read: min(source_rank(each.source) for each in read), default=()
+        ),
         "host_load": join_loads(run.host_load for run in runs),
         "data_wait_fraction": waiting,
         "peak_memory_bytes": max(run.peak_memory_bytes for run in runs),
@@ -175,11 +186,17 @@ def _mean(figures: Iterable[float | None]) -> float | None:
 def _with_mean_waits(run: Measurement, waiting: float | None) -> TimeBreakdown | None:
     """The parts of one run's time, their waits for data brought to the mean over all runs of the settings.
 
-    One run's waits differ from the next one's by a few per cent. They are scaled as the loop's waits are, of which
-    every run has the figure; the other parts share the rest of the time as they did.
+    One run's waits differ from the next one's by a few per cent. They are scaled as the loop's
+    waits are, of which every run has the figure; the other parts share the rest of the time as they
+    did.
     """
     parts = run.breakdown
-    if parts is None or waiting is None or not run.data_wait_fraction or not 0 < parts.data_wait.fraction < 1:
+    if (
+        parts is None
+        or waiting is None
+        or not run.data_wait_fraction
+        or not 0 < parts.data_wait.fraction < 1
+    ):
         return parts
     wait = min(1.0, parts.data_wait.fraction * waiting / run.data_wait_fraction)
     scales = dict.fromkeys(PARTS, (1 - wait) / (1 - parts.data_wait.fraction))
@@ -193,7 +210,11 @@ def _with_mean_waits(run: Measurement, waiting: float | None) -> TimeBreakdown |
 
 def has_parts(columns: Sequence[Column]) -> bool:
     """Whether the parts of the time are known of all columns but those that are shown beside, of other batches."""
-    measured = [column.figures for column in columns if column.figures and not column.title.endswith(" batch")]
+    measured = [
+        column.figures
+        for column in columns
+        if column.figures and not column.title.endswith(" batch")
+    ]
     return bool(measured) and all(figures.breakdown is not None for figures in measured)
 
 
@@ -210,7 +231,10 @@ def list_busy(columns: Sequence[Column]) -> tuple[BusyReading | None, ...]:
     """How busy each column's device was: by the best source that all of them have, else by each one's own."""
     known = [{} if column.figures is None else _busy_of(column.figures) for column in columns]
     source = best_common_source([readings for readings in known if readings])
-    return tuple(next(iter(readings.values()), None) if source is None else readings.get(source) for readings in known)
+    return tuple(
+        next(iter(readings.values()), None) if source is None else readings.get(source)
+        for readings in known
+    )
 
 
 def _busy_of(figures: Measurement) -> dict[str, BusyReading]:
@@ -219,4 +243,7 @@ def _busy_of(figures: Measurement) -> dict[str, BusyReading]:
     if figures.busy_fraction is None or figures.busy_source is None:
         return readings
     own = BusyReading(fraction=figures.busy_fraction, source=figures.busy_source)
-    return {own.source: own, **{source: reading for source, reading in readings.items() if source != own.source}}
+    return {
+        own.source: own,
+        **{source: reading for source, reading in readings.items() if source != own.source},
+    }

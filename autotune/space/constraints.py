@@ -1,38 +1,171 @@
-"""The rules between settings, machine and workload, each a reason or None: raising, skipping and reporting share it.
-
-Settings that contradict each other anywhere are refused earlier, by settings/contradictions. Here `obstacle`,
-`without_effect` and `normalised` need the machine and the workload, `coarse_exchange` what the user runs today.
-"""
+"""Which combinations of settings can run and differ in effect: conditions, NUMA binding, normal forms."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import ceil, inf
 
-from autotune.settings.ddp_config import TORCH_BUCKET_CAP_MB, TORCH_FIRST_BUCKET_MB, DdpConfig
-from autotune.settings.environment import DeviceKind, Environment
-from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import WorkloadFacts
+from autotune.config.environment import DeviceKind, Environment
+from autotune.config.plan import WorkloadFacts
+from autotune.config.training_config import (
+    TORCH_BUCKET_CAP_MB,
+    TORCH_FIRST_BUCKET_MB,
+    DdpConfig,
+    NumaBinding,
+    TrainingConfig,
+)
 from autotune.settings_table import BY_NAME, DDP_PREFIX, SETTINGS, Setting
-from autotune.space.binding import can_bind, cores_left, effective_binding, refused_binding
 
-__all__ = [
-    "DATA_PARALLEL_KINDS",
-    "GROUP_BACKENDS",
-    "HOOK_DTYPES",
-    "coarse_exchange",
-    "cores_within",
-    "hook_obstacle",
-    "hosts_of",
-    "most_ranks",
-    "normalised",
-    "obstacle",
-    "ranks_of_host",
-    "ranks_on_host",
-    "same_behaviour_key",
-    "without_effect",
-]
+# What binding ranks to cores means on a machine: whether it has an effect, is possible, and which
+# cores it leaves.
+#
+# Comes in: a binding, the number of ranks that share a host, and the Environment; where one process
+# has several devices, also how many. Goes out: the binding that it comes to, a reason against it,
+# or cores. Pure; what does the same to processes is apply/cores.py.
 
-GROUP_BACKENDS: dict[DeviceKind, str] = {"cuda": "nccl", "rocm": "nccl", "xpu": "xccl", "cpu": "gloo"}
+
+_KINDS: frozenset[DeviceKind] = frozenset({"cpu", "cuda", "rocm"})
+"""Devices of which torch tells where they are."""
+_WITHOUT_AFFINITY = ("macOS", "Darwin", "Windows")
+"""How Python's platform.platform begins where processes can't be bound to cores."""
+
+
+def can_bind(environment: Environment) -> bool:
+    """Whether processes can be bound to the cores beside their device."""
+    return environment.device_kind in _KINDS and not environment.platform.startswith(
+        _WITHOUT_AFFINITY
+    )
+
+
+def effective_binding(binding: object, ranks: int, environment: Environment) -> NumaBinding | None:
+    """What a binding comes to with so many ranks on a host: "exclusive" for ranks that share no node is "node".
+
+    None where it leaves every rank all cores.
+    """
+    if binding is None or not can_bind(environment):
+        return None
+    if binding == "exclusive" and max(_ranks_by_node(ranks, environment)) > 1:
+        return "exclusive"
+    return "node" if environment.numa_nodes > 1 else None
+
+
+def refused_binding(
+    binding: NumaBinding | None, ranks: int, environment: Environment, devices: int | None = None
+) -> str | None:
+    """Why so many ranks on a host can't be bound so, or None.
+
+    Args:
+        binding: The setting's value.
+        ranks: Processes on the host.
+        environment: The machine.
+        devices: Those of all of these processes; None: one each.
+    """
+    found = effective_binding(binding, ranks, environment)
+    if found is None:
+        return None
+    places = devices or ranks
+    if any(_node_of(place, places, environment) < 0 for place in range(places)):
+        return (
+            f"numa_binding {binding!r} needs the NUMA node of each device and a core there, but "
+            f"the machine does not "
+            f"tell one for every device from {environment.device} on; leave numa_binding out"
+        )
+    crowded = (
+        (taken, cores)
+        for taken, cores in zip(
+            _ranks_by_node(ranks, environment), _node_cores(environment), strict=True
+        )
+        if taken > cores
+    )
+    taken, cores = next(crowded, (0, 0))
+    if found != "exclusive" or not taken:
+        return None
+    return (
+        f"numa_binding 'exclusive' needs a physical core for each rank of a NUMA node, but {taken} "
+        f"ranks would share "
+        f"{cores}; set numa_binding: node, or fewer ranks"
+    )
+
+
+def has_binding(binding: NumaBinding | None, ranks: int, environment: Environment) -> bool:
+    """Whether a binding can be had for so many ranks on a host, and changes something."""
+    is_possible = refused_binding(binding, ranks, environment) is None
+    return is_possible and effective_binding(binding, ranks, environment) is not None
+
+
+def bindings_tried(rank_counts: Iterable[int], environment: Environment) -> list[NumaBinding]:
+    """The bindings that may pay by default, for these numbers of ranks on a host.
+
+    Of a single node's cores only ranks on a CPU get shares of their own: they keep all of them
+    busy, and push each other from one core to the next. Our convention.
+    """
+    counts = list(rank_counts)
+    is_spread = environment.numa_nodes > 1 or environment.device_kind == "cpu"
+    found: tuple[NumaBinding, ...] = ("node", "exclusive") if is_spread else ()
+    return [
+        binding
+        for binding in found
+        if any(
+            effective_binding(binding, count, environment) == binding
+            and refused_binding(binding, count, environment) is None
+            for count in counts
+        )
+    ]
+
+
+def cores_left(
+    binding: NumaBinding | None, ranks: int, environment: Environment, devices: int | None = None
+) -> int:
+    """Cores of a host that all of its ranks together may run on; `devices` as in refused_binding."""
+    if effective_binding(binding, ranks, environment) is None:
+        return environment.cores
+    by_node = _node_cores(environment)
+    used = zip(by_node, _ranks_by_node(devices or ranks, environment), strict=True)
+    share = sum(cores for cores, taken in used if taken) / sum(by_node)
+    return min(environment.cores, max(1, ceil(share * max(environment.cores, sum(by_node)))))
+
+
+def _ranks_by_node(ranks: int, environment: Environment) -> list[int]:
+    """Of so many ranks on a host, those on each of its nodes."""
+    places = [_node_of(rank, ranks, environment) for rank in range(ranks)]
+    return [places.count(node) for node in range(environment.numa_nodes)]
+
+
+def _node_of(rank: int, ranks: int, environment: Environment) -> int:
+    """The place of a rank's node among the nodes; -1 where the machine does not tell it.
+
+    Where devices were not looked up, they are taken to be spread evenly over the nodes.
+    """
+    nodes = environment.numa_nodes
+    if environment.device_kind == "cpu":
+        return rank * nodes // ranks
+    first = int(environment.device.partition(":")[2] or 0) if environment.hosts == 1 else 0
+    if environment.device_nodes:
+        return environment.device_nodes[min(first + rank, len(environment.device_nodes) - 1)]
+    return min(nodes - 1, (first + rank) * nodes // environment.device_count)
+
+
+def _node_cores(environment: Environment) -> tuple[int, ...]:
+    """Physical cores of each node; where they are not known, equal parts of the cores."""
+    even = max(1, environment.cores // environment.numa_nodes)
+    known = environment.node_cores
+    return known if len(known) == environment.numa_nodes else (even,) * environment.numa_nodes
+
+
+# The rules between settings, machine and workload, each a reason or None: raising, skipping and
+# reporting share it.
+#
+# Settings that contradict each other anywhere are refused earlier, by config/training_config. Here
+# `obstacle`, `without_effect` and `normalised` need the machine and the workload, `coarse_exchange`
+# what the user runs today.
+
+
+GROUP_BACKENDS: dict[DeviceKind, str] = {
+    "cuda": "nccl",
+    "rocm": "nccl",
+    "xpu": "xccl",
+    "cpu": "gloo",
+}
 """What the ranks of a group exchange gradients by, for each kind of device that can."""
 DATA_PARALLEL_KINDS: frozenset[DeviceKind] = frozenset({"cuda", "rocm"})
 """Devices that nn.DataParallel splits a batch over."""
@@ -41,7 +174,9 @@ HOOK_DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 _BF16_BACKENDS = frozenset({"nccl", "xccl"})
 
 
-def obstacle(config: TrainingConfig, facts: WorkloadFacts, environment: Environment, *, drop_last: bool) -> str | None:
+def obstacle(
+    config: TrainingConfig, facts: WorkloadFacts, environment: Environment, *, drop_last: bool
+) -> str | None:
     """Why a configuration can't be measured with this workload on this machine, or None."""
     return (
         _beyond_the_data(config, facts, drop_last=drop_last)
@@ -93,13 +228,17 @@ def _processes_on_host(strategy: object, world_size: object, environment: Enviro
 
 def _hosts_taken(ranks: int, environment: Environment) -> int:
     """As `executor.places` lays them out: on as few hosts as have room, or spread over as many as there are."""
-    return min(environment.hosts, ranks if environment.is_spread else ceil(ranks / ranks_of_host(environment)))
+    return min(
+        environment.hosts,
+        ranks if environment.is_spread else ceil(ranks / ranks_of_host(environment)),
+    )
 
 
 def hook_obstacle(hook: str | None, environment: Environment) -> str | None:
     """Why gradients can't be compressed by this communication hook on this machine, or None.
 
-    Source: DistributedDataParallel._check_comm_hook, torch 2.13: the bf16 hook needs NCCL 2.10 or XCCL.
+    Source: DistributedDataParallel._check_comm_hook, torch 2.13: the bf16 hook needs NCCL 2.10 or
+    XCCL.
     """
     if hook != "bf16" or GROUP_BACKENDS.get(environment.device_kind) in _BF16_BACKENDS:
         return None
@@ -112,22 +251,26 @@ def hook_obstacle(hook: str | None, environment: Environment) -> str | None:
 def coarse_exchange(config: TrainingConfig, baseline: TrainingConfig) -> str | None:
     """Why gradients would be rounded on their way beyond what computing them rounds, or None.
 
-    The precision guard compares one process with float32, which exchanges nothing: a hook that the user has not listed
-    is allowed only where its precision is that of the computation, or where the user runs it today. The fp16 hook
-    rounds before it divides by the ranks: gradients above 65,504 become infinite on their way. In float16 the
-    GradScaler skips such steps and halves its scale; in other precisions nothing corrects it. Source:
-    torch/distributed/algorithms/ ddp_comm_hooks/default_hooks.py (_compress_hook), torch 2.13.
+    The precision guard compares one process with float32, which exchanges nothing: a hook that the
+    user has not listed is allowed only where its precision is that of the computation, or where the
+    user runs it today. The fp16 hook rounds before it divides by the ranks: gradients above 65,504
+    become infinite on their way. In float16 the GradScaler skips such steps and halves its scale;
+    in other precisions nothing corrects it. Source: torch/distributed/algorithms/
+    ddp_comm_hooks/default_hooks.py (_compress_hook), torch 2.13.
     """
     hook, today = ((settings.ddp or DdpConfig()).comm_hook for settings in (config, baseline))
     if hook is None or hook == today or HOOK_DTYPES.get(hook) == config.amp_dtype:
         return None
     return (
         "gradients must not be rounded more on their way than where they are computed, but got "
-        f"ddp.comm_hook={hook} and amp_dtype={config.amp_dtype}; list ddp.comm_hook in the space to have it tried"
+        f"ddp.comm_hook={hook} and amp_dtype={config.amp_dtype}; list ddp.comm_hook in the space "
+        f"to have it tried"
     )
 
 
-def without_effect(config: TrainingConfig, facts: WorkloadFacts, environment: Environment) -> dict[str, str]:
+def without_effect(
+    config: TrainingConfig, facts: WorkloadFacts, environment: Environment
+) -> dict[str, str]:
     """Return the settings that are given but do nothing here, each with the reason's code."""
     values = config.by_name
     found = {}
@@ -146,42 +289,63 @@ def without_effect(config: TrainingConfig, facts: WorkloadFacts, environment: En
     return {name: found[name] for name in BY_NAME if name in found}
 
 
-def normalised(settings: dict[str, object], facts: WorkloadFacts, environment: Environment) -> dict[str, object]:
+def normalised(
+    settings: dict[str, object], facts: WorkloadFacts, environment: Environment
+) -> dict[str, object]:
     """Return proposed settings with everything that has no effect set to its neutral value, so that equals are equal.
 
-    `ddp` may be a DdpConfig or its mapping; the result is a mapping, or None where it equals torch's defaults.
+    `ddp` may be a DdpConfig or its mapping; the result is a mapping, or None where it equals
+    torch's defaults.
     """
     result = {**settings, **_normalised_ranks(settings, facts, environment)}
     here = _processes_on_host(result.get("strategy"), result.get("world_size", 1), environment)
     result["numa_binding"] = effective_binding(result.get("numa_binding"), here, environment)
     for setting in SETTINGS:
         name = setting.name
-        is_needless = setting.needs is not None and not result.get(setting.needs, BY_NAME[setting.needs].neutral)
-        if name in result and (is_needless or _idle(setting, result[name], facts, environment) is not None):
+        is_needless = setting.needs is not None and not result.get(
+            setting.needs, BY_NAME[setting.needs].neutral
+        )
+        if name in result and (
+            is_needless or _idle(setting, result[name], facts, environment) is not None
+        ):
             result[name] = setting.neutral
     return result
 
 
-def _idle(setting: Setting, value: object, facts: WorkloadFacts, environment: Environment) -> str | None:
+def _idle(
+    setting: Setting, value: object, facts: WorkloadFacts, environment: Environment
+) -> str | None:
     """Return the code of the reason why a value has no effect here; None where it has one, or is neutral."""
     if value == setting.neutral:
         return None
-    return next((reason for reason, holds in setting.idle.items() if holds(value, facts, environment)), None)
+    return next(
+        (reason for reason, holds in setting.idle.items() if holds(value, facts, environment)), None
+    )
 
 
-def same_behaviour_key(config: TrainingConfig, facts: WorkloadFacts, environment: Environment) -> str:
+def same_behaviour_key(
+    config: TrainingConfig, facts: WorkloadFacts, environment: Environment
+) -> str:
     """A text that is equal for configurations that behave the same: one's measurement answers for the other."""
     settings = normalised(config.model_dump(exclude={"lr"}), facts, environment)
-    settings |= {one.name: one.torch_value(config) for one in SETTINGS if one.torch_value is not None}
+    settings |= {
+        one.name: one.torch_value(config) for one in SETTINGS if one.torch_value is not None
+    }
     if settings["strategy"] == "ddp":
         settings["ddp"] = _ddp_behaviour(DdpConfig.model_validate(settings["ddp"] or {}), facts)
     return repr(sorted(settings.items()))
 
 
-def _beyond_the_data(config: TrainingConfig, facts: WorkloadFacts, *, drop_last: bool) -> str | None:
-    size, ranks, length = config.micro_batch_size, config.world_size, facts.dataset_length
+def _beyond_the_data(
+    config: TrainingConfig, facts: WorkloadFacts, *, drop_last: bool
+) -> str | None:
+    size = config.micro_batch_size
+    ranks = config.world_size
+    length = facts.dataset_length
     if length is not None and drop_last and size * ranks > length:
-        whose, on = ("a batch", "") if ranks == 1 else ("a batch of every rank", f" on {ranks} ranks")
+        whose, on = (
+            ("a batch", "") if ranks == 1 else ("a batch of every rank", f" on {ranks} ranks")
+        )
         return f"{whose} must fit into the dataset of {length} samples, but got micro_batch_size={size}{on}"
     fixed = facts.fixed_batch_size
     if fixed is not None and config.loader_batch_size != fixed:
@@ -193,12 +357,16 @@ def _beyond_the_data(config: TrainingConfig, facts: WorkloadFacts, *, drop_last:
     return None
 
 
-def _beyond_the_optimizer(config: TrainingConfig, facts: WorkloadFacts, environment: Environment) -> str | None:
+def _beyond_the_optimizer(
+    config: TrainingConfig, facts: WorkloadFacts, environment: Environment
+) -> str | None:
     if _idle(BY_NAME["fused"], config.fused, facts, environment) is None:
         return None
     return (
-        "fused needs an optimizer of torch's that has a fused implementation (SGD, Adam, AdamW, Adagrad), and dense "
-        f"gradients of real numbers, but got {facts.optimizer.name}, which can't have it here; leave fused out"
+        "fused needs an optimizer of torch's that has a fused implementation (SGD, Adam, AdamW, "
+        "Adagrad), and dense "
+        f"gradients of real numbers, but got {facts.optimizer.name}, which can't have it here; "
+        f"leave fused out"
     )
 
 
@@ -211,7 +379,8 @@ def _beyond_the_machine(config: TrainingConfig, environment: Environment) -> str
         )
     if config.strategy == "ddp" and kind not in GROUP_BACKENDS:
         return (
-            "strategy 'ddp' exchanges gradients by NCCL, XCCL or gloo, but torch has none of them for "
+            "strategy 'ddp' exchanges gradients by NCCL, XCCL or gloo, but torch has none of them "
+            "for "
             f"{environment.device}; set strategy: single"
         )
     is_spanning = environment.hosts > 1 and config.strategy != "dp"
@@ -231,33 +400,49 @@ def _say_room(most: int, environment: Environment, *, is_spanning: bool) -> str:
         return f"the devices {where}"
     if environment.hosts > 1:
         return "the devices of a host, on which strategy 'dp' stays"
-    return "the devices here" if most == environment.device_count else f"the devices from {environment.device} on"
+    return (
+        "the devices here"
+        if most == environment.device_count
+        else f"the devices from {environment.device} on"
+    )
 
 
-def _beyond_the_group(config: TrainingConfig, facts: WorkloadFacts, environment: Environment) -> str | None:
+def _beyond_the_group(
+    config: TrainingConfig, facts: WorkloadFacts, environment: Environment
+) -> str | None:
     if config.strategy != "ddp":
         return None
     ddp = config.ddp or DdpConfig()
     if facts.has_unused_parameters and not (ddp.find_unused_parameters or ddp.static_graph):
         return (
-            "DistributedDataParallel must search for parameters without a gradient (one step has left some out), but "
+            "DistributedDataParallel must search for parameters without a gradient (one step has "
+            "left some out), but "
             "got ddp.find_unused_parameters=False; set ddp.find_unused_parameters: true"
         )
     return hook_obstacle(ddp.comm_hook, environment)
 
 
-def _normalised_ranks(settings: dict[str, object], facts: WorkloadFacts, environment: Environment) -> dict[str, object]:
+def _normalised_ranks(
+    settings: dict[str, object], facts: WorkloadFacts, environment: Environment
+) -> dict[str, object]:
     """One rank is always strategy single, which has one rank; only strategy ddp has DDP's settings."""
     strategy = settings.get("strategy", "single")
     if strategy == "single" or settings.get("world_size", 1) == 1:
         return {"strategy": "single", "world_size": 1, "ddp": None}
-    return {"ddp": _normalised_ddp(settings.get("ddp"), facts, environment) if strategy == "ddp" else None}
+    return {
+        "ddp": _normalised_ddp(settings.get("ddp"), facts, environment)
+        if strategy == "ddp"
+        else None
+    }
 
 
-def _normalised_ddp(ddp: object, facts: WorkloadFacts, environment: Environment) -> dict[str, object] | None:
+def _normalised_ddp(
+    ddp: object, facts: WorkloadFacts, environment: Environment
+) -> dict[str, object] | None:
     """Set what has no effect to its neutral value.
 
-    With a static graph torch finds unused parameters by itself (DistributedDataParallel._set_static_graph warns).
+    With a static graph torch finds unused parameters by itself
+    (DistributedDataParallel._set_static_graph warns).
     """
     values = (DdpConfig() if ddp is None else DdpConfig.model_validate(ddp)).model_dump()
     if values["static_graph"]:
@@ -275,4 +460,8 @@ def _ddp_behaviour(ddp: DdpConfig, facts: WorkloadFacts) -> dict[str, object]:
     cap = ddp.bucket_cap_mb or TORCH_BUCKET_CAP_MB
     first = ddp.first_bucket_mb or (TORCH_FIRST_BUCKET_MB if ddp.bucket_cap_mb is None else cap)
     most = facts.gradient_bytes / 2**20 or inf
-    return {**ddp.model_dump(), "bucket_cap_mb": min(cap, most), "first_bucket_mb": min(first, most)}
+    return {
+        **ddp.model_dump(),
+        "bucket_cap_mb": min(cap, most),
+        "first_bucket_mb": min(first, most),
+    }

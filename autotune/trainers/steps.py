@@ -1,6 +1,7 @@
 """Models whose forward pass is a framework's own step: what wraps or compiles the model does so to the whole step.
 
-They are built in the caller's process from the caller's model, and run in trials alone, on the trial's own copy.
+They are built in the caller's process from the caller's model, and run in trials alone, on the
+trial's own copy.
 """
 
 from __future__ import annotations
@@ -16,9 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
-from autotune.settings.applied.optimizer import optimizer_like
-
-__all__ = ["Alone", "ClippedOptimizer", "LightningLoop", "LightningStep", "TrainerStep", "trainer_step"]
+from autotune.apply.prepare import optimizer_like
 
 
 def trainer_step(model: nn.Module, batch: Any) -> Tensor:
@@ -38,7 +37,8 @@ class TrainerStep(nn.Module):
 
     def __init__(self, model: nn.Module, trainer: Any, identity: object) -> None:
         super().__init__()
-        self.model, self.autotune_identity = model, identity
+        self.model = model
+        self.autotune_identity = identity
         self._trainer = trainer
         self._is_begun = False
 
@@ -46,13 +46,18 @@ class TrainerStep(nn.Module):
         """The loss of a batch."""
         if not self._is_begun:
             self._begin()
-        loss: Tensor = self._trainer.compute_loss(self.model, dict(batch) if isinstance(batch, Mapping) else batch)
+        loss: Tensor = self._trainer.compute_loss(
+            self.model, dict(batch) if isinstance(batch, Mapping) else batch
+        )
         return loss
 
     def _begin(self) -> None:
         """What Trainer.train does before the first step, with what the Trainer holds beside the model."""
-        self._is_begun, trainer = True, self._trainer
-        place = next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
+        self._is_begun = True
+        trainer = self._trainer
+        place = next(
+            (parameter.device for parameter in self.model.parameters()), torch.device("cpu")
+        )
         for name, held in list(vars(trainer).items()):
             if isinstance(held, nn.Module | Tensor):  # a teacher, or the classes' weights
                 setattr(trainer, name, held.to(place))
@@ -79,11 +84,16 @@ class LightningStep(nn.Module):
         """
         module: Any = self.module
         batch = module.on_after_batch_transfer(batch, 0)
-        made = module.training_step(batch, index) if self._takes_index else module.training_step(batch)
+        made = (
+            module.training_step(batch, index) if self._takes_index else module.training_step(batch)
+        )
         loss = made.get("loss") if isinstance(made, Mapping) else made
         if not isinstance(loss, Tensor):
             got = type(loss).__name__
-            raise TypeError(f"training_step must return a loss tensor or a mapping with 'loss', but returned {got}")
+            raise TypeError(
+                f"training_step must return a loss tensor or a mapping with 'loss', but returned "
+                f"{got}"
+            )
         return loss
 
 
@@ -131,10 +141,14 @@ class ClippedOptimizer:
 class Alone:
     """Stands for an accelerate.Accelerator of one process that has nothing to prepare, gather or unwrap."""
 
-    num_processes, process_index, local_process_index, gradient_accumulation_steps = 1, 0, 0, 1
+    num_processes = 1
+    process_index = 0
+    local_process_index = 0
+    gradient_accumulation_steps = 1
     is_main_process = is_local_main_process = sync_gradients = True
     parallelism_config = scaler = None
-    distributed_type, mixed_precision = "NO", "no"
+    distributed_type = "NO"
+    mixed_precision = "no"
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
@@ -171,7 +185,9 @@ def _takes_index(method: Any) -> bool:
     return takes_any or "batch_idx" in parameters or len(parameters) >= 2
 
 
-def _clip(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any, *, most: float, by_value: bool) -> None:
+def _clip(
+    optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any, *, most: float, by_value: bool
+) -> None:
     own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if by_value:
         clip_grad_value_(own, most)

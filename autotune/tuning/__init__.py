@@ -1,6 +1,4 @@
-"""From a Plan to a Recommendation: probe, search, select.
+"""Search: propose a trial, run it, store it, and decide which configuration is proven faster.
 
-Comes in: a plan, a runner of trials, a study. Goes out of each stage: a value that the next one takes (a ResolvedSpace,
-a SearchOutcome, a Recommendation), with notes as codes and figures. Nothing here starts a
-process, writes a file or makes a sentence for people; what proposes trials stands behind a seam, proposers/.
+Comes in: a plan, a space and a runner of trials. Goes out: what was found, with the recommendation.
 """

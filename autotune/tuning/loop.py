@@ -1,7 +1,8 @@
 """The search itself: ask, run, evaluate, tell, until nothing promises more and it is decided what the best gains.
 
-Comes in: a study with its time budget, a runner, a proposer. Goes out: a SearchOutcome. Runs of trials may be side by
-side in threads; all else is done by the calling thread, trial by trial as they end.
+Comes in: a study with its time budget, a runner, a proposer. Goes out: a SearchOutcome. Runs of
+trials may be side by side in threads; all else is done by the calling thread, trial by trial as
+they end.
 """
 
 from __future__ import annotations
@@ -11,49 +12,65 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import ceil, exp
 
-from autotune.analysis.decisions.claims import believe
-from autotune.analysis.decisions.early_stopping import behind_threshold
-from autotune.analysis.decisions.ledger import Ledger
-from autotune.analysis.decisions.run_spread import run_of
-from autotune.analysis.decisions.selection_rules import simplest_of_the_best
-from autotune.analysis.memory.lines import largest_batch_note
-from autotune.analysis.scoring import evaluate, memory_fault
-from autotune.analysis.time_estimate import typical_s
+from autotune.config.training_config import TrainingConfig
 from autotune.launch.launcher import SideBySide, begin_anew
 from autotune.launch.runner import TrialRunner
-from autotune.messages.recommendation import finalist_failed, stress_not_tried
-from autotune.messages.search import no_recent_gain, precision_left_out
+from autotune.messages.search import (
+    finalist_failed,
+    no_recent_gain,
+    precision_left_out,
+    stress_not_tried,
+)
+from autotune.models.evidence import Ledger, behind_threshold, believe, run_of, simplest_of_the_best
+from autotune.models.memory import largest_batch_note
+from autotune.models.statistics import evaluate, memory_fault
+from autotune.models.time_estimate import typical_s
 from autotune.note import Note
-from autotune.policy import Trials
-from autotune.protocol.jobs import NO_EXTRAS, Extras, WindowRules
+from autotune.policy import Trials, WindowRules
+from autotune.protocol.messages import NO_EXTRAS, Extras
 from autotune.records.ceilings import CeilingBook
 from autotune.records.measurement import Interval
-from autotune.records.precision_check import guard_key
-from autotune.records.run_summary import Known, Phase, Progress
-from autotune.records.stress_check import StressFigures
-from autotune.records.trial import Score, TrialRecord, TrialResult, believed_score, best_of, reference_of
-from autotune.settings.training_config import TrainingConfig
+from autotune.records.result import Known, Phase, Progress
+from autotune.records.trial import (
+    Score,
+    StressFigures,
+    TrialRecord,
+    TrialResult,
+    believed_score,
+    best_of,
+    guard_key,
+    reference_of,
+)
 from autotune.space.constraints import hosts_of
-from autotune.space.domains import whole_numbers
-from autotune.space.resolved_space import ResolvedSpace
-from autotune.study.proposals import Params, first_guesses, largest_batch_variant, same_batch_variant
-from autotune.study.study import Study
-from autotune.tuning.checks.precision import PrecisionGuard
-from autotune.tuning.checks.stress import check_under_stress, may_overload
-from autotune.tuning.extra_measurements import extras_of, with_ceilings
-from autotune.tuning.failure_attribution import FailureAttribution
-from autotune.tuning.host_bound import compilation_domains, is_host_bound, list_cures
-from autotune.tuning.outcomes import SearchOutcome, disturbances
-from autotune.tuning.proposers.proposer import Proposer
+from autotune.space.ranges import whole_numbers
+from autotune.space.space import ResolvedSpace
+from autotune.tuning.checks import PrecisionGuard, check_under_stress, may_overload
+from autotune.tuning.outcomes import (
+    FailureAttribution,
+    SearchOutcome,
+    compilation_domains,
+    disturbances,
+    is_host_bound,
+    list_cures,
+)
+from autotune.tuning.probe import extras_of, with_ceilings
+from autotune.tuning.proposals import (
+    Params,
+    first_guesses,
+    largest_batch_variant,
+    same_batch_variant,
+)
+from autotune.tuning.proposer import Proposer
 from autotune.tuning.race import Race
-from autotune.tuning.selection import Contenders
+from autotune.tuning.select import Contenders
+from autotune.tuning.study import Study
 from autotune.tuning.time_budget import TimeBudget, repeat_deadline_s
 
-__all__ = ["Search"]
-
-
-_THOROUGH_EXTRAS = Extras(loader_ceiling=True, device_ceiling=True, copy_ceiling=True, breakdown=True, stretch_s=0.5)
-"""Of what leads at the end, once: what limits it, and where its time goes, by longer stretches of its sides."""
+_THOROUGH_EXTRAS = Extras(
+    loader_ceiling=True, device_ceiling=True, copy_ceiling=True, breakdown=True, stretch_s=0.5
+)
+"""Of what leads at the end, once: what limits it, and where its time goes, by longer stretches of
+its sides."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,7 +94,8 @@ class Search:
     _why_none: Note | None = None
     """Why no trial was asked for last; trials that run may still change it."""
     _best: tuple[Sequence[TrialRecord], Mapping[int, float], TrialRecord | None] | None = None
-    """The best, behind the trials and what was believed of them when it was found: it is asked for often."""
+    """The best, behind the trials and what was believed of them when it was found: it is asked for
+    often."""
     _believed: tuple[Sequence[TrialRecord], Mapping[int, float], Mapping[int, float]] | None = None
     """What is believed of each trial, behind the trials and what the proposer believed of them."""
     race: Race = field(init=False)
@@ -94,8 +112,12 @@ class Search:
     def __post_init__(self) -> None:
         """Take up the records of a search that goes on."""
         self.guard = PrecisionGuard(self.runner, self.space.baseline)
-        ledger = Ledger.going_on(self.study.prior_spread, self.study.records, self.time.policy.proof)
-        self.race = Race(time=self.time, ledger=ledger, look=self.outcome, passes=self._passes_guard)
+        ledger = Ledger.going_on(
+            self.study.prior_spread, self.study.records, self.time.policy.proof
+        )
+        self.race = Race(
+            time=self.time, ledger=ledger, look=self.outcome, passes=self._passes_guard
+        )
         self._before_s = max((run.at_s for run in ledger.runs), default=0.0)
         for record in self.study.ended:
             self.guard.recall(record)
@@ -120,7 +142,8 @@ class Search:
     @property
     def best(self) -> TrialRecord | None:
         """The feasible trial with the best score so far, at the rate that is believed of it."""
-        ended, believed = self.study.ended, self.believed
+        ended = self.study.ended
+        believed = self.believed
         if self._best is None or self._best[0] is not ended or self._best[1] is not believed:
             self._best = ended, believed, best_of(self.study.records, self._score)
         return self._best[2]
@@ -128,11 +151,22 @@ class Search:
     @property
     def believed(self) -> Mapping[int, float]:
         """Of feasible trials, the logarithm of the rate that is believed: by their own runs where these are several."""
-        ended, proposed = self.study.ended, self.proposer.believed()
-        if self._believed is None or self._believed[0] is not ended or self._believed[1] is not proposed:
+        ended = self.study.ended
+        proposed = self.proposer.believed()
+        if (
+            self._believed is None
+            or self._believed[0] is not ended
+            or self._believed[1] is not proposed
+        ):
             evidence = self.race.ledger.evidence
-            repeated = [one.number for one in ended if one.is_feasible and evidence.count(one.number) > 1]
-            self._believed = ended, proposed, {**proposed, **{one: evidence.log_rate(one) for one in repeated}}
+            repeated = [
+                one.number for one in ended if one.is_feasible and evidence.count(one.number) > 1
+            ]
+            self._believed = (
+                ended,
+                proposed,
+                {**proposed, **{one: evidence.log_rate(one) for one in repeated}},
+            )
         return self._believed[2]
 
     @property
@@ -143,13 +177,14 @@ class Search:
     def run(self) -> SearchOutcome:
         """Run trials until nothing promises more, then decide what the best gains, and check that it fits.
 
-        The baseline runs alone first, since all others refer to it. Where the largest samples refute what was settled
-        on, the next one is. An exception ends the search at once, whatever else runs: closing the launcher ends the
-        other trials.
+        The baseline runs alone first, since all others refer to it. Where the largest samples
+        refute what was settled on, the next one is. An exception ends the search at once, whatever
+        else runs: closing the launcher ends the other trials.
 
         Raises:
             WorkloadError: the user's code fails in the baseline.
-            RepeatedFailureError: the same exception ended three configurations, and no one setting explains it.
+            RepeatedFailureError: the same exception ended three configurations, and no one setting
+                explains it.
             LauncherError: a trial can't be started.
             RunFolderError: a trial's record can't be kept.
         """
@@ -195,11 +230,18 @@ class Search:
     def _is_overloaded(self) -> bool:
         """Run what was settled on, on the largest samples, where these might not fit; True where that refutes it.
 
-        Once one was refuted, a run that could not be made is no pass, and the next one is tried as well.
+        Once one was refuted, a run that could not be made is no pass, and the next one is tried as
+        well.
         """
         found = self.outcome()
-        chosen = Contenders.of(found, lambda number: number not in self._stresses).chosen(found.settled)
-        if chosen is None or chosen.number == 0 or len(self._overloaded) >= self._trials.most_stressed:
+        chosen = Contenders.of(found, lambda number: number not in self._stresses).chosen(
+            found.settled
+        )
+        if (
+            chosen is None
+            or chosen.number == 0
+            or len(self._overloaded) >= self._trials.most_stressed
+        ):
             return False
         if not self._overloaded and not may_overload(chosen, self.space):
             return False
@@ -237,7 +279,9 @@ class Search:
             self.notes.extend(self.failures.learn(record, self.study))
         self._enqueue(self.first)
         if not self.study.records:
-            self._enqueue(first_guesses(self.space) if self.study.method.begins_with_guesses else ())
+            self._enqueue(
+                first_guesses(self.space) if self.study.method.begins_with_guesses else ()
+            )
             self.expected_s = self.time.remaining_s(has_model=self.proposer.has_model)
         self._show(None)
 
@@ -276,10 +320,11 @@ class Search:
 
     def _repeat_of(self, record: TrialRecord, extras: Extras) -> Callable[[], TrialRecord]:
         """A further run of a trial's settings, as a call for any thread."""
-        name, window = f"trial-{record.number:03d}-again", self.time.window()
-        left_s, deadline_s = (
-            self.time.clock.left_s,
-            repeat_deadline_s(record, self.runner.build_s, self.time.limits) + 2 * window.max_s,
+        name = f"trial-{record.number:03d}-again"
+        window = self.time.window()
+        left_s = self.time.clock.left_s
+        deadline_s = (
+            repeat_deadline_s(record, self.runner.build_s, self.time.limits) + 2 * window.max_s
         )
         if left_s is not None:
             deadline_s = min(deadline_s, left_s + self.time.limits.grace_s)
@@ -287,14 +332,17 @@ class Search:
 
         def run() -> TrialRecord:
             begin_anew(self.runner.launcher)
-            result = self.runner.run(record.config, name=name, deadline_s=deadline_s, window=window, extras=extras)
+            result = self.runner.run(
+                record.config, name=name, deadline_s=deadline_s, window=window, extras=extras
+            )
             return record.with_run(result)
 
         return run
 
     def _ask(self) -> TrialRecord | None:
         """The next trial: what waits, what is proposed, else a sample. None: no more for now."""
-        over, enough = self.time.why_over, None
+        over = self.time.why_over
+        enough = None
         if over is None:
             self._propose_cures()
             enough = self._why_enough()
@@ -310,10 +358,12 @@ class Search:
 
     def _run_of(self, trial: TrialRecord) -> Callable[[], TrialRecord]:
         """The trial's run as a call for any thread: it touches neither study nor proposer."""
-        runner, deadline_s = self.runner, self.time.deadline_s(trial)
+        runner = self.runner
+        deadline_s = self.time.deadline_s(trial)
         window = self.time.window()
         extras = self._extras_of(trial, window)
-        threshold, stopping = self.proposer.pruning_threshold(trial), self.time.policy.stopping
+        threshold = self.proposer.pruning_threshold(trial)
+        stopping = self.time.policy.stopping
         self._asked[trial.number] = extras
 
         def run() -> TrialRecord:
@@ -323,17 +373,24 @@ class Search:
                 deadline_s=deadline_s,
                 window=window,
                 extras=extras,
-                should_end=None if threshold is None else lambda blocks: behind_threshold(blocks, threshold, stopping),
+                should_end=None
+                if threshold is None
+                else lambda blocks: behind_threshold(blocks, threshold, stopping),
             )
             return trial.with_run(result)
 
         return run
 
     def _evaluate(self, result: TrialResult) -> Score | None:
-        measurement, reference = result.measurement, reference_of(self.study.ended)
+        measurement = result.measurement
+        reference = reference_of(self.study.ended)
         if measurement is None or result.outcome != "ok":
             return None
-        compared = measurement if reference is None or reference.measurement is None else reference.measurement
+        compared = (
+            measurement
+            if reference is None or reference.measurement is None
+            else reference.measurement
+        )
         return evaluate(measurement, compared, self.space.objective, self.space.limit_bytes)
 
     def _tell(self, ended: TrialRecord) -> None:
@@ -341,7 +398,9 @@ class Search:
         number = ended.number
         at_s = self._before_s + self.time.clock.elapsed_s
         is_repeat = len(ended.results) > 1
-        result = with_ceilings(ended.results[-1], ended.config, self.ceilings, asked=self._asked.pop(number))
+        result = with_ceilings(
+            ended.results[-1], ended.config, self.ceilings, asked=self._asked.pop(number)
+        )
         result = result.model_copy(update={"at_s": at_s})
         self.notes.extend(disturbances(number, result))
         if is_repeat:
@@ -402,7 +461,9 @@ class Search:
         ):
             return
         self._cured.add(best.number)
-        has_time = self.time.left_for_trials_s >= self._trials.compiling_s and not self.time.is_brief
+        has_time = (
+            self.time.left_for_trials_s >= self._trials.compiling_s and not self.time.is_brief
+        )
         if has_time and not self.study.method.visits_all and best.config.world_size == 1:
             domains = compilation_domains(best.measurement, self.space, self.time.budget)
             if domains:
@@ -417,13 +478,15 @@ class Search:
     def _propose_closing(self) -> None:
         """Enqueue the best at the baseline's global batch, and at the largest that fits, and a plainer one.
 
-        In a brief search not the largest, whose steps are the longest. The last one is what would be recommended in
-        the baseline's place, without idle switches. Each unless it was tried.
+        In a brief search not the largest, whose steps are the longest. The last one is what would
+        be recommended in the baseline's place, without idle switches. Each unless it was tried.
         """
         if (best := self.best) is not None:
             largest = largest_batch_variant(best, self.space, self.study.ended)
             same = self.proposer.at_same_batch(best), same_batch_variant(best, self.space)
-            others = [record for record in self.study.records if record.is_feasible and record.number != 0]
+            others = [
+                record for record in self.study.records if record.is_feasible and record.number != 0
+            ]
             would_win = simplest_of_the_best(
                 others or [best], self._score, worthwhile=self.time.policy.proof.worthwhile
             )
@@ -445,16 +508,22 @@ class Search:
                 self.study.keep_answer(leader.number, answer)
         if answer.outcome == "ok":
             return True
-        # also those that ran while it was compared, and those that an interruption kept from being refused
+        # also those that ran while it was compared, and those that an interruption kept from being
+        # refused
         for record in tuple(self.study.records):
-            if record.result.outcome == "ok" and guard_key(record.config) == guard_key(leader.config):
+            if record.result.outcome == "ok" and guard_key(record.config) == guard_key(
+                leader.config
+            ):
                 self._leave_out(self.study.keep_answer(record.number, answer))
         return False
 
     def _leave_out(self, record: TrialRecord) -> None:
         """Try no more of a precision that the guard has refused, and note it once."""
         dtype, mode = guard_key(record.config)
-        compiled = {"compile": frozenset({bool(mode)}), "compile_mode": frozenset({record.config.compile_mode})}
+        compiled = {
+            "compile": frozenset({bool(mode)}),
+            "compile_mode": frozenset({record.config.compile_mode}),
+        }
         self.study.leave_out({"amp_dtype": frozenset({dtype}), **compiled})
         left_out = precision_left_out(dtype, mode, record.result.reason)
         if left_out not in self.notes:
@@ -463,12 +532,15 @@ class Search:
     def _extras_of(self, trial: TrialRecord, window: WindowRules) -> Extras:
         """Where the sides were measured, only groups of devices measure ceilings again, beside the baseline.
 
-        What limits a group can't be measured on one device, and where the group loses, it does not run again.
+        What limits a group can't be measured on one device, and where the group loses, it does not
+        run again.
         """
         if self.proposer.has_model and trial.number != 0 and trial.config.world_size == 1:
             return NO_EXTRAS
         is_baseline = trial.number == 0
-        return extras_of(trial.config, self.ceilings, window, is_baseline=is_baseline, limits=self.time.limits)
+        return extras_of(
+            trial.config, self.ceilings, window, is_baseline=is_baseline, limits=self.time.limits
+        )
 
     @property
     def _most_at_once(self) -> int:
@@ -478,37 +550,58 @@ class Search:
         """Why no further trial is worth its time, of a search that may stop early; None where one may be."""
         if not self.time.may_stop_early:
             return None
-        return self.time.why_brief_is_over or self._why_settled() or self.proposer.why_enough(self.best)
+        return (
+            self.time.why_brief_is_over
+            or self._why_settled()
+            or self.proposer.why_enough(self.best)
+        )
 
     def _why_settled(self) -> Note | None:
         """The last trials brought no gain: of those that were promising, where a model leads."""
         is_led = self.proposer.is_informed and self.best is not None
         records = self.study.ended
-        tries, patience = self.study.promising if is_led else records, self._patience
-        if len(tries) < patience or len(records) < patience + (1 if self.time.is_brief else self._trials.patient_after):
+        tries = self.study.promising if is_led else records
+        patience = self._patience
+        if len(tries) < patience or len(records) < patience + (
+            1 if self.time.is_brief else self._trials.patient_after
+        ):
             return None
         score = self._score
-        before, now = best_of(records[: records.index(tries[-patience])], score), self.best
-        is_won = now is not None and (before is None or score(now) >= (1 + self._trials.least_gain) * score(before))
+        before = best_of(records[: records.index(tries[-patience])], score)
+        now = self.best
+        is_won = now is not None and (
+            before is None or score(now) >= (1 + self._trials.least_gain) * score(before)
+        )
         return None if is_won else no_recent_gain(trials=patience, is_promising=is_led)
 
     @property
     def _patience(self) -> int:
-        usual = self._trials.informed_patience if self.proposer.is_informed else self._trials.patience
+        usual = (
+            self._trials.informed_patience if self.proposer.is_informed else self._trials.patience
+        )
         if not self.time.is_brief or not self.study.ended:
             return usual
         return min(
-            usual, max(self._trials.least_patience, ceil(self._trials.brief_patience_s / typical_s(self.study.ended)))
+            usual,
+            max(
+                self._trials.least_patience,
+                ceil(self._trials.brief_patience_s / typical_s(self.study.ended)),
+            ),
         )
 
     @property
     def _is_near_its_end(self) -> bool:
         """Whether it is time for the closing trials."""
-        most = self._patience + self._trials.patient_after if self.time.may_stop_early else self.time.most_trials
+        most = (
+            self._patience + self._trials.patient_after
+            if self.time.may_stop_early
+            else self.time.most_trials
+        )
         return self.time.is_near_its_end(most, self._trials.closing)
 
     def _show(self, last: TrialRecord | None) -> None:
-        records, best = self.study.records, self.best
+        records = self.study.records
+        best = self.best
         is_settling = self.race.leader is not None
         if is_settling:
             best = next(record for record in records if record.number == self.race.leader)
@@ -520,7 +613,9 @@ class Search:
                 total=self.time.most_trials,
                 elapsed_s=self.time.clock.elapsed_s,
                 remaining_s=self.time.remaining_s(
-                    has_model=self.proposer.has_model, settling_s=self.race.expected_s(), is_settling=is_settling
+                    has_model=self.proposer.has_model,
+                    settling_s=self.race.expected_s(),
+                    is_settling=is_settling,
                 ),
                 baseline=next((record for record in records if record.number == 0), None),
                 best=best,
@@ -537,7 +632,8 @@ class Search:
         gain = self.race.ledger.evidence.contrast(best.number, 0)
         if gain is None:
             return None
-        speedup, proven = believe(gain, self.time.policy.proof).ratio(), self.race.ledger.proven.get(best.number)
+        speedup = believe(gain, self.time.policy.proof).ratio()
+        proven = self.race.ledger.proven.get(best.number)
         if proven is not None:  # at the kept error, which is smaller than that of a 95 % interval
             speedup = Interval(value=speedup.value, low=exp(proven), high=speedup.high)
         return Known(number=best.number, speedup=speedup, is_proven=proven is not None)

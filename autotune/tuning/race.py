@@ -1,8 +1,9 @@
 """Which configuration runs again, and when a search is decided: the repeats of a search, and its proof.
 
-While it searches, the baseline runs again after every few other runs. Once no trial promises more, what leads runs
-again until it has run twice; where it loses the lead, the next one does. Then leader and baseline run in turns, until
-the gain is proven and known well enough, or is not likely to be worth a change, or could not be proven in time.
+While it searches, the baseline runs again after every few other runs. Once no trial promises more,
+what leads runs again until it has run twice; where it loses the lead, the next one does. Then
+leader and baseline run in turns, until the gain is proven and known well enough, or is not likely
+to be worth a change, or could not be proven in time.
 
 Comes in: the runs as they end. Goes out: the trial that is to run again, or none.
 """
@@ -14,16 +15,12 @@ from dataclasses import dataclass
 from math import inf, log, sqrt
 from statistics import NormalDist
 
-from autotune.analysis.decisions.claims import believe, chance_worthwhile
-from autotune.analysis.decisions.evidence import Contrast
-from autotune.analysis.decisions.ledger import Ledger
+from autotune.models.evidence import Contrast, Ledger, believe, chance_worthwhile
 from autotune.policy import Proof
 from autotune.records.trial import TrialRecord
 from autotune.tuning.outcomes import SearchOutcome
-from autotune.tuning.selection import Contenders
+from autotune.tuning.select import Contenders
 from autotune.tuning.time_budget import TimeBudget
-
-__all__ = ["Race"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,7 +49,9 @@ class Race:
     def is_baseline_due(self) -> bool:
         """Return True where enough others have run since the baseline did, and it is a reference."""
         runs = self.ledger.runs
-        since = next((place for place, run in enumerate(reversed(runs)) if run.number == 0), len(runs))
+        since = next(
+            (place for place, run in enumerate(reversed(runs)) if run.number == 0), len(runs)
+        )
         if self.time.is_brief or since < self._proof.baseline_every:
             return False
         found = self.look()
@@ -65,7 +64,8 @@ class Race:
 
     def _is_clear(self, found: SearchOutcome) -> bool:
         """Whether the best is so far ahead of the baseline, which ran twice, that its next run decides nothing."""
-        best, evidence = found.best, found.evidence
+        best = found.best
+        evidence = found.evidence
         if best is None or best.number == 0 or evidence.count(0) < self._proof.fewest_runs:
             return False
         contrast = evidence.contrast(best.number, 0)
@@ -75,21 +75,28 @@ class Race:
         """Return the trial that is to run again once nothing promises more; None where the search is decided."""
         found = self.look()
         contenders = Contenders.of(found)
-        baseline, leader = contenders.baseline, contenders.leader()
+        baseline = contenders.baseline
+        leader = contenders.leader()
         if leader is None or not self._has_time(found):
             self.is_settled = leader is None or self.is_settled
             return None
-        if baseline is not None and sum(run.outcome != "ok" for run in baseline.repeats) >= self._proof.most_lost:
+        if (
+            baseline is not None
+            and sum(run.outcome != "ok" for run in baseline.repeats) >= self._proof.most_lost
+        ):
             self.is_settled = True
             return None
-        settled = next((record for record in contenders.records if record.number == self.leader), None)
+        settled = next(
+            (record for record in contenders.records if record.number == self.leader), None
+        )
         if settled is not None and baseline is not None:
             return self._next_of_the_two(settled, baseline, found)
         return self._settle(contenders, leader)
 
     def _settle(self, contenders: Contenders, leader: TrialRecord) -> TrialRecord | None:
         """The trial that must run again before one is settled on, or the first run after that."""
-        found, baseline = contenders.found, contenders.baseline
+        found = contenders.found
+        baseline = contenders.baseline
         if (record := self._contested(contenders)) is not None:
             return record
         if baseline is not None and self._is_hopeless(leader, found):
@@ -102,16 +109,23 @@ class Race:
         if baseline is None:
             self.is_settled = True
             return None
-        self.leader, self.is_settled = leader.number, False
+        self.leader = leader.number
+        self.is_settled = False
         self.ledger.settle(leader.number)
-        self._from_s, self._looked_at, self._budget_s = self.time.clock.elapsed_s, 0, self._settle_s
+        self._from_s = self.time.clock.elapsed_s
+        self._looked_at = 0
+        self._budget_s = self._settle_s
         return self._next_of_the_two(leader, baseline, found)
 
     def _is_hopeless(self, leader: TrialRecord, found: SearchOutcome) -> bool:
         """Whether nothing is likely to be worth a change, by the baseline's runs and the single one of what leads."""
         contrast = found.evidence.contrast(leader.number, 0)
         is_known = found.evidence.count(0) >= self._proof.fewest_runs
-        return contrast is not None and is_known and chance_worthwhile(contrast, self._proof) < self._proof.unlikely
+        return (
+            contrast is not None
+            and is_known
+            and chance_worthwhile(contrast, self._proof) < self._proof.unlikely
+        )
 
     @property
     def left_s(self) -> float:
@@ -125,8 +139,9 @@ class Race:
     def expected_s(self) -> float | None:
         """Return the seconds that deciding should still take; None before the best differs from the baseline.
 
-        A large gain is proven and known well enough by the runs of the search and a few more. A small one takes the
-        time that there is, to be known better, where it does not turn out to be none.
+        A large gain is proven and known well enough by the runs of the search and a few more. A
+        small one takes the time that there is, to be known better, where it does not turn out to be
+        none.
         """
         found = self.look()
         best = found.best
@@ -142,10 +157,15 @@ class Race:
 
     @property
     def _settle_s(self) -> float:
-        limits, left_s = self.time.limits, self.time.clock.left_s
+        limits = self.time.limits
+        left_s = self.time.clock.left_s
         if left_s is not None:
             return left_s
-        return limits.brief_deciding_builds * self.time.build_s if self.time.is_brief else limits.deciding_s
+        return (
+            limits.brief_deciding_builds * self.time.build_s
+            if self.time.is_brief
+            else limits.deciding_s
+        )
 
     def _has_time(self, found: SearchOutcome) -> bool:
         left_s = self.time.clock.left_s
@@ -154,13 +174,16 @@ class Race:
     def _contested(self, contenders: Contenders) -> TrialRecord | None:
         """A larger batch of which it is open whether it is worth it, or its rival, whichever ran less often."""
         own = contenders.fastest_at_own_batch(contenders.records)
-        larger = next((one for one in contenders.challengers if contenders.batch_ratio(one) > 1), None)
+        larger = next(
+            (one for one in contenders.challengers if contenders.batch_ratio(one) > 1), None
+        )
         if own is None or larger is None or self.time.is_brief:
             return None
         found = contenders.found
         rivals = [one for one in (larger, own) if self._runs_of(one) < self._proof.most_contested]
         is_open = (
-            found.believed_score(larger) > found.believed_score(own) and contenders.is_worth_it(larger, own) is None
+            found.believed_score(larger) > found.believed_score(own)
+            and contenders.is_worth_it(larger, own) is None
         )
         return min(rivals, key=self._runs_of) if rivals and is_open else None
 
@@ -170,7 +193,8 @@ class Race:
             return leader
         if self._challenged >= self._proof.most_challenged or self.time.is_brief:
             return None
-        found, most = contenders.found, contenders.batch_ratio(leader)
+        found = contenders.found
+        most = contenders.batch_ratio(leader)
         open_ones = [
             one
             for one in contenders.challengers[: 2 * self._proof.most_challenged]
@@ -194,12 +218,17 @@ class Race:
         normal = NormalDist(0.0, contrast.sd)
         return ahead * normal.cdf(ahead) + contrast.sd**2 * normal.pdf(ahead)
 
-    def _next_of_the_two(self, leader: TrialRecord, baseline: TrialRecord, found: SearchOutcome) -> TrialRecord | None:
+    def _next_of_the_two(
+        self, leader: TrialRecord, baseline: TrialRecord, found: SearchOutcome
+    ) -> TrialRecord | None:
         """Whichever of leader and baseline ran less often; None where it is decided, or there is no time."""
-        spent_s, ledger = self.time.clock.elapsed_s - self._from_s, self.ledger
+        spent_s = self.time.clock.elapsed_s - self._from_s
+        ledger = self.ledger
         pairs = ledger.pairs
         is_last = (
-            spent_s + 2 * found.run_s > self._budget_s or pairs >= self._proof.most_pairs or not self._has_time(found)
+            spent_s + 2 * found.run_s > self._budget_s
+            or pairs >= self._proof.most_pairs
+            or not self._has_time(found)
         )
         if pairs > self._looked_at or (is_last and pairs):
             self._looked_at = pairs
@@ -224,7 +253,9 @@ class Race:
             return log(ratio.high / ratio.low) / 2 <= max(
                 self._proof.precise, self._proof.precise_share * log(ratio.value)
             )
-        return chance_worthwhile(contrast, self._proof) < self._proof.unlikely or self._is_futile(contrast, spent_s)
+        return chance_worthwhile(contrast, self._proof) < self._proof.unlikely or self._is_futile(
+            contrast, spent_s
+        )
 
     def _is_futile(self, contrast: Contrast, spent_s: float) -> bool:
         """Whether a gain as large as is to be expected could not be proven in the time for settling."""

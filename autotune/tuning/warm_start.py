@@ -1,7 +1,8 @@
 """A warm start: the result of an earlier search, for the same workload elsewhere or for a similar one here.
 
-Comes in: a run folder or a recommended.yaml. Goes out: Hints, that is configurations worth trying first, and how the
-machine that they come from differs from this one. Rates are not taken over: they are measured anew.
+Comes in: a run folder or a recommended.yaml. Goes out: Hints, that is configurations worth trying
+first, and how the machine that they come from differs from this one. Rates are not taken over: they
+are measured anew.
 """
 
 from __future__ import annotations
@@ -11,24 +12,25 @@ from dataclasses import dataclass
 from os.path import isdir, isfile
 from pathlib import Path
 
+from autotune.config.environment import Environment
+from autotune.config.plan import Domain, Plan, SettingValue
+from autotune.config.training_config import TrainingConfig
 from autotune.errors import ConfigError
-from autotune.files.recommended_file import read_recommended
-from autotune.files.recommended_machine import describe_machine, differing_fields, read_machine
+from autotune.files.recommended import (
+    describe_machine,
+    differing_fields,
+    read_machine,
+    read_recommended,
+)
 from autotune.files.run_folder import read_summary
 from autotune.messages.search import stale, warm_start
 from autotune.note import Note
 from autotune.policy import POLICY
-from autotune.records.run_summary import RunSummary
+from autotune.records.result import RunSummary
 from autotune.records.trial import score_value
-from autotune.settings.environment import Environment
-from autotune.settings.plan import Plan
-from autotune.settings.search_space import Domain, SettingValue
-from autotune.settings.training_config import TrainingConfig
 from autotune.space.constraints import same_behaviour_key
-from autotune.space.resolved_space import ResolvedSpace, setting_of
-from autotune.study.proposals import Params, compose_allowed, first_allowed, nearest, params_of
-
-__all__ = ["Hints", "differences", "hints_of", "note_of_hints", "note_of_stale", "read_hints", "seed_params"]
+from autotune.space.space import ResolvedSpace, setting_of
+from autotune.tuning.proposals import Params, compose_allowed, first_allowed, nearest, params_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +41,17 @@ class Hints:
     configs: tuple[TrainingConfig, ...]
     """The best first."""
     machine: Mapping[str, object]
-    """As recommended.yaml describes it: name, driver, cores, torch, fingerprint and more; empty where it does not."""
+    """As recommended.yaml describes it: name, driver, cores, torch, fingerprint and more; empty
+    where it does not."""
 
 
 def hints_of(plan: Plan) -> Hints | None:
     """What a plan is to start from; None where it names nothing."""
-    return None if plan.search.warm_start is None else read_hints(plan.search.warm_start, plan.policy.trials.hinted)
+    return (
+        None
+        if plan.search.warm_start is None
+        else read_hints(plan.search.warm_start, plan.policy.trials.hinted)
+    )
 
 
 def read_hints(path: Path, most: int = POLICY.trials.hinted) -> Hints:
@@ -64,7 +71,11 @@ def read_hints(path: Path, most: int = POLICY.trials.hinted) -> Hints:
         if isfile(settings):  # noqa: PTH113 - unlike Path's, no error for a name that no file system takes
             problems[-1] += f"; {settings} may do in its place"
         raise ConfigError(*problems) from error
-    return Hints(source=path, configs=tuple(_best_of(summary, most)), machine=describe_machine(summary.environment))
+    return Hints(
+        source=path,
+        configs=tuple(_best_of(summary, most)),
+        machine=describe_machine(summary.environment),
+    )
 
 
 def differences(there: Mapping[str, object], here: Environment) -> list[str] | None:
@@ -80,7 +91,8 @@ def differences(there: Mapping[str, object], here: Environment) -> list[str] | N
 def note_of_stale(path: Path, here: Environment) -> Note | None:
     """That a recommended.yaml was found on another machine than this, or on this one as it was.
 
-    None where it was found on this one, where it does not say, and where there is none that can be read.
+    None where it was found on this one, where it does not say, and where there is none that can be
+    read.
     """
     try:
         differing = differences(read_machine(path), here)
@@ -92,7 +104,8 @@ def note_of_stale(path: Path, here: Environment) -> Note | None:
 def seed_params(hints: Hints, space: ResolvedSpace) -> list[Params]:
     """The hints' configurations in this space, each setting at its nearest value.
 
-    Left out is what breaks a rule at every batch, and what runs as the baseline or another one does.
+    Left out is what breaks a rule at every batch, and what runs as the baseline or another one
+    does.
     """
     found: dict[str, Params] = {}
     for hint in hints.configs:
@@ -105,7 +118,8 @@ def seed_params(hints: Hints, space: ResolvedSpace) -> list[Params]:
 
 def note_of_hints(hints: Hints, space: ResolvedSpace) -> Note:
     """Where the first trials come from, and whether the rates that were found there still hold here."""
-    count, differing = len(seed_params(hints, space)), differences(hints.machine, space.environment)
+    count = len(seed_params(hints, space))
+    differing = differences(hints.machine, space.environment)
     return warm_start(str(hints.source), configurations=count, differences=differing)
 
 
@@ -133,13 +147,18 @@ def _nearest_params(hint: TrainingConfig, space: ResolvedSpace) -> Params:
     """A value for each searched setting, after the hint; the baseline's where the hint has none."""
     hinted = params_of(hint, space)
     own = {name: setting_of(space.baseline, name) for name in space.parameters}
-    return {name: _near(hinted.get(name, own[name]), own[name], domain) for name, domain in space.parameters.items()}
+    return {
+        name: _near(hinted.get(name, own[name]), own[name], domain)
+        for name, domain in space.parameters.items()
+    }
 
 
 def _near(value: SettingValue, own: SettingValue, domain: Domain) -> SettingValue:
     """The value itself, the number nearest to it, or else the baseline's own where the domain has that."""
     is_number = isinstance(value, int) and not isinstance(value, bool)
-    return own if value not in domain and not is_number and own in domain else nearest(domain, value)
+    return (
+        own if value not in domain and not is_number and own in domain else nearest(domain, value)
+    )
 
 
 def _with_allowed_batch(params: Params, space: ResolvedSpace) -> Params | None:
@@ -148,13 +167,17 @@ def _with_allowed_batch(params: Params, space: ResolvedSpace) -> Params | None:
     Accumulating gradients less is tried before a smaller batch.
     """
     names = [name for name in (space.batch_setting, "grad_accum_steps") if params.get(name)]
-    return first_allowed(params, space, {name: _halved(params[name], name, space) for name in names})
+    return first_allowed(
+        params, space, {name: _halved(params[name], name, space) for name in names}
+    )
 
 
 def _halved(own: SettingValue, name: str, space: ResolvedSpace) -> list[int]:
     """A setting's value, then what its domain has near half of it, a quarter and so on."""
     whole = int(own or 0)
-    halves = dict.fromkeys(nearest(space.domains[name], whole >> n) for n in range(whole.bit_length()))
+    halves = dict.fromkeys(
+        nearest(space.domains[name], whole >> n) for n in range(whole.bit_length())
+    )
     return [value for value in halves if isinstance(value, int)]
 
 

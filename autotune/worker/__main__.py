@@ -19,7 +19,9 @@ def _dies_with_parent(connection: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     closed = select.poll()
     closed.register(connection, select.POLLHUP)
-    if any(event & select.POLLHUP for _, event in closed.poll(0)):  # it has died before the line above
+    if any(
+        event & select.POLLHUP for _, event in closed.poll(0)
+    ):  # it has died before the line above
         raise SystemExit(1)
 
 

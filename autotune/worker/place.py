@@ -1,10 +1,10 @@
-"""Where a rank stands among a trial's processes, and what was opened and noted before it builds the workload.
-
-Comes in: a trial's folder and a rank's numbers. Goes out: what each job of the worker is handed beside its workload.
-"""
+"""Where a rank stands among a trial's processes, and how its report is written."""
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,12 +12,48 @@ from pathlib import Path
 
 from autotune.errors import RunFolderError
 from autotune.protocol.disk import TrialFolder, write_model
-from autotune.protocol.reports import RankReport
+from autotune.protocol.messages import RankReport
+from autotune.worker.conditions import Others
+from autotune.worker.group import ALONE, Group
 from autotune.worker.jobs.precision import References
-from autotune.worker.measure.conditions import Others
-from autotune.worker.setup.process_group import ALONE, Group
 
-__all__ = ["DEADLINE_SHARE", "Place", "Start"]
+# How a rank's report comes onto the disk, also where the user's code has left no descriptor, or
+# torch raises.
+
+
+def is_written(place: Place, report: RankReport, spare: int) -> bool:
+    """Write the report; where that fails, with a descriptor more, since the user's code may have used up all others.
+
+    Meanwhile the end of a loader worker raises nothing, as torch's handler would.
+    """
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        return _is_written(place, report, spare)
+    finally:
+        signal.signal(signal.SIGCHLD, before or signal.SIG_DFL)
+
+
+def _is_written(place: Place, report: RankReport, spare: int) -> bool:
+    with suppress(RunFolderError):
+        place.write(report)
+        return True
+    with suppress(OSError):  # the user's code has closed it
+        os.close(spare)
+    try:
+        place.write(report)
+    except RunFolderError as error:
+        with suppress(OSError, ValueError):  # the user's code may have closed it
+            print(f"autotune: {error}", file=sys.stderr, flush=True)  # noqa: T201 - into the trial's log
+        return False
+    return True
+
+
+# Where a rank stands among a trial's processes, and what was opened and noted before it builds the
+# workload.
+#
+# Comes in: a trial's folder and a rank's numbers. Goes out: what each job of the worker is handed
+# beside its workload.
+
 
 DEADLINE_SHARE = 0.85  # our convention: of the deadline; a window that is late is ended, not lost
 

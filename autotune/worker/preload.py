@@ -1,16 +1,4 @@
-"""What a script imports from installed packages, imported once in the fork server: its forks have it from the start.
-
-Comes in: at the probe's end, in its process, the modules that were there before the script; in the server, names of
-modules. Goes out: those names; how far the imports came, and what among them has made the server unfit to be forked: a
-fork has none of its parent's threads, but the locks that they held, and can't open a device that its parent has opened.
-
-Imports do more than to define names. Put back after them: Python's signal handlers, the working directory, sys.path,
-the states of random and NumPy. Kept, since a script that imports the packages itself would see it too: what they set in
-os.environ, warnings' filters, the excepthook, the start method of multiprocessing, torch's defaults, what is registered
-with os.register_at_fork. Can't be put back: signal handlers that C code has installed, and what an import writes to
-disk. Each rank takes sys.path from its job. Of what a script does before an import, only the variables that it sets
-come before the preloaded one.
-"""
+"""Preload a script's imports in the fork server, and check that a process may still be forked."""
 
 from __future__ import annotations
 
@@ -22,22 +10,168 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.machinery import ModuleSpec
+from importlib.machinery import (
+    ExtensionFileLoader,
+    ModuleSpec,
+    SourceFileLoader,
+    SourcelessFileLoader,
+)
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path, PurePath
-from time import perf_counter
+from time import monotonic, perf_counter, sleep
+from types import ModuleType
+from typing import Literal
 
 import numpy as np
+import psutil
 
+from autotune.config.plan import INSTALLED
 from autotune.protocol.attach import ATTACH_VARIABLE
-from autotune.settings.workload import INSTALLED
-from autotune.worker.fork_watch import ForkWatch, Unfit
 
-__all__ = ["PreloadResult", "changed_variables", "installed_modules", "preload"]
+# Whether a process may still be forked into trials: it has one thread, no device in use, and no
+# child processes.
+#
+# Watches imports and hands out the first module whose execution has changed that. A fork has none
+# of its parent's threads, but the locks that they held. What costs no fork is looked at after each
+# module, the rest when asked for.
+
+
+Unfit = Literal["threads", "device", "processes"]
+"""What a process has that can't be forked into trials; processes: children, which the end of a
+trial would end too."""
+
+_LOADERS = (ExtensionFileLoader, SourceFileLoader, SourcelessFileLoader)
+_EXECUTE = "exec_module"
+_DEVICE_FILES = re.compile(r"/dev/(nvidia-uvm|kfd|dri/renderD\d+)")
+"""Open once CUDA, ROCm or Level Zero is in use, by their drivers' names for them; where it is
+otherwise, the fork of a closer look finds it for the kinds that torch knows."""
+
+
+@dataclass(slots=True)
+class ForkWatch:
+    """Notices the first module whose execution makes this process unfit to be forked."""
+
+    bad_fork_devices: Callable[[], Collection[str]]
+    """Forks to find out which kinds of devices forks of this process can't open."""
+    reason: Unfit | None = None
+    culprit: str | None = None
+    """The top-level package of the innermost module that was executed then."""
+    chain: list[str] = field(default_factory=list)
+    """All modules that were, the outermost first."""
+    _running: list[str] = field(default_factory=list)
+    """Modules that are being executed, the outermost first."""
+    _bad: frozenset[str] = field(init=False)
+    _threads: int = field(init=False)
+    _files: frozenset[str] = field(init=False)
+    _children: frozenset[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._bad = frozenset(
+            self.bad_fork_devices()
+        )  # its fork ends the threads that prepare for it
+        self._threads, self._files, self._children = (
+            max(1, _threads()),
+            _device_files(),
+            _children(),
+        )
+
+    @contextmanager
+    def over_imports(self) -> Iterator[None]:
+        """Look after each module's execution."""
+        with ExitStack() as patched:
+            for loader in _LOADERS:
+                own = getattr(loader, _EXECUTE)
+                is_own = _EXECUTE in vars(loader)
+                setattr(loader, _EXECUTE, self._watched(own))
+                patched.callback(
+                    *(setattr, loader, _EXECUTE, own) if is_own else (delattr, loader, _EXECUTE)
+                )
+            yield
+
+    def _watched(
+        self, execute: Callable[[object, ModuleType], None]
+    ) -> Callable[[object, ModuleType], None]:
+        def exec_module(loader: object, module: ModuleType) -> None:
+            self._running.append(module.__name__)
+            try:
+                execute(loader, module)
+            finally:
+                self._look()
+                self._running.pop()
+
+        return exec_module
+
+    def _look(self) -> None:
+        """At what costs no fork; only where there are more threads, one."""
+        if self.reason is None and not _device_files() <= self._files:
+            self._found("device", self._running)
+        if self.reason is None and _threads() > self._threads and not self._settles():
+            self._found("threads", self._running)
+
+    def look_closely(self, package: str | None) -> None:
+        """At all, after a package's import; None: after several."""
+        chain = [] if package is None else [package]
+        if self.reason is None and not self._bad.issuperset(self.bad_fork_devices()):
+            self._found("device", chain)
+        if self.reason is None and not self._settles():
+            self._found("threads", chain)
+        if self.reason is None and not _children() <= self._children:
+            self._found("processes", chain)
+
+    def _settles(self) -> bool:
+        """Whether all new threads end by themselves, or when the process forks, as OpenBLAS's do."""
+        self.bad_fork_devices()
+        until = monotonic() + 0.2  # a thread that has ended is listed for some microseconds more
+        while _threads() > self._threads and monotonic() < until:
+            sleep(0.002)
+        return _threads() <= self._threads
+
+    def _found(self, reason: Unfit, chain: Sequence[str]) -> None:
+        self.reason = reason
+        self.chain = list(chain)
+        self.culprit = chain[-1].partition(".")[0] if chain else None
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task"))  # noqa: PTH208 - after each module
+
+
+def _device_files() -> frozenset[str]:
+    """Files of devices that this process has open."""
+    found = set[str]()
+    for descriptor in os.listdir("/proc/self/fd"):  # noqa: PTH208 - as above
+        with suppress(OSError):  # that of the listing itself
+            found.add(os.readlink(f"/proc/self/fd/{descriptor}"))  # noqa: PTH115 - as above
+    return frozenset(path for path in found if _DEVICE_FILES.fullmatch(path))
+
+
+def _children() -> frozenset[int]:
+    """Processes that this one has started and that run."""
+    return frozenset(
+        one.pid for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE
+    )
+
+
+# What a script imports from installed packages, imported once in the fork server: its forks have it
+# from the start.
+#
+# Comes in: at the probe's end, in its process, the modules that were there before the script; in
+# the server, names of modules. Goes out: those names; how far the imports came, and what among them
+# has made the server unfit to be forked: a fork has none of its parent's threads, but the locks
+# that they held, and can't open a device that its parent has opened.
+#
+# Imports do more than to define names. Put back after them: Python's signal handlers, the working
+# directory, sys.path, the states of random and NumPy. Kept, since a script that imports the
+# packages itself would see it too: what they set in os.environ, warnings' filters, the excepthook,
+# the start method of multiprocessing, torch's defaults, what is registered with
+# os.register_at_fork. Can't be put back: signal handlers that C code has installed, and what an
+# import writes to disk. Each rank takes sys.path from its job. Of what a script does before an
+# import, only the variables that it sets come before the preloaded one.
+
 
 _LEFT_OUT = re.compile(r"autotune|(.+\.)?(tests?|test_.*|conftest|__main__)", flags=re.DOTALL)
 """A module whose name, or that of a package around it, is such a one."""
@@ -52,9 +186,11 @@ class PreloadResult:
     reason: Unfit | None = None
     """What it has now; None: it is fit."""
     culprit: str | None = None
-    """The top-level package whose import brought that; None where it is not known: preload closely to find it."""
+    """The top-level package whose import brought that; None where it is not known: preload closely
+    to find it."""
     chain: tuple[str, ...] = ()
-    """Modules that were being imported meanwhile, the outermost first: to import one of them brings it again."""
+    """Modules that were being imported meanwhile, the outermost first: to import one of them brings
+    it again."""
     raised: tuple[str, ...] = ()
     """Names whose import has raised."""
     seconds: float
@@ -63,8 +199,8 @@ class PreloadResult:
 def installed_modules(before: Collection[str]) -> tuple[str, ...]:
     """Modules of installed packages that this process has imported since, in the order in which their imports began.
 
-    Those of the standard library take no time; what has no file of its own, is known by another name than its own,
-    or belongs to autotune or to tests is left out.
+    Those of the standard library take no time; what has no file of its own, is known by another
+    name than its own, or belongs to autotune or to tests is left out.
 
     Args:
         before: Names that were in sys.modules then.
@@ -79,13 +215,19 @@ def installed_modules(before: Collection[str]) -> tuple[str, ...]:
 def changed_variables(before: Mapping[str, str]) -> dict[str, str]:
     """Environment variables that are set otherwise than before; what a script sets, packages may read at import."""
     own = {ATTACH_VARIABLE}  # which a process changes once it trains
-    return {name: value for name, value in os.environ.items() if name not in own and before.get(name) != value}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in own and before.get(name) != value
+    }
 
 
 def _is_left_out(name: str) -> bool:
     parts = name.split(".")
     inside = [".".join(parts[: count + 1]) for count in range(len(parts))]
-    return not all(part.isidentifier() for part in parts) or any(_LEFT_OUT.fullmatch(each) for each in inside)
+    return not all(part.isidentifier() for part in parts) or any(
+        _LEFT_OUT.fullmatch(each) for each in inside
+    )
 
 
 def _is_importable(name: str, module: object) -> bool:
@@ -100,7 +242,11 @@ def _is_importable(name: str, module: object) -> bool:
 def _is_installed(spec: ModuleSpec) -> bool:
     """Whether a module comes from a folder of installed packages; editable installs are the user's own code."""
     places = [spec.origin, *(spec.submodule_search_locations or ())]
-    return any(not INSTALLED.isdisjoint(PurePath(place).parts) for place in places if isinstance(place, str))
+    return any(
+        not INSTALLED.isdisjoint(PurePath(place).parts)
+        for place in places
+        if isinstance(place, str)
+    )
 
 
 def preload(
@@ -114,17 +260,22 @@ def preload(
     """Import modules in their order until one makes this process unfit to be forked; what one raises is printed.
 
     Args:
-        names: As `installed_modules` lists them; one whose package is not installed for this process is passed over.
+        names: As `installed_modules` lists them; one whose package is not installed for this
+            process is passed over.
         environment: Variables for the time of the imports; what these set them to stays.
         bad_fork_devices: Forks to find out which kinds of devices forks of this process can't open.
         is_close: Look for them and for child processes after each package, not just at the end.
         tell: Called with the name of each package before it is imported.
     """
-    begun, watch, done, raised = perf_counter(), ForkWatch(bad_fork_devices), 0, list[str]()
+    begun = perf_counter()
+    watch = ForkWatch(bad_fork_devices)
+    done = 0
+    raised = list[str]()
     with _put_back(), _set(environment), watch.over_imports():
         for package, group in groupby(names, key=_package_of):
             tell(package)
-            before, count = done, len(sys.modules)
+            before = done
+            count = len(sys.modules)
             for name in group:
                 raised += _import(name)
                 if watch.reason is not None:
@@ -156,7 +307,9 @@ def _import(name: str) -> list[str]:
         return []
     try:
         spec = find_spec(_package_of(name))
-        if spec is not None and _is_installed(spec):  # else a trial would find another module under this name
+        if spec is not None and _is_installed(
+            spec
+        ):  # else a trial would find another module under this name
             import_module(name)
     except BaseException:  # noqa: BLE001 - it may even exit; a trial that imports it sees the same
         traceback.print_exc()
@@ -168,7 +321,10 @@ def _import(name: str) -> list[str]:
 def _put_back() -> Iterator[None]:
     """Put back what the server or the ranks depend on, and leave no printed text for each fork to print again."""
     handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
-    cwd, path, drawn, drawn_by_numpy = Path.cwd(), list(sys.path), random.getstate(), np.random.get_state()
+    cwd = Path.cwd()
+    path = list(sys.path)
+    drawn = random.getstate()
+    drawn_by_numpy = np.random.get_state()
     yield
     for number, handler in handlers.items():
         if handler is not None and signal.getsignal(number) is not handler:  # None: not Python's
@@ -178,7 +334,9 @@ def _put_back() -> Iterator[None]:
     random.setstate(drawn)
     np.random.set_state(drawn_by_numpy)
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
-        with suppress(OSError, ValueError, AttributeError):  # an import may have closed or replaced it
+        with suppress(
+            OSError, ValueError, AttributeError
+        ):  # an import may have closed or replaced it
             if stream is not None:
                 stream.flush()
     ctypes.CDLL(None).fflush(None)

@@ -1,58 +1,338 @@
-"""A rank's whole life: read the job, do it, answer. Whatever happens becomes one RankReport.
-
-A forked rank can't open a device that its parent had opened before. torch calls the children of a process that has used
-a device, if only by `torch.cuda.is_available()`, bad forks (torch/csrc/cuda/Module.cpp, poison_fork): it raises in
-them, or finds no device. A package that torch loads by itself, by an entry point of the group torch.backends, may do so
-before it can be prevented.
-"""
+"""A rank's whole life: read the job, do it or a series of jobs, answer."""
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
+import gc
 import os
+import signal
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import current_process
-from time import perf_counter
-from typing import assert_never
+from pathlib import Path
+from time import perf_counter, sleep
+from typing import Any, assert_never
 
-import scipy.special  # noqa: F401 - a window ends by Student's t; 0.1 to 0.16 s of CPU time, which no window may lose
 import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils.data._utils import signal_handling
 
-from autotune.protocol import jobs
+from autotune.apply.cores import (
+    CoresError,
+    addresses_of_ranks,
+    bind_rank,
+    can_bind,
+    compile_cache_variables,
+    set_threads,
+)
+from autotune.apply.precision import tf32_products
+from autotune.config.plan import Workload
+from autotune.protocol import messages
 from autotune.protocol.disk import TrialFolder
+from autotune.protocol.messages import REPORT_UNWRITTEN, RankReport
 from autotune.protocol.payload import read_payload
-from autotune.protocol.reports import REPORT_UNWRITTEN, RankReport
-from autotune.records.diagnosis import Curves
+from autotune.records.measurement import MemorySample
+from autotune.records.result import Curves
 from autotune.records.trial import TrialResult
-from autotune.settings.applied.compile_cache import compile_cache_variables
-from autotune.settings.applied.cores.numa import CoresError, addresses_of_ranks, bind_rank, can_bind
-from autotune.settings.applied.process import set_threads
-from autotune.settings.workload import Workload
-from autotune.worker.answering import is_written
-from autotune.worker.attach.start import run_command
-from autotune.worker.failure.hang_dump import HangDump
-from autotune.worker.failure.kernel_failures import block_launches
-from autotune.worker.failure.outcome import outcome_of
+from autotune.worker.build import (
+    kept_weights,
+    made_dataset,
+    made_model,
+    put_back,
+    put_random_state,
+    random_state,
+    resolved,
+    seed_all,
+)
+from autotune.worker.conditions import BEFORE_S, Others, conditions_before, others_before
+from autotune.worker.device import Device, DeviceError, open_device
+from autotune.worker.environment import describe
+from autotune.worker.failures import HangDump, block_launches
+from autotune.worker.group import open_group
 from autotune.worker.jobs.bench import WorkloadBench
 from autotune.worker.jobs.curves import trace_curves
-from autotune.worker.jobs.precision import compare_to_float32
+from autotune.worker.jobs.precision import References, compare_to_float32
 from autotune.worker.jobs.probe import probe
-from autotune.worker.jobs.series import run_series
 from autotune.worker.jobs.stress import train_on_largest
-from autotune.worker.measure.conditions import BEFORE_S, Others, conditions_before, others_before
-from autotune.worker.place import DEADLINE_SHARE, Place, Start
-from autotune.worker.setup.build import resolved, seed_all
-from autotune.worker.setup.device import Device, DeviceError, open_device
-from autotune.worker.setup.environment import describe
-from autotune.worker.setup.process_group import open_group
-from autotune.worker.trial import gpus_used, run_trial
+from autotune.worker.outcome import outcome_of
+from autotune.worker.place import DEADLINE_SHARE, Place, Start, is_written
+from autotune.worker.script.start import run_command
+from autotune.worker.step import torch_threads
+from autotune.worker.trial import EndedEarly, gpus_used, run_trial
 
-__all__ = ["bad_fork_devices_of_children", "refuse_bad_fork", "run_rank"]
+# Jobs of one workload, one after another in one process that builds its model and its dataset once.
+#
+# Comes in: a series' folder, where `next` names the folder of each job as it comes. Goes out: a
+# report in each of those; then `next` is removed. What changed the process for a configuration
+# (precision of products, threads, the model's layout) is set back, and each job begins with the
+# model's first weights, and with the random numbers that a new process goes on with once it has
+# built both: else it would draw other batches.
+#
+# A job that fails is the last one, since nobody knows what it has left behind: the process ends,
+# and another one goes on. A device that had no room for a batch is the exception: what the batch
+# took is given back.
 
-_TRIAL_VARIABLE = "AUTOTUNE_TRIAL"  # set to "1" in a trial's environment, for the user's code to read
+
+Do = Callable[[messages.WorkloadJob, Workload, Device, Place, HangDump, Start], RankReport]
+"""Does a job with a workload."""
+
+
+def run_series(
+    job: messages.SeriesJob,
+    device: Device,
+    folder: TrialFolder,
+    before: Mapping[str, Others],
+    do: Do,
+) -> RankReport:
+    """Do jobs until one fails, or the parent ends this process.
+
+    Args:
+        job: The series.
+        device: What all of them run on.
+        folder: The series' own.
+        before: Others' use of the devices before this process opened them.
+        do: Does a job.
+    """
+    series = _Series(device, before, do, _Parts(job, device))
+    is_sound = True
+    while is_sound:
+        while not folder.next.exists():
+            sleep(0.005)
+        is_sound = (
+            series.do_one(TrialFolder(Path(folder.next.read_text("utf-8")))) and series.is_cleared()
+        )
+        if is_sound:
+            folder.next.unlink()
+    return RankReport(result=TrialResult(outcome="ok"))
+
+
+@dataclass(slots=True)
+class _Parts:
+    """A workload's model and dataset, each built when it is first asked for; the model as it was then."""
+
+    job: messages.SeriesJob
+    device: Device
+    build_s: float = 0.0
+    """Seconds of reading the workload and of building both."""
+    model: nn.Module | None = None
+    _workload: Workload | None = None
+    _initial: dict[str, Tensor] = field(default_factory=dict)
+    """Weights and buffers, on the CPU."""
+    _strides: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    _dataset: list[Any] = field(default_factory=list)
+    """It alone, once it is built."""
+    _random_after: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Where random generators were once the model, or the dataset, was built."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the weights that are kept aside, in RAM."""
+        return sum(tensor.nbytes for tensor in self._initial.values())
+
+    def as_workload(self) -> Workload:
+        """The workload with these parts."""
+        if self._workload is None:
+            with self._timed():
+                self._workload = resolved(read_payload(self.job.payload))
+        return replace(
+            self._workload,
+            model=partial(self._model_of, self._workload),
+            dataset=partial(self._data_of, self._workload),
+        )
+
+    def _model_of(self, workload: Workload) -> nn.Module:
+        if self.model is None:
+            with self._timed():
+                self.model = made_model(workload).to(self.device.torch_device)
+            self._random_after["model"] = random_state()
+        if not self._initial:
+            self._keep_weights(self.model)
+        else:
+            _lay_out(self.model, self._strides)
+            put_back(self.model, self._initial)
+        put_random_state(self._random_after["model"])
+        return self.model
+
+    def _keep_weights(self, model: nn.Module) -> None:
+        """Keep them aside, unless no job follows; those of a lazy module once it has made them."""
+        if self.build_s >= self.job.least_build_s and not any(map(is_lazy, model.parameters())):
+            self._initial = kept_weights(model)
+            self._strides = {name: tensor.stride() for name, tensor in self._initial.items()}
+
+    def _data_of(self, workload: Workload) -> Any:
+        if not self._dataset:
+            with self._timed():
+                self._dataset.append(made_dataset(workload))
+            self._random_after["dataset"] = random_state()
+        put_random_state(self._random_after["dataset"])
+        return self._dataset[0]
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        begun = perf_counter()
+        yield
+        self.build_s += perf_counter() - begun
+
+
+def _lay_out(model: nn.Module, strides: Mapping[str, tuple[int, ...]]) -> None:
+    """Undo the memory format of an earlier configuration."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        wanted = strides.get(name, tensor.stride())
+        if tensor.stride() != wanted and len(wanted) == tensor.ndim:
+            tensor.data = torch.empty_strided(
+                tensor.shape, wanted, dtype=tensor.dtype, device=tensor.device
+            )
+
+
+@dataclass(slots=True)
+class _Series:
+    device: Device
+    before: Mapping[str, Others]
+    do: Do
+    parts: _Parts
+    trials: int = 0
+    """That were measured, or ended early."""
+    references: References | None = field(init=False)
+    """On an accelerator, whose own memory they take none of; elsewhere there is one precision to
+    compare."""
+    spare: int = field(default_factory=partial(os.open, os.devnull, os.O_RDONLY))
+
+    def __post_init__(self) -> None:
+        """Have a place for what precision checks leave."""
+        self.references = {} if self.device.has_own_memory else None
+
+    def do_one(self, folder: TrialFolder) -> bool:
+        """Do a job and write its report; whether another one may follow."""
+        started = perf_counter()
+        refusals = self.device.refusals()
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGCONT, signal.SIGCHLD)}
+        place = Place(
+            folder, 0, 0, is_shared=True, earlier_trials=self.trials, references=self.references
+        )
+        report = outcome_of(lambda: self._do(place, started))
+        if report.result.outcome != "ok":  # what was cut short may have left handlers of its own
+            for number, handler in handlers.items():
+                signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+            signal_handling._SIGCHLD_handler_set = False  # noqa: SLF001 - the next loader sets torch's again
+        for stream in (
+            sys.stdout,
+            sys.stderr,
+        ):  # this process may be ended at any time after this job
+            with suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        kept_bytes = self.parts.kept_bytes + sum(
+            known.nbytes for known in (self.references or {}).values()
+        )
+        own = {"workload_build_s": self.parts.build_s, "kept_bytes": kept_bytes}
+        if not is_written(place, report.model_copy(update=own), self.spare):
+            os._exit(REPORT_UNWRITTEN)
+        if report.curves is not None and report.curves.is_cut:  # the device is lost
+            return False
+        was_full = report.result.outcome == "oom" and self.device.refusals() > refusals
+        return report.result.outcome in {"ok", "pruned"} or was_full
+
+    def _do(self, place: Place, started: float) -> RankReport:
+        job = messages.read_job(place.folder.job)
+        assert not isinstance(job, messages.DescribeJob | messages.SeriesJob)  # noqa: S101 - our own bug
+        process = job.process
+        config = job.config
+        dump = HangDump(file=sys.stderr, ends_at=started + process.deadline_s)
+        dump.before_deadline()
+        device = replace(self.device, limit_bytes=process.limit_bytes)
+        device.cap_memory()
+        seed_all(process.seed)
+        ends_at = started + DEADLINE_SHARE * process.deadline_s
+        before = {} if self.trials else self.before
+        start = Start(started=started, built_from=started, ends_at=ends_at, before=before)
+        is_run = isinstance(
+            job, messages.TrialJob | messages.StressJob
+        )  # other jobs set TF32 themselves
+        tf32 = tf32_products() if is_run and config.amp_dtype == "tf32" else nullcontext()
+        with torch_threads(config.intra_op_threads), tf32:
+            try:
+                report = self.do(job, self.parts.as_workload(), device, place, dump, start)
+            except EndedEarly:
+                self.trials += 1
+                return RankReport(
+                    result=TrialResult(outcome="pruned", reason="its parent has seen enough")
+                )
+        return self._as_one_of_several(report)
+
+    def _as_one_of_several(self, report: RankReport) -> RankReport:
+        """With the number of trials before it, and without the memory of the weights that are kept aside."""
+        measurement = report.result.measurement
+        curves = report.curves
+        stress = report.stress
+        if stress is not None:
+            own_stress = stress.model_copy(update={"memory": self._own(stress.memory)})
+            report = report.model_copy(update={"stress": own_stress})
+        if curves is not None:
+            device = tuple(
+                point.model_copy(update=self._peak(point.peak_memory_bytes))
+                for point in curves.device
+            )
+            report = report.model_copy(
+                update={"curves": curves.model_copy(update={"device": device})}
+            )
+        if measurement is None:
+            return report
+        memory = self._own(measurement.memory)
+        own = {
+            "earlier_trials": self.trials,
+            "memory": memory,
+            **self._peak(measurement.peak_memory_bytes),
+        }
+        self.trials += 1
+        return report.with_result(measurement=measurement.model_copy(update=own))
+
+    def _peak(self, peak_bytes: int | None) -> dict[str, int | None]:
+        return {
+            "peak_memory_bytes": None if peak_bytes is None else self._without_weights(peak_bytes)
+        }
+
+    def _own(self, memory: MemorySample) -> MemorySample:
+        return memory.model_copy(update={"peak_bytes": self._without_weights(memory.peak_bytes)})
+
+    def _without_weights(self, peak_bytes: int) -> int:
+        return (
+            peak_bytes if self.device.has_own_memory else max(0, peak_bytes - self.parts.kept_bytes)
+        )
+
+    def is_cleared(self) -> bool:
+        """Give back what the job has left; whether the device still works."""
+        faulthandler.cancel_dump_traceback_later()
+        with suppress(RuntimeError):
+            self.device.synchronize()
+            self._give_back()
+            return True
+        return False
+
+    def _give_back(self) -> None:
+        if self.parts.model is not None:
+            self.parts.model.zero_grad(set_to_none=True)
+        gc.collect()
+        self.device.give_back()
+        with suppress(AttributeError, OSError):  # another C library than glibc
+            ctypes.CDLL(None).malloc_trim(0)
+
+
+# A rank's whole life: read the job, do it, answer. Whatever happens becomes one RankReport.
+#
+# A forked rank can't open a device that its parent had opened before. torch calls the children of a
+# process that has used a device, if only by `torch.cuda.is_available()`, bad forks
+# (torch/csrc/cuda/Module.cpp, poison_fork): it raises in them, or finds no device. A package that
+# torch loads by itself, by an entry point of the group torch.backends, may do so before it can be
+# prevented.
+
+
+_TRIAL_VARIABLE = (
+    "AUTOTUNE_TRIAL"  # set to "1" in a trial's environment, for the user's code to read
+)
 _DEVICES = ("cuda", "xpu", "mtia", "mps")
 _done = partial(RankReport, result=TrialResult(outcome="ok"))
 
@@ -62,17 +342,19 @@ def run_rank(folder: TrialFolder, started: float, local_rank: int = 0) -> int:
 
     Args:
         folder: The trial's.
-        started: When the process began, by perf_counter: a fresh interpreter spends seconds of its deadline on imports.
-        local_rank: This rank's number among those on this host, which are all of them unless the job names a part.
+        started: When the process began, by perf_counter: a fresh interpreter spends seconds of its
+            deadline on imports.
+        local_rank: This rank's number among those on this host, which are all of them unless the
+            job names a part.
     """
-    job = jobs.read_job(folder.job)
-    if isinstance(job, jobs.SeriesJob):
+    job = messages.read_job(folder.job)
+    if isinstance(job, messages.SeriesJob):
         with suppress(OSError):  # a full disk: the deadline counts a little later
             folder.begun.touch(mode=0o600)  # from now on the first job's deadline counts
     _enter_callers_world(job.process)
     _share_sockets(folder)
     faulthandler.enable()
-    part = job.part if isinstance(job, jobs.TrialJob) else None
+    part = job.part if isinstance(job, messages.TrialJob) else None
     first, host = (0, 0) if part is None else (part.first_rank, part.host)
     place = Place(folder, first + local_rank, local_rank, host)
     stack = folder.stack_of(place.rank).open("w") if _ranks_of(job) > 1 else sys.stderr
@@ -88,52 +370,65 @@ def run_rank(folder: TrialFolder, started: float, local_rank: int = 0) -> int:
     return 0
 
 
-def _do(job: jobs.Job, place: Place, dump: HangDump, started: float) -> RankReport:
+def _do(job: messages.Job, place: Place, dump: HangDump, started: float) -> RankReport:
     process = job.process
-    if not isinstance(job, jobs.DescribeJob | jobs.SeriesJob) and job.command is not None:
+    if not isinstance(job, messages.DescribeJob | messages.SeriesJob) and job.command is not None:
         return run_command(job, place, dump, started)
     refuse_bad_fork(process.device)
     nearest = place.local_rank if _ranks_of(job) > 1 else 0
-    count = job.config.world_size if isinstance(job, jobs.TrialJob) and job.config.strategy == "dp" else 1
+    count = (
+        job.config.world_size
+        if isinstance(job, messages.TrialJob) and job.config.strategy == "dp"
+        else 1
+    )
     before = _others_before(job, nearest, count, started)
     device = open_device(process.device, nearest, count=count, limit_bytes=process.limit_bytes)
-    if isinstance(job, jobs.DescribeJob):
+    if isinstance(job, messages.DescribeJob):
         return _done(environment=describe(device, job_blocks=process.blocks_launches))
-    if not isinstance(job, jobs.SeriesJob):
+    if not isinstance(job, messages.SeriesJob):
         _set_threads(job, place.local_rank, device)
-    if isinstance(job, jobs.TrialJob):
+    if isinstance(job, messages.TrialJob):
         place.group = open_group(job, place.rank, device)
     device.cap_memory()  # after the group has met: NCCL's buffers lie outside torch
     seed_all(process.seed)
     ends_at = started + DEADLINE_SHARE * process.deadline_s
     start = Start(started=started, built_from=perf_counter(), ends_at=ends_at, before=before)
-    if isinstance(job, jobs.SeriesJob):
+    if isinstance(job, messages.SeriesJob):
         return run_series(job, device, place.folder, before, _do_with_workload)
     return _do_with_workload(job, resolved(read_payload(job.payload)), device, place, dump, start)
 
 
 def _do_with_workload(
-    job: jobs.WorkloadJob, workload: Workload, device: Device, place: Place, dump: HangDump, start: Start
+    job: messages.WorkloadJob,
+    workload: Workload,
+    device: Device,
+    place: Place,
+    dump: HangDump,
+    start: Start,
 ) -> RankReport:
     scratch = place.folder.path
     if job.config.compile:
         os.environ.update(compile_cache_variables())
     match job:
-        case jobs.TrialJob():
+        case messages.TrialJob():
             return run_trial(job, workload, device, place, dump, start)
-        case jobs.ProbeJob():
+        case messages.ProbeJob():
             return _done(
                 facts=probe(workload, job.config, device, scratch),
                 environment=describe(device, job_blocks=job.process.blocks_launches),
                 conditions=conditions_before(gpus_used(device), start.before),
             )
-        case jobs.PrecisionJob():
-            return _done(guard=compare_to_float32(workload, job, device, scratch, start.ends_at, place.references))
-        case jobs.CurvesJob():
+        case messages.PrecisionJob():
+            return _done(
+                guard=compare_to_float32(
+                    workload, job, device, scratch, start.ends_at, place.references
+                )
+            )
+        case messages.CurvesJob():
             bench = WorkloadBench(workload, job, device, scratch)
             keep = partial(_keep_curves, place)
             return _done(curves=trace_curves(bench, job, device, start.ends_at, keep=keep))
-        case jobs.StressJob():
+        case messages.StressJob():
             return _done(stress=train_on_largest(workload, job, device, scratch, start.ends_at))
         case _:
             assert_never(job)
@@ -143,23 +438,29 @@ def _keep_curves(place: Place, known: Curves) -> None:
     place.keep(_done(curves=known))
 
 
-def _ranks_of(job: jobs.Job) -> int:
+def _ranks_of(job: messages.Job) -> int:
     """Processes that do the job together."""
-    return job.config.process_count if isinstance(job, jobs.TrialJob) else 1
+    return job.config.process_count if isinstance(job, messages.TrialJob) else 1
 
 
-def _set_threads(job: jobs.WorkloadJob, local_rank: int, device: Device) -> None:
+def _set_threads(job: messages.WorkloadJob, local_rank: int, device: Device) -> None:
     """Cores and threads as configured; without a setting, ranks share the cores of their host, or their own.
 
-    A probe describes the machine as it is: it stays unbound. So does a rank where a binding has no effect, as is noted.
+    A probe describes the machine as it is: it stays unbound. So does a rank where a binding has no
+    effect, as is noted.
 
     Raises:
         DeviceError: the rank can't be bound, and must not be measured as if it were.
     """
-    ranks, part = _ranks_of(job), job.part if isinstance(job, jobs.TrialJob) else None
+    ranks = _ranks_of(job)
+    part = job.part if isinstance(job, messages.TrialJob) else None
     here = 1 if ranks == 1 else ranks if part is None else part.ranks
     config = job.config
-    if config.numa_binding is None or isinstance(job, jobs.ProbeJob) or not can_bind(device.torch_device):
+    if (
+        config.numa_binding is None
+        or isinstance(job, messages.ProbeJob)
+        or not can_bind(device.torch_device)
+    ):
         set_threads(config.intra_op_threads, here if ranks > 1 else None)
         return
     try:
@@ -170,19 +471,24 @@ def _set_threads(job: jobs.WorkloadJob, local_rank: int, device: Device) -> None
     set_threads(config.intra_op_threads or threads, None)
 
 
-def _others_before(job: jobs.Job, first: int, count: int, started: float) -> Mapping[str, Others]:
+def _others_before(
+    job: messages.Job, first: int, count: int, started: float
+) -> Mapping[str, Others]:
     """Other processes' use of this rank's `count` devices from `first` on, before it opens them.
 
-    A probe is the first of a search to open a device; a trial comes right after another, whose kernels do not count.
+    A probe is the first of a search to open a device; a trial comes right after another, whose
+    kernels do not count.
     """
-    if not isinstance(job, jobs.ProbeJob | jobs.TrialJob | jobs.SeriesJob):
+    if not isinstance(job, messages.ProbeJob | messages.TrialJob | messages.SeriesJob):
         return {}
-    is_first = isinstance(job, jobs.ProbeJob) or (isinstance(job, jobs.SeriesJob) and job.is_first)
+    is_first = isinstance(job, messages.ProbeJob) or (
+        isinstance(job, messages.SeriesJob) and job.is_first
+    )
     quiet_s = BEFORE_S if is_first else perf_counter() - started
     return others_before(job.process.device, first, count, quiet_s)
 
 
-def _enter_callers_world(process: jobs.ProcessSetup) -> None:
+def _enter_callers_world(process: messages.ProcessSetup) -> None:
     """Take on the caller's folder, search path and environment, before any call to a device."""
     os.environ[_TRIAL_VARIABLE] = "1"
     if process.blocks_launches:
@@ -197,7 +503,8 @@ def _enter_callers_world(process: jobs.ProcessSetup) -> None:
 def _share_sockets(folder: TrialFolder) -> None:
     """Have this process and its loader workers put sockets where they are removed, whatever ends the workers.
 
-    Source: multiprocessing/util.py (get_temp_dir); each process hands its configuration on to those that it starts.
+    Source: multiprocessing/util.py (get_temp_dir); each process hands its configuration on to those
+    that it starts.
     """
     with suppress(OSError):  # there is none: each process makes one of its own
         current_process()._config["tempdir"] = str(folder.sockets.readlink())  # type: ignore[attr-defined] # noqa: SLF001
@@ -205,7 +512,8 @@ def _share_sockets(folder: TrialFolder) -> None:
 
 def _bad_fork_devices() -> tuple[str, ...]:
     """Kinds of devices that this process can't open for having been forked."""
-    found, registered = [], torch._C._get_privateuse1_backend_name()  # noqa: SLF001 - no public name
+    found = []
+    registered = torch._C._get_privateuse1_backend_name()  # noqa: SLF001 - no public name
     for name in (*_DEVICES, registered):
         is_bad = getattr(getattr(torch, name, None), "_is_in_bad_fork", None)
         if is_bad is not None and is_bad():
@@ -216,7 +524,9 @@ def _bad_fork_devices() -> tuple[str, ...]:
 def bad_fork_devices_of_children() -> tuple[str, ...]:
     """Kinds of devices that a process forked from this one could not open. Forks one to find out."""
     reading, writing = os.pipe()
-    pid = os.fork()  # by hand: a multiprocessing.Process would count, and so renumber those of the user's code
+    pid = (
+        os.fork()
+    )  # by hand: a multiprocessing.Process would count, and so renumber those of the user's code
     if pid == 0:
         with suppress(BaseException):  # nothing of this process may run on in its fork
             os.write(writing, " ".join(_bad_fork_devices()).encode())
@@ -237,7 +547,8 @@ def refuse_bad_fork(device: str) -> None:
     devices = _bad_fork_devices()
     if devices and device != "cpu":
         raise DeviceError(
-            f"a trial must be the first to open its device, but {', '.join(devices)} had been opened before its "
+            f"a trial must be the first to open its device, but {', '.join(devices)} had been "
+            f"opened before its "
             "process was forked, most likely by a package that torch loads by itself; set "
             "TORCH_DEVICE_BACKEND_AUTOLOAD=0"
         )

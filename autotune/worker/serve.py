@@ -1,15 +1,17 @@
 """The fork server: has imported torch once, has touched no device, ran no tensor operation and no user code.
 
-Between trials it may be asked to import what a script imports from installed packages, too; it answers how far it came
-and what of that must not be forked (preload.py): its parent ends it then, and begins another.
+Between trials it may be asked to import what a script imports from installed packages, too; it
+answers how far it came and what of that must not be forked (preload.py): its parent ends it then,
+and begins another.
 
-Sends once it is ready which devices its forks can't open, since a package that torch has loaded by itself has opened
-them. Receives over its socket, in one message for each trial, the trial's folder, the number of its ranks and the
-descriptor to print to; forks the ranks (10 ms each instead of an interpreter's start and `import torch`); answers with
-their pids, then with each rank's exit code as it ends, the last one once all that the ranks have started is gone too.
-The ranks are reaped when the parent asks for it, after it has ended their sessions: until then no other process can get
-their numbers. When the socket closes, the parent is gone: the ranks are ended, the same sweep is made, and the server
-ends without what packages have registered for an exit.
+Sends once it is ready which devices its forks can't open, since a package that torch has loaded by
+itself has opened them. Receives over its socket, in one message for each trial, the trial's folder,
+the number of its ranks and the descriptor to print to; forks the ranks (10 ms each instead of an
+interpreter's start and `import torch`); answers with their pids, then with each rank's exit code as
+it ends, the last one once all that the ranks have started is gone too. The ranks are reaped when
+the parent asks for it, after it has ended their sessions: until then no other process can get their
+numbers. When the socket closes, the parent is gone: the ranks are ended, the same sweep is made,
+and the server ends without what packages have registered for an exit.
 """
 
 from __future__ import annotations
@@ -33,13 +35,10 @@ from time import perf_counter, sleep
 import psutil
 import torch._dynamo  # noqa: F401 - the first optimizer would import it, a second in every fork
 
-from autotune.launch.local.process_tree import exit_code_of, free_shared_memory
-from autotune.protocol.clock import monotonic
-from autotune.protocol.disk import TrialFolder
+from autotune.launch.processes import exit_code_of, free_shared_memory
+from autotune.protocol.disk import TrialFolder, monotonic
 from autotune.worker.preload import preload
 from autotune.worker.rank import bad_fork_devices_of_children, run_rank
-
-__all__ = ["die_with_parent", "live", "serve"]
 
 _SWEEP_WITHIN_S = 5.0  # our convention, as the parent's (process_tree.py)
 _OOM_SCORE_ADJ = "800"  # man 5 proc: of -1000 to 1000; the kernel spares the caller
@@ -49,7 +48,9 @@ _MESSAGE_BYTES = 64 * 1024  # a request names a folder and some numbers
 def serve(descriptor: int) -> None:
     """Answer requests on an inherited SOCK_SEQPACKET socket until its other end closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: orphans below the server become its children
+    ctypes.CDLL(None).prctl(
+        36, 1
+    )  # PR_SET_CHILD_SUBREAPER: orphans below the server become its children
     with socket.socket(fileno=descriptor) as connection:
         _answer(connection, {"bad_forks": bad_fork_devices_of_children()})
         _share_with_forks()
@@ -61,7 +62,12 @@ def serve(descriptor: int) -> None:
             for pid in request.get("reap", ()):
                 os.waitpid(pid, 0)
             if "folder" in request:
-                _serve_one(connection, TrialFolder(Path(request["folder"])), request["ranks"], descriptors[0])
+                _serve_one(
+                    connection,
+                    TrialFolder(Path(request["folder"])),
+                    request["ranks"],
+                    descriptors[0],
+                )
             if "preload" in request:
                 _preload(connection, descriptors[0], is_close=request["preload"] == "closely")
 
@@ -94,21 +100,28 @@ def _preload(connection: socket.socket, descriptor: int, *, is_close: bool) -> N
         os.pwrite(descriptor, package.encode(), 0)
 
     asked = json.loads(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
-    names, environment = asked["names"], asked["environment"]
+    names = asked["names"]
+    environment = asked["environment"]
     signal.alarm(150)  # more than the parent waits, which may be gone when an import hangs
     result = preload(names, environment, bad_fork_devices_of_children, is_close=is_close, tell=tell)
     signal.alarm(0)
     os.close(descriptor)
     found = f"it has {result.reason} now" if result.reason else "it can be forked"
-    print(f"imported {result.preloaded} of {len(names)} modules in {result.seconds:.1f} s: {found}", flush=True)  # noqa: T201 - the server's log
+    print(
+        f"imported {result.preloaded} of {len(names)} modules in {result.seconds:.1f} s: {found}",
+        flush=True,
+    )  # noqa: T201 - the server's log
     _share_with_forks()
     answer = {name: getattr(result, name) for name in ("preloaded", "reason", "culprit", "chain")}
     _answer(connection, answer)
 
 
 def _serve_one(connection: socket.socket, folder: TrialFolder, ranks: int, output: int) -> None:
-    server_pid, pids = os.getpid(), []
-    sockets = os.path.realpath(folder.sockets)  # now: later a trial could have put another link there
+    server_pid = os.getpid()
+    pids = []
+    sockets = os.path.realpath(
+        folder.sockets
+    )  # now: later a trial could have put another link there
     for rank in range(ranks):
         pid = os.fork()
         if pid == 0:
@@ -121,20 +134,25 @@ def _serve_one(connection: socket.socket, folder: TrialFolder, ranks: int, outpu
         free_shared_memory(pids[rank])
         if ended == ranks:
             _sweep(pids)
-            shutil.rmtree(sockets, ignore_errors=True)  # here as well: the parent may have been killed
+            shutil.rmtree(
+                sockets, ignore_errors=True
+            )  # here as well: the parent may have been killed
         _answer(connection, {"rank": rank, "exit": code})
 
 
 def _exits(pids: Sequence[int], connection: socket.socket) -> Iterator[tuple[int, int | None]]:
     """Each rank and its exit code as it ends, unreaped; all are ended once the socket has closed."""
-    running, parent = {os.pidfd_open(pid): rank for rank, pid in enumerate(pids)}, [connection.fileno()]
+    running = {os.pidfd_open(pid): rank for rank, pid in enumerate(pids)}
+    parent = [connection.fileno()]
     while running:
         ready, _, _ = select.select([*running, *parent], [], [])
         ended = [exited for exited in ready if exited in running]
         if not ended:  # while a trial runs the socket is only readable once it has closed
             parent = []
             for rank in running.values():
-                os.kill(pids[rank], signal.SIGKILL)  # there even where it has just ended: it is not reaped
+                os.kill(
+                    pids[rank], signal.SIGKILL
+                )  # there even where it has just ended: it is not reaped
         for exited in ended:
             rank = running.pop(exited)
             os.close(exited)
@@ -189,7 +207,8 @@ def live(folder: TrialFolder, local_rank: int, started: float) -> None:
 
 def die_with_parent() -> None:
     """End this process's group once the parent's end of standard input closes; user code reads an empty input."""
-    lifeline, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
+    lifeline = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
 

@@ -1,6 +1,7 @@
 """A trial's job in one rank: build, warm up, measure the window, then what explains it. Hands on the rank's report.
 
-The report is kept while a rank still measures what follows the window: it counts, whatever becomes of the process.
+The report is kept while a rank still measures what follows the window: it counts, whatever becomes
+of the process.
 """
 
 from __future__ import annotations
@@ -14,51 +15,36 @@ from threading import Timer
 from time import perf_counter
 from typing import Any
 
-from autotune.analysis.decisions.run_spread import assumed_spread, with_run_spread
-from autotune.analysis.rates import wait_fraction, window_rate
+from autotune.apply.prepare import without_effect_here
+from autotune.config.plan import Workload
+from autotune.config.training_config import TrainingConfig
 from autotune.errors import RunFolderError
+from autotune.models.evidence import assumed_spread, with_run_spread
+from autotune.models.statistics import wait_fraction, window_rate
+from autotune.policy import WindowRules
 from autotune.protocol.disk import read_model, write_model
-from autotune.protocol.jobs import NO_EXTRAS, TrialJob, WindowRules
-from autotune.protocol.reports import RankReport
-from autotune.records.conditions import remarks_on
-from autotune.records.measurement import Block, Measurement
-from autotune.records.ranks import RankFigures
+from autotune.protocol.messages import NO_EXTRAS, RankReport, TrialJob
+from autotune.records.measurement import Block, Measurement, RankFigures, remarks_on
 from autotune.records.trial import TrialResult
-from autotune.settings.applied.parallel import without_effect_here
-from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import Workload
-from autotune.worker.after_window.extra_steps import measure_after_window
-from autotune.worker.failure.hang_dump import HangDump
-from autotune.worker.failure.stops import StopProbe
-from autotune.worker.measure.batch import batch_fingerprint
-from autotune.worker.measure.batch_sizes import token_count
-from autotune.worker.measure.conditions import ConditionsProbe
-from autotune.worker.measure.feed import Delivery, Feed, LoopMoved
-from autotune.worker.measure.host_load import HostLoadProbe
-from autotune.worker.measure.loop import Run, measure_window, warm_up
-from autotune.worker.measure.memory_watch import open_memory_watch
-from autotune.worker.measure.nvml import Gpu, gpus_of
-from autotune.worker.measure.step import Trainer, open_trainer
-from autotune.worker.measure.utilization import BusyProbe
+from autotune.worker.batch import batch_fingerprint, token_count
+from autotune.worker.build import WorkloadFault, build_dataset, build_model, is_stream
+from autotune.worker.conditions import BusyProbe, ConditionsProbe, HostLoadProbe, open_memory_watch
+from autotune.worker.device import Device
+from autotune.worker.extras.extra_steps import measure_after_window
+from autotune.worker.failures import HangDump, StopProbe
+from autotune.worker.feed import Delivery, Feed, LoopMoved
+from autotune.worker.group import Group
+from autotune.worker.loader import build_loader
+from autotune.worker.nvml import Gpu, gpus_of
 from autotune.worker.place import Place, Start
-from autotune.worker.setup.build import WorkloadFault, build_dataset, build_model, is_stream
-from autotune.worker.setup.device import Device
-from autotune.worker.setup.loader import build_loader
-from autotune.worker.setup.process_group import Group
+from autotune.worker.step import Trainer, open_trainer
+from autotune.worker.window import Run, measure_window, warm_up
 
-__all__ = [
-    "EndedEarly",
-    "after_block_of",
-    "ended_when_stuck",
-    "gpus_used",
-    "longest_after_s",
-    "measure",
-    "of_rank",
-    "run_trial",
-]
-
-_LONGEST_AFTER_S = 60.0  # our convention: apart from its steps, what follows the window takes a few seconds
-_STEPS_AFTER = 70  # the most optimizer steps that follow the window (extra_steps.py); the profiled ones are slower
+_LONGEST_AFTER_S = (
+    60.0  # our convention: apart from its steps, what follows the window takes a few seconds
+)
+# The most optimizer steps that follow the window (extra_steps.py); the profiled ones are slower.
+_STEPS_AFTER = 70
 
 
 class EndedEarly(Exception):  # noqa: N818 - an outcome, not an error of ours
@@ -77,7 +63,9 @@ def run_trial(
         run.longest_s = feed.start_s + feed.first_wait_s  # an epoch's restart may take as long
         if place.earlier_trials > 0:  # what the process does once was done
             run.first_steps = 1
-        measurement = measure(run, job.window, first, start, after_block_of(job, place, dump, run, at_end))
+        measurement = measure(
+            run, job.window, first, start, after_block_of(job, place, dump, run, at_end)
+        )
         dump.before_deadline()  # what follows has no blocks
         if job.extras != NO_EXTRAS:
             with ended_when_stuck(longest_after_s(measurement, job.config), place.report):
@@ -97,10 +85,15 @@ def gpus_used(device: Device) -> tuple[Gpu, ...]:
     return gpus_of(device.devices) if device.kind == "cuda" else ()
 
 
-def _build(workload: Workload, job: TrialJob, device: Device, place: Place) -> tuple[Trainer, Feed, Delivery]:
-    data, config = build_dataset(workload), job.config
+def _build(
+    workload: Workload, job: TrialJob, device: Device, place: Place
+) -> tuple[Trainer, Feed, Delivery]:
+    data = build_dataset(workload)
+    config = job.config
     model = build_model(workload, config, device)
-    feed = Feed(build_loader(workload, data, config, place.folder.path, place.group), is_shallow=True)
+    feed = Feed(
+        build_loader(workload, data, config, place.folder.path, place.group), is_shallow=True
+    )
     first = feed.start()
     _refuse_repeated(feed.loader.dataset, first.batch, place.group)
     return open_trainer(workload, model, first.batch, config, device), feed, first
@@ -110,16 +103,21 @@ def _refuse_repeated(dataset: Any, batch: Any, group: Group) -> None:
     """Refuse an iterable dataset that gives each rank the same items: its rate would count them several times."""
     if group.size > 1 and is_stream(dataset) and group.is_equal(batch_fingerprint(batch)):
         raise WorkloadFault(
-            f"an iterable dataset must share its items out among ranks, but all {group.size} got the same first batch; "
-            "shard it by the environment's RANK and WORLD_SIZE, which are set in groups alone, or set strategy: single"
+            f"an iterable dataset must share its items out among ranks, but all {group.size} got "
+            f"the same first batch; "
+            "shard it by the environment's RANK and WORLD_SIZE, which are set in groups alone, or "
+            "set strategy: single"
         )
 
 
-def after_block_of(job: TrialJob, place: Place, dump: HangDump, run: Run, at_end: ExitStack) -> Callable[[Block], None]:
+def after_block_of(
+    job: TrialJob, place: Place, dump: HangDump, run: Run, at_end: ExitStack
+) -> Callable[[Block], None]:
     """What is done after each block of the window: a parent that asks is sent it, a group's hang timer starts again.
 
-    The file stays open until `at_end`: opening and closing it for each block would delay the loop where the folder is
-    far away. In a shared process EndedEarly is raised once the parent has seen enough.
+    The file stays open until `at_end`: opening and closing it for each block would delay the loop
+    where the folder is far away. In a shared process EndedEarly is raised once the parent has seen
+    enough.
     """
     descriptor: int | None = None
     if job.streams_blocks and place.rank == 0:
@@ -143,12 +141,15 @@ def measure(
     run: Run, rules: WindowRules, first: Delivery, start: Start, on_block: Callable[[Block], None]
 ) -> Measurement:
     """Warm up, measure the window and derive its figures, before anything else is measured."""
-    arrived, device = perf_counter(), run.trainer.device
+    arrived = perf_counter()
+    device = run.trainer.device
     device.reset_peak()
     run.scale = run.trainer.scaler.get_scale()
     gpus = gpus_used(device)  # NVML first: its start lets the queue fill
-    busy, conditions = BusyProbe(gpus), ConditionsProbe(gpus, start.before, has_cuda=device.kind == "cuda")
-    host, stops = HostLoadProbe(), StopProbe()
+    busy = BusyProbe(gpus)
+    conditions = ConditionsProbe(gpus, start.before, has_cuda=device.kind == "cuda")
+    host = HostLoadProbe()
+    stops = StopProbe()
 
     def at_edge() -> None:
         if run.tokens is not None:
@@ -166,7 +167,9 @@ def measure(
 
         run.tokens = token_count(first.batch, first.samples)
         warmed = warm_up(run, rules, first, on_block)
-        retries = device.alloc_retries()  # of the window alone: retries while the allocator settles are no fault
+        retries = (
+            device.alloc_retries()
+        )  # of the window alone: retries while the allocator settles are no fault
         try:
             window = measure_window(run, rules, warmed, at_edge, after_block)
         except (EndedEarly, LoopMoved):
@@ -176,9 +179,11 @@ def measure(
     stopped = tuple(stops.stop())
     ddp = run.trainer.config.ddp
     waited = wait_fraction(window)
-    busyness, found = busy.stop(waited), conditions.stop()
+    busyness = busy.stop(waited)
+    found = conditions.stop()
     ineffective = () if ddp is None else without_effect_here(ddp)
-    memory, spread = device.peak_memory(retries), assumed_spread(device.kind).of([window.is_held_by_device])
+    memory = device.peak_memory(retries)
+    spread = assumed_spread(device.kind).of([window.is_held_by_device])
     rate = with_run_spread(window_rate(window), spread)
     return Measurement(
         samples_per_s=rate.value,
@@ -237,7 +242,9 @@ def ended_when_stuck(longest_s: float, report: Path) -> Iterator[None]:
         try:
             with suppress(OSError, ValueError):  # the user's code may have closed it
                 faulthandler.dump_traceback()
-            with suppress(OSError, ValueError, RunFolderError):  # the user's code may have written over it
+            with suppress(
+                OSError, ValueError, RunFolderError
+            ):  # the user's code may have written over it
                 _write_after_s(report, perf_counter() - begun)
         finally:
             os._exit(0)

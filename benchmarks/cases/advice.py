@@ -24,7 +24,9 @@ _TABLE_ROWS = 200
 _TABLES = 4000
 _OPERATIONS = 200
 _BARRIERS = 40
-_BARRIER_NUMBERS = 2**12  # times a batch of 32: torch shares such a tensor out among all its threads
+_BARRIER_NUMBERS = (
+    2**12
+)  # times a batch of 32: torch shares such a tensor out among all its threads
 _TOO_MANY_THREADS = 32
 _SHORT_EPOCH = 320  # ten batches of 32
 
@@ -84,11 +86,17 @@ def _small_operations() -> Case:
 
 
 def _too_many_threads() -> Case:
-    return Case(model=_Barriers, dataset=_numbers(4096), settings={"intra_op_threads": _TOO_MANY_THREADS})
+    return Case(
+        model=_Barriers, dataset=_numbers(4096), settings={"intra_op_threads": _TOO_MANY_THREADS}
+    )
 
 
 def _short_epochs() -> Case:
-    return Case(model=_small_net, dataset=_numbers(_SHORT_EPOCH), settings={"num_workers": 1, "intra_op_threads": 1})
+    return Case(
+        model=_small_net,
+        dataset=_numbers(_SHORT_EPOCH),
+        settings={"num_workers": 1, "intra_op_threads": 1},
+    )
 
 
 def _photos() -> Case:

@@ -46,7 +46,9 @@ class _TokenWise(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         layers = [part for _ in range(4) for part in (nn.Linear(_WIDTH, _WIDTH), nn.ReLU())]
-        self.layers = nn.Sequential(nn.Embedding(_VOCABULARY, _WIDTH), *layers, nn.Linear(_WIDTH, _VOCABULARY))
+        self.layers = nn.Sequential(
+            nn.Embedding(_VOCABULARY, _WIDTH), *layers, nn.Linear(_WIDTH, _VOCABULARY)
+        )
 
     def forward(self, rows: Tensor) -> Tensor:
         outputs: Tensor = self.layers(rows)
@@ -91,7 +93,13 @@ def _packing() -> FollowedCase:
     rows = _packed(sequences)
     per_row = len(sequences) / len(rows)
     settings = {"micro_batch_size": _BATCH, "intra_op_threads": 1}
-    today = Case(model=_TokenWise, dataset=_Rows(sequences), step=_masked_step, collate_fn=_padded, settings=settings)
+    today = Case(
+        model=_TokenWise,
+        dataset=_Rows(sequences),
+        step=_masked_step,
+        collate_fn=_padded,
+        settings=settings,
+    )
     same_samples = {**settings, "micro_batch_size": max(1, round(_BATCH / per_row))}
     return FollowedCase(
         name="rows packed whole",

@@ -31,7 +31,7 @@ _FACTOR = 4
 _LIMIT = "420MiB"
 """Room for twice the batch (some 350 MiB), and not for four times (520): a sample keeps 5 MiB."""
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(256 * 2**10)}
-"""Freed tensors go back to the system. In trials they are kept (launch/local/kept_memory.py): with tensors of some MiB
+"""Freed tensors go back to the system. In trials they are kept (launch/machine.py): with tensors of some MiB
 the heap then grows by fragments, after the window to several times its peak, and what passes the limit is ended."""
 
 
@@ -40,10 +40,16 @@ class _Block(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(_WIDTH), nn.Linear(_WIDTH, _INNER), nn.Linear(_INNER, _WIDTH)
+        self.norm, self.up, self.down = (
+            nn.LayerNorm(_WIDTH),
+            nn.Linear(_WIDTH, _INNER),
+            nn.Linear(_INNER, _WIDTH),
+        )
 
     def forward(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = inputs + self.down(nn.functional.relu(self.up(self.norm(inputs))).square())
+        outputs: Tensor = inputs + self.down(
+            nn.functional.relu(self.up(self.norm(inputs))).square()
+        )
         return outputs
 
 
@@ -60,7 +66,11 @@ class _Deep(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         for block in self.blocks:
-            tokens = checkpoint(block, tokens, use_reentrant=False) if self.is_checkpointed else block(tokens)
+            tokens = (
+                checkpoint(block, tokens, use_reentrant=False)
+                if self.is_checkpointed
+                else block(tokens)
+            )
         pooled = self.widen(tokens.mean(1))
         for matrix in self.head:
             pooled = pooled @ matrix
@@ -84,7 +94,10 @@ class _Orthogonalised(torch.optim.Optimizer):
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     is_large = parameter.shape == (_HEAD, _HEAD)
-                    parameter.sub_(_orthogonal(parameter.grad) if is_large else parameter.grad, alpha=group["lr"])
+                    parameter.sub_(
+                        _orthogonal(parameter.grad) if is_large else parameter.grad,
+                        alpha=group["lr"],
+                    )
 
 
 class _TokenRows(Dataset[tuple[Tensor, int]]):
@@ -128,7 +141,9 @@ MEMORY_CASES = (
         name="heavy_step",
         kind="checkpoint_activations",
         today=_TODAY,
-        followed=replace(_TODAY, model=_checkpointed, settings={"micro_batch_size": _FACTOR * _BATCH, "lr": 1e-4}),
+        followed=replace(
+            _TODAY, model=_checkpointed, settings={"micro_batch_size": _FACTOR * _BATCH, "lr": 1e-4}
+        ),
         memory_limit=_LIMIT,
         environment=_MALLOC,
         why="most of a step does not grow with the batch, and a larger batch fits only without the blocks' activations",

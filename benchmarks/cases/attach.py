@@ -45,7 +45,9 @@ Kind = Literal[
 
 _FOLDER_VARIABLE = "AUTOTUNE_FOREIGN"
 _PACKAGES = "venv/lib/python3.11/site-packages"
-_GLUE_METRIC = {"glue": "huggingface+evaluate/metrics/glue"}  # at a7dd338386a4fae9a1767e05eb9ef9479513d9e8, Apache-2.0
+_GLUE_METRIC = {
+    "glue": "huggingface+evaluate/metrics/glue"
+}  # at a7dd338386a4fae9a1767e05eb9ef9479513d9e8, Apache-2.0
 _ALONE = {
     "CUDA_VISIBLE_DEVICES": "",
     "HF_DATASETS_OFFLINE": "1",
@@ -68,12 +70,22 @@ class Origin:
     licence: str
 
 
-_EXAMPLES = Origin("github.com/pytorch/examples", "77f55b912142e11fcfdf5b530231fb9c52f181e8", "BSD-3-Clause")
-_ACCELERATE = Origin("github.com/huggingface/accelerate", "16cb6eb80dd9aa8b4df1a63ef57863e455d53b83", "Apache-2.0")
-_LIGHTNING = Origin(
-    "github.com/Lightning-AI/pytorch-lightning", "7f0c3436cd3f6ad3753125672024fc415cbcb414", "Apache-2.0"
+_EXAMPLES = Origin(
+    "github.com/pytorch/examples", "77f55b912142e11fcfdf5b530231fb9c52f181e8", "BSD-3-Clause"
 )
-_TIMM = Origin("github.com/huggingface/pytorch-image-models", "aa4b5850c1543fa488abf260f18390eda46cf85d", "Apache-2.0")
+_ACCELERATE = Origin(
+    "github.com/huggingface/accelerate", "16cb6eb80dd9aa8b4df1a63ef57863e455d53b83", "Apache-2.0"
+)
+_LIGHTNING = Origin(
+    "github.com/Lightning-AI/pytorch-lightning",
+    "7f0c3436cd3f6ad3753125672024fc415cbcb414",
+    "Apache-2.0",
+)
+_TIMM = Origin(
+    "github.com/huggingface/pytorch-image-models",
+    "aa4b5850c1543fa488abf260f18390eda46cf85d",
+    "Apache-2.0",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,13 +166,27 @@ SCRIPTS: tuple[Script, ...] = (
         kind="plain loop",
         origin=_EXAMPLES,
         path="pytorch+examples/imagenet/main.py",
-        command=("{python}", "{script}", "-a", "squeezenet1_1", "-b", "4", "-j", "2", "--lr", "0.01", "{data}"),
+        command=(
+            "{python}",
+            "{script}",
+            "-a",
+            "squeezenet1_1",
+            "-b",
+            "4",
+            "-j",
+            "2",
+            "--lr",
+            "0.01",
+            "{data}",
+        ),
         data=made.image_folders,
     ),
     Script(
         name="mingpt_adder",
         kind="plain loop",
-        origin=Origin("github.com/karpathy/minGPT", "37baab71b9abea1b76ab957409a1cc2fbfba8a26", "MIT"),
+        origin=Origin(
+            "github.com/karpathy/minGPT", "37baab71b9abea1b76ab957409a1cc2fbfba8a26", "MIT"
+        ),
         path="karpathy+minGPT/projects/adder/adder.py",
         command=("{python}", "{script}", "--trainer.max_iters=4000"),
         data=made.nothing,
@@ -172,8 +198,29 @@ SCRIPTS: tuple[Script, ...] = (
         origin=_TIMM,
         path="huggingface+pytorch-image-models/train.py",
         command=(
-            *("{python}", "{script}", "--data-dir", "{data}", "--val-split", "val", "--device", "cpu"),
-            *("--model", "test_vit", "--num-classes", "10", "-b", "8", "-j", "1", "--amp", "--amp-dtype", "float16"),
+            *(
+                "{python}",
+                "{script}",
+                "--data-dir",
+                "{data}",
+                "--val-split",
+                "val",
+                "--device",
+                "cpu",
+            ),
+            *(
+                "--model",
+                "test_vit",
+                "--num-classes",
+                "10",
+                "-b",
+                "8",
+                "-j",
+                "1",
+                "--amp",
+                "--amp-dtype",
+                "float16",
+            ),
             *("--lr", "0.01", "--epochs", "60", "--log-interval", "10", "--output", "out"),
         ),
         data=made.image_folders,
@@ -181,7 +228,11 @@ SCRIPTS: tuple[Script, ...] = (
     Script(
         name="unet",
         kind="GradScaler loop",
-        origin=Origin("github.com/milesial/Pytorch-UNet", "21d7850f2af30a9695bbeea75f3136aa538cfc4a", "GPL-3.0"),
+        origin=Origin(
+            "github.com/milesial/Pytorch-UNet",
+            "21d7850f2af30a9695bbeea75f3136aa538cfc4a",
+            "GPL-3.0",
+        ),
         path="milesial+Pytorch-UNet/train.py",
         command=("{python}", "{script}", "--amp", "--bilinear", "--epochs", "10"),
         data=made.images_and_masks,
@@ -193,7 +244,16 @@ SCRIPTS: tuple[Script, ...] = (
         origin=_EXAMPLES,
         path="pytorch+examples/dcgan/main.py",
         command=(
-            *("{python}", "{script}", "--dataset", "folder", "--dataroot", "{data}/train", "--outf", "out"),
+            *(
+                "{python}",
+                "{script}",
+                "--dataset",
+                "folder",
+                "--dataroot",
+                "{data}/train",
+                "--outf",
+                "out",
+            ),
             *("--ngf", "16", "--ndf", "16", "--batchSize", "16", "--workers", "1", "--niter", "40"),
         ),
         data=made.image_folders,
@@ -201,7 +261,11 @@ SCRIPTS: tuple[Script, ...] = (
     Script(
         name="gan",
         kind="two optimizers",
-        origin=Origin("github.com/eriklindernoren/PyTorch-GAN", "36d3c77e5ff20ebe0aeefd322326a134a279b93e", "MIT"),
+        origin=Origin(
+            "github.com/eriklindernoren/PyTorch-GAN",
+            "36d3c77e5ff20ebe0aeefd322326a134a279b93e",
+            "MIT",
+        ),
         path="eriklindernoren+PyTorch-GAN/implementations/gan/gan.py",
         command=("{python}", "{script}", "--n_epochs", "40"),
         data=made.mnist,
@@ -211,11 +275,29 @@ SCRIPTS: tuple[Script, ...] = (
     Script(
         name="olora",
         kind="Trainer",
-        origin=Origin("github.com/huggingface/peft", "5d602fdbff04c33c1c4de55cda9d4ae1d7cb7e40", "Apache-2.0"),
+        origin=Origin(
+            "github.com/huggingface/peft", "5d602fdbff04c33c1c4de55cda9d4ae1d7cb7e40", "Apache-2.0"
+        ),
         path="huggingface+peft/examples/olora_finetuning/olora_finetuning.py",
         command=(
-            *("{python}", "{script}", "--base_model", "{data}/model", "--data_path", "{data}/instructions"),
-            *("--device_map", "cpu", "--dtype", "float32", "--init_lora_weights", "gaussian", "--cutoff_len", "64"),
+            *(
+                "{python}",
+                "{script}",
+                "--base_model",
+                "{data}/model",
+                "--data_path",
+                "{data}/instructions",
+            ),
+            *(
+                "--device_map",
+                "cpu",
+                "--dtype",
+                "float32",
+                "--init_lora_weights",
+                "gaussian",
+                "--cutoff_len",
+                "64",
+            ),
             *("--batch_size", "16", "--num_epochs", "4", "--output_dir", "out"),
         ),
         data=made.causal_model_and_texts,
@@ -227,9 +309,33 @@ SCRIPTS: tuple[Script, ...] = (
         origin=Origin("PyPI trl", "1.16.0", "Apache-2.0"),
         path=f"{_PACKAGES}/trl/scripts/sft.py",
         command=(
-            *("{python}", "{script}", "--model_name_or_path", "{data}/model", "--dataset_name", "{data}/texts"),
-            *("--max_length", "64", "--per_device_train_batch_size", "8", "--num_train_epochs", "3", "--use_cpu"),
-            *("--bf16", "False", "--report_to", "none", "--save_strategy", "no", "--output_dir", "out"),
+            *(
+                "{python}",
+                "{script}",
+                "--model_name_or_path",
+                "{data}/model",
+                "--dataset_name",
+                "{data}/texts",
+            ),
+            *(
+                "--max_length",
+                "64",
+                "--per_device_train_batch_size",
+                "8",
+                "--num_train_epochs",
+                "3",
+                "--use_cpu",
+            ),
+            *(
+                "--bf16",
+                "False",
+                "--report_to",
+                "none",
+                "--save_strategy",
+                "no",
+                "--output_dir",
+                "out",
+            ),
         ),
         data=made.causal_model_and_texts,
     ),
@@ -238,7 +344,15 @@ SCRIPTS: tuple[Script, ...] = (
         kind="accelerate loop",
         origin=_ACCELERATE,
         path="huggingface+accelerate/examples/nlp_example.py",
-        command=("{bin}/accelerate", "launch", "--cpu", "--num_processes", "1", "{script}", "--cpu"),
+        command=(
+            "{bin}/accelerate",
+            "launch",
+            "--cpu",
+            "--num_processes",
+            "1",
+            "{script}",
+            "--cpu",
+        ),
         data=made.bert_and_mrpc,
         data_folder="work",
         links=_GLUE_METRIC,
@@ -268,7 +382,15 @@ SCRIPTS: tuple[Script, ...] = (
         origin=_LIGHTNING,
         path="Lightning-AI+pytorch-lightning/examples/pytorch/domain_templates/imagenet.py",
         command=(
-            *("{python}", "{script}", "fit", "--model.data_path", "{data}", "--model.arch", "squeezenet1_1"),
+            *(
+                "{python}",
+                "{script}",
+                "fit",
+                "--model.data_path",
+                "{data}",
+                "--model.arch",
+                "squeezenet1_1",
+            ),
             *("--model.batch_size", "4", "--model.workers", "2", "--model.lr", "0.01"),
         ),
         data=made.image_folders,
@@ -286,12 +408,33 @@ SCRIPTS: tuple[Script, ...] = (
     Script(
         name="llama2c",
         kind="iterable data",
-        origin=Origin("github.com/karpathy/llama2.c", "350e04fe35433e6d2941dce5a1f53308f87058eb", "MIT"),
+        origin=Origin(
+            "github.com/karpathy/llama2.c", "350e04fe35433e6d2941dce5a1f53308f87058eb", "MIT"
+        ),
         path="karpathy+llama2.c/train.py",
         command=(
-            *("{python}", "{script}", "--device=cpu", "--dtype=float32", "--compile=False", "--vocab_source=custom"),
-            *("--vocab_size=512", "--dim=64", "--n_layers=4", "--n_heads=4", "--n_kv_heads=4", "--max_seq_len=64"),
-            *("--batch_size=8", "--gradient_accumulation_steps=2", "--eval_iters=10", "--max_iters=3000"),
+            *(
+                "{python}",
+                "{script}",
+                "--device=cpu",
+                "--dtype=float32",
+                "--compile=False",
+                "--vocab_source=custom",
+            ),
+            *(
+                "--vocab_size=512",
+                "--dim=64",
+                "--n_layers=4",
+                "--n_heads=4",
+                "--n_kv_heads=4",
+                "--max_seq_len=64",
+            ),
+            *(
+                "--batch_size=8",
+                "--gradient_accumulation_steps=2",
+                "--eval_iters=10",
+                "--max_iters=3000",
+            ),
         ),
         data=made.story_tokens,
         data_folder="work",
@@ -310,12 +453,32 @@ SCRIPTS: tuple[Script, ...] = (
     Script(
         name="nanogpt",
         kind="no DataLoader",
-        origin=Origin("github.com/karpathy/nanoGPT", "3adf61e154c3fe3fca428ad6bc3818b27a3b8291", "MIT"),
+        origin=Origin(
+            "github.com/karpathy/nanoGPT", "3adf61e154c3fe3fca428ad6bc3818b27a3b8291", "MIT"
+        ),
         path="karpathy+nanoGPT/train.py",
         command=(  # the README's for a machine without a GPU
-            *("{python}", "{script}", "config/train_shakespeare_char.py", "--device=cpu", "--compile=False"),
-            *("--eval_iters=20", "--log_interval=1", "--block_size=64", "--batch_size=12", "--n_layer=4"),
-            *("--n_head=4", "--n_embd=128", "--max_iters=2000", "--lr_decay_iters=2000", "--dropout=0.0"),
+            *(
+                "{python}",
+                "{script}",
+                "config/train_shakespeare_char.py",
+                "--device=cpu",
+                "--compile=False",
+            ),
+            *(
+                "--eval_iters=20",
+                "--log_interval=1",
+                "--block_size=64",
+                "--batch_size=12",
+                "--n_layer=4",
+            ),
+            *(
+                "--n_head=4",
+                "--n_embd=128",
+                "--max_iters=2000",
+                "--lr_decay_iters=2000",
+                "--dropout=0.0",
+            ),
         ),
         data=made.character_tokens,
         data_folder="work",
@@ -329,7 +492,15 @@ SCRIPTS: tuple[Script, ...] = (
         kind="no DataLoader",
         origin=_EXAMPLES,
         path="pytorch+examples/word_language_model/main.py",
-        command=("{python}", "{script}", "--data", "{data}/data", "--use-optimizer", "--lr", "0.001"),
+        command=(
+            "{python}",
+            "{script}",
+            "--data",
+            "{data}/data",
+            "--use-optimizer",
+            "--lr",
+            "0.001",
+        ),
         data=made.wikitext,
         data_folder="data",
     ),

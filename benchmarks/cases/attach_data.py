@@ -85,7 +85,9 @@ def images_and_masks(folder: Path, *, length: int = 200, side: int = 64) -> None
 def wikitext(folder: Path, *, tokens: int = 400_000) -> None:
     """`train.txt`, `valid.txt`, `test.txt`, as WikiText-2; the first also as Lightning names it, `wikitext-2.txt`."""
     folder.mkdir(parents=True, exist_ok=True)
-    for seed, (name, length) in enumerate((("train", tokens), ("valid", tokens // 40), ("test", tokens // 40))):
+    for seed, (name, length) in enumerate(
+        (("train", tokens), ("valid", tokens // 40), ("test", tokens // 40))
+    ):
         (folder / f"{name}.txt").write_text(_text(seed, length), encoding="utf-8")
     (folder / "wikitext-2.txt").write_text(_text(0, tokens), encoding="utf-8")
 
@@ -95,12 +97,19 @@ def character_tokens(folder: Path, *, tokens: int = 1_000_000, vocabulary: int =
     place = folder / "data" / "shakespeare_char"
     place.mkdir(parents=True, exist_ok=True)
     for seed, (name, length) in enumerate((("train", tokens), ("val", tokens // 10))):
-        (place / f"{name}.bin").write_bytes(_zipf(seed, length, vocabulary).astype(np.uint16).tobytes())
-    meta = {"vocab_size": vocabulary, "itos": {index: chr(32 + index) for index in range(vocabulary)}}
+        (place / f"{name}.bin").write_bytes(
+            _zipf(seed, length, vocabulary).astype(np.uint16).tobytes()
+        )
+    meta = {
+        "vocab_size": vocabulary,
+        "itos": {index: chr(32 + index) for index in range(vocabulary)},
+    }
     (place / "meta.pkl").write_bytes(pickle.dumps(meta))
 
 
-def story_tokens(folder: Path, *, shards: int = 3, tokens: int = 300_000, vocabulary: int = 512) -> None:
+def story_tokens(
+    folder: Path, *, shards: int = 3, tokens: int = 300_000, vocabulary: int = 512
+) -> None:
     """`data/tok512/data??.bin`, as llama2.c's tinystories.py leaves its shards; the first is for validation."""
     place = folder / "data" / f"tok{vocabulary}"
     place.mkdir(parents=True, exist_ok=True)
@@ -198,7 +207,10 @@ def _write_lines(file: Path, rows: list[dict[str, object]]) -> None:
 def _write_tokenizer(folder: Path, *, pairs: bool) -> None:
     """A tokenizer of whole words, in the format of the library `tokenizers`."""
     folder.mkdir(parents=True, exist_ok=True)
-    vocabulary = {word: index for index, word in enumerate([*_SPECIAL, *(f"w{number}" for number in range(_WORDS))])}
+    vocabulary = {
+        word: index
+        for index, word in enumerate([*_SPECIAL, *(f"w{number}" for number in range(_WORDS))])
+    }
     added = [{"id": index, "content": word, "special": True} for index, word in enumerate(_SPECIAL)]
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     tokenizer = {
@@ -235,7 +247,10 @@ def _pair_template() -> dict[str, object]:
         return {"Sequence": {"id": name, "type_id": kind}}
 
     single = [special("[CLS]", 0), sequence("A", 0), special("[SEP]", 0)]
-    known = {name: {"id": name, "ids": [_SPECIAL.index(name)], "tokens": [name]} for name in ("[CLS]", "[SEP]")}
+    known = {
+        name: {"id": name, "ids": [_SPECIAL.index(name)], "tokens": [name]}
+        for name in ("[CLS]", "[SEP]")
+    }
     pair = [*single, sequence("B", 1), special("[SEP]", 1)]
     return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": known}
 

@@ -112,7 +112,12 @@ WORKLOADS: Mapping[str, FidelityWorkload] = {
             {"micro_batch_size": 32},
             {"micro_batch_size": 1, "intra_op_threads": 1},
             {"micro_batch_size": 2},
-            {"micro_batch_size": 64, "num_workers": 1, "persistent_workers": True, "intra_op_threads": 1},
+            {
+                "micro_batch_size": 64,
+                "num_workers": 1,
+                "persistent_workers": True,
+                "intra_op_threads": 1,
+            },
             {
                 "micro_batch_size": 8,
                 "num_workers": 2,
@@ -137,7 +142,12 @@ WORKLOADS: Mapping[str, FidelityWorkload] = {
             {"micro_batch_size": 128, "intra_op_threads": 1},
             {"micro_batch_size": 32, "num_workers": 1, "intra_op_threads": 1},
             {"micro_batch_size": 8, "num_workers": 4, "intra_op_threads": 1},
-            {"micro_batch_size": 64, "num_workers": 2, "persistent_workers": True, "intra_op_threads": 1},
+            {
+                "micro_batch_size": 64,
+                "num_workers": 2,
+                "persistent_workers": True,
+                "intra_op_threads": 1,
+            },
         ),
     ),
     "sleeping_vectors": FidelityWorkload(
@@ -154,7 +164,12 @@ WORKLOADS: Mapping[str, FidelityWorkload] = {
                 "intra_op_threads": 1,
             },
             {"micro_batch_size": 64, "num_workers": 2, "prefetch_factor": 4, "intra_op_threads": 1},
-            {"micro_batch_size": 128, "num_workers": 4, "persistent_workers": True, "intra_op_threads": 1},
+            {
+                "micro_batch_size": 128,
+                "num_workers": 4,
+                "persistent_workers": True,
+                "intra_op_threads": 1,
+            },
         ),
     ),
     "tiny_gpt": FidelityWorkload(
@@ -182,7 +197,12 @@ WORKLOADS: Mapping[str, FidelityWorkload] = {
                 "intra_op_threads": 1,
             },
             {"micro_batch_size": 64, "num_workers": 3, "prefetch_factor": 4, "intra_op_threads": 1},
-            {"micro_batch_size": 128, "num_workers": 4, "persistent_workers": True, "intra_op_threads": 1},
+            {
+                "micro_batch_size": 128,
+                "num_workers": 4,
+                "persistent_workers": True,
+                "intra_op_threads": 1,
+            },
         ),
     ),
     "stream": FidelityWorkload(
@@ -191,9 +211,19 @@ WORKLOADS: Mapping[str, FidelityWorkload] = {
             {"micro_batch_size": 32},
             {"micro_batch_size": 2, "intra_op_threads": 1},
             {"micro_batch_size": 8, "num_workers": 1, "intra_op_threads": 1},
-            {"micro_batch_size": 8, "amp_dtype": "bfloat16", "grad_accum_steps": 2, "intra_op_threads": 1},
+            {
+                "micro_batch_size": 8,
+                "amp_dtype": "bfloat16",
+                "grad_accum_steps": 2,
+                "intra_op_threads": 1,
+            },
             {"micro_batch_size": 64, "num_workers": 2, "prefetch_factor": 4, "intra_op_threads": 1},
-            {"micro_batch_size": 256, "num_workers": 4, "persistent_workers": True, "intra_op_threads": 1},
+            {
+                "micro_batch_size": 256,
+                "num_workers": 4,
+                "persistent_workers": True,
+                "intra_op_threads": 1,
+            },
         ),
     ),
     "text": FidelityWorkload(
@@ -215,7 +245,12 @@ WORKLOADS: Mapping[str, FidelityWorkload] = {
             {"micro_batch_size": 1, "amp_dtype": "bfloat16", "intra_op_threads": 1},
             {"micro_batch_size": 16, "amp_dtype": "bfloat16", "intra_op_threads": 1},
             {"micro_batch_size": 4, "num_workers": 1, "prefetch_factor": 8, "intra_op_threads": 1},
-            {"micro_batch_size": 8, "num_workers": 4, "persistent_workers": True, "grad_accum_steps": 2},
+            {
+                "micro_batch_size": 8,
+                "num_workers": 4,
+                "persistent_workers": True,
+                "grad_accum_steps": 2,
+            },
         ),
     ),
 }
@@ -245,7 +280,10 @@ class _Records(IterableDataset[tuple[Tensor, int]]):
         generator = random.Random(0)
         self._lines = [
             json.dumps(
-                {"label": row % _CLASSES, "features": [round(generator.gauss(0, 1), 4) for _ in range(_FEATURES)]}
+                {
+                    "label": row % _CLASSES,
+                    "features": [round(generator.gauss(0, 1), 4) for _ in range(_FEATURES)],
+                }
             )
             for row in range(_RECORDS)
         ]
@@ -310,18 +348,25 @@ class _Ragged(Dataset[dict[str, Tensor]]):
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         start, length = 7 * index % (len(self._tokens) - _LONGEST), self._lengths[index]
-        return {"input_ids": self._tokens[start : start + length], "labels": torch.tensor(index % _CLASSES)}
+        return {
+            "input_ids": self._tokens[start : start + length],
+            "labels": torch.tensor(index % _CLASSES),
+        }
 
 
 class _Encoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.tokens = nn.Embedding(_WORDS, 64)
-        layer = nn.TransformerEncoderLayer(64, nhead=4, dim_feedforward=128, dropout=0.0, batch_first=True)
+        layer = nn.TransformerEncoderLayer(
+            64, nhead=4, dim_feedforward=128, dropout=0.0, batch_first=True
+        )
         self.encoder = nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=False)
         self.head = nn.Linear(64, _CLASSES)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor
+    ) -> dict[str, Tensor]:
         """The mean cross-entropy, from ids and mask (batch, seq) and labels (batch,)."""
         features = self.encoder(self.tokens(input_ids), src_key_padding_mask=~attention_mask)
         weights = attention_mask.unsqueeze(-1).to(features.dtype)
@@ -334,7 +379,12 @@ def _example(name: str, **parts: Any) -> Case:
     if str(_EXAMPLES) not in sys.path:
         sys.path.append(str(_EXAMPLES))
     module = importlib.import_module(name)
-    return Case(model=module.model, dataset=module.dataset(), optimizer=getattr(module, "optimizer", None), **parts)
+    return Case(
+        model=module.model,
+        dataset=module.dataset(),
+        optimizer=getattr(module, "optimizer", None),
+        **parts,
+    )
 
 
 def _digits_step(model: nn.Module, batch: Any) -> Tensor:

@@ -129,13 +129,17 @@ def _table(folder: Path) -> list[Path]:
     return [path]
 
 
-def _case(files: list[Path], read: Callable[[Path, int], Any], model: Callable[[], nn.Module] = _Mean) -> Case:
+def _case(
+    files: list[Path], read: Callable[[Path, int], Any], model: Callable[[], nn.Module] = _Mean
+) -> Case:
     settings = {"micro_batch_size": 16, "intra_op_threads": 1}
     return Case(model=model, dataset=_Items(files, read), step=_step, settings=settings)
 
 
 def _pair(
-    write: Callable[[Path], list[Path]], today: Callable[[Path, int], Any], followed: Callable[[Path, int], Any]
+    write: Callable[[Path], list[Path]],
+    today: Callable[[Path, int], Any],
+    followed: Callable[[Path, int], Any],
 ) -> Callable[[Path], tuple[Case, Case]]:
     def made(folder: Path) -> tuple[Case, Case]:
         files = write(folder)

@@ -36,13 +36,21 @@ def resnet50(*, is_small: bool = False) -> Case:
         model=lambda: _ResNet(sizes, width),
         dataset=_StoredImages(count, side),
         optimizer=_sgd,
-        settings={"micro_batch_size": 8 if is_small else 64, "num_workers": 1 if is_small else 4, "lr": 0.01},
+        settings={
+            "micro_batch_size": 8 if is_small else 64,
+            "num_workers": 1 if is_small else 4,
+            "lr": 0.01,
+        },
     )
 
 
 def gpt2(*, is_small: bool = False) -> Case:
     """GPT-2 small, 124 million parameters, on sequences of 512 random tokens as dictionaries."""
-    size = _GptSize(vocabulary=256, context=32, layers=2, width=32, heads=2) if is_small else _GptSize()
+    size = (
+        _GptSize(vocabulary=256, context=32, layers=2, width=32, heads=2)
+        if is_small
+        else _GptSize()
+    )
     return Case(
         model=lambda: _Gpt(size),
         dataset=_Tokens(size),
@@ -62,7 +70,11 @@ def jpeg_cnn(*, is_small: bool = False) -> Case:
         model=lambda: _Cnn(8 if is_small else 64),
         dataset=_Jpegs(_make_jpegs(count, (2 * side, 3 * side // 2)), side),
         optimizer=_sgd,
-        settings={"micro_batch_size": 8 if is_small else 64, "num_workers": 1 if is_small else 2, "lr": 0.01},
+        settings={
+            "micro_batch_size": 8 if is_small else 64,
+            "num_workers": 1 if is_small else 2,
+            "lr": 0.01,
+        },
     )
 
 
@@ -89,12 +101,22 @@ class _Bottleneck(nn.Module):
         super().__init__()
         out = 4 * width
         self.body = nn.Sequential(
-            *(nn.Conv2d(channels, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)),
-            *(nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)),
+            *(
+                nn.Conv2d(channels, width, 1, bias=False),
+                nn.BatchNorm2d(width),
+                nn.ReLU(inplace=True),
+            ),
+            *(
+                nn.Conv2d(width, width, 3, stride, 1, bias=False),
+                nn.BatchNorm2d(width),
+                nn.ReLU(inplace=True),
+            ),
             *(nn.Conv2d(width, out, 1, bias=False), nn.BatchNorm2d(out)),
         )
         is_same = stride == 1 and channels == out
-        projection = nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+        projection = nn.Sequential(
+            nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out)
+        )
         self.shortcut = nn.Identity() if is_same else projection
 
     def forward(self, features: Tensor) -> Tensor:
@@ -105,12 +127,18 @@ class _ResNet(nn.Sequential):
     """(batch, 3, height, width) -> (batch, 1000)."""
 
     def __init__(self, sizes: tuple[int, ...], width: int) -> None:
-        stem = (nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True))
+        stem = (
+            nn.Conv2d(3, width, 7, 2, 3, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+        )
         blocks: list[nn.Module] = []
         channels = width
         for stage, size in enumerate(sizes):
             for index in range(size):
-                blocks.append(_Bottleneck(channels, width << stage, 2 if stage > 0 and index == 0 else 1))
+                blocks.append(
+                    _Bottleneck(channels, width << stage, 2 if stage > 0 and index == 0 else 1)
+                )
                 channels = 4 * (width << stage)
         head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, _CLASSES))
         super().__init__(*stem, nn.MaxPool2d(3, 2, 1), *blocks, *head)
@@ -150,13 +178,18 @@ class _GptBlock(nn.Module):
         self.queries_keys_values = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 3 * width))
         self.mixed = nn.Linear(width, width)
         self.feed_forward = nn.Sequential(
-            nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width)
+            nn.LayerNorm(width),
+            nn.Linear(width, 4 * width),
+            nn.GELU(approximate="tanh"),
+            nn.Linear(4 * width, width),
         )
 
     def forward(self, features: Tensor) -> Tensor:
         batch, length, _ = features.shape
         heads = self.queries_keys_values(features).view(batch, length, 3, self.heads, -1)
-        queries, keys, values = heads.permute(2, 0, 3, 1, 4)  # each (batch, heads, seq, features of a head)
+        queries, keys, values = heads.permute(
+            2, 0, 3, 1, 4
+        )  # each (batch, heads, seq, features of a head)
         attended = nn.functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
         features = features + self.mixed(attended.transpose(1, 2).reshape(batch, length, -1))
         return features + self.feed_forward(features)  # type: ignore[no-any-return] # nn.Module's call is untyped
@@ -211,8 +244,14 @@ class _Cnn(nn.Sequential):
         channels = (3, width, 2 * width, 4 * width, 8 * width)
         layers: list[nn.Module] = []
         for before, after in pairwise(channels):
-            layers += [nn.Conv2d(before, after, 3, 2, 1, bias=False), nn.BatchNorm2d(after), nn.ReLU(inplace=True)]
-        super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels[-1], _CLASSES))
+            layers += [
+                nn.Conv2d(before, after, 3, 2, 1, bias=False),
+                nn.BatchNorm2d(after),
+                nn.ReLU(inplace=True),
+            ]
+        super().__init__(
+            *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels[-1], _CLASSES)
+        )
 
 
 def _make_jpegs(count: int, size: tuple[int, int]) -> list[bytes]:
@@ -223,8 +262,12 @@ def _make_jpegs(count: int, size: tuple[int, int]) -> list[bytes]:
     files = []
     for _ in range(count):
         coarse = generator.integers(256, size=(14, 18, 3), dtype=np.uint8)
-        smooth = np.asarray(Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC), dtype=np.int16)
-        noisy: Any = (smooth + generator.integers(-12, 13, size=smooth.shape)).clip(0, 255).astype(np.uint8)
+        smooth = np.asarray(
+            Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC), dtype=np.int16
+        )
+        noisy: Any = (
+            (smooth + generator.integers(-12, 13, size=smooth.shape)).clip(0, 255).astype(np.uint8)
+        )
         file = io.BytesIO()
         Image.fromarray(noisy).save(file, format="JPEG", quality=90)
         files.append(file.getvalue())

@@ -52,7 +52,9 @@ def launch_bound(*, is_small: bool = False) -> Case:
 
 def healthy() -> Case:
     """A plain MLP: trains alike in every precision."""
-    return _case(lambda: nn.Sequential(nn.Linear(_FEATURES, _WIDTH), nn.Tanh(), nn.Linear(_WIDTH, _CLASSES)))
+    return _case(
+        lambda: nn.Sequential(nn.Linear(_FEATURES, _WIDTH), nn.Tanh(), nn.Linear(_WIDTH, _CLASSES))
+    )
 
 
 def breaks_in_float16() -> Case:

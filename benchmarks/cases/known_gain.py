@@ -26,8 +26,12 @@ Carrier = Literal["amp_dtype", "channels_last"]
 CARRIERS: tuple[Carrier, ...] = ("amp_dtype", "channels_last")
 BASELINE = {"micro_batch_size": 16, "intra_op_threads": 1}
 SEARCHED = {"amp_dtype": ["float32", "bfloat16"], "channels_last": [False, True]}
-_WORK = bytes(8 << 20)  # some 10 to 30 ms: what the settings cost by themselves is nothing beside it
-_LONGEST_STEPS = 2.0  # of the work's time: what lies further back is no step, but a pause of the measuring
+_WORK = bytes(
+    8 << 20
+)  # some 10 to 30 ms: what the settings cost by themselves is nothing beside it
+_LONGEST_STEPS = (
+    2.0  # of the work's time: what lies further back is no step, but a pause of the measuring
+)
 _SPUN_S = 3e-4  # at the end of a sleep, which may take longer than asked for by about so much
 _last_end_s = 0.0
 

@@ -111,13 +111,18 @@ def _case(lengths: list[int]) -> Case:
 
 def _varied() -> list[int]:
     chance = random.Random(0)
-    return [min(_LONGEST, max(4, round(chance.lognormvariate(_MEDIAN_LOG, _SPREAD_LOG)))) for _ in range(_ROWS)]
+    return [
+        min(_LONGEST, max(4, round(chance.lognormvariate(_MEDIAN_LOG, _SPREAD_LOG))))
+        for _ in range(_ROWS)
+    ]
 
 
 def _slow_loader() -> Case:
     case = _case(_varied())
     settings = {**case.settings, "num_workers": 2}
-    return replace(case, model=_Light, dataset=_Sequences(_varied(), _SLOW_ITEM_S), settings=settings)
+    return replace(
+        case, model=_Light, dataset=_Sequences(_varied(), _SLOW_ITEM_S), settings=settings
+    )
 
 
 LENGTH_CASES: Mapping[str, Callable[[], Case]] = {

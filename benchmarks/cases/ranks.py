@@ -86,7 +86,8 @@ def wide(notes: Path, *, width: int) -> Case:
     """Layers of width * width weights, in batches that are sliced at once; notes the backend that gradients go over."""
     return Case(
         model=lambda: nn.Sequential(
-            *(layer for _ in range(4) for layer in (nn.Linear(width, width), nn.ReLU())), nn.Linear(width, _CLASSES)
+            *(layer for _ in range(4) for layer in (nn.Linear(width, width), nn.ReLU())),
+            nn.Linear(width, _CLASSES),
         ),
         dataset=_Sliced(width),
         step=_NamingStep(notes),
@@ -134,7 +135,11 @@ class _LastingStep:
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         self._left -= 1
-        if self._left == 0 and distributed.is_initialized() and distributed.get_rank() == self._rank:
+        if (
+            self._left == 0
+            and distributed.is_initialized()
+            and distributed.get_rank() == self._rank
+        ):
             note(self._notes, "died")
             if self._how == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)

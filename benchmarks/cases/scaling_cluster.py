@@ -13,10 +13,22 @@ from statistics import NormalDist
 
 from benchmarks.cases.scaling_model import DEFAULT_BUCKET_MIB, Exchange, Link, Setting, exchange_s
 
-__all__ = ["FLAT", "JOB", "KINKED", "Cluster", "Job", "bucket_sizes", "exposed_one_by_one_s", "memory_bytes", "step_s"]
+__all__ = [
+    "FLAT",
+    "JOB",
+    "KINKED",
+    "Cluster",
+    "Job",
+    "bucket_sizes",
+    "exposed_one_by_one_s",
+    "memory_bytes",
+    "step_s",
+]
 
 _MIB = 2**20
-_FIRST_BUCKET_MIB = 1.0  # torch.distributed._DEFAULT_FIRST_BUCKET_BYTES, where bucket_cap_mb is None
+_FIRST_BUCKET_MIB = (
+    1.0  # torch.distributed._DEFAULT_FIRST_BUCKET_BYTES, where bucket_cap_mb is None
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,16 +96,24 @@ FLAT = Cluster(
     jitter=0.005,
 )
 """One network for any number of racks."""
-KINKED = replace(FLAT, beyond=Link(bytes_per_s=_NETWORK.bytes_per_s / 3, latency_s=2 * _NETWORK.latency_s))
+KINKED = replace(
+    FLAT, beyond=Link(bytes_per_s=_NETWORK.bytes_per_s / 3, latency_s=2 * _NETWORK.latency_s)
+)
 """Beyond a rack a third of the bandwidth and twice the latency."""
 
 
 def step_s(setting: Setting, ranks: int, cluster: Cluster, job: Job = JOB) -> float:
     """Seconds of an optimizer step."""
     micro_s = job.batch_s + job.sample_s[setting.precision] * setting.micro
-    compute_s = setting.steps * micro_s + job.optimizer_s + (job.compressing_s if setting.is_halved else 0.0)
+    compute_s = (
+        setting.steps * micro_s
+        + job.optimizer_s
+        + (job.compressing_s if setting.is_halved else 0.0)
+    )
     slowest_s = compute_s * (1 + cluster.jitter * _expected_maximum(ranks))
-    waiting_s = exposed_one_by_one_s(setting, ranks, cluster.link(ranks), job, backward_s=job.backward_share * micro_s)
+    waiting_s = exposed_one_by_one_s(
+        setting, ranks, cluster.link(ranks), job, backward_s=job.backward_share * micro_s
+    )
     loading_s = setting.micro * setting.steps * job.item_s / setting.workers
     return max(slowest_s + waiting_s, loading_s)
 
@@ -103,7 +123,9 @@ def memory_bytes(setting: Setting, job: Job = JOB) -> int:
     return int(job.fixed_bytes + setting.micro * job.sample_bytes)
 
 
-def exposed_one_by_one_s(setting: Setting, ranks: int, link: Link, job: Job, *, backward_s: float) -> float:
+def exposed_one_by_one_s(
+    setting: Setting, ranks: int, link: Link, job: Job, *, backward_s: float
+) -> float:
     """Seconds by which the exchange outlasts the backward pass, bucket by bucket: each waits for the one before it."""
     sizes = bucket_sizes(setting, job.gradient_bytes)
     total, ready, ended_s = sum(sizes), 0.0, 0.0

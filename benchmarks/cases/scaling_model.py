@@ -35,7 +35,12 @@ _MIB = 2**20
 _ASSUMED_BACKWARD = 2 / 3  # of computing a micro batch: twice the forward pass, as usually reckoned
 _BANDWIDTHS = (1e9, 1e12)  # bytes per second, between which a fit looks
 _LATENCIES = (1e-7, 1e-4)
-_COARSE, _FINE, _REFINEMENTS, _SHRINK = 25, 9, 4, 4.0  # points of a grid, further grids, and how each is narrowed
+_COARSE, _FINE, _REFINEMENTS, _SHRINK = (
+    25,
+    9,
+    4,
+    4.0,
+)  # points of a grid, further grids, and how each is narrowed
 
 _Group = tuple[object, ...]
 """What of a setting decides its computing."""
@@ -92,7 +97,10 @@ def exchange_s(exchange: Exchange, ranks: int, link: Link) -> float:
     Source: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009.
     """
     hops = 2 * (ranks - 1)
-    return hops / ranks * exchange.sent_bytes / link.bytes_per_s + exchange.buckets * hops * link.latency_s
+    return (
+        hops / ranks * exchange.sent_bytes / link.bytes_per_s
+        + exchange.buckets * hops * link.latency_s
+    )
 
 
 def exposed_s(exchange: Exchange, ranks: int, link: Link) -> float:
@@ -119,7 +127,9 @@ class Law:
     def step_s(self, setting: Setting, ranks: int) -> float:
         """Seconds of an optimizer step on so many GPUs; of a setting whose computing was measured."""
         group = _group(setting)
-        return self.compute_s[group] + exposed_s(self._exchange(setting, group), ranks, self.network)
+        return self.compute_s[group] + exposed_s(
+            self._exchange(setting, group), ranks, self.network
+        )
 
     def _exchange(self, setting: Setting, group: _Group) -> Exchange:
         bucket_bytes = (setting.bucket_mib or DEFAULT_BUCKET_MIB) * _MIB
@@ -130,7 +140,13 @@ class Law:
         )
 
 
-def fit_law(one_node: Sequence[Seen], two_nodes: Sequence[Seen], *, gradient_bytes: float, node_gpus: int = 8) -> Law:
+def fit_law(
+    one_node: Sequence[Seen],
+    two_nodes: Sequence[Seen],
+    *,
+    gradient_bytes: float,
+    node_gpus: int = 8,
+) -> Law:
     """The law from steps seen on one node and on two; each setting of the second needs a kin in the first.
 
     One node tells what computing takes, once its own exchange is taken off; what two nodes take beyond that is the
@@ -148,7 +164,9 @@ def fit_law(one_node: Sequence[Seen], two_nodes: Sequence[Seen], *, gradient_byt
         )
         rests: dict[_Group, list[float]] = {}
         for one in one_node:
-            rests.setdefault(_group(one.setting), []).append(one.step_s - nothing.step_s(one.setting, node_gpus))
+            rests.setdefault(_group(one.setting), []).append(
+                one.step_s - nothing.step_s(one.setting, node_gpus)
+            )
         return replace(nothing, compute_s={group: fmean(own) for group, own in rests.items()})
 
     node = _best_link(lambda link: _misfit(law_of(link), one_node, node_gpus))
@@ -157,7 +175,9 @@ def fit_law(one_node: Sequence[Seen], two_nodes: Sequence[Seen], *, gradient_byt
 
 def with_network_of(law: Law, seen: Sequence[Seen], ranks: int) -> Law:
     """The law with the network that best explains steps seen on so many GPUs."""
-    return replace(law, network=_best_link(lambda link: _misfit(replace(law, network=link), seen, ranks)))
+    return replace(
+        law, network=_best_link(lambda link: _misfit(replace(law, network=link), seen, ranks))
+    )
 
 
 def _misfit(law: Law, seen: Iterable[Seen], ranks: int) -> float:
@@ -187,8 +207,14 @@ def _best_link(misfit: Callable[[Link], float]) -> Link:
             [middle + span * (index / (points - 1) - 0.5) for index in range(points)]
             for middle, span in zip(middles, spans, strict=True)
         ]
-        tried = (Link(bytes_per_s=exp(bandwidth), latency_s=exp(latency)) for bandwidth, latency in product(*axes))
+        tried = (
+            Link(bytes_per_s=exp(bandwidth), latency_s=exp(latency))
+            for bandwidth, latency in product(*axes)
+        )
         best = min(tried, key=misfit)
-        middles, spans = [log(best.bytes_per_s), log(best.latency_s)], [span / _SHRINK for span in spans]
+        middles, spans = (
+            [log(best.bytes_per_s), log(best.latency_s)],
+            [span / _SHRINK for span in spans],
+        )
         points = _FINE
     return best

@@ -48,7 +48,13 @@ def even_ranks() -> Case:
 
 def uneven_loaders() -> Case:
     """Two ranks of which one's items are dear: its two workers can use both cores while the other rank waits."""
-    settings = {"micro_batch_size": 32, "lr": 0.01, "num_workers": 2, "persistent_workers": True, **_TWO_RANKS}
+    settings = {
+        "micro_batch_size": 32,
+        "lr": 0.01,
+        "num_workers": 2,
+        "persistent_workers": True,
+        **_TWO_RANKS,
+    }
     return Case(model=_small, dataset=_Uneven(), settings=settings)
 
 

@@ -130,5 +130,10 @@ def worker_threads_nothing() -> SettingCase:
     )
 
 
-LOADER_SETTING_CASES = (in_order_wins(), in_order_nothing(), worker_threads_wins(), worker_threads_nothing())
+LOADER_SETTING_CASES = (
+    in_order_wins(),
+    in_order_nothing(),
+    worker_threads_wins(),
+    worker_threads_nothing(),
+)
 """Of the settings that only loader workers use."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.settings.training_config import TrainingConfig
+from autotune.config.training_config import TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial, fake_environment, fake_facts
 from benchmarks.cases.settings import Effect, SettingCase
 
@@ -67,4 +67,6 @@ def simulated(case: SettingCase, seed: int) -> Simulated:
     )
     environment = fake_environment(cores=16).model_copy(update={"numa_nodes": 2})
     launcher = FakeLauncher(cost=cost, noise=0.01, seed=seed, environment=environment, facts=facts)
-    return Simulated(launcher=launcher, space={"compile": True} if case.setting == "compile_mode" else {})
+    return Simulated(
+        launcher=launcher, space={"compile": True} if case.setting == "compile_mode" else {}
+    )

@@ -39,7 +39,9 @@ def small_tensors() -> Case:
     """Adam over hundreds of small tensors, each of which costs it a dozen operations where it is not fused."""
     features, labels = torch.randn(_ITEMS, _FEATURES), torch.randint(0, _TENSORS, (_ITEMS,))
     settings = {"micro_batch_size": 64, **_ONE_THREAD}
-    return Case(model=_InPieces, dataset=TensorDataset(features, labels), optimizer=_adam, settings=settings)
+    return Case(
+        model=_InPieces, dataset=TensorDataset(features, labels), optimizer=_adam, settings=settings
+    )
 
 
 def one_product() -> Case:

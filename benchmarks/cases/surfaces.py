@@ -18,9 +18,17 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from autotune import TrainingConfig
-from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
+from autotune.config.training_config import NEUTRAL_WITHOUT_WORKERS
 from benchmarks.cases.cpu import Case
-from benchmarks.cases.fidelity import bursty, digits, photos, ragged, sleeping_vectors, text, tiny_gpt
+from benchmarks.cases.fidelity import (
+    bursty,
+    digits,
+    photos,
+    ragged,
+    sleeping_vectors,
+    text,
+    tiny_gpt,
+)
 from benchmarks.cases.gpu import gpt2, jpeg_cnn, resnet50
 
 __all__ = ["GRIDS", "Grid", "cliff", "every_point", "grids_for", "small_gpu_grids"]
@@ -228,7 +236,10 @@ def grids_for(device_kind: str) -> Mapping[str, Grid]:
 
 def small_gpu_grids() -> Mapping[str, Grid]:
     """The grids of a GPU over models that a CPU can train, to try the recording's own code."""
-    return {name: replace(grid, case=partial(grid.case, is_small=True)) for name, grid in _GPU_GRIDS.items()}
+    return {
+        name: replace(grid, case=partial(grid.case, is_small=True))
+        for name, grid in _GPU_GRIDS.items()
+    }
 
 
 class _Images(Dataset[tuple[Tensor, int]]):

@@ -64,9 +64,16 @@ def measure_hooks(*, rounds: int) -> dict[str, Any]:
     for number in range(rounds):
         for kind in ("plain", "attached") if number % 2 == 0 else ("attached", "plain"):
             done = subprocess.run(
-                [sys.executable, "-c", _LOOP, kind], cwd=ROOT, capture_output=True, text=True, check=True, timeout=120
+                [sys.executable, "-c", _LOOP, kind],
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=120,
             )
             seen[kind].append(1e6 * json.loads(done.stdout.splitlines()[-1]))
-    added = [watched - plain for watched, plain in zip(seen["attached"], seen["plain"], strict=True)]
+    added = [
+        watched - plain for watched, plain in zip(seen["attached"], seen["plain"], strict=True)
+    ]
     return {"plain_us": median(seen["plain"]), "attached_us": median(seen["attached"]), "added_us": median(added),
             "rounds": seen}  # fmt: skip

@@ -49,7 +49,9 @@ class RunCommand:
 
     def texts(self, stream: Stream) -> list[str]:
         """Return the lines of a stream, without blanks around them and without empty ones."""
-        return [line.text.strip() for line in self.lines if line.stream == stream and line.text.strip()]
+        return [
+            line.text.strip() for line in self.lines if line.stream == stream and line.text.strip()
+        ]
 
 
 def run_command(
@@ -86,7 +88,9 @@ def run_command(
             while part := os.read(pipe.fileno(), 65_536):
                 *whole, pending = re.split(rb"[\r\n]", pending + part)
                 at_s = monotonic() - begun_s
-                lines.extend(Line(at_s, stream, one.decode(errors="replace")) for one in whole if one)
+                lines.extend(
+                    Line(at_s, stream, one.decode(errors="replace")) for one in whole if one
+                )
         if pending:
             lines.append(Line(monotonic() - begun_s, stream, pending.decode(errors="replace")))
 
@@ -104,7 +108,12 @@ def run_command(
     seconds = monotonic() - begun_s
     for reader in readers:
         reader.join(_LAST_WORDS_S)
-    return RunCommand(code=code, begun_s=begun_s, seconds=seconds, lines=tuple(sorted(lines, key=lambda one: one.at_s)))
+    return RunCommand(
+        code=code,
+        begun_s=begun_s,
+        seconds=seconds,
+        lines=tuple(sorted(lines, key=lambda one: one.at_s)),
+    )
 
 
 def _end(process: psutil.Popen, ends_by: signal.Signals) -> None:

@@ -13,7 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["COVARIATES", "Turn", "adjusted_mean", "errors_of_ratio", "explained_share", "explained_shares"]
+__all__ = [
+    "COVARIATES",
+    "Turn",
+    "adjusted_mean",
+    "errors_of_ratio",
+    "explained_share",
+    "explained_shares",
+]
 
 _ROUNDS, _DRAWS = 6, 500
 _SLOPE_SD = 0.5
@@ -33,7 +40,9 @@ def explained_shares(turns: Sequence[Sequence[Turn]]) -> dict[str, dict[str, flo
         shares = {"sd": float(np.std(target, ddof=1))}
         for name, covariates in COVARIATES.items():
             own = [np.array([covariates(turn) for turn in side]) for side in turns]
-            shares[name] = explained_share(target, own[0] - own[1] if kind == "ratio" else own[int(kind)])
+            shares[name] = explained_share(
+                target, own[0] - own[1] if kind == "ratio" else own[int(kind)]
+            )
         found[kind] = shares
     return found
 
@@ -54,13 +63,17 @@ def errors_of_ratio(turns: Sequence[Sequence[Turn]]) -> dict[str, float]:
     """The spread of the log of a ratio from six rounds drawn of all: plain, and adjusted by one covariate at a time."""
     first, second = (np.log([turn["samples_per_s"] for turn in own]) for own in turns)
     draw = np.random.default_rng(0)
-    chosen = [draw.choice(len(first), min(_ROUNDS, len(first)), replace=False) for _ in range(_DRAWS)]
+    chosen = [
+        draw.choice(len(first), min(_ROUNDS, len(first)), replace=False) for _ in range(_DRAWS)
+    ]
     ratios = first - second
     errors = {"plain": float(np.std([ratios[rounds].mean() for rounds in chosen]))}
     for name in ("one", "others"):
         sides = [np.array([COVARIATES[name](turn)[0] for turn in own]) for own in turns]
         moved = sides[0] - sides[1]
-        errors[name] = float(np.std([adjusted_mean(ratios[rounds], moved[rounds]) for rounds in chosen]))
+        errors[name] = float(
+            np.std([adjusted_mean(ratios[rounds], moved[rounds]) for rounds in chosen])
+        )
     return errors
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from autotune.api.diagnose import MeasuringTime, diagnose_plan
+from autotune.config.training_config import AMP_DTYPES
 from autotune.launch.launcher import Launcher
-from autotune.records.utilization import PROFILER_SOURCE
-from autotune.settings.training_config import AMP_DTYPES
+from autotune.records.measurement import PROFILER_SOURCE
 from benchmarks.cases import gpu_checks as gpu_check_cases
 from benchmarks.cases.cpu import Case
 from benchmarks.measures.gpu_scale import Task, case_of, one_server
@@ -30,7 +30,9 @@ def check_diagnosis(task: Task) -> Figures:
     except ImportError as error:
         return {"skipped": f"Pillow is not installed ({error})"}
     with one_server() as launcher:
-        found = diagnose_plan(plan_for(case, task.scale.device), progress=False, launcher=launcher, measuring=_PACE)
+        found = diagnose_plan(
+            plan_for(case, task.scale.device), progress=False, launcher=launcher, measuring=_PACE
+        )
     readings = found.diagnosis.evidence.measurement.busy_readings
     task.keep({"headline": found.headline, "diagnosis": found.diagnosis.model_dump(mode="json")})
     return {
@@ -49,11 +51,18 @@ def check_guard(task: Task) -> Figures:
         case, device = gpu_check_cases.healthy(), task.scale.device
         with open_runner(case, device=device, launcher=launcher) as (_, space):
             native = space.environment.native_amp_dtypes
-        precisions = ["float32", *(one for one in AMP_DTYPES if one in {"bfloat16", "float16", *native} - {"float32"})]
+        precisions = [
+            "float32",
+            *(one for one in AMP_DTYPES if one in {"bfloat16", "float16", *native} - {"float32"}),
+        ]
         healthy = _over_precisions(case, precisions, device, launcher, task.left_s / 2)
         task.keep({"healthy": healthy})
         broken = _over_precisions(
-            gpu_check_cases.breaks_in_float16(), ["float32", "float16"], device, launcher, task.left_s
+            gpu_check_cases.breaks_in_float16(),
+            ["float32", "float16"],
+            device,
+            launcher,
+            task.left_s,
         )
     cheaper = _outcomes(healthy, [one for one in precisions if one != "float32"])
     float16 = _outcomes(broken, ["float16"])
@@ -73,7 +82,11 @@ def check_guard(task: Task) -> Figures:
 
 def _outcomes(found: Figures, precisions: Sequence[str]) -> dict[str, str | None]:
     """How each precision's trial ended; None where there was none, or it was cut off."""
-    ended = {one["precision"]: one["outcome"] for one in found["trials"] if one["outcome"] not in _CUT_OFF}
+    ended = {
+        one["precision"]: one["outcome"]
+        for one in found["trials"]
+        if one["outcome"] not in _CUT_OFF
+    }
     return {name: ended.get(name) for name in precisions}
 
 
@@ -85,7 +98,9 @@ def _all_ended(outcomes: Mapping[str, str | None], wanted: str) -> bool | None:
     return True if len(known) == len(outcomes) else None
 
 
-def _over_precisions(case: Case, precisions: Sequence[str], device: str, launcher: Launcher, seconds: float) -> Figures:
+def _over_precisions(
+    case: Case, precisions: Sequence[str], device: str, launcher: Launcher, seconds: float
+) -> Figures:
     result = search(
         case,
         space=only(case.settings, amp_dtype=list(precisions)),
@@ -101,8 +116,12 @@ def _over_precisions(case: Case, precisions: Sequence[str], device: str, launche
                 "precision": one.config.amp_dtype,
                 "outcome": one.outcome,
                 "reason": one.reason,
-                "gradient_cosine": None if one.result.guard is None else one.result.guard.gradient_cosine,
-                "loss_deviation": None if one.result.guard is None else one.result.guard.loss_deviation,
+                "gradient_cosine": None
+                if one.result.guard is None
+                else one.result.guard.gradient_cosine,
+                "loss_deviation": None
+                if one.result.guard is None
+                else one.result.guard.loss_deviation,
             }
             for one in result.trials
         ],

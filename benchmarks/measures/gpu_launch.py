@@ -65,7 +65,9 @@ def measure_launching(task: Task) -> Figures:
         regimes = list(group)
         if task.left_s < _PROCESS_S + _REGIME_S:
             break
-        own = run_guarded(partial(_run_regimes, regimes, found, task), limit_s=task.left_s + _PROCESS_S)
+        own = run_guarded(
+            partial(_run_regimes, regimes, found, task), limit_s=task.left_s + _PROCESS_S
+        )
         if "error" in own:
             errors[alone or regimes[0].name] = own["error"]
         found |= own.get("regimes", {})
@@ -78,7 +80,9 @@ def measure_launching(task: Task) -> Figures:
     }
 
 
-def _loader(scale: Scale, *, workers: int | None = None, factor: int = 1, **options: Any) -> DataLoader[Any]:
+def _loader(
+    scale: Scale, *, workers: int | None = None, factor: int = 1, **options: Any
+) -> DataLoader[Any]:
     """Load the workload's items, in batches that are `factor` times as large as its own."""
     return DataLoader(
         case_of("launch_bound", scale).dataset,
@@ -108,7 +112,9 @@ class _Bench:
         self.is_gpu = self.device.type == "cuda"
         self.seconds = 0.2 if scale.is_small else 2.0
         self.model = case.model().to(self.device)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=case.settings["lr"], fused=fused)
+        self.optimizer = torch.optim.SGD(
+            self.model.parameters(), lr=case.settings["lr"], fused=fused
+        )
         inputs, labels = next(iter(_loader(scale, workers=0)))
         self.inputs, self.labels = inputs.to(self.device), labels.to(self.device)
         self.rows: list[list[float]] = []
@@ -122,7 +128,11 @@ class _Bench:
 
     def step(self, batch: Sequence[Tensor]) -> None:
         """Train on a batch, and note the main thread's wall and CPU seconds and its switches."""
-        wall, cpu, before = [perf_counter()], [thread_time()], resource.getrusage(resource.RUSAGE_THREAD)
+        wall, cpu, before = (
+            [perf_counter()],
+            [thread_time()],
+            resource.getrusage(resource.RUSAGE_THREAD),
+        )
         inputs, labels = (one.to(self.device, non_blocking=True) for one in batch)
         loss = nn.functional.cross_entropy(self.model(inputs), labels)
         wall.append(perf_counter())
@@ -150,7 +160,9 @@ class _Bench:
 
         return self.watched(burst)
 
-    def loop(self, batches: Iterable[Any] | None = None, train: Callable[[Any], object] | None = None) -> Figures:
+    def loop(
+        self, batches: Iterable[Any] | None = None, train: Callable[[Any], object] | None = None
+    ) -> Figures:
         """Train as a loop does; without batches on those of the workers, pinned."""
         return self.windows([lambda: None], batches, train)[0]
 
@@ -206,7 +218,10 @@ class _Bench:
             of_block += done
         self.synchronize()
         seconds = perf_counter() - begun
-        spent = {name: (cpu_s - before.get(name, 0.0)) / steps for name, cpu_s in _cpu_of_threads().items()}
+        spent = {
+            name: (cpu_s - before.get(name, 0.0)) / steps
+            for name, cpu_s in _cpu_of_threads().items()
+        }
         return {
             "samples_per_s": steps * _batch_size(self.scale) / seconds,
             "steps": steps,
@@ -324,7 +339,10 @@ def _switch_interval(own: _Process) -> Figures:
     finally:
         sys.setswitchinterval(_USUAL_INTERVAL_S)
     usual, short = windows[::2], windows[1::2]
-    ratios = [one["samples_per_s"] / other["samples_per_s"] for one, other in zip(short, usual, strict=True)]
+    ratios = [
+        one["samples_per_s"] / other["samples_per_s"]
+        for one, other in zip(short, usual, strict=True)
+    ]
     return {"usual": usual, "short": short, "short_over_usual": asdict(mean_ratio(ratios))}
 
 
@@ -373,11 +391,17 @@ def _after_profile(own: _Process) -> Figures:
     for _ in range(_PROFILED_STEPS):
         bench.step((bench.inputs, bench.labels))
     after = bench.tight()
-    return {"before": before, "after": after, "after_over_before": after["samples_per_s"] / before["samples_per_s"]}
+    return {
+        "before": before,
+        "after": after,
+        "after_over_before": after["samples_per_s"] / before["samples_per_s"],
+    }
 
 
 def _after_profile_torn_down(own: _Process) -> Figures:
-    os.environ["TEARDOWN_CUPTI"] = "1"  # read by kineto in this process, whose first profile comes now
+    os.environ["TEARDOWN_CUPTI"] = (
+        "1"  # read by kineto in this process, whose first profile comes now
+    )
     return _after_profile(own)
 
 
@@ -389,7 +413,9 @@ def _fewer_workers(own: _Process) -> Figures:
 def _one_tensor(own: _Process) -> Figures:
     """Train on batches that workers hand over as a single tensor, the labels in its first column."""
     bench = own.bench
-    return bench.loop(bench.pinned(collate_fn=_as_one), lambda batch: bench.step((batch, batch[:, 0].long())))
+    return bench.loop(
+        bench.pinned(collate_fn=_as_one), lambda batch: bench.step((batch, batch[:, 0].long()))
+    )
 
 
 def _as_one(items: list[tuple[Tensor, int]]) -> Tensor:
@@ -469,7 +495,9 @@ def _run_regimes(regimes: Sequence[Regime], so_far: Figures, task: Task, keep: K
             break
         found[regime.name] = regime.run(own)
         rate = found[regime.name].get("samples_per_s")
-        say(f"launch: {regime.name}: {'done' if rate is None else format(rate, ',.0f') + ' samples/s'}")
+        say(
+            f"launch: {regime.name}: {'done' if rate is None else format(rate, ',.0f') + ' samples/s'}"
+        )
         keep({"regimes": found})
         task.keep({"regimes": so_far | found})  # also where the whole call is ended
     return {"regimes": found}

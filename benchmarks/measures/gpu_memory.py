@@ -11,11 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from autotune import SearchResult, TrainingConfig
-from autotune.analysis.memory.lines import MemoryLine
-from autotune.analysis.memory.model import MemoryModel, Peak
-from autotune.analysis.scoring import memory_fault
 from autotune.launch.runner import TrialRunner
-from autotune.protocol.jobs import WindowRules
+from autotune.models.memory import MemoryLine, MemoryModel, Peak
+from autotune.models.statistics import memory_fault
+from autotune.policy import WindowRules
 from autotune.records.trial import TrialResult
 from benchmarks.cases import gpu_checks as gpu_check_cases
 from benchmarks.cases.cpu import Case
@@ -41,7 +40,11 @@ _PREDICTED_SHARES = (0.7, 0.9)  # of the limit, by the line
 _AT_CAP_SHARE = 0.99
 _WINDOW = WindowRules(max_s=0.5)
 _SHORTEST_SEARCH_S = 5.0
-_STRESSED_BATCHES = (2, 16, 64)  # the baseline is the least: where it wins, nothing is run on the largest samples
+_STRESSED_BATCHES = (
+    2,
+    16,
+    64,
+)  # the baseline is the least: where it wins, nothing is run on the largest samples
 _AFTER_SEARCH_S = 5.0  # reports, and ending the server
 
 
@@ -51,7 +54,9 @@ def run_under_limit(task: Task) -> Figures:
     trials: list[Figures] = []
     with one_server() as inner, GpuWatch() as watch:
         launcher = TimedLauncher(inner)
-        with open_runner(case, device=scale.device, memory_limit=scale.memory_limit, launcher=launcher) as (runner, _):
+        with open_runner(
+            case, device=scale.device, memory_limit=scale.memory_limit, launcher=launcher
+        ) as (runner, _):
             limit = runner.limits.limit_bytes
             assert limit is not None
             for batch in scale.limited_batches:
@@ -61,15 +66,23 @@ def run_under_limit(task: Task) -> Figures:
                 trials.append(_memory_of(batch, result, limit, launcher.launches[-1], watch))
                 task.keep({"limit_bytes": limit, "trials": trials})
     fitting = [one for one in trials if one["outcome"] == "ok" and one["fault"] is None]
-    peaks = [one[name] for one in fitting for name in ("peak_bytes", "reserved_bytes", "nvml_peak_bytes")]
+    peaks = [
+        one[name] for one in fitting for name in ("peak_bytes", "reserved_bytes", "nvml_peak_bytes")
+    ]
     known = [peak for peak in peaks if peak is not None]
-    apart = [abs(one["peak_bytes"] - one["nvml_peak_bytes"]) for one in fitting if one["nvml_peak_bytes"] is not None]
+    apart = [
+        abs(one["peak_bytes"] - one["nvml_peak_bytes"])
+        for one in fitting
+        if one["nvml_peak_bytes"] is not None
+    ]
     outcomes = {one["outcome"] for one in trials} - {"timeout"}
     was_reached = "oom" in outcomes or any(one["fault"] is not None for one in trials)
     is_whole = len(trials) == len(scale.limited_batches) and trials[-1]["outcome"] != "timeout"
     return {
         "nvml": watch.why_blind or "seen",
-        "why_not_judged": None if was_reached or is_whole else f"{len(trials)} batches were tried, the largest was not",
+        "why_not_judged": None
+        if was_reached or is_whole
+        else f"{len(trials)} batches were tried, the largest was not",
         "promises": {
             "feasible_are_under_limit": max(known) <= limit * (1 + _SLACK) if known else None,
             "limit_was_reached": True if was_reached else False if is_whole else None,
@@ -96,13 +109,23 @@ def survive_out_of_memory(task: Task) -> Figures:
             launcher=launcher,
         )
     outcomes = [record.outcome for record in result.trials]
-    absurd = [one.outcome for one in result.trials if one.config.micro_batch_size == max(scale.absurd_batches)]
+    absurd = [
+        one.outcome
+        for one in result.trials
+        if one.config.micro_batch_size == max(scale.absurd_batches)
+    ]
     was_tried = bool(absurd) and not set(absurd) <= {"timeout", "pruned", "invalid"}
     first = outcomes.index("oom") if "oom" in outcomes else None
     again = [run.outcome == "ok" for one in result.trials for run in one.repeats]
     after = 0 if first is None else outcomes[first:].count("ok")
     was_followed = first is not None and (len(outcomes) > first + 1 or bool(again))
-    why = "the absurd batch was not tried" if not was_tried else None if was_followed else "nothing came after it"
+    why = (
+        "the absurd batch was not tried"
+        if not was_tried
+        else None
+        if was_followed
+        else "nothing came after it"
+    )
     return {
         "outcomes": [[record.config.micro_batch_size, record.outcome] for record in result.trials],
         "ok_trials_after_it": after,
@@ -123,25 +146,41 @@ def fit_line(task: Task) -> Figures:
     scale, case = task.scale, case_of("gpt2", task.scale)
     with (
         one_server() as launcher,
-        open_runner(case, device=scale.device, memory_limit=scale.line_limit, launcher=launcher) as (runner, _),
+        open_runner(
+            case, device=scale.device, memory_limit=scale.line_limit, launcher=launcher
+        ) as (runner, _),
     ):
         limit = runner.limits.limit_bytes
         assert limit is not None
-        fitted = [(batch, peak) for batch in scale.fitted_batches if (peak := _peak(_run(runner, case, batch)))]
+        fitted = [
+            (batch, peak)
+            for batch in scale.fitted_batches
+            if (peak := _peak(_run(runner, case, batch)))
+        ]
         line = _line_through(case, fitted, limit)
         figures: Figures = {"limit_bytes": limit, "fitted": fitted}
         if line is None or line.bytes_per_sample <= 0:
             return {**figures, "skipped": f"no line through {fitted}"}
-        told = {name: getattr(line, name) for name in ("intercept_bytes", "bytes_per_sample", "error_bytes", "batches")}
+        told = {
+            name: getattr(line, name)
+            for name in ("intercept_bytes", "bytes_per_sample", "error_bytes", "batches")
+        }
         figures |= {"line": told, "predictions": [], "at_cap": None}
         for share in _PREDICTED_SHARES:
             batch = _batch_at(line, share * limit)
-            if batch > max(one for one, _ in fitted) and (task.left_s > TRIAL_S or not figures["predictions"]):
-                figures["predictions"].append(_prediction(line, batch, _run(runner, case, batch), limit))
+            if batch > max(one for one, _ in fitted) and (
+                task.left_s > TRIAL_S or not figures["predictions"]
+            ):
+                figures["predictions"].append(
+                    _prediction(line, batch, _run(runner, case, batch), limit)
+                )
                 task.keep(figures)
         if task.left_s > TRIAL_S:
             figures["at_cap"] = _at_cap(_batch_at(line, _AT_CAP_SHARE * limit), runner, case, limit)
-    told, held = figures["at_cap"], [one["holds"] for one in figures["predictions"] if one["holds"] is not None]
+    told, held = (
+        figures["at_cap"],
+        [one["holds"] for one in figures["predictions"] if one["holds"] is not None],
+    )
     promises = {
         "larger_batches_are_within_error": all(held) if held else None,
         "no_room_at_the_cap_is_told": None if told is None else told["is_told"],
@@ -178,7 +217,9 @@ def _peak(result: TrialResult) -> int | None:
     return None if result.measurement is None else result.measurement.peak_memory_bytes
 
 
-def _memory_of(batch: int, result: TrialResult, limit: int, launch: LaunchTimes, watch: GpuWatch) -> Figures:
+def _memory_of(
+    batch: int, result: TrialResult, limit: int, launch: LaunchTimes, watch: GpuWatch
+) -> Figures:
     """A trial's peaks; NVML's is from the launch to the report, which is written right after the window."""
     memory = None if result.measurement is None else result.measurement.memory
     reported_s = launch.returned_s - (launch.after_report_s or 0.0)
@@ -196,7 +237,9 @@ def _memory_of(batch: int, result: TrialResult, limit: int, launch: LaunchTimes,
 
 def _left_in_use(watch: GpuWatch, launches: Sequence[LaunchTimes]) -> int | None:
     """Device memory that was still in use after the last trial had ended, beyond what was before the first."""
-    after = [one.used_bytes for one in watch.samples if launches and one.at_s > launches[-1].returned_s]
+    after = [
+        one.used_bytes for one in watch.samples if launches and one.at_s > launches[-1].returned_s
+    ]
     return min(after) - watch.idle_bytes if after and watch.idle_bytes is not None else None
 
 
@@ -204,12 +247,16 @@ def _line_through(case: Case, fitted: Sequence[tuple[int, int]], limit: int) -> 
     """Through those that take up to half of the limit; None for fewer than two."""
     config = TrainingConfig.model_validate(case.settings)
     below = [
-        Peak(config.model_copy(update={"micro_batch_size": batch}), peak) for batch, peak in fitted if peak <= limit / 2
+        Peak(config.model_copy(update={"micro_batch_size": batch}), peak)
+        for batch, peak in fitted
+        if peak <= limit / 2
     ]
     if len(below) < 2:
         return None
     model = MemoryModel(observed=below, has_workers_in_ram=False)
-    return MemoryLine(model=model, config=config, batches=tuple(peak.config.micro_batch_size for peak in below))
+    return MemoryLine(
+        model=model, config=config, batches=tuple(peak.config.micro_batch_size for peak in below)
+    )
 
 
 def _batch_at(line: MemoryLine, peak_bytes: float) -> int:
@@ -267,8 +314,12 @@ def _why_open(promises: Mapping[str, bool | None]) -> str | None:
 def _stress_figures(result: SearchResult) -> Figures:
     chosen, limit = result.summary.recommendation, result.summary.limit_bytes
     told = None if chosen is None else chosen.stress
-    trial = next((one for one in result.trials if chosen is not None and one.number == chosen.number), None)
-    seen: Any = None if trial is None or trial.measurement is None else trial.measurement.peak_memory_bytes
+    trial = next(
+        (one for one in result.trials if chosen is not None and one.number == chosen.number), None
+    )
+    seen: Any = (
+        None if trial is None or trial.measurement is None else trial.measurement.peak_memory_bytes
+    )
     promises: dict[str, bool | None] = {
         "largest_samples_were_trained_on": None if told is None else not told.remark,
         "largest_sample_is_above_the_median": None

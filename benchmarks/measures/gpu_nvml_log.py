@@ -55,8 +55,14 @@ def describe_gpu() -> Figures:
     except (pynvml.NVMLError, OSError) as error:
         return {"nvml": str(error)}
     try:
-        versions = {name: _answer(name) for name in ("nvmlSystemGetDriverVersion", "nvmlSystemGetNVMLVersion")}
-        return {**versions, **{_key(name, given): _answer(name, handle, *given) for name, given in _calls(_ONCE)}}
+        versions = {
+            name: _answer(name)
+            for name in ("nvmlSystemGetDriverVersion", "nvmlSystemGetNVMLVersion")
+        }
+        return {
+            **versions,
+            **{_key(name, given): _answer(name, handle, *given) for name, given in _calls(_ONCE)},
+        }
     finally:
         pynvml.nvmlShutdown()
 
@@ -75,11 +81,24 @@ def answers_while_training(scale: Scale) -> list[Figures]:
             since_us, sample = 0, _gpm_sample(handle)
             while not training.done():
                 lines += [_line(name, handle, *given) for name, given in _calls(_OFTEN)]
-                lines.append(_line("nvmlDeviceGetSamples", handle, pynvml.NVML_GPU_UTILIZATION_SAMPLES, since_us))
+                lines.append(
+                    _line(
+                        "nvmlDeviceGetSamples",
+                        handle,
+                        pynvml.NVML_GPU_UTILIZATION_SAMPLES,
+                        since_us,
+                    )
+                )
                 since_us = max(_times_us(lines[-1]), default=since_us)
                 sleep(_EVERY_S)
                 before, sample = sample, _gpm_sample(handle)
-                lines.append({"at_s": monotonic(), "call": "nvmlGpmMetricsGet", **_gpm_metrics(before, sample)})
+                lines.append(
+                    {
+                        "at_s": monotonic(),
+                        "call": "nvmlGpmMetricsGet",
+                        **_gpm_metrics(before, sample),
+                    }
+                )
                 _free(before)
             _free(sample)
             training.result()
@@ -160,4 +179,9 @@ def _gpm_metrics(first: Any, second: Any) -> Figures:
     except pynvml.NVMLError as error:
         return {"error": str(error), "code": error.value}
     told = asked.metrics[: len(_GPM_METRICS)]
-    return {"answer": [{"metricId": one.metricId, "nvmlReturn": one.nvmlReturn, "value": one.value} for one in told]}
+    return {
+        "answer": [
+            {"metricId": one.metricId, "nvmlReturn": one.nvmlReturn, "value": one.value}
+            for one in told
+        ]
+    }

@@ -14,8 +14,9 @@ from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any
 
-from autotune.launch.local.fork_server import ForkServerLauncher
-from autotune.protocol.jobs import NO_EXTRAS, WindowRules
+from autotune.launch.local import ForkServerLauncher
+from autotune.policy import WindowRules
+from autotune.protocol.messages import NO_EXTRAS
 from benchmarks.cases.ranks import wide
 from benchmarks.measures.gpu_scale import TRIAL_S, Task
 from benchmarks.measures.part_guard import Figures
@@ -35,7 +36,9 @@ def check_ranks(task: Task) -> Figures:
     """A single process and DDP's variants with one rank, in turns; what has run, over which backend, and its rate."""
     device = task.scale.device
     variants, found = _variants(device), dict[str, list[dict[str, Any]]]()
-    for name, run in _trials(variants, device, task.seconds, _SMALL_WIDTH if task.scale.is_small else _WIDTH):
+    for name, run in _trials(
+        variants, device, task.seconds, _SMALL_WIDTH if task.scale.is_small else _WIDTH
+    ):
         say(f"ranks: {name}: {run['outcome']}, {run['samples_per_s'] or 0:,.0f} samples/s")
         found.setdefault(name, []).append(run)
         task.keep({"variants": found})
@@ -43,7 +46,13 @@ def check_ranks(task: Task) -> Figures:
     if not found:
         return {"skipped": f"{task.seconds:.0f} s are too short for a trial"}
     left_out = [name for name in variants if name not in found]
-    ran = [run for name, runs in found.items() if name != _SINGLE for run in runs if run["outcome"] == "ok"]
+    ran = [
+        run
+        for name, runs in found.items()
+        if name != _SINGLE
+        for run in runs
+        if run["outcome"] == "ok"
+    ]
     has_failed = any(run["outcome"] != "ok" for runs in found.values() for run in runs)
     return {
         "promises": {
@@ -64,7 +73,9 @@ def print_rank_rates(part: Mapping[str, Any]) -> None:
             name,
             ", ".join(dict.fromkeys(run["outcome"] for run in runs)),
             ", ".join(dict.fromkeys(noted for run in runs for noted in run["noted"])),
-            "-" if part.get("over_single", {}).get(name) is None else f"{part['over_single'][name]:.3f}",
+            "-"
+            if part.get("over_single", {}).get(name) is None
+            else f"{part['over_single'][name]:.3f}",
         ]
         for name, runs in part.get("variants", {}).items()
     ]
@@ -96,7 +107,9 @@ def _trials(
         launcher = TimedLauncher(ForkServerLauncher(Path(folder) / "server.log"), notes)
         case = wide(notes, width=width)
         try:
-            with open_trials(case, device=device, window=_WINDOW, extras=NO_EXTRAS, launcher=launcher) as run_trial:
+            with open_trials(
+                case, device=device, window=_WINDOW, extras=NO_EXTRAS, launcher=launcher
+            ) as run_trial:
                 for _, name in product(range(_ROUNDS), variants):
                     if monotonic() + longest_s > ends_at:
                         return

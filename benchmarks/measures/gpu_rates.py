@@ -16,10 +16,11 @@ from typing import Any
 
 from autotune import Measurement
 from autotune.launch.launcher import notes_of
-from autotune.protocol.jobs import NO_EXTRAS, WindowRules
+from autotune.policy import WindowRules
+from autotune.protocol.messages import NO_EXTRAS
+from autotune.records.measurement import WAIT_SOURCE
 from autotune.records.trial import TrialResult
-from autotune.records.utilization import WAIT_SOURCE
-from autotune.tuning.extra_measurements import everything
+from autotune.tuning.probe import everything
 from benchmarks.cases.cpu import Case
 from benchmarks.measures.gpu_scale import (
     PLAIN_STARTUP_S,
@@ -38,7 +39,13 @@ from benchmarks.measures.recording import say
 from benchmarks.overhead import measure_trial_start
 from benchmarks.yardsticks.product_run import RunTrial, measurement_figures, open_trials
 
-__all__ = ["compare_to_plain", "measure_baselines", "measure_start", "run_with_everything", "settings_of"]
+__all__ = [
+    "compare_to_plain",
+    "measure_baselines",
+    "measure_start",
+    "run_with_everything",
+    "settings_of",
+]
 
 _FASTER = {"num_workers": 8, "pin_memory": True}
 
@@ -57,7 +64,12 @@ _SETTINGS = (
     _Setting(
         workload="gpt2",
         held_by="device",
-        settings={"micro_batch_size": 16, "num_workers": 2, "pin_memory": True, "amp_dtype": "bfloat16"},
+        settings={
+            "micro_batch_size": 16,
+            "num_workers": 2,
+            "pin_memory": True,
+            "amp_dtype": "bfloat16",
+        },
     ),
     _Setting(
         workload="launch_bound",
@@ -67,10 +79,17 @@ _SETTINGS = (
     _Setting(
         workload="resnet50",
         held_by="host",  # seen on an H100: blocks of one window differ by a third, and no data are waited for
-        settings={"micro_batch_size": 64, **_FASTER, "amp_dtype": "bfloat16", "channels_last": True},
+        settings={
+            "micro_batch_size": 64,
+            **_FASTER,
+            "amp_dtype": "bfloat16",
+            "channels_last": True,
+        },
     ),
     _Setting(workload="gpt2", held_by="device", settings={"micro_batch_size": 8}),
-    _Setting(workload="starved", held_by="loader", settings={"micro_batch_size": 64, "num_workers": 8}),
+    _Setting(
+        workload="starved", held_by="loader", settings={"micro_batch_size": 64, "num_workers": 8}
+    ),
     _Setting(workload="jpeg", held_by="loader", settings={"micro_batch_size": 64, **_FASTER}),
     _Setting(
         workload="starved",
@@ -97,7 +116,9 @@ def run_with_everything(task: Task) -> Figures:
     extras = everything(window)
     with (
         one_server() as launcher,
-        open_trials(case, device=task.scale.device, window=window, extras=extras, launcher=launcher) as run,
+        open_trials(
+            case, device=task.scale.device, window=window, extras=extras, launcher=launcher
+        ) as run,
     ):
         result = run({**case.settings, "pin_memory": True, "amp_dtype": "bfloat16"})
         notes = notes_of(launcher)
@@ -115,9 +136,12 @@ def run_with_everything(task: Task) -> Figures:
     sources = [one.source for one in found.busy_readings if one.source != WAIT_SOURCE]
     promises = {
         "every_figure_is_there": not missing,
-        "conditions_are_there": found.conditions is not None and found.conditions.sm_clock_mhz is not None,
+        "conditions_are_there": found.conditions is not None
+        and found.conditions.sm_clock_mhz is not None,
         "two_sources_tell_how_busy": len(sources) >= 2,
-        "nothing_failed_after_the_window": all(one.code.startswith(_OF_CLOCKS) for one in found.remarks),
+        "nothing_failed_after_the_window": all(
+            one.code.startswith(_OF_CLOCKS) for one in found.remarks
+        ),
     }
     return {
         **figures,
@@ -130,7 +154,9 @@ def run_with_everything(task: Task) -> Figures:
 
 def measure_start(task: Task) -> Figures:
     """A trial's start, the CUDA context included."""
-    return measure_trial_start(fork_server, trials=task.scale.start_trials, device=task.scale.device)
+    return measure_trial_start(
+        fork_server, trials=task.scale.start_trials, device=task.scale.device
+    )
 
 
 def compare_to_plain(task: Task) -> Figures:
@@ -152,11 +178,19 @@ def compare_to_plain(task: Task) -> Figures:
             except ImportError:
                 continue  # without Pillow there are no JPEGs
             used = settings_of(case, setting.settings, scale)
-            known: Figures = {"workload": setting.workload, "held_by": setting.held_by, "settings": used}
+            known: Figures = {
+                "workload": setting.workload,
+                "held_by": setting.held_by,
+                "settings": used,
+            }
             try:
                 if setting.workload not in runs:
                     trials = open_trials(
-                        case, device=scale.device, window=WindowRules(), extras=NO_EXTRAS, launcher=launcher
+                        case,
+                        device=scale.device,
+                        window=WindowRules(),
+                        extras=NO_EXTRAS,
+                        launcher=launcher,
                     )
                     runs[setting.workload] = opened.enter_context(trials)
                 known |= _compared(setting.workload, used, runs[setting.workload], scale)
@@ -174,7 +208,9 @@ def compare_to_plain(task: Task) -> Figures:
         "plain_s": scale.long_plain_s,
         "settings": sets,
         "bias": biases,
-        "why_not_judged": f"too few trials of loops held by the {' and the '.join(unknown)}" if unknown else None,
+        "why_not_judged": f"too few trials of loops held by the {' and the '.join(unknown)}"
+        if unknown
+        else None,
         "promises": {
             f"bias_within_{most:.1%}_where_the_{held_by}_holds_the_loop": None
             if held_by in unknown
@@ -205,7 +241,11 @@ def measure_baselines(task: Task) -> Figures:
 def settings_of(case: Case, settings: Mapping[str, Any], scale: Scale) -> dict[str, Any]:
     """Settings with the case's learning rate; small ones where everything is."""
     small = {"micro_batch_size": 4, "num_workers": 1} if scale.is_small else {}
-    kept = {name: value for name, value in settings.items() if not (scale.is_small and name == "amp_dtype")}
+    kept = {
+        name: value
+        for name, value in settings.items()
+        if not (scale.is_small and name == "amp_dtype")
+    }
     return {"lr": case.settings["lr"], **kept, **small}
 
 
@@ -217,7 +257,9 @@ def _compared(workload: str, settings: Mapping[str, Any], run: RunTrial, scale: 
     truth = mean(one["samples_per_s"] for one in plains)
     seen = [one.measurement for one in results if one.measurement is not None]
     errors = [one.samples_per_s / truth - 1 for one in seen]
-    say(f"fidelity: {workload}: {', '.join(format(one, '+.1%') for one in errors)} against {truth:,.0f} samples/s")
+    say(
+        f"fidelity: {workload}: {', '.join(format(one, '+.1%') for one in errors)} against {truth:,.0f} samples/s"
+    )
     return {
         "errors": errors,
         "raw_errors": [_uncorrected(one) / truth - 1 for one in seen],

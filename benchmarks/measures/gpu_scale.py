@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any
 
 from autotune.launch.launcher import Launcher
-from autotune.launch.local.fork_server import ForkServerLauncher
+from autotune.launch.local import ForkServerLauncher
 from benchmarks.cases.cpu import Case
 from benchmarks.measures.gpu_watch import GpuWatch
 from benchmarks.measures.part_guard import Figures, Keep
@@ -81,7 +81,12 @@ LARGE = Scale(
     start_trials=3,
     memory_limit="12GiB",
     limited_batches=(4, 8, 16, 64),
-    absurd_batches=(8, 16, 24, 1024),  # logits of 1,024 sequences: 98 GiB in float32, and as much of gradients
+    absurd_batches=(
+        8,
+        16,
+        24,
+        1024,
+    ),  # logits of 1,024 sequences: 98 GiB in float32, and as much of gradients
     fitted_batches=(4, 8, 16),
     line_limit="40GiB",
 )
@@ -130,7 +135,9 @@ def case_of(name: str, scale: Scale, **arguments: Any) -> Case:
         ImportError: the workload needs Pillow, which is not installed.
     """
     module, _, function = WORKLOADS[name].partition(":")
-    case: Case = getattr(importlib.import_module(module), function)(is_small=scale.is_small, **arguments)
+    case: Case = getattr(importlib.import_module(module), function)(
+        is_small=scale.is_small, **arguments
+    )
     return case
 
 
@@ -155,7 +162,12 @@ def one_server() -> Iterator[Launcher]:
 
 
 def plain_alone(
-    name: str, scale: Scale, settings: Mapping[str, Any], *, seconds: float | None = None, **arguments: Any
+    name: str,
+    scale: Scale,
+    settings: Mapping[str, Any],
+    *,
+    seconds: float | None = None,
+    **arguments: Any,
 ) -> Figures:
     """The plain loop on a workload, with nobody looking on: to hold a trial against, which nobody watches either."""
     return run_plain(

@@ -13,24 +13,46 @@ from time import monotonic
 from typing import Any
 
 from autotune import Measurement, SearchResult
+from autotune.apply.cores import usable_cores
 from autotune.launch.launcher import Launcher
-from autotune.protocol.jobs import Extras, WindowRules
+from autotune.policy import WindowRules
+from autotune.protocol.messages import Extras
 from autotune.records.ceilings import Headroom, headroom_of
-from autotune.records.utilization import WAIT_SOURCE, best_common_source, disagreement
+from autotune.records.measurement import WAIT_SOURCE, best_common_source, disagreement
 from autotune.report.figures import headroom_in, make_columns
-from autotune.settings.applied.cores.processor import usable_cores
 from benchmarks.cases.cpu import Case
 from benchmarks.measures.gpu_scale import PLAIN_STARTUP_S, Scale, Task, case_of, one_server, plain
 from benchmarks.measures.part_guard import Figures
 from benchmarks.measures.recording import say
-from benchmarks.yardsticks.product_run import measurement_figures, only, open_trials, search, search_figures
+from benchmarks.yardsticks.product_run import (
+    measurement_figures,
+    only,
+    open_trials,
+    search,
+    search_figures,
+)
 
-__all__ = ["search_by_default", "search_gpt2", "search_jpeg", "search_launch_bound", "search_starved", "sides_of"]
+__all__ = [
+    "search_by_default",
+    "search_gpt2",
+    "search_jpeg",
+    "search_launch_bound",
+    "search_starved",
+    "sides_of",
+]
 
 _SHORTEST_SEARCH_S = 5.0
-_LEAST_SEARCH_S = 30.0  # a look, a baseline, some trials and what decides: below, a miss says nothing
+_LEAST_SEARCH_S = (
+    30.0  # a look, a baseline, some trials and what decides: below, a miss says nothing
+)
 _OF_LOWER = 0.95
-_HAND_PICKED = {"micro_batch_size": 16, "num_workers": 4, "pin_memory": True, "amp_dtype": "bfloat16", "lr": 3e-4}
+_HAND_PICKED = {
+    "micro_batch_size": 16,
+    "num_workers": 4,
+    "pin_memory": True,
+    "amp_dtype": "bfloat16",
+    "lr": 3e-4,
+}
 _OVER_HAND_PICKED = 1.2
 _IDLE_UP_TO, _BUSY_FROM = 0.2, 0.9
 _SIZED_IDLE = 0.15  # what the sized model is busy for without workers, by design: below _IDLE_UP_TO for certain
@@ -39,7 +61,9 @@ _MODEL_SHARE = 0.7
 _SIZED_BATCH = 256
 _FEW_LAYERS, _MANY_LAYERS, _MOST_LAYERS = 2, 16, 100
 _LAUNCHED_BATCHES = (256, 512, 1024, 2048)
-_COMPILES_FROM_S = 150.0  # of a part: below, a compilation of GPT-2 leaves no time for anything else
+_COMPILES_FROM_S = (
+    150.0  # of a part: below, a compilation of GPT-2 leaves no time for anything else
+)
 _DEFAULT_WITHIN_S = 300.0
 _BOTH_CEILINGS = Extras(loader_ceiling=True, device_ceiling=True)
 _STANDING_S = 10.0  # of the run that shows where the recommendation stands
@@ -70,7 +94,11 @@ def search_starved(task: Task) -> Figures:
         )
     busy = _busy_on_both_sides(second)
     why = None if timeout_s >= _LEAST_SEARCH_S else f"the second search had {timeout_s:.0f} s"
-    why = sizing["why_impossible"] or why or ("no source told of both sides" if _rose(busy) is None else None)
+    why = (
+        sizing["why_impossible"]
+        or why
+        or ("no source told of both sides" if _rose(busy) is None else None)
+    )
     figures: Figures = {
         "sized": _found(second),
         "busy": busy,
@@ -110,7 +138,9 @@ def search_launch_bound(task: Task) -> Figures:
     figures = make_columns(result.summary)[0].figures
     headroom = None if figures is None else headroom_in(figures)
     limit = None if headroom is None else headroom.limit
-    task.keep({"search": _found(result), **_launch_verdict(_busy_on_both_sides(result), limit, why)})
+    task.keep(
+        {"search": _found(result), **_launch_verdict(_busy_on_both_sides(result), limit, why)}
+    )
     if task.left_s < _plains_s(scale, 1):
         return {"plain": {}}
     return {"plain": {"recommended": plain("launch_bound", scale, _as_tried(result))}}
@@ -123,7 +153,10 @@ def _launch_verdict(busy: Figures, limit: str | None, why_not_judged: str | None
     if before is None or after is None:
         why = why or "no source told of both sides"
     elif before > _BUSY_FROM:
-        why = why or f"the baseline was busy for {before:.0%}: here its device holds the loop, not launching"
+        why = (
+            why
+            or f"the baseline was busy for {before:.0%}: here its device holds the loop, not launching"
+        )
     return {
         "busy": busy,
         "limit": limit,
@@ -161,7 +194,9 @@ def search_gpt2(task: Task) -> Figures:
             device=scale.device,
             launcher=launcher,
         )
-    was_tried = any(one.config.compile and one.outcome not in {"timeout", "pruned"} for one in result.trials)
+    was_tried = any(
+        one.config.compile and one.outcome not in {"timeout", "pruned"} for one in result.trials
+    )
     task.keep({"search": _found(result), "compile_was_tried": was_tried})
     hand = {**_HAND_PICKED, "micro_batch_size": 4} if scale.is_small else _HAND_PICKED
     plains = {"hand_picked": plain("gpt2", scale, hand)}
@@ -171,8 +206,12 @@ def search_gpt2(task: Task) -> Figures:
     return {
         "plain": plains,
         "over_hand_picked": ratio,
-        "why_not_judged": None if was_tried else f"torch.compile was not tried in {task.seconds:.0f} s",
-        "promises": {"at_least_1.2_times_hand_picked": ratio >= _OVER_HAND_PICKED if was_tried else None},
+        "why_not_judged": None
+        if was_tried
+        else f"torch.compile was not tried in {task.seconds:.0f} s",
+        "promises": {
+            "at_least_1.2_times_hand_picked": ratio >= _OVER_HAND_PICKED if was_tried else None
+        },
     }
 
 
@@ -203,7 +242,11 @@ def sides_of(result: SearchResult) -> Figures:
     """Baseline and recommendation: every busy source, fullness, where the time goes, and the ceilings."""
     chosen = result.summary.recommendation
     numbers = {"baseline": 0, "recommended": None if chosen is None else chosen.number}
-    return {name: _side(_best_seen(result, number)) for name, number in numbers.items() if number is not None}
+    return {
+        name: _side(_best_seen(result, number))
+        for name, number in numbers.items()
+        if number is not None
+    }
 
 
 class _LateError(BaseException):
@@ -280,7 +323,9 @@ def _reaches_ceiling(
 def _standing_of(seen: Measurement) -> Headroom | None:
     if seen.loader_ceiling is None or seen.device_ceiling is None:
         return None
-    return headroom_of(seen.samples_per_s, loader_ceiling=seen.loader_ceiling, device_ceiling=seen.device_ceiling)
+    return headroom_of(
+        seen.samples_per_s, loader_ceiling=seen.loader_ceiling, device_ceiling=seen.device_ceiling
+    )
 
 
 def _worker_counts(scale: Scale) -> list[int]:
@@ -295,21 +340,33 @@ def _sized_layers(scale: Scale, launcher: Launcher) -> Figures:
     Two sizes of the model tell what a layer takes, one trial without workers and one with as many as there are cores
     what the loader gives. A workerless loop is busy for device / (device + loader) of its time: that bounds the model.
     """
-    workers, sizes = (0, _worker_counts(scale)[-1]), (1, 2) if scale.is_small else (_FEW_LAYERS, _MANY_LAYERS)
+    workers, sizes = (
+        (0, _worker_counts(scale)[-1]),
+        (1, 2) if scale.is_small else (_FEW_LAYERS, _MANY_LAYERS),
+    )
     device_s, loader_s = [], []
     for layers, count in zip(sizes, workers, strict=True):
         case = case_of("starved", scale, layers=layers)
         rules = WindowRules(max_s=0.5)
-        with open_trials(case, device=scale.device, window=rules, extras=_BOTH_CEILINGS, launcher=launcher) as run:
-            seen = run({**case.settings, "num_workers": count, "micro_batch_size": _SIZED_BATCH}).measurement
+        with open_trials(
+            case, device=scale.device, window=rules, extras=_BOTH_CEILINGS, launcher=launcher
+        ) as run:
+            seen = run(
+                {**case.settings, "num_workers": count, "micro_batch_size": _SIZED_BATCH}
+            ).measurement
         if seen is None or seen.loader_ceiling is None or seen.device_ceiling is None:
-            raise RuntimeError(f"a model of {layers} layers and its loader must be measured, but were not: {seen}")
+            raise RuntimeError(
+                f"a model of {layers} layers and its loader must be measured, but were not: {seen}"
+            )
         device_s.append(_SIZED_BATCH / seen.device_ceiling)
         loader_s.append(_SIZED_BATCH / seen.loader_ceiling)
     layer_s = max((device_s[1] - device_s[0]) / (sizes[1] - sizes[0]), 1e-9)
     most_s = _SIZED_IDLE / (1 - _SIZED_IDLE) * loader_s[0]
     wanted_s = min(loader_s[1] / _MODEL_SHARE, most_s)
-    layers = min(max(round(sizes[0] + (wanted_s - device_s[0]) / layer_s), 1), 3 if scale.is_small else _MOST_LAYERS)
+    layers = min(
+        max(round(sizes[0] + (wanted_s - device_s[0]) / layer_s), 1),
+        3 if scale.is_small else _MOST_LAYERS,
+    )
     expected_s = device_s[0] + (layers - sizes[0]) * layer_s
     return {
         "layers": layers,
@@ -341,7 +398,11 @@ def _busy_on_both_sides(result: SearchResult) -> Figures:
         return {"source": None}
     direct = [[source for source in busy if source != WAIT_SOURCE] for busy in told.values()]
     source = best_common_source(direct) or WAIT_SOURCE
-    return {"source": source, **{name: busy.get(source) for name, busy in told.items()}, "by_source": told}
+    return {
+        "source": source,
+        **{name: busy.get(source) for name, busy in told.items()},
+        "by_source": told,
+    }
 
 
 def _rose(busy: Figures) -> bool | None:
@@ -363,10 +424,14 @@ def _side(measurement: Measurement | None) -> Figures:
         "busy": {one.source: one.fraction for one in measurement.busy_readings},
         "one_minus_data_wait": 1 - (measurement.data_wait_fraction or 0.0),
         "disagreement": None if rivals is None else rivals[1].fraction - rivals[0].fraction,
-        "fullness": None if measurement.fullness is None else measurement.fullness.model_dump(mode="json"),
+        "fullness": None
+        if measurement.fullness is None
+        else measurement.fullness.model_dump(mode="json"),
         "breakdown": {name: share.fraction for name, share in parts.items()},
         "standing": None if standing is None else standing.model_dump(mode="json"),
         "joules_per_sample": measurement.joules_per_sample,
-        "conditions": None if measurement.conditions is None else measurement.conditions.model_dump(mode="json"),
+        "conditions": None
+        if measurement.conditions is None
+        else measurement.conditions.model_dump(mode="json"),
         "remarks": [remark.model_dump() for remark in measurement.remarks],
     }

@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from autotune import TrainingConfig
-from autotune.protocol.jobs import WindowRules
+from autotune.policy import WindowRules
 from autotune.records.trial import TrialResult
 from benchmarks.measures.gpu_scale import TRIAL_S, Task, case_of, one_server
 from benchmarks.measures.gpu_watch import GpuWatch
@@ -66,19 +66,32 @@ _LEAST_SHARE = 0.95  # of the eager rate
 def try_settings(task: Task) -> Figures:
     """Run each setting alone: it ends well, trains as eager does, tells its peak, and is not slower than eager."""
     trials: list[Figures] = []
-    with TemporaryDirectory(prefix="autotune-benchmark-") as folder, one_server() as inner, GpuWatch() as watch:
+    with (
+        TemporaryDirectory(prefix="autotune-benchmark-") as folder,
+        one_server() as inner,
+        GpuWatch() as watch,
+    ):
         launcher = TimedLauncher(inner)
         for workload in _WORKLOADS:
             _try_on(workload, Path(folder) / "losses.json", task, launcher, watch, trials)
     ended = [one for one in trials if not one["is_cut_off"]]
-    why = None if len(ended) == 2 * len(_VARIANTS) - len(_OF_IMAGES) else "there was no time for all of them"
+    why = (
+        None
+        if len(ended) == 2 * len(_VARIANTS) - len(_OF_IMAGES)
+        else "there was no time for all of them"
+    )
     judged = list(map(_judged, ended))
     return {
         "trials": trials,
         "why_not_judged": why,
         "promises": {
             name: _all(one[name] for one in judged)
-            for name in ("ended_ok", "trains_as_eager", "peak_is_nvml's_within_3%", "not_5%_below_eager")
+            for name in (
+                "ended_ok",
+                "trains_as_eager",
+                "peak_is_nvml's_within_3%",
+                "not_5%_below_eager",
+            )
         },
     }
 
@@ -96,17 +109,26 @@ class _RecordsLosses:
         else:
             loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
         if len(self.losses) < _LOSSES:
-            self.losses.append(loss.detach().clone())  # a CUDA graph writes the next loss to the same place
+            self.losses.append(
+                loss.detach().clone()
+            )  # a CUDA graph writes the next loss to the same place
             if len(self.losses) == _LOSSES:
                 self.path.write_text(json.dumps([float(one) for one in self.losses]))
         return loss
 
 
 def _try_on(
-    workload: str, path: Path, task: Task, launcher: TimedLauncher, watch: GpuWatch, trials: list[Figures]
+    workload: str,
+    path: Path,
+    task: Task,
+    launcher: TimedLauncher,
+    watch: GpuWatch,
+    trials: list[Figures],
 ) -> None:
     case = replace(case_of(workload, task.scale), step=_RecordsLosses(path))
-    settings = {"micro_batch_size": 4, "num_workers": 1} if task.scale.is_small else _WORKLOADS[workload]
+    settings = (
+        {"micro_batch_size": 4, "num_workers": 1} if task.scale.is_small else _WORKLOADS[workload]
+    )
     used = {"lr": case.settings["lr"], **settings}
     own: dict[str, Figures] = {}
     with open_runner(case, device=task.scale.device, launcher=launcher) as (runner, _):
@@ -115,7 +137,9 @@ def _try_on(
                 continue
             path.unlink(missing_ok=True)
             config = TrainingConfig.model_validate({**used, **variant})
-            deadline_s = min(TRIAL_DEADLINE_S, task.left_s)  # on an H100 ResNet-50 compiled for over 45 s
+            deadline_s = min(
+                TRIAL_DEADLINE_S, task.left_s
+            )  # on an H100 ResNet-50 compiled for over 45 s
             result = runner.run(config, name="trial", deadline_s=deadline_s, window=_WINDOW)
             own[name] = _figures_of(result, launcher.launches[-1], watch, path)
             is_cut_off = result.outcome == "timeout" and deadline_s < TRIAL_DEADLINE_S
@@ -147,11 +171,15 @@ def _figures_of(result: TrialResult, launch: LaunchTimes, watch: GpuWatch, path:
 
 def _against_eager(name: str, figures: Figures, own: Mapping[str, Figures]) -> Figures:
     """Compare with the eager trials of as many micro batches."""
-    names = ["eager, two micro batches"] if "two micro batches" in name else ["eager", "eager again"]
+    names = (
+        ["eager, two micro batches"] if "two micro batches" in name else ["eager", "eager again"]
+    )
     rates = [rate for one in names if one in own and (rate := own[one]["samples_per_s"])]
     losses, reference = figures["losses"], own.get(names[0], {}).get("losses")
     return {
-        "over_eager": figures["samples_per_s"] / mean(rates) if rates and figures["samples_per_s"] else None,
+        "over_eager": figures["samples_per_s"] / mean(rates)
+        if rates and figures["samples_per_s"]
+        else None,
         "loss_deviation": deviation(losses, reference) if losses and reference else None,
     }
 
@@ -168,7 +196,9 @@ def _judged(trial: Figures) -> dict[str, bool | None]:
     return {
         "ended_ok": trial["outcome"] == "ok",
         "trains_as_eager": None if deviation is None else deviation <= _MOST_DEVIATION,
-        "peak_is_nvml's_within_3%": abs(peak / outside - 1) <= _PEAKS_AGREE if peak and outside else None,
+        "peak_is_nvml's_within_3%": abs(peak / outside - 1) <= _PEAKS_AGREE
+        if peak and outside
+        else None,
         "not_5%_below_eager": None if share is None else share >= _LEAST_SHARE,
     }
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from autotune.protocol.jobs import WindowRules
+from autotune.policy import WindowRules
 from benchmarks.cases.surfaces import grids_for, small_gpu_grids
 from benchmarks.measures.gpu_scale import Task, case_of
 from benchmarks.measures.part_guard import Figures
@@ -55,7 +55,8 @@ def compare_shared_process(task: Task) -> Figures:
         **found,
         "promises": {
             "rates_are_those_of_own_processes": abs(exp(told["bias"]) - 1) <= _BIAS_WITHIN,
-            "peaks_are_within_10_percent": max(abs(ratio - 1) for ratio in told["memory_ratio"]) <= _PEAKS_WITHIN,
+            "peaks_are_within_10_percent": max(abs(ratio - 1) for ratio in told["memory_ratio"])
+            <= _PEAKS_WITHIN,
         },
     }
 
@@ -73,8 +74,12 @@ def search_slow_build(task: Task) -> Figures:
     finally:
         builds.unlink(missing_ok=True)
     chosen, promised_s = result.summary.recommendation, result.summary.promised_s
-    earlier = [one.measurement.earlier_trials for one in result.trials if one.measurement is not None]
-    after_a_build_s = seconds - _BUILD_S  # or more: the promise is made once the first process has built
+    earlier = [
+        one.measurement.earlier_trials for one in result.trials if one.measurement is not None
+    ]
+    after_a_build_s = (
+        seconds - _BUILD_S
+    )  # or more: the promise is made once the first process has built
     return {
         "seconds": seconds,
         "promised_s": promised_s,

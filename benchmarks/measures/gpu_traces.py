@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.profiler import profile, record_function, supported_activities
 from torch.utils.data import DataLoader
 
-from autotune.worker.after_window.trace import MARK, read_kineto
+from autotune.worker.extras.profile import MARK, read_kineto
 from benchmarks.cases import gpu_checks as gpu_check_cases
 from benchmarks.cases.cpu import Case
 from benchmarks.measures.gpu_nvml_log import answers_while_training
@@ -70,7 +70,9 @@ def _waiting_step(model: nn.Module, batch: Any) -> Tensor:
     return loss
 
 
-def _trace(case: Case, settings: Mapping[str, Any], scale: Scale, path: Path, steps: int) -> Figures:
+def _trace(
+    case: Case, settings: Mapping[str, Any], scale: Scale, path: Path, steps: int
+) -> Figures:
     """Record some steps on batches that the host holds: their copies belong to them."""
     device = torch.device(scale.device)
     stepper = Stepper(case, settings, device)
@@ -82,10 +84,14 @@ def _trace(case: Case, settings: Mapping[str, Any], scale: Scale, path: Path, st
     )
     batches = list(islice(loader, 2 * steps))
     for batch in batches:
-        stepper.train(batch, is_last=True, share=1.0)  # first allocations, and kernels that are loaded when first used
+        stepper.train(
+            batch, is_last=True, share=1.0
+        )  # first allocations, and kernels that are loaded when first used
     known: Callable[[], set[Any]] = supported_activities
     wanted = known() if device.type != "cpu" else {torch.profiler.ProfilerActivity.CPU}
-    with profile(activities=sorted(wanted, key=str), acc_events=True) as profiler:  # one cycle; else torch 2.11 warns
+    with profile(
+        activities=sorted(wanted, key=str), acc_events=True
+    ) as profiler:  # one cycle; else torch 2.11 warns
         stepper.train(batches[0], is_last=True, share=1.0)
         _synchronise(device)  # the device has nothing to do at both ends of the mark
         with record_function(MARK):

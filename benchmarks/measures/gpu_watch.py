@@ -82,7 +82,10 @@ class GpuWatch:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._is_over.set()
         if self._thread is not None:
@@ -96,12 +99,20 @@ class GpuWatch:
 
     def busy_fraction(self, start_s: float, end_s: float) -> float | None:
         """Mean utilization between two moments."""
-        known = [one.busy_percent for one in self._between(start_s, end_s) if one.busy_percent is not None]
+        known = [
+            one.busy_percent
+            for one in self._between(start_s, end_s)
+            if one.busy_percent is not None
+        ]
         return fmean(known) / 100 if known else None
 
     def power_w(self, start_s: float, end_s: float) -> float | None:
         """Mean power between two moments: energy over time."""
-        known = [(one.at_s, one.energy_j) for one in self._between(start_s, end_s) if one.energy_j is not None]
+        known = [
+            (one.at_s, one.energy_j)
+            for one in self._between(start_s, end_s)
+            if one.energy_j is not None
+        ]
         if len(known) < 2:
             return None
         (first_s, first_j), (last_s, last_j) = known[0], known[-1]
@@ -113,7 +124,10 @@ class GpuWatch:
     def _watch(self, handle: Any) -> None:
         while not self._is_over.wait(_EVERY_S):
             with suppress(pynvml.NVMLError):
-                used, energy_mj = _used_bytes(handle), _known(pynvml.nvmlDeviceGetTotalEnergyConsumption, handle)
+                used, energy_mj = (
+                    _used_bytes(handle),
+                    _known(pynvml.nvmlDeviceGetTotalEnergyConsumption, handle),
+                )
                 rates = _known(pynvml.nvmlDeviceGetUtilizationRates, handle)
                 self.samples.append(
                     GpuSample(
@@ -133,7 +147,9 @@ def cuda_uuid(index: int = 0) -> str:
     """
     command = [sys.executable, "-c", _ASK, str(index)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_WITHIN_S, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_ANSWER_WITHIN_S, check=False
+        )
     except subprocess.TimeoutExpired as error:
         raise OSError(f"CUDA's driver does not answer within {_ANSWER_WITHIN_S:.0f} s") from error
     if done.returncode != 0:

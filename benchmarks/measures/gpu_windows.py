@@ -10,7 +10,7 @@ from typing import Any
 
 from autotune import Measurement, TrainingConfig
 from autotune.launch.runner import TrialRunner
-from autotune.protocol.jobs import WindowRules
+from autotune.policy import WindowRules
 from benchmarks.measures.gpu_rates import settings_of
 from benchmarks.measures.gpu_scale import PLAIN_STARTUP_S, TRIAL_S, Task, case_of, one_server, plain
 from benchmarks.measures.gpu_watch import GpuWatch
@@ -39,12 +39,22 @@ _POWER_WITHIN = 0.1  # the window's place in time is known to some samples of th
 _LONG_WINDOW_S = 5.0
 _SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "launch_bound": {"micro_batch_size": 256, "num_workers": 16, "pin_memory": True},
-    "resnet50": {"micro_batch_size": 32, "num_workers": 8, "amp_dtype": "bfloat16", "channels_last": True},
+    "resnet50": {
+        "micro_batch_size": 32,
+        "num_workers": 8,
+        "amp_dtype": "bfloat16",
+        "channels_last": True,
+    },
     "starved": {"micro_batch_size": 256, "num_workers": 8, "pin_memory": True},
 }
 """Two held by the host that launches, the only kind that an edge can cost time, one of them with copies that the host
 waits for; one held by the loader."""
-_BUSY_SETTINGS = {"micro_batch_size": 16, "num_workers": 2, "pin_memory": True, "amp_dtype": "bfloat16"}  # of GPT-2
+_BUSY_SETTINGS = {
+    "micro_batch_size": 16,
+    "num_workers": 2,
+    "pin_memory": True,
+    "amp_dtype": "bfloat16",
+}  # of GPT-2
 
 
 def compare_blocks(task: Task) -> Figures:
@@ -58,33 +68,55 @@ def compare_blocks(task: Task) -> Figures:
         runners: dict[str, tuple[TrialRunner, TrainingConfig]] = {}
         for name in names:
             case = case_of(name, scale)
-            runner, _ = opened.enter_context(open_runner(case, device=scale.device, launcher=launcher))
-            runners[name] = runner, TrainingConfig.model_validate(settings_of(case, _SETTINGS[name], scale))
-        while rounds == 0 or (rounds < _MOST_ROUNDS and task.left_s > round_s and not scale.is_small):
+            runner, _ = opened.enter_context(
+                open_runner(case, device=scale.device, launcher=launcher)
+            )
+            runners[name] = (
+                runner,
+                TrainingConfig.model_validate(settings_of(case, _SETTINGS[name], scale)),
+            )
+        while rounds == 0 or (
+            rounds < _MOST_ROUNDS and task.left_s > round_s and not scale.is_small
+        ):
             begun = monotonic()
             for name, (runner, config) in runners.items():
                 pair: dict[str, float] = {}
-                for cell in sorted(_CELLS, reverse=rounds % 2 == 1):  # a drift within rounds cancels
+                for cell in sorted(
+                    _CELLS, reverse=rounds % 2 == 1
+                ):  # a drift within rounds cancels
                     seen = _window_by(runner, name, config, cell)
                     if seen is not None:
                         pair[cell] = seen.samples_per_s
-                        windows.append({"workload": name, "cell": cell, "round": rounds, **measurement_figures(seen)})
+                        windows.append(
+                            {
+                                "workload": name,
+                                "cell": cell,
+                                "round": rounds,
+                                **measurement_figures(seen),
+                            }
+                        )
                 rates[name].append(pair)
             rounds, round_s = rounds + 1, monotonic() - begun
             costs = {name: _short_over_long(pairs) for name, pairs in rates.items()}
             told = {name: None if cost is None else asdict(cost) for name, cost in costs.items()}
             task.keep({"rates": rates, "short_over_long": told, "windows": windows})
-    kept = _all([None if cost is None else cost.is_one_within(_SAME_WITHIN) for cost in costs.values()])
+    kept = _all(
+        [None if cost is None else cost.is_one_within(_SAME_WITHIN) for cost in costs.values()]
+    )
     figures: Figures = {
         "rounds": rounds,
         "plain": {},
-        "why_not_judged": None if kept is not None else f"{rounds} rounds leave open which side of 1 % it lies",
+        "why_not_judged": None
+        if kept is not None
+        else f"{rounds} rounds leave open which side of 1 % it lies",
         "promises": {"short_blocks_tell_the_same_within_1_percent": kept},
     }
     task.keep(figures)
     for name in names:
         if task.left_s > PLAIN_STARTUP_S + scale.skip_s + scale.plain_s:
-            figures["plain"][name] = plain(name, scale, settings_of(case_of(name, scale), _SETTINGS[name], scale))
+            figures["plain"][name] = plain(
+                name, scale, settings_of(case_of(name, scale), _SETTINGS[name], scale)
+            )
     return figures
 
 
@@ -104,7 +136,11 @@ def watch_conditions(task: Task) -> Figures:
     outside_w = watch.power_w(end_s - window_s(found), end_s)
     told = found.conditions
     told_w = None if told is None else told.power_w
-    is_near = None if outside_w is None or told_w is None else abs(told_w / outside_w - 1) <= _POWER_WITHIN
+    is_near = (
+        None
+        if outside_w is None or told_w is None
+        else abs(told_w / outside_w - 1) <= _POWER_WITHIN
+    )
     return {
         "nvml": watch.why_blind or "seen",
         "conditions": None if told is None else told.model_dump(mode="json"),
@@ -121,9 +157,13 @@ def watch_conditions(task: Task) -> Figures:
     }
 
 
-def _window_by(runner: TrialRunner, name: str, config: TrainingConfig, cell: str) -> Measurement | None:
+def _window_by(
+    runner: TrialRunner, name: str, config: TrainingConfig, cell: str
+) -> Measurement | None:
     """Measure such a window; None where the trial failed."""
-    seen = runner.run(config, name="blocks", deadline_s=TRIAL_DEADLINE_S, window=_CELLS[cell]).measurement
+    seen = runner.run(
+        config, name="blocks", deadline_s=TRIAL_DEADLINE_S, window=_CELLS[cell]
+    ).measurement
     if seen is not None:
         say(f"blocks of {cell}: {name}: {seen.samples_per_s:,.0f} samples/s")
     return seen

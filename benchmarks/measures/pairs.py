@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import exp, log, sqrt
 from statistics import fmean, stdev
 
-from autotune.analysis.statistics import t_95
+from autotune.models.statistics import t_95
 
 __all__ = ["MeanRatio", "mean_ratio"]
 
@@ -48,5 +48,9 @@ def mean_ratio(ratios: Sequence[float]) -> MeanRatio:
     error = stdev(logs) / sqrt(len(logs)) if len(logs) > 1 else None
     half = 0.0 if error is None else t_95(len(logs) - 1) * error
     return MeanRatio(
-        pairs=len(logs), ratio=exp(mean), standard_error=error, low=exp(mean - half), high=exp(mean + half)
+        pairs=len(logs),
+        ratio=exp(mean),
+        standard_error=error,
+        low=exp(mean - half),
+        high=exp(mean + half),
     )

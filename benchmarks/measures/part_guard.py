@@ -39,7 +39,9 @@ _GONE_WITHIN_S = 5.0
 _STACK_BYTES = 4000
 
 
-def run_guarded(work: Callable[[Keep], Mapping[str, Any]], *, limit_s: float, kept: Path | None = None) -> Figures:
+def run_guarded(
+    work: Callable[[Keep], Mapping[str, Any]], *, limit_s: float, kept: Path | None = None
+) -> Figures:
     """Run `work` in a process of its own for at most `limit_s` seconds; its figures, and "error" where it failed.
 
     `kept`: a file that holds the figures so far, also where the caller itself is ended; the caller removes it.
@@ -51,9 +53,13 @@ def run_guarded(work: Callable[[Keep], Mapping[str, Any]], *, limit_s: float, ke
         known = folder / "figures" if kept is None else kept
         known.parent.mkdir(parents=True, exist_ok=True)
         known.unlink(missing_ok=True)  # an earlier call's
-        process = get_context("fork").Process(target=_work, args=(work, folder, known, limit_s, token))
+        process = get_context("fork").Process(
+            target=_work, args=(work, folder, known, limit_s, token)
+        )
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # threads that numpy has started survive a fork well
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # threads that numpy has started survive a fork well
             process.start()
         try:
             process.join(limit_s)
@@ -63,13 +69,20 @@ def run_guarded(work: Callable[[Keep], Mapping[str, Any]], *, limit_s: float, ke
         figures = _read(known)
         if is_late:
             stack = _stack(folder / "stack")
-            return {**figures, "error": f"{stack}\nTimeoutError: the part took more than {limit_s:.0f} s"}
+            return {
+                **figures,
+                "error": f"{stack}\nTimeoutError: the part took more than {limit_s:.0f} s",
+            }
         if process.exitcode:
-            return {"error": f"{_stack(folder / 'stack')}\nthe part's process ended with {process.exitcode}"} | figures
+            return {
+                "error": f"{_stack(folder / 'stack')}\nthe part's process ended with {process.exitcode}"
+            } | figures
         return figures
 
 
-def _work(work: Callable[[Keep], Mapping[str, Any]], folder: Path, kept: Path, limit_s: float, token: str) -> None:
+def _work(
+    work: Callable[[Keep], Mapping[str, Any]], folder: Path, kept: Path, limit_s: float, token: str
+) -> None:
     """The forked process: figures go to a file, whole each time; where it stands shortly before its end to another."""
     os.environ[MARK] = token  # of whatever it starts
     stack = (folder / "stack").open("w")
@@ -85,7 +98,10 @@ def _work(work: Callable[[Keep], Mapping[str, Any]], folder: Path, kept: Path, l
     try:
         keep(dict(work(keep)))
     except BaseException as error:  # noqa: BLE001 - written down as the part's end
-        print(f"failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}", file=sys.stderr)
+        print(
+            f"failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
+            file=sys.stderr,
+        )
         keep({"error": traceback.format_exc()})
 
 
@@ -98,7 +114,9 @@ def _end(process: Any, token: str) -> None:
     process.kill()
     process.join()
     ends_at = monotonic() + _GONE_WITHIN_S
-    while (left := [one for one in psutil.process_iter() if _bears(one, token)]) and monotonic() < ends_at:
+    while (
+        left := [one for one in psutil.process_iter() if _bears(one, token)]
+    ) and monotonic() < ends_at:
         for one in left:
             with suppress(psutil.Error):
                 one.kill()

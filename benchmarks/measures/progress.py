@@ -57,7 +57,11 @@ def read_pace(lines: Iterable[Line], pattern: str) -> Pace | None:
     if not steady:
         return None
     usual_s = median(after.at_s - before.at_s for before, after in steady)
-    kept = [(before, after) for before, after in steady if after.at_s - before.at_s <= _PAUSE_FROM * usual_s]
+    kept = [
+        (before, after)
+        for before, after in steady
+        if after.at_s - before.at_s <= _PAUSE_FROM * usual_s
+    ]
     return Pace(
         batches=sum(after.batch - before.batch for before, after in kept),
         seconds=sum(after.at_s - before.at_s for before, after in kept),

@@ -14,10 +14,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from autotune.config.plan import Executor
 from autotune.launch.launcher import Launcher
-from autotune.launch.local.fork_server import ForkServerLauncher
-from autotune.protocol.jobs import NO_EXTRAS, WindowRules
-from autotune.settings.executor import Executor
+from autotune.launch.local import ForkServerLauncher
+from autotune.policy import WindowRules
+from autotune.protocol.messages import NO_EXTRAS
 from benchmarks.cases.cpu import nothing_to_do
 from benchmarks.yardsticks.product_run import RunTrial, TimedLauncher, open_trials
 
@@ -29,7 +30,7 @@ _GIVEN_BACK_S = 2.0  # the launcher keeps its hosts for a second
 
 def measure_ray(count: int) -> dict[str, Any]:
     """Figures of so many triples: on this machine, on Ray, and on Ray with the hosts reserved anew."""
-    from autotune.ray.launcher import RayLauncher
+    from autotune.launch.ray_launcher import RayLauncher
 
     with _cluster() as address:
         begun = time.monotonic()
@@ -45,10 +46,15 @@ def measure_ray(count: int) -> dict[str, Any]:
                 name: held.enter_context(_trials(launcher, folder / f"{number}-notes"))
                 for number, (name, launcher) in enumerate(launchers.items())
             }
-            return {"connect_s": connect_s, "triples": [_triple(runs, number) for number in range(count)]}
+            return {
+                "connect_s": connect_s,
+                "triples": [_triple(runs, number) for number in range(count)],
+            }
 
 
-def _triple(runs: dict[str, tuple[RunTrial, TimedLauncher]], number: int) -> dict[str, dict[str, float]]:
+def _triple(
+    runs: dict[str, tuple[RunTrial, TimedLauncher]], number: int
+) -> dict[str, dict[str, float]]:
     order = ("fork server", "ray") if number % 2 == 0 else ("ray", "fork server")
     found = {name: _run(*runs[name]) for name in order}
     time.sleep(_GIVEN_BACK_S)
@@ -69,7 +75,9 @@ def _run(run_trial: RunTrial, launcher: TimedLauncher) -> dict[str, float]:
 @contextmanager
 def _trials(launcher: Launcher, notes: Path) -> Iterator[tuple[RunTrial, TimedLauncher]]:
     timed = TimedLauncher(launcher, notes)
-    with open_trials(nothing_to_do(notes), device="cpu", window=_WINDOW, extras=NO_EXTRAS, launcher=timed) as run_trial:
+    with open_trials(
+        nothing_to_do(notes), device="cpu", window=_WINDOW, extras=NO_EXTRAS, launcher=timed
+    ) as run_trial:
         yield run_trial, timed
 
 

@@ -17,8 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from autotune.api.check import environment
-from autotune.settings.applied.cores.processor import processor_name
+from autotune.api.commands import environment
+from autotune.apply.cores import processor_name
 from benchmarks import ROOT
 
 __all__ = [
@@ -60,7 +60,9 @@ class Recording:
             "git_revision": git_revision(),
             "arguments": self.arguments,
             "machine": self.machine,
-            "malloc": {name: value for name, value in os.environ.items() if name.startswith(_OF_MALLOC)},
+            "malloc": {
+                name: value for name, value in os.environ.items() if name.startswith(_OF_MALLOC)
+            },
             "load_average": list(os.getloadavg()),
             "results": self.results,
         }
@@ -71,8 +73,12 @@ class Recording:
 
 def make_parser(description: str, quick: str) -> argparse.ArgumentParser:
     """A parser with what all benchmarks take; `quick` says what --quick leaves out."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help=f"{quick}; tells that it runs, gives no figures")
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help=f"{quick}; tells that it runs, gives no figures"
+    )
     parser.add_argument(
         "--results",
         type=Path,
@@ -83,14 +89,20 @@ def make_parser(description: str, quick: str) -> argparse.ArgumentParser:
     return parser
 
 
-def start_recording(benchmark: str, arguments: argparse.Namespace, machine: dict[str, Any]) -> Recording:
+def start_recording(
+    benchmark: str, arguments: argparse.Namespace, machine: dict[str, Any]
+) -> Recording:
     """A recording for this machine; a quick run has a file of its own, so that it never replaces figures."""
     is_quick = arguments.quick or getattr(arguments, "smoke_cpu", False)
     name = f"{benchmark}-{machine_name(machine)}{'-quick' if is_quick else ''}.json"
     arguments.results.mkdir(parents=True, exist_ok=True)
     shown = {key: value for key, value in vars(arguments).items() if not isinstance(value, Path)}
     return Recording(
-        benchmark=benchmark, arguments=shown, machine=machine, path=arguments.results / name, started=_now()
+        benchmark=benchmark,
+        arguments=shown,
+        machine=machine,
+        path=arguments.results / name,
+        started=_now(),
     )
 
 
@@ -104,7 +116,9 @@ def read_results(path: Path, *, fresh: bool) -> dict[str, Any]:
         return {}
     document = json.loads(path.read_text())
     if document["version"] != _FORMAT_VERSION:
-        raise ValueError(f"{path} must be of version {_FORMAT_VERSION}, but is of {document['version']}; use --fresh")
+        raise ValueError(
+            f"{path} must be of version {_FORMAT_VERSION}, but is of {document['version']}; use --fresh"
+        )
     results: dict[str, Any] = document["results"]
     return results
 
@@ -112,7 +126,11 @@ def read_results(path: Path, *, fresh: bool) -> dict[str, Any]:
 def describe_machine(device: str = "auto") -> dict[str, Any]:
     """Device, driver, cores and versions as a trial sees them, and the processor."""
     seen = environment(device)
-    return {**seen.model_dump(mode="json"), "fingerprint": seen.fingerprint, "processor": processor_name()}
+    return {
+        **seen.model_dump(mode="json"),
+        "fingerprint": seen.fingerprint,
+        "processor": processor_name(),
+    }
 
 
 def print_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -120,7 +138,10 @@ def print_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) 
     widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
     print(f"\n{title}")
     for row in [head, *rows]:
-        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        cells = [
+            row[0].ljust(widths[0]),
+            *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
+        ]
         print("  ".join(cells).rstrip()[:_WIDTH])
     sys.stdout.flush()
 
@@ -139,7 +160,11 @@ def machine_name(machine: dict[str, Any]) -> str:
 
 def _on_short_lines(text: str) -> str:
     """JSON with each list of plain values on one line."""
-    return re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda match: "[" + re.sub(r"\s*\n\s*", " ", match[1]) + "]", text)
+    return re.sub(
+        r"\[\s+([^\[\]{}]*?)\s+\]",
+        lambda match: "[" + re.sub(r"\s*\n\s*", " ", match[1]) + "]",
+        text,
+    )
 
 
 def git_revision() -> str | None:

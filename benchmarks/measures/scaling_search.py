@@ -78,7 +78,10 @@ def search_all(ranks: int, cluster: Cluster, seed: int) -> Search:
 
 def search_exchange(best: Setting, ranks: int, cluster: Cluster, seed: int) -> Search:
     """Measure every exchange around a setting, with a small batch and tiny buckets as well, on so many GPUs."""
-    buckets, small = (*_BUCKETS_MIB, TINY_BUCKET_MIB), next(micro for micro in _MICROS if micro != best.micro)
+    buckets, small = (
+        (*_BUCKETS_MIB, TINY_BUCKET_MIB),
+        next(micro for micro in _MICROS if micro != best.micro),
+    )
     space = _space(
         ranks,
         amp_dtype=best.precision,
@@ -86,7 +89,11 @@ def search_exchange(best: Setting, ranks: int, cluster: Cluster, seed: int) -> S
         micro_batch_size=[small, best.micro],
         ddp=_ddp_space(buckets),
     )
-    local = {"micro_batch_size": best.micro, "grad_accum_steps": best.steps, "num_workers": best.workers}
+    local = {
+        "micro_batch_size": best.micro,
+        "grad_accum_steps": best.steps,
+        "num_workers": best.workers,
+    }
     start = _baseline(ranks).model_copy(update={**local, "amp_dtype": best.precision})
     n_trials = 2 * len(buckets) * len(_HOOKS)
     return _search(space, start, cluster, seed=seed, n_trials=n_trials)
@@ -109,13 +116,20 @@ def best_step_s(ranks: int, cluster: Cluster) -> float:
             bucket_mib=bucket,
             is_halved=hook is not None,
         )
-        for micro, precision, workers, bucket, hook in product(_MICROS, _PRECISIONS, _WORKERS, _BUCKETS_MIB, _HOOKS)
+        for micro, precision, workers, bucket, hook in product(
+            _MICROS, _PRECISIONS, _WORKERS, _BUCKETS_MIB, _HOOKS
+        )
     )
     return min(step_s(setting, ranks, cluster) for setting in settings)
 
 
 def _search(
-    space: Mapping[str, Any], baseline: TrainingConfig, cluster: Cluster, *, seed: int, n_trials: int
+    space: Mapping[str, Any],
+    baseline: TrainingConfig,
+    cluster: Cluster,
+    *,
+    seed: int,
+    n_trials: int,
 ) -> Search:
     devices = baseline.world_size
     facts = fake_facts(dataset_length=_ITEMS)
@@ -123,7 +137,9 @@ def _search(
         cost=_cost_on(cluster),
         noise=NOISE,
         seed=seed,
-        environment=fake_environment(device_memory_bytes=_DEVICE_BYTES, cores=_CORES, device_count=devices),
+        environment=fake_environment(
+            device_memory_bytes=_DEVICE_BYTES, cores=_CORES, device_count=devices
+        ),
         facts=facts.model_copy(update={"gradient_bytes": int(JOB.gradient_bytes)}),
     )
     with TemporaryDirectory(prefix="autotune-benchmark-") as folder:
@@ -215,7 +231,11 @@ def _space(ranks: int, **searched: Any) -> dict[str, Any]:
 
 
 def _ddp_space(buckets_mib: Sequence[float | None]) -> dict[str, Any]:
-    return {**DdpConfig().model_dump(), "bucket_cap_mb": list(buckets_mib), "comm_hook": list(_HOOKS)}
+    return {
+        **DdpConfig().model_dump(),
+        "bucket_cap_mb": list(buckets_mib),
+        "comm_hook": list(_HOOKS),
+    }
 
 
 def _nothing() -> None:

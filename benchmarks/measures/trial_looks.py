@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from autotune.worker import trial
-from autotune.worker.measure import loop
+from autotune.worker import window as loop
 from benchmarks.cases.cpu import Case
 from benchmarks.quietness import look_at_speeds
 
@@ -41,7 +41,9 @@ class _Looking:
         def measure_and_look(*arguments: Any) -> Any:
             window = measure(*arguments)
             with self.notes.open("a") as file:
-                file.write(json.dumps({"before": before, "after": look_at_speeds(_LOOK_S, _FLOATS)}) + "\n")
+                file.write(
+                    json.dumps({"before": before, "after": look_at_speeds(_LOOK_S, _FLOATS)}) + "\n"
+                )
             return window
 
         vars(trial)[loop.measure_window.__name__] = measure_and_look

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autotune import TrainingConfig
 from autotune.records.measurement import Interval
-from autotune.records.recommendation import Recommendation
+from autotune.records.result import Recommendation
 
 __all__ = ["claim_of", "is_proven", "recommended_of", "verdict_of"]
 

@@ -18,24 +18,19 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from autotune import TrainingConfig
-from autotune.analysis.decisions.early_stopping import PruningThreshold, behind_threshold, luck_of
-from autotune.analysis.decisions.ledger import Ledger
-from autotune.analysis.decisions.run_spread import run_of
 from autotune.api.setup import runner_for
+from autotune.config.plan import Plan, Workload
 from autotune.files.run_folder import open_run_folder
 from autotune.messages.search import interrupted
+from autotune.models.evidence import Ledger, PruningThreshold, behind_threshold, luck_of, run_of
 from autotune.records.ceilings import CeilingBook
 from autotune.records.measurement import Block, Measurement
-from autotune.records.precision_check import PrecisionFigures
-from autotune.records.recommendation import Recommendation
-from autotune.records.run_spread import RunSpread
-from autotune.records.trial import Score, TrialRecord, TrialResult
-from autotune.settings.plan import Plan
-from autotune.settings.workload import Workload
-from autotune.space.resolved_space import ResolvedSpace
+from autotune.records.result import Recommendation, RunSpread
+from autotune.records.trial import PrecisionFigures, Score, TrialRecord, TrialResult
+from autotune.space.space import ResolvedSpace
 from autotune.tuning.outcomes import SearchOutcome
 from autotune.tuning.probe import probe_workload
-from autotune.tuning.selection import select
+from autotune.tuning.select import select
 from benchmarks import ROOT
 from benchmarks.replay.simulated import Noise, SimulatedMachine
 
@@ -115,10 +110,15 @@ def read_runs_alike(searches: Sequence[RecordedSearch]) -> Iterator[RunsAlike]:
     for setting in found["fidelity"]["settings"]:
         name, batch = f"fidelity, {setting['workload']}", setting["settings"]["micro_batch_size"]
         is_held = ("H100", name) in _HELD_BY_DEVICE
-        yield _alike(f"H100, {name}", [_measurement(one, batch, is_held=is_held) for one in setting["trials"]])
+        yield _alike(
+            f"H100, {name}",
+            [_measurement(one, batch, is_held=is_held) for one in setting["trials"]],
+        )
     for name in dict.fromkeys(window["workload"] for window in found["block_edges"]["windows"]):
         windows = [one for one in found["block_edges"]["windows"] if one["workload"] == name]
-        yield _alike(f"H100, block_edges, {name}", [_measurement(one, 1, is_held=False) for one in windows])
+        yield _alike(
+            f"H100, block_edges, {name}", [_measurement(one, 1, is_held=False) for one in windows]
+        )
 
 
 def is_stopped(run: Measurement, share: float, best: Measurement, spread: RunSpread) -> bool:
@@ -133,7 +133,9 @@ def is_stopped(run: Measurement, share: float, best: Measurement, spread: RunSpr
     luck = luck_of(spread.of([best.window.is_held_by_device]), spread)
     bar = PruningThreshold(number=0, low_samples_per_s=exp(log(best.samples_per_s) - luck))
     blocks = [block.model_copy(update={"seconds": block.seconds / share}) for block in run.blocks]
-    return any(behind_threshold(blocks[:count], bar) is not None for count in range(1, len(blocks) + 1))
+    return any(
+        behind_threshold(blocks[:count], bar) is not None for count in range(1, len(blocks) + 1)
+    )
 
 
 def replayed(search: RecordedSearch, spread: RunSpread) -> Recommendation:
@@ -153,7 +155,11 @@ def replayed(search: RecordedSearch, spread: RunSpread) -> Recommendation:
         expected_s=0.0,
         spread=spread,
         evidence=evidence,
-        believed={record.number: evidence.log_rate(record.number) for record in search.records if record.is_feasible},
+        believed={
+            record.number: evidence.log_rate(record.number)
+            for record in search.records
+            if record.is_feasible
+        },
         proven=ledger.proven,
         is_settled=True,
     )
@@ -192,7 +198,9 @@ def _searches_in(part: str, found: Any, name: str = "") -> Iterator[tuple[str, M
 
 def _search_of(device: str, name: str, search: Mapping[str, Any]) -> RecordedSearch:
     held = _HELD_BY_DEVICE.get((device, name), frozenset[int]())
-    configs = {one["number"]: TrainingConfig.model_validate(one["config"]) for one in search["trials"]}
+    configs = {
+        one["number"]: TrainingConfig.model_validate(one["config"]) for one in search["trials"]
+    }
 
     def measurement(number: int, figures: Mapping[str, Any]) -> Measurement:
         is_held = held is None or number in held
@@ -218,7 +226,9 @@ def _search_of(device: str, name: str, search: Mapping[str, Any]) -> RecordedSea
                 TrialResult(
                     outcome="ok",
                     measurement=measurement(one["number"], one["measurement"]),
-                    guard=None if one["guard"] is None else PrecisionFigures.model_validate(one["guard"]),
+                    guard=None
+                    if one["guard"] is None
+                    else PrecisionFigures.model_validate(one["guard"]),
                     at_s=place,
                 ),
                 *rounds.get(one["number"], ()),
@@ -238,7 +248,12 @@ def _search_of(device: str, name: str, search: Mapping[str, Any]) -> RecordedSea
 
 def _measurement(figures: Mapping[str, Any], batch: int, *, is_held: bool) -> Measurement:
     blocks = [
-        Block(samples=samples, batches=max(1, samples // batch), seconds=seconds, data_wait_s=min(wait_s, seconds))
+        Block(
+            samples=samples,
+            batches=max(1, samples // batch),
+            seconds=seconds,
+            data_wait_s=min(wait_s, seconds),
+        )
         for samples, seconds, wait_s in figures["blocks"]
     ]
     batch_s = sum(block.seconds for block in blocks) / sum(block.batches for block in blocks)

@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from autotune import TrainingConfig
-from autotune.protocol.jobs import WindowRules
+from autotune.policy import WindowRules
 from autotune.records.trial import TrialResult
 from benchmarks.cases.surfaces import every_point
 from benchmarks.replay.simulated import Noise, Sides, SimulatedMachine
@@ -54,7 +54,9 @@ class Landscape:
     @cached_property
     def truth(self) -> Truth:
         """Of every point within the memory limit."""
-        fitting = [config for config in self.configs if self.alone(config).peak_bytes <= self.limit_bytes]
+        fitting = [
+            config for config in self.configs if self.alone(config).peak_bytes <= self.limit_bytes
+        ]
         return known_truth({config: self.together(config) for config in fitting})
 
     def visits_of(self, config: TrainingConfig) -> int:  # noqa: ARG002 - a Ground's
@@ -64,7 +66,9 @@ class Landscape:
     def launcher(self, seed: int) -> SimulatedMachine:
         """The machine, for the product's search."""
         noise = Noise(between_runs=self.spread)
-        return SimulatedMachine(self.together, noise, seed, sides=self.alone, limit_bytes=self.limit_bytes)
+        return SimulatedMachine(
+            self.together, noise, seed, sides=self.alone, limit_bytes=self.limit_bytes
+        )
 
     def trials_of(self, seed: int) -> Callable[[TrainingConfig], TrialResult]:
         """The same machine, for anybody else."""
@@ -112,7 +116,11 @@ def _sides_at_the_cliff(config: TrainingConfig) -> Sides:
     batch, is_half = config.micro_batch_size, config.amp_dtype == "bfloat16"
     threads = _threads(config)
     outgrown = batch * threads / _CORES > (128 if is_half else 64)
-    step_s = 0.01 + 0.02 / config.grad_accum_steps + batch / (900 if is_half else 1000) / (threads / _CORES) ** 0.4
+    step_s = (
+        0.01
+        + 0.02 / config.grad_accum_steps
+        + batch / (900 if is_half else 1000) / (threads / _CORES) ** 0.4
+    )
     device = batch / step_s * (0.66 if outgrown else 1.0)
     loader = 700.0 * (1, 1, 1.7)[config.num_workers]
     megabytes = 64 + batch * (2 if is_half else 4) + 50 * config.num_workers
@@ -125,7 +133,11 @@ def _rate_at_the_cliff(config: TrainingConfig) -> float:
 
 def _at(spread: float) -> tuple[Landscape, ...]:
     told = f"{100 * spread:g} %"
-    workers = {"prefetch_factor": (2, 8), "persistent_workers": (True,), "amp_dtype": ("float32", "bfloat16")}
+    workers = {
+        "prefetch_factor": (2, 8),
+        "persistent_workers": (True,),
+        "amp_dtype": ("float32", "bfloat16"),
+    }
     return (
         Landscape(
             name=f"shared_cores, {told}",

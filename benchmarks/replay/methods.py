@@ -19,14 +19,9 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
 from autotune import TrainingConfig, TrialRecord
+from autotune.config.plan import Budget, Method, Objective, Plan, SearchSpace, Workload
+from autotune.config.training_config import NEUTRAL_WITHOUT_WORKERS
 from autotune.records.trial import TrialResult
-from autotune.settings.budget import Budget
-from autotune.settings.contradictions import NEUTRAL_WITHOUT_WORKERS
-from autotune.settings.objective import Objective
-from autotune.settings.plan import Plan
-from autotune.settings.search_options import Method
-from autotune.settings.search_space import SearchSpace
-from autotune.settings.workload import Workload
 from autotune.tuning.loop import Search
 from benchmarks.measures.verdicts import recommended_of
 from benchmarks.replay.ground import Ground, Server
@@ -147,7 +142,9 @@ def _search(ground: Ground, seed: int, method: Method, budget: Budget) -> Course
         if record.number == 0:
             baseline_s = launcher.now()
         best = search.best
-        steps.append(Step(launcher.now() - baseline_s, ground.baseline if best is None else best.config))
+        steps.append(
+            Step(launcher.now() - baseline_s, ground.baseline if best is None else best.config)
+        )
 
     def keep(_: Search | None = None) -> None:
         at_the_end.update(
@@ -157,7 +154,9 @@ def _search(ground: Ground, seed: int, method: Method, budget: Budget) -> Course
             spent_s=_spent_s(launcher, baseline_s),
         )
 
-    ended = search_whole(_plan(ground, seed), launcher, method=method, budget=budget, on_record=note, on_settled=keep)
+    ended = search_whole(
+        _plan(ground, seed), launcher, method=method, budget=budget, on_record=note, on_settled=keep
+    )
     if not at_the_end:
         keep()
     spent_s, reason = at_the_end.pop("spent_s"), ended.found.ended_because
@@ -171,7 +170,9 @@ def _search(ground: Ground, seed: int, method: Method, budget: Budget) -> Course
         promised=ended.promised,
         ended="" if reason is None else str(reason),
         verdict="" if found is None else found.verdict,
-        speedup=None if found is None or found.speedup is None else tuple(found.speedup.model_dump().values()),
+        speedup=None
+        if found is None or found.speedup is None
+        else tuple(found.speedup.model_dump().values()),
         **at_the_end,
     )
 
@@ -190,7 +191,9 @@ def _spent_s(launcher: Server, baseline_s: float) -> dict[str, float]:
 
 
 def _plan(ground: Ground, seed: int) -> Plan:
-    fixed = ground.baseline.model_dump(exclude={"lr", "world_size", "strategy", "ddp", *ground.domains})
+    fixed = ground.baseline.model_dump(
+        exclude={"lr", "world_size", "strategy", "ddp", *ground.domains}
+    )
     return Plan(
         name="replay",
         workload=Workload(model=None, dataset=None),
@@ -201,7 +204,9 @@ def _plan(ground: Ground, seed: int) -> Plan:
     )
 
 
-def _sampled(make_sampler: Callable[[int], optuna.samplers.BaseSampler]) -> Callable[[Ground, int], Course]:
+def _sampled(
+    make_sampler: Callable[[int], optuna.samplers.BaseSampler],
+) -> Callable[[Ground, int], Course]:
     """Plain Optuna: a trial of fixed length for each proposal, repeats measured anew, memory as a constraint."""
 
     def search(ground: Ground, seed: int) -> Course:
@@ -249,9 +254,13 @@ def _log_log(ground: Ground, seed: int) -> Course:
             batches.append(batch)
             peaks.append(result.measurement.peak_memory_bytes)
     slope, intercept = np.polyfit(np.log(batches), np.log(peaks), 1)
-    wanted = np.exp(min(50.0, (log(_FITTED_SHARE * ground.limit_bytes) - intercept) / max(slope, 1e-3)))
+    wanted = np.exp(
+        min(50.0, (log(_FITTED_SHARE * ground.limit_bytes) - intercept) / max(slope, 1e-3))
+    )
     fitting = [batch for batch in _values(ground, "micro_batch_size") if batch <= wanted]
-    bench.recommend(_changed(ground, ground.baseline, micro_batch_size=max(fitting, default=min(batches))))
+    bench.recommend(
+        _changed(ground, ground.baseline, micro_batch_size=max(fitting, default=min(batches)))
+    )
     return bench.course()
 
 
@@ -312,7 +321,9 @@ def _distributions(ground: Ground) -> dict[str, BaseDistribution]:
         if len(values) > 1:
             is_ordered = name in _ORDERED
             found[name] = (
-                IntDistribution(0, len(values) - 1) if is_ordered else CategoricalDistribution(range(len(values)))
+                IntDistribution(0, len(values) - 1)
+                if is_ordered
+                else CategoricalDistribution(range(len(values)))
             )
     return found
 

@@ -10,19 +10,16 @@ from typing import Protocol
 
 from autotune import TrialRecord
 from autotune.api.setup import runner_for
+from autotune.config.plan import Budget, Method, Plan
 from autotune.files.run_folder import open_run_folder
 from autotune.launch.launcher import Launcher
-from autotune.records.recommendation import Recommendation
-from autotune.records.run_summary import Progress
-from autotune.settings.budget import Budget
-from autotune.settings.plan import Plan
-from autotune.settings.search_options import Method
-from autotune.study.study import Study
+from autotune.records.result import Progress, Recommendation
 from autotune.tuning.loop import Search
 from autotune.tuning.outcomes import SearchOutcome
 from autotune.tuning.probe import probe_workload
-from autotune.tuning.proposers import make_proposer
-from autotune.tuning.selection import select
+from autotune.tuning.proposer import make_proposer
+from autotune.tuning.select import select
+from autotune.tuning.study import Study
 from autotune.tuning.time_budget import Clock, TimeBudget
 
 __all__ = ["Timed", "WholeSearch", "search_whole"]
@@ -68,7 +65,9 @@ def search_whole(
         probe_s = max(1.0, launcher.now())
         study = Study.open(None, space, identity={}, seed=plan.seed, method=method)
         clock = Clock(budget.timeout_s, started=0.0, now=launcher.now)
-        time = TimeBudget(study=study, budget=budget, clock=clock, probe_s=probe_s, build_s=runner.build_s)
+        time = TimeBudget(
+            study=study, budget=budget, clock=clock, probe_s=probe_s, build_s=runner.build_s
+        )
         settled_s, promised = 0.0, list[tuple[float, float]]()
 
         def note_phase(progress: Progress) -> None:
@@ -88,5 +87,8 @@ def search_whole(
         )
         found = search.run()
         return WholeSearch(
-            found=found, recommendation=select(found), search_s=settled_s or launcher.now(), promised=promised
+            found=found,
+            recommendation=select(found),
+            search_s=settled_s or launcher.now(),
+            promised=promised,
         )

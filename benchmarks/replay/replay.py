@@ -22,37 +22,42 @@ from statistics import fmean
 from typing import Any, Literal
 
 from autotune import TrainingConfig
-from autotune.analysis.forecast.expectation import DEVICE_SETTINGS
-from autotune.analysis.forecast.observations import adds_workers_in_vain
+from autotune.config.environment import Environment
+from autotune.config.plan import WorkloadFacts
+from autotune.config.training_config import LOADER_SETTINGS
 from autotune.launch.launcher import Exit, Launch
 from autotune.messages.trials import curves_ended
+from autotune.models.forecast import DEVICE_SETTINGS
+from autotune.models.observations import adds_workers_in_vain
 from autotune.protocol.disk import write_model
-from autotune.protocol.jobs import (
+from autotune.protocol.messages import (
     CurvesJob,
     DescribeJob,
     Job,
     PrecisionJob,
     ProbeJob,
+    RankReport,
     SeriesJob,
     StressJob,
     TrialJob,
     read_job,
 )
-from autotune.protocol.reports import RankReport
 from autotune.records.ceilings import loader_key
-from autotune.records.diagnosis import CurvePoint, Curves
 from autotune.records.measurement import MemorySample
-from autotune.records.precision_check import PrecisionFigures
-from autotune.records.run_summary import changed_settings
-from autotune.records.stress_check import StressFigures, sample_scan_s
-from autotune.records.trial import TrialResult
-from autotune.settings.environment import Environment
-from autotune.settings.training_config import LOADER_SETTINGS
-from autotune.settings.workload import WorkloadFacts
+from autotune.records.result import CurvePoint, Curves, changed_settings
+from autotune.records.trial import PrecisionFigures, StressFigures, TrialResult, sample_scan_s
 from benchmarks import ROOT
 from benchmarks.replay.truth import Seen, Truth, fit_truth
 
-__all__ = ["FORMAT_VERSION", "SURFACES", "RecordedTrial", "ReplayLauncher", "Surface", "Visit", "read_surface"]
+__all__ = [
+    "FORMAT_VERSION",
+    "SURFACES",
+    "RecordedTrial",
+    "ReplayLauncher",
+    "Surface",
+    "Visit",
+    "read_surface",
+]
 
 FORMAT_VERSION = 1
 SURFACES = ROOT / "benchmarks" / "surfaces"
@@ -188,10 +193,14 @@ def read_surface(path: Path) -> Surface:
         ValueError: it is of another version.
     """
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    by_kind = {kind: [line for line in lines if line["kind"] == kind] for kind in ("header", "curves")}
+    by_kind = {
+        kind: [line for line in lines if line["kind"] == kind] for kind in ("header", "curves")
+    }
     (header,) = by_kind["header"]
     if header["version"] != FORMAT_VERSION:
-        raise ValueError(f"{path} must be of version {FORMAT_VERSION}, but is of {header['version']}; record it anew")
+        raise ValueError(
+            f"{path} must be of version {FORMAT_VERSION}, but is of {header['version']}; record it anew"
+        )
     curves = next(iter(by_kind["curves"]), None)
     return Surface(
         header=header,
@@ -221,7 +230,9 @@ def _window_alone(result: TrialResult) -> TrialResult:
     """A trial as if it had measured nothing after its window."""
     if result.measurement is None:
         return result
-    nothing = dict.fromkeys(("loader_ceiling", "device_ceiling", "ceilings", "breakdown", "loader_costs"))
+    nothing = dict.fromkeys(
+        ("loader_ceiling", "device_ceiling", "ceilings", "breakdown", "loader_costs")
+    )
     measurement = result.measurement.model_copy(update={**nothing, "after_s": 0.0})
     return result.model_copy(update={"measurement": measurement, "wall_s": result.own_s})
 
@@ -288,7 +299,9 @@ class ReplayLauncher:
         done, surface = TrialResult(outcome="ok"), self.surface
         match job:
             case DescribeJob() | ProbeJob():
-                report = RankReport(result=done, environment=surface.environment, facts=surface.facts)
+                report = RankReport(
+                    result=done, environment=surface.environment, facts=surface.facts
+                )
                 return Exit(code=0, wall_s=float(surface.header["probe_s"])), report
             case PrecisionJob():
                 return Exit(code=0, wall_s=self._guard_s(job.config)), RankReport(
@@ -301,7 +314,9 @@ class ReplayLauncher:
                 return self._trial(job, launch)
             case StressJob():
                 wall_s = self._start_s(job.config) + sample_scan_s(inf) + job.train_s
-                return Exit(code=0, wall_s=wall_s), RankReport(result=done, stress=self._stress(job))
+                return Exit(code=0, wall_s=wall_s), RankReport(
+                    result=done, stress=self._stress(job)
+                )
             case SeriesJob():
                 raise ValueError("a surface has no processes that trials could share")
 
@@ -314,7 +329,9 @@ class ReplayLauncher:
             lost_s = _stream(result, launch)
             if lost_s is not None:
                 return Exit(code=None, ended_for="cancelled", wall_s=lost_s), None
-        return Exit(code=0, wall_s=result.wall_s), RankReport(result=result.model_copy(update={"wall_s": 0.0}))
+        return Exit(code=0, wall_s=result.wall_s), RankReport(
+            result=result.model_copy(update={"wall_s": 0.0})
+        )
 
     def _visit(self, job: TrialJob) -> TrialResult:
         wants_all = job.extras.breakdown and job.config == self.surface.baseline
@@ -323,23 +340,38 @@ class ReplayLauncher:
         else:
             visits = self.surface.visits.get(job.config, [])
         if not visits:
-            raise ValueError(f"the surface must hold every configuration that is tried, but lacks {job.config!r}")
+            raise ValueError(
+                f"the surface must hold every configuration that is tried, but lacks {job.config!r}"
+            )
         return _strayed(self._chance.choice(visits), exp(self.strays))
 
     def _guard_s(self, config: TrainingConfig) -> float:
-        rates = [self._device_rate(one) for one in (config, config.model_copy(update={"amp_dtype": "float32"}))]
-        return self._start_s(config) + sum(_GUARD_STEPS * config.global_batch_size / rate for rate in rates)
+        rates = [
+            self._device_rate(one)
+            for one in (config, config.model_copy(update={"amp_dtype": "float32"}))
+        ]
+        return self._start_s(config) + sum(
+            _GUARD_STEPS * config.global_batch_size / rate for rate in rates
+        )
 
     def _start_s(self, config: TrainingConfig) -> float:
-        return min(result.measurement.startup_s for result in self.surface.visits[config] if result.measurement)
+        return min(
+            result.measurement.startup_s
+            for result in self.surface.visits[config]
+            if result.measurement
+        )
 
     def _stress(self, job: StressJob) -> StressFigures:
         """Samples of one size, whose peak is that of a visit: nothing else was recorded."""
         measurement = self._chance.choice(self.surface.visits[job.config]).measurement
         assert measurement is not None, "what is run on the largest samples has been measured"
-        memory = MemorySample(peak_bytes=measurement.peak_memory_bytes, source=measurement.memory.source)
+        memory = MemorySample(
+            peak_bytes=measurement.peak_memory_bytes, source=measurement.memory.source
+        )
         return StressFigures(
-            steps=max(1, round(job.train_s * measurement.samples_per_s / job.config.global_batch_size)),
+            steps=max(
+                1, round(job.train_s * measurement.samples_per_s / job.config.global_batch_size)
+            ),
             seconds=job.train_s,
             items_seen=1,
             median_item_bytes=1.0,
@@ -352,7 +384,9 @@ class ReplayLauncher:
         point = self._point((self.surface.curves or Curves()).device, config, _device_settings)
         if point is not None and point.ceiling is not None:
             return point.ceiling.samples_per_s
-        return fmean(one.measurement.samples_per_s for one in self.surface.visits[config] if one.measurement)
+        return fmean(
+            one.measurement.samples_per_s for one in self.surface.visits[config] if one.measurement
+        )
 
     def _curves(self, job: CurvesJob) -> tuple[Curves, float]:
         """The recorded points among those that are asked for, and what these took."""
@@ -363,20 +397,30 @@ class ReplayLauncher:
         changes = [(config, set(changed_settings(config, job.config))) for config in job.variations]
         # as the worker divides them: what changes the loader says nothing of the device
         loaders = [job.config, *(config for config, names in changes if names & loads)]
-        devices = [job.config, *(config for config, names in changes if names & trains and not names & loads)]
+        devices = [
+            job.config,
+            *(config for config, names in changes if names & trains and not names & loads),
+        ]
         loader = self._points(recorded.loader, loaders, loader_key)
         device = self._points(recorded.device, devices, _device_settings)
-        overhead_s = self.surface.curves_s - sum(one.took_s for one in (*recorded.loader, *recorded.device))
+        overhead_s = self.surface.curves_s - sum(
+            one.took_s for one in (*recorded.loader, *recorded.device)
+        )
         known = job.known or Curves()
         loader, device = _with_known(loader, known.loader), _with_known(device, known.device)
         if job.ends_early:
             loader = _while_growing(loader)
-        taken_s = sum(one.took_s for one in (*loader, *device) if one not in (*known.loader, *known.device))
+        taken_s = sum(
+            one.took_s for one in (*loader, *device) if one not in (*known.loader, *known.device)
+        )
         curves = Curves(loader=loader, device=device, threads=recorded.threads)
         return curves, max(0.0, overhead_s) + taken_s
 
     def _points(
-        self, recorded: Sequence[CurvePoint], asked: Sequence[TrainingConfig], settings: _SideSettings
+        self,
+        recorded: Sequence[CurvePoint],
+        asked: Sequence[TrainingConfig],
+        settings: _SideSettings,
     ) -> tuple[CurvePoint, ...]:
         """Return the recorded points of a side in some configurations, each once."""
         found = [self._point(recorded, config, settings) for config in asked]
@@ -404,7 +448,9 @@ def _while_growing(points: Sequence[CurvePoint]) -> tuple[CurvePoint, ...]:
     return tuple(found)
 
 
-def _with_known(points: Sequence[CurvePoint], known: Sequence[CurvePoint]) -> tuple[CurvePoint, ...]:
+def _with_known(
+    points: Sequence[CurvePoint], known: Sequence[CurvePoint]
+) -> tuple[CurvePoint, ...]:
     """The points, with what an earlier process has measured in the place of those that agree in their settings."""
     earlier = {repr(point.changes): point for point in known}
     return tuple(earlier.get(repr(point.changes), point) for point in points)
@@ -415,10 +461,17 @@ def _strayed(result: TrialResult, factor: float) -> TrialResult:
     measured = result.measurement
     if measured is None or factor == 1:
         return result
-    blocks = tuple(block.model_copy(update={"seconds": block.seconds / factor}) for block in measured.window.blocks)
+    blocks = tuple(
+        block.model_copy(update={"seconds": block.seconds / factor})
+        for block in measured.window.blocks
+    )
     rates = tuple(factor * end for end in measured.samples_per_s_ci)
     window = measured.window.model_copy(update={"blocks": blocks})
-    own = {"samples_per_s": factor * measured.samples_per_s, "samples_per_s_ci": rates, "window": window}
+    own = {
+        "samples_per_s": factor * measured.samples_per_s,
+        "samples_per_s_ci": rates,
+        "window": window,
+    }
     return result.model_copy(update={"measurement": measured.model_copy(update=own)})
 
 

@@ -15,8 +15,14 @@ from typing import Any
 from autotune import TrainingConfig
 from autotune.launch.launcher import Exit, Launch, may_share
 from autotune.protocol.disk import read_model, write_model
-from autotune.protocol.jobs import DescribeJob, ProbeJob, SeriesJob, TrialJob, read_job
-from autotune.protocol.reports import RankReport
+from autotune.protocol.messages import (
+    DescribeJob,
+    ProbeJob,
+    RankReport,
+    SeriesJob,
+    TrialJob,
+    read_job,
+)
 from autotune.records.measurement import Measurement
 from autotune.records.trial import TrialResult
 from benchmarks.replay.ground import Ground, Server
@@ -157,7 +163,9 @@ class _Processes:
                 measured = self._as_here(report.result.measurement, earlier or 0, saved_s)
                 report = report.with_result(measurement=measured)
             write_model(launch.folder.report, report)
-        self._earlier = (earlier or 0) + isinstance(job, TrialJob) if is_shared and lives_on else None
+        self._earlier = (
+            (earlier or 0) + isinstance(job, TrialJob) if is_shared and lives_on else None
+        )
         return exit_
 
     def _lasting(self, config: TrainingConfig) -> float:

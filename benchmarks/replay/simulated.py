@@ -17,19 +17,24 @@ from math import exp, inf, log, sqrt
 from typing import Literal
 
 from autotune import TrainingConfig
-from autotune.analysis.decisions.run_spread import assumed_spread, with_run_spread
-from autotune.analysis.rates import window_rate
-from autotune.analysis.statistics import BATCH_MEANS
+from autotune.config.environment import Environment
 from autotune.launch.launcher import Exit, Launch
+from autotune.models.evidence import assumed_spread, with_run_spread
+from autotune.models.statistics import BATCH_MEANS, window_rate
+from autotune.policy import WindowRules
 from autotune.protocol.disk import write_model
-from autotune.protocol.jobs import NO_EXTRAS, CurvesJob, Extras, StressJob, TrialJob, WindowRules, read_job
-from autotune.protocol.reports import RankReport
+from autotune.protocol.messages import (
+    NO_EXTRAS,
+    CurvesJob,
+    Extras,
+    RankReport,
+    StressJob,
+    TrialJob,
+    read_job,
+)
 from autotune.records.measurement import Block, Measurement, MemorySample, Window
-from autotune.records.stress_check import sample_scan_s
-from autotune.records.trial import TrialResult
-from autotune.settings.environment import Environment
-from autotune.testing import FakeLauncher, FakeTrial
-from autotune.testing.fake_figures import fake_environment, fake_window
+from autotune.records.trial import TrialResult, sample_scan_s
+from autotune.testing import FakeLauncher, FakeTrial, fake_environment, fake_window
 
 __all__ = ["Holder", "Noise", "Sides", "SimulatedMachine"]
 
@@ -122,7 +127,9 @@ class SimulatedMachine:
         """Take the seed."""
         self._chance = random.Random(self.seed)
         self._minutes = _Wander(self._sd(_MINUTES), _MINUTES_S, self._chance)
-        own: dict[str, object] = {"device": "cpu", "device_kind": "cpu"} if self.holder == "cpu" else {}
+        own: dict[str, object] = (
+            {"device": "cpu", "device_kind": "cpu"} if self.holder == "cpu" else {}
+        )
         own["native_amp_dtypes"] = ("float32", "bfloat16")
         self.environment = fake_environment().model_copy(update=own)
         self._plain = FakeLauncher(self._side_alone, environment=self.environment)
@@ -177,7 +184,10 @@ class SimulatedMachine:
 
     def _side_alone(self, config: TrainingConfig) -> FakeTrial:
         """Short stretches of loader and device alone, in the process under way."""
-        sides, strays = self._sides_of(config), exp(self._process + self._chance.gauss(0.0, self.noise.block))
+        sides, strays = (
+            self._sides_of(config),
+            exp(self._process + self._chance.gauss(0.0, self.noise.block)),
+        )
         return FakeTrial(
             samples_per_s=self.truth(config) * strays,
             peak_memory_bytes=sides.peak_bytes,
@@ -203,7 +213,11 @@ class SimulatedMachine:
         return Exit(code=0, wall_s=self.now_s - begun_s)
 
     def _result(
-        self, config: TrainingConfig, rules: WindowRules, extras: Extras, is_lost: Callable[[Block], bool]
+        self,
+        config: TrainingConfig,
+        rules: WindowRules,
+        extras: Extras,
+        is_lost: Callable[[Block], bool],
     ) -> TrialResult | None:
         """What a trial comes to; None where it was ended early."""
         self.trials += 1
@@ -226,10 +240,17 @@ class SimulatedMachine:
         """Return a window that shows who holds the loop: the device by a whole batch, or not at all."""
         if self.holder == "cpu":
             return window
-        return window.model_copy(update={"host_ahead_s": window.batch_s if self.holder == "device" else 0.0})
+        return window.model_copy(
+            update={"host_ahead_s": window.batch_s if self.holder == "device" else 0.0}
+        )
 
     def _block(self, config: TrainingConfig, rules: WindowRules, drift: _Wander) -> Block:
-        strays = self.strays + self._process + drift.at(self.now_s) + self._chance.gauss(0.0, self.noise.block)
+        strays = (
+            self.strays
+            + self._process
+            + drift.at(self.now_s)
+            + self._chance.gauss(0.0, self.noise.block)
+        )
         rate = self.truth(config) * exp(strays)
         batches = max(1, round(rate * rules.block_s / config.micro_batch_size))
         samples = batches * config.micro_batch_size
@@ -257,7 +278,7 @@ class SimulatedMachine:
 
 
 def _end_of_window(blocks: list[Block], rules: WindowRules) -> Literal["precision", "time"] | None:
-    """Why a window ends, by the rule of worker/measure/loop: its interval is narrow, or its time is over."""
+    """Why a window ends, by the rule of worker/window: its interval is narrow, or its time is over."""
     if (
         len(blocks) >= BATCH_MEANS
         and window_rate(fake_window(blocks, "precision")).relative_half_width <= rules.precision

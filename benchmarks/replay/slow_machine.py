@@ -12,24 +12,24 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from autotune import TrainingConfig
-from autotune.analysis.rates import window_rate
 from autotune.launch.launcher import Exit, Launch, may_share
+from autotune.models.statistics import window_rate
 from autotune.protocol.disk import read_model, write_model
-from autotune.protocol.jobs import (
+from autotune.protocol.messages import (
     NO_EXTRAS,
     CurvesJob,
     DescribeJob,
     Job,
     PrecisionJob,
     ProbeJob,
+    RankReport,
     SeriesJob,
     StressJob,
     TrialJob,
     read_job,
 )
-from autotune.protocol.reports import RankReport
 from autotune.records.measurement import Measurement
-from autotune.records.stress_check import sample_scan_s
+from autotune.records.trial import sample_scan_s
 from autotune.testing import FakeLauncher, FakeTrial
 
 __all__ = ["SlowMachine"]
@@ -37,13 +37,13 @@ __all__ = ["SlowMachine"]
 _START_S = 1.0
 """Of a process, and of its device."""
 _STEPS_OF_FRESH, _STEPS_OF_SHARED = 5, 3
-"""Before a window. Source: worker/measure/loop.py, `warm_up`."""
+"""Before a window. Source: worker/window.py, `warm_up`."""
 _BLOCKS = 3
 """Of a window at the least. Source: as above."""
 _STEPS_AFTER = 4
-"""Of the baseline's extras. Source: worker/after_window."""
+"""Of the baseline's extras. Source: worker/extras."""
 _POINT_STEPS = 2
-"""Of a device's point. Source: worker/measure/side_alone.py."""
+"""Of a device's point. Source: worker/side_alone.py."""
 _LONG_S = 4.0
 """Of those, from which on a larger batch is left out. Source: worker/jobs/curves.py."""
 _GUARD_STEPS, _FEWEST_GUARD_STEPS, _GUARD_S = 45, 15, 30.0
@@ -108,7 +108,9 @@ class SlowMachine:
         earlier = self._earlier or 0
         exit_ = self._plain.launch(launch)
         if isinstance(job, TrialJob) and exit_.ended_for == "cancelled":  # after its first blocks
-            self.now_s += (_STEPS_OF_SHARED + _BLOCKS) * job.config.grad_accum_steps * self.step_s(job.config)
+            self.now_s += (
+                (_STEPS_OF_SHARED + _BLOCKS) * job.config.grad_accum_steps * self.step_s(job.config)
+            )
             self._earlier = earlier if is_shared else None
             return replace(exit_, wall_s=self.now_s - begun_s)
         report = read_model(launch.folder.report, RankReport)
@@ -137,7 +139,9 @@ class SlowMachine:
             busy_fraction=0.99,
         )
 
-    def _with_time(self, measured: Measurement, job: TrialJob, earlier: int, *, startup_s: float) -> Measurement:
+    def _with_time(
+        self, measured: Measurement, job: TrialJob, earlier: int, *, startup_s: float
+    ) -> Measurement:
         """The measurement with a window of as many blocks as fit, an optimizer's step each."""
         step_s = job.config.grad_accum_steps * self.step_s(job.config)
         blocks = measured.window.blocks
@@ -165,11 +169,15 @@ class SlowMachine:
         step_s = self.step_s(job.config)
         match job:
             case CurvesJob():
-                return sum(self._point_s(config, job.config) for config in (job.config, *job.variations))
+                return sum(
+                    self._point_s(config, job.config) for config in (job.config, *job.variations)
+                )
             case PrecisionJob():
                 plain_s = self.step_s(job.config.model_copy(update={"amp_dtype": "float32"}))
                 if job.config.micro_batch_size in self._compared:
-                    return step_s * min(_REFERENCE_STEPS, max(_FEWEST_REFERENCE_STEPS, _REFERENCE_S // plain_s))
+                    return step_s * min(
+                        _REFERENCE_STEPS, max(_FEWEST_REFERENCE_STEPS, _REFERENCE_S // plain_s)
+                    )
                 self._compared.add(job.config.micro_batch_size)
                 pace_s = (plain_s + step_s) / 2
                 return min(_GUARD_STEPS * pace_s, max(_FEWEST_GUARD_STEPS * pace_s, _GUARD_S))
@@ -182,4 +190,6 @@ class SlowMachine:
         """Of the device alone in a variation; a larger batch whose steps take long is left out."""
         seconds = _POINT_STEPS * self.step_s(config)
         own_s = _POINT_STEPS * self.step_s(own) * config.micro_batch_size / own.micro_batch_size
-        return 0.0 if config.micro_batch_size > own.micro_batch_size and own_s > _LONG_S else seconds
+        return (
+            0.0 if config.micro_batch_size > own.micro_batch_size and own_s > _LONG_S else seconds
+        )

@@ -28,7 +28,9 @@ def missing_visits(
     What contends changes with its visits: whoever has made these looks again. `points`: the first ones alone.
     """
     known = spread_order(grid)[:points]
-    repeated = [config for config in _by_chance(grid) if config in known][: round(_REPEATED_SHARE * len(known))]
+    repeated = [config for config in _by_chance(grid) if config in known][
+        : round(_REPEATED_SHARE * len(known))
+    ]
     done = set() if surface is None else {(trial.config, trial.visit) for trial in surface.trials}
     left = _not_done([*((known, number) for number in range(visits)), (repeated, visits)], done)
     if left or surface is None:
@@ -49,7 +51,11 @@ def spread_order(grid: Grid) -> list[TrainingConfig]:
     ordered: list[TrainingConfig] = []
     forced = list(dict.fromkeys(one for one in (own, points[0], points[-1]) if one in points))
     while left and len(ordered) < FIRST_POINTS:
-        point = forced.pop(0) if forced else min(left, key=lambda one: sum(seen[value] for value in _values(grid, one)))
+        point = (
+            forced.pop(0)
+            if forced
+            else min(left, key=lambda one: sum(seen[value] for value in _values(grid, one)))
+        )
         left.remove(point)
         ordered.append(point)
         seen.update(_values(grid, point))
@@ -67,7 +73,8 @@ def _values(grid: Grid, point: TrainingConfig) -> list[tuple[str, Any]]:
 
 
 def _not_done(
-    rounds: Sequence[tuple[Sequence[TrainingConfig], int]], done: Container[tuple[TrainingConfig, Visit]]
+    rounds: Sequence[tuple[Sequence[TrainingConfig], int]],
+    done: Container[tuple[TrainingConfig, Visit]],
 ) -> list[tuple[TrainingConfig, Visit]]:
     """Visits of rounds of points that were not made yet."""
     visits = ((config, number) for configs, number in rounds for config in configs)

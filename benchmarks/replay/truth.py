@@ -95,7 +95,9 @@ def fit_truth(seen: Sequence[Seen]) -> Truth:
     if not configs:
         return Truth(rates={}, errors={}, spread=0.0)
     design, logs = _design(seen, configs), np.array([log(one.samples_per_s) for one in seen])
-    at_the_mean = np.hstack([np.eye(len(configs)), np.tile(design[:, len(configs) :].mean(axis=0), (len(configs), 1))])
+    at_the_mean = np.hstack(
+        [np.eye(len(configs)), np.tile(design[:, len(configs) :].mean(axis=0), (len(configs), 1))]
+    )
     drawn = np.diag([0.0] * len(configs) + [1 / _SITTINGS_SD**2] * (design.shape[1] - len(configs)))
     effects, spread = _robust(design, logs, drawn)
     effects, errors = at_the_mean @ effects, np.full(len(configs), spread)
@@ -125,10 +127,14 @@ def floor_of(truth: Truth) -> Floor:
     chance = np.random.default_rng(0)
     true = _drawn_truths(fitted, errors, chance)
     again = true + errors * chance.standard_normal(true.shape)
-    among_equals = 1e-9 * chance.random(true.shape)  # the mixture has few rates: equal ones have no first
+    among_equals = 1e-9 * chance.random(
+        true.shape
+    )  # the mixture has few rates: equal ones have no first
     chosen = np.argmax(true + among_equals, axis=1)
     regrets = 1 - np.exp(again[np.arange(_DRAWS), chosen] - again.max(axis=1))
-    return Floor(float(np.median(regrets)), float(np.mean(regrets)), float(np.quantile(regrets, 0.95)))
+    return Floor(
+        float(np.median(regrets)), float(np.mean(regrets)), float(np.quantile(regrets, 0.95))
+    )
 
 
 def _design(seen: Sequence[Seen], configs: Sequence[TrainingConfig]) -> _Floats:

@@ -17,16 +17,31 @@ _CLOSE = 0.03
 def print_attach_tables(results: Mapping[str, Any]) -> None:
     """Print what there is."""
     names = _scripts(results)
-    parts = {name: {part: results.get(f"{name}/{part}", {}) for part in ("look", "pairs", "search")} for name in names}
-    head: tuple[str, ...] = ("script", "found", "batch", "samples/s", "first line s", "first batch s", "out of reach")
-    print_table("Found and measured", head, [(name, *_look_row(parts[name]["look"])) for name in names])
+    parts = {
+        name: {part: results.get(f"{name}/{part}", {}) for part in ("look", "pairs", "search")}
+        for name in names
+    }
+    head: tuple[str, ...] = (
+        "script",
+        "found",
+        "batch",
+        "samples/s",
+        "first line s",
+        "first batch s",
+        "out of reach",
+    )
+    print_table(
+        "Found and measured", head, [(name, *_look_row(parts[name]["look"])) for name in names]
+    )
     head = ("script", "attached/unwatched", "pairs", "3 std. errors", "within")
     print_table("Pairs", head, [(name, *_pairs_row(parts[name]["pairs"])) for name in names])
     head = ("script", "verdict", "speedup", "seconds")
     print_table("Searches", head, [(name, *_search_row(parts[name]["search"])) for name in names])
     if "hooks" in results:
         hooks = results["hooks"]
-        print(f"\nWatching adds {hooks['added_us']:.1f} us to a step of {hooks['plain_us']:.1f} us.")
+        print(
+            f"\nWatching adds {hooks['added_us']:.1f} us to a step of {hooks['plain_us']:.1f} us."
+        )
 
 
 def attach_rows(results: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -51,7 +66,10 @@ def _scripts(results: Mapping[str, Any]) -> list[str]:
 
 def _row(name: str, results: Mapping[str, Any]) -> dict[str, Any]:
     look, pairs, search = (results[f"{name}/{part}"] for part in ("look", "pairs", "search"))
-    trial, own = look["trials"][-1], [one for one in look["unreached"] if one not in {"grad_accum_steps", "compile"}]
+    trial, own = (
+        look["trials"][-1],
+        [one for one in look["unreached"] if one not in {"grad_accum_steps", "compile"}],
+    )
     return {
         "name": name,
         "kind": look["kind"],
@@ -94,11 +112,20 @@ def _pairs_row(figures: Mapping[str, Any]) -> tuple[str, ...]:
     if figures.get("median_ratio") is None:
         return (figures.get("failed", "-")[:40], "", "", "")
     error = "-" if figures["standard_error"] is None else f"{3 * figures['standard_error']:.3f}"
-    return (f"{figures['median_ratio']:.3f}", str(len(figures["ratios"])), error, verdict_of_pairs(figures))
+    return (
+        f"{figures['median_ratio']:.3f}",
+        str(len(figures["ratios"])),
+        error,
+        verdict_of_pairs(figures),
+    )
 
 
 def _search_row(figures: Mapping[str, Any]) -> tuple[str, ...]:
     if "verdict" not in figures:
         return (figures.get("failed", "-")[:50], "", "")
     value = (figures["speedup"] or {}).get("value")
-    return (figures["verdict"], "-" if value is None else f"{value:.2f}", f"{figures['took_s']:.0f}")
+    return (
+        figures["verdict"],
+        "-" if value is None else f"{value:.2f}",
+        f"{figures['took_s']:.0f}",
+    )

@@ -131,7 +131,11 @@ def _regret_rows(grounds: Mapping[str, Any]) -> list[Figures]:
     rows = list[Figures]()
     for name, ground in grounds.items():
         ours, theirs = ends(ground, "autotune"), ends(ground, "TPE")
-        columns, against, errors = ground["methods"]["autotune"], compare_to_tpe(ground), ground["points"]
+        columns, against, errors = (
+            ground["methods"]["autotune"],
+            compare_to_tpe(ground),
+            ground["points"],
+        )
         assert against is not None, "both were measured"
         rows.append(
             {
@@ -158,7 +162,11 @@ def _regret_counts(grounds: Mapping[str, Any]) -> Figures:
     """Over the grounds: how many searches end far off, seconds of the whole, and against TPE's."""
     regrets = [regret for ground in grounds.values() for regret in ends(ground, "autotune")]
     tpe = [regret for ground in grounds.values() for regret in ends(ground, "TPE")]
-    before = [regret for ground in grounds.values() for regret in ends(ground, "autotune", "before_confirmation")]
+    before = [
+        regret
+        for ground in grounds.values()
+        for regret in ends(ground, "autotune", "before_confirmation")
+    ]
     rows = _regret_rows(grounds)
     return {
         "grounds": len(grounds),
@@ -176,7 +184,9 @@ def _regret_counts(grounds: Mapping[str, Any]) -> Figures:
         "trials_ratio": _median_of(row["trials_ratio"] for row in rows),
         "trials_compared": sum(row["trials_ratio"] is not None for row in rows),
         "whole_ratio": _median_of(row["whole_ratio"] for row in rows),
-        "whole_worst_ratio": max(row["whole_ratio"] for row in rows if row["whole_ratio"] is not None),
+        "whole_worst_ratio": max(
+            row["whole_ratio"] for row in rows if row["whole_ratio"] is not None
+        ),
         "errors_least": min(row["best_error"] for row in rows),
         "errors_most": max(row["best_error"] for row in rows),
     }
@@ -198,7 +208,9 @@ def _median_of(values: Iterable[float | None]) -> float | None:
 def _decisions(results: Results) -> Figures:
     """False "faster" where there is nothing to win, by spread; coverage, bias and what is found."""
     shares: dict[str, Any] = {}
-    results = {name: part for name, part in results.items() if name.startswith("spread ")}  # no hurry, no GPU
+    results = {
+        name: part for name, part in results.items() if name.startswith("spread ")
+    }  # no hurry, no GPU
     for spread in ("1.5", "5", "10", "20"):
         nothing = results[f"spread {spread} %, gain 0 %"]
         shares[f"false_{spread.replace('.', '_')}"] = nothing["false_faster"][0]
@@ -214,7 +226,11 @@ def _decisions(results: Results) -> Figures:
         "bias": 100 * max(abs(part["bias_of_claims"]) for part in gains),
         "bias_of_proven": 100 * max(part["bias_of_said_faster"] or 0.0 for part in gains),
         "bias_of_nothing": 100
-        * max(part["bias_of_claims"] or 0.0 for name, part in results.items() if name.endswith("gain 0 %")),
+        * max(
+            part["bias_of_claims"] or 0.0
+            for name, part in results.items()
+            if name.endswith("gain 0 %")
+        ),
         "found": ten["found"][0],
         "found_soon": ten["found_soon"][0],
         "regret": ten["regret"],
@@ -234,7 +250,9 @@ def _decisions_here(results: Results) -> list[Figures]:
             "name": name.removeprefix("gain "),
             "count": part["count"],
             "proven": sum(one["verdict"] == "faster" for one in part["searches"]),
-            "false": sum(one["verdict"] == "faster" and one["truth"] <= 1 for one in part["searches"]),
+            "false": sum(
+                one["verdict"] == "faster" and one["truth"] <= 1 for one in part["searches"]
+            ),
             "covered": part.get("repeated_covered", part.get("finalists_covered"))[0],
             "bias": None if part["bias_of_claims"] is None else 100 * part["bias_of_claims"],
             "half_width": part["half_width"],

@@ -54,12 +54,16 @@ def soak_figures(results: Results) -> list[Figures]:
     cases = results.get("soak", {}).get("cases", {})
     return [
         {
-            "search": _SEARCHES[name.rstrip("0123456789").rstrip("_")] if name[0].isalpha() else _SEARCHES["searches"],
+            "search": _SEARCHES[name.rstrip("0123456789").rstrip("_")]
+            if name[0].isalpha()
+            else _SEARCHES["searches"],
             "trials": found["trials"],
             "kib": found["trends"]["rss_kib"]["slope"],
             "low_kib": found["trends"]["rss_kib"]["low"],
             "high_kib": found["trends"]["rss_kib"]["high"],
-            "server": f"{found['trends']['server_rss_kib']['slope']:.1f}" if name[0].isalpha() else "not watched",
+            "server": f"{found['trends']['server_rss_kib']['slope']:.1f}"
+            if name[0].isalpha()
+            else "not watched",
             "grown": sum(max(0.0, found["trends"][held]["grown"]) for held in _HELD),
             "slower_ms": 1000 * found["trends"]["apart_cpu_s"]["grown"],
         }
@@ -71,7 +75,11 @@ def soak_figures(results: Results) -> list[Figures]:
 def report_figures(results: Results) -> list[Figures]:
     """Of the longest report, and of the study of the longest search."""
     reports, searches = (results.get(part, {}).get("cases", {}) for part in ("long_report", "soak"))
-    studies = [found["last"]["study_bytes"] for name, found in searches.items() if name.startswith("one_search")]
+    studies = [
+        found["last"]["study_bytes"]
+        for name, found in searches.items()
+        if name.startswith("one_search")
+    ]
     return [
         {
             "trials": found["trials"],
@@ -118,7 +126,9 @@ def _cases(part: Results) -> int:
 
 _COUNTS: Mapping[str, Callable[[Results], int]] = {
     "soak": lambda part: sum(case["trials"] for case in part["cases"].values() if "trials" in case),
-    "long_report": lambda part: sum(case["trials"] for case in part["cases"].values() if "trials" in case),
+    "long_report": lambda part: sum(
+        case["trials"] for case in part["cases"].values() if "trials" in case
+    ),
     "kills": lambda part: int(part["kills"]),
     "power_loss": lambda part: int(part["cuts"]),
     "stops": _cases,

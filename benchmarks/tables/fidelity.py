@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from autotune.analysis.decisions.run_spread import assumed_spread, with_run_spread
-from autotune.analysis.rates import window_rate
+from autotune.models.evidence import assumed_spread, with_run_spread
+from autotune.models.statistics import window_rate
 from autotune.records.measurement import Block, Interval, Window
 from benchmarks.measures.recording import print_table
 
@@ -63,11 +63,17 @@ def summarise(results: Mapping[str, Any]) -> dict[str, Any]:
     settings = _settings(results)
     if not settings:
         return {}
-    by_workload = {name: [one for one in settings if one.workload == name] for name in results["pairs"]}
+    by_workload = {
+        name: [one for one in settings if one.workload == name] for name in results["pairs"]
+    }
     worst = max(settings, key=lambda one: abs(one.error))
     pairs = sum(one.pairs for one in settings)
-    ranks = {name: spearman([(one.plain, one.trial) for one in own]) for name, own in by_workload.items()}
-    naive_ranks = {name: spearman([(one.plain, one.naive) for one in own]) for name, own in by_workload.items()}
+    ranks = {
+        name: spearman([(one.plain, one.trial) for one in own]) for name, own in by_workload.items()
+    }
+    naive_ranks = {
+        name: spearman([(one.plain, one.naive) for one in own]) for name, own in by_workload.items()
+    }
     return {
         "settings": len(settings),
         "pairs": pairs,
@@ -76,7 +82,9 @@ def summarise(results: Mapping[str, Any]) -> dict[str, Any]:
         "median_absolute_error": median(abs(one.error) for one in settings),
         "worst_absolute_error": abs(worst.error),
         "worst_setting": f"{worst.workload} {worst.index}",
-        "settings_beyond_target": [f"{one.workload} {one.index}" for one in settings if abs(one.error) > one.allowed],
+        "settings_beyond_target": [
+            f"{one.workload} {one.index}" for one in settings if abs(one.error) > one.allowed
+        ],
         "rank_correlation": spearman([(one.plain, one.trial) for one in settings]),
         "rank_correlation_by_workload": ranks,
         "coverage_of_medians": sum(one.medians_covered for one in settings) / pairs,
@@ -96,7 +104,9 @@ def _single_trials(results: Mapping[str, Any]) -> dict[str, float]:
     """How far each trial lies beside the plain run of its pair: what a search goes by, before any median."""
     measured = [one for settings in results["pairs"].values() for one in settings.values()]
     ratios = [
-        pair["trial"]["samples_per_s"] / pair["plain"]["samples_per_s"] for one in measured for pair in one["pairs"]
+        pair["trial"]["samples_per_s"] / pair["plain"]["samples_per_s"]
+        for one in measured
+        for pair in one["pairs"]
     ]
     errors = [abs(ratio - 1) for ratio in ratios]
     return {"median": median(errors), "q90": float(np.quantile(errors, 0.9)), "worst": max(errors)}
@@ -120,7 +130,9 @@ def spearman(pairs: Sequence[tuple[float, float]]) -> float | None:
         return None
     centre = fmean(first)
     joint = sum((a - centre) * (b - centre) for a, b in zip(first, second, strict=True))
-    return joint / sqrt(sum((a - centre) ** 2 for a in first) * sum((b - centre) ** 2 for b in second))
+    return joint / sqrt(
+        sum((a - centre) ** 2 for a in first) * sum((b - centre) ** 2 for b in second)
+    )
 
 
 def print_fidelity_tables(results: Mapping[str, Any]) -> None:
@@ -139,9 +151,14 @@ def print_fidelity_tables(results: Mapping[str, Any]) -> None:
     rows = [_workload_row(name, settings, summary) for name in results["pairs"]]
     head = ["workload", "median err", "worst err", "rank", "10 steps: median", "worst", "rank"]
     print_table("Absolute errors and Spearman's rank correlation.", head, rows)
-    print_table("All settings.", ["", "product", "target", "10 steps"], _target_rows(summary, results))
+    print_table(
+        "All settings.", ["", "product", "target", "10 steps"], _target_rows(summary, results)
+    )
     if summary["median_change_of_the_machine"] is not None:
-        usual, most = summary["median_change_of_the_machine"], summary["worst_change_of_the_machine"]
+        usual, most = (
+            summary["median_change_of_the_machine"],
+            summary["worst_change_of_the_machine"],
+        )
         print(
             f"\nDuring the pairs that count the machine's own speed changed by {usual:.0%} in the\n"
             f"median, by {most:.0%} at the most; {summary['pairs_put_aside']} pairs were put aside for it."
@@ -176,7 +193,9 @@ def _setting(name: str, index: str, pairs: Sequence[Mapping[str, Any]], batch: i
         naive_error=median(one / plain for one, plain in zip(naive, plains, strict=True)) - 1,
         spread=(max(plains) - min(plains)) / middle if len(plains) > 1 else None,
         medians_covered=sum(one.low <= middle <= one.high for one in intervals),
-        own_covered=sum(one.low <= plain <= one.high for one, plain in zip(intervals, plains, strict=True)),
+        own_covered=sum(
+            one.low <= plain <= one.high for one, plain in zip(intervals, plains, strict=True)
+        ),
     )
 
 
@@ -184,10 +203,17 @@ def _interval(trial: Mapping[str, Any], batch: int) -> Interval:
     """In which another long run lies, by the trial's blocks and what is assumed of a CPU."""
     sides = (trial["blocks"][name] for name in ("samples", "seconds", "data_wait_s"))
     blocks = tuple(
-        Block(samples=samples, batches=max(1, round(samples / batch)), seconds=seconds, data_wait_s=wait_s)
+        Block(
+            samples=samples,
+            batches=max(1, round(samples / batch)),
+            seconds=seconds,
+            data_wait_s=wait_s,
+        )
         for samples, seconds, wait_s in zip(*sides, strict=True)
     )
-    return with_run_spread(window_rate(Window(blocks=blocks, **trial["window"])), assumed_spread("cpu"))
+    return with_run_spread(
+        window_rate(Window(blocks=blocks, **trial["window"])), assumed_spread("cpu")
+    )
 
 
 def _setting_row(one: _Setting) -> list[str]:
@@ -225,14 +251,38 @@ def _target_rows(summary: Mapping[str, Any], results: Mapping[str, Any]) -> list
     naive_lowest = _least(naive["rank_correlation_by_workload"])
     return [
         _row("median error", summary, naive, "median_absolute_error", f"<= {_MEDIAN_TARGET:.0%}"),
-        _row("worst error", summary, naive, "worst_absolute_error", f"<= {_WORST_TARGET:.0%} or 3 A/A"),
+        _row(
+            "worst error",
+            summary,
+            naive,
+            "worst_absolute_error",
+            f"<= {_WORST_TARGET:.0%} or 3 A/A",
+        ),
         ["one trial: median error", f"{summary['single_trials']['median']:.1%}", "", "-"],
         ["one trial: 90 % are within", f"{summary['single_trials']['q90']:.1%}", "", "-"],
         ["one trial: worst error", f"{summary['single_trials']['worst']:.1%}", "", "-"],
-        ["rank correlation, all", *_two(summary, naive, "rank_correlation", ".3f", f">= {_RANK_TARGET}")],
-        ["the lowest of a workload", _shown(lowest, ".3f"), f">= {_RANK_TARGET}", _shown(naive_lowest, ".3f")],
-        ["median plain in trial's CI", f"{summary['coverage_of_medians']:.0%}", f">= {_COVERAGE_TARGET:.0%}", "-"],
-        ["own plain in trial's CI", f"{summary['coverage_of_own_plain']:.0%}", f">= {_COVERAGE_TARGET:.0%}", "-"],
+        [
+            "rank correlation, all",
+            *_two(summary, naive, "rank_correlation", ".3f", f">= {_RANK_TARGET}"),
+        ],
+        [
+            "the lowest of a workload",
+            _shown(lowest, ".3f"),
+            f">= {_RANK_TARGET}",
+            _shown(naive_lowest, ".3f"),
+        ],
+        [
+            "median plain in trial's CI",
+            f"{summary['coverage_of_medians']:.0%}",
+            f">= {_COVERAGE_TARGET:.0%}",
+            "-",
+        ],
+        [
+            "own plain in trial's CI",
+            f"{summary['coverage_of_own_plain']:.0%}",
+            f">= {_COVERAGE_TARGET:.0%}",
+            "-",
+        ],
         ["A/A spread, median", _shown(summary["median_spread"], ".1%"), "", "-"],
         *(
             [f"cost: {name}", f"{one['cost_fraction']:.1%}", f"<= {_COST_TARGET:.0%}", "-"]
@@ -241,11 +291,15 @@ def _target_rows(summary: Mapping[str, Any], results: Mapping[str, Any]) -> list
     ]
 
 
-def _row(name: str, summary: Mapping[str, Any], naive: Mapping[str, Any], key: str, target: str) -> list[str]:
+def _row(
+    name: str, summary: Mapping[str, Any], naive: Mapping[str, Any], key: str, target: str
+) -> list[str]:
     return [name, *_two(summary, naive, key, ".1%", target)]
 
 
-def _two(summary: Mapping[str, Any], naive: Mapping[str, Any], key: str, form: str, target: str) -> list[str]:
+def _two(
+    summary: Mapping[str, Any], naive: Mapping[str, Any], key: str, form: str, target: str
+) -> list[str]:
     return [_shown(summary[key], form), target, _shown(naive[key], form)]
 
 

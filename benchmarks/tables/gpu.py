@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from autotune.records.utilization import WAIT_SOURCE
+from autotune.records.measurement import WAIT_SOURCE
 from benchmarks.measures.gpu_ranks import print_rank_rates
 from benchmarks.measures.recording import print_table
 
@@ -31,7 +31,9 @@ def print_gpu_tables(results: Results) -> None:
     _print_memory(results)
     _print_guard(results.get("precision_guard", {}))
     print_rank_rates(results.get("nccl", {}))
-    rows = [[name, one, _TOLD[kept]] for name, part in results.items() for one, kept in _promises(part)]
+    rows = [
+        [name, one, _TOLD[kept]] for name, part in results.items() for one, kept in _promises(part)
+    ]
     if rows:
         print_table("Promises.", ["part", "promise", ""], rows)
     for name, part in results.items():
@@ -46,9 +48,17 @@ def _promises(part: Mapping[str, Any]) -> Iterator[tuple[str, bool | None]]:
 
 def _print_starts(start: Mapping[str, Any]) -> None:
     if medians := start.get("medians"):
-        keys = ("overhead_s", "tell_and_ask_s", "launch_to_first_batch_s", "build_s", "report_to_return_s")
+        keys = (
+            "overhead_s",
+            "tell_and_ask_s",
+            "launch_to_first_batch_s",
+            "build_s",
+            "report_to_return_s",
+        )
         head = ["overhead", "tell+ask", "1st batch", "build", "after end"]
-        print_table("Start of a trial, medians in seconds.", head, [[f"{medians[key]:.3f}" for key in keys]])
+        print_table(
+            "Start of a trial, medians in seconds.", head, [[f"{medians[key]:.3f}" for key in keys]]
+        )
 
 
 def _print_searches(results: Results) -> None:
@@ -62,7 +72,10 @@ def _print_searches(results: Results) -> None:
         rows.append(
             [
                 f"{name}, {key}",
-                *(_number(sides.get(side, {}).get("samples_per_s"), ",.0f") for side in ("baseline", "recommended")),
+                *(
+                    _number(sides.get(side, {}).get("samples_per_s"), ",.0f")
+                    for side in ("baseline", "recommended")
+                ),
                 _number(found["speedup"], ".2f"),
                 _number(standing.get("share_of_lower"), ".0%"),
                 str(len(found["trials"])),
@@ -71,7 +84,9 @@ def _print_searches(results: Results) -> None:
         )
     if rows:
         head = ["search", "today/s", "found/s", "speed-up", "of lowest", "trials", "s"]
-        print_table("Searches; of lowest: the recommended trial over the lowest ceiling.", head, rows)
+        print_table(
+            "Searches; of lowest: the recommended trial over the lowest ceiling.", head, rows
+        )
 
 
 def _print_sides(name: str, sides: Mapping[str, Any]) -> None:
@@ -80,18 +95,30 @@ def _print_sides(name: str, sides: Mapping[str, Any]) -> None:
     if not told:
         return
     sources = sorted({source for figures in told.values() for source in figures["busy"]})
-    rows = [[source, *(_number(one["busy"].get(source), ".0%") for one in told.values())] for source in sources]
+    rows = [
+        [source, *(_number(one["busy"].get(source), ".0%") for one in told.values())]
+        for source in sources
+    ]
     if WAIT_SOURCE not in sources:
-        rows.append([WAIT_SOURCE, *(_number(one["one_minus_data_wait"], ".0%") for one in told.values())])
+        rows.append(
+            [WAIT_SOURCE, *(_number(one["one_minus_data_wait"], ".0%") for one in told.values())]
+        )
     for group in ("fullness", "breakdown"):
         parts = sorted({part for one in told.values() for part in one[group] or {}})
         rows += [
-            [f"{group}: {part}", *(_number((one[group] or {}).get(part), ".0%") for one in told.values())]
+            [
+                f"{group}: {part}",
+                *(_number((one[group] or {}).get(part), ".0%") for one in told.values()),
+            ]
             for part in parts
         ]
     for key in ("share_of_device", "share_of_lower", "room"):
-        rows.append([key, *(_number((one["standing"] or {}).get(key), ".0%") for one in told.values())])
-    rows.append(["joules a sample", *(_number(one["joules_per_sample"], ".3g") for one in told.values())])
+        rows.append(
+            [key, *(_number((one["standing"] or {}).get(key), ".0%") for one in told.values())]
+        )
+    rows.append(
+        ["joules a sample", *(_number(one["joules_per_sample"], ".3g") for one in told.values())]
+    )
     print_table(f"{name}: busy by every source, where the time goes, ceilings.", ["", *told], rows)
 
 
@@ -110,12 +137,18 @@ def _print_fidelity(part: Mapping[str, Any]) -> None:
         head = ["workload", "held by", "plain samples/s", "errors", "uncorrected"]
         print_table("Trials against plain loops.", head, rows)
     for held_by, bias in part.get("bias", {}).items():
-        print(f"bias, {held_by}: {_number(bias['mean_error'], '+.2%')} +- {_number(bias['standard_error'], '.2%')}")
+        print(
+            f"bias, {held_by}: {_number(bias['mean_error'], '+.2%')} +- {_number(bias['standard_error'], '.2%')}"
+        )
 
 
 def _print_blocks(part: Mapping[str, Any]) -> None:
     rows = [
-        [name, str(mean["pairs"]), *(_number(mean[key] - 1, "+.2%") for key in ("ratio", "low", "high"))]
+        [
+            name,
+            str(mean["pairs"]),
+            *(_number(mean[key] - 1, "+.2%") for key in ("ratio", "low", "high")),
+        ]
         for name, mean in part.get("short_over_long", {}).items()
         if mean is not None
     ]
@@ -132,19 +165,32 @@ def _print_launch(regimes: Mapping[str, Mapping[str, Any]]) -> None:
         if "samples_per_s" not in one:
             continue
         sums = [sum(one[clock].values()) if clock in one else None for clock in ("wall_s", "cpu_s")]
-        backward = sum(cpu_s for thread, cpu_s in one["threads_cpu_s"].items() if thread.startswith("pt_autograd"))
+        backward = sum(
+            cpu_s
+            for thread, cpu_s in one["threads_cpu_s"].items()
+            if thread.startswith("pt_autograd")
+        )
         times = [one["seconds"] / one["steps"], one.get("take_s"), *sums, backward]
         milliseconds = [_number(None if time is None else 1e3 * time, ".2f") for time in times]
         rows.append(
-            [name, f"{one['samples_per_s']:,.0f}", *milliseconds, _number(one.get("voluntary_switches"), ".1f")]
+            [
+                name,
+                f"{one['samples_per_s']:,.0f}",
+                *milliseconds,
+                _number(one.get("voluntary_switches"), ".1f"),
+            ]
         )
     if rows:
         head = ["regime", "samples/s", "step", "take", "launch", "CPU", "backward", "switches"]
-        print_table("Launching: ms of a step; CPU of the main thread and of backward's own.", head, rows)
+        print_table(
+            "Launching: ms of a step; CPU of the main thread and of backward's own.", head, rows
+        )
     for name, found in regimes.items():
         if "short_over_usual" in found:
             mean = found["short_over_usual"]
-            print(f"{name}: short over usual {mean['ratio']:.3f} ({mean['low']:.3f} to {mean['high']:.3f})")
+            print(
+                f"{name}: short over usual {mean['ratio']:.3f} ({mean['low']:.3f} to {mean['high']:.3f})"
+            )
         if "after_over_before" in found:
             print(f"{name}: after over before {found['after_over_before']:.3f}")
 
@@ -153,7 +199,11 @@ def _print_memory(results: Results) -> None:
     limited = results.get("memory_limit", {})
     if "trials" in limited:
         rows = [
-            [str(one["micro_batch_size"]), one["outcome"], *(_gib(one[key]) for key in _MEMORY_KEYS)]
+            [
+                str(one["micro_batch_size"]),
+                one["outcome"],
+                *(_gib(one[key]) for key in _MEMORY_KEYS),
+            ]
             for one in limited["trials"]
         ]
         head = ["micro_batch_size", "outcome", "peak GiB", "reserved", "by NVML"]
@@ -164,7 +214,11 @@ def _print_memory(results: Results) -> None:
     line = results.get("memory_line", {})
     keys = ("predicted_bytes", "error_bytes", "seen_bytes")
     rows = [
-        [str(one["micro_batch_size"]), *(_gib(one[key]) for key in keys), _number(one["relative_error"], "+.1%")]
+        [
+            str(one["micro_batch_size"]),
+            *(_gib(one[key]) for key in keys),
+            _number(one["relative_error"], "+.1%"),
+        ]
         for one in line.get("predictions", ())
     ]
     if rows:
@@ -190,7 +244,9 @@ def _print_guard(part: Mapping[str, Any]) -> None:
         for one in part.get(model, {}).get("trials", ())
     ]
     if rows:
-        print_table("Precision guard.", ["model", "precision", "outcome", "cosine", "losses differ"], rows)
+        print_table(
+            "Precision guard.", ["model", "precision", "outcome", "cosine", "losses differ"], rows
+        )
 
 
 def _gib(value: float | None) -> str:

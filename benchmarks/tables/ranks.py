@@ -17,10 +17,16 @@ _RATE_TARGET = 0.03
 def print_ranks_tables(results: Mapping[str, Any]) -> None:
     """Print a table for each part that was measured."""
     if "start" in results:
-        rows = [_start_row(name, one["pairs"]) for name, one in results["start"]["launchers"].items()]
+        rows = [
+            _start_row(name, one["pairs"]) for name, one in results["start"]["launchers"].items()
+        ]
         head = ["launcher", "pairs", "batch: 1", "2", "beyond", "step: 1", "2", "beyond"]
         title = "Seconds from launch to the last rank's first batch and step, medians;\n"
-        print_table(f"{title}beyond: median of the pairs' differences, to be {_START_TARGET_S} at most.", head, rows)
+        print_table(
+            f"{title}beyond: median of the pairs' differences, to be {_START_TARGET_S} at most.",
+            head,
+            rows,
+        )
     if "rate" in results:
         rows = [
             _rate_row(name, setting, one["pairs"])
@@ -28,7 +34,11 @@ def print_ranks_tables(results: Mapping[str, Any]) -> None:
             for setting, one in settings.items()
         ]
         head = ["workload", "setting", "pairs", "plain/s", "group/s", "error", "A/A"]
-        print_table(f"Rate of two ranks; error: pairs' ratios less 1, to be within {_RATE_TARGET:.0%}.", head, rows)
+        print_table(
+            f"Rate of two ranks; error: pairs' ratios less 1, to be within {_RATE_TARGET:.0%}.",
+            head,
+            rows,
+        )
     if "death" in results:
         rows = [_death_row(name, runs) for name, runs in results["death"]["kinds"].items()]
         head = ["what happens", "runs", "outcomes", "rank named", "median s", "longest s"]
@@ -55,7 +65,11 @@ def _start_row(name: str, pairs: Sequence[Mapping[str, Any]]) -> list[str]:
     for key in ("first_batch_s", "first_step_s"):
         one, two = ([pair[side][key] for pair in pairs] for side in ("one", "two"))
         beyond = median(b - a for a, b in zip(one, two, strict=True))
-        cells += [f"{median(one):.2f}", f"{median(two):.2f}", _marked(f"{beyond:.2f}", is_off=beyond > _START_TARGET_S)]
+        cells += [
+            f"{median(one):.2f}",
+            f"{median(two):.2f}",
+            _marked(f"{beyond:.2f}", is_off=beyond > _START_TARGET_S),
+        ]
     return cells
 
 

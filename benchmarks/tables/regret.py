@@ -48,7 +48,11 @@ class Comparison(NamedTuple):
     @property
     def trials_ratio(self) -> float | None:
         """Ours over theirs; None where one does not get there, or theirs needs no trial for it."""
-        return self.ours_s / self.theirs_s if max(self.ours_s, self.theirs_s) < inf and self.theirs_s > 0 else None
+        return (
+            self.ours_s / self.theirs_s
+            if max(self.ours_s, self.theirs_s) < inf and self.theirs_s > 0
+            else None
+        )
 
     @property
     def whole_ratio(self) -> float | None:
@@ -70,7 +74,9 @@ def ends(ground: Part, method: str, column: str = "recommended") -> list[float]:
 
 def error_of_median(ground: Part, method: str) -> float:
     """Standard error of the median regret by the truth's own: that of the point whose regret is the median."""
-    points = sorted(ground["methods"][method]["recommended"], key=lambda point: regret_of(ground, point))
+    points = sorted(
+        ground["methods"][method]["recommended"], key=lambda point: regret_of(ground, point)
+    )
     point, errors = points[(len(points) - 1) // 2], ground["points"]["standard_error"]
     if point == ground["best"] or errors[point] is None:
         return 0.0
@@ -84,7 +90,9 @@ def compare_to_tpe(ground: Part) -> Comparison | None:
     target = max(median(ends(ground, _OURS)), float(ground["floor"]["median"]), _ALIKE)
     ours, theirs = (ground["methods"][name] for name in (_OURS, _THEIRS))
     theirs_s = median(seconds_to(ground, steps, target) for steps in theirs["steps"])
-    before_s = median(whole - own for whole, own in zip(theirs["whole_s"], theirs["trial_s"], strict=True))
+    before_s = median(
+        whole - own for whole, own in zip(theirs["whole_s"], theirs["trial_s"], strict=True)
+    )
     return Comparison(
         regret=target,
         ours_s=median(seconds_to(ground, steps, target) for steps in ours["steps"]),
@@ -106,7 +114,9 @@ def print_regret_tables(results: Mapping[str, Part]) -> None:
     """Print a table for each ground, and how the seconds compare."""
     for name, ground in results.items():
         if ground["methods"]:
-            print_table(_title(name, ground), _HEAD, [_row(ground, method) for method in ground["methods"]])
+            print_table(
+                _title(name, ground), _HEAD, [_row(ground, method) for method in ground["methods"]]
+            )
     rows = [
         (name.partition("-")[0], *_compared(one))
         for name, ground in results.items()
@@ -114,18 +124,31 @@ def print_regret_tables(results: Mapping[str, Part]) -> None:
     ]
     if rows:
         head = ("ground", "regret", "s", "TPE", "ratio", "whole", "TPE", "ratio")
-        print_table("Median seconds to one regret, ours over TPE's (targets: 0.2 of the trials, 0.5 whole)", head, rows)
+        print_table(
+            "Median seconds to one regret, ours over TPE's (targets: 0.2 of the trials, 0.5 whole)",
+            head,
+            rows,
+        )
     if kept := promises_kept(results):
         rows = [tuple(f"{share:.0%}" for share in kept)]
-        print_table("Took what was promised within 25 % (target: 80 %)", ("at first", "after 1/3", "after 1/2"), rows)
+        print_table(
+            "Took what was promised within 25 % (target: 80 %)",
+            ("at first", "after 1/3", "after 1/2"),
+            rows,
+        )
 
 
 def promises_kept(results: Mapping[str, Part]) -> list[float]:
     """Return the shares of searches that took what they promised within 25 %: at first, after a third, after half."""
     ratios = [
-        ratio for ground in results.values() for ratio in ground["methods"].get(_OURS, {}).get("promised", ()) if ratio
+        ratio
+        for ground in results.values()
+        for ratio in ground["methods"].get(_OURS, {}).get("promised", ())
+        if ratio
     ]
-    return [fmean(abs(ratio - 1) <= _NEAR for ratio in column) for column in zip(*ratios, strict=True)]
+    return [
+        fmean(abs(ratio - 1) <= _NEAR for ratio in column) for column in zip(*ratios, strict=True)
+    ]
 
 
 def _title(name: str, ground: Part) -> str:
@@ -195,14 +218,22 @@ def plot_regret(results: Mapping[str, Part], path: Path) -> None:
             times, regrets = _median_curve([list(_course(ground, steps)) for steps in one["steps"]])
             width = 2.5 if method == _OURS else 1
             axis.plot(times, regrets, color=f"C{number}", lw=width, label=method, zorder=3 - number)
-        axis.set(title=name.partition("-")[0], xscale="log", yscale="symlog", xlabel="seconds", ylabel="regret")
+        axis.set(
+            title=name.partition("-")[0],
+            xscale="log",
+            yscale="symlog",
+            xlabel="seconds",
+            ylabel="regret",
+        )
         axis.set_yscale("symlog", linthresh=0.01)
     axes.flat[0].legend(fontsize=6)
     figure.tight_layout()
     figure.savefig(path)
 
 
-def _median_curve(courses: Sequence[Sequence[tuple[float, float]]]) -> tuple[list[float], list[float]]:
+def _median_curve(
+    courses: Sequence[Sequence[tuple[float, float]]],
+) -> tuple[list[float], list[float]]:
     times = sorted({max(1.0, seconds) for course in courses for seconds, _ in course})
     return times, [median(_at(course, seconds) for course in courses) for seconds in times]
 

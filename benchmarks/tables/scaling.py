@@ -47,18 +47,36 @@ def _assumptions(given: Mapping[str, Any]) -> str:
     today = (start["precision"], f"micro batch {start['micro']}", f"{start['steps']} accumulated")
     rows = [
         ["gradients", f"{job['gradient_bytes'] / 1e9:.1f} GB, float32"],
-        ["computing a sample", _listed(f"{_ms(s)} in {name}" for name, s in job["sample_s"].items())],
-        ["a micro batch, an optimizer step beside it", f"{_ms(job['batch_s'])}, {_ms(job['optimizer_s'])}"],
-        ["backward pass", f"{job['backward_share']:.0%} of a micro batch (the law assumes two thirds)"],
+        [
+            "computing a sample",
+            _listed(f"{_ms(s)} in {name}" for name, s in job["sample_s"].items()),
+        ],
+        [
+            "a micro batch, an optimizer step beside it",
+            f"{_ms(job['batch_s'])}, {_ms(job['optimizer_s'])}",
+        ],
+        [
+            "backward pass",
+            f"{job['backward_share']:.0%} of a micro batch (the law assumes two thirds)",
+        ],
         ["loading a sample", f"{_ms(job['item_s'])} in one worker"],
         [f"inside a node of {cluster['node_gpus']} GPUs", _link(cluster["node"])],
         ["between nodes", _link(cluster["network"])],
-        [f"beyond a rack of {cluster['rack_gpus']} GPUs", f"the same, or {_link(given['beyond_a_rack'])}"],
+        [
+            f"beyond a rack of {cluster['rack_gpus']} GPUs",
+            f"the same, or {_link(given['beyond_a_rack'])}",
+        ],
         ["spread of computing between ranks", f"{cluster['jitter']:.1%}; all wait for the slowest"],
         ["noise of a trial's rate", f"{given['noise']:.0%}"],
-        ["today's settings", _listed((*today, f"{start['workers']} workers a GPU", "torch's own buckets"))],
+        [
+            "today's settings",
+            _listed((*today, f"{start['workers']} workers a GPU", "torch's own buckets")),
+        ],
         ["samples of a step", f"{given['samples_per_gpu']} a GPU, on any number of them"],
-        ["a job of a search", _listed(f"{s:.0f} s on {ranks} GPUs" for ranks, s in given["job_s"].items())],
+        [
+            "a job of a search",
+            _listed(f"{s:.0f} s on {ranks} GPUs" for ranks, s in given["job_s"].items()),
+        ],
         ["the training run", f"{given['run_hours']:.0f} h with today's settings"],
         ["repetitions", f"{given['seeds']} seeds"],
     ]
@@ -80,7 +98,12 @@ def _network(true: Mapping[str, float], seeds: Sequence[Mapping[str, Any]]) -> s
         ]
         for name, key, say in parts
     ]
-    head = ["network", "true", "fitted: median (least to most)", "fitted without small batches and tiny buckets"]
+    head = [
+        "network",
+        "true",
+        "fitted: median (least to most)",
+        "fitted without small batches and tiny buckets",
+    ]
     return _table(head, rows)
 
 
@@ -91,7 +114,13 @@ def _errors(seeds: Sequence[Mapping[str, Any]]) -> str:
         for name in seeds[0]["scenarios"]
         for fit, key in (("as described", "errors"), ("without them", "blind_errors"))
     ]
-    head = ["foretold for", "fit", "best setting: median (least to most)", "all settings: median size", "largest size"]
+    head = [
+        "foretold for",
+        "fit",
+        "best setting: median (least to most)",
+        "all settings: median size",
+        "largest size",
+    ]
     return _table(head, rows)
 
 
@@ -108,12 +137,24 @@ def _curve(curves: Sequence[Sequence[Mapping[str, float]]]) -> str:
     rows = [
         [
             f"{points[0]['ranks']:.0f}",
-            *(_ms(median(point[key] for point in points)) for key in ("foretold_s", "flat_s", "kinked_s")),
+            *(
+                _ms(median(point[key] for point in points))
+                for key in ("foretold_s", "flat_s", "kinked_s")
+            ),
             f"{median(point['foretold_s'] / point['kinked_s'] - 1 for point in points):+.1%}",
         ]
         for points in zip(*curves, strict=True)
     ]
-    return _table(["GPUs", "foretold", "one network", "slower beyond a rack", "foretold over the last, less 1"], rows)
+    return _table(
+        [
+            "GPUs",
+            "foretold",
+            "one network",
+            "slower beyond a rack",
+            "foretold over the last, less 1",
+        ],
+        rows,
+    )
 
 
 def _plans(seeds: Sequence[Mapping[str, Any]]) -> str:

@@ -34,7 +34,9 @@ def get_workload() -> Any:
         name="case",
         make_dataset=lambda: case.dataset,
         make_model=case.model,
-        train_step=lambda model, optimizer, batch, device: _step(case, model, optimizer, batch, device),
+        train_step=lambda model, optimizer, batch, device: _step(
+            case, model, optimizer, batch, device
+        ),
         make_optimizer=lambda model: _optimizer(case, model),
         default_batch_size=int(case.settings.get("micro_batch_size", 32)),
         collate_fn=case.collate_fn,
@@ -94,7 +96,9 @@ def _settings(knobs: Any) -> dict[str, Any]:
     return settings
 
 
-def _step(case: Case, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, device: torch.device) -> Tensor:
+def _step(
+    case: Case, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, device: torch.device
+) -> Tensor:
     moved = _moved(batch, device)
     loss = _loss(case, model, moved)
     loss.backward()  # type: ignore[no-untyped-call] # torch

@@ -45,7 +45,9 @@ class PlainForks:
 
     def __init__(self) -> None:
         command = [sys.executable, "-m", "benchmarks.yardsticks.plain_loop"]
-        self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
     def run(self, job: Mapping[str, Any], deadline_s: float) -> tuple[int, str]:
         """Run a job in a fork; its exit code (negative: a signal), and what it has printed."""
@@ -111,7 +113,9 @@ def run_plain(  # noqa: PLR0913 - a run is told by these, and they travel as JSO
 
 def _main() -> None:
     """Fork for each order that comes as a line; answer with the exit code."""
-    importlib.import_module("torch._dynamo")  # by the first optimizer of each fork else, for seconds
+    importlib.import_module(
+        "torch._dynamo"
+    )  # by the first optimizer of each fork else, for seconds
     for line in sys.stdin:
         order = json.loads(line)
         process = get_context("fork").Process(target=_run, args=(order["job"], order["output"]))
@@ -175,7 +179,9 @@ def _train(case: Case, job: Mapping[str, Any]) -> dict[str, Any]:
         "startup_s": startup_s,
         "started_at": started_at,
         "ended_at": started_at + seconds,
-        "peak_reserved_bytes": torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None,
+        "peak_reserved_bytes": torch.cuda.max_memory_reserved(device)
+        if device.type == "cuda"
+        else None,
     }
 
 
@@ -188,14 +194,18 @@ class Stepper:
         self._is_channels_last = bool(settings.get("channels_last"))
         self._is_pinned = bool(settings.get("pin_memory"))
         if self._precision == "tf32":
-            torch.set_float32_matmul_precision("high")  # as users do; with fp32_precision alone torch.compile raises
+            torch.set_float32_matmul_precision(
+                "high"
+            )  # as users do; with fp32_precision alone torch.compile raises
             torch.backends.cudnn.allow_tf32 = True
         model = case.model().to(device).train()
         if self._is_channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload] # as above
         self._model: Any = torch.compile(model) if settings.get("compile") else model
         parameters, lr = list(model.parameters()), float(settings.get("lr", 1e-3))
-        self._optimizer = case.optimizer(parameters, lr) if case.optimizer else torch.optim.SGD(parameters, lr=lr)
+        self._optimizer = (
+            case.optimizer(parameters, lr) if case.optimizer else torch.optim.SGD(parameters, lr=lr)
+        )
         self._scaler = torch.amp.GradScaler(device.type, enabled=self._precision == "float16")
 
     def train(self, batch: Any, *, is_last: bool, share: float) -> None:
@@ -225,8 +235,14 @@ class Stepper:
             return {name: self._moved(value) for name, value in batch.items()}
         if isinstance(batch, list | tuple):
             return [self._moved(value) for value in batch]
-        moved = batch.to(self._device, non_blocking=self._is_pinned)  # as a trial does, by the same setting
-        return moved.to(memory_format=torch.channels_last) if self._is_channels_last and moved.dim() == 4 else moved
+        moved = batch.to(
+            self._device, non_blocking=self._is_pinned
+        )  # as a trial does, by the same setting
+        return (
+            moved.to(memory_format=torch.channels_last)
+            if self._is_channels_last and moved.dim() == 4
+            else moved
+        )
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self._precision in {"float32", "tf32"}:

@@ -39,7 +39,13 @@ _ENDS_WITHIN_S = 30.0
 
 
 def run_plain_ranks(
-    case: str, settings: Mapping[str, Any], *, ranks: int, seconds: float, skip_s: float, deadline_s: float = 300.0
+    case: str,
+    settings: Mapping[str, Any],
+    *,
+    ranks: int,
+    seconds: float,
+    skip_s: float,
+    deadline_s: float = 300.0,
 ) -> dict[str, Any]:
     """Train a case on the CPU by so many ranks for about `seconds`, after `skip_s` that are left out; the figures.
 
@@ -64,7 +70,13 @@ def run_plain_ranks(
             "answer": str(answer),
         }
         start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-        command = [sys.executable, *start, "--module", "benchmarks.yardsticks.plain_ranks", json.dumps(job)]
+        command = [
+            sys.executable,
+            *start,
+            "--module",
+            "benchmarks.yardsticks.plain_ranks",
+            json.dumps(job),
+        ]
         code = _run(command, output, deadline_s)
         if code != 0:
             how = "did not end in time" if code is None else f"ended with {code}"
@@ -151,7 +163,9 @@ class _Stepper:
         if hook == "fp16":
             self._model.register_comm_hook(None, default_hooks.fp16_compress_hook)
         parameters, lr = list(self._model.parameters()), float(settings.get("lr", 1e-3))
-        self._optimizer = case.optimizer(parameters, lr) if case.optimizer else torch.optim.SGD(parameters, lr=lr)
+        self._optimizer = (
+            case.optimizer(parameters, lr) if case.optimizer else torch.optim.SGD(parameters, lr=lr)
+        )
         self._micro_steps = int(settings.get("grad_accum_steps", 1))
         self._batches = _endless(case, settings)
 
@@ -171,7 +185,9 @@ class _Stepper:
 
 def _endless(case: Case, settings: Mapping[str, Any]) -> Iterator[Any]:
     """Batches of this rank, epoch after epoch."""
-    sampler: DistributedSampler[Any] = DistributedSampler(case.dataset, shuffle=case.shuffle, drop_last=True)
+    sampler: DistributedSampler[Any] = DistributedSampler(
+        case.dataset, shuffle=case.shuffle, drop_last=True
+    )
     loader = DataLoader(
         case.dataset,
         batch_size=settings.get("micro_batch_size", 32),

@@ -16,18 +16,17 @@ from typing import Any
 import autotune
 from autotune import Measurement, SearchResult, TrainingConfig, TrialRecord
 from autotune.api.setup import opened_launcher, runner_for
+from autotune.config.plan import Objective, Plan, SearchSpace
 from autotune.files.run_folder import open_run_folder
 from autotune.launch.launcher import Exit, Launch, Launcher, begin_anew, is_sharing, notes_of
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note
+from autotune.policy import WindowRules
 from autotune.protocol.disk import write_model
-from autotune.protocol.jobs import Extras, TrialJob, WindowRules, read_job
+from autotune.protocol.messages import Extras, TrialJob, read_job
 from autotune.protocol.payload import write_payload
 from autotune.records.trial import TrialResult
-from autotune.settings.objective import Objective
-from autotune.settings.plan import Plan
-from autotune.settings.search_space import SearchSpace
-from autotune.space.resolved_space import ResolvedSpace
+from autotune.space.space import ResolvedSpace
 from autotune.tuning.probe import probe_workload
 from benchmarks.cases.cpu import Case
 from benchmarks.yardsticks.workload import workload_of
@@ -153,7 +152,12 @@ def search(case: Case, **options: Any) -> SearchResult:
 
 @contextmanager
 def open_trials(
-    case: Case, *, device: str, window: WindowRules, extras: Extras, launcher: Launcher | None = None
+    case: Case,
+    *,
+    device: str,
+    window: WindowRules,
+    extras: Extras,
+    launcher: Launcher | None = None,
 ) -> Iterator[RunTrial]:
     """A function that runs a trial as a search would, by a TrialRunner, after one probe; no study.
 
@@ -190,7 +194,11 @@ def open_runner(
 
 
 def plan_for(
-    case: Case, device: str, *, space: Mapping[str, Any] | None = None, memory_limit: float | str | None = None
+    case: Case,
+    device: str,
+    *,
+    space: Mapping[str, Any] | None = None,
+    memory_limit: float | str | None = None,
 ) -> Plan:
     """What a case asks of the product."""
     limit = {} if memory_limit is None else {"memory_limit": memory_limit}
@@ -219,13 +227,17 @@ def search_figures(result: SearchResult) -> dict[str, Any]:
         "verdict": None if chosen is None else chosen.verdict,
         "recommended_trial": None if chosen is None else chosen.number,
         "recommended": result.best.model_dump(mode="json"),
-        "same_batch": None if result.best_same_batch is None else result.best_same_batch.model_dump(mode="json"),
+        "same_batch": None
+        if result.best_same_batch is None
+        else result.best_same_batch.model_dump(mode="json"),
         "reasons": [] if chosen is None else list(map(str, chosen.reasons)),
         "notes": list(map(str, result.summary.notes)),
         "stopped_because": str(result.summary.stopped_because),
         "limit_bytes": result.summary.limit_bytes,
         "wall_s": result.summary.wall_s,
-        "stress": None if chosen is None or chosen.stress is None else chosen.stress.model_dump(mode="json"),
+        "stress": None
+        if chosen is None or chosen.stress is None
+        else chosen.stress.model_dump(mode="json"),
         "trials": [_trial_figures(record) for record in result.trials],
     }
 
@@ -251,9 +263,13 @@ def _trial_figures(record: TrialRecord) -> dict[str, Any]:
         "reason": record.reason,
         "score": None if record.score is None else record.score.value,
         "wall_s": record.result.wall_s,
-        "guard": None if record.result.guard is None else record.result.guard.model_dump(mode="json"),
+        "guard": None
+        if record.result.guard is None
+        else record.result.guard.model_dump(mode="json"),
         "at_s": record.result.at_s,
-        "measurement": None if record.measurement is None else measurement_figures(record.measurement),
+        "measurement": None
+        if record.measurement is None
+        else measurement_figures(record.measurement),
         "repeats": [_repeat_figures(run) for run in record.repeats],
     }
 

@@ -46,7 +46,9 @@ def steps_per_s(
             "UNWATCHED_FILE": str(noted),
             "UNWATCHED_SKIP_S": str(skip_s),
             "UNWATCHED_S": str(seconds),
-            "PYTHONPATH": os.pathsep.join([str(_SITE), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            "PYTHONPATH": os.pathsep.join(
+                [str(_SITE), *filter(None, [os.environ.get("PYTHONPATH")])]
+            ),
         }
         process = subprocess.Popen(
             command,

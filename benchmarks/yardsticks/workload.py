@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.settings.workload import Workload
+from autotune.config.plan import Workload
 from benchmarks.cases.cpu import Case
 
 __all__ = ["workload_of"]

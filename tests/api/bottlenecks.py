@@ -99,7 +99,9 @@ def small_net() -> nn.Module:
 
 
 def wide_net() -> nn.Module:
-    return nn.Sequential(nn.Linear(1024, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 2))
+    return nn.Sequential(
+        nn.Linear(1024, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 2)
+    )
 
 
 def numbers(count: int = 4096, width: int = 16) -> TensorDataset:

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import yaml
 
-from autotune.api.apply import applied, apply_command
+from autotune.api.commands import applied, apply_command
+from autotune.apply.cores import compile_cache_variables
+from autotune.config.training_config import TrainingConfig
 from autotune.errors import ConfigError
-from autotune.launch.local.fork_server import ForkServerLauncher
+from autotune.launch.local import ForkServerLauncher
 from autotune.protocol.attach import ATTACH_VARIABLE
-from autotune.settings.applied.compile_cache import compile_cache_variables
-from autotune.settings.training_config import TrainingConfig
 from tests.factories import make_script
-from tests.worker.attach.scripts import Script, ScriptRig
+from tests.worker.script.scripts import Script, ScriptRig
 
 _SCRIPT = """
 import atexit, json, os, sys
@@ -93,13 +93,33 @@ def recommended(folder: Path, probed: Script | None = None, **settings: Any) -> 
     return path
 
 
-def test_the_training_runs_to_its_end_with_exactly_the_settings(probed: Script, tmp_path: Path) -> None:
-    found = recommended(tmp_path, probed, micro_batch_size=32, amp_dtype="bfloat16", lr=0.25, **_SETTINGS)
+def test_the_training_runs_to_its_end_with_exactly_the_settings(
+    probed: Script, tmp_path: Path
+) -> None:
+    found = recommended(
+        tmp_path, probed, micro_batch_size=32, amp_dtype="bfloat16", lr=0.25, **_SETTINGS
+    )
     (tmp_path / "last.pt").write_text("of an earlier training")
-    command = [sys.executable, "-m", "autotune", "apply", str(found), "--", *probed.words[:2], "3", "--lr={lr}"]
+    command = [
+        sys.executable,
+        "-m",
+        "autotune",
+        "apply",
+        str(found),
+        "--",
+        *probed.words[:2],
+        "3",
+        "--lr={lr}",
+    ]
     environment = {name: value for name, value in os.environ.items() if name != "WANDB_MODE"}
     done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, env=environment, timeout=100, check=False
+        command,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=100,
+        check=False,
     )
     assert done.returncode == 7, done.stderr
     seen = json.loads((tmp_path / "seen.json").read_text())
@@ -117,12 +137,16 @@ def test_the_training_runs_to_its_end_with_exactly_the_settings(probed: Script, 
     assert done.stderr.count("autotune: ") == 2, "that it starts, and which loader has the settings"
 
 
-def test_without_a_placeholder_that_was_searched_nothing_is_started(probed: Script, tmp_path: Path) -> None:
+def test_without_a_placeholder_that_was_searched_nothing_is_started(
+    probed: Script, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=r"\{lr\}.*train.py 100000 '--lr=\{lr\}'$"):
         applied(recommended(tmp_path, probed), [sys.executable, "train.py", "3", "--lr=0.1"])
 
 
-def test_what_is_started_is_ended_by_a_closed_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_started_is_ended_by_a_closed_pipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Python ignores SIGPIPE, and what it becomes would go on ignoring it."""
     seen: list[object] = []
     before = signal.getsignal(signal.SIGPIPE)
@@ -135,17 +159,27 @@ def test_what_is_started_is_ended_by_a_closed_pipe(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    "switch", ["LD_PRELOAD=evil.so", "MALLOC_TRIM_THRESHOLD_=1\nLD_PRELOAD=evil.so", "MALLOC_CHECK_=3", "PATH"]
+    "switch",
+    [
+        "LD_PRELOAD=evil.so",
+        "MALLOC_TRIM_THRESHOLD_=1\nLD_PRELOAD=evil.so",
+        "MALLOC_CHECK_=3",
+        "PATH",
+    ],
 )
 def test_a_file_sets_no_variables_but_those_of_malloc(switch: str, tmp_path: Path) -> None:
     path = recommended(tmp_path)
-    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "malloc": [switch]}), encoding="utf-8")
+    path.write_text(
+        yaml.safe_dump({**yaml.safe_load(path.read_text()), "malloc": [switch]}), encoding="utf-8"
+    )
     with pytest.raises(ConfigError, match="malloc"):
         applied(path, ["python", "train.py"])
 
 
 def test_another_file_is_told_for_what_it_is(tmp_path: Path) -> None:
-    (tmp_path / "autotune.yaml").write_text("workload: {command: python train.py}\n", encoding="utf-8")
+    (tmp_path / "autotune.yaml").write_text(
+        "workload: {command: python train.py}\n", encoding="utf-8"
+    )
     with pytest.raises(ConfigError, match="format"):
         applied(tmp_path / "autotune.yaml", ["python", "train.py"])
 
@@ -175,7 +209,13 @@ print(json.dumps({"gone": gone, "call": torch.nn.Module.__call__.__module__}))
     found = recommended(tmp_path, probed, intra_op_threads=1)
     words, variables = applied(found, [sys.executable, str(tmp_path / "moved.py"), "--lr={lr}"])
     done = subprocess.run(
-        words, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, **variables}, timeout=100, check=False
+        words,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **variables},
+        timeout=100,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"gone": [True] * 6, "call": "torch.nn.modules.module"}
@@ -196,7 +236,9 @@ def test_what_is_started_has_the_settings_and_the_allocators_switches(
     assert "MALLOC_TRIM_THRESHOLD_" not in applied(path, ["bash", "run.sh"])[1]
 
 
-def test_the_training_compiles_where_its_search_has_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_training_compiles_where_its_search_has_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     path = recommended(tmp_path)
     assert compile_cache_variables().items() <= applied(path, ["bash", "run.sh"])[1].items()
@@ -209,11 +251,15 @@ def test_a_run_folder_stands_for_its_recommendation(tmp_path: Path) -> None:
     assert applied(tmp_path, ["bash", "{lr}"])[0] == ("bash", "0.5")
 
 
-def test_what_would_be_started_can_be_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_would_be_started_can_be_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     apply_command(recommended(tmp_path), ["bash", "-c", "echo $AUTOTUNE_ATTACH"], only_print=True)
     printed = capsys.readouterr().out
     assert printed.startswith("env ")
-    done = subprocess.run(["bash", "-c", printed], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        ["bash", "-c", printed], capture_output=True, text=True, check=True, timeout=60
+    )
     assert json.loads(done.stdout)["script"]["framework"] == "plain loop"
 
 
@@ -225,13 +271,17 @@ def test_what_would_be_started_can_be_printed(tmp_path: Path, capsys: pytest.Cap
         ([], "command"),
     ],
 )
-def test_a_command_that_can_not_be_used_is_refused(tmp_path: Path, command: list[str], told: str) -> None:
+def test_a_command_that_can_not_be_used_is_refused(
+    tmp_path: Path, command: list[str], told: str
+) -> None:
     with pytest.raises(ConfigError, match=told):
         apply_command(recommended(tmp_path), command)
 
 
 def test_a_file_that_was_found_for_a_model_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "recommended.yaml"
-    path.write_text(yaml.safe_dump({"format": 1, "settings": TrainingConfig().model_dump()}), encoding="utf-8")
+    path.write_text(
+        yaml.safe_dump({"format": 1, "settings": TrainingConfig().model_dump()}), encoding="utf-8"
+    )
     with pytest.raises(ConfigError, match=r"autotune\.load"):
         applied(path, ["python", "train.py"])

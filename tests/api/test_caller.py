@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autotune.api.caller import kept_interrupts, without_interrupts
+from autotune.api.setup import kept_interrupts, without_interrupts
 
 
 class Thing:
@@ -28,7 +28,9 @@ def test_an_interrupt_in_a_weakrefs_callback_comes_again() -> None:
     assert reference() is None
 
 
-def test_other_exceptions_that_python_ignores_go_where_they_went(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_exceptions_that_python_ignores_go_where_they_went(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", seen.append)
 

@@ -11,8 +11,8 @@ import pytest
 
 import autotune
 from autotune.api import calls
+from autotune.config.plan import Plan
 from autotune.errors import ConfigError
-from autotune.settings.plan import Plan
 from autotune.testing import FakeLauncher
 
 BOTH = pytest.mark.parametrize("function", [autotune.search, autotune.diagnose])
@@ -45,9 +45,17 @@ def test_a_command_is_the_workload_and_names_the_plan(
 @BOTH
 def test_the_contracts_signature_begins_with_what_trains(function: Callable[..., Any]) -> None:
     model, dataset, command, loss, *_ = signature(function).parameters.values()
-    assert [part.name for part in (model, dataset, command, loss)] == ["model", "dataset", "command", "loss"]
+    assert [part.name for part in (model, dataset, command, loss)] == [
+        "model",
+        "dataset",
+        "command",
+        "loss",
+    ]
     assert [part.default for part in (model, dataset, command)] == [None] * 3
-    assert [part.kind for part in (dataset, command)] == [Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY]
+    assert [part.kind for part in (dataset, command)] == [
+        Parameter.POSITIONAL_OR_KEYWORD,
+        Parameter.KEYWORD_ONLY,
+    ]
 
 
 @BOTH
@@ -76,5 +84,8 @@ def test_a_model_with_a_dataset_or_a_command_must_be_given(
     with pytest.raises(ConfigError) as caught:
         function(**arguments, launcher=launcher, progress=False)
     assert len(caught.value.problems) == len(told)
-    assert all(problem.startswith(start) for problem, start in zip(caught.value.problems, told, strict=True))
+    assert all(
+        problem.startswith(start)
+        for problem, start in zip(caught.value.problems, told, strict=True)
+    )
     assert launcher.jobs == []

@@ -9,18 +9,20 @@ import pytest
 import torch
 
 import autotune
-from autotune.api.check import check_plan, environment
+from autotune.api.commands import check_plan, environment
 from autotune.errors import ConfigError, LauncherError
 from autotune.files.plan_file import parse_plan
-from autotune.launch.local.fork_server import ForkServerLauncher
-from autotune.messages.workload import default_optimizer
+from autotune.launch.local import ForkServerLauncher
+from autotune.messages.space import default_optimizer
 from autotune.protocol.disk import read_model, write_model
-from autotune.protocol.reports import RankReport
+from autotune.protocol.messages import RankReport
 from autotune.testing import FakeLauncher
 
 
 @pytest.mark.parametrize("function", [autotune.search, autotune.diagnose])
-def test_a_device_that_torch_does_not_know_is_the_callers_error_before_anything_starts(function: Any) -> None:
+def test_a_device_that_torch_does_not_know_is_the_callers_error_before_anything_starts(
+    function: Any,
+) -> None:
     launcher = FakeLauncher()
     with pytest.raises(ConfigError, match=r"^device: .*'gpu'$"):
         function(object, list, device="gpu", launcher=launcher, progress=False)
@@ -36,7 +38,9 @@ class Undescribable(FakeLauncher):
         exit_ = super().launch(launch)
         report = read_model(launch.folder.report, RankReport)
         result = report.result.model_copy(update={"outcome": "crashed", "reason": "no torch"})
-        write_model(launch.folder.report, report.model_copy(update={"environment": None, "result": result}))
+        write_model(
+            launch.folder.report, report.model_copy(update={"environment": None, "result": result})
+        )
         return exit_
 
 
@@ -60,15 +64,25 @@ def workload() -> tuple[torch.nn.Module, torch.utils.data.Dataset[Any]]:
     """A model with 68 trainable parameters and 3 frozen ones."""
     model = torch.nn.Linear(*SIZES)
     model.register_parameter("frozen", torch.nn.Parameter(torch.zeros(3), requires_grad=False))
-    return model, torch.utils.data.TensorDataset(torch.zeros(64, SIZES[0]), torch.zeros(64, SIZES[1]))
+    return model, torch.utils.data.TensorDataset(
+        torch.zeros(64, SIZES[0]), torch.zeros(64, SIZES[1])
+    )
 
 
 @pytest.mark.slow
 def test_a_real_search_says_before_its_first_trial_that_the_default_optimizer_keeps_no_state(
     tmp_path: Path, fork_server: ForkServerLauncher, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    options: Any = {"loss": loss, "device": "cpu", "baseline": {"micro_batch_size": 8}, "n_trials": 1, "timeout_s": 8}
-    result = autotune.search(*workload(), run_dir=tmp_path / "run", progress=True, launcher=fork_server, **options)
+    options: Any = {
+        "loss": loss,
+        "device": "cpu",
+        "baseline": {"micro_batch_size": 8},
+        "n_trials": 1,
+        "timeout_s": 8,
+    }
+    result = autotune.search(
+        *workload(), run_dir=tmp_path / "run", progress=True, launcher=fork_server, **options
+    )
     shown = capfd.readouterr().err
     lines = " ".join(shown.split())
     assert lines.count(STATE.text) == 1
@@ -83,7 +97,9 @@ def test_check_and_diagnose_say_it_too_unless_an_optimizer_is_given(
     optimizer: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     facts = FakeLauncher().facts.model_copy(update={"trainable_parameter_count": 68})
-    plan = parse_plan({"workload": {"model": object, "dataset": list, "optimizer": optimizer}}, name="x")
+    plan = parse_plan(
+        {"workload": {"model": object, "dataset": list, "optimizer": optimizer}}, name="x"
+    )
     checked = check_plan(plan, launcher=FakeLauncher(facts=facts)).space.notes
     options: Any = {"launcher": FakeLauncher(facts=facts), "progress": True}
     diagnosed = autotune.diagnose(object, list, optimizer=optimizer, **options).diagnosis.remarks

@@ -12,16 +12,15 @@ import pytest
 import autotune
 from autotune.api import diagnose as diagnosing
 from autotune.api.diagnose import MeasuringTime, diagnose_plan
-from autotune.api.result import SearchResult
+from autotune.api.search import SearchResult
+from autotune.config.plan import Plan, Workload
+from autotune.config.training_config import TrainingConfig
 from autotune.errors import ConfigError, WorkloadError
-from autotune.files.recommended_file import read_script
-from autotune.launch.local.fork_server import ForkServerLauncher
+from autotune.files.recommended import read_script
+from autotune.launch.local import ForkServerLauncher
 from autotune.note import Note
-from autotune.settings.plan import Plan
-from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import Workload
 from tests.hurried import Hurried
-from tests.worker.attach.scripts import HEAD
+from tests.worker.script.scripts import HEAD
 
 _SCRIPT = (
     "import sys, time\n"
@@ -74,13 +73,19 @@ def search(command: list[str], fork_server: ForkServerLauncher) -> Search:
         own: dict[str, Any] = {"n_trials": 2, "timeout_s": 120.0, "space": _SPACE}
         own |= {"baseline": {"lr": 0.05, "num_workers": 3}, "run_dir": "run"}
         return autotune.search(
-            command=command, device="cpu", progress=False, launcher=Hurried(fork_server), **(own | changes)
+            command=command,
+            device="cpu",
+            progress=False,
+            launcher=Hurried(fork_server),
+            **(own | changes),
         )
 
     return run
 
 
-def test_a_search_goes_from_what_the_script_does_to_what_can_be_applied(command: list[str], search: Search) -> None:
+def test_a_search_goes_from_what_the_script_does_to_what_can_be_applied(
+    command: list[str], search: Search
+) -> None:
     result = search()
     baseline = result.summary.baseline
     assert (baseline.micro_batch_size, baseline.num_workers, baseline.lr) == (16, 2, 0.05)
@@ -107,7 +112,9 @@ def test_a_space_that_asks_for_what_is_out_of_reach_is_refused(search: Search) -
 
 
 def test_a_script_that_fails_is_told_with_its_own_traceback(search: Search) -> None:
-    Path("train.py").write_text(f"import torch\n{HEAD}\nraise ValueError('no such column')\n", encoding="utf-8")
+    Path("train.py").write_text(
+        f"import torch\n{HEAD}\nraise ValueError('no such column')\n", encoding="utf-8"
+    )
     with pytest.raises(WorkloadError, match="no such column") as raised:
         search()
     assert 'train.py", line ' in raised.value.remote_traceback
@@ -121,7 +128,9 @@ def test_a_diagnosis_says_that_a_slow_dataset_holds_a_script_up(
     varied = TrainingConfig(micro_batch_size=16, lr=0.05, num_workers=2)
     monkeypatch.setattr(diagnosing, "list_variations", lambda *_: [varied])
     baseline = TrainingConfig(lr=0.05)
-    plan = Plan(name="case", workload=Workload(command=tuple(command)), baseline=baseline, device="cpu")
+    plan = Plan(
+        name="case", workload=Workload(command=tuple(command)), baseline=baseline, device="cpu"
+    )
     brief = MeasuringTime(window_s=0.4, stretch_s=0.1)
     found = diagnose_plan(plan, progress=False, launcher=fork_server, measuring=brief)
     assert found.verdict.startswith("data")

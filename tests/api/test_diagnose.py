@@ -16,24 +16,26 @@ import pytest
 import autotune
 from autotune.api import diagnose as diagnosing
 from autotune.api.diagnose import MeasuringTime, diagnose_plan
-from autotune.diagnosis.variations import list_variations
+from autotune.config.plan import (
+    Budget,
+    Domain,
+    Objective,
+    OptimizerFacts,
+    Plan,
+    SearchSpace,
+    Workload,
+)
+from autotune.config.training_config import TrainingConfig
+from autotune.diagnosis.advice import list_variations
 from autotune.errors import ConfigError, NothingFeasibleError, WorkloadError
-from autotune.launch.local.fork_server import ForkServerLauncher
+from autotune.launch.local import ForkServerLauncher
 from autotune.messages.trials import another_search
 from autotune.note import Note
 from autotune.protocol.disk import read_model, write_model
-from autotune.protocol.jobs import read_job
-from autotune.protocol.reports import RankReport
-from autotune.records.diagnosis import Diagnosis
-from autotune.records.run_summary import Progress
-from autotune.settings.budget import Budget
-from autotune.settings.objective import Objective
-from autotune.settings.plan import Plan
-from autotune.settings.search_space import Domain, SearchSpace
-from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import OptimizerFacts, Workload
-from autotune.space.default_ranges import Basis
-from autotune.space.resolved_space import ResolvedSpace, resolve
+from autotune.protocol.messages import RankReport, read_job
+from autotune.records.result import Diagnosis, Progress
+from autotune.space.ranges import Basis
+from autotune.space.space import ResolvedSpace, resolve
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost, fake_environment, fake_facts
 from tests.api import bottlenecks as cases
 from tests.factories import make_measurement
@@ -44,7 +46,9 @@ RUN = make_measurement()
 
 
 def diagnose(launcher: FakeLauncher | None = None, **arguments: Any) -> autotune.DiagnosisResult:
-    return autotune.diagnose(object, list, progress=False, launcher=launcher or FakeLauncher(), **arguments)
+    return autotune.diagnose(
+        object, list, progress=False, launcher=launcher or FakeLauncher(), **arguments
+    )
 
 
 def space_of(
@@ -55,10 +59,18 @@ def space_of(
     given: dict[str, Domain] | None = None,
     **facts: Any,
 ) -> ResolvedSpace:
-    environment = fake_environment().model_copy(update={"device_kind": kind, "native_amp_dtypes": native})
+    environment = fake_environment().model_copy(
+        update={"device_kind": kind, "native_amp_dtypes": native}
+    )
     found = fake_facts().model_copy(update=facts)
     return resolve(
-        Basis(given=given or {}, baseline=config, objective=Objective(), facts=found, environment=environment)
+        Basis(
+            given=given or {},
+            baseline=config,
+            objective=Objective(),
+            facts=found,
+            environment=environment,
+        )
     )
 
 
@@ -72,11 +84,16 @@ def test_a_loader_that_holds_the_device_is_found_and_workers_are_advised() -> No
     assert best.expected_gain is not None
     assert best.expected_gain > 3
     assert found.headroom.lower == "loader"
-    assert [headline.code for headline in found.diagnosis.headline_notes] == ["bottleneck", "best_setting"]
+    assert [headline.code for headline in found.diagnosis.headline_notes] == [
+        "bottleneck",
+        "best_setting",
+    ]
 
 
 def held_by_device(_: TrainingConfig) -> FakeTrial:
-    return FakeTrial(samples_per_s=1000.0, busy_fraction=0.99, loader_ceiling=9000.0, device_ceiling=1005.0)
+    return FakeTrial(
+        samples_per_s=1000.0, busy_fraction=0.99, loader_ceiling=9000.0, device_ceiling=1005.0
+    )
 
 
 def test_what_runs_at_the_devices_ceiling_is_healthy() -> None:
@@ -88,7 +105,11 @@ def test_what_runs_at_the_devices_ceiling_is_healthy() -> None:
 
 def remarks_of(found: autotune.DiagnosisResult) -> dict[str, dict[str, Any]]:
     """The figures of each remark by its code."""
-    return {remark.code: remark.figures for remark in found.diagnosis.remarks if isinstance(remark, Note)}
+    return {
+        remark.code: remark.figures
+        for remark in found.diagnosis.remarks
+        if isinstance(remark, Note)
+    }
 
 
 def test_the_answer_comes_with_its_words() -> None:
@@ -111,7 +132,9 @@ def test_a_diagnosis_survives_its_json() -> None:
     assert Diagnosis.model_validate_json(found.model_dump_json()) == found
 
 
-def test_nothing_is_left_in_the_callers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_left_in_the_callers_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     diagnose()
     assert list(tmp_path.iterdir()) == []
@@ -194,8 +217,12 @@ def test_curves_that_are_lost_leave_the_verdict_and_a_note() -> None:
     assert "others_failed" in remarks_of(found)
 
 
-@pytest.mark.parametrize(("startup_s", "is_traced"), [(20.0, True), (49.0, True), (51.0, False), (300.0, False)])
-def test_other_settings_are_measured_within_the_minute_or_not_at_all(startup_s: float, is_traced: bool) -> None:
+@pytest.mark.parametrize(
+    ("startup_s", "is_traced"), [(20.0, True), (49.0, True), (51.0, False), (300.0, False)]
+)
+def test_other_settings_are_measured_within_the_minute_or_not_at_all(
+    startup_s: float, is_traced: bool
+) -> None:
     def cost(config: TrainingConfig) -> FakeTrial:
         return replace(analytic_cost(config), startup_s=startup_s)
 
@@ -205,7 +232,9 @@ def test_other_settings_are_measured_within_the_minute_or_not_at_all(startup_s: 
     assert [deadline_s <= 60 for deadline_s in deadlines] == [True] * is_traced
     short = remarks_of(found).get("no_time_for_others", {})
     assert short.get("startup_s") == (None if is_traced else startup_s)
-    assert found.diagnosis.headline_notes[1].code == ("best_setting" if is_traced else "computed_setting")
+    assert found.diagnosis.headline_notes[1].code == (
+        "best_setting" if is_traced else "computed_setting"
+    )
 
 
 @pytest.mark.parametrize(
@@ -242,7 +271,9 @@ def test_what_the_run_has_measured_of_todays_settings_is_not_measured_again() ->
 
 
 def test_the_arguments_that_a_search_alone_takes_are_named() -> None:
-    of_search, own = (inspect.signature(call).parameters.keys() for call in (autotune.search, autotune.diagnose))
+    of_search, own = (
+        inspect.signature(call).parameters.keys() for call in (autotune.search, autotune.diagnose)
+    )
     only = list(of_search - own)
     assert own <= of_search
     page = (Path(__file__).parents[2] / "docs" / "diagnose.md").read_text(encoding="utf-8")
@@ -284,7 +315,8 @@ def test_what_the_workload_forbids_is_not_varied() -> None:
     assert {config.num_workers for config in found} == {0, 1}
     assert {config.micro_batch_size for config in found} == {32}
     assert {
-        config.micro_batch_size for config in list_variations(space_of(TrainingConfig(), dataset_length=70), RUN)
+        config.micro_batch_size
+        for config in list_variations(space_of(TrainingConfig(), dataset_length=70), RUN)
     } == {
         16,
         32,
@@ -300,7 +332,9 @@ THROUGH_PAUSES = MeasuringTime(window_s=0.8, stretch_s=0.2)
 
 
 @pytest.fixture
-def look(fork_server: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch) -> Callable[..., autotune.DiagnosisResult]:
+def look(
+    fork_server: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., autotune.DiagnosisResult]:
     """A short diagnosis of (model, dataset); `varied` are the only settings measured beside the baseline's."""
 
     def run(
@@ -312,7 +346,9 @@ def look(fork_server: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch) -> Ca
         **baseline: Any,
     ) -> autotune.DiagnosisResult:
         config = TrainingConfig(**baseline)
-        configs = [TrainingConfig.model_validate(config.model_dump() | changes) for changes in varied]
+        configs = [
+            TrainingConfig.model_validate(config.model_dump() | changes) for changes in varied
+        ]
         monkeypatch.setattr(diagnosing, "list_variations", lambda *_: configs)
         workload = Workload(model=model, dataset=dataset, worker_init_fn=worker_init_fn)
         plan = Plan(name="case", workload=workload, baseline=config, device="cpu")
@@ -329,7 +365,12 @@ TWO_WORKERS = {"num_workers": 2, "persistent_workers": True}
 def test_a_slow_dataset_is_data_bound_by_what_makes_it_slow(
     look: Callable[..., autotune.DiagnosisResult], dataset: Any
 ) -> None:
-    found = look(cases.small_net, dataset, {"num_workers": 4, "persistent_workers": True}, measuring=THROUGH_PAUSES)
+    found = look(
+        cases.small_net,
+        dataset,
+        {"num_workers": 4, "persistent_workers": True},
+        measuring=THROUGH_PAUSES,
+    )
     assert found.verdict == "data_tail"
     assert found.findings[0].share > 0.6
     assert found.headroom.share_of_device < 0.4
@@ -365,7 +406,9 @@ def test_what_holds_workers_up_is_measured_where_the_probe_saw_it_and_workers_lo
     def varied(config: TrainingConfig, **facts: Any) -> set[str]:
         found = list_variations(space_of(config, **facts), RUN)
         names = {"in_order", "worker_threads"}
-        return {name for one in found for name in names if getattr(one, name) != getattr(config, name)}
+        return {
+            name for one in found for name in names if getattr(one, name) != getattr(config, name)
+        }
 
     assert varied(own, **seen) == {"in_order", "worker_threads"}
     assert varied(own) == varied(TrainingConfig(), **seen) == set()
@@ -376,7 +419,9 @@ def test_what_holds_workers_up_is_measured_where_the_probe_saw_it_and_workers_lo
 def test_what_holds_workers_up_is_measured_as_the_space_allows() -> None:
     def varied(**given: Any) -> set[tuple[bool, int | None]]:
         config, domains = TrainingConfig(num_workers=2), SearchSpace.model_validate(given).given()
-        found = list_variations(space_of(config, given=domains, slow_tail_fraction=0.5, cores_per_item=1.9), RUN)
+        found = list_variations(
+            space_of(config, given=domains, slow_tail_fraction=0.5, cores_per_item=1.9), RUN
+        )
         return {(one.in_order, one.worker_threads) for one in found} - {(True, None)}
 
     assert varied() == {(False, None), (True, 1)}
@@ -385,7 +430,9 @@ def test_what_holds_workers_up_is_measured_as_the_space_allows() -> None:
 
 
 @pytest.mark.quiet
-def test_items_in_several_threads_oversubscribe_the_cores(look: Callable[..., autotune.DiagnosisResult]) -> None:
+def test_items_in_several_threads_oversubscribe_the_cores(
+    look: Callable[..., autotune.DiagnosisResult],
+) -> None:
     if cases.Products().cores_busy() < 1.7:
         pytest.skip("NumPy's library of matrix products takes one thread here")
     fed = {"num_workers": os.cpu_count() or 1, "persistent_workers": True, "intra_op_threads": 1}
@@ -396,43 +443,76 @@ def test_items_in_several_threads_oversubscribe_the_cores(look: Callable[..., au
 
 
 @pytest.mark.quiet
-def test_large_elementwise_operations_are_memory_bound(look: Callable[..., autotune.DiagnosisResult]) -> None:
+def test_large_elementwise_operations_are_memory_bound(
+    look: Callable[..., autotune.DiagnosisResult],
+) -> None:
     found = look(cases.LargeElementwise, cases.numbers, micro_batch_size=8)
     assert found.verdict == "memory"
 
 
 @pytest.mark.quiet
-def test_a_large_network_on_tensors_in_memory_only_computes(look: Callable[..., autotune.DiagnosisResult]) -> None:
-    found = look(cases.wide_net, cases.wide_numbers, TWO_WORKERS, {"micro_batch_size": 256}, micro_batch_size=512)
+def test_a_large_network_on_tensors_in_memory_only_computes(
+    look: Callable[..., autotune.DiagnosisResult],
+) -> None:
+    found = look(
+        cases.wide_net,
+        cases.wide_numbers,
+        TWO_WORKERS,
+        {"micro_batch_size": 256},
+        micro_batch_size=512,
+    )
     assert [finding.bottleneck for finding in found.findings] == ["compute"]
     assert found.is_healthy, found.advice
 
 
 @pytest.mark.quiet
-def test_a_large_network_fed_by_a_worker_is_held_by_computing(look: Callable[..., autotune.DiagnosisResult]) -> None:
+def test_a_large_network_fed_by_a_worker_is_held_by_computing(
+    look: Callable[..., autotune.DiagnosisResult],
+) -> None:
     fed = {"num_workers": 1, "persistent_workers": True, "intra_op_threads": 1}
     none = {"num_workers": 0, "persistent_workers": False}
-    longer = MeasuringTime(window_s=1.5, stretch_s=0.4)  # a short window waits for more than it may where a core stalls
-    found = look(cases.wide_net, cases.wide_numbers, TWO_WORKERS, none, micro_batch_size=256, measuring=longer, **fed)
+    longer = MeasuringTime(
+        window_s=1.5, stretch_s=0.4
+    )  # a short window waits for more than it may where a core stalls
+    found = look(
+        cases.wide_net,
+        cases.wide_numbers,
+        TWO_WORKERS,
+        none,
+        micro_batch_size=256,
+        measuring=longer,
+        **fed,
+    )
     assert found.verdict == "compute"
-    assert found.findings[0].share > 0.75  # what taking a worker's batch costs differs: on a virtual machine up to 0.12
+    assert (
+        found.findings[0].share > 0.75
+    )  # what taking a worker's batch costs differs: on a virtual machine up to 0.12
 
 
-def test_a_setting_that_fails_spares_the_others(look: Callable[..., autotune.DiagnosisResult]) -> None:
+def test_a_setting_that_fails_spares_the_others(
+    look: Callable[..., autotune.DiagnosisResult],
+) -> None:
     found = look(cases.small_net, cases.Unruly, TWO_WORKERS, {"micro_batch_size": 64})
     assert "no workers, please" in remarks_of(found)["side_not_measured"]["reason"]
-    assert any(point.changes == {"micro_batch_size": 64} for point in found.diagnosis.evidence.curves.device)
+    assert any(
+        point.changes == {"micro_batch_size": 64}
+        for point in found.diagnosis.evidence.curves.device
+    )
 
 
 def test_only_precisions_of_the_space_are_varied() -> None:
     given = SearchSpace.model_validate({"amp_dtype": ["float32", "bfloat16"]}).given()
     native = ("float32", "bfloat16", "float16")
-    varied = list_variations(space_of(TrainingConfig(), kind="cuda", native=native, given=given), RUN)
+    varied = list_variations(
+        space_of(TrainingConfig(), kind="cuda", native=native, given=given), RUN
+    )
     assert {one.amp_dtype for one in varied} == {"float32", "bfloat16"}
 
 
 def test_a_fused_optimizer_is_varied_where_torch_has_it() -> None:
     config = TrainingConfig()
-    found = list_variations(space_of(config, optimizer=OptimizerFacts(name="Adam", can_fuse=True)), RUN)
+    found = list_variations(
+        space_of(config, optimizer=OptimizerFacts(name="Adam", can_fuse=True)), RUN
+    )
     assert config.model_copy(update={"fused": True}) in found
     assert not any(one.fused for one in list_variations(space_of(config), RUN))

@@ -22,13 +22,13 @@ from click.testing import CliRunner, Result
 from torch.utils.data import TensorDataset
 
 import autotune
-from autotune.api import check as checking
+from autotune.api import commands as checking
 from autotune.api import search as api
 from autotune.cli import cli
 from autotune.errors import InputError, WorkloadError
 from autotune.files.plan_file import read_plan
-from autotune.launch.local.fork_server import ForkServerLauncher
-from autotune.protocol.jobs import WindowRules
+from autotune.launch.local import ForkServerLauncher
+from autotune.policy import WindowRules
 from tests.hurried import Hurried
 
 WORKLOAD = """
@@ -125,7 +125,9 @@ def call(*arguments: str) -> Result:
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     """The command in a process of its own."""
     command = [sys.executable, "-m", "autotune", *arguments]
-    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def wait_for_trials(folder: Path, count: int) -> None:
@@ -148,7 +150,9 @@ def test_a_search_from_the_command_line_recommends_what_helps(folder: Path) -> N
 
 
 @pytest.mark.slow  # .ci/try_package.py runs the README's example so, and test_main_objects looks at __main__
-def test_an_unguarded_script_with_classes_and_lambdas_in_main_leaves_its_objects_alone(folder: Path) -> None:
+def test_an_unguarded_script_with_classes_and_lambdas_in_main_leaves_its_objects_alone(
+    folder: Path,
+) -> None:
     script = """
 import random, time
 import numpy, torch
@@ -191,7 +195,12 @@ print("as before")
 """
     (folder / "script.py").write_text(script)
     done = subprocess.run(
-        [sys.executable, "script.py"], cwd=folder, capture_output=True, text=True, timeout=110, check=False
+        [sys.executable, "script.py"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "as before\n"
@@ -256,7 +265,9 @@ def test_bad_input_is_one_clear_error_with_exit_code_2(
 ) -> None:
     with pytest.raises(InputError, match=message) as caught:
         api.run_plan(
-            read_plan(folder / "tune.yaml", [override, f"run_dir={folder}/run"]), launcher=fork_server, progress=False
+            read_plan(folder / "tune.yaml", [override, f"run_dir={folder}/run"]),
+            launcher=fork_server,
+            progress=False,
         )
     assert caught.value.exit_code == 2
     assert "autotune/worker" not in str(caught.value)
@@ -287,7 +298,9 @@ def test_check_says_what_would_be_searched_and_leaves_no_run_folder(folder: Path
     assert not (folder / "run").exists()
 
 
-def test_an_unpicklable_model_names_the_attribute_and_the_remedy(folder: Path, fork_server: ForkServerLauncher) -> None:
+def test_an_unpicklable_model_names_the_attribute_and_the_remedy(
+    folder: Path, fork_server: ForkServerLauncher
+) -> None:
     net = torch.nn.Sequential(torch.nn.Linear(2, 2))
     net[0].__dict__["lock"] = threading.Lock()
     data = TensorDataset(torch.randn(64, 2), torch.randn(64, 2))
@@ -299,7 +312,11 @@ def test_a_model_that_keeps_something_of_every_batch_is_told_with_its_slope(
     folder: Path, fork_server: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
-    changes = ("workload.model=work.py:keeping", "workload.dataset=work.py:quick", "space.num_workers=0")
+    changes = (
+        "workload.model=work.py:keeping",
+        "workload.dataset=work.py:quick",
+        "space.num_workers=0",
+    )
     many_blocks = Hurried(fork_server, WindowRules(max_s=1.5, precision=1e-6, block_s=0.01))
     plan = read_plan(folder / "tune.yaml", [*changes, "baseline.intra_op_threads=1"])
     result = api.run_plan(plan, progress=False, launcher=many_blocks)

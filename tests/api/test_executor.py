@@ -14,25 +14,25 @@ import pytest
 
 import autotune
 from autotune.api import search as searching
-from autotune.api.check import check_plan, environment
+from autotune.api.commands import check_plan, environment
 from autotune.api.diagnose import MeasuringTime, diagnose_plan
 from autotune.api.setup import opened_launcher, temporary_folder
+from autotune.config.plan import Executor, Plan, Workload
+from autotune.config.training_config import TrainingConfig
 from autotune.errors import ConfigError, LauncherError, StudyMismatchError
 from autotune.files.run_folder import read_summary
 from autotune.launch.launcher import Launcher
-from autotune.launch.local.warm_worker import WarmWorkerLauncher
+from autotune.launch.local import WarmWorkerLauncher
 from autotune.messages.trials import host_not_used
-from autotune.protocol.reports import RankReport
+from autotune.protocol.messages import RankReport
 from autotune.records.trial import TrialResult
-from autotune.settings.executor import Executor
-from autotune.settings.plan import Plan
-from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import Workload
 from autotune.testing import FakeLauncher, fake_environment
 from autotune.tuning.loop import Search
 from tests.factories.searches import NARROW
 
-PLAN = Plan(name="case", workload=Workload(model=object, dataset=list), executor=Executor(kind="ray"))
+PLAN = Plan(
+    name="case", workload=Workload(model=object, dataset=list), executor=Executor(kind="ray")
+)
 PAIR = {**NARROW, "strategy": ["single", "ddp"], "world_size": [1, 2]}
 
 
@@ -66,7 +66,7 @@ def on_ray(monkeypatch: pytest.MonkeyPatch) -> Callable[[Launcher], FakeRay]:
     def put_in(launcher: Launcher) -> FakeRay:
         fake, module = FakeRay(launcher), ModuleType("ray_launcher")
         module.__dict__["RayLauncher"] = fake
-        monkeypatch.setitem(sys.modules, "autotune.ray.launcher", module)
+        monkeypatch.setitem(sys.modules, "autotune.launch.ray_launcher", module)
         return fake
 
     return put_in
@@ -75,16 +75,23 @@ def on_ray(monkeypatch: pytest.MonkeyPatch) -> Callable[[Launcher], FakeRay]:
 # Opening
 
 
-def test_a_launcher_that_was_given_goes_before_the_executor(on_ray: Callable[[Launcher], FakeRay]) -> None:
+def test_a_launcher_that_was_given_goes_before_the_executor(
+    on_ray: Callable[[Launcher], FakeRay],
+) -> None:
     given, fake = Closing(), on_ray(Closing())
     with temporary_folder() as folder, opened_launcher(given, folder, PLAN) as opened:
         assert opened is given
     assert (given.closed, fake.asked) == (False, [])
 
 
-def test_executor_ray_connects_with_the_plans_device_and_closes(on_ray: Callable[[Launcher], FakeRay]) -> None:
+def test_executor_ray_connects_with_the_plans_device_and_closes(
+    on_ray: Callable[[Launcher], FakeRay],
+) -> None:
     fake = on_ray(own := Closing())
-    with temporary_folder() as folder, opened_launcher(None, folder, replace(PLAN, device="cuda")) as opened:
+    with (
+        temporary_folder() as folder,
+        opened_launcher(None, folder, replace(PLAN, device="cuda")) as opened,
+    ):
         assert (opened, own.closed) == (own, False)
     assert (fake.asked, own.closed) == ([(PLAN.executor, "cuda")], True)
 
@@ -92,7 +99,10 @@ def test_executor_ray_connects_with_the_plans_device_and_closes(on_ray: Callable
 @pytest.mark.parametrize(("build_s", "shares"), [(0.9, False), (1.0, True)])
 def test_trials_share_a_process_where_building_takes_a_second(build_s: float, shares: bool) -> None:
     built = RankReport(result=TrialResult(outcome="ok"), workload_build_s=build_s)
-    with temporary_folder() as folder, opened_launcher(None, folder, replace(PLAN, executor=Executor())) as opened:
+    with (
+        temporary_folder() as folder,
+        opened_launcher(None, folder, replace(PLAN, executor=Executor())) as opened,
+    ):
         assert isinstance(opened, WarmWorkerLauncher)
         opened._decide(built)
         assert opened.is_sharing is shares
@@ -100,21 +110,25 @@ def test_trials_share_a_process_where_building_takes_a_second(build_s: float, sh
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("launcher", "hosts", "host"):
-        monkeypatch.delitem(sys.modules, f"autotune.ray.{name}", raising=False)
+        monkeypatch.delitem(sys.modules, f"autotune.launch.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match="pip install 'autotune-torch") as caught:
         autotune.diagnose(object, list, executor="ray", progress=False)
     assert caught.value.exit_code == 2
 
 
-def test_another_module_that_is_missing_is_not_taken_for_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "autotune.ray.launcher", None)
+def test_another_module_that_is_missing_is_not_taken_for_ray(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "autotune.launch.ray_launcher", None)
     with pytest.raises(ImportError, match=r"autotune\.ray\.launcher"), temporary_folder() as folder:
         opened_launcher(None, folder, PLAN).__enter__()
 
 
 @pytest.mark.slow
-def test_the_environment_is_this_machines_whatever_the_cluster(on_ray: Callable[[Launcher], FakeRay]) -> None:
+def test_the_environment_is_this_machines_whatever_the_cluster(
+    on_ray: Callable[[Launcher], FakeRay],
+) -> None:
     fake = on_ray(FakeLauncher())
     assert environment().hosts == 1
     assert fake.asked == []
@@ -150,7 +164,10 @@ def test_an_executor_may_be_a_mapping_or_an_executor(
 )
 @pytest.mark.parametrize("function", [autotune.search, autotune.diagnose])
 def test_a_wrong_executor_is_told_before_anything_starts(
-    function: Callable[..., Any], arguments: dict[str, Any], told: str, on_ray: Callable[[Launcher], FakeRay]
+    function: Callable[..., Any],
+    arguments: dict[str, Any],
+    told: str,
+    on_ray: Callable[[Launcher], FakeRay],
 ) -> None:
     fake = on_ray(FakeLauncher())
     with pytest.raises(ConfigError, match="^" + told.replace("?", r"\?")):
@@ -197,7 +214,12 @@ def test_hosts_that_are_not_used_are_said_once_in_every_answer(tmp_path: Path) -
     launcher = FakeLauncher(slots=2, notes=(said,))
     assert search(tmp_path, launcher).summary.notes.count(said) == 1
     assert check_plan(PLAN, launcher=launcher).space.notes.count(said) == 1
-    assert autotune.diagnose(object, list, launcher=launcher, progress=False).diagnosis.remarks.count(said) == 1
+    assert (
+        autotune.diagnose(object, list, launcher=launcher, progress=False).diagnosis.remarks.count(
+            said
+        )
+        == 1
+    )
 
 
 GONE = host_not_used(host="node-2", reason="it is gone")
@@ -216,7 +238,9 @@ def test_hosts_that_are_not_used_any_more_are_said_too(tmp_path: Path) -> None:
     assert GONE in search(tmp_path, Losing(slots=2)).summary.notes
 
 
-def test_as_many_trials_as_there_are_hosts_may_run_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_many_trials_as_there_are_hosts_may_run_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[int] = []
 
     def make(**parts: Any) -> Any:
@@ -229,10 +253,15 @@ def test_as_many_trials_as_there_are_hosts_may_run_at_once(tmp_path: Path, monke
     assert seen == [1, 3]
 
 
-def test_what_other_jobs_leave_free_is_not_asked_of_this_machine(on_ray: Callable[[Launcher], FakeRay]) -> None:
+def test_what_other_jobs_leave_free_is_not_asked_of_this_machine(
+    on_ray: Callable[[Launcher], FakeRay],
+) -> None:
     on_ray(FakeLauncher())
     local = diagnose_plan(
-        replace(PLAN, executor=Executor()), progress=False, launcher=FakeLauncher(), measuring=MeasuringTime()
+        replace(PLAN, executor=Executor()),
+        progress=False,
+        launcher=FakeLauncher(),
+        measuring=MeasuringTime(),
     )
     ray = diagnose_plan(PLAN, progress=False)
     assert local.diagnosis.evidence.free_ram_bytes is not None

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from autotune.api.export import export_json, export_remarks, export_run
+from autotune.api.commands import export_json, export_remarks, export_run
 from autotune.errors import ConfigError
-from autotune.files.recommended_file import read_recommended, recommended_yaml
+from autotune.files.recommended import read_recommended, recommended_yaml
 from autotune.files.run_folder import RunFolder
 from tests.factories import make_script, make_summary
 
@@ -38,7 +38,9 @@ def test_a_run_folder_gives_device_and_optimizer_too(folder: RunFolder) -> None:
     assert found.settings["optimizer"]["type"] == optimizer
 
 
-def test_a_file_alone_is_enough_and_so_is_one_of_a_search_that_was_interrupted(folder: RunFolder) -> None:
+def test_a_file_alone_is_enough_and_so_is_one_of_a_search_that_was_interrupted(
+    folder: RunFolder,
+) -> None:
     alone = export_run(folder.recommended, "deepspeed")
     folder.summary.unlink()
     assert export_run(folder.path, "deepspeed") == alone

@@ -11,7 +11,7 @@ import pytest
 
 import autotune
 from autotune.launch.launcher import Exit, Launch
-from autotune.protocol import clock
+from autotune.protocol import disk
 from autotune.testing import FakeLauncher
 from tests.factories.searches import NARROW
 
@@ -32,10 +32,19 @@ class JumpingLauncher(FakeLauncher):
         return monotonic() + self.offset_s
 
 
-def search(tmp_path: Path, launcher: JumpingLauncher, monkeypatch: pytest.MonkeyPatch) -> autotune.SearchResult:
-    monkeypatch.setattr(clock, "_read", launcher.read)
-    arguments: dict[str, Any] = {"space": NARROW, "timeout_s": 600.0, "n_trials": 6, "method": "random"}
-    return autotune.search(object, list, progress=False, launcher=launcher, run_dir=tmp_path / "run", **arguments)
+def search(
+    tmp_path: Path, launcher: JumpingLauncher, monkeypatch: pytest.MonkeyPatch
+) -> autotune.SearchResult:
+    monkeypatch.setattr(disk, "_read", launcher.read)
+    arguments: dict[str, Any] = {
+        "space": NARROW,
+        "timeout_s": 600.0,
+        "n_trials": 6,
+        "method": "random",
+    }
+    return autotune.search(
+        object, list, progress=False, launcher=launcher, run_dir=tmp_path / "run", **arguments
+    )
 
 
 def test_an_hour_ahead_ends_a_search_by_its_time_out_with_the_best_so_far(

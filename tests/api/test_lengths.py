@@ -12,16 +12,27 @@ from torch import Tensor, nn
 import autotune
 from autotune.api import diagnose as diagnosing
 from autotune.api.diagnose import MeasuringTime, diagnose_plan
+from autotune.config.plan import Plan, Workload
+from autotune.config.training_config import TrainingConfig
 from autotune.errors import ConfigError, WorkloadError
-from autotune.launch.local.fork_server import ForkServerLauncher
-from autotune.settings.plan import Plan
-from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import Workload
-from tests.factories.lengths import ByBudget, ByLength, Sequences, Tagger, rows_with_mask, tagging_step
+from autotune.launch.local import ForkServerLauncher
+from tests.factories.lengths import (
+    ByBudget,
+    ByLength,
+    Sequences,
+    Tagger,
+    rows_with_mask,
+    tagging_step,
+)
 from tests.hurried import Hurried
 
 LENGTHS = [(4, 8, 16, 32, 64)[number % 5] for number in range(2000)]
-ONE_SETTING = {"num_workers": 0, "amp_dtype": "float32", "intra_op_threads": 1, "grad_accum_steps": 1}
+ONE_SETTING = {
+    "num_workers": 0,
+    "amp_dtype": "float32",
+    "intra_op_threads": 1,
+    "grad_accum_steps": 1,
+}
 """All but the batch fixed."""
 
 
@@ -53,7 +64,9 @@ def test_a_larger_token_budget_is_recommended_where_it_is_faster(
     best, baseline = result.best, result.baseline
     assert (best.max_tokens or 0) > (baseline.max_tokens or 0) == 128
     assert best.micro_batch_size > baseline.micro_batch_size < 32
-    assert best.lr == pytest.approx(baseline.lr * (best.max_tokens or 0) / 128), "SGD's rate follows the tokens"
+    assert best.lr == pytest.approx(baseline.lr * (best.max_tokens or 0) / 128), (
+        "SGD's rate follows the tokens"
+    )
     assert autotune.load(tmp_path / "run" / "recommended.yaml") == best
     resumed = search(tmp_path, n_trials=3, timeout_s=6, launcher=fork_server)
     assert [trial.config for trial in resumed.trials] == [trial.config for trial in result.trials]
@@ -71,7 +84,9 @@ def brief(fork_server: ForkServerLauncher) -> dict[str, Any]:
 @pytest.mark.slow
 def test_listed_budgets_are_searched(tmp_path: Path, brief: dict[str, Any]) -> None:
     baseline = {"max_tokens": 512, "intra_op_threads": 1}
-    result = search(tmp_path, space=ONE_SETTING | {"max_tokens": [128, 512]}, baseline=baseline, **brief)
+    result = search(
+        tmp_path, space=ONE_SETTING | {"max_tokens": [128, 512]}, baseline=baseline, **brief
+    )
     assert {trial.config.max_tokens for trial in result.trials} == {128, 512}
 
 
@@ -79,8 +94,16 @@ def test_listed_budgets_are_searched(tmp_path: Path, brief: dict[str, Any]) -> N
     ("arguments", "error", "sentence"),
     [
         ({"baseline": {}}, WorkloadError, "baseline.max_tokens is not given"),
-        ({"loader": {"batch_sampler": ByLength}}, WorkloadError, "baseline.max_tokens needs a batch sampler"),
-        ({"space": {"micro_batch_size": [8, 16]}}, ConfigError, "space.micro_batch_size must be left out"),
+        (
+            {"loader": {"batch_sampler": ByLength}},
+            WorkloadError,
+            "baseline.max_tokens needs a batch sampler",
+        ),
+        (
+            {"space": {"micro_batch_size": [8, 16]}},
+            ConfigError,
+            "space.micro_batch_size must be left out",
+        ),
         (
             {"loader": {"batch_sampler": ByLength}, "baseline": {}, "space": {"max_tokens": [64]}},
             ConfigError,
@@ -89,7 +112,11 @@ def test_listed_budgets_are_searched(tmp_path: Path, brief: dict[str, Any]) -> N
     ],
 )
 def test_a_budget_without_its_sampler_is_refused_before_any_trial(
-    arguments: dict[str, Any], error: type[Exception], sentence: str, tmp_path: Path, fork_server: ForkServerLauncher
+    arguments: dict[str, Any],
+    error: type[Exception],
+    sentence: str,
+    tmp_path: Path,
+    fork_server: ForkServerLauncher,
 ) -> None:
     with pytest.raises(error, match=sentence):
         search(tmp_path, n_trials=2, launcher=fork_server, **arguments)
@@ -100,7 +127,9 @@ class Layers(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner = nn.Sequential(nn.Embedding(50, 128), *(nn.Linear(128, 128) for _ in range(4)), nn.Linear(128, 50))
+        self.inner = nn.Sequential(
+            nn.Embedding(50, 128), *(nn.Linear(128, 128) for _ in range(4)), nn.Linear(128, 50)
+        )
 
     def forward(self, input_ids: Tensor) -> Tensor:
         outputs: Tensor = self.inner(input_ids)
@@ -110,7 +139,9 @@ class Layers(nn.Module):
 def diagnose(lengths: list[int], **how: Any) -> autotune.DiagnosisResult:
     plan = Plan(
         name="lengths",
-        workload=Workload(model=Layers(), dataset=Sequences(lengths), step=tagging_step, collate_fn=rows_with_mask),
+        workload=Workload(
+            model=Layers(), dataset=Sequences(lengths), step=tagging_step, collate_fn=rows_with_mask
+        ),
         baseline=TrainingConfig(micro_batch_size=16, intra_op_threads=1, num_workers=0),
         device="cpu",
     )
@@ -122,7 +153,10 @@ def test_a_diagnosis_tells_rates_in_tokens_and_what_like_lengths_would_win(
     fork_server: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(diagnosing, "list_variations", lambda *_: [])
-    found = diagnose([(16, 16, 16, 16, 16, 16, 16, 400)[number % 8] for number in range(2000)], launcher=fork_server)
+    found = diagnose(
+        [(16, 16, 16, 16, 16, 16, 16, 400)[number % 8] for number in range(2000)],
+        launcher=fork_server,
+    )
     run = found.diagnosis.evidence.measurement
     assert run.tokens is not None
     assert run.lengths is not None
@@ -141,7 +175,9 @@ def test_a_diagnosis_tells_rates_in_tokens_and_what_like_lengths_would_win(
 
 
 @pytest.mark.slow
-def test_of_equal_lengths_nothing_is_said(fork_server: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_equal_lengths_nothing_is_said(
+    fork_server: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(diagnosing, "list_variations", lambda *_: [])
     brief = MeasuringTime(window_s=0.4, stretch_s=0.1)
     found = diagnose([32] * 1000, launcher=fork_server, measuring=brief)
@@ -153,7 +189,9 @@ def test_of_equal_lengths_nothing_is_said(fork_server: ForkServerLauncher, monke
 
 
 @pytest.mark.slow
-def test_buckets_of_lengths_are_searched_by_their_batch_size(tmp_path: Path, brief: dict[str, Any]) -> None:
+def test_buckets_of_lengths_are_searched_by_their_batch_size(
+    tmp_path: Path, brief: dict[str, Any]
+) -> None:
     result = search(
         tmp_path,
         loader={"batch_sampler": ByLength},
@@ -162,7 +200,9 @@ def test_buckets_of_lengths_are_searched_by_their_batch_size(tmp_path: Path, bri
         **brief,
     )
     sizes = {
-        trial.config.micro_batch_size: {block.samples / block.batches for block in trial.measurement.blocks}
+        trial.config.micro_batch_size: {
+            block.samples / block.batches for block in trial.measurement.blocks
+        }
         for trial in result.trials
         if trial.measurement is not None
     }

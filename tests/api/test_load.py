@@ -12,10 +12,10 @@ import torch
 import yaml
 
 import autotune
-from autotune.files.recommended_machine import describe_machine
-from autotune.settings.applied.cores.processor import processor_name, usable_cores
-from autotune.settings.training_config import TrainingConfig
-from autotune.testing.fake_figures import fake_environment
+from autotune.apply.cores import processor_name, usable_cores
+from autotune.config.training_config import TrainingConfig
+from autotune.files.recommended import describe_machine
+from autotune.testing import fake_environment
 from tests.nvml_stub import NvmlStub
 
 CONFIG = TrainingConfig(num_workers=2)
@@ -33,7 +33,11 @@ GPU = {**CPU, "device": "cuda:0", "device_kind": "cuda", "device_name": "GB-900"
 def found_on(machine: dict[str, Any], folder: Path) -> Path:
     """A recommended.yaml of a search on such a machine."""
     environment = fake_environment().model_copy(update=machine)
-    content = {"format": 1, "settings": CONFIG.model_dump(), "machine": describe_machine(environment)}
+    content = {
+        "format": 1,
+        "settings": CONFIG.model_dump(),
+        "machine": describe_machine(environment),
+    }
     path = folder / "recommended.yaml"
     path.write_text(yaml.safe_dump(content))
     return path
@@ -67,7 +71,9 @@ def test_what_differs_is_named(part: str, value: object, said: str, tmp_path: Pa
     assert f"({said})" in warning
 
 
-def test_what_can_not_be_told_without_a_device_is_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_can_not_be_told_without_a_device_is_not_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delitem(sys.modules, "torch")
     path = found_on({**CPU, "torch": "1.0", "malloc": ("A=1",), "device_count": 3}, tmp_path)
     assert loaded(path) == []
@@ -77,7 +83,9 @@ def test_a_gpu_is_known_by_its_driver(tmp_path: Path, nvml: NvmlStub) -> None:
     nvml.play(driver="580.1", devices=2, **{"0.name": "Voodoo", "1.name": "GB-900"})
     assert loaded(found_on(GPU, tmp_path)) == []
     (said,) = loaded(found_on({**GPU, "device_name": "H300", "driver": "1"}, tmp_path))
-    assert [name for name in ("device H300", "Voodoo", "driver 1 ", "580.1") if name not in said] == []
+    assert [
+        name for name in ("device H300", "Voodoo", "driver 1 ", "580.1") if name not in said
+    ] == []
     assert nvml.references == 0
 
 
@@ -89,8 +97,12 @@ def test_a_gpu_that_is_not_here_is_missed(tmp_path: Path, nvml: NvmlStub) -> Non
     assert said.count("none here") == 2
 
 
-@pytest.mark.parametrize("machine", [None, 3, {}, {"cores": [1], "name": {"a": 1}, "device_kind": ["cpu"]}])
+@pytest.mark.parametrize(
+    "machine", [None, 3, {}, {"cores": [1], "name": {"a": 1}, "device_kind": ["cpu"]}]
+)
 def test_whatever_a_file_says_of_its_machine_it_is_read(machine: object, tmp_path: Path) -> None:
     path = tmp_path / "recommended.yaml"
-    path.write_text(yaml.safe_dump({"format": 1, "settings": CONFIG.model_dump(), "machine": machine}))
+    path.write_text(
+        yaml.safe_dump({"format": 1, "settings": CONFIG.model_dump(), "machine": machine})
+    )
     assert len(loaded(path)) == (isinstance(machine, dict) and len(machine) > 0)

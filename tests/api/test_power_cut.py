@@ -11,13 +11,13 @@ import pytest
 from optuna.storages import RDBStorage
 
 import autotune
-from autotune.api import report as reporting
+from autotune.api import commands as reporting
 from autotune.api import search as searching
 from autotune.files import run_folder
 from autotune.launch.launcher import Exit, Launch
 from autotune.protocol.disk import write_atomic
-from autotune.study import storage
 from autotune.testing import FakeLauncher
+from autotune.tuning import study as storage
 from tests.factories.searches import NARROW
 
 FULL = storage._SYNCHRONOUS
@@ -95,7 +95,9 @@ def test_a_trial_that_has_ended_is_committed_before_the_next_one_begins(tmp_path
     assert launcher.found == [0, 1, 2, 3]
 
 
-def test_each_connection_waits_for_the_disk_at_each_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_connection_waits_for_the_disk_at_each_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(storage, "_SYNCHRONOUS", FULL)  # tests turn it off
     opened = storage.open_storage(tmp_path / "study.db")
     assert isinstance(opened, RDBStorage)

@@ -11,12 +11,12 @@ import torch
 from torch.utils.data import TensorDataset
 
 import autotune
-from autotune.api import report as reporting
-from autotune.api.report import open_report, rewrite_reports
-from autotune.api.result import SearchResult
+from autotune.api import commands as reporting
+from autotune.api.commands import open_report, rewrite_reports
+from autotune.api.search import SearchResult
 from autotune.errors import RunFolderError
 from autotune.files.run_folder import RunFolder
-from autotune.report.render import html as page
+from autotune.report import html as page
 from autotune.testing import FakeLauncher
 from autotune.tuning.race import Race
 
@@ -26,7 +26,12 @@ REPORTS = ("report.md", "report.html")
 def search(run_dir: Path) -> SearchResult:
     data = TensorDataset(torch.zeros(8, 2), torch.zeros(8, 2))
     return autotune.search(
-        torch.nn.Linear(2, 2), data, launcher=FakeLauncher(), n_trials=5, run_dir=run_dir, progress=False
+        torch.nn.Linear(2, 2),
+        data,
+        launcher=FakeLauncher(),
+        n_trials=5,
+        run_dir=run_dir,
+        progress=False,
     )
 
 
@@ -44,14 +49,18 @@ def test_a_search_writes_both_reports_for_its_user_alone(result: SearchResult) -
         assert "recommended.yaml" in file.read_text(encoding="utf-8")
 
 
-def test_a_report_rebuilt_elsewhere_from_the_folder_alone_is_the_same(result: SearchResult, tmp_path: Path) -> None:
+def test_a_report_rebuilt_elsewhere_from_the_folder_alone_is_the_same(
+    result: SearchResult, tmp_path: Path
+) -> None:
     copy = shutil.copytree(result.run_dir, tmp_path / "elsewhere")
     for name in REPORTS:
         (copy / name).unlink()
     report, remark = rewrite_reports(open_report(copy), copy)
     assert (report.summary, remark) == (result.summary, "")
     assert (copy / "report.md").read_bytes() == (result.run_dir / "report.md").read_bytes()
-    rebuilt, first = ((folder / "report.html").read_text(encoding="utf-8") for folder in (copy, result.run_dir))
+    rebuilt, first = (
+        (folder / "report.html").read_text(encoding="utf-8") for folder in (copy, result.run_dir)
+    )
     assert rebuilt == first
 
 

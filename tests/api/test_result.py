@@ -18,7 +18,13 @@ from tests.factories.searches import NARROW
 
 
 def search(run_dir: Path, **arguments: object) -> autotune.SearchResult:
-    given = {"launcher": FakeLauncher(), "space": NARROW, "n_trials": 4, "progress": False, **arguments}
+    given = {
+        "launcher": FakeLauncher(),
+        "space": NARROW,
+        "n_trials": 4,
+        "progress": False,
+        **arguments,
+    }
     return autotune.search(object, list, run_dir=run_dir, **given)  # type: ignore[arg-type] # each is what it takes
 
 
@@ -65,17 +71,23 @@ def test_a_run_that_can_not_be_written_is_opened_with_what_its_log_holds_and_lef
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = autotune.open_run(run_dir)
-    found.study.set_user_attr("noted", "later")  # opens the study again: this lies in its log, as a kill leaves it
+    found.study.set_user_attr(
+        "noted", "later"
+    )  # opens the study again: this lies in its log, as a kill leaves it
     values = [trial.values for trial in found.study.trials]
     files = {path.name: path.read_bytes() for path in run_dir.iterdir() if path.is_file()}
     assert files["study.db-wal"]
-    monkeypatch.setattr(os, "access", lambda *_: False)  # the file system's own answer: root may write anywhere
+    monkeypatch.setattr(
+        os, "access", lambda *_: False
+    )  # the file system's own answer: root may write anywhere
     again = autotune.open_run(run_dir)
     assert [trial.values for trial in again.study.trials] == values
     assert again.study.user_attrs["noted"] == "later"
     again.study.set_user_attr("changed", True)
     assert {path.name: path.read_bytes() for path in run_dir.iterdir() if path.is_file()} == files
-    folder = Path(str(again.study._storage._backend.engine.url.database).removeprefix("file:")).parent  # type: ignore[attr-defined]
+    folder = Path(
+        str(again.study._storage._backend.engine.url.database).removeprefix("file:")
+    ).parent  # type: ignore[attr-defined]
     assert folder.is_dir()
     del again
     gc.collect()
@@ -100,7 +112,8 @@ def test_a_folder_without_a_result_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "says"), [(None, "must hold study.db"), (b"no database", "SQLite"), (b"", "one study")]
+    ("content", "says"),
+    [(None, "must hold study.db"), (b"no database", "SQLite"), (b"", "one study")],
 )
 def test_a_study_that_is_lost_is_told(content: bytes | None, says: str, run_dir: Path) -> None:
     for path in run_dir.glob("study.db*"):
@@ -114,7 +127,10 @@ def test_a_study_that_is_lost_is_told(content: bytes | None, says: str, run_dir:
 def test_a_search_that_found_nothing_feasible_says_so_again(tmp_path: Path) -> None:
     with pytest.raises(NothingFeasibleError) as first:
         search(
-            tmp_path / "run", launcher=FakeLauncher(lambda _: FakeTrial(samples_per_s=100.0, peak_memory_bytes=2**60))
+            tmp_path / "run",
+            launcher=FakeLauncher(
+                lambda _: FakeTrial(samples_per_s=100.0, peak_memory_bytes=2**60)
+            ),
         )
     with pytest.raises(NothingFeasibleError) as again:
         autotune.open_run(tmp_path / "run")

@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 
 import autotune
-from autotune.errors import (
-    ConfigError,
-)
+from autotune.config.training_config import TrainingConfig
+from autotune.errors import ConfigError
 from autotune.messages.space import precision_not_native
-from autotune.settings.training_config import TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost, fake_environment, fake_facts
 from tests.factories.searches import GIB, NARROW, figures_of
 from tests.factories.searches import fake_search as search
@@ -27,11 +25,19 @@ def test_an_open_number_of_trials_stops_at_40_or_before_and_a_larger_one_is_hono
 ) -> None:
     by_itself = len(search(tmp_path / "open", n_trials=None, method=method).trials)
     assert fewest <= by_itself <= most
-    assert len(search(tmp_path / "given", n_trials=by_itself + 2, method=method).trials) == by_itself + 2
+    assert (
+        len(search(tmp_path / "given", n_trials=by_itself + 2, method=method).trials)
+        == by_itself + 2
+    )
 
 
 def test_a_search_ends_when_the_space_is_exhausted(tmp_path: Path) -> None:
-    space = {"num_workers": [0, 4], "micro_batch_size": 32, "grad_accum_steps": 1, "amp_dtype": "float32"}
+    space = {
+        "num_workers": [0, 4],
+        "micro_batch_size": 32,
+        "grad_accum_steps": 1,
+        "amp_dtype": "float32",
+    }
     fixed = {"prefetch_factor": 2, "persistent_workers": False, "pin_memory": False}
     result = search(tmp_path, space={**space, **fixed}, n_trials=30)
     assert [trial.config.num_workers for trial in result.trials] == [0, 4]
@@ -39,8 +45,17 @@ def test_a_search_ends_when_the_space_is_exhausted(tmp_path: Path) -> None:
 
 
 def test_a_space_with_nothing_else_to_try_recommends_the_baseline(tmp_path: Path) -> None:
-    fixed = {name: getattr(TrainingConfig(), name) for name in ("amp_dtype", "pin_memory", "persistent_workers")}
-    space = {**fixed, "num_workers": 0, "micro_batch_size": 32, "grad_accum_steps": 1, "prefetch_factor": None}
+    fixed = {
+        name: getattr(TrainingConfig(), name)
+        for name in ("amp_dtype", "pin_memory", "persistent_workers")
+    }
+    space = {
+        **fixed,
+        "num_workers": 0,
+        "micro_batch_size": 32,
+        "grad_accum_steps": 1,
+        "prefetch_factor": None,
+    }
     result = search(tmp_path, space=space)
     assert result.best == result.baseline
     assert result.best_same_batch == result.baseline
@@ -54,7 +69,9 @@ def of_many_trials(tmp_path_factory: pytest.TempPathFactory) -> autotune.SearchR
     return search(tmp_path_factory.mktemp("many"), n_trials=14)
 
 
-def test_the_result_finds_what_the_cost_model_rewards(of_many_trials: autotune.SearchResult) -> None:
+def test_the_result_finds_what_the_cost_model_rewards(
+    of_many_trials: autotune.SearchResult,
+) -> None:
     result = of_many_trials
     truth = analytic_cost(result.best).samples_per_s / analytic_cost(result.baseline).samples_per_s
     assert result.speedup is not None
@@ -64,7 +81,9 @@ def test_the_result_finds_what_the_cost_model_rewards(of_many_trials: autotune.S
     assert result.best.num_workers >= 4
 
 
-def test_the_best_at_the_users_batch_is_told_beside_the_best(of_many_trials: autotune.SearchResult) -> None:
+def test_the_best_at_the_users_batch_is_told_beside_the_best(
+    of_many_trials: autotune.SearchResult,
+) -> None:
     result = of_many_trials
     assert result.best_same_batch is not None
     assert result.best_same_batch.global_batch_size == result.baseline.global_batch_size
@@ -75,7 +94,9 @@ def _prefers_big_batches(config: TrainingConfig) -> FakeTrial:
     return FakeTrial(samples_per_s=100.0 * config.global_batch_size, peak_memory_bytes=GIB)
 
 
-def test_the_recommended_learning_rate_follows_the_global_batch_and_trials_keep_the_baselines(tmp_path: Path) -> None:
+def test_the_recommended_learning_rate_follows_the_global_batch_and_trials_keep_the_baselines(
+    tmp_path: Path,
+) -> None:
     result = search(
         tmp_path,
         _prefers_big_batches,
@@ -92,7 +113,9 @@ def _prefers_small_micro_batches(config: TrainingConfig) -> FakeTrial:
 
 
 def test_keep_never_changes_the_global_batch(tmp_path: Path) -> None:
-    result = search(tmp_path, _prefers_small_micro_batches, objective={"global_batch": "keep"}, n_trials=8)
+    result = search(
+        tmp_path, _prefers_small_micro_batches, objective={"global_batch": "keep"}, n_trials=8
+    )
     assert {trial.config.global_batch_size for trial in result.trials} == {32}
     assert result.best.micro_batch_size < 32
     assert result.best.lr == result.baseline.lr
@@ -100,7 +123,9 @@ def test_keep_never_changes_the_global_batch(tmp_path: Path) -> None:
 
 def test_among_equals_the_simplest_is_recommended(tmp_path: Path) -> None:
     def cost(config: TrainingConfig) -> FakeTrial:
-        return FakeTrial(samples_per_s=1000.0 if config.num_workers else 500.0, peak_memory_bytes=GIB)
+        return FakeTrial(
+            samples_per_s=1000.0 if config.num_workers else 500.0, peak_memory_bytes=GIB
+        )
 
     result = search(tmp_path, cost, n_trials=16)
     compared = [trial for trial in result.trials[1:] if trial.repeats]
@@ -110,9 +135,14 @@ def test_among_equals_the_simplest_is_recommended(tmp_path: Path) -> None:
 def test_a_listed_value_without_effect_is_said_by_name(tmp_path: Path) -> None:
     environment = fake_environment().model_copy(update={"device_kind": "cpu", "device": "cpu"})
     space = {"pin_memory": [True], "amp_dtype": ["float32", "tf32"]}
-    result = search(tmp_path, launcher=FakeLauncher(environment=environment), space=space, n_trials=3)
+    result = search(
+        tmp_path, launcher=FakeLauncher(environment=environment), space=space, n_trials=3
+    )
     named = figures_of(result.summary.notes, "value_without_effect")
-    assert {figures["setting"]: figures["value"] for figures in named} == {"pin_memory": True, "amp_dtype": "tf32"}
+    assert {figures["setting"]: figures["value"] for figures in named} == {
+        "pin_memory": True,
+        "amp_dtype": "tf32",
+    }
     assert not figures_of(result.summary.notes, "precision_not_native")
 
 
@@ -153,25 +183,37 @@ def test_the_best_and_the_baseline_run_again_until_the_gain_is_proven(tmp_path: 
         ({"loader": {"samler": None}}, "samler"),
     ],
 )
-def test_bad_arguments_are_told_by_name(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
+def test_bad_arguments_are_told_by_name(
+    tmp_path: Path, arguments: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         search(tmp_path, **arguments)
 
 
 def test_the_function_stays_a_function_when_its_rooms_are_imported(tmp_path: Path) -> None:
     search(tmp_path, n_trials=1)
-    import autotune.study.study
+    import autotune.tuning.study
 
     assert callable(autotune.search)
 
 
-def test_a_token_budget_whose_largest_bucket_does_not_fit_is_not_recommended(tmp_path: Path) -> None:
+def test_a_token_budget_whose_largest_bucket_does_not_fit_is_not_recommended(
+    tmp_path: Path,
+) -> None:
     def cost(config: TrainingConfig) -> FakeTrial:
         budget = config.max_tokens or 0
         stressed = (20 if budget > 2000 else 5) * GIB
-        return FakeTrial(samples_per_s=float(budget), peak_memory_bytes=4 * GIB, stress_peak_bytes=stressed)
+        return FakeTrial(
+            samples_per_s=float(budget), peak_memory_bytes=4 * GIB, stress_peak_bytes=stressed
+        )
 
-    fixed = {"amp_dtype": "float32", "num_workers": 0, "grad_accum_steps": 1, "pin_memory": False, "strategy": "single"}
+    fixed = {
+        "amp_dtype": "float32",
+        "num_workers": 0,
+        "grad_accum_steps": 1,
+        "pin_memory": False,
+        "strategy": "single",
+    }
     facts = fake_facts().model_copy(update={"has_token_budget": True, "budget_samples": 12.7})
     result = search(
         tmp_path,
@@ -180,7 +222,11 @@ def test_a_token_budget_whose_largest_bucket_does_not_fit_is_not_recommended(tmp
         space=fixed | {"max_tokens": [1000, 2000, 4000]},
         n_trials=6,
     )
-    assert {trial.config.max_tokens for trial in result.trials if trial.is_feasible} == {1000, 2000, 4000}
+    assert {trial.config.max_tokens for trial in result.trials if trial.is_feasible} == {
+        1000,
+        2000,
+        4000,
+    }
     assert (result.best.max_tokens, result.best.micro_batch_size) == (2000, 26)
     assert result.best.lr == pytest.approx(2 * result.baseline.lr)
     assert "batch_follows_budget" in {found.code for found in result.summary.notes}

@@ -6,14 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from autotune.errors import (
-    ConfigError,
-    NothingFeasibleError,
-    RepeatedFailureError,
-    WorkloadError,
-)
+from autotune.config.training_config import TrainingConfig
+from autotune.errors import ConfigError, NothingFeasibleError, RepeatedFailureError, WorkloadError
 from autotune.records.trial import Failure
-from autotune.settings.training_config import TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost
 from tests.factories.searches import GIB, NARROW, figures_of
 from tests.factories.searches import fake_search as search
@@ -30,7 +25,10 @@ def test_what_passes_the_memory_limit_never_wins(tmp_path: Path) -> None:
     """A sampler of Optuna's knows nothing of memory."""
 
     def cost(config: TrainingConfig) -> FakeTrial:
-        return FakeTrial(samples_per_s=100.0 * config.micro_batch_size, peak_memory_bytes=config.micro_batch_size * GIB)
+        return FakeTrial(
+            samples_per_s=100.0 * config.micro_batch_size,
+            peak_memory_bytes=config.micro_batch_size * GIB,
+        )
 
     result = search(tmp_path, cost, memory_limit=64 * GIB, n_trials=16, method="tpe")
     assert result.best.micro_batch_size == 64
@@ -41,7 +39,10 @@ def test_what_passes_the_memory_limit_never_wins(tmp_path: Path) -> None:
 
 def test_a_baseline_over_memory_is_said_and_gives_no_speedup(tmp_path: Path) -> None:
     def cost(config: TrainingConfig) -> FakeTrial:
-        return FakeTrial(samples_per_s=100.0 * config.micro_batch_size, peak_memory_bytes=config.micro_batch_size * GIB)
+        return FakeTrial(
+            samples_per_s=100.0 * config.micro_batch_size,
+            peak_memory_bytes=config.micro_batch_size * GIB,
+        )
 
     result = search(tmp_path, cost, memory_limit=16 * GIB, n_trials=20)
     assert result.best.micro_batch_size == 16
@@ -83,7 +84,9 @@ def test_different_failures_do_not_stop_the_search(tmp_path: Path) -> None:
     def cost(config: TrainingConfig) -> FakeTrial:
         if config == TrainingConfig():
             return analytic_cost(config)
-        return failing("now here, now there", where=f"net.py:{config.micro_batch_size}/{config.num_workers}")
+        return failing(
+            "now here, now there", where=f"net.py:{config.micro_batch_size}/{config.num_workers}"
+        )
 
     result = search(tmp_path, cost, n_trials=10, space={})
     assert len(result.trials) == 10
@@ -92,7 +95,11 @@ def test_different_failures_do_not_stop_the_search(tmp_path: Path) -> None:
 
 def test_a_value_that_alone_fails_is_left_out_and_said(tmp_path: Path) -> None:
     def cost(config: TrainingConfig) -> FakeTrial:
-        return analytic_cost(config) if config.amp_dtype == "float32" else failing("not in half precision")
+        return (
+            analytic_cost(config)
+            if config.amp_dtype == "float32"
+            else failing("not in half precision")
+        )
 
     result = search(tmp_path, cost, space=TWO_PRECISIONS, n_trials=20, method="tpe")
     assert sum(trial.outcome == "crashed" for trial in result.trials) == 3
@@ -101,11 +108,17 @@ def test_a_value_that_alone_fails_is_left_out_and_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_value_that_is_always_refused_is_left_out_too_but_refusals_alone_stop_nothing(tmp_path: Path) -> None:
+def test_a_value_that_is_always_refused_is_left_out_too_but_refusals_alone_stop_nothing(
+    tmp_path: Path,
+) -> None:
     def cost(config: TrainingConfig) -> FakeTrial:
         if config.amp_dtype != "float32":
             return FakeTrial(outcome="invalid", reason="no half")
-        return analytic_cost(config) if config.num_workers < 3 else FakeTrial(outcome="invalid", reason="no such data")
+        return (
+            analytic_cost(config)
+            if config.num_workers < 3
+            else FakeTrial(outcome="invalid", reason="no such data")
+        )
 
     result = search(tmp_path, cost, space=TWO_PRECISIONS, n_trials=20, method="tpe")
     assert len(result.trials) == 20
@@ -129,7 +142,9 @@ def test_time_outs_and_divergence_are_outcomes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_baseline_that_hangs_only_when_it_runs_again_is_not_called_infeasible(tmp_path: Path) -> None:
+def test_a_baseline_that_hangs_only_when_it_runs_again_is_not_called_infeasible(
+    tmp_path: Path,
+) -> None:
     launcher = FakeLauncher()
 
     def cost(config: TrainingConfig) -> FakeTrial:
@@ -140,7 +155,9 @@ def test_a_baseline_that_hangs_only_when_it_runs_again_is_not_called_infeasible(
     result = search(tmp_path, launcher=launcher, n_trials=6)
     assert {repeat.outcome for repeat in result.trials[0].repeats} == {"timeout"}
     assert result.summary.recommendation is not None
-    assert result.summary.recommendation.verdict == "unconfirmed", "a single run of the baseline proves nothing"
+    assert result.summary.recommendation.verdict == "unconfirmed", (
+        "a single run of the baseline proves nothing"
+    )
     assert result.best.num_workers > 0
 
 
@@ -149,20 +166,38 @@ def test_what_passes_the_limit_when_it_runs_again_is_not_recommended(tmp_path: P
 
     def cost(config: TrainingConfig) -> FakeTrial:
         is_over = config.num_workers == 8 and config in launcher.launched[:-1]
-        return FakeTrial(samples_per_s=100.0 * (1 + config.num_workers), peak_memory_bytes=(64 if is_over else 1) * GIB)
+        return FakeTrial(
+            samples_per_s=100.0 * (1 + config.num_workers),
+            peak_memory_bytes=(64 if is_over else 1) * GIB,
+        )
 
     launcher.cost = cost
-    fixed = {"micro_batch_size": 32, "grad_accum_steps": 1, "amp_dtype": "float32", "pin_memory": False}
-    space = {"num_workers": [0, 2, 4, 8], "prefetch_factor": 2, "persistent_workers": True, "channels_last": False}
+    fixed = {
+        "micro_batch_size": 32,
+        "grad_accum_steps": 1,
+        "amp_dtype": "float32",
+        "pin_memory": False,
+    }
+    space = {
+        "num_workers": [0, 2, 4, 8],
+        "prefetch_factor": 2,
+        "persistent_workers": True,
+        "channels_last": False,
+    }
     result = search(tmp_path, launcher=launcher, space=space | fixed, n_trials=12)
     (refuted,) = (trial for trial in result.trials if trial.refuted_by is not None)
     assert refuted.config.num_workers == 8
     assert refuted.refuted_by is not None
     assert refuted.refuted_by.outcome == "over_memory"
-    assert [figures["trial"] for figures in figures_of(result.summary.notes, "finalist_failed")] == [refuted.number]
+    assert [
+        figures["trial"] for figures in figures_of(result.summary.notes, "finalist_failed")
+    ] == [refuted.number]
     assert result.best.num_workers == 4
     assert result.summary.recommendation is not None
-    assert (result.summary.recommendation.verdict, result.summary.recommendation.is_outrun) == ("faster", True)
+    assert (result.summary.recommendation.verdict, result.summary.recommendation.is_outrun) == (
+        "faster",
+        True,
+    )
 
 
 def test_a_failed_baseline_can_be_mended_and_the_same_call_begins_anew(tmp_path: Path) -> None:

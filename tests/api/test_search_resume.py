@@ -15,14 +15,11 @@ import pytest
 
 import autotune
 from autotune.api import search as searching
-from autotune.errors import (
-    RunFolderError,
-    StudyMismatchError,
-)
+from autotune.config.training_config import TrainingConfig
+from autotune.errors import RunFolderError, StudyMismatchError
 from autotune.files.run_folder import read_summary
 from autotune.messages.search import search_resumed
-from autotune.protocol.jobs import read_job
-from autotune.settings.training_config import TrainingConfig
+from autotune.protocol.messages import read_job
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost
 from tests.factories.searches import GIB, NARROW
 from tests.factories.searches import fake_search as search
@@ -54,7 +51,14 @@ def test_the_baseline_is_trial_0_and_counts(finished: autotune.SearchResult) -> 
 
 def test_a_run_folder_holds_what_design_says(finished: autotune.SearchResult) -> None:
     names = {path.name for path in finished.run_dir.iterdir()}
-    assert {"recommended.yaml", "study.db", "trials.jsonl", "report.md", "environment.json", "logs"} <= names
+    assert {
+        "recommended.yaml",
+        "study.db",
+        "trials.jsonl",
+        "report.md",
+        "environment.json",
+        "logs",
+    } <= names
     assert not names & {"payload", "scratch"}
     assert autotune.load(finished.run_dir / "recommended.yaml") == finished.best
 
@@ -67,9 +71,13 @@ def test_the_study_is_given_back(finished: autotune.SearchResult) -> None:
     assert finished.study.best_trial.number in {trial.number for trial in finished.trials}
 
 
-def test_the_same_call_again_runs_and_proposes_nothing_more(finished: autotune.SearchResult, gone_on: Path) -> None:
+def test_the_same_call_again_runs_and_proposes_nothing_more(
+    finished: autotune.SearchResult, gone_on: Path
+) -> None:
     def waiting(result: autotune.SearchResult) -> int:
-        return sum(trial.state.name == "WAITING" for trial in result.study.get_trials(deepcopy=False))
+        return sum(
+            trial.state.name == "WAITING" for trial in result.study.get_trials(deepcopy=False)
+        )
 
     again = search(gone_on, launcher=(launcher := FakeLauncher()), n_trials=FEW)
     assert launcher.launched == []
@@ -78,9 +86,13 @@ def test_the_same_call_again_runs_and_proposes_nothing_more(finished: autotune.S
     assert waiting(again) == waiting(finished)
 
 
-def test_more_trials_go_on_from_those_that_are_there(finished: autotune.SearchResult, gone_on: Path) -> None:
+def test_more_trials_go_on_from_those_that_are_there(
+    finished: autotune.SearchResult, gone_on: Path
+) -> None:
     second = search(gone_on, n_trials=FEW + 3, launcher=FakeLauncher(seed=1))
-    assert [trial.result for trial in second.trials[:FEW]] == [trial.result for trial in finished.trials]
+    assert [trial.result for trial in second.trials[:FEW]] == [
+        trial.result for trial in finished.trials
+    ]
     assert all(
         later.repeats[: len(earlier.repeats)] == earlier.repeats
         for earlier, later in zip(finished.trials, second.trials, strict=False)
@@ -94,7 +106,12 @@ def test_fresh_begins_anew(gone_on: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "changed", [{"space": {"num_workers": [0, 1]}}, {"baseline": {"lr": 0.5}}, {"objective": {"busy_weight": 0.5}}]
+    "changed",
+    [
+        {"space": {"num_workers": [0, 1]}},
+        {"baseline": {"lr": 0.5}},
+        {"objective": {"busy_weight": 0.5}},
+    ],
 )
 def test_another_searchs_folder_is_refused(gone_on: Path, changed: dict[str, Any]) -> None:
     with pytest.raises(StudyMismatchError, match=next(iter(changed))):
@@ -118,7 +135,9 @@ def test_an_interrupted_baseline_is_measured_first(tmp_path: Path) -> None:
     assert result.trials[0].config == TrainingConfig()
 
 
-def test_an_interrupted_search_claims_what_its_runs_say_and_is_decided_by_the_next_call(tmp_path: Path) -> None:
+def test_an_interrupted_search_claims_what_its_runs_say_and_is_decided_by_the_next_call(
+    tmp_path: Path,
+) -> None:
     class Interrupting(FakeLauncher):
         def launch(self, launch: Any) -> Any:
             if len(self.launched) == 4:
@@ -148,7 +167,9 @@ def test_of_a_time_out_some_is_kept_to_write_the_reports(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_an_interrupted_stress_run_keeps_the_proof_and_is_made_up_for_by_the_next_call(tmp_path: Path) -> None:
+def test_an_interrupted_stress_run_keeps_the_proof_and_is_made_up_for_by_the_next_call(
+    tmp_path: Path,
+) -> None:
     class Interrupting(FakeLauncher):
         def launch(self, launch: Any) -> Any:
             if read_job(launch.folder.job).kind == "stress":
@@ -168,34 +189,64 @@ def test_an_interrupted_stress_run_keeps_the_proof_and_is_made_up_for_by_the_nex
 
 
 @pytest.mark.slow
-def test_a_finished_search_is_known_again_though_a_guard_has_seen_what_is_no_number(tmp_path: Path) -> None:
+def test_a_finished_search_is_known_again_though_a_guard_has_seen_what_is_no_number(
+    tmp_path: Path,
+) -> None:
     def cost(config: TrainingConfig) -> FakeTrial:
         if config.amp_dtype == "float32":
             return analytic_cost(config)
-        return FakeTrial(samples_per_s=1e6, peak_memory_bytes=GIB, passes_guard=False, broken_loss=nan)
+        return FakeTrial(
+            samples_per_s=1e6, peak_memory_bytes=GIB, passes_guard=False, broken_loss=nan
+        )
 
     first, launcher = search(tmp_path, cost, n_trials=6), FakeLauncher(cost)
-    losses = [loss for trial in first.trials if trial.result.guard is not None for loss in trial.result.guard.losses]
+    losses = [
+        loss
+        for trial in first.trials
+        if trial.result.guard is not None
+        for loss in trial.result.guard.losses
+    ]
     assert any(isnan(loss) for loss in losses)
     search(tmp_path, launcher=launcher, n_trials=6)
     assert launcher.jobs == []
 
 
 def test_an_exhausted_search_that_is_called_again_runs_nothing_more(tmp_path: Path) -> None:
-    space = {"num_workers": [0, 4], "micro_batch_size": 32, "grad_accum_steps": 1, "amp_dtype": "float32"}
+    space = {
+        "num_workers": [0, 4],
+        "micro_batch_size": 32,
+        "grad_accum_steps": 1,
+        "amp_dtype": "float32",
+    }
     fixed = {"prefetch_factor": 2, "persistent_workers": False, "pin_memory": False}
     first, launcher = search(tmp_path, space={**space, **fixed}, n_trials=30), FakeLauncher()
-    assert search(tmp_path, space={**space, **fixed}, n_trials=30, launcher=launcher).summary == first.summary
+    assert (
+        search(tmp_path, space={**space, **fixed}, n_trials=30, launcher=launcher).summary
+        == first.summary
+    )
     assert launcher.launched == []
 
 
-def test_another_gain_that_is_asked_of_a_larger_batch_is_not_answered_by_the_old_summary(tmp_path: Path) -> None:
+def test_another_gain_that_is_asked_of_a_larger_batch_is_not_answered_by_the_old_summary(
+    tmp_path: Path,
+) -> None:
     rates = {32: 1000.0, 64: 1030.0, 128: 1020.0}
-    space = {"micro_batch_size": [*rates], "num_workers": 0, "grad_accum_steps": 1, "amp_dtype": "float32"}
-    asked = {"space": {**space, "pin_memory": False, "channels_last": False}, "baseline": {"micro_batch_size": 32}}
+    space = {
+        "micro_batch_size": [*rates],
+        "num_workers": 0,
+        "grad_accum_steps": 1,
+        "amp_dtype": "float32",
+    }
+    asked = {
+        "space": {**space, "pin_memory": False, "channels_last": False},
+        "baseline": {"micro_batch_size": 32},
+    }
 
     def cost(config: TrainingConfig) -> FakeTrial:
-        return FakeTrial(samples_per_s=rates[config.micro_batch_size], peak_memory_bytes=GIB + config.micro_batch_size)
+        return FakeTrial(
+            samples_per_s=rates[config.micro_batch_size],
+            peak_memory_bytes=GIB + config.micro_batch_size,
+        )
 
     first = search(tmp_path, cost, objective={"larger_batch_gain": 0.05}, n_trials=8, **asked)
     assert first.best.micro_batch_size == 32
@@ -247,12 +298,20 @@ def test_a_study_of_a_dataset_whose_code_has_changed_is_refused_by_name(tmp_path
 
     def run(body: str, **arguments: Any) -> FakeLauncher:
         launcher = FakeLauncher()
-        options = {"space": NARROW, "n_trials": 3, "progress": False, "run_dir": tmp_path / "run", **arguments}
+        options = {
+            "space": NARROW,
+            "n_trials": 3,
+            "progress": False,
+            "run_dir": tmp_path / "run",
+            **arguments,
+        }
         autotune.search(partial(dict, path=tmp_path), dataset(body), launcher=launcher, **options)
         return launcher
 
     assert run("slowly(index)").launched
-    assert run("slowly(index)").jobs == [], "equal code goes on, also where a partial holds an object"
+    assert run("slowly(index)").jobs == [], (
+        "equal code goes on, also where a partial holds an object"
+    )
     with pytest.raises(StudyMismatchError, match=r"dataset: Photos#\w+ .*Photos#\w+.*--fresh"):
         run("fast(index)")
     assert run("fast(index)", fresh=True).launched

@@ -15,7 +15,10 @@ from benchmarks.tables.claims import CALCULATIONS
 CLAIMS = read_claims()
 TEXT = "Before.\nA trial lies 4.2 %\n  beside it in 3 pairs; 15 s.\nAfter 7 s.\n"
 ONE = Claim(
-    document="PAGE.md", file="one", calculation="one", says="A trial lies {error:.1%} beside it in {pairs} pairs"
+    document="PAGE.md",
+    file="one",
+    calculation="one",
+    says="A trial lies {error:.1%} beside it in {pairs} pairs",
 )
 
 
@@ -41,15 +44,23 @@ def test_what_is_written_is_what_the_file_says(claim: Claim) -> None:
 
 
 def test_every_figure_of_how_sure_it_is_stands_in_the_list() -> None:
-    assert uncovered((ROOT / "docs" / "certainty.md").read_text(), "docs/certainty.md", CLAIMS) == []
+    assert (
+        uncovered((ROOT / "docs" / "certainty.md").read_text(), "docs/certainty.md", CLAIMS) == []
+    )
 
 
 def test_every_row_of_a_table_with_figures_is_in_the_list() -> None:
-    rows = [line for line in (ROOT / "benchmarks" / "README.md").read_text().splitlines() if line.startswith("|")]
+    rows = [
+        line
+        for line in (ROOT / "benchmarks" / "README.md").read_text().splitlines()
+        if line.startswith("|")
+    ]
     assert uncovered("\n".join(rows), "benchmarks/README.md", CLAIMS) == []
 
 
-def test_a_figure_that_differs_from_its_file_is_told_as_written_and_as_recomputed(page: Path) -> None:
+def test_a_figure_that_differs_from_its_file_is_told_as_written_and_as_recomputed(
+    page: Path,
+) -> None:
     (told,) = told_of(ONE)
     assert told.written is not None
     assert [part in told.written for part in ("4.2 %", "3 pairs")] == [True, True]

@@ -12,10 +12,10 @@ import pytest
 
 from autotune import TrainingConfig
 from autotune.api.setup import runner_for
+from autotune.config.plan import Plan, Workload
 from autotune.files.run_folder import open_run_folder
-from autotune.protocol.jobs import NO_EXTRAS, WindowRules
-from autotune.settings.plan import Plan
-from autotune.settings.workload import Workload
+from autotune.policy import WindowRules
+from autotune.protocol.messages import NO_EXTRAS
 from benchmarks.decisions import SITUATIONS, Task, decide, summarise
 from benchmarks.replay.simulated import Noise, SimulatedMachine, _Wander
 
@@ -30,7 +30,9 @@ def rates(folder: Path, noise: Noise, *, runs: int, rules: WindowRules) -> list[
     with open_run_folder(folder, fresh=False) as run_folder:
         runner = runner_for(plan, run_folder, machine)
         for number in range(runs):
-            result = runner.run(TrainingConfig(), name=f"{number}", window=rules, extras=NO_EXTRAS, deadline_s=60.0)
+            result = runner.run(
+                TrainingConfig(), name=f"{number}", window=rules, extras=NO_EXTRAS, deadline_s=60.0
+            )
             assert result.measurement is not None
             seen.append(result.measurement.samples_per_s)
             machine.now_s += 10_000.0
@@ -43,7 +45,9 @@ def test_runs_stray_by_the_spread_that_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_machine_that_never_strays_gives_its_truth(tmp_path: Path) -> None:
-    assert rates(tmp_path, Noise(between_runs=0.0, block=0.0), runs=2, rules=SHORT) == pytest.approx([1000.0, 1000.0])
+    assert rates(
+        tmp_path, Noise(between_runs=0.0, block=0.0), runs=2, rules=SHORT
+    ) == pytest.approx([1000.0, 1000.0])
 
 
 @pytest.mark.parametrize(
@@ -53,7 +57,9 @@ def test_a_machine_that_never_strays_gives_its_truth(tmp_path: Path) -> None:
         (Noise(between_runs=0.0, block=0.0, slow_share=1.0), (0, 1, 2, 3)),
     ],
 )
-def test_disturbed_runs_have_half_the_rate(tmp_path: Path, noise: Noise, slow: tuple[int, ...]) -> None:
+def test_disturbed_runs_have_half_the_rate(
+    tmp_path: Path, noise: Noise, slow: tuple[int, ...]
+) -> None:
     seen = rates(tmp_path, noise, runs=4, rules=SHORT)
     assert seen == pytest.approx([500.0 if run in slow else 1000.0 for run in range(4)])
 
@@ -62,7 +68,9 @@ def test_what_wanders_keeps_its_spread_and_forgets_in_its_time() -> None:
     wander = _Wander(2.0, 10.0, random.Random(0))
     values = [wander.at(step * 1.0) for step in range(20_000)]
     assert pstdev(values) == pytest.approx(2.0, rel=0.1)
-    after_ten = sum(a * b for a, b in zip(values, values[10:], strict=False)) / sum(a * a for a in values)
+    after_ten = sum(a * b for a, b in zip(values, values[10:], strict=False)) / sum(
+        a * a for a in values
+    )
     assert after_ten == pytest.approx(0.37, abs=0.08)
 
 
@@ -83,9 +91,15 @@ def test_shares_count_what_is_false_found_and_covered() -> None:
         {"verdict": "unconfirmed", "claim": None, "truth": 1.0, **parts, "repeated": repeated},
     ]
     found = summarise(ended, 0.1)
-    assert (found["said_faster"][0], found["false_faster"][0], found["found"][0]) == (0.5, 0.25, 0.25)
+    assert (found["said_faster"][0], found["false_faster"][0], found["found"][0]) == (
+        0.5,
+        0.25,
+        0.25,
+    )
     assert (found["claims_covered"][0], found["not_decided"][0]) == (0.5, 0.25)
     assert found["repeated_covered"][0] == pytest.approx(2 / 3)
     assert found["falsely_proven"][0] == 0.25
     assert found["bias_of_said_faster"] == pytest.approx(0.1)
-    assert found["said_faster"][1:] == pytest.approx([0.150, 0.850], abs=1e-3)  # Wilson, two of four
+    assert found["said_faster"][1:] == pytest.approx(
+        [0.150, 0.850], abs=1e-3
+    )  # Wilson, two of four

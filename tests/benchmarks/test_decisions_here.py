@@ -12,8 +12,8 @@ import torch
 
 from autotune import TrainingConfig
 from autotune.records.measurement import Interval
-from autotune.records.recommendation import Recommendation
-from autotune.space.learning_rate import LrAdvice
+from autotune.records.result import Recommendation
+from autotune.space.scaling import LrAdvice
 from benchmarks import decisions_here
 from benchmarks.cases import known_gain
 from benchmarks.decisions_here import RATIOS, name_of
@@ -69,10 +69,15 @@ def test_a_step_without_the_setting_takes_the_ratio_times_as_long(
 
 
 @pytest.mark.parametrize("carrier", known_gain.CARRIERS)
-def test_the_gain_that_is_told_is_that_of_the_setting_that_carries_it(carrier: known_gain.Carrier) -> None:
+def test_the_gain_that_is_told_is_that_of_the_setting_that_carries_it(
+    carrier: known_gain.Carrier,
+) -> None:
     on = {"amp_dtype": "bfloat16"} if carrier == "amp_dtype" else {"channels_last": True}
     assert known_gain.true_ratio(TrainingConfig.model_validate(on), 1.1, carrier) == 1.1
-    assert known_gain.true_ratio(TrainingConfig.model_validate(known_gain.BASELINE), 1.1, carrier) == 1.0
+    assert (
+        known_gain.true_ratio(TrainingConfig.model_validate(known_gain.BASELINE), 1.1, carrier)
+        == 1.0
+    )
 
 
 def test_the_ratio_with_the_fewest_searches_is_next_and_none_when_each_has_enough() -> None:
@@ -82,7 +87,9 @@ def test_the_ratio_with_the_fewest_searches_is_next_and_none_when_each_has_enoug
     assert decisions_here._next(counted, 2) is None
 
 
-def test_searches_are_added_to_those_of_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_searches_are_added_to_those_of_the_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     figures: dict[str, Any] = {
         "verdict": "faster",
         "claim": [1.2, 1.1, 1.3],
@@ -92,14 +99,22 @@ def test_searches_are_added_to_those_of_the_file(monkeypatch: pytest.MonkeyPatch
         "best": 1.1,
     }
     monkeypatch.setattr(decisions_here, "search", lambda *_, **__: None)
-    monkeypatch.setattr(decisions_here, "figures_of", lambda *_: {**figures, "best": 1.1, "trials": 3})
-    recording = Recording(benchmark="x", arguments={}, machine={}, path=tmp_path / "x.json", started="")
+    monkeypatch.setattr(
+        decisions_here, "figures_of", lambda *_: {**figures, "best": 1.1, "trials": 3}
+    )
+    recording = Recording(
+        benchmark="x", arguments={}, machine={}, path=tmp_path / "x.json", started=""
+    )
     for _ in range(3):
         decisions_here._add(recording, 1.1, None)
     part = json.loads((tmp_path / "x.json").read_text())["results"][name_of(1.1)]
     assert part["count"] == 3
     assert [one["seed"] for one in part["searches"]] == [0, 1, 2]
-    assert [one["carrier"] for one in part["searches"]] == ["amp_dtype", "channels_last", "amp_dtype"]
+    assert [one["carrier"] for one in part["searches"]] == [
+        "amp_dtype",
+        "channels_last",
+        "amp_dtype",
+    ]
     assert (part["said_faster"][0], part["claims_covered"][0]) == (1.0, 1.0)
 
 
@@ -108,7 +123,9 @@ def test_a_slice_begins_no_search_that_may_end_later(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["x", "--minutes", "1", "--results", str(tmp_path)])
     monkeypatch.setattr(decisions_here, "describe_machine", lambda _: {})
-    monkeypatch.setattr(decisions_here, "_add", lambda *_, **__: pytest.fail("a search takes four minutes"))
+    monkeypatch.setattr(
+        decisions_here, "_add", lambda *_, **__: pytest.fail("a search takes four minutes")
+    )
     assert decisions_here.main() == 0
     capsys.readouterr()
 
@@ -124,9 +141,14 @@ def said(number: int = 1, verdict: Literal["faster", "unconfirmed"] = "faster") 
     )
 
 
-def test_nothing_is_claimed_of_the_baseline_and_the_learning_rate_is_no_part_of_what_is_compared() -> None:
+def test_nothing_is_claimed_of_the_baseline_and_the_learning_rate_is_no_part_of_what_is_compared() -> (
+    None
+):
     assert claim_of(said()) == Interval(value=2, low=1, high=3)
     assert claim_of(said(number=0)) is None
-    assert [is_proven(said(verdict=verdict)) for verdict in ("faster", "unconfirmed")] == [True, False]
+    assert [is_proven(said(verdict=verdict)) for verdict in ("faster", "unconfirmed")] == [
+        True,
+        False,
+    ]
     assert recommended_of(said(), TrainingConfig(lr=0.1)) == TrainingConfig(lr=0.1)
     assert recommended_of(None, TrainingConfig(lr=0.1)) == TrainingConfig(lr=0.1)

@@ -58,7 +58,9 @@ def test_what_was_not_synced_is_lost(loss: Loss, left: dict[str, bytes], tmp_pat
 
 def test_of_torn_writes_what_was_synced_is_whole(tmp_path: Path) -> None:
     seen = {left_after(WRITTEN, "torn", tmp_path / str(seed), seed)["a"] for seed in range(30)}
-    assert all(content.startswith(b"first") and b"first second".startswith(content) for content in seen)
+    assert all(
+        content.startswith(b"first") and b"first second".startswith(content) for content in seen
+    )
     assert len(seen) > 2
 
 
@@ -66,7 +68,9 @@ def test_of_torn_writes_what_was_synced_is_whole(tmp_path: Path) -> None:
 def test_the_calls_of_a_process_are_recorded_as_they_change_its_folder(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
-    steps = record_steps([sys.executable, "-c", WRITER, str(folder)], folder, tmp_path / "calls", {})
+    steps = record_steps(
+        [sys.executable, "-c", WRITER, str(folder)], folder, tmp_path / "calls", {}
+    )
     told = next(number for number, step in enumerate(steps) if step.kind == "told")
     assert left_after(steps[:told], "all unsynced", tmp_path / "told") == {"file": b"whole"}
     there = {path.name: path.read_bytes() for path in folder.iterdir()}

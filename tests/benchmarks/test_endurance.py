@@ -41,10 +41,14 @@ def part(*cases: str) -> Part:
 
 @pytest.fixture
 def recording(tmp_path: Path) -> Recording:
-    return Recording(benchmark="endurance", arguments={}, machine={}, path=tmp_path / "found.json", started="now")
+    return Recording(
+        benchmark="endurance", arguments={}, machine={}, path=tmp_path / "found.json", started="now"
+    )
 
 
-def test_a_case_that_dies_raises_or_breaks_a_promise_is_told_and_the_next_one_runs(recording: Recording) -> None:
+def test_a_case_that_dies_raises_or_breaks_a_promise_is_told_and_the_next_one_runs(
+    recording: Recording,
+) -> None:
     go_on("soak", part("dies", "raises", "breaks", "well"), recording, inf, quick=False)
     found = recording.results["soak"]
     assert (found["tried"], found["of"]) == (4, 4)
@@ -71,7 +75,13 @@ def test_no_case_begins_once_the_time_of_a_call_is_over(recording: Recording) ->
 
 def test_a_promise_is_not_kept_where_a_case_did_not_end() -> None:
     found = judged(part("a", "b"), {"a": {"error": "KeyError"}}, quick=False)
-    assert found == {"tried": 1, "of": 2, "errors": ["a"], "faults": {}, "promises": {"nothing_lost": None}}
+    assert found == {
+        "tried": 1,
+        "of": 2,
+        "errors": ["a"],
+        "faults": {},
+        "promises": {"nothing_lost": None},
+    }
 
 
 @pytest.mark.parametrize("is_quick", [True, False])

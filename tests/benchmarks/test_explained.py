@@ -16,7 +16,9 @@ def test_what_follows_from_a_covariate_is_explained_whole() -> None:
 
 
 def test_chance_explains_nothing() -> None:
-    shares = [explained_share(RANDOM.normal(size=20), RANDOM.normal(size=(20, 3))) for _ in range(50)]
+    shares = [
+        explained_share(RANDOM.normal(size=20), RANDOM.normal(size=(20, 3))) for _ in range(50)
+    ]
     assert np.mean(shares) < 0, "three slopes through noise foretell worse than the mean"
 
 

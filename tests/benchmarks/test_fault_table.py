@@ -33,8 +33,12 @@ def test_each_fault_is_made_by_the_workload_under_its_name() -> None:
     made = set[str]()
     for node in ast.parse(WORKLOAD.read_text()).body:
         targets = node.targets if isinstance(node, ast.Assign) else []
-        names = [name for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)]
-        made |= {name.id for name in names} | ({node.name} if isinstance(node, ast.FunctionDef) else set())
+        names = [
+            name for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)
+        ]
+        made |= {name.id for name in names} | (
+            {node.name} if isinstance(node, ast.FunctionDef) else set()
+        )
     assert {f"_{name}" for name in FAULTS} <= made
 
 

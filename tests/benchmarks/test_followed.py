@@ -38,9 +38,14 @@ def test_a_rate_is_of_todays_samples_and_is_held_against_its_interval() -> None:
     assert (said["interval"], said["is_within"], said["pairs_within"]) == ([0.5, 1.5], True, 2)
 
 
-@pytest.mark.parametrize(("followed", "is_within"), [(40.0, False), (148.0, False), (160.0, True), (280.0, False)])
+@pytest.mark.parametrize(
+    ("followed", "is_within"), [(40.0, False), (148.0, False), (160.0, True), (280.0, False)]
+)
 def test_what_lies_beside_the_interval_is_not_kept(followed: float, is_within: bool) -> None:
-    assert kept(found({"gain_low": 0.5, "gain_high": 1.5}, (100.0, followed)))["is_within"] is is_within
+    assert (
+        kept(found({"gain_low": 0.5, "gain_high": 1.5}, (100.0, followed)))["is_within"]
+        is is_within
+    )
 
 
 @pytest.mark.parametrize("figures", [None, {"padding": 0.3}])
@@ -49,11 +54,16 @@ def test_without_a_promise_nothing_can_be_kept(figures: dict[str, float] | None)
     assert said == {"reached": [1.0], "interval": None, "is_within": None, "pairs_within": None}
 
 
-@pytest.mark.parametrize(("promised", "batch"), [({"micro_batch_size": 16}, 16), ({"gain_low": 0.5}, 32), (None, 32)])
+@pytest.mark.parametrize(
+    ("promised", "batch"), [({"micro_batch_size": 16}, 16), ({"gain_low": 0.5}, 32), (None, 32)]
+)
 def test_the_followed_job_takes_the_batch_that_is_promised(
     monkeypatch: pytest.MonkeyPatch, promised: dict[str, float] | None, batch: int
 ) -> None:
-    today, opened = Case(model=nn.Identity, dataset=[], settings={"micro_batch_size": 8, "lr": 0.1}), list[Case]()
+    today, opened = (
+        Case(model=nn.Identity, dataset=[], settings={"micro_batch_size": 8, "lr": 0.1}),
+        list[Case](),
+    )
 
     def trials(case: Case, **_: Any) -> nullcontext[None]:
         opened.append(case)
@@ -75,7 +85,8 @@ def test_the_followed_job_takes_the_batch_that_is_promised(
 def test_packed_rows_hold_the_same_tokens_in_the_same_sequences() -> None:
     case = next(case for case in DATA_CASES if case.kind == "pack_sequences")
     sequences, rows = (
-        [side.dataset[index] for index in range(len(side.dataset))] for side in (case.today, case.followed)
+        [side.dataset[index] for index in range(len(side.dataset))]
+        for side in (case.today, case.followed)
     )
     assert sum(map(len, rows)) == sum(map(len, sequences))
     assert max(map(len, rows)) == max(map(len, sequences))

@@ -31,7 +31,9 @@ def test_another_exception_and_what_is_written_are_broken_promises(tmp_path: Pat
         try_call(tmp_path, (tmp_path / "made").touch)
 
 
-def test_made_up_configurations_are_plans_or_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_made_up_configurations_are_plans_or_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     user_code(tmp_path)
     inputs = st.tuples(documents(), st.lists(overrides(), max_size=2).map(tuple))
@@ -40,15 +42,21 @@ def test_made_up_configurations_are_plans_or_are_refused(tmp_path: Path, monkeyp
     assert sum(found["ended"].values()) == 40
 
 
-def test_made_up_calls_have_a_result_or_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_made_up_calls_have_a_result_or_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    found = tried(calls(tmp_path), lambda call: try_call(tmp_path, call, writes=True), number=7, examples=40)
+    found = tried(
+        calls(tmp_path), lambda call: try_call(tmp_path, call, writes=True), number=7, examples=40
+    )
     assert "fault" not in found, found
     assert sum(found["ended"].values()) == 40
 
 
 def test_made_up_command_lines_end_as_documented(tmp_path: Path) -> None:
     user_code(tmp_path)
-    found = tried(commands(tmp_path), lambda words: try_command(tmp_path, words), number=7, examples=3)
+    found = tried(
+        commands(tmp_path), lambda words: try_command(tmp_path, words), number=7, examples=3
+    )
     assert "fault" not in found, found
     assert sum(found["ended"].values()) == 3

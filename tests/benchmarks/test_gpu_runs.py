@@ -22,7 +22,8 @@ def test_what_is_as_good_as_the_best_within_5_percent_is_hardly_ever_stopped() -
 
 
 @pytest.mark.parametrize(
-    ("name", "least"), [("H200, starved, linear", 9.0), ("H100, starved, linear", 20.0), ("H100, gpt2", 9.0)]
+    ("name", "least"),
+    [("H200, starved, linear", 9.0), ("H100, starved, linear", 20.0), ("H100, gpt2", 9.0)],
 )
 def test_a_gain_of_nine_times_in_two_runs_of_each_is_proven(name: str, least: float) -> None:
     found = judge(SEARCHES[name])
@@ -32,7 +33,9 @@ def test_a_gain_of_nine_times_in_two_runs_of_each_is_proven(name: str, least: fl
     assert low > 0.75 * value
 
 
-def test_a_gain_of_a_quarter_in_two_runs_of_each_stays_unproven_where_runs_differ_by_8_percent() -> None:
+def test_a_gain_of_a_quarter_in_two_runs_of_each_stays_unproven_where_runs_differ_by_8_percent() -> (
+    None
+):
     assert judge(SEARCHES["H200, precision_guard, healthy"])["verdict"] == "unconfirmed"
 
 
@@ -44,4 +47,8 @@ def test_what_was_proven_stays_proven(search: RecordedSearch) -> None:
 
 def test_what_is_proven_ran_twice_as_did_the_baseline() -> None:
     assert "proven" in judge(SEARCHES["H200, starved, linear"])["reasons"]
-    assert [len(record.runs) for record in SEARCHES["H200, starved, linear"].records][:3] == [2, 1, 2]
+    assert [len(record.runs) for record in SEARCHES["H200, starved, linear"].records][:3] == [
+        2,
+        1,
+        2,
+    ]

@@ -31,4 +31,6 @@ def test_a_search_that_was_killed_goes_on_by_the_same_command(tmp_path: Path) ->
     assert left_of(tmp_path, segments) is None
     search = start_search(tmp_path, script=SHORT)
     assert search.end() == 0, search.said
-    assert [left_of(tmp_path, segments), fault_of_folder(search), fault_of_result(search)] == [None] * 3
+    assert [left_of(tmp_path, segments), fault_of_folder(search), fault_of_result(search)] == [
+        None
+    ] * 3

@@ -11,7 +11,9 @@ from benchmarks.measures.endurance import long_report
 from benchmarks.measures.endurance.long_report import make_long_folder, time_report
 
 
-def test_a_long_folder_has_so_many_trials_and_its_report_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_folder_has_so_many_trials_and_its_report_opens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(long_report, "_REPORTS", 1)
     folder = make_long_folder(90, tmp_path)
     trials = read_summary(folder).trials

@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from autotune.analysis.memory.lines import memory_of_trials
-from autotune.analysis.statistics import t_95
+from autotune.models.memory import memory_of_trials
+from autotune.models.statistics import t_95
 from autotune.records.trial import TrialRecord
 from benchmarks.replay import replay
 from tests.benchmarks.test_rate_model_surfaces import PATHS, looks
@@ -27,7 +27,11 @@ def test_what_was_not_run_is_within_what_is_promised(name: str, has_curves: bool
     surface = replay.read_surface(replay.SURFACES / name)
     errors, bounds = list[float](), list[float]()
     for seed in range(DRAWS):
-        configs = [config for config in surface.configs if surface.visits[config][0].measurement is not None]
+        configs = [
+            config
+            for config in surface.configs
+            if surface.visits[config][0].measurement is not None
+        ]
         random.Random(seed).shuffle(configs)
         shown, rest = configs[:TRIALS], configs[TRIALS:]
         results = [surface.visits[config][0] for config in shown]

@@ -19,7 +19,9 @@ def regrets(name: str, seed: int) -> list[float]:
     """How far what a search would recommend after each trial lies under the best of the surface."""
     path = min(SURFACES.glob(f"{name}-*.jsonl"))
     surface = read_surface(path)
-    return [surface.truth.regret(step.recommended) for step in METHODS["autotune"](surface, seed).steps]
+    return [
+        surface.truth.regret(step.recommended) for step in METHODS["autotune"](surface, seed).steps
+    ]
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -36,7 +38,9 @@ def test_what_promises_most_is_tried_although_others_brought_nothing(name: str, 
 
 
 @pytest.mark.parametrize("name", ["shared_cores, 3 %", "cliff_and_limit, 3 %"])
-def test_eight_proposals_at_once_are_not_eight_times_the_same_guess(tmp_path: Path, name: str) -> None:
+def test_eight_proposals_at_once_are_not_eight_times_the_same_guess(
+    tmp_path: Path, name: str
+) -> None:
     ground = LANDSCAPES[name]
 
     def cost(config: TrainingConfig) -> FakeTrial:
@@ -49,7 +53,11 @@ def test_eight_proposals_at_once_are_not_eight_times_the_same_guess(tmp_path: Pa
         )
 
     launcher = FakeLauncher(cost, environment=ground.launcher(0).environment)
-    settings: dict[str, Any] = {"baseline": ground.baseline, "limit_bytes": ground.limit_bytes, **ground.domains}
+    settings: dict[str, Any] = {
+        "baseline": ground.baseline,
+        "limit_bytes": ground.limit_bytes,
+        **ground.domains,
+    }
     search = make_search(tmp_path, launcher, n_trials=1, **settings)
     search.run()
     search.proposer.prepare(search.runner, 60.0, search.ceilings)
@@ -61,5 +69,9 @@ def test_eight_proposals_at_once_are_not_eight_times_the_same_guess(tmp_path: Pa
     configs = [trial.config for trial in search.study.running]
     fitting = [config for config in configs if config in ground.truth.rates]
     assert min(map(ground.truth.regret, fitting)) < 0.05
-    varied = [setting for setting in ground.domains if len({getattr(config, setting) for config in configs}) > 1]
+    varied = [
+        setting
+        for setting in ground.domains
+        if len({getattr(config, setting) for config in configs}) > 1
+    ]
     assert {"num_workers", "micro_batch_size", "amp_dtype"} <= set(varied)

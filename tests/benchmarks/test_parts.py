@@ -13,10 +13,9 @@ from time import sleep
 import psutil
 import pytest
 
-from autotune.analysis.memory.lines import MemoryLine
-from autotune.analysis.memory.model import MemoryModel, Peak
+from autotune.config.training_config import TrainingConfig
+from autotune.models.memory import MemoryLine, MemoryModel, Peak
 from autotune.records.trial import Outcome, TrialResult
-from autotune.settings.training_config import TrainingConfig
 from benchmarks import gpu
 from benchmarks.gpu import PARTS, Part, parts_that_fit, run_parts, wanted_parts
 from benchmarks.measures import (
@@ -85,7 +84,9 @@ faulthandler.enable()
 signal.signal(signal.SIGSEGV, signal.SIG_DFL)  # over that of faulthandler
 print(run_guarded(die, limit_s=60.0)["error"])
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=LONG_S)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=LONG_S
+    )
     assert "in die" in done.stdout
 
 
@@ -102,7 +103,9 @@ def test_a_part_that_hangs_is_ended_with_all_that_it_has_started(
 
     def work(keep: Keep) -> Figures:
         if is_deaf:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a call that never comes back to Python
+            signal.signal(
+                signal.SIGINT, signal.SIG_IGN
+            )  # as a call that never comes back to Python
         child = subprocess.Popen(["sleep", "300"], start_new_session=True)
         noted.write_text(str(child.pid))
         keep({"first": 1})
@@ -120,7 +123,9 @@ def test_a_part_that_hangs_is_ended_with_all_that_it_has_started(
 @pytest.fixture
 def recording(tmp_path: Path) -> Recording:
     """A file that holds an earlier run's parts."""
-    recording = Recording(benchmark="gpu", arguments={}, machine={}, path=tmp_path / "gpu.json", started="now")
+    recording = Recording(
+        benchmark="gpu", arguments={}, machine={}, path=tmp_path / "gpu.json", started="now"
+    )
     recording.add("trial", {"value": 1})
     recording.add("jpeg", {"value": 2})
     return recording
@@ -144,7 +149,9 @@ def test_a_run_replaces_the_parts_it_was_given_and_keeps_the_others(recording: R
     assert read_results(recording.path, fresh=False) == results
 
 
-def test_a_part_that_fails_leaves_the_next_its_turn_and_is_in_the_file_by_then(recording: Recording) -> None:
+def test_a_part_that_fails_leaves_the_next_its_turn_and_is_in_the_file_by_then(
+    recording: Recording,
+) -> None:
     def fail(_: Task) -> Figures:
         raise RuntimeError("broken")
 
@@ -155,7 +162,9 @@ def test_a_part_that_fails_leaves_the_next_its_turn_and_is_in_the_file_by_then(r
     assert written(recording)["nccl"]["seen"] == "RuntimeError: broken"
 
 
-def test_a_part_without_the_time_it_needs_is_skipped_and_a_smaller_one_behind_it_runs(recording: Recording) -> None:
+def test_a_part_without_the_time_it_needs_is_skipped_and_a_smaller_one_behind_it_runs(
+    recording: Recording,
+) -> None:
     parts = {"gpt2": part(lambda _: {}, needs_s=100.0), "nccl": part(lambda _: {"value": 3})}
     run_parts(parts, recording, SMOKE, budget_s=15.0)
     assert "needs 100 s" in written(recording)["gpt2"]["skipped"]
@@ -171,7 +180,9 @@ def test_the_parts_that_fill_the_time_best_are_chosen_earlier_ones_counting_for_
     needs = {"first": 30.0, "second": 100.0, "third": 60.5, "fourth": 20.0}
     parts = {name: part(None, needs_s) for name, needs_s in needs.items()}
     assert parts_that_fit(parts, 400.0) == list(parts)
-    assert parts_that_fit(parts, 135.0) == ["first", "second"], "by the order, though three others take 111 s"
+    assert parts_that_fit(parts, 135.0) == ["first", "second"], (
+        "by the order, though three others take 111 s"
+    )
     assert parts_that_fit(parts, 120.0) == ["second", "fourth"], "the first would leave 29 s unused"
     assert parts_that_fit(parts, 60.4) == ["first", "fourth"], "what a part needs is there in full"
     assert parts_that_fit(parts, 19.9) == []
@@ -179,13 +190,17 @@ def test_the_parts_that_fill_the_time_best_are_chosen_earlier_ones_counting_for_
     assert parts_that_fit({}, 100.0) == []
 
 
-def test_a_part_is_given_what_the_others_that_fit_leave_up_to_its_most(recording: Recording) -> None:
+def test_a_part_is_given_what_the_others_that_fit_leave_up_to_its_most(
+    recording: Recording,
+) -> None:
     parts = {"gpt2": part(lambda _: {}), "nccl": part(lambda _: {})}
     run_parts(parts, recording, SMOKE, budget_s=25.0)
     assert written(recording)["gpt2"]["given_s"] <= 15.0
 
 
-def test_what_a_part_has_kept_lies_beside_the_json_until_the_part_is_in_it(recording: Recording) -> None:
+def test_what_a_part_has_kept_lies_beside_the_json_until_the_part_is_in_it(
+    recording: Recording,
+) -> None:
     beside = recording.path.with_suffix("") / "gpt2.kept.json"
 
     def work(task: Task) -> Figures:
@@ -197,10 +212,14 @@ def test_what_a_part_has_kept_lies_beside_the_json_until_the_part_is_in_it(recor
     assert not beside.exists()
 
 
-def test_parts_that_are_named_run_anew_and_else_those_without_figures_then_those_that_failed() -> None:
+def test_parts_that_are_named_run_anew_and_else_those_without_figures_then_those_that_failed() -> (
+    None
+):
     results = {"machine": {}, "trial": {"error": "gone"}, "starved": {"skipped": "no time"}}
     assert list(wanted_parts(results, ["nccl", "machine"])) == ["machine", "nccl"]
-    assert list(wanted_parts(results, [])) == [name for name in PARTS if name not in {"machine", "trial"}] + ["trial"]
+    assert list(wanted_parts(results, [])) == [
+        name for name in PARTS if name not in {"machine", "trial"}
+    ] + ["trial"]
 
 
 def test_what_was_not_judged_runs_again_where_it_can_be_given_more_time_and_only_then() -> None:
@@ -209,14 +228,21 @@ def test_what_was_not_judged_runs_again_where_it_can_be_given_more_time_and_only
     wanted = wanted_parts({**results, "fidelity": short, "baselines": {"promises": {}}}, [])
     assert list(wanted) == ["fidelity"]
     assert wanted["fidelity"].needs_s > 200.0
-    assert not wanted_parts({**results, "fidelity": {**short, "given_s": PARTS["fidelity"].most_s}}, [])
+    assert not wanted_parts(
+        {**results, "fidelity": {**short, "given_s": PARTS["fidelity"].most_s}}, []
+    )
 
 
 def test_a_call_ends_within_nine_minutes_and_has_time_for_each_part() -> None:
     ended_s = part_guard._ENDS_WITHIN_S + part_guard._GONE_WITHIN_S
-    assert gpu._BUDGET_S + gpu._GRACE_S + ended_s < 9 * 60 - 10, "the last part may overrun; imports come first"
+    assert gpu._BUDGET_S + gpu._GRACE_S + ended_s < 9 * 60 - 10, (
+        "the last part may overrun; imports come first"
+    )
     before_s = 30.0  # the machine is described
-    assert all(one.needs_s <= one.most_s and one.needs_s <= gpu._BUDGET_S - before_s for one in PARTS.values())
+    assert all(
+        one.needs_s <= one.most_s and one.needs_s <= gpu._BUDGET_S - before_s
+        for one in PARTS.values()
+    )
 
 
 def calls_for_everything(takes: str) -> int:
@@ -236,7 +262,9 @@ def test_the_page_says_how_many_calls_prove_everything() -> None:
     page = (Path(__file__).parents[2] / "docs" / "gpu.md").read_text()
     numbers = {4: "four", 5: "five", 6: "six"}
     least, most = (numbers[calls_for_everything(takes)] for takes in ("least", "most"))
-    assert f"Everything takes {least} calls{'' if least == most else f', {most} at the most'}." in page
+    assert (
+        f"Everything takes {least} calls{'' if least == most else f', {most} at the most'}." in page
+    )
 
 
 def test_a_promise_that_was_not_kept_is_told_by_the_exit_code_one_not_judged_is_not(
@@ -289,7 +317,9 @@ def test_a_default_search_that_is_cut_off_is_judged_once_five_minutes_are_over(
     [(5e-3, True), (3e-3, False), (20e-3, False)],
     ids=["between", "faster than all workers", "busy without workers"],
 )
-def test_a_model_that_cannot_go_from_idle_to_busy_is_not_judged(model_s: float, is_possible: bool) -> None:
+def test_a_model_that_cannot_go_from_idle_to_busy_is_not_judged(
+    model_s: float, is_possible: bool
+) -> None:
     assert (gpu_searches._why_no_size(model_s, [45e-3, 3e-3]) is None) is is_possible
 
 
@@ -320,7 +350,9 @@ def test_a_loop_held_by_launching_is_to_be_called_so_and_cured(
 def test_blocks_are_judged_by_the_ratios_of_rounds_whatever_the_machines_speed_does_between_them(
     short: list[float], told: bool | None
 ) -> None:
-    rounds = [{"0.2 s": one, "1.0 s": long} for one, long in zip(short, [100.0, 48.0, 75.0], strict=True)]
+    rounds = [
+        {"0.2 s": one, "1.0 s": long} for one, long in zip(short, [100.0, 48.0, 75.0], strict=True)
+    ]
     failed = {"0.2 s": 1.0}
     mean = gpu_windows._short_over_long([*rounds, failed])
     assert mean is not None
@@ -336,7 +368,11 @@ def test_a_single_round_judges_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("outcomes", "verdict"),
-    [({"a": "ok", "b": "ok"}, True), ({"a": "ok", "b": None}, None), ({"a": "crashed", "b": None}, False)],
+    [
+        ({"a": "ok", "b": "ok"}, True),
+        ({"a": "ok", "b": None}, None),
+        ({"a": "crashed", "b": None}, False),
+    ],
     ids=["all", "one unknown", "one against it"],
 )
 def test_a_precision_that_never_came_to_its_end_is_no_verdict(
@@ -345,8 +381,14 @@ def test_a_precision_that_never_came_to_its_end_is_no_verdict(
     assert gpu_checks._all_ended(outcomes, "ok") is verdict
 
 
-PEAKS = [Peak(TrainingConfig(micro_batch_size=batch), peak * GIB) for batch, peak in ((4, 5), (8, 6))]
-LINE = MemoryLine(model=MemoryModel(observed=PEAKS, has_workers_in_ram=False), config=TrainingConfig(), batches=(4, 8))
+PEAKS = [
+    Peak(TrainingConfig(micro_batch_size=batch), peak * GIB) for batch, peak in ((4, 5), (8, 6))
+]
+LINE = MemoryLine(
+    model=MemoryModel(observed=PEAKS, has_workers_in_ram=False),
+    config=TrainingConfig(),
+    batches=(4, 8),
+)
 
 
 @pytest.mark.parametrize(
@@ -367,7 +409,9 @@ def test_ranks_without_time_for_a_trial_are_skipped_not_judged(tmp_path: Path) -
 
 def test_pairs_and_plain_loops_without_time_are_skipped_not_judged(tmp_path: Path) -> None:
     for part in (gpu_rates.compare_to_plain, gpu_rates.measure_baselines):
-        assert list(part(Task(scale=SMOKE, seconds=0.1, folder=tmp_path, keep=lambda _: None))) == ["skipped"]
+        assert list(part(Task(scale=SMOKE, seconds=0.1, folder=tmp_path, keep=lambda _: None))) == [
+            "skipped"
+        ]
 
 
 def test_regimes_of_launching_are_chosen_by_name_and_one_that_fails_leaves_the_others(
@@ -404,7 +448,9 @@ def test_the_first_four_settings_are_enough_to_judge_what_is_promised_of_fidelit
     assert min(trials.values()) >= gpu_rates._FEWEST_TRIALS
 
 
-def test_a_tree_without_git_tells_its_revision_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tree_without_git_tells_its_revision_by_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("AUTOTUNE_REVISION", "abc123")
     assert git_revision() == "abc123"
 

@@ -19,7 +19,9 @@ PATTERN = r"Epoch (?P<epoch>\d+): (?P<batch>\d+)/"
 
 def printed(*seconds: float, epoch: int = 0) -> list[Line]:
     """A line of progress at each of these seconds, ten batches after the one before."""
-    return [Line(at_s, "out", f"Epoch {epoch}: {10 * place}/100") for place, at_s in enumerate(seconds)]
+    return [
+        Line(at_s, "out", f"Epoch {epoch}: {10 * place}/100") for place, at_s in enumerate(seconds)
+    ]
 
 
 def test_the_stretch_that_an_epoch_begins_with_does_not_count() -> None:
@@ -36,13 +38,18 @@ def test_a_pause_does_not_count_and_an_uneven_loader_does() -> None:
 
 
 def test_epochs_need_not_be_named_and_other_lines_are_passed_over() -> None:
-    lines = [Line(float(place), "out", text) for place, text in enumerate(["hello", "1 of 9", "2 of 9", "3 of 9"])]
+    lines = [
+        Line(float(place), "out", text)
+        for place, text in enumerate(["hello", "1 of 9", "2 of 9", "3 of 9"])
+    ]
     pace = read_pace(lines, r"(?P<batch>\d+) of 9")
     assert pace is not None
     assert (pace.batches, pace.seconds) == (1, 1.0)
 
 
-@pytest.mark.parametrize("lines", [[], printed(0.0, 1.0), [*printed(0.0, 1.0), *printed(2.0, 3.0, epoch=1)]])
+@pytest.mark.parametrize(
+    "lines", [[], printed(0.0, 1.0), [*printed(0.0, 1.0), *printed(2.0, 3.0, epoch=1)]]
+)
 def test_too_few_lines_show_no_pace(lines: list[Line]) -> None:
     assert read_pace(lines, PATTERN) is None
 
@@ -78,10 +85,15 @@ def test_a_command_that_runs_on_is_ended(tmp_path: Path) -> None:
     [
         ({"code": None, "samples_per_s": 2514.3}, ["mingpt plain", "None", "2,514", "", ""]),
         ({"code": None, "samples_per_s": None}, ["mingpt plain", "None", "", "", ""]),
-        ({"code": 0, "said": [[60.0, "Launch-bound."]]}, ["mingpt plain", "0", "", "60.0", "Launch-bound."]),
+        (
+            {"code": 0, "said": [[60.0, "Launch-bound."]]},
+            ["mingpt plain", "0", "", "60.0", "Launch-bound."],
+        ),
         ({"error": "nothing was recommended"}, ["mingpt plain", "None", "", "", ""]),
     ],
     ids=["trained", "no progress", "answered", "not tried"],
 )
-def test_the_table_has_what_each_command_gave(found: dict[str, object], expected: list[str]) -> None:
+def test_the_table_has_what_each_command_gave(
+    found: dict[str, object], expected: list[str]
+) -> None:
     assert row("mingpt", "plain", found) == expected

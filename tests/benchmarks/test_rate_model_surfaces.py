@@ -16,14 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autotune.analysis.forecast.observations import ConfiguredPoint, configured_points, rate_observations
-from autotune.analysis.forecast.rate_model import Forecast, RateModel
+from autotune.config.plan import Objective, SearchSpace
+from autotune.config.training_config import TrainingConfig
+from autotune.models.observations import ConfiguredPoint, configured_points, rate_observations
+from autotune.models.throughput import Forecast, RateModel
 from autotune.records.trial import TrialRecord
-from autotune.settings.objective import Objective
-from autotune.settings.search_space import SearchSpace
-from autotune.settings.training_config import TrainingConfig
-from autotune.space.default_ranges import Basis
-from autotune.space.resolved_space import resolve
+from autotune.space.ranges import Basis
+from autotune.space.space import resolve
 from benchmarks.replay import replay
 
 PATHS = sorted(replay.SURFACES.glob("*.jsonl"))
@@ -54,14 +53,19 @@ class Comparison:
     @property
     def rank_correlation(self) -> float:
         """Spearman's."""
-        ours, true = (np.argsort(np.argsort(values)).tolist() for values in (self.forecast.log_rate, self.log_rate))
+        ours, true = (
+            np.argsort(np.argsort(values)).tolist()
+            for values in (self.forecast.log_rate, self.log_rate)
+        )
         return correlation(ours, true)
 
 
 def looks(surface: Any) -> list[ConfiguredPoint]:
     space = resolve(
         Basis(
-            given=SearchSpace.model_validate({**fixed(surface), **surface.header["domains"]}).given(),
+            given=SearchSpace.model_validate(
+                {**fixed(surface), **surface.header["domains"]}
+            ).given(),
             baseline=surface.baseline,
             objective=Objective(memory_limit=surface.limit_bytes),
             facts=surface.facts,
@@ -93,7 +97,9 @@ def tell(surface: Any, trials: int, seed: int = 0) -> Comparison:
         for number, config in enumerate(shown)
     ]
     environment = surface.environment
-    model = RateModel(list(rate_observations(looks(surface), records, environment.device_kind)), environment)
+    model = RateModel(
+        list(rate_observations(looks(surface), records, environment.device_kind)), environment
+    )
     rest = others[trials:]
     differences = [abs(np.log(one / other)) for one, other in surface.pairs()]
     return Comparison(
@@ -123,18 +129,26 @@ def test_what_was_not_run_is_ranked(draws: list[Comparison]) -> None:
 
 def test_the_typical_error_is_that_of_a_few_visits(draws: list[Comparison]) -> None:
     assert (
-        fmean(float(np.median(np.abs(comparison.errors))) / comparison.spread for comparison in draws) <= MOST_SPREADS
+        fmean(
+            float(np.median(np.abs(comparison.errors))) / comparison.spread for comparison in draws
+        )
+        <= MOST_SPREADS
     )
 
 
-def test_the_interval_of_another_visit_holds_most_of_what_it_promises(draws: list[Comparison]) -> None:
+def test_the_interval_of_another_visit_holds_most_of_what_it_promises(
+    draws: list[Comparison],
+) -> None:
     within = [
-        comparison.errors**2 < 1.96**2 * (comparison.forecast.sd**2 + (VISIT_SD * comparison.spread) ** 2)
+        comparison.errors**2
+        < 1.96**2 * (comparison.forecast.sd**2 + (VISIT_SD * comparison.spread) ** 2)
         for comparison in draws
     ]
     assert np.mean(within) >= LEAST_COVERAGE
 
 
-def test_trials_leave_less_uncertainty_than_the_baseline_alone(surface: Any, draws: list[Comparison]) -> None:
+def test_trials_leave_less_uncertainty_than_the_baseline_alone(
+    surface: Any, draws: list[Comparison]
+) -> None:
     start = tell(surface, 0)
     assert all(comparison.forecast.sd.mean() < start.forecast.sd.mean() for comparison in draws)

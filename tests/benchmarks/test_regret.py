@@ -17,13 +17,23 @@ from benchmarks import regret
 from benchmarks.replay.landscapes import LANDSCAPES
 from benchmarks.replay.methods import METHODS
 from benchmarks.replay.replay import SURFACES, RecordedTrial, Surface, read_surface
-from benchmarks.tables.regret import compare_to_tpe, ends, error_of_median, promises_kept, regret_of, seconds_to
+from benchmarks.tables.regret import (
+    compare_to_tpe,
+    ends,
+    error_of_median,
+    promises_kept,
+    regret_of,
+    seconds_to,
+)
 
 GROUND: dict[str, Any] = {
     "is_simulated": False,
     "floor": {"median": 0.04},
     "best": 2,
-    "points": {"samples_per_s": [50.0, 95.0, 100.0, None], "standard_error": [0.01, 0.03, 0.04, None]},
+    "points": {
+        "samples_per_s": [50.0, 95.0, 100.0, None],
+        "standard_error": [0.01, 0.03, 0.04, None],
+    },
     "methods": {
         "autotune": {
             "recommended": [1, 2, 2],
@@ -43,7 +53,11 @@ GROUND: dict[str, Any] = {
 
 def test_a_promise_is_kept_where_the_search_takes_as_long_within_a_quarter() -> None:
     kept = {"methods": {"autotune": {"promised": [[1.3, 1.2, 1.0], [0.7, 0.9, 1.1]]}, "TPE": {}}}
-    assert promises_kept({"digits": kept, "older": {"methods": {"TPE": {"promised": [[]]}}}}) == [0.0, 1.0, 1.0]
+    assert promises_kept({"digits": kept, "older": {"methods": {"TPE": {"promised": [[]]}}}}) == [
+        0.0,
+        1.0,
+        1.0,
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +85,14 @@ def test_both_are_compared_at_the_same_regret_and_no_lower_than_the_floor() -> N
     one = compare_to_tpe(GROUND)
     assert one is not None
     assert (one.regret, one.ours_s, one.theirs_s) == (0.04, 10.0, 70.0)
-    assert (one.ours_whole_s, one.theirs_whole_s) == (40.0, 73.0), "the whole of ours, the baseline in theirs"
+    assert (one.ours_whole_s, one.theirs_whole_s) == (40.0, 73.0), (
+        "the whole of ours, the baseline in theirs"
+    )
 
 
-def test_the_references_between_the_points_are_visits_of_the_baseline_that_measured_no_more(cliff: Surface) -> None:
+def test_the_references_between_the_points_are_visits_of_the_baseline_that_measured_no_more(
+    cliff: Surface,
+) -> None:
     references = [trial.result for trial in cliff.trials if trial.visit == "reference"]
     pooled = cliff.visits[cliff.baseline]
     assert len(references) > 20
@@ -85,7 +103,9 @@ def test_the_references_between_the_points_are_visits_of_the_baseline_that_measu
     assert cliff.truth.errors[cliff.baseline] < 0.5 * median(cliff.truth.errors.values())
 
 
-def test_a_sitting_begins_after_a_pause_or_where_it_was_noted(cliff: Surface, tmp_path: Path) -> None:
+def test_a_sitting_begins_after_a_pause_or_where_it_was_noted(
+    cliff: Surface, tmp_path: Path
+) -> None:
     assert {trial.sitting for trial in cliff.trials} == {0, 1}
     path = min(SURFACES.glob("cliff-*.jsonl"))
     lines = path.read_text().splitlines()[:6]
@@ -98,7 +118,9 @@ def test_a_sitting_begins_after_a_pause_or_where_it_was_noted(cliff: Surface, tm
 
 def test_a_truth_holds_no_point_that_failed_in_a_visit() -> None:
     config = TrainingConfig()
-    surface = Surface({"limit_bytes": 1}, (RecordedTrial(config, 0, TrialResult(outcome="crashed")),), None, 0.0)
+    surface = Surface(
+        {"limit_bytes": 1}, (RecordedTrial(config, 0, TrialResult(outcome="crashed")),), None, 0.0
+    )
     assert dict(surface.truth.rates) == {}
 
 
@@ -106,16 +128,22 @@ def test_a_truth_holds_no_point_that_failed_in_a_visit() -> None:
 def test_the_settings_of_a_landscape_can_not_be_chosen_one_by_one(name: str) -> None:
     ground = LANDSCAPES[name]
     best = {name: getattr(ground.truth.best, name) for name in ground.domains}
-    changed = [setting for setting, value in best.items() if value != getattr(ground.baseline, setting)]
+    changed = [
+        setting for setting, value in best.items() if value != getattr(ground.baseline, setting)
+    ]
     near = [
-        ground.baseline.model_copy(update={setting: best[setting]}) for setting in changed if "worker" not in setting
+        ground.baseline.model_copy(update={setting: best[setting]})
+        for setting in changed
+        if "worker" not in setting
     ]
     rates = [ground.truth.rates.get(config, 0.0) for config in near]
     assert min(rates) < ground.truth.rates[ground.baseline], "what the best has is worse by itself"
 
 
 @pytest.mark.parametrize("name", ["cliff_and_limit, 3 %"])
-def test_what_a_search_takes_is_the_sum_of_its_parts_and_what_it_recommends_a_point(name: str) -> None:
+def test_what_a_search_takes_is_the_sum_of_its_parts_and_what_it_recommends_a_point(
+    name: str,
+) -> None:
     ground = LANDSCAPES[name]
     course = METHODS["autotune"](ground, 0)
     assert sum(course.spent_s.values()) == pytest.approx(course.whole_s)
@@ -134,8 +162,12 @@ def test_the_file_keeps_every_point_and_what_each_search_recommends() -> None:
     told["methods"] = {"autotune": figures}
     columns = told["points"]["settings"]
     point = figures["recommended"][0]
-    assert all(column[point] == getattr(course.recommended, name) for name, column in columns.items())
-    assert ends(told, "autotune") == pytest.approx([ground.truth.regret(course.recommended)], abs=1e-4)
+    assert all(
+        column[point] == getattr(course.recommended, name) for name, column in columns.items()
+    )
+    assert ends(told, "autotune") == pytest.approx(
+        [ground.truth.regret(course.recommended)], abs=1e-4
+    )
     assert seconds_to(told, figures["steps"][0], 1.0) == 0.0
 
 

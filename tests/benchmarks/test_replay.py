@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from autotune.analysis.forecast.observations import device_variations, loader_variations
+from autotune.config.plan import Objective
+from autotune.config.training_config import TrainingConfig
 from autotune.launch.runner import TrialRunner
+from autotune.models.observations import device_variations, loader_variations
 from autotune.records.ceilings import CeilingBook, loader_key
-from autotune.records.diagnosis import Curves
-from autotune.settings.objective import Objective
-from autotune.settings.training_config import TrainingConfig
-from autotune.space.default_ranges import Basis
-from autotune.space.resolved_space import ResolvedSpace, resolve
+from autotune.records.result import Curves
+from autotune.space.ranges import Basis
+from autotune.space.space import ResolvedSpace, resolve
 from benchmarks.replay.methods import _plan
 from benchmarks.replay.replay import SURFACES, Surface, read_surface
 
@@ -44,13 +44,17 @@ def measure(surface: Surface, folder: Path, variations: list[TrainingConfig]) ->
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem.split("-")[0])
-def test_every_side_that_a_search_asks_for_is_answered_where_the_grid_holds_it(path: Path, tmp_path: Path) -> None:
+def test_every_side_that_a_search_asks_for_is_answered_where_the_grid_holds_it(
+    path: Path, tmp_path: Path
+) -> None:
     surface = read_surface(path)
     space = space_of(surface)
     loaders = [surface.baseline, *loader_variations(space, CeilingBook())]
     devices = [surface.baseline, *device_variations(space, CeilingBook())]
     curves = measure(surface, tmp_path, [*loaders, *devices])
-    assert {loader_key(at(surface, point.changes)) for point in curves.loader} == set(map(loader_key, loaders))
+    assert {loader_key(at(surface, point.changes)) for point in curves.loader} == set(
+        map(loader_key, loaders)
+    )
     assert {at(surface, point.changes) for point in curves.device} == set(devices)
     assert len({*map(loader_key, loaders)}) > 3
 

@@ -16,7 +16,11 @@ from benchmarks.tables import scaling as tables
 ROOT = Path(__file__).parents[2]
 
 DOCUMENT = (ROOT / "docs" / "scaling.md").read_text()
-RESULTS = [path for path in (ROOT / "benchmarks" / "results").glob("scaling-*.json") if "quick" not in path.name]
+RESULTS = [
+    path
+    for path in (ROOT / "benchmarks" / "results").glob("scaling-*.json")
+    if "quick" not in path.name
+]
 NOT_RUN = "TODO-RUN"
 GRADIENT_BYTES = 1.4e9
 BACKWARD_S = 0.2
@@ -25,7 +29,12 @@ BUCKETS_MIB = (1.0, None, 100.0, 400.0)
 
 def setting(micro: int = 64, bucket_mib: float | None = None, *, is_halved: bool = False) -> Any:
     return law.Setting(
-        micro=micro, steps=64 // micro, precision="bfloat16", workers=16, bucket_mib=bucket_mib, is_halved=is_halved
+        micro=micro,
+        steps=64 // micro,
+        precision="bfloat16",
+        workers=16,
+        bucket_mib=bucket_mib,
+        is_halved=is_halved,
     )
 
 
@@ -58,7 +67,9 @@ def test_the_document_says_that_it_is_a_simulation() -> None:
 
 
 def test_the_documents_law_is_the_models() -> None:
-    told = [line.strip() for line in DOCUMENT.splitlines() if line.startswith("    ") and "(n)" in line]
+    told = [
+        line.strip() for line in DOCUMENT.splitlines() if line.startswith("    ") and "(n)" in line
+    ]
     assert told
     assert all(line in (law.__doc__ or "") for line in told)
 
@@ -80,9 +91,15 @@ def test_equal_buckets_expose_what_sending_one_by_one_leaves(ranks: int, buckets
     bucket_mib = GRADIENT_BYTES / buckets / 2**20
     exchange = law.Exchange(sent_bytes=GRADIENT_BYTES, buckets=buckets, backward_s=BACKWARD_S)
     one_by_one_s = cluster.exposed_one_by_one_s(
-        setting(bucket_mib=bucket_mib), ranks, cluster.FLAT.network, cluster.JOB, backward_s=BACKWARD_S
+        setting(bucket_mib=bucket_mib),
+        ranks,
+        cluster.FLAT.network,
+        cluster.JOB,
+        backward_s=BACKWARD_S,
     )
-    assert law.exposed_s(exchange, ranks, cluster.FLAT.network) == pytest.approx(one_by_one_s, rel=1e-6)
+    assert law.exposed_s(exchange, ranks, cluster.FLAT.network) == pytest.approx(
+        one_by_one_s, rel=1e-6
+    )
 
 
 @pytest.mark.parametrize("bucket_mib", BUCKETS_MIB)

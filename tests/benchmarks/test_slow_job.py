@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.settings.budget import Budget
+from autotune.config.plan import Budget
 from benchmarks.replay.product import WholeSearch, search_whole
 from benchmarks.replay.slow_machine import SlowMachine
 from benchmarks.slow_job import simulate, simulated_step_s, slow_job
@@ -18,11 +18,15 @@ LAWS = {"large": 0.1, "small": 0.3}
 
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("seed", range(3))
-def test_a_default_search_of_a_minutes_build_proves_its_gain_with_few_builds(law: str, seed: int) -> None:
+def test_a_default_search_of_a_minutes_build_proves_its_gain_with_few_builds(
+    law: str, seed: int
+) -> None:
     found = simulate(law, seed, shares=True)
     assert found["builds"] <= 5, "the shared process, and one for each further run"
     assert found["verdict"] == "faster"
-    assert found["speedup"] > 1.7, "16 bits bring 2.2 at the most, a larger batch a little more, shrunk by the prior"
+    assert found["speedup"] > 1.7, (
+        "16 bits bring 2.2 at the most, a larger batch a little more, shrunk by the prior"
+    )
 
 
 @pytest.mark.xfail(strict=True, reason="each further run builds: 420 to 570 s in all")
@@ -46,11 +50,15 @@ def test_what_is_recommended_runs_again_as_the_first_of_a_process() -> None:
     assert first > 0
     assert again
     assert {*again} == {0}
-    assert {run.earlier_trials for run in whole.found.records[0].runs} == {0}, "its trial is right after the probe"
+    assert {run.earlier_trials for run in whole.found.records[0].runs} == {0}, (
+        "its trial is right after the probe"
+    )
 
 
 def test_the_best_is_what_runs_again_also_where_its_batch_is_larger() -> None:
-    machine = SlowMachine(lambda config: 0.02 + 1e-4 * config.micro_batch_size, build_s=60.0, noise=0.1)
+    machine = SlowMachine(
+        lambda config: 0.02 + 1e-4 * config.micro_batch_size, build_s=60.0, noise=0.1
+    )
     whole = search_whole(replace(plan_for(slow_job(Path()), "auto"), seed=0), machine)
     assert whole.found.best is not None
     assert whole.found.batch_ratio(whole.found.best.config) > 1
@@ -66,8 +74,14 @@ def test_with_little_training_to_come_the_search_ends_sooner() -> None:
     assert short.found.ended_because.code == "costs_more_than_it_saves"
 
 
-def searched(*, pace: float = 1.0, training_hours: float | None = None) -> tuple[WholeSearch, SlowMachine]:
+def searched(
+    *, pace: float = 1.0, training_hours: float | None = None
+) -> tuple[WholeSearch, SlowMachine]:
     """A search, and the machine that it ran on; steps take so many times as long."""
-    machine = SlowMachine(lambda config: pace * simulated_step_s(config, LAWS["large"]), build_s=60.0)
+    machine = SlowMachine(
+        lambda config: pace * simulated_step_s(config, LAWS["large"]), build_s=60.0
+    )
     budget = Budget(training_hours=training_hours)
-    return search_whole(replace(plan_for(slow_job(Path()), "auto"), seed=0), machine, budget=budget), machine
+    return search_whole(
+        replace(plan_for(slow_job(Path()), "auto"), seed=0), machine, budget=budget
+    ), machine

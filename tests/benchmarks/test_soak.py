@@ -16,10 +16,15 @@ from benchmarks.measures.endurance.trend import trend_of
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="what a process holds is read from /proc")
-def test_trials_leave_nothing_with_the_process_that_searches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trials_leave_nothing_with_the_process_that_searches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # the soak gives both a place of their own
     monkeypatch.setattr(tempfile, "tempdir", None)
-    for module in (calls, searching):  # the soak has them decide by few runs: here, for this test alone
+    for module in (
+        calls,
+        searching,
+    ):  # the soak has them decide by few runs: here, for this test alone
         monkeypatch.setattr(module, "run_plan", module.run_plan)
     found = SOAK.run("one_search_of_10", tmp_path)
     assert found["outcomes"] == {"ok": 10}
@@ -30,7 +35,10 @@ def test_trials_leave_nothing_with_the_process_that_searches(tmp_path: Path, mon
 def test_what_each_trial_adds_is_the_slope_whatever_single_notes_show() -> None:
     chance = random.Random(0)
     found = trend_of(
-        [100.0 + 20.0 * trial + chance.gauss(0, 30) + (5000.0 if trial == 70 else 0) for trial in range(200)]
+        [
+            100.0 + 20.0 * trial + chance.gauss(0, 30) + (5000.0 if trial == 70 else 0)
+            for trial in range(200)
+        ]
     )
     assert found.low < 20.0 < found.high
     assert found.high - found.low < 2.0

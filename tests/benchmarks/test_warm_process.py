@@ -20,10 +20,16 @@ def rounds_of(
     chance, found = random.Random(0), []
     for _ in range(ROUNDS):
         order, luck = chance.sample(range(POINTS), POINTS), chance.gauss(0, shared)
-        warm = [bias + luck + chance.gauss(0, own) + (of_first if order[0] == point else 0) for point in range(POINTS)]
+        warm = [
+            bias + luck + chance.gauss(0, own) + (of_first if order[0] == point else 0)
+            for point in range(POINTS)
+        ]
         sides = {"fresh": [chance.gauss(0, own) for _ in range(POINTS)], "warm": warm}
         figures = {
-            way: [{"samples_per_s": 100 * exp(log_rate), "peak_memory_bytes": 2**20} for log_rate in log_rates]
+            way: [
+                {"samples_per_s": 100 * exp(log_rate), "peak_memory_bytes": 2**20}
+                for log_rate in log_rates
+            ]
             for way, log_rates in sides.items()
         }
         found.append({"order": order, "fresh_s": 20.0, "warm_s": 8.0, **figures})
@@ -40,7 +46,9 @@ def test_a_bias_is_found_with_its_error() -> None:
 def test_luck_that_all_points_of_a_process_share_is_no_part_of_their_ratios() -> None:
     told = told_of(rounds_of(shared=0.05), POINTS)
     assert told["spread"]["warm"] > 3 * told["spread"]["fresh"]
-    assert told["spread_over_baseline"]["warm"] == pytest.approx(told["spread_over_baseline"]["fresh"], rel=0.3)
+    assert told["spread_over_baseline"]["warm"] == pytest.approx(
+        told["spread_over_baseline"]["fresh"], rel=0.3
+    )
 
 
 def test_what_the_first_point_of_a_process_has_shows_at_its_place() -> None:

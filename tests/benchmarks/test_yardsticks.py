@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from autotune import TrainingConfig
-from autotune.protocol.jobs import WindowRules
+from autotune.policy import WindowRules
 from autotune.records.trial import TrialResult
 from benchmarks import surfaces
 from benchmarks.cases.cpu import Case
@@ -51,7 +51,11 @@ class Copies(TorchFunctionMode):
         self.non_blocking: list[bool] = []
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Any = None,
     ) -> Any:
         given = kwargs or {}
         if func is Tensor.to and "non_blocking" in given:
@@ -64,14 +68,20 @@ def test_plain_loops_are_forked_one_after_another_and_one_that_fails_leaves_the_
     times: dict[str, Any] = {"seconds": 0.1, "skip_s": 0.0, "forks": forks}
     try:
         first = run_plain(
-            "benchmarks.cases.cpu:queue_trap", {"micro_batch_size": 2}, arguments={"stall_s": 0.0}, **times
+            "benchmarks.cases.cpu:queue_trap",
+            {"micro_batch_size": 2},
+            arguments={"stall_s": 0.0},
+            **times,
         )
         with pytest.raises(RuntimeError, match="has no attribute 'none'"):
             run_plain("benchmarks.cases.cpu:none", {}, **times)
         with pytest.raises(RuntimeError, match="ended with -9"):
             run_plain("benchmarks.cases.cpu:queue_trap", {}, deadline_s=0.1, **times)
         again = run_plain(
-            "benchmarks.cases.cpu:queue_trap", {"micro_batch_size": 2}, arguments={"stall_s": 0.0}, **times
+            "benchmarks.cases.cpu:queue_trap",
+            {"micro_batch_size": 2},
+            arguments={"stall_s": 0.0},
+            **times,
         )
     finally:
         forks.close()
@@ -83,7 +93,9 @@ def test_plain_loops_are_forked_one_after_another_and_one_that_fails_leaves_the_
 def test_the_plain_loop_copies_as_a_trial_does_by_pin_memory(pin_memory: bool) -> None:
     stepper = Stepper(CASE, {"pin_memory": pin_memory}, CPU)
     with Copies() as copies:
-        stepper.train([torch.zeros(3, 4), torch.zeros(3, dtype=torch.long)], is_last=True, share=1.0)
+        stepper.train(
+            [torch.zeros(3, 4), torch.zeros(3, dtype=torch.long)], is_last=True, share=1.0
+        )
     assert copies.non_blocking == [pin_memory, pin_memory]
 
 
@@ -97,8 +109,12 @@ print(torch.get_float32_matmul_precision(), torch.backends.cuda.matmul.allow_tf3
 
 
 def test_tf32_of_the_plain_loop_can_be_read_as_torch_compile_reads_it() -> None:
-    folder = Path(gpu_watch.__file__).parents[2]  # in a process of its own: precision is the process's
-    done = subprocess.run([sys.executable, "-c", TF32], cwd=folder, capture_output=True, text=True, check=False)
+    folder = Path(gpu_watch.__file__).parents[
+        2
+    ]  # in a process of its own: precision is the process's
+    done = subprocess.run(
+        [sys.executable, "-c", TF32], cwd=folder, capture_output=True, text=True, check=False
+    )
     assert done.stdout.split() == ["high", "True", "True"], done.stderr
 
 
@@ -131,8 +147,13 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("CUDA's driver is played by a library that gcc makes")
     source, library = tmp_path / "driver.c", tmp_path / "libcuda.so.1"
     source.write_text(DRIVER)
-    subprocess.run([compiler, "-shared", "-fPIC", "-Wall", "-Werror", str(source), "-o", str(library)], check=True)
-    monkeypatch.setenv("LD_LIBRARY_PATH", f"{tmp_path}{os.pathsep}{os.environ.get('LD_LIBRARY_PATH', '')}")
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-Wall", "-Werror", str(source), "-o", str(library)],
+        check=True,
+    )
+    monkeypatch.setenv(
+        "LD_LIBRARY_PATH", f"{tmp_path}{os.pathsep}{os.environ.get('LD_LIBRARY_PATH', '')}"
+    )
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
@@ -150,7 +171,9 @@ def test_a_device_that_is_not_there_is_told() -> None:
         gpu_watch.cuda_uuid(2)
 
 
-@pytest.mark.parametrize("grid", [*GRIDS.values(), *grids_for("cuda").values()], ids=[*GRIDS, *grids_for("cuda")])
+@pytest.mark.parametrize(
+    "grid", [*GRIDS.values(), *grids_for("cuda").values()], ids=[*GRIDS, *grids_for("cuda")]
+)
 def test_the_first_points_of_a_surface_are_spread_over_its_grid(grid: Grid) -> None:
     ordered, points = spread_order(grid), grid.configs()
     assert len(ordered) == len(points)
@@ -169,7 +192,9 @@ def test_a_sitting_goes_on_where_the_last_one_ended() -> None:
     visits = [(point, number) for point, number in every if number == 0]
     assert [point for point, _ in visits] == spread_order(grid)[:20]
     assert len(every) == 20 + 4, "a fifth of them once more"
-    trials = tuple(RecordedTrial(point, visit, TrialResult(outcome="oom")) for point, visit in every[:7])
+    trials = tuple(
+        RecordedTrial(point, visit, TrialResult(outcome="oom")) for point, visit in every[:7]
+    )
     surface = Surface(header={"limit_bytes": 1}, trials=trials, curves=None, curves_s=0.0)
     assert missing_visits(grid, surface, **wanted) == every[7:]
 
@@ -181,7 +206,12 @@ def test_the_watch_samples_the_device_that_cuda_counts_first(
 ) -> None:
     nvml.play(devices=2, memory_reserved=0, energy_mj=(1000, 2000, 3000))
     for index, digit in enumerate("01"):
-        nvml.play(**{f"{index}.uuid": f"GPU-{UUID(hex=f'1{digit}' * 16)}", f"{index}.memory_used": (index + 1) * 10**9})
+        nvml.play(
+            **{
+                f"{index}.uuid": f"GPU-{UUID(hex=f'1{digit}' * 16)}",
+                f"{index}.memory_used": (index + 1) * 10**9,
+            }
+        )
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     with gpu_watch.GpuWatch() as watch:
@@ -195,7 +225,9 @@ def test_the_watch_samples_the_device_that_cuda_counts_first(
 
 
 @pytest.mark.usefixtures("driver")
-def test_a_device_that_nvml_does_not_know_leaves_the_watch_blind_and_says_so(nvml: NvmlStub) -> None:
+def test_a_device_that_nvml_does_not_know_leaves_the_watch_blind_and_says_so(
+    nvml: NvmlStub,
+) -> None:
     with gpu_watch.GpuWatch() as watch:
         pass
     assert (watch.samples, watch.idle_bytes, watch.peak_bytes(0.0, 1e12)) == ([], None, None)
@@ -203,7 +235,9 @@ def test_a_device_that_nvml_does_not_know_leaves_the_watch_blind_and_says_so(nvm
     assert nvml.references == 0
 
 
-def test_a_driver_that_does_not_answer_is_an_error_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_does_not_answer_is_an_error_of_the_system(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(gpu_watch, "_ASK", "import time; time.sleep(60)")
     monkeypatch.setattr(gpu_watch, "_ANSWER_WITHIN_S", 0.2)
     with pytest.raises(OSError, match="does not answer"):
@@ -217,7 +251,9 @@ def test_pinned_copies_belong_to_the_loader_in_the_curves_of_a_surface() -> None
     assert any(point.pin_memory for point in points)
     for point in points:
         if point.pin_memory:
-            assert (point.amp_dtype, point.channels_last) == ("float32", False), "no device setting beside it"
+            assert (point.amp_dtype, point.channels_last) == ("float32", False), (
+                "no device setting beside it"
+            )
             assert point.micro_batch_size == own["micro_batch_size"] or point.num_workers == 16
 
 
@@ -229,13 +265,23 @@ def test_a_workload_whose_libraries_are_missing_is_left_out_of_a_sitting(
 
     grid = replace(grids_for("cuda")["jpeg"], case=case)
     arguments = Namespace(points=1, visits=1, contender_visits=1, best=None)
-    surfaces._record("jpeg", grid, surfaces._File(tmp_path / "jpeg"), {}, arguments, surfaces._Sitting(ends_at=inf))
+    surfaces._record(
+        "jpeg",
+        grid,
+        surfaces._File(tmp_path / "jpeg"),
+        {},
+        arguments,
+        surfaces._Sitting(ends_at=inf),
+    )
     assert "no Pillow" in capsys.readouterr().err
 
 
 def test_only_points_among_the_best_whose_error_is_too_large_are_visited_again() -> None:
     own, *others = grids_for("cpu")["text"].configs()[:6]
-    seen = {config: [1000.0 + 100 * place, 1010.0 + 100 * place] * 3 for place, config in enumerate([own, *others])}
+    seen = {
+        config: [1000.0 + 100 * place, 1010.0 + 100 * place] * 3
+        for place, config in enumerate([own, *others])
+    }
     seen[others[3]] = [1400.0]
     trials = tuple(
         RecordedTrial(config, number, measured(rate))

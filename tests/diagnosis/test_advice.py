@@ -7,26 +7,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.analysis.forecast.expectation import apply_changes
-from autotune.analysis.forecast.job_forecast import Pair, expected_rates
-from autotune.analysis.forecast.observations import configured_points, rate_observations
-from autotune.analysis.forecast.rate_model import RateModel
-from autotune.diagnosis.advice import rank_advice
+from autotune.config.environment import DeviceKind, Environment
+from autotune.config.plan import Objective, OptimizerFacts, SearchSpace
+from autotune.config.training_config import TrainingConfig
+from autotune.diagnosis.advice import LEAST_GAIN, rank_advice
 from autotune.diagnosis.bottlenecks import find_bottlenecks
-from autotune.diagnosis.gains import LEAST_GAIN
 from autotune.messages.trials import no_time_left
+from autotune.models.forecast import Pair, apply_changes, expected_rates
+from autotune.models.observations import configured_points, rate_observations
+from autotune.models.throughput import RateModel
 from autotune.records.breakdown import FormatCost
-from autotune.records.diagnosis import Advice, Curves, Evidence
 from autotune.records.measurement import Ceilings
+from autotune.records.result import Advice, Curves, Evidence
 from autotune.records.trial import TrialRecord, TrialResult
-from autotune.settings.environment import DeviceKind, Environment
-from autotune.settings.objective import Objective
-from autotune.settings.search_space import SearchSpace
-from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import OptimizerFacts
-from autotune.space.default_ranges import Basis
-from autotune.space.resolved_space import resolve
-from tests.factories import CPU, GPU, make_breakdown, make_evidence, make_facts, make_loader_costs, make_point
+from autotune.space.ranges import Basis
+from autotune.space.space import resolve
+from tests.factories import (
+    CPU,
+    GPU,
+    make_breakdown,
+    make_evidence,
+    make_facts,
+    make_loader_costs,
+    make_point,
+)
 
 WAITING = make_breakdown(wait=0.8)
 IN_TURNS = CPU.model_copy(update={"cores": 64})
@@ -40,7 +44,9 @@ def ranked(evidence: Evidence) -> tuple[Advice, ...]:
 def on_settings(evidence: Evidence) -> list[tuple[dict[str, object], Any]]:
     """Advised settings with their gains; a tenth is left to what the model expects beside the looks."""
     found = [piece for piece in ranked(evidence) if piece.settings]
-    return [(piece.settings, pytest.approx(piece.expected_gain, rel=0.1, abs=1e-3)) for piece in found]
+    return [
+        (piece.settings, pytest.approx(piece.expected_gain, rel=0.1, abs=1e-3)) for piece in found
+    ]
 
 
 def remedies(evidence: Evidence) -> dict[str, Advice]:
@@ -49,33 +55,49 @@ def remedies(evidence: Evidence) -> dict[str, Advice]:
 
 
 def loader_curve(*rates: tuple[int, float]) -> Curves:
-    return Curves(loader=tuple(make_point(rate, num_workers=n, persistent_workers=True) for n, rate in rates))
+    return Curves(
+        loader=tuple(make_point(rate, num_workers=n, persistent_workers=True) for n, rate in rates)
+    )
 
 
 def test_workers_are_advised_up_to_the_devices_ceiling() -> None:
     # the loader holds the device at 250; with 8 workers it reaches 2000, so that the device holds it
     curves = loader_curve((1, 240.0), (2, 480.0), (8, 2000.0))
-    evidence = make_evidence(250.0, breakdown=WAITING, curves=curves, loader_ceiling=250.0, device_ceiling=1000.0)
+    evidence = make_evidence(
+        250.0, breakdown=WAITING, curves=curves, loader_ceiling=250.0, device_ceiling=1000.0
+    )
     assert on_settings(evidence) == [({"num_workers": 8, "persistent_workers": True}, 3.0)]
     assert remedies(evidence) == {}
 
 
 def test_among_equal_rates_the_fewest_workers_are_advised() -> None:
     curves = loader_curve((4, 1990.0), (8, 2000.0), (16, 2010.0))
-    evidence = make_evidence(200.0, breakdown=WAITING, curves=curves, loader_ceiling=250.0, device_ceiling=5000.0)
+    evidence = make_evidence(
+        200.0, breakdown=WAITING, curves=curves, loader_ceiling=250.0, device_ceiling=5000.0
+    )
     assert on_settings(evidence)[0][0]["num_workers"] == 4
 
 
-H200_LOADER = ((1, 382.0, 0.047), (4, 1425.0, 0.134), (8, 2189.0, 0.145), (16, 4430.0, 0.187), (32, 4685.0, 2.162))
+H200_LOADER = (
+    (1, 382.0, 0.047),
+    (4, 1425.0, 0.134),
+    (8, 2189.0, 0.145),
+    (16, 4430.0, 0.187),
+    (32, 4685.0, 2.162),
+)
 """Workers, rates and errors of gpu-nvidia-h200.json, `diagnosis`."""
 
 
 @pytest.mark.parametrize(
     ("known", "advised"),
     [
-        pytest.param(H200_LOADER, [16], id="32 workers gain 5.7 % over 16, with an error of several hundred"),
+        pytest.param(
+            H200_LOADER, [16], id="32 workers gain 5.7 % over 16, with an error of several hundred"
+        ),
         pytest.param(H200_LOADER[-1:], [], id="what 32 workers reach is not known"),
-        pytest.param(((8, 2189.0, None), (16, 4430.0, 0.4)), [8], id="twice the rate, within its error"),
+        pytest.param(
+            ((8, 2189.0, None), (16, 4430.0, 0.4)), [8], id="twice the rate, within its error"
+        ),
         pytest.param(((8, 2189.0, 0.4), (16, 4430.0, None)), [16], id="its own error alone counts"),
         pytest.param(((8, 2189.0, None), (16, 2300.0, None)), [16], id="no error is known"),
     ],
@@ -83,23 +105,34 @@ H200_LOADER = ((1, 382.0, 0.047), (4, 1425.0, 0.134), (8, 2189.0, 0.145), (16, 4
 def test_workers_whose_gain_is_within_its_error_are_not_advised_over_fewer(
     known: tuple[tuple[int, float, float | None], ...], advised: list[int]
 ) -> None:
-    points = [make_point(rate, relative_sd=sd, num_workers=n, persistent_workers=True) for n, rate, sd in known]
+    points = [
+        make_point(rate, relative_sd=sd, num_workers=n, persistent_workers=True)
+        for n, rate, sd in known
+    ]
     curves = Curves(loader=tuple(points))
-    evidence = make_evidence(716.0, breakdown=WAITING, curves=curves, loader_ceiling=733.0, device_ceiling=1e5)
+    evidence = make_evidence(
+        716.0, breakdown=WAITING, curves=curves, loader_ceiling=733.0, device_ceiling=1e5
+    )
     assert [settings["num_workers"] for settings, _ in on_settings(evidence)] == advised
 
 
 def test_the_error_of_an_ample_loader_counts_for_little() -> None:
     point = make_point(20_000.0, relative_sd=0.5, num_workers=8, persistent_workers=True)
     evidence = make_evidence(
-        700.0, breakdown=WAITING, curves=Curves(loader=(point,)), loader_ceiling=733.0, device_ceiling=1000.0
+        700.0,
+        breakdown=WAITING,
+        curves=Curves(loader=(point,)),
+        loader_ceiling=733.0,
+        device_ceiling=1000.0,
     )
     assert [settings["num_workers"] for settings, _ in on_settings(evidence)] == [8]
 
 
 def test_workers_that_lose_to_none_are_not_advised() -> None:
     curves = loader_curve((1, 100.0), (2, 180.0))
-    evidence = make_evidence(200.0, breakdown=WAITING, curves=curves, loader_ceiling=250.0, device_ceiling=1000.0)
+    evidence = make_evidence(
+        200.0, breakdown=WAITING, curves=curves, loader_ceiling=250.0, device_ceiling=1000.0
+    )
     assert on_settings(evidence) == []
 
 
@@ -108,8 +141,14 @@ def test_on_the_cpu_loader_and_device_share_the_cores() -> None:
     points = [make_point(1900.0, cpu_s=2e-3, num_workers=4, persistent_workers=True)]
     curves = Curves(loader=tuple(points), device=(make_point(2000.0, cpu_s=2e-3),))
     costs = make_loader_costs(2e-3)
-    measured: dict[str, Any] = {"breakdown": WAITING, "loader_costs": costs, "loader_ceiling": 500.0}
-    evidence = make_evidence(400.0, environment=CPU, curves=curves, device_ceiling=2000.0, **measured)
+    measured: dict[str, Any] = {
+        "breakdown": WAITING,
+        "loader_costs": costs,
+        "loader_ceiling": 500.0,
+    }
+    evidence = make_evidence(
+        400.0, environment=CPU, curves=curves, device_ceiling=2000.0, **measured
+    )
     assert on_settings(evidence) == [({"num_workers": 4, "persistent_workers": True}, 1.5)]
     # beside a GPU today's 500 are missed by a fifth, which stays lost of the 1900
     on_gpu = make_evidence(400.0, environment=GPU, curves=curves, device_ceiling=2000.0, **measured)
@@ -119,10 +158,17 @@ def test_on_the_cpu_loader_and_device_share_the_cores() -> None:
 def test_both_sides_together_are_advised_where_they_beat_each() -> None:
     curves = Curves(
         loader=(make_point(3000.0, num_workers=4, persistent_workers=True),),
-        device=(make_point(1000.0, cpu_s=1e-3), make_point(2000.0, cpu_s=5e-4, amp_dtype="bfloat16")),
+        device=(
+            make_point(1000.0, cpu_s=1e-3),
+            make_point(2000.0, cpu_s=5e-4, amp_dtype="bfloat16"),
+        ),
         threads=1,
     )
-    measured: dict[str, Any] = {"breakdown": WAITING, "loader_ceiling": 1000.0, "device_ceiling": 1000.0}
+    measured: dict[str, Any] = {
+        "breakdown": WAITING,
+        "loader_ceiling": 1000.0,
+        "device_ceiling": 1000.0,
+    }
     evidence = make_evidence(500.0, environment=IN_TURNS, curves=curves, **measured)
     together = {"num_workers": 4, "persistent_workers": True, "amp_dtype": "bfloat16"}
     found = on_settings(evidence)
@@ -138,7 +184,12 @@ def test_restarts_end_with_persistent_workers() -> None:
     breakdown = make_breakdown(wait=0.5, restart=0.5)
     curves = Curves(loader=(make_point(1000.0), make_point(4000.0, persistent_workers=True)))
     evidence = make_evidence(
-        1000.0, config=config, breakdown=breakdown, curves=curves, loader_ceiling=1000.0, device_ceiling=2000.0
+        1000.0,
+        config=config,
+        breakdown=breakdown,
+        curves=curves,
+        loader_ceiling=1000.0,
+        device_ceiling=2000.0,
     )
     assert on_settings(evidence) == [({"persistent_workers": True}, 1.0)]
 
@@ -161,20 +212,36 @@ def test_fewer_threads_end_oversubscription_whatever_the_run_reaches_today() -> 
 def test_what_today_falls_short_of_its_ceilings_by_is_expected_to_stay() -> None:
     # ceilings 1000 and 1000 in turns allow 500, but the run reaches 400: a fifth is lost, and stays lost
     curves = Curves(device=(make_point(1000.0), make_point(2000.0, amp_dtype="bfloat16")))
-    measured: dict[str, Any] = {"breakdown": WAITING, "loader_ceiling": 1000.0, "device_ceiling": 1000.0}
-    evidence = make_evidence(400.0, environment=IN_TURNS, curves=curves, loader_costs=None, **measured)
-    assert on_settings(evidence) == [({"amp_dtype": "bfloat16"}, 0.37)]  # 1/3 but for what of it may be chance
+    measured: dict[str, Any] = {
+        "breakdown": WAITING,
+        "loader_ceiling": 1000.0,
+        "device_ceiling": 1000.0,
+    }
+    evidence = make_evidence(
+        400.0, environment=IN_TURNS, curves=curves, loader_costs=None, **measured
+    )
+    assert on_settings(evidence) == [
+        ({"amp_dtype": "bfloat16"}, 0.37)
+    ]  # 1/3 but for what of it may be chance
 
 
 def test_beside_a_gpu_a_faster_device_does_not_help_a_slow_loader() -> None:
     curves = Curves(device=(make_point(1000.0), make_point(2000.0, amp_dtype="bfloat16")))
-    measured: dict[str, Any] = {"loader_costs": None, "loader_ceiling": 500.0, "device_ceiling": 1000.0}
+    measured: dict[str, Any] = {
+        "loader_costs": None,
+        "loader_ceiling": 500.0,
+        "device_ceiling": 1000.0,
+    }
     assert on_settings(make_evidence(500.0, breakdown=WAITING, curves=curves, **measured)) == []
 
 
 def test_points_that_failed_or_change_the_other_side_are_not_advised() -> None:
     curves = Curves(
-        loader=(make_point(None, num_workers=8), make_point(9e9, micro_batch_size=64), make_point(9e9)),
+        loader=(
+            make_point(None, num_workers=8),
+            make_point(9e9, micro_batch_size=64),
+            make_point(9e9),
+        ),
         device=(make_point(None, amp_dtype="float16"), make_point(9e9, num_workers=2)),
     )
     assert on_settings(make_evidence(breakdown=WAITING, curves=curves)) == []
@@ -191,28 +258,42 @@ def test_a_batch_larger_than_the_dataset_is_not_advised() -> None:
     [
         ({}, 1.0, {}),
         ({"copy_s": 4e-3}, 1.0, {}),
-        ({"copy_s": 4e-3, "pinned_copy_s": 1e-3}, 1 / (1 - 0.5 * 0.75) - 1, {"copy_s": 4e-3, "pinned_copy_s": 1e-3}),
+        (
+            {"copy_s": 4e-3, "pinned_copy_s": 1e-3},
+            1 / (1 - 0.5 * 0.75) - 1,
+            {"copy_s": 4e-3, "pinned_copy_s": 1e-3},
+        ),
     ],
 )
 def test_pinning_saves_the_time_by_which_pinned_copies_are_shorter(
     copies: dict[str, float], gain: float, figures: dict[str, float]
 ) -> None:
-    evidence = make_evidence(1000.0, breakdown=make_breakdown(copy=0.5), loader_costs=make_loader_costs(**copies))
+    evidence = make_evidence(
+        1000.0, breakdown=make_breakdown(copy=0.5), loader_costs=make_loader_costs(**copies)
+    )
     assert on_settings(evidence) == [({"pin_memory": True}, pytest.approx(gain, abs=1e-3))]
     (pin,) = [piece for piece in ranked(evidence) if piece.settings]
     assert pin.kind == "pin_memory"
     assert pin.figures.items() >= {"share": 0.5, **figures}.items()
 
 
-@pytest.mark.parametrize(("copy", "pinned", "gain"), [(1500.0, 4500.0, 0.35), (1500.0, 1400.0, None), (1e6, 3e6, None)])
+@pytest.mark.parametrize(
+    ("copy", "pinned", "gain"), [(1500.0, 4500.0, 0.35), (1500.0, 1400.0, None), (1e6, 3e6, None)]
+)
 def test_pinning_should_win_what_the_ceilings_of_both_copies_allow(
     copy: float, pinned: float, gain: float | None
 ) -> None:
     # 1,000 samples/s of the device, and copies that add to it
     curves = Curves(copy=(make_point(copy), make_point(pinned, pin_memory=True)))
     rate = 1 / (1 / 1000 + 1 / copy)
-    measured: dict[str, Any] = {"loader_ceiling": 1e5, "device_ceiling": 1000.0, "copy_ceiling": copy}
-    evidence = make_evidence(rate, curves=curves, breakdown=make_breakdown(copy=min(0.99, rate / copy)), **measured)
+    measured: dict[str, Any] = {
+        "loader_ceiling": 1e5,
+        "device_ceiling": 1000.0,
+        "copy_ceiling": copy,
+    }
+    evidence = make_evidence(
+        rate, curves=curves, breakdown=make_breakdown(copy=min(0.99, rate / copy)), **measured
+    )
     found = [piece for piece in ranked(evidence) if piece.settings]
     if gain is None:
         assert found == []
@@ -222,13 +303,25 @@ def test_pinning_should_win_what_the_ceilings_of_both_copies_allow(
     assert pin.expected_gain == pytest.approx(gain, abs=0.08)
     assert pin.expected_samples_per_s is not None
     assert pin.expected_samples_per_s <= 1000.0, "no more than the device alone"
-    assert pin.figures.items() >= {"pageable_samples_per_s": copy, "pinned_samples_per_s": pinned}.items()
+    assert (
+        pin.figures.items()
+        >= {"pageable_samples_per_s": copy, "pinned_samples_per_s": pinned}.items()
+    )
 
 
 def test_pinning_does_not_help_behind_a_slow_loader() -> None:
     curves = Curves(copy=(make_point(1500.0), make_point(4500.0, pin_memory=True)))
-    measured: dict[str, Any] = {"loader_ceiling": 200.0, "device_ceiling": 1000.0, "copy_ceiling": 1500.0}
-    assert on_settings(make_evidence(200.0, curves=curves, breakdown=WAITING, loader_costs=None, **measured)) == []
+    measured: dict[str, Any] = {
+        "loader_ceiling": 200.0,
+        "device_ceiling": 1000.0,
+        "copy_ceiling": 1500.0,
+    }
+    assert (
+        on_settings(
+            make_evidence(200.0, curves=curves, breakdown=WAITING, loader_costs=None, **measured)
+        )
+        == []
+    )
 
 
 def test_pinned_copies_that_are_no_faster_are_not_advised() -> None:
@@ -264,14 +357,20 @@ def jpegs_on_an_h200(*, num_workers: int = 4, cores: int = 16, **changes: Any) -
 
 def workers_of(evidence: Evidence) -> list[object]:
     """The workers of each piece of advice that has some."""
-    return [piece.settings["num_workers"] for piece in ranked(evidence) if "num_workers" in piece.settings]
+    return [
+        piece.settings["num_workers"]
+        for piece in ranked(evidence)
+        if "num_workers" in piece.settings
+    ]
 
 
 LATE = make_point(None, num_workers=16).model_copy(update={"reason": no_time_left()})
 
 
 @pytest.mark.parametrize("curves", [Curves(), Curves(loader=(make_point(677.0), LATE))])
-def test_workers_that_there_was_no_time_to_measure_are_advised_before_cheaper_items(curves: Curves) -> None:
+def test_workers_that_there_was_no_time_to_measure_are_advised_before_cheaper_items(
+    curves: Curves,
+) -> None:
     more, *others = ranked(jpegs_on_an_h200(curves=curves))
     assert (more.kind, more.settings) == ("add_workers", {"num_workers": 16})
     assert more.expected_gain == pytest.approx(2.6, abs=0.5)  # 2.9 in fact
@@ -299,14 +398,27 @@ def test_workers_are_advised_where_the_training_process_loads() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        pytest.param({"curves": Curves(loader=(make_point(677.0, num_workers=8),))}, id="eight were measured"),
-        pytest.param({"curves": Curves(loader=(make_point(None, num_workers=16),))}, id="sixteen failed"),
+        pytest.param(
+            {"curves": Curves(loader=(make_point(677.0, num_workers=8),))}, id="eight were measured"
+        ),
+        pytest.param(
+            {"curves": Curves(loader=(make_point(None, num_workers=16),))}, id="sixteen failed"
+        ),
         pytest.param({"num_workers": 16}, id="all cores have one"),
-        pytest.param({"loader_costs": make_loader_costs(5e-3, item_cpu_s=1e-3)}, id="items wait for I/O"),
+        pytest.param(
+            {"loader_costs": make_loader_costs(5e-3, item_cpu_s=1e-3)}, id="items wait for I/O"
+        ),
         pytest.param({"loader_costs": None}, id="what an item costs is not known"),
-        pytest.param({"loader_costs": make_loader_costs(5e-3, item_bytes=2.0**24)}, id="their batches fill the RAM"),
-        pytest.param({"facts": make_facts(is_sharded=False)}, id="each worker would read all of the stream"),
-        pytest.param({"breakdown": make_breakdown(wait=0.02)}, id="the loader does not hold the device up"),
+        pytest.param(
+            {"loader_costs": make_loader_costs(5e-3, item_bytes=2.0**24)},
+            id="their batches fill the RAM",
+        ),
+        pytest.param(
+            {"facts": make_facts(is_sharded=False)}, id="each worker would read all of the stream"
+        ),
+        pytest.param(
+            {"breakdown": make_breakdown(wait=0.02)}, id="the loader does not hold the device up"
+        ),
     ],
 )
 def test_workers_are_not_advised_by_calculation(changes: dict[str, Any]) -> None:
@@ -316,7 +428,11 @@ def test_workers_are_not_advised_by_calculation(changes: dict[str, Any]) -> None
 def test_cpu_work_beyond_every_setting_gets_its_own_figures() -> None:
     # 8 cores for a device of 10,000 samples/s: 0.8 ms an item at most, or 21 cores for 2.1 ms
     evidence = make_evidence(
-        400.0, breakdown=WAITING, loader_costs=make_loader_costs(2.1e-3), loader_ceiling=470.0, device_ceiling=10_000.0
+        400.0,
+        breakdown=WAITING,
+        loader_costs=make_loader_costs(2.1e-3),
+        loader_ceiling=470.0,
+        device_ceiling=10_000.0,
     )
     found = remedies(evidence)
     assert list(found) == ["make_items_cheaper", "cache_items"]
@@ -335,7 +451,11 @@ def test_cpu_work_beyond_every_setting_gets_its_own_figures() -> None:
 def test_cpu_work_for_which_there_are_cores_is_not_to_be_made_cheaper() -> None:
     # 8 cores for 2,000 samples/s allow 4 ms of each; an item takes 1 ms
     evidence = make_evidence(
-        900.0, breakdown=WAITING, loader_costs=make_loader_costs(1e-3), loader_ceiling=1000.0, device_ceiling=2000.0
+        900.0,
+        breakdown=WAITING,
+        loader_costs=make_loader_costs(1e-3),
+        loader_ceiling=1000.0,
+        device_ceiling=2000.0,
     )
     assert list(remedies(evidence)) == ["cache_items"]
 
@@ -345,13 +465,22 @@ def test_waits_for_which_there_are_workers_are_not_to_be_shortened() -> None:
     costs = make_loader_costs(2e-3, item_cpu_s=1e-4)
     curves = loader_curve((8, 1000.0))
     evidence = make_evidence(
-        90.0, breakdown=WAITING, loader_costs=costs, curves=curves, loader_ceiling=100.0, device_ceiling=2000.0
+        90.0,
+        breakdown=WAITING,
+        loader_costs=costs,
+        curves=curves,
+        loader_ceiling=100.0,
+        device_ceiling=2000.0,
     )
     assert list(remedies(evidence)) == ["cache_items"]
 
 
-@pytest.mark.parametrize(("item_cpu_s", "expected"), [(1e-4, 2000.0), (3e-3, 2000.0), (8e-3, 1000.0)])
-def test_a_stream_that_is_not_divided_among_workers_is_to_be_divided(item_cpu_s: float, expected: float) -> None:
+@pytest.mark.parametrize(
+    ("item_cpu_s", "expected"), [(1e-4, 2000.0), (3e-3, 2000.0), (8e-3, 1000.0)]
+)
+def test_a_stream_that_is_not_divided_among_workers_is_to_be_divided(
+    item_cpu_s: float, expected: float
+) -> None:
     # 2,000 samples/s of 10 ms each take 20 workers; 8 cores give 1,000 samples/s of 8 ms of CPU time
     facts = make_facts(is_iterable=True, is_sharded=False, dataset_length=None)
     evidence = make_evidence(
@@ -366,13 +495,21 @@ def test_a_stream_that_is_not_divided_among_workers_is_to_be_divided(item_cpu_s:
     assert found["shard_stream"].figures == {"workers_needed": 20}
     assert found["shard_stream"].expected_samples_per_s == pytest.approx(expected)
     if "shorten_waits" in found:
-        assert found["shorten_waits"].figures["workers_needed"] is None, "more workers would not wait at the same time"
+        assert found["shorten_waits"].figures["workers_needed"] is None, (
+            "more workers would not wait at the same time"
+        )
 
 
 def test_advice_that_rests_on_an_estimated_ceiling_says_so() -> None:
-    measured: dict[str, Any] = {"breakdown": WAITING, "loader_costs": make_loader_costs(20e-3), "loader_ceiling": 60.0}
+    measured: dict[str, Any] = {
+        "breakdown": WAITING,
+        "loader_costs": make_loader_costs(20e-3),
+        "loader_ceiling": 60.0,
+    }
     for ceiling in (1000.0, None):
-        found = remedies(make_evidence(50.0, device_ceiling=ceiling, data_wait_fraction=0.95, **measured))
+        found = remedies(
+            make_evidence(50.0, device_ceiling=ceiling, data_wait_fraction=0.95, **measured)
+        )
         assert found["make_items_cheaper"].figures["is_device_estimated"] == (ceiling is None)
 
 
@@ -388,23 +525,47 @@ def test_waiting_items_say_how_many_must_wait_at_the_same_time() -> None:
     costs = make_loader_costs(10e-3, item_cpu_s=1e-4, item_bytes=2.0**30)
     curves = loader_curve((8, 790.0))
     evidence = make_evidence(
-        90.0, breakdown=WAITING, loader_costs=costs, curves=curves, loader_ceiling=100.0, device_ceiling=2000.0
+        90.0,
+        breakdown=WAITING,
+        loader_costs=costs,
+        curves=curves,
+        loader_ceiling=100.0,
+        device_ceiling=2000.0,
     )
     found = remedies(evidence)
     assert list(found) == ["shorten_waits"]
-    figures = {"needed_s": 4e-3, "item_s": 10e-3, "workers": 8, "workers_needed": 20, "is_device_estimated": False}
+    figures = {
+        "needed_s": 4e-3,
+        "item_s": 10e-3,
+        "workers": 8,
+        "workers_needed": 20,
+        "is_device_estimated": False,
+    }
     assert found["shorten_waits"].figures == figures
 
 
 @pytest.mark.parametrize(
     ("environment", "expected"),
-    [(IN_TURNS, 5000.0), (GPU, 10_000 * 2 ** (-1 / 8))],  # 10,000 each: in turns, or side by side by a short queue
+    [
+        (IN_TURNS, 5000.0),
+        (GPU, 10_000 * 2 ** (-1 / 8)),
+    ],  # 10,000 each: in turns, or side by side by a short queue
     ids=["in turns", "side by side"],
 )
-def test_a_slow_tail_is_advised_with_the_rate_without_it(environment: Environment, expected: float) -> None:
-    costs = make_loader_costs(1e-3, item_median_s=1e-4, item_slowest_s=0.5, slow_tail_fraction=0.9, item_bytes=2.0**30)
-    measured: dict[str, Any] = {"loader_costs": costs, "loader_ceiling": 1000.0, "device_ceiling": 10_000.0}
-    (remedy,) = remedies(make_evidence(900.0, environment=environment, breakdown=WAITING, **measured)).values()
+def test_a_slow_tail_is_advised_with_the_rate_without_it(
+    environment: Environment, expected: float
+) -> None:
+    costs = make_loader_costs(
+        1e-3, item_median_s=1e-4, item_slowest_s=0.5, slow_tail_fraction=0.9, item_bytes=2.0**30
+    )
+    measured: dict[str, Any] = {
+        "loader_costs": costs,
+        "loader_ceiling": 1000.0,
+        "device_ceiling": 10_000.0,
+    }
+    (remedy,) = remedies(
+        make_evidence(900.0, environment=environment, breakdown=WAITING, **measured)
+    ).values()
     assert remedy.expected_samples_per_s == pytest.approx(expected)
     assert (remedy.kind, remedy.figures["item_slowest_s"]) == ("fix_slowest_items", 0.5)
 
@@ -417,7 +578,11 @@ def test_what_holds_workers_up_is_advised_by_itself_beside_more_of_them() -> Non
         make_point(710.0, in_order=True, persistent_workers=True),
     )
     config = TrainingConfig(num_workers=4)
-    measured: dict[str, Any] = {"breakdown": WAITING, "loader_ceiling": 700.0, "device_ceiling": 10_000.0}
+    measured: dict[str, Any] = {
+        "breakdown": WAITING,
+        "loader_ceiling": 700.0,
+        "device_ceiling": 10_000.0,
+    }
     evidence = make_evidence(690.0, config=config, curves=Curves(loader=points), **measured)
     kept = {"persistent_workers": True}
     assert [settings for settings, _ in on_settings(evidence)] == [
@@ -429,7 +594,10 @@ def test_what_holds_workers_up_is_advised_by_itself_beside_more_of_them() -> Non
 
 FORMATS = {
     "text": ("save_as_arrays", {}),
-    "image_draft": ("decode_smaller", {"width": 512, "height": 512, "to_width": 64, "to_height": 64}),
+    "image_draft": (
+        "decode_smaller",
+        {"width": 512, "height": 512, "to_width": 64, "to_height": 64},
+    ),
     "image_copy": ("store_smaller", {"width": 512, "height": 512, "to_width": 64, "to_height": 64}),
     "parquet": ("read_row_groups", {"rows": 100, "columns": 3}),
 }
@@ -437,7 +605,13 @@ FORMATS = {
 
 def of_format(kind: str, device: float, **costs: Any) -> dict[str, Advice]:
     """Remedies of a job without workers whose items, of 10 ms, spend 80 % in calls that could take a quarter."""
-    cost = {"kind": kind, "calls_per_item": 1, "item_fraction": 0.8, "now_s": 8e-3, "better_s": 2e-3}
+    cost = {
+        "kind": kind,
+        "calls_per_item": 1,
+        "item_fraction": 0.8,
+        "now_s": 8e-3,
+        "better_s": 2e-3,
+    }
     formats = (FormatCost.model_validate(cost | {"figures": FORMATS[kind][1]}),)
     measured: dict[str, Any] = {
         "loader_costs": make_loader_costs(10e-3, formats=formats, item_bytes=2.0**30, **costs),
@@ -449,7 +623,9 @@ def of_format(kind: str, device: float, **costs: Any) -> dict[str, Advice]:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_a_better_format_is_advised_with_the_rate_that_an_items_saved_share_brings(kind: str) -> None:
+def test_a_better_format_is_advised_with_the_rate_that_an_items_saved_share_brings(
+    kind: str,
+) -> None:
     code, figures = FORMATS[kind]
     advice = of_format(kind, 1e9)[code]
     assert advice.expected_samples_per_s == pytest.approx(100 / (1 - 0.8 * 0.75))
@@ -465,7 +641,9 @@ def test_a_batchs_way_from_its_worker_is_not_saved_by_a_format() -> None:
 
 def test_collating_is_not_saved_by_a_format() -> None:
     expected = of_format("text", 1e9, collate_s=32 * 10e-3)["save_as_arrays"].expected_samples_per_s
-    assert expected == pytest.approx(100 / (1 - 0.5 * 0.8 * 0.75))  # half of a sample's time is its item
+    assert expected == pytest.approx(
+        100 / (1 - 0.5 * 0.8 * 0.75)
+    )  # half of a sample's time is its item
 
 
 def test_no_format_is_advised_where_the_device_is_the_limit() -> None:
@@ -476,7 +654,9 @@ def test_small_operations_and_short_epochs_get_advice_of_their_own() -> None:
     launch = remedies(make_evidence(breakdown=make_breakdown(idle=0.5)))
     assert launch["fuse_operations"].expected_gain == pytest.approx(1.0)
     config = TrainingConfig(num_workers=2, persistent_workers=True)
-    restart = remedies(make_evidence(config=config, breakdown=make_breakdown(wait=0.5, restart=0.5)))
+    restart = remedies(
+        make_evidence(config=config, breakdown=make_breakdown(wait=0.5, restart=0.5))
+    )
     figures = {"epoch_samples": 10_000, "wanted_samples": 200_000, "share": 0.5}
     assert restart["lengthen_epochs"].figures == figures
 
@@ -484,7 +664,9 @@ def test_small_operations_and_short_epochs_get_advice_of_their_own() -> None:
 @pytest.mark.parametrize("is_pinned", [False, True])
 def test_a_host_that_waits_should_run_ahead_which_gains_its_share_at_best(is_pinned: bool) -> None:
     config, breakdown = TrainingConfig(pin_memory=is_pinned), make_breakdown(synchronise=0.4)
-    remedy = remedies(make_evidence(1000.0, config=config, breakdown=breakdown))["avoid_synchronisation"]
+    remedy = remedies(make_evidence(1000.0, config=config, breakdown=breakdown))[
+        "avoid_synchronisation"
+    ]
     assert remedy.expected_gain == pytest.approx(1 / 0.6 - 1)
     assert remedy.figures == {"share": 0.4, "is_pinned": is_pinned}
 
@@ -527,12 +709,16 @@ def test_a_diagnosis_expects_of_a_change_what_a_search_on_the_same_job_forecasts
 ) -> None:
     environment = (CPU if kind == "cpu" else GPU).model_copy(update={"cores": 4, "device_count": 2})
     curves = Curves(
-        loader=tuple(make_point(200.0 * n, 2e-3, num_workers=n, persistent_workers=True) for n in (1, 2, 4)),
+        loader=tuple(
+            make_point(200.0 * n, 2e-3, num_workers=n, persistent_workers=True) for n in (1, 2, 4)
+        ),
         device=(make_point(900.0, 1e-3), make_point(1400.0, 8e-4, amp_dtype="bfloat16")),
     )
     config = TrainingConfig(num_workers=1, persistent_workers=True, **group)
     sides = Ceilings(loader=make_point(200.0).ceiling, device=make_point(900.0).ceiling)
-    evidence = make_evidence(170.0, config=config, environment=environment, curves=curves, ceilings=sides)
+    evidence = make_evidence(
+        170.0, config=config, environment=environment, curves=curves, ceilings=sides
+    )
     space = resolve(
         Basis(
             given=SearchSpace(num_workers=[1, 2, 4], amp_dtype=["float32", "bfloat16"]).given(),
@@ -542,8 +728,14 @@ def test_a_diagnosis_expects_of_a_change_what_a_search_on_the_same_job_forecasts
             environment=environment,
         )
     )
-    today = TrialRecord(number=0, config=config, results=(TrialResult(outcome="ok", measurement=evidence.measurement),))
-    search = RateModel(list(rate_observations(configured_points(curves, space), [today], kind)), environment)
+    today = TrialRecord(
+        number=0,
+        config=config,
+        results=(TrialResult(outcome="ok", measurement=evidence.measurement),),
+    )
+    search = RateModel(
+        list(rate_observations(configured_points(curves, space), [today], kind)), environment
+    )
     pairs: list[Pair] = [(loader, device) for loader in curves.loader for device in curves.device]
     forecast = search.forecast([apply_changes(evidence, *pair) for pair in pairs])
     assert expected_rates(evidence, pairs) == pytest.approx(np.exp(forecast.log_rate).tolist())

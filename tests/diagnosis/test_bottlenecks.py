@@ -6,12 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.config.training_config import TrainingConfig
 from autotune.diagnosis.bottlenecks import breakdown_of, find_bottlenecks, fixed_step_share
 from autotune.records.ceilings import Ceiling
-from autotune.records.diagnosis import Bottleneck, Curves, Evidence
-from autotune.records.measurement import Ceilings
-from autotune.records.utilization import Fullness
-from autotune.settings.training_config import TrainingConfig
+from autotune.records.measurement import Ceilings, Fullness
+from autotune.records.result import Bottleneck, Curves, Evidence
 from tests.factories import (
     CPU,
     make_breakdown,
@@ -24,13 +23,18 @@ from tests.factories import (
 
 
 def shares(evidence: Evidence) -> dict[Bottleneck, Any]:
-    return {finding.bottleneck: pytest.approx(finding.share) for finding in find_bottlenecks(evidence)}
+    return {
+        finding.bottleneck: pytest.approx(finding.share) for finding in find_bottlenecks(evidence)
+    }
 
 
 def batch_curve(fixed_s: float, slope_s: float) -> Curves:
     """The device alone in several batches, each of which takes fixed_s + slope_s * batch."""
     points = [make_point(b / (fixed_s + slope_s * b), micro_batch_size=b) for b in (16, 64, 128)]
-    return Curves(device=(make_point(32 / (fixed_s + slope_s * 32)), *points), roofline=make_roofline(operators=1000))
+    return Curves(
+        device=(make_point(32 / (fixed_s + slope_s * 32)), *points),
+        roofline=make_roofline(operators=1000),
+    )
 
 
 @pytest.mark.parametrize(
@@ -49,7 +53,10 @@ def test_waiting_for_data_is_named_by_what_an_item_does(costs: Any, kind: Bottle
 
 
 def test_restarts_are_no_waiting_for_items() -> None:
-    assert shares(make_evidence(breakdown=make_breakdown(wait=0.6, restart=0.6))) == {"restart": 0.6, "compute": 0.4}
+    assert shares(make_evidence(breakdown=make_breakdown(wait=0.6, restart=0.6))) == {
+        "restart": 0.6,
+        "compute": 0.4,
+    }
 
 
 def test_copies_and_gaps_of_a_gpu_are_separate_findings() -> None:
@@ -61,13 +68,23 @@ COPIES = Curves(copy=(make_point(1500.0), make_point(4500.0, pin_memory=True)))
 
 
 @pytest.mark.parametrize(
-    ("is_pinned", "today", "exposed"), [(False, 1600.0, 0.8), (True, 4000.0, 1.0)], ids=["pageable", "pinned"]
+    ("is_pinned", "today", "exposed"),
+    [(False, 1600.0, 0.8), (True, 4000.0, 1.0)],
+    ids=["pageable", "pinned"],
 )
-def test_copies_are_judged_by_what_copying_alone_reaches(is_pinned: bool, today: float, exposed: float) -> None:
+def test_copies_are_judged_by_what_copying_alone_reaches(
+    is_pinned: bool, today: float, exposed: float
+) -> None:
     # half of the time for the copies of 1,000 samples/s: 0.5 ms a sample, of the 0.625 ms that pageable ones take
-    points = COPIES if not is_pinned else Curves(copy=(make_point(4500.0), make_point(1500.0, pin_memory=False)))
+    points = (
+        COPIES
+        if not is_pinned
+        else Curves(copy=(make_point(4500.0), make_point(1500.0, pin_memory=False)))
+    )
     config = TrainingConfig(pin_memory=is_pinned)
-    evidence = make_evidence(config=config, breakdown=make_breakdown(copy=0.5), curves=points, copy_ceiling=today)
+    evidence = make_evidence(
+        config=config, breakdown=make_breakdown(copy=0.5), curves=points, copy_ceiling=today
+    )
     (copy,) = [finding for finding in find_bottlenecks(evidence) if finding.bottleneck == "copy"]
     assert copy.figures == {
         "share": 0.5,
@@ -96,18 +113,28 @@ def test_what_takes_less_than_a_tenth_is_noise() -> None:
 def test_small_operators_with_a_fixed_cost_are_launch_bound_on_the_cpu() -> None:
     # 1,000 operators in 10 ms; 9 of the 10 ms stay whatever the batch
     curves = batch_curve(9e-3, 1e-3 / 32)
-    evidence = make_evidence(3200.0, environment=CPU, curves=curves, breakdown=make_breakdown(idle=0.2))
+    evidence = make_evidence(
+        3200.0, environment=CPU, curves=curves, breakdown=make_breakdown(idle=0.2)
+    )
     assert shares(evidence) == {"launch": 0.2 + 0.8 * 0.9}
 
 
 def test_gaps_that_are_longer_than_any_launch_are_the_scripts_own_code() -> None:
     curves = Curves(roofline=make_roofline(operators=50))
-    asleep = make_evidence(1600.0, curves=curves, breakdown=make_breakdown(idle=0.8))  # 16 ms of 20 a batch
+    asleep = make_evidence(
+        1600.0, curves=curves, breakdown=make_breakdown(idle=0.8)
+    )  # 16 ms of 20 a batch
     (finding, _) = find_bottlenecks(asleep)
     assert finding.bottleneck == "script"
     assert finding.share == pytest.approx(0.8)
-    assert finding.figures == {"share": finding.share, "outside_s": pytest.approx(0.016), "operators": 50}
-    launching = make_evidence(16_000.0, curves=curves, breakdown=make_breakdown(idle=0.8))  # 32 us between two
+    assert finding.figures == {
+        "share": finding.share,
+        "outside_s": pytest.approx(0.016),
+        "operators": 50,
+    }
+    launching = make_evidence(
+        16_000.0, curves=curves, breakdown=make_breakdown(idle=0.8)
+    )  # 32 us between two
     assert shares(launching) == {"launch": 0.8, "compute": 0.2}
 
 
@@ -123,7 +150,12 @@ def test_taking_a_ready_batch_is_the_hosts_work_and_not_the_scripts_own() -> Non
     )
     finding, *_ = find_bottlenecks(evidence)
     assert finding.bottleneck == "launch"
-    assert finding.figures == {"share": 0.9, "launch_s": 0.3e-3, "take_s": 1.6e-3, "batch_s": pytest.approx(2e-3)}
+    assert finding.figures == {
+        "share": 0.9,
+        "launch_s": 0.3e-3,
+        "take_s": 1.6e-3,
+        "batch_s": pytest.approx(2e-3),
+    }
 
 
 def test_large_operators_with_a_fixed_cost_compute() -> None:
@@ -132,7 +164,9 @@ def test_large_operators_with_a_fixed_cost_compute() -> None:
 
 
 def test_moving_bytes_for_half_of_the_time_is_memory_bound() -> None:
-    curves = Curves(roofline=make_roofline(moved_bytes=0.5e11 * 0.032))  # half of the peak, in 32 ms a batch
+    curves = Curves(
+        roofline=make_roofline(moved_bytes=0.5e11 * 0.032)
+    )  # half of the peak, in 32 ms a batch
     assert shares(make_evidence(1000.0, curves=curves)) == {"memory": 1.0}
 
 
@@ -144,9 +178,15 @@ def test_a_product_that_takes_longer_than_its_bytes_is_compute_bound() -> None:
 @pytest.mark.parametrize(
     ("dram", "tensor", "kind"), [(0.5, 0.1, "memory"), (0.2, 0.1, "compute"), (0.6, 0.9, "compute")]
 )
-def test_gpm_tells_memory_from_computing_where_there_is_one(dram: float, tensor: float, kind: Bottleneck) -> None:
-    fullness = Fullness(sm_fraction=1.0, sm_occupancy=1.0, tensor_fraction=tensor, dram_fraction=dram)
-    curves = Curves(roofline=make_roofline(moved_bytes=1e12))  # what its operators would say does not count then
+def test_gpm_tells_memory_from_computing_where_there_is_one(
+    dram: float, tensor: float, kind: Bottleneck
+) -> None:
+    fullness = Fullness(
+        sm_fraction=1.0, sm_occupancy=1.0, tensor_fraction=tensor, dram_fraction=dram
+    )
+    curves = Curves(
+        roofline=make_roofline(moved_bytes=1e12)
+    )  # what its operators would say does not count then
     assert shares(make_evidence(curves=curves, fullness=fullness, busy_fraction=0.9)) == {kind: 1.0}
 
 
@@ -175,14 +215,17 @@ def test_a_gpu_has_no_oversubscription_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cores_busy", "workers", "kind"), [(2.5, 4, "threads"), (2.5, 3, "data_cpu"), (1.4, 8, "data_cpu")]
+    ("cores_busy", "workers", "kind"),
+    [(2.5, 4, "threads"), (2.5, 3, "data_cpu"), (1.4, 8, "data_cpu")],
 )
 def test_items_in_several_threads_oversubscribe_cores_that_are_too_few_for_the_workers(
     cores_busy: float, workers: int, kind: Bottleneck
 ) -> None:
     costs = make_loader_costs(1e-3, item_cpu_s=cores_busy * 1e-3)
     evidence = make_evidence(
-        config=TrainingConfig(num_workers=workers), loader_costs=costs, breakdown=make_breakdown(wait=0.7)
+        config=TrainingConfig(num_workers=workers),
+        loader_costs=costs,
+        breakdown=make_breakdown(wait=0.7),
     )
     assert shares(evidence) == {kind: 0.7, "compute": 0.3}
 
@@ -218,15 +261,21 @@ def test_without_a_breakdown_the_clock_of_the_window_tells() -> None:
     assert shares(evidence) == {"data_cpu": 0.6, "compute": 0.4}
     parts = breakdown_of(evidence).shares()
     assert sum(part.fraction for part in parts.values()) == pytest.approx(1.0)
-    assert {name for name, part in parts.items() if part.source == "not measured"} == set(parts) - {"data_wait"}
-    (compute,) = [finding for finding in find_bottlenecks(evidence) if finding.bottleneck == "compute"]
+    assert {name for name, part in parts.items() if part.source == "not measured"} == set(parts) - {
+        "data_wait"
+    }
+    (compute,) = [
+        finding for finding in find_bottlenecks(evidence) if finding.bottleneck == "compute"
+    ]
     assert compute.figures["is_measured"] is False
 
 
 @given(fixed_s=st.floats(0, 1), slope_s=st.floats(1e-6, 1e-2))
 def test_the_fixed_share_of_a_line_is_found_exactly(fixed_s: float, slope_s: float) -> None:
     rate = 32 / (fixed_s + slope_s * 32)
-    share = fixed_step_share(make_evidence(rate, environment=CPU, curves=batch_curve(fixed_s, slope_s)))
+    share = fixed_step_share(
+        make_evidence(rate, environment=CPU, curves=batch_curve(fixed_s, slope_s))
+    )
     assert share == pytest.approx(fixed_s / (fixed_s + slope_s * 32), abs=1e-3)
 
 
@@ -236,7 +285,9 @@ def test_two_batches_are_too_few_for_a_line() -> None:
 
 
 @given(
-    parts=st.tuples(*[st.floats(0.0, 1.0)] * 5).map(lambda raw: [part / max(1.0, sum(raw)) for part in raw]),
+    parts=st.tuples(*[st.floats(0.0, 1.0)] * 5).map(
+        lambda raw: [part / max(1.0, sum(raw)) for part in raw]
+    ),
     restart=st.floats(0.0, 1.0),
     alone=st.floats(0.1, 100.0),
     workers=st.integers(0, 8),
@@ -246,9 +297,13 @@ def test_every_finding_is_sorted_and_none_beyond_the_whole(
 ) -> None:
     wait, copy, synchronise, idle, _ = parts
     idle = max(0.0, min(idle, 1 - wait - copy - synchronise))
-    breakdown = make_breakdown(wait=wait, copy=copy, synchronise=synchronise, idle=idle, restart=restart * wait)
+    breakdown = make_breakdown(
+        wait=wait, copy=copy, synchronise=synchronise, idle=idle, restart=restart * wait
+    )
     config = TrainingConfig(num_workers=workers)
-    evidence = make_evidence(config=config, environment=CPU, breakdown=breakdown, device_ceiling=1000.0 * alone)
+    evidence = make_evidence(
+        config=config, environment=CPU, breakdown=breakdown, device_ceiling=1000.0 * alone
+    )
     found = [finding.share for finding in find_bottlenecks(evidence)]
     assert found
     assert found == sorted(found, reverse=True)

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
+from autotune.config.training_config import TrainingConfig
 from autotune.diagnosis.advice import rank_advice
 from autotune.diagnosis.bottlenecks import find_bottlenecks
-from autotune.records.diagnosis import Advice, Curves, Evidence
-from autotune.records.measurement import MemorySample
-from autotune.records.memory import Activations, PairedRatio, SavedBytes
-from autotune.settings.training_config import TrainingConfig
+from autotune.records.measurement import Activations, MemorySample, PairedRatio, SavedBytes
+from autotune.records.result import Advice, Curves, Evidence
 from tests.factories import make_evidence, make_facts, make_point
 
 GIB = 2**30
@@ -49,7 +48,9 @@ def point(batch: int, gib: float) -> Any:
 
 def evidence(limit_gib: float = 40.0, peak_gib: float = 24.0, **changes: Any) -> Evidence:
     """A batch of 32 takes 24 GiB, 4 of which do not grow; one of 64 would take 44."""
-    memory = changes.pop("memory", MemorySample(peak_bytes=round(peak_gib * GIB), source="max reserved"))
+    memory = changes.pop(
+        "memory", MemorySample(peak_bytes=round(peak_gib * GIB), source="max reserved")
+    )
     values: dict[str, Any] = {
         "activations": activations(),
         "memory": memory,
@@ -79,7 +80,8 @@ def test_a_batch_that_fits_only_so_is_promised_with_its_bytes_and_its_rate() -> 
 
 def test_the_interval_is_by_the_scatter_of_the_times() -> None:
     sure, unsure = (
-        advised(evidence(activations=activations(half_step=PairedRatio(value=0.75, sd=sd)))) for sd in (0.0, 0.02)
+        advised(evidence(activations=activations(half_step=PairedRatio(value=0.75, sd=sd))))
+        for sd in (0.0, 0.02)
     )
     assert sure is not None
     assert unsure is not None
@@ -95,7 +97,9 @@ def test_the_interval_is_by_the_scatter_of_the_times() -> None:
 def test_no_batch_is_advised_that_does_not_fit_even_so() -> None:
     advice = advised(evidence(limit_gib=25.0))
     assert advice is not None
-    assert advice.figures["micro_batch_size"] == 64, "of 44 GiB 15 are left; of the 84 of a batch of 128, 26"
+    assert advice.figures["micro_batch_size"] == 64, (
+        "of 44 GiB 15 are left; of the 84 of a batch of 128, 26"
+    )
 
 
 @pytest.mark.parametrize(
@@ -135,7 +139,14 @@ def test_nothing_is_said_where_it_wins_nothing(changes: dict[str, Any]) -> None:
 
 def test_a_larger_batch_that_fits_as_it_is_sets_what_is_to_be_beaten() -> None:
     # 64 fits today and wins a third; 128, which does not, wins too little more for its second forward pass
-    assert advised(evidence(limit_gib=60.0, activations=activations(forward=PairedRatio(value=0.24, sd=0.0)))) is None
+    assert (
+        advised(
+            evidence(
+                limit_gib=60.0, activations=activations(forward=PairedRatio(value=0.24, sd=0.0))
+            )
+        )
+        is None
+    )
 
 
 def test_where_todays_batch_does_not_fit_bytes_are_promised_and_no_rate() -> None:

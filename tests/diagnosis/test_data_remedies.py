@@ -9,9 +9,8 @@ import pytest
 from autotune.diagnosis.advice import rank_advice
 from autotune.diagnosis.bottlenecks import find_bottlenecks
 from autotune.records.ceilings import Ceiling
-from autotune.records.diagnosis import Advice, Evidence
-from autotune.records.lengths import BucketForecast, Lengths, PackForecast
-from autotune.records.measurement import Ceilings
+from autotune.records.measurement import BucketForecast, Ceilings, Lengths, PackForecast
+from autotune.records.result import Advice, Evidence
 from tests.factories import make_evidence
 
 
@@ -29,7 +28,15 @@ def lengths(device_time: float | None, low: float = 0.0, high: float = 0.0) -> L
         device_time=device_time,
         device_time_ci=interval,
     )
-    return Lengths(items=500, mean=30.0, median=25.0, longest=90, batch_samples=32, padding=0.45, buckets=buckets)
+    return Lengths(
+        items=500,
+        mean=30.0,
+        median=25.0,
+        longest=90,
+        batch_samples=32,
+        padding=0.45,
+        buckets=buckets,
+    )
 
 
 def like_lengths(evidence: Evidence) -> Advice | None:
@@ -55,7 +62,9 @@ def test_like_lengths_win_no_more_than_the_loader_allows() -> None:
 def test_like_lengths_are_not_advised_where_the_loaders_own_error_may_take_what_they_save(
     relative_sd: float, is_given: bool
 ) -> None:
-    loader = Ceiling(samples_per_s=1500.0, samples=1500, seconds=1.0, batches=50, relative_sd=relative_sd)
+    loader = Ceiling(
+        samples_per_s=1500.0, samples=1500, seconds=1.0, batches=50, relative_sd=relative_sd
+    )
     ceilings = Ceilings(loader=loader)
     evidence = make_evidence(1000.0, loader_ceiling=1500.0, ceilings=ceilings, lengths=lengths(0.5))
     assert (like_lengths(evidence) is not None) == is_given
@@ -84,7 +93,9 @@ def test_nothing_is_said_of_like_lengths_where_they_win_nothing(measured: dict[s
     assert like_lengths(make_evidence(1000.0, **measured)) is None
 
 
-def packed(buckets: float | None, rows: float | None, low: float = 0.0, high: float = 0.0) -> Lengths:
+def packed(
+    buckets: float | None, rows: float | None, low: float = 0.0, high: float = 0.0
+) -> Lengths:
     if rows is None:
         return lengths(buckets)
     forecast = PackForecast(

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
+from autotune.config.training_config import TrainingConfig
 from autotune.diagnosis.advice import rank_advice
-from autotune.diagnosis.bottlenecks import find_bottlenecks
-from autotune.diagnosis.verdict import is_healthy
+from autotune.diagnosis.bottlenecks import find_bottlenecks, is_healthy
 from autotune.records.ceilings import Ceiling
-from autotune.records.diagnosis import Advice, Curves, Evidence
 from autotune.records.measurement import Ceilings
-from autotune.settings.training_config import TrainingConfig
+from autotune.records.result import Advice, Curves, Evidence
 from tests.factories import (
     CPU,
     make_breakdown,
@@ -30,7 +29,9 @@ PINNED = TrainingConfig(pin_memory=True)
 
 def remedies(evidence: Evidence) -> list[Advice]:
     """Advice that no measured setting gives."""
-    return [piece for piece in rank_advice(evidence, find_bottlenecks(evidence)) if piece.kind != "set"]
+    return [
+        piece for piece in rank_advice(evidence, find_bottlenecks(evidence)) if piece.kind != "set"
+    ]
 
 
 def gain(evidence: Evidence) -> float | None:
@@ -39,13 +40,18 @@ def gain(evidence: Evidence) -> float | None:
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
 def test_small_operations_give_at_best_their_share(share: float) -> None:
-    assert gain(make_evidence(breakdown=make_breakdown(idle=share))) == pytest.approx(1 / (1 - share) - 1)
+    assert gain(make_evidence(breakdown=make_breakdown(idle=share))) == pytest.approx(
+        1 / (1 - share) - 1
+    )
 
 
 @pytest.mark.parametrize(
-    ("take_s", "kinds"), [(0.5e-3, ["fuse_operations", "hand_over_less"]), (0.1e-3, ["fuse_operations"])]
+    ("take_s", "kinds"),
+    [(0.5e-3, ["fuse_operations", "hand_over_less"]), (0.1e-3, ["fuse_operations"])],
 )
-def test_taking_batches_for_a_tenth_of_a_step_is_worth_fewer_tensors(take_s: float, kinds: list[str]) -> None:
+def test_taking_batches_for_a_tenth_of_a_step_is_worth_fewer_tensors(
+    take_s: float, kinds: list[str]
+) -> None:
     device = Ceiling(samples_per_s=32_000.0, samples=320, seconds=0.01, batches=10, host_s=1e-3)
     evidence = make_evidence(
         16_000.0,
@@ -58,7 +64,9 @@ def test_taking_batches_for_a_tenth_of_a_step_is_worth_fewer_tensors(take_s: flo
     assert [advice.kind for advice in found] == kinds
     if len(found) == 2:
         assert found[1].figures["batch_tensors"] == 4
-        assert found[1].expected_gain == pytest.approx(1 / 0.75 - 1), "the quarter of a batch's 2 ms is saved"
+        assert found[1].expected_gain == pytest.approx(1 / 0.75 - 1), (
+            "the quarter of a batch's 2 ms is saved"
+        )
 
 
 def test_half_of_the_bytes_give_at_best_half_of_the_share() -> None:
@@ -77,7 +85,9 @@ def test_half_of_the_bytes_give_at_best_half_of_the_share() -> None:
         (0.1, 0.5, "copy_narrower_types"),
     ],
 )
-def test_fewer_bytes_shorten_copies_by_what_is_known_of_them(float32: float | None, left: float, kind: str) -> None:
+def test_fewer_bytes_shorten_copies_by_what_is_known_of_them(
+    float32: float | None, left: float, kind: str
+) -> None:
     costs = make_loader_costs(float32_fraction=float32)
     evidence = make_evidence(config=PINNED, loader_costs=costs, breakdown=make_breakdown(copy=0.6))
     (fewer,) = remedies(evidence)
@@ -101,13 +111,17 @@ def test_no_saving_on_the_device_gains_more_than_the_loader_allows() -> None:
 
 @pytest.mark.parametrize("loader_ceiling", [900.0, 1000.0, 1025.0])
 def test_advice_behind_a_loader_at_its_ceiling_has_no_expected_gain(loader_ceiling: float) -> None:
-    evidence = make_evidence(1000.0, config=PINNED, loader_ceiling=loader_ceiling, breakdown=make_breakdown(copy=0.6))
+    evidence = make_evidence(
+        1000.0, config=PINNED, loader_ceiling=loader_ceiling, breakdown=make_breakdown(copy=0.6)
+    )
     assert gain(evidence) is None
     assert remedies(evidence)[0].figures["is_loader_first"]
 
 
 def test_in_turns_the_loaders_ceiling_does_not_bound_what_computing_loses() -> None:
-    evidence = make_evidence(1000.0, environment=CPU, loader_ceiling=1500.0, breakdown=make_breakdown(idle=0.5))
+    evidence = make_evidence(
+        1000.0, environment=CPU, loader_ceiling=1500.0, breakdown=make_breakdown(idle=0.5)
+    )
     assert gain(evidence) == pytest.approx(1.0)
 
 
@@ -128,13 +142,20 @@ def test_computing_is_compared_with_a_large_matrix_product() -> None:
     assert found.figures["most_gain"] == pytest.approx(3.0)
     assert found.figures["peak_fraction"] == pytest.approx(0.25)
     partly = computing(roofline, breakdown=make_breakdown(idle=0.4))
-    assert partly.figures["most_gain"] == pytest.approx(1 / 0.65 - 1), "0.4 of the time stays, and 8 ms of the rest"
+    assert partly.figures["most_gain"] == pytest.approx(1 / 0.65 - 1), (
+        "0.4 of the time stays, and 8 ms of the rest"
+    )
 
 
 def test_the_rate_of_a_group_is_compared_with_all_its_devices() -> None:
-    roofline, group = make_roofline(flops=0.25e12 * 0.032), TrainingConfig(strategy="ddp", world_size=2)
+    roofline, group = (
+        make_roofline(flops=0.25e12 * 0.032),
+        TrainingConfig(strategy="ddp", world_size=2),
+    )
     found = computing(roofline, config=group)
-    assert found.figures["most_gain"] == pytest.approx(7.0), "each of the two computes half of the samples"
+    assert found.figures["most_gain"] == pytest.approx(7.0), (
+        "each of the two computes half of the samples"
+    )
     assert found.figures["peak_fraction"] == pytest.approx(0.125)
 
 
@@ -148,7 +169,9 @@ def test_arithmetic_at_the_peak_has_nothing_to_gain() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"breakdown": make_breakdown(wait=0.6)}, {"breakdown": None}])
-def test_a_cheaper_step_is_not_advised_where_computing_is_not_the_first_finding(changes: dict[str, Any]) -> None:
+def test_a_cheaper_step_is_not_advised_where_computing_is_not_the_first_finding(
+    changes: dict[str, Any],
+) -> None:
     evidence = make_evidence(1000.0, curves=Curves(roofline=make_roofline()), **changes)
     assert "make_step_cheaper" not in [piece.kind for piece in remedies(evidence)]
 
@@ -182,14 +205,20 @@ def test_one_thread_is_a_setting_where_workers_load_and_the_users_to_give_elsewh
     assert threads.settings == {}
 
 
-def test_where_one_thread_was_measured_the_measured_setting_takes_the_place_of_the_estimate() -> None:
+def test_where_one_thread_was_measured_the_measured_setting_takes_the_place_of_the_estimate() -> (
+    None
+):
     measured = Curves(loader=(make_point(1800.0, worker_threads=1, persistent_workers=True),))
-    assert [piece.kind for piece in remedies(oversubscribed(curves=measured))] == ["make_items_cheaper"]
+    assert [piece.kind for piece in remedies(oversubscribed(curves=measured))] == [
+        "make_items_cheaper"
+    ]
 
 
 def test_one_thread_a_worker_gives_no_more_than_the_device_and_the_cores_do() -> None:
     # 2000 of the loader hold a device of 1500 up a little
-    assert remedies(oversubscribed(device_ceiling=1500.0))[0].expected_samples_per_s == pytest.approx(1482.2, rel=1e-3)
+    assert remedies(oversubscribed(device_ceiling=1500.0))[
+        0
+    ].expected_samples_per_s == pytest.approx(1482.2, rel=1e-3)
     # on the CPU, computing takes 1 ms of a core besides
     curves = Curves(device=(make_point(10_000.0, cpu_s=1e-3),))
     shared = oversubscribed(environment=CPU, curves=curves)

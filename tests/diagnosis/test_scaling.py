@@ -9,17 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.analysis.forecast.rate_law import joint_s
-from autotune.diagnosis.scaling import Helps, StrategyComparison, compare_strategies
-from autotune.diagnosis.scaling_bottlenecks import LEAST_SHARE, Cause
-from autotune.diagnosis.strategies import StrategyBest
-from autotune.records.diagnosis import Advice
-from autotune.records.ranks import Communication, RankFigures
-from autotune.records.run_spread import RunSpread
+from autotune.config.environment import Environment
+from autotune.config.training_config import DdpConfig, TrainingConfig
+from autotune.diagnosis.scaling import (
+    LEAST_SHARE,
+    Cause,
+    Helps,
+    StrategyBest,
+    StrategyComparison,
+    compare_strategies,
+)
+from autotune.models.throughput_law import joint_s
+from autotune.records.measurement import Communication, RankFigures
+from autotune.records.result import Advice, RunSpread
 from autotune.records.trial import Score, TrialRecord, TrialResult
-from autotune.settings.ddp_config import DdpConfig
-from autotune.settings.environment import Environment
-from autotune.settings.training_config import TrainingConfig
 from tests.factories import CPU, GPU, make_loader_costs, make_measurement, run_again
 
 Measured = dict[str, Any]
@@ -28,16 +31,27 @@ TALK = Communication(step_s=0.04, step_alone_s=0.032, exchange_s=0.012, bytes_ex
 
 
 def trial(
-    number: int, rate: float, measured: Measured | None = None, *, limit_share: float = 0.5, **config: Any
+    number: int,
+    rate: float,
+    measured: Measured | None = None,
+    *,
+    limit_share: float = 0.5,
+    **config: Any,
 ) -> TrialRecord:
     """A trial that ran, with an interval of 1 %."""
     plain: Measured = {"loader_ceiling": None, "device_ceiling": None, "loader_costs": None}
     score = Score(value=1.0, feasible=limit_share <= 1, violation=limit_share - 1)
-    result = TrialResult(outcome="ok", measurement=make_measurement(rate, **plain | (measured or {})))
-    return TrialRecord(number=number, config=TrainingConfig(**config), results=(result,), score=score)
+    result = TrialResult(
+        outcome="ok", measurement=make_measurement(rate, **plain | (measured or {}))
+    )
+    return TrialRecord(
+        number=number, config=TrainingConfig(**config), results=(result,), score=score
+    )
 
 
-def ddp(number: int, rate: float, measured: Measured | None = None, *, world_size: int = 2, **more: Any) -> TrialRecord:
+def ddp(
+    number: int, rate: float, measured: Measured | None = None, *, world_size: int = 2, **more: Any
+) -> TrialRecord:
     return trial(number, rate, measured, strategy="ddp", world_size=world_size, **more)
 
 
@@ -46,7 +60,9 @@ def crashed(number: int, **config: Any) -> TrialRecord:
     return TrialRecord(number=number, config=TrainingConfig(**config), results=(result,))
 
 
-def with_ranks(*devices: float | None, loaders: tuple[float | None, ...] = (), **more: Any) -> Measured:
+def with_ranks(
+    *devices: float | None, loaders: tuple[float | None, ...] = (), **more: Any
+) -> Measured:
     """What the ranks reach alone; loaders far above, unless given."""
     each = zip(devices, loaders or (1e6,) * len(devices), strict=True)
     ranks = tuple(
@@ -86,7 +102,10 @@ def shares(comparison: StrategyComparison) -> dict[Cause, Any]:
 
 
 def advised(comparison: StrategyComparison) -> dict[tuple[tuple[str, object], ...], Any]:
-    return {tuple(one.settings.items()): pytest.approx(one.expected_gain, abs=1e-3) for one in comparison.advice}
+    return {
+        tuple(one.settings.items()): pytest.approx(one.expected_gain, abs=1e-3)
+        for one in comparison.advice
+    }
 
 
 def test_without_a_trial_on_several_devices_there_is_nothing_to_compare() -> None:
@@ -121,16 +140,28 @@ def test_efficiency_is_the_rate_over_as_many_times_the_best_of_one_device() -> N
     assert best.efficiency is not None
     assert best.speedup.value == pytest.approx(200 / 120)
     assert best.efficiency.value == pytest.approx(200 / 240)
-    spread = exp(3.182 * 0.01 * sqrt(2))  # 1 % a run is assumed of such devices, by three degrees of freedom
+    spread = exp(
+        3.182 * 0.01 * sqrt(2)
+    )  # 1 % a run is assumed of such devices, by three degrees of freedom
     expected = pytest.approx((200 / 240 / spread, 200 / 240 * spread), rel=1e-3)
     assert (best.efficiency.low, best.efficiency.high) == expected
     assert comparison.single is not None
-    assert (comparison.single.number, comparison.single.speedup, comparison.single.efficiency) == (1, None, None)
+    assert (comparison.single.number, comparison.single.speedup, comparison.single.efficiency) == (
+        1,
+        None,
+        None,
+    )
 
 
 @pytest.mark.parametrize(
     ("rate", "helps"),
-    [(180.0, "yes"), (106.0, "yes"), (103.0, "not_measurably"), (97.0, "not_measurably"), (90.0, "no")],
+    [
+        (180.0, "yes"),
+        (106.0, "yes"),
+        (103.0, "not_measurably"),
+        (97.0, "not_measurably"),
+        (90.0, "no"),
+    ],
 )
 def test_only_what_lies_beyond_noise_helps_or_harms(rate: float, helps: Helps) -> None:
     assert compared(trial(0, 100.0), ddp(1, rate)).helps == helps
@@ -143,8 +174,15 @@ def test_the_fastest_group_is_judged_whatever_its_size() -> None:
 
 
 def test_what_is_over_the_limit_is_no_answer() -> None:
-    comparison = compared(trial(0, 100.0), ddp(1, 200.0, limit_share=1.2), crashed(2, strategy="ddp", world_size=2))
-    assert (comparison.fastest, comparison.helps, comparison.bottlenecks, comparison.advice) == (None, None, (), ())
+    comparison = compared(
+        trial(0, 100.0), ddp(1, 200.0, limit_share=1.2), crashed(2, strategy="ddp", world_size=2)
+    )
+    assert (comparison.fastest, comparison.helps, comparison.bottlenecks, comparison.advice) == (
+        None,
+        None,
+        (),
+        (),
+    )
     group = comparison.entries[-1]
     assert (group.tried, group.feasible, group.best) == (2, 0, None)
 
@@ -166,20 +204,28 @@ def test_a_rate_and_its_ratio_are_of_all_runs() -> None:
 
 def test_more_runs_narrow_the_ratio() -> None:
     once = fastest_of(compared(trial(0, 100.0), ddp(1, 180.0)))
-    thrice = fastest_of(compared(run_again(trial(0, 100.0), 100.0, 100.0), run_again(ddp(1, 180.0), 180.0, 180.0)))
+    thrice = fastest_of(
+        compared(run_again(trial(0, 100.0), 100.0, 100.0), run_again(ddp(1, 180.0), 180.0, 180.0))
+    )
     assert once.speedup is not None
     assert thrice.speedup is not None
     assert once.speedup.low < thrice.speedup.low < thrice.speedup.high < once.speedup.high
 
 
 def test_a_group_that_failed_when_it_ran_again_is_no_answer() -> None:
-    comparison = compared(trial(0, 100.0), run_again(ddp(1, 250.0), None), ddp(2, 150.0, num_workers=2))
+    comparison = compared(
+        trial(0, 100.0), run_again(ddp(1, 250.0), None), ddp(2, 150.0, num_workers=2)
+    )
     assert fastest_of(comparison).number == 2
     assert (comparison.entries[-1].tried, comparison.entries[-1].feasible) == (2, 1)
 
 
-def test_trials_are_ranked_by_their_first_runs_so_that_a_further_one_does_not_count_against_any() -> None:
-    comparison = compared(trial(0, 100.0), run_again(ddp(1, 200.0), 190.0, 190.0, 190.0), ddp(2, 195.0, num_workers=2))
+def test_trials_are_ranked_by_their_first_runs_so_that_a_further_one_does_not_count_against_any() -> (
+    None
+):
+    comparison = compared(
+        trial(0, 100.0), run_again(ddp(1, 200.0), 190.0, 190.0, 190.0), ddp(2, 195.0, num_workers=2)
+    )
     assert fastest_of(comparison).number == 1
 
 
@@ -241,7 +287,10 @@ def test_an_uneven_rank_costs_the_others_the_time_that_they_wait_for_it(
     assert shares(comparison) == {"uneven_rank": 0.5}
     slow = {"rank": 1, "device": "cuda:1", "side": side, "fraction": fraction}
     assert comparison.bottlenecks[0].figures == {"ranks": [slow]}
-    assert (comparison.advice[0].kind, comparison.advice[0].figures) == ("find_slow_rank", {"ranks": [1]})
+    assert (comparison.advice[0].kind, comparison.advice[0].figures) == (
+        "find_slow_rank",
+        {"ranks": [1]},
+    )
     assert comparison.advice[0].expected_gain == pytest.approx(1.0, rel=1e-2)
 
 
@@ -259,9 +308,13 @@ def test_a_smaller_batch_that_makes_the_devices_slower_is_the_reason() -> None:
     assert advised(comparison) == {(("micro_batch_size", 64),): 0.980}
 
 
-@pytest.mark.parametrize("setting", [("amp_dtype", "bfloat16"), ("fused", True), ("cudnn_benchmark", True)])
+@pytest.mark.parametrize(
+    "setting", [("amp_dtype", "bfloat16"), ("fused", True), ("cudnn_benchmark", True)]
+)
 def test_settings_that_make_the_step_slower_are_named(setting: tuple[str, Any]) -> None:
-    comparison = compared(trial(0, 1000.0, ALONE, **dict([setting])), ddp(1, 990.0, with_ranks(500.0, 500.0)))
+    comparison = compared(
+        trial(0, 1000.0, ALONE, **dict([setting])), ddp(1, 990.0, with_ranks(500.0, 500.0))
+    )
     assert shares(comparison) == {"settings": 0.495}
     assert comparison.bottlenecks[0].figures["settings"] == dict([setting])
     assert advised(comparison) == {(setting,): 0.980}
@@ -318,7 +371,9 @@ def hooks(advice: tuple[Advice, ...]) -> list[object]:
     return [one.settings["ddp.comm_hook"] for one in advice if "ddp.comm_hook" in one.settings]
 
 
-def test_compression_is_advised_for_half_of_the_exchange_at_most_and_not_once_it_was_tried() -> None:
+def test_compression_is_advised_for_half_of_the_exchange_at_most_and_not_once_it_was_tried() -> (
+    None
+):
     comparison = compared(trial(0, 1000.0, ALONE), held_by_exchange())
     assert advised(comparison)[(("ddp.comm_hook", "fp16"),)] == 1 / 0.85 - 1
     tried = ddp(2, 1500.0, ddp=DdpConfig(comm_hook="fp16"))
@@ -326,18 +381,28 @@ def test_compression_is_advised_for_half_of_the_exchange_at_most_and_not_once_it
 
 
 def test_the_hook_takes_the_precision_of_the_step_where_the_machine_has_it() -> None:
-    single, group = trial(0, 1000.0, ALONE, amp_dtype="bfloat16"), held_by_exchange(amp_dtype="bfloat16")
+    single, group = (
+        trial(0, 1000.0, ALONE, amp_dtype="bfloat16"),
+        held_by_exchange(amp_dtype="bfloat16"),
+    )
     assert hooks(compared(single, group).advice) == ["bf16"]
     assert hooks(compared(single, group, environment=CPU).advice) == ["fp16"]
 
 
 def held_by_loaders(num_workers: int, **more: Any) -> TrialRecord:
-    return ddp(1, 790.0, with_ranks(1000.0, 1000.0, loaders=(400.0, 400.0), **more), num_workers=num_workers)
+    return ddp(
+        1,
+        790.0,
+        with_ranks(1000.0, 1000.0, loaders=(400.0, 400.0), **more),
+        num_workers=num_workers,
+    )
 
 
 def test_more_workers_are_advised_while_cores_are_left() -> None:
     comparison = compared(trial(0, 700.0, ALONE), held_by_loaders(1))
-    after_s = joint_s(1 / 2400, 1 / 2000, is_overlapped=True)  # three times the workers beside the same devices
+    after_s = joint_s(
+        1 / 2400, 1 / 2000, is_overlapped=True
+    )  # three times the workers beside the same devices
     assert advised(comparison) == {(("num_workers", 3),): 1 / (1 - (1 / 800 - after_s) * 790) - 1}
     assert (comparison.advice[0].kind, comparison.advice[0].figures["ranks"]) == ("more_workers", 2)
 
@@ -385,13 +450,21 @@ def test_shares_stay_within_the_whole_and_gains_are_numbers(
     limit_share: float,
     environment: Environment,
 ) -> None:
-    talk = Communication(step_s=step_s, step_alone_s=step_alone_s, exchange_s=exchange_s, bytes_exchanged=1)
+    talk = Communication(
+        step_s=step_s, step_alone_s=step_alone_s, exchange_s=exchange_s, bytes_exchanged=1
+    )
     measured = with_ranks(*devices, loaders=loaders, communication=talk)
-    group = ddp(1, rate, measured, limit_share=limit_share, micro_batch_size=batch, num_workers=workers)
-    comparison = compared(trial(0, 1000.0, {"device_ceiling": alone}), group, environment=environment)
+    group = ddp(
+        1, rate, measured, limit_share=limit_share, micro_batch_size=batch, num_workers=workers
+    )
+    comparison = compared(
+        trial(0, 1000.0, {"device_ceiling": alone}), group, environment=environment
+    )
     assert all(LEAST_SHARE <= one.share <= 1 for one in comparison.bottlenecks)
     assert [one.share for one in comparison.bottlenecks] == sorted(
         (one.share for one in comparison.bottlenecks), reverse=True
     )
     for one in comparison.advice:
-        assert one.expected_gain is None or (one.expected_gain >= 0.03 and isfinite(one.expected_gain))
+        assert one.expected_gain is None or (
+            one.expected_gain >= 0.03 and isfinite(one.expected_gain)
+        )

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from autotune.diagnosis.variations import list_variations
+from autotune.config.training_config import TrainingConfig
+from autotune.diagnosis.advice import list_variations
 from autotune.records.ceilings import Ceiling
 from autotune.records.measurement import Ceilings, Measurement
-from autotune.records.run_summary import changed_settings
-from autotune.settings.training_config import TrainingConfig
+from autotune.records.result import changed_settings
 from tests.factories import GPU, make_breakdown, make_loader_costs, make_measurement, make_space
 
 FOUR = TrainingConfig(num_workers=4, micro_batch_size=256)
@@ -18,22 +18,34 @@ DEAR, CHEAP = make_loader_costs(5.38e-3, collate_s=0.126), make_loader_costs(1e-
 
 
 def alone(samples_per_s: float) -> Ceiling:
-    return Ceiling(samples_per_s=samples_per_s, samples=1000, seconds=1000 / samples_per_s, batches=10)
+    return Ceiling(
+        samples_per_s=samples_per_s, samples=1000, seconds=1000 / samples_per_s, batches=10
+    )
 
 
 def run_of(loader: float, device: float, **changes: Any) -> Measurement:
     """A run held by the slower of its sides."""
     ceilings = Ceilings(loader=alone(loader), device=alone(device))
-    values: dict[str, Any] = {"ceilings": ceilings, "breakdown": make_breakdown(wait=0.8), "loader_costs": DEAR}
+    values: dict[str, Any] = {
+        "ceilings": ceilings,
+        "breakdown": make_breakdown(wait=0.8),
+        "loader_costs": DEAR,
+    }
     return make_measurement(min(loader, device), **values | changes)
 
 
-def varied(run: Measurement, own: TrainingConfig = FOUR, cores: int = 16) -> list[dict[str, object]]:
+def varied(
+    run: Measurement, own: TrainingConfig = FOUR, cores: int = 16
+) -> list[dict[str, object]]:
     """What each variation changes, by name."""
-    environment = GPU.model_copy(update={"cores": cores, "native_amp_dtypes": ("float32", "bfloat16")})
+    environment = GPU.model_copy(
+        update={"cores": cores, "native_amp_dtypes": ("float32", "bfloat16")}
+    )
     configs = list_variations(make_space(baseline=own, environment=environment), run)
     assert len(set(configs)) == len(configs), "none twice"
-    return [{name: after for name, (_, after) in changed_settings(one, own).items()} for one in configs]
+    return [
+        {name: after for name, (_, after) in changed_settings(one, own).items()} for one in configs
+    ]
 
 
 def counts(changes: list[dict[str, object]]) -> list[object]:
@@ -82,4 +94,8 @@ def test_of_a_slow_device_larger_batches_and_precisions_come_first() -> None:
 
 def test_without_a_measurement_of_the_sides_both_are_measured() -> None:
     changes = varied(make_measurement())
-    assert {name for change in changes for name in change} >= {"num_workers", "micro_batch_size", "amp_dtype"}
+    assert {name for change in changes for name in change} >= {
+        "num_workers",
+        "micro_batch_size",
+        "amp_dtype",
+    }

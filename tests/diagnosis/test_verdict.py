@@ -7,25 +7,40 @@ from typing import Any
 
 import pytest
 
-from autotune.diagnosis.bottlenecks import find_bottlenecks
-from autotune.diagnosis.gains import advise
-from autotune.diagnosis.verdict import headroom_today, is_healthy, judge, make_headline
+from autotune.config.training_config import TrainingConfig
+from autotune.diagnosis.advice import advise
+from autotune.diagnosis.bottlenecks import (
+    find_bottlenecks,
+    headroom_today,
+    is_healthy,
+    judge,
+    make_headline,
+)
 from autotune.messages import advice as advice_messages
 from autotune.messages import diagnosis as messages
 from autotune.messages.trials import no_time_left
 from autotune.note import Note
 from autotune.records.ceilings import Ceiling, Headroom
-from autotune.records.diagnosis import Advice, Curves
-from autotune.records.host_load import HostLoad
-from autotune.records.measurement import Ceilings
-from autotune.records.utilization import PROFILER_SOURCE, BusyReading
-from autotune.settings.training_config import TrainingConfig
-from tests.factories import make_breakdown, make_evidence, make_loader_costs, make_point, make_window
+from autotune.records.measurement import PROFILER_SOURCE, BusyReading, Ceilings, HostLoad
+from autotune.records.result import Advice, Curves
+from tests.factories import (
+    make_breakdown,
+    make_evidence,
+    make_loader_costs,
+    make_point,
+    make_window,
+)
 
 
 def test_ceilings_that_were_not_measured_come_from_what_was() -> None:
-    measured: dict[str, Any] = {"loader_ceiling": None, "device_ceiling": None, "data_wait_fraction": 0.5}
-    headroom = headroom_today(make_evidence(500.0, loader_costs=make_loader_costs(1e-3), **measured))
+    measured: dict[str, Any] = {
+        "loader_ceiling": None,
+        "device_ceiling": None,
+        "data_wait_fraction": 0.5,
+    }
+    headroom = headroom_today(
+        make_evidence(500.0, loader_costs=make_loader_costs(1e-3), **measured)
+    )
     assert [headroom.loader_ceiling, headroom.device_ceiling] == pytest.approx([1000.0, 1000.0])
 
 
@@ -36,7 +51,9 @@ def test_a_loader_of_which_nothing_is_known_survives_json() -> None:
 
 
 def advice(gain: float) -> Advice:
-    return advise(advice_messages.set(settings={"pin_memory": True}), present=1.0, expected=1 + gain)
+    return advise(
+        advice_messages.set(settings={"pin_memory": True}), present=1.0, expected=1 + gain
+    )
 
 
 def test_a_job_is_healthy_that_only_computes_and_has_nothing_to_gain() -> None:
@@ -81,7 +98,10 @@ def test_the_headline_names_workers_that_were_not_measured_as_computed() -> None
 
 
 def test_what_there_was_no_time_for_is_one_remark() -> None:
-    late = [make_point(None, num_workers=count).model_copy(update={"reason": no_time_left()}) for count in (1, 2)]
+    late = [
+        make_point(None, num_workers=count).model_copy(update={"reason": no_time_left()})
+        for count in (1, 2)
+    ]
     curves = Curves(loader=(*late, make_point(None, num_workers=4)), device=(late[0],))
     found = judge("case", make_evidence(curves=curves)).remarks
     assert [one.code for one in found] == ["side_not_measured", "no_time_for_points"]
@@ -104,7 +124,12 @@ def test_nothing_is_claimed_of_a_script_whose_waits_for_data_nobody_sees() -> No
 
 def test_the_headline_of_a_job_that_mostly_computes_names_the_next_finding() -> None:
     found, rest = headline(make_breakdown(idle=0.43))
-    both = {"bottleneck": "compute", "share": pytest.approx(0.57), "second": "launch", "second_share": 0.43}
+    both = {
+        "bottleneck": "compute",
+        "share": pytest.approx(0.57),
+        "second": "launch",
+        "second_share": 0.43,
+    }
     assert (found.code, found.figures, rest) == ("bottleneck", both, NOTHING_HELPS)
     assert headline(None)[0] == messages.time_not_attributed(share=0.9)
 
@@ -123,7 +148,11 @@ def test_a_loop_whose_device_waits_for_launches_is_held_by_its_host(
     """Figures of an H200, whose device alone was held by launching as well."""
     device_rate, host_s, batch = alone
     device = Ceiling(
-        samples_per_s=device_rate, samples=50 * batch, seconds=50 * batch / device_rate, batches=50, host_s=host_s
+        samples_per_s=device_rate,
+        samples=50 * batch,
+        seconds=50 * batch / device_rate,
+        batches=50,
+        host_s=host_s,
     )
     evidence = make_evidence(
         rate,
@@ -143,14 +172,18 @@ def test_a_loop_whose_device_waits_for_launches_is_held_by_its_host(
 
 
 def test_the_headline_claims_nothing_about_settings_that_were_not_measured() -> None:
-    assert headline(make_breakdown(), curves=NO_OTHERS) == (messages.healthy(share=1.0, least_gain=None),)
+    assert headline(make_breakdown(), curves=NO_OTHERS) == (
+        messages.healthy(share=1.0, least_gain=None),
+    )
     assert headline(make_breakdown(wait=0.7), curves=NO_OTHERS)[1] == messages.others_not_measured()
 
 
 def test_every_remark_on_the_evidence_comes_after_the_callers_notes() -> None:
     failed = make_point(None, num_workers=1).model_copy(update={"reason": "it broke"})
     curves = Curves(loader=(failed,), remarks=(messages.others_failed(reason="late"),))
-    evidence = make_evidence(breakdown=None, curves=curves, peak_memory_bytes=2**40, remarks=(Note(code="hot"),))
+    evidence = make_evidence(
+        breakdown=None, curves=curves, peak_memory_bytes=2**40, remarks=(Note(code="hot"),)
+    )
     found = judge("case", evidence, [Note(code="first")]).remarks
     codes = [remark.code if isinstance(remark, Note) else remark for remark in found]
     assert codes == [
@@ -161,11 +194,19 @@ def test_every_remark_on_the_evidence_comes_after_the_callers_notes() -> None:
         "others_failed",
         "side_not_measured",
     ]
-    assert found[-1] == messages.side_not_measured(side="loader", settings={"num_workers": 1}, reason="it broke")
+    assert found[-1] == messages.side_not_measured(
+        side="loader", settings={"num_workers": 1}, reason="it broke"
+    )
 
 
 def test_a_ceiling_that_the_run_exceeds_is_none() -> None:
-    found = judge("case", make_evidence(1000.0, loader_ceiling=840.0, device_ceiling=500.0, copy_ceiling=2000.0))
-    assert (found.evidence.measurement.loader_ceiling, found.evidence.measurement.device_ceiling) == (None, None)
+    found = judge(
+        "case",
+        make_evidence(1000.0, loader_ceiling=840.0, device_ceiling=500.0, copy_ceiling=2000.0),
+    )
+    assert (
+        found.evidence.measurement.loader_ceiling,
+        found.evidence.measurement.device_ceiling,
+    ) == (None, None)
     assert found.evidence.measurement.copy_ceiling == 2000.0
     assert found.standing.share_of_lower <= 1.05

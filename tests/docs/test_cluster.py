@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from autotune.settings.executor import Executor
+from autotune.config.plan import Executor
 
 DOCS = Path(__file__).parents[2] / "docs"
 SBATCH = DOCS / "autotune.sbatch"
@@ -33,7 +33,12 @@ def allocation(tmp_path: Path) -> dict[str, str]:
 
 def run(allocation: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["bash", SBATCH, *arguments], env=allocation, capture_output=True, text=True, check=False, timeout=30
+        ["bash", SBATCH, *arguments],
+        env=allocation,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
     )
 
 
@@ -49,7 +54,15 @@ def test_the_search_runs_on_a_cluster_of_all_nodes(allocation: dict[str, str]) -
         "--min-nodes": "2",
         "--num-cpus": "16",
     }
-    assert search == ["autotune", "run", "my config.yaml", "--set", "budget.timeout_s=1500", "--executor", "ray"]
+    assert search == [
+        "autotune",
+        "run",
+        "my config.yaml",
+        "--set",
+        "budget.timeout_s=1500",
+        "--executor",
+        "ray",
+    ]
 
 
 def test_a_configuration_must_be_named(allocation: dict[str, str]) -> None:

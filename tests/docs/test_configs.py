@@ -13,9 +13,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, default_collate
 
+from autotune.config.plan import PARTS, Ref, SearchSpace
 from autotune.files.plan_file import read_plan
-from autotune.settings.search_space import SearchSpace
-from autotune.settings.workload import PARTS, Ref
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 PLANS = sorted(CONFIGS.glob("*.yaml"))
@@ -77,7 +76,9 @@ def test_a_workload_s_optimizer_takes_the_learning_rate(name: str) -> None:
     assert optimizer.param_groups[0]["lr"] == 0.25
 
 
-def test_photos_are_saved_once_and_whole_by_whoever_is_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_photos_are_saved_once_and_whole_by_whoever_is_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = load("photos")
     monkeypatch.setattr(module, "COUNT", 8)
     folder = tmp_path / "data" / "photos"
@@ -90,7 +91,9 @@ def test_photos_are_saved_once_and_whole_by_whoever_is_first(tmp_path: Path, mon
     assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*.jpg")}
 
 
-def test_photos_that_fail_halfway_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_photos_that_fail_halfway_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = load("photos")
     photo, *_ = module._sample_photographs()
     monkeypatch.setattr(module, "COUNT", 8)
@@ -105,7 +108,10 @@ def test_photos_are_the_same_everywhere(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(module, "COUNT", 4)
     for name in ("one", "other"):
         module.dataset(tmp_path / name)
-    one, other = ([path.read_bytes() for path in sorted((tmp_path / name).rglob("*.jpg"))] for name in ("one", "other"))
+    one, other = (
+        [path.read_bytes() for path in sorted((tmp_path / name).rglob("*.jpg"))]
+        for name in ("one", "other")
+    )
     assert one == other
 
 
@@ -119,7 +125,9 @@ def test_a_photo_is_a_normalised_image_with_its_class(photos_folder: Path) -> No
 
 
 def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"workload_{name}", CONFIGS / "workloads" / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(
+        f"workload_{name}", CONFIGS / "workloads" / f"{name}.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -16,7 +16,9 @@ from autotune.files.plan_file import read_plan
 from autotune.testing import FakeLauncher
 
 README = Path(__file__).parents[2] / "README.md"
-_TF_DATA = Path(__file__).parents[1] / "integrations" / "tf_data_example.py"  # make integrations runs it
+_TF_DATA = (
+    Path(__file__).parents[1] / "integrations" / "tf_data_example.py"
+)  # make integrations runs it
 BLOCKS = re.findall(r"^```python\n(.*?)^```", README.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
@@ -32,9 +34,16 @@ for folder in sys.argv[1:]:
 @pytest.mark.slow
 def test_the_first_example_runs_and_prints_a_report(tmp_path: Path) -> None:
     assert "n_trials=6, timeout_s=30" in BLOCKS[0]
-    (tmp_path / "example.py").write_text(BLOCKS[0].replace("n_trials=6, timeout_s=30", "n_trials=1, timeout_s=6"))
+    (tmp_path / "example.py").write_text(
+        BLOCKS[0].replace("n_trials=6, timeout_s=30", "n_trials=1, timeout_s=6")
+    )
     done = subprocess.run(
-        [sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False
+        [sys.executable, "example.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "samples/s" in done.stdout
@@ -44,8 +53,19 @@ def test_the_first_example_runs_and_prints_a_report(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_users_own_loop_runs_with_what_was_recommended(tmp_path: Path) -> None:
-    searched, space = tmp_path / "searched", {"amp_dtype": "bfloat16", "num_workers": [0, 2], "pin_memory": False}
-    autotune.search(object, list, space=space, launcher=FakeLauncher(), n_trials=2, run_dir=searched, progress=False)
+    searched, space = (
+        tmp_path / "searched",
+        {"amp_dtype": "bfloat16", "num_workers": [0, 2], "pin_memory": False},
+    )
+    autotune.search(
+        object,
+        list,
+        space=space,
+        launcher=FakeLauncher(),
+        n_trials=2,
+        run_dir=searched,
+        progress=False,
+    )
     recommended = (searched / "recommended.yaml").read_text()
     assert "amp_dtype: bfloat16" in recommended
     folders = [tmp_path / amp_dtype for amp_dtype in ("float32", "bfloat16", "float16")]
@@ -57,7 +77,12 @@ def test_the_users_own_loop_runs_with_what_was_recommended(tmp_path: Path) -> No
     (tmp_path / "loop.py").write_text(BLOCKS[1])
     (tmp_path / "all.py").write_text(ALL_LOOPS)
     done = subprocess.run(
-        [sys.executable, "all.py", *folders], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "all.py", *folders],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
 
@@ -66,8 +91,11 @@ def test_the_pages_show_code_that_was_run_here() -> None:
     shown = [
         block
         for page in sorted(README.parent.glob("docs/*.md"))
-        if page.name not in {"tutorial.md", "own-objects.md"}  # test_tutorial and tests/integrations run theirs
-        for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        if page.name
+        not in {"tutorial.md", "own-objects.md"}  # test_tutorial and tests/integrations run theirs
+        for block in re.findall(
+            r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL
+        )
     ]
     assert shown, "or what is looked for is written in another way"
     run = README.read_text() + _TF_DATA.read_text()
@@ -79,8 +107,16 @@ def test_a_newcomer_can_read_it_in_five_minutes() -> None:
 
 
 def test_the_yaml_example_is_a_valid_configuration(tmp_path: Path) -> None:
-    (block,) = re.findall(r"^```yaml\n(.*?)^```", README.read_text(), flags=re.MULTILINE | re.DOTALL)
-    shutil.copytree(README.parent / "configs", tmp_path / "configs", ignore=shutil.ignore_patterns("data", "runs"))
-    path = tmp_path / "configs" / "readme-example.yaml"  # the README's example lies beside those that are shipped
+    (block,) = re.findall(
+        r"^```yaml\n(.*?)^```", README.read_text(), flags=re.MULTILINE | re.DOTALL
+    )
+    shutil.copytree(
+        README.parent / "configs",
+        tmp_path / "configs",
+        ignore=shutil.ignore_patterns("data", "runs"),
+    )
+    path = (
+        tmp_path / "configs" / "readme-example.yaml"
+    )  # the README's example lies beside those that are shipped
     path.write_text(block)
     assert read_plan(path).budget.n_trials == yaml.safe_load(block)["budget"]["n_trials"]

@@ -16,10 +16,10 @@ from click.testing import CliRunner
 
 import autotune
 from autotune.cli import cli
-from autotune.settings.environment import Environment
+from autotune.config.environment import Environment
 from autotune.testing import FakeLauncher
-from autotune.worker.setup.device import open_device
-from autotune.worker.setup.environment import describe
+from autotune.worker.device import open_device
+from autotune.worker.environment import describe
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "security.md").read_text()
@@ -27,26 +27,29 @@ PACKAGE = ROOT / "autotune"
 
 UNPICKLING = {
     "protocol/payload.py": "reads what write_payload of the same search has written, in a folder of its user's alone",
-    "worker/setup/build.py": "registers a module to be pickled by value; reads nothing",
+    "worker/build.py": "registers a module to be pickled by value; reads nothing",
 }
 """Modules that import pickle or cloudpickle, and why they may."""
 RUNNING = {
-    "worker/attach/start.py": "the script that the user's own command names",
-    "worker/attach/site/sitecustomize.py": "the user's own sitecustomize, which ours stands before",
+    "worker/script/start.py": "the script that the user's own command names",
+    "worker/script/site/sitecustomize.py": "the user's own sitecustomize, which ours stands before",
 }
 """Modules that run code by its text."""
 READERS = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 TEMPORARY = {
-    "launch/local/watch.py": "has tempfile make a name there where the usual place's is too long for a socket",
-    "ray/host.py": "removes what this user's killed hosts have left",
-    "settings/applied/compile_cache.py": "knows by it the folder that torch has named by itself",
+    "launch/processes.py": "has tempfile make a name there where the usual place's is too long for a socket",
+    "launch/ray_host.py": "removes what this user's killed hosts have left",
+    "apply/cores.py": "knows by it the folder that torch has named by itself",
 }
 """Modules that name the shared temporary folder, and why: all others have tempfile make a name at random."""
 
 
 @cache
 def of_package() -> dict[str, ast.Module]:
-    return {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
+    return {
+        path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text())
+        for path in PACKAGE.rglob("*.py")
+    }
 
 
 @cache
@@ -55,7 +58,9 @@ def called(tree: ast.AST) -> set[str]:
 
 
 def imported(tree: ast.AST) -> set[str]:
-    names = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+    names = {
+        name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names
+    }
     names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     return {name.partition(".")[0] for name in names}
 
@@ -64,7 +69,13 @@ def imported(tree: ast.AST) -> set[str]:
 def run(tmp_path: Path) -> Path:
     """The folder of a simulated search."""
     found = autotune.search(
-        object, list, launcher=FakeLauncher(), n_trials=2, method="random", run_dir=tmp_path / "run", progress=False
+        object,
+        list,
+        launcher=FakeLauncher(),
+        n_trials=2,
+        method="random",
+        run_dir=tmp_path / "run",
+        progress=False,
     )
     return found.run_dir
 
@@ -80,18 +91,28 @@ def test_each_line_of_the_page_names_a_test_that_exists() -> None:
 
 
 def test_nothing_else_unpickles() -> None:
-    assert {name for name, tree in of_package().items() if imported(tree) & READERS} == UNPICKLING.keys()
+    assert {
+        name for name, tree in of_package().items() if imported(tree) & READERS
+    } == UNPICKLING.keys()
     assert not [name for name, tree in of_package().items() if "torch.jit.load" in called(tree)]
     safe = {"np.load": "allow_pickle=False", "torch.load": "weights_only=True"}
     for name, tree in of_package().items():
         if not called(tree) & safe.keys():
             continue
-        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) in safe]
+        calls = [
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in safe
+        ]
         assert all(safe[ast.unparse(node.func)] in ast.unparse(node) for node in calls), name
 
 
 def test_nothing_else_runs_code_by_its_text() -> None:
-    running = {name for name, tree in of_package().items() if called(tree) & {"exec", "eval", "runpy.run_path"}}
+    running = {
+        name
+        for name, tree in of_package().items()
+        if called(tree) & {"exec", "eval", "runpy.run_path"}
+    }
     assert running == RUNNING.keys()
 
 
@@ -99,7 +120,8 @@ def test_no_name_in_a_shared_temporary_folder_is_predictable() -> None:
     naming = {
         name
         for name, tree in of_package().items()
-        if {call.rpartition(".")[2] for call in called(tree)} & {"gettempdir", "mktemp", "gettempprefix"}
+        if {call.rpartition(".")[2] for call in called(tree)}
+        & {"gettempdir", "mktemp", "gettempprefix"}
         or any(
             isinstance(node, ast.Constant)
             and isinstance(node.value, str)
@@ -126,7 +148,13 @@ def test_a_pickle_that_lies_in_a_run_folder_is_not_read(run: Path, tmp_path: Pat
         place.parent.mkdir(exist_ok=True)
         place.write_bytes(planted)
     again = autotune.search(
-        object, list, launcher=FakeLauncher(), n_trials=3, method="random", run_dir=run, progress=False
+        object,
+        list,
+        launcher=FakeLauncher(),
+        n_trials=3,
+        method="random",
+        run_dir=run,
+        progress=False,
     )
     assert len(again.trials) == 3
     assert not (tmp_path / "made").exists()
@@ -153,13 +181,28 @@ def test_reading_a_run_imports_nothing_that_its_files_name(run: Path, tmp_path: 
 def test_no_secret_of_the_environment_stands_in_what_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY", "PYTHONPATH", "HTTPS_PROXY", "GLIBC_TUNABLES"):
+    for name in (
+        "HF_TOKEN",
+        "AWS_SECRET_ACCESS_KEY",
+        "WANDB_API_KEY",
+        "PYTHONPATH",
+        "HTTPS_PROXY",
+        "GLIBC_TUNABLES",
+    ):
         monkeypatch.setenv(name, f"{os.environ.get(name, '')}:s3cr3t-of-{name}")
     found = describe(open_device("cpu", 0, count=1, limit_bytes=None), job_blocks=False)
     assert isinstance(found, Environment)
     assert "s3cr3t" not in found.model_dump_json()
     run_dir = tmp_path / "run"
-    autotune.search(object, list, launcher=FakeLauncher(), n_trials=2, method="random", run_dir=run_dir, progress=False)
+    autotune.search(
+        object,
+        list,
+        launcher=FakeLauncher(),
+        n_trials=2,
+        method="random",
+        run_dir=run_dir,
+        progress=False,
+    )
     texts = {path.name: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
     assert {"environment.json", "summary.json", "study.db", "recommended.yaml"} <= texts.keys()
     assert [name for name, content in texts.items() if b"s3cr3t" in content] == []

@@ -14,13 +14,11 @@ from pydantic import TypeAdapter
 
 import autotune
 from autotune.cli import cli
+from autotune.config.plan import Plan, SearchSpace
 from autotune.files.plan_file import read_plan
-from autotune.records.diagnosis import Diagnosis
-from autotune.records.run_summary import RunSummary
+from autotune.records.result import Diagnosis, RunSummary
 from autotune.report.comparison import Comparison
-from autotune.report.render.json_document import SummaryDocument
-from autotune.settings.plan import Plan
-from autotune.settings.search_space import SearchSpace
+from autotune.report.json_document import SummaryDocument
 from autotune.testing import FakeLauncher
 
 ROOT = Path(__file__).parents[2]
@@ -33,11 +31,15 @@ NAMED_BY_THEIR_SETTING = {"SearchSpace", "DdpSpace"}
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The whole site, as `make docs` builds it."""
-    commands, config = (pytest.importorskip(f"mkdocs.{name}") for name in ("commands.build", "config"))
+    commands, config = (
+        pytest.importorskip(f"mkdocs.{name}") for name in ("commands.build", "config")
+    )
     folder = tmp_path_factory.mktemp("site")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
-        commands.build(config.load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder), strict=True))
+        commands.build(
+            config.load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder), strict=True)
+        )
     return folder
 
 
@@ -50,7 +52,9 @@ def test_every_page_is_in_the_navigation() -> None:
 @pytest.mark.slow
 def test_a_page_loads_nothing_from_elsewhere(site: Path) -> None:
     for page in site.rglob("*.html"):
-        loaded = re.findall(r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=[\"']?(\S+)", page.read_text())
+        loaded = re.findall(
+            r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=[\"']?(\S+)", page.read_text()
+        )
         assert loaded
         assert not [place for place in loaded if re.match(r"(https?:)?//", place)]
 
@@ -72,7 +76,9 @@ def test_each_picture_says_what_it_shows(site: Path) -> None:
 @pytest.mark.slow
 def test_the_reference_names_all_that_is_public_and_nothing_private(site: Path) -> None:
     page = (DOCS / "python.md").read_text()
-    assert set(re.findall(r"^::: autotune\.(\w+)$", page, flags=re.MULTILINE)) == set(autotune.__all__)
+    assert set(re.findall(r"^::: autotune\.(\w+)$", page, flags=re.MULTILINE)) == set(
+        autotune.__all__
+    )
     shown = re.findall(r'<h\d id="autotune\.([\w.]+)"', (site / "python.html").read_text())
     assert {"search", "TrainingConfig.prepare", "Accumulator.backward"} <= set(shown)
     assert not [name for name in shown if any(part.startswith("_") for part in name.split("."))]
@@ -84,13 +90,19 @@ def test_what_is_public_has_a_docstring(name: str) -> None:
     assert inspect.getdoc(named)
     members = vars(named).items() if inspect.isclass(named) else ()
     public = {key: own for key, own in members if not key.startswith("_")}
-    bare = [key for key, own in public.items() if (callable(own) or isinstance(own, property)) and not own.__doc__]
+    bare = [
+        key
+        for key, own in public.items()
+        if (callable(own) or isinstance(own, property)) and not own.__doc__
+    ]
     assert not bare
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "kind", [Plan, RunSummary, SummaryDocument, Comparison, Diagnosis], ids=lambda kind: kind.__name__
+    "kind",
+    [Plan, RunSummary, SummaryDocument, Comparison, Diagnosis],
+    ids=lambda kind: kind.__name__,
 )
 def test_every_key_of_a_file_is_described(kind: Any) -> None:
     pytest.importorskip("mkdocs")
@@ -99,14 +111,18 @@ def test_every_key_of_a_file_is_described(kind: Any) -> None:
         f"{name}.{key}"
         for name, part in {kind.__name__: schema, **schema.get("$defs", {})}.items()
         for key, own in part.get("properties", {}).items()
-        if name not in NAMED_BY_THEIR_SETTING and not own.keys() & {"description", "$ref"}  # a class has its own words
+        if name not in NAMED_BY_THEIR_SETTING
+        and not own.keys() & {"description", "$ref"}  # a class has its own words
     ]
     assert not bare
 
 
 @pytest.mark.slow
 def test_the_tables_of_keys_come_from_the_schemas(site: Path) -> None:
-    for page, keys in {"configuration": {"max_batch_scale", "bucket_cap_mb"}, "files": {"samples_per_s_ci"}}.items():
+    for page, keys in {
+        "configuration": {"max_batch_scale", "bucket_cap_mb"},
+        "files": {"samples_per_s_ci"},
+    }.items():
         text = (site / f"{page}.html").read_text()
         assert all(f"<code>{key}</code>" in text for key in keys)
         assert "schema:" not in text
@@ -116,7 +132,9 @@ def test_the_configuration_page_has_each_section() -> None:
     page = (DOCS / "configuration.md").read_text()
     sections = set(TypeAdapter(Plan).json_schema(mode="serialization")["properties"]) - {"name"}
     assert sections == set(re.findall(r"^\| \[?`(\w+)`", page, flags=re.MULTILINE))
-    assert set(SearchSpace.model_fields) <= set(re.findall(r"`(\w+)`", (DOCS / "searching.md").read_text()))
+    assert set(SearchSpace.model_fields) <= set(
+        re.findall(r"`(\w+)`", (DOCS / "searching.md").read_text())
+    )
 
 
 @pytest.mark.slow
@@ -131,19 +149,37 @@ def test_the_site_holds_nothing_that_is_run(site: Path) -> None:
 
 
 def test_the_glossary_is_short() -> None:
-    assert 15 <= len(re.findall(r"^\| \*\*", (DOCS / "glossary.md").read_text(), flags=re.MULTILINE)) <= 25
+    assert (
+        15
+        <= len(re.findall(r"^\| \*\*", (DOCS / "glossary.md").read_text(), flags=re.MULTILINE))
+        <= 25
+    )
 
 
 @pytest.mark.parametrize("page", ["out-of-memory", "slow-loader"])
 def test_what_a_page_has_users_write_is_a_configuration(page: str, tmp_path: Path) -> None:
-    blocks = re.findall(r"^```yaml\n(.*?)^```", (DOCS / f"{page}.md").read_text(), flags=re.MULTILINE | re.DOTALL)
+    blocks = re.findall(
+        r"^```yaml\n(.*?)^```", (DOCS / f"{page}.md").read_text(), flags=re.MULTILINE | re.DOTALL
+    )
     assert blocks
     for block in blocks:
         path = tmp_path / "autotune.yaml"
-        path.write_text(f"workload: {{model: 'torch:nn.Identity', dataset: 'torch:nn.Identity'}}\n{block}")
+        path.write_text(
+            f"workload: {{model: 'torch:nn.Identity', dataset: 'torch:nn.Identity'}}\n{block}"
+        )
         plan = read_plan(path)
-        made_up = {"launcher": FakeLauncher(), "n_trials": 1, "run_dir": tmp_path / "run", "fresh": True}
-        given: Any = {"baseline": plan.baseline, "space": plan.space, "objective": plan.objective, **made_up}
+        made_up = {
+            "launcher": FakeLauncher(),
+            "n_trials": 1,
+            "run_dir": tmp_path / "run",
+            "fresh": True,
+        }
+        given: Any = {
+            "baseline": plan.baseline,
+            "space": plan.space,
+            "objective": plan.objective,
+            **made_up,
+        }
         assert autotune.search(object, list, progress=False, **given).trials
 
 

@@ -31,9 +31,22 @@ def test_its_script_trains_with_what_was_recommended(tmp_path: Path) -> None:
     photos = (ROOT / "configs" / "workloads" / "photos.py").read_text()
     assert "COUNT = 512\n" in photos
     (workloads / "photos.py").write_text(photos.replace("COUNT = 512\n", "COUNT = 16\n"))
-    space = {"amp_dtype": "bfloat16", "num_workers": [0, 2], "pin_memory": False, "micro_batch_size": 32}
+    space = {
+        "amp_dtype": "bfloat16",
+        "num_workers": [0, 2],
+        "pin_memory": False,
+        "micro_batch_size": 32,
+    }
     run_dir = tmp_path / "runs" / "quickstart"
-    autotune.search(object, list, space=space, launcher=FakeLauncher(), n_trials=2, run_dir=run_dir, progress=False)
+    autotune.search(
+        object,
+        list,
+        space=space,
+        launcher=FakeLauncher(),
+        n_trials=2,
+        run_dir=run_dir,
+        progress=False,
+    )
     (tmp_path / "train.py").write_text(script)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
@@ -57,4 +70,9 @@ def test_its_commands_are_those_of_the_command_line() -> None:
 def test_its_first_command_is_a_target_of_the_makefile() -> None:
     command, *_ = blocks("console")[0].splitlines()
     assert command == "make setup"
-    assert subprocess.run([*command.split(), "--dry-run"], cwd=ROOT, capture_output=True, check=False).returncode == 0
+    assert (
+        subprocess.run(
+            [*command.split(), "--dry-run"], cwd=ROOT, capture_output=True, check=False
+        ).returncode
+        == 0
+    )

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from tests.factories.evidence import (
-    make_evidence,
-    make_point,
-    make_roofline,
-)
+from tests.factories.evidence import make_evidence, make_point, make_roofline
 from tests.factories.machines import (
     CPU,
     FOUR_DEVICES,

@@ -4,23 +4,37 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.analysis.decisions.run_spread import assumed_spread
+from autotune.config.environment import Environment
+from autotune.config.plan import WorkloadFacts
+from autotune.config.training_config import TrainingConfig
+from autotune.models.evidence import assumed_spread
 from autotune.records.ceilings import Ceiling
-from autotune.records.diagnosis import CurvePoint, Curves, Evidence, Roofline
-from autotune.settings.environment import Environment
-from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import WorkloadFacts
+from autotune.records.result import CurvePoint, Curves, Evidence, Roofline
 from tests.factories.machines import GPU, make_facts
-from tests.factories.measurements import make_breakdown, make_loader_costs, make_measurement, make_window
+from tests.factories.measurements import (
+    make_breakdown,
+    make_loader_costs,
+    make_measurement,
+    make_window,
+)
 
 
 def make_point(
-    rate: float | None, cpu_s: float | None = None, relative_sd: float | None = None, **changes: object
+    rate: float | None,
+    cpu_s: float | None = None,
+    relative_sd: float | None = None,
+    **changes: object,
 ) -> CurvePoint:
     """A curve's point at a rate in samples/s; keywords are the settings that it changes."""
     ceiling = None
     if rate is not None:
-        ceiling = Ceiling(samples_per_s=rate, samples=round(rate), seconds=1.0, batches=10, relative_sd=relative_sd)
+        ceiling = Ceiling(
+            samples_per_s=rate,
+            samples=round(rate),
+            seconds=1.0,
+            batches=10,
+            relative_sd=relative_sd,
+        )
     return CurvePoint(changes=changes, ceiling=ceiling, cpu_s_per_sample=cpu_s)
 
 

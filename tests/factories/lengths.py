@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from autotune.records.lengths import LengthStep
+from autotune.records.measurement import LengthStep
 
 __all__ = [
     "LENGTHS",
@@ -112,7 +112,8 @@ def timed_widths(
 ) -> list[LengthStep]:
     """Batches of each width, with the seconds that a function gives them."""
     return [
-        LengthStep(longest=width, padded=width, seconds=seconds(width), relative_sd=relative_sd) for width in widths
+        LengthStep(longest=width, padded=width, seconds=seconds(width), relative_sd=relative_sd)
+        for width in widths
     ]
 
 

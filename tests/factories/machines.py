@@ -6,15 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from autotune.config.environment import Environment
+from autotune.config.plan import Objective, OptimizerFacts, SearchSpace, WorkloadFacts
+from autotune.config.training_config import TrainingConfig
 from autotune.policy import POLICY, Policy
-from autotune.protocol.jobs import ProcessSetup
-from autotune.settings.environment import Environment
-from autotune.settings.objective import Objective
-from autotune.settings.search_space import SearchSpace
-from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import OptimizerFacts, WorkloadFacts
-from autotune.space.default_ranges import Basis
-from autotune.space.resolved_space import ResolvedSpace, resolve
+from autotune.protocol.messages import ProcessSetup
+from autotune.space.ranges import Basis
+from autotune.space.space import ResolvedSpace, resolve
 from autotune.testing import fake_environment, fake_facts
 
 
@@ -95,7 +93,9 @@ def make_space(
         Basis(
             given=SearchSpace.model_validate(given_space or {}).given(),
             baseline=baseline or TrainingConfig(),
-            objective=Objective.model_validate({"global_batch": global_batch, "max_batch_scale": max_batch_scale}),
+            objective=Objective.model_validate(
+                {"global_batch": global_batch, "max_batch_scale": max_batch_scale}
+            ),
             facts=make_facts(**facts),
             environment=environment or make_environment(),
             drop_last=drop_last,

@@ -6,10 +6,16 @@ from math import isfinite, nan
 from typing import Any
 
 from autotune.records.breakdown import LoaderCosts, Share, TimeBreakdown
-from autotune.records.conditions import DeviceConditions
-from autotune.records.measurement import Block, Measurement, MemorySample, Window
-from autotune.records.precision_check import PrecisionFigures
-from autotune.records.ranks import Communication, RankFigures
+from autotune.records.measurement import (
+    Block,
+    Communication,
+    DeviceConditions,
+    Measurement,
+    MemorySample,
+    RankFigures,
+    Window,
+)
+from autotune.records.trial import PrecisionFigures
 
 TALK = Communication(step_s=0.0125, step_alone_s=0.01, exchange_s=0.008, bytes_exchanged=22 * 2**20)
 """Of 256 samples: a fifth of a step is exposed."""
@@ -44,7 +50,12 @@ def make_window(rate: float = 100.0, **changes: Any) -> Window:
 
 
 def make_measurement(
-    rate: float = 100.0, noise: float = 0.01, *, gib: float = 1.0, busy: float | None = 0.9, **changes: Any
+    rate: float = 100.0,
+    noise: float = 0.01,
+    *,
+    gib: float = 1.0,
+    busy: float | None = 0.9,
+    **changes: Any,
 ) -> Measurement:
     """A rate in samples/s, give or take `noise` of it, with `gib` of peak memory; keywords change fields.
 
@@ -60,14 +71,21 @@ def make_measurement(
         "startup_s": 1.0,
         "build_s": 0.2,
         "memory": MemorySample(peak_bytes=int(gib * 2**30), source="max reserved + outside torch"),
-        "window": make_window(rate) if isfinite(noise) else make_window(rate, blocks=make_window(rate).blocks[:1]),
+        "window": make_window(rate)
+        if isfinite(noise)
+        else make_window(rate, blocks=make_window(rate).blocks[:1]),
         "loss": 0.7,
     }
     return Measurement.model_validate(values | changes)
 
 
 def make_breakdown(
-    *, wait: float = 0.0, copy: float = 0.0, synchronise: float = 0.0, idle: float = 0.0, restart: float = 0.0
+    *,
+    wait: float = 0.0,
+    copy: float = 0.0,
+    synchronise: float = 0.0,
+    idle: float = 0.0,
+    restart: float = 0.0,
 ) -> TimeBreakdown:
     """Shares of a step's time; the rest is computing. `restart` is part of the waiting."""
     profiler = "profiler, 5 extra steps"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.settings.training_config import LOADER_ARGUMENTS
-from autotune.settings.workload import LoaderSite, ScriptFacts
+from autotune.config.plan import LoaderSite, ScriptFacts
+from autotune.config.training_config import LOADER_ARGUMENTS
 
 __all__ = ["make_script"]
 

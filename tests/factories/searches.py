@@ -8,29 +8,25 @@ from pathlib import Path
 from typing import Any
 
 import autotune
+from autotune.config.plan import Budget, Method, Objective, SearchSpace
+from autotune.config.training_config import TrainingConfig
 from autotune.launch.launcher import Exit, Launch
 from autotune.launch.runner import TrialRunner
 from autotune.note import Note
 from autotune.policy import POLICY, Policy
 from autotune.protocol.disk import write_model
-from autotune.protocol.jobs import DescribeJob, ProbeJob, SeriesJob, read_job
-from autotune.protocol.reports import RankReport
-from autotune.records.memory import MemoryLimits
-from autotune.records.recommendation import Recommendation
+from autotune.protocol.messages import DescribeJob, ProbeJob, RankReport, SeriesJob, read_job
+from autotune.records.measurement import MemoryLimits
+from autotune.records.result import Recommendation
 from autotune.records.trial import TrialResult
-from autotune.settings.budget import Budget
-from autotune.settings.objective import Objective
-from autotune.settings.search_options import Method
-from autotune.settings.search_space import SearchSpace
-from autotune.settings.training_config import TrainingConfig
-from autotune.space.default_ranges import Basis
-from autotune.space.resolved_space import resolve
-from autotune.study.study import Study
+from autotune.space.ranges import Basis
+from autotune.space.space import resolve
 from autotune.testing import CostModel, FakeLauncher, analytic_cost
 from autotune.tuning.loop import Search
 from autotune.tuning.outcomes import SearchOutcome
-from autotune.tuning.proposers import make_proposer
-from autotune.tuning.selection import select
+from autotune.tuning.proposer import make_proposer
+from autotune.tuning.select import select
+from autotune.tuning.study import Study
 from autotune.tuning.time_budget import Clock, TimeBudget
 
 GIB = 2**30
@@ -60,10 +56,18 @@ class FailingLauncher(FakeLauncher):
         return Exit(code=0, wall_s=0.1)
 
 
-def fake_search(tmp_path: Path, cost: CostModel = analytic_cost, **arguments: Any) -> autotune.SearchResult:
+def fake_search(
+    tmp_path: Path, cost: CostModel = analytic_cost, **arguments: Any
+) -> autotune.SearchResult:
     """A whole search by `autotune.search`, whose folder is `run` in `tmp_path`."""
     launcher = FakeLauncher(cost)
-    given = {"launcher": launcher, "space": NARROW, "n_trials": 12, "run_dir": tmp_path / "run", **arguments}
+    given = {
+        "launcher": launcher,
+        "space": NARROW,
+        "n_trials": 12,
+        "run_dir": tmp_path / "run",
+        **arguments,
+    }
     return autotune.search(object, list, progress=False, **given)
 
 
@@ -102,7 +106,9 @@ def make_search(
         seed=0,
         limits=MemoryLimits(limit_bytes=limit_bytes),
     )
-    study = Study.open(folder / "study.db" if is_kept else None, resolved, identity={}, seed=0, method=method)
+    study = Study.open(
+        folder / "study.db" if is_kept else None, resolved, identity={}, seed=0, method=method
+    )
     time = TimeBudget(
         study=study,
         budget=Budget(n_trials=n_trials, timeout_s=timeout_s),
@@ -117,7 +123,9 @@ def make_search(
     )
 
 
-def finished(folder: Path, launcher: FakeLauncher, **arguments: Any) -> tuple[SearchOutcome, Recommendation]:
+def finished(
+    folder: Path, launcher: FakeLauncher, **arguments: Any
+) -> tuple[SearchOutcome, Recommendation]:
     """Search and select."""
     search = make_search(folder, launcher, **arguments)
     search.run()

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.messages.recommendation import baseline_is_no_reference, best_believed, not_proven, nothing_beats_baseline
-from autotune.messages.search import most_trials
+from autotune.config.plan import Budget, Objective
+from autotune.messages.search import (
+    baseline_is_no_reference,
+    best_believed,
+    most_trials,
+    not_proven,
+    nothing_beats_baseline,
+)
 from autotune.messages.trials import curves_cut
-from autotune.records.conditions import DeviceConditions
-from autotune.records.measurement import Interval, MemorySample
-from autotune.records.ranks import RankFigures
-from autotune.records.run_spread import RunSpread
-from autotune.records.run_summary import RunSummary
-from autotune.records.stress_check import StressFigures
-from autotune.records.trial import TrialRecord
-from autotune.records.utilization import NVML_SOURCE, PROFILER_SOURCE, BusyReading, Fullness
-from autotune.settings.budget import Budget
-from autotune.settings.objective import Objective
-from autotune.space.learning_rate import LrAdvice
+from autotune.records.measurement import (
+    NVML_SOURCE,
+    PROFILER_SOURCE,
+    BusyReading,
+    DeviceConditions,
+    Fullness,
+    Interval,
+    MemorySample,
+    RankFigures,
+)
+from autotune.records.result import RunSpread, RunSummary
+from autotune.records.trial import StressFigures, TrialRecord
+from autotune.space.scaling import LrAdvice
 from tests.factories.machines import RESNET, SERVER
 from tests.factories.measurements import (
     HOT,
@@ -90,7 +98,10 @@ def make_summary(**changes: Any) -> RunSummary:
 
 def make_rich_summary(**changes: Any) -> RunSummary:
     """A search whose every part was measured: the loader holds the baseline, the device the recommended settings."""
-    readings = (BusyReading(fraction=0.33, source=PROFILER_SOURCE), BusyReading(fraction=0.52, source=NVML_SOURCE))
+    readings = (
+        BusyReading(fraction=0.33, source=PROFILER_SOURCE),
+        BusyReading(fraction=0.52, source=NVML_SOURCE),
+    )
     fullness = Fullness(sm_fraction=0.7, sm_occupancy=0.3, tensor_fraction=None, dram_fraction=0.4)
     before = {"breakdown": STARVED, "busy_readings": readings, "fullness": fullness}
     before |= {"loader_ceiling": 5_400.0, "device_ceiling": 11_900.0, "loader_costs": RESNET_LOADER}
@@ -122,13 +133,24 @@ def make_group_summary(ranks: tuple[RankFigures, ...] = (), **changes: Any) -> R
     single = {"loader_ceiling": 30_000.0, "device_ceiling": 12_800.0}
     both = FAST.model_copy(update={"strategy": "dp", "world_size": 2})
     trials = (
-        run_again(make_trial(0, BASELINE, measurement=make_measurement(5123.4, gib=3.0)), 5049.0, 5128.0),
-        run_again(make_trial(1, FAST, measurement=make_measurement(12345.6, gib=9.3, **single)), 12177.0),
+        run_again(
+            make_trial(0, BASELINE, measurement=make_measurement(5123.4, gib=3.0)), 5049.0, 5128.0
+        ),
+        run_again(
+            make_trial(1, FAST, measurement=make_measurement(12345.6, gib=9.3, **single)), 12177.0
+        ),
         make_trial(2, both, measurement=make_measurement(11_000.0, gib=3.0)),
         run_again(
-            make_trial(3, GROUP, measurement=make_measurement(20_480.0, gib=9.6, **measured)), 20_196.0, 20_524.0
+            make_trial(3, GROUP, measurement=make_measurement(20_480.0, gib=9.6, **measured)),
+            20_196.0,
+            20_524.0,
         ),
-        make_trial(4, GROUP.model_copy(update={"world_size": 4}), "crashed", reason="rank 3: ValueError: no"),
+        make_trial(
+            4,
+            GROUP.model_copy(update={"world_size": 4}),
+            "crashed",
+            reason="rank 3: ValueError: no",
+        ),
     )
     recommendation = make_recommendation(
         config=GROUP,
@@ -149,7 +171,9 @@ def with_run_changes(trial: TrialRecord, *changes: dict[str, Any]) -> TrialRecor
     for place, fields in enumerate(changes):
         result = results[place]
         assert result.measurement is not None
-        results[place] = result.model_copy(update={"measurement": result.measurement.model_copy(update=fields)})
+        results[place] = result.model_copy(
+            update={"measurement": result.measurement.model_copy(update=fields)}
+        )
     return trial.model_copy(update={"results": tuple(results)})
 
 
@@ -161,21 +185,36 @@ def make_conditions_summary(
     changed = [make_conditions(**changes) for changes in (*after, {}, {}, {})[:3]]
     baseline, fast, *others = make_trials()
     trials = (_under(baseline, [usual] * 3), _under(fast, changed, retries), *others)
-    return make_summary(recommendation=make_recommendation(confirmations=list_confirmations(trials)), trials=trials)
+    return make_summary(
+        recommendation=make_recommendation(confirmations=list_confirmations(trials)), trials=trials
+    )
 
 
 def _under(trial: TrialRecord, conditions: list[DeviceConditions], retries: int = 0) -> TrialRecord:
-    memory = trial.runs[0].memory.model_copy(update={"allocated_bytes": 2 * 2**30, "alloc_retries": retries})
-    return with_run_changes(trial, *({"conditions": during, "memory": memory} for during in conditions))
+    memory = trial.runs[0].memory.model_copy(
+        update={"allocated_bytes": 2 * 2**30, "alloc_retries": retries}
+    )
+    return with_run_changes(
+        trial, *({"conditions": during, "memory": memory} for during in conditions)
+    )
 
 
 def make_variants() -> dict[str, RunSummary]:
     """One summary for each verdict, and for nothing feasible."""
     over = make_trial(0, BASELINE, "over_memory", measurement=make_measurement(5000.0, gib=17.2))
     failed = tuple(trial for trial in make_trials() if trial.number >= 3)
-    own = {"same_batch": BASELINE, "same_batch_number": 0, "same_batch_speedup": None, "lr_advice": NO_ADVICE}
+    own = {
+        "same_batch": BASELINE,
+        "same_batch_number": 0,
+        "same_batch_speedup": None,
+        "lr_advice": NO_ADVICE,
+    }
     no_gain = Interval(value=1.0, low=1.0, high=1.0)
-    stays = (nothing_beats_baseline(configurations=12, is_outrun=False, leaves_out_larger=False, most_fraction=0.04),)
+    stays = (
+        nothing_beats_baseline(
+            configurations=12, is_outrun=False, leaves_out_larger=False, most_fraction=0.04
+        ),
+    )
     already_best = make_recommendation(
         config=BASELINE,
         number=0,
@@ -209,7 +248,9 @@ def make_variants() -> dict[str, RunSummary]:
         "faster": make_summary(),
         "already_best": make_summary(recommendation=already_best),
         "unconfirmed": make_summary(recommendation=undecided, trials=run_once(make_trials())),
-        "baseline_infeasible": make_summary(recommendation=infeasible, trials=(over, *make_trials()[1:])),
+        "baseline_infeasible": make_summary(
+            recommendation=infeasible, trials=(over, *make_trials()[1:])
+        ),
         "rich": make_rich_summary(),
         "group": make_group_summary(),
         "hot": make_conditions_summary(HOT, HOT, retries=7),

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from autotune.messages.recommendation import best_believed, proven
-from autotune.messages.search import interrupted
+from autotune.config.plan import OptimizerFacts
+from autotune.config.training_config import DdpConfig, TrainingConfig
+from autotune.messages.search import best_believed, interrupted, proven
 from autotune.note import Note
 from autotune.records.measurement import Interval, Measurement
-from autotune.records.recommendation import Recommendation
+from autotune.records.result import Recommendation
 from autotune.records.trial import Failure, Outcome, Score, TrialRecord, TrialResult
-from autotune.settings.ddp_config import DdpConfig
-from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import OptimizerFacts
-from autotune.space.learning_rate import scale_lr
+from autotune.space.scaling import scale_lr
 from tests.factories.measurements import make_measurement, make_window
 
 LIMIT = 16 * 2**30
@@ -29,13 +27,24 @@ FAST = TrainingConfig(
 )
 SAME_BATCH = TrainingConfig(num_workers=4, prefetch_factor=4, pin_memory=True, amp_dtype="bfloat16")
 GROUP = FAST.model_copy(
-    update={"strategy": "ddp", "world_size": 2, "ddp": DdpConfig(bucket_cap_mb=50, comm_hook="bf16")}
+    update={
+        "strategy": "ddp",
+        "world_size": 2,
+        "ddp": DdpConfig(bucket_cap_mb=50, comm_hook="bf16"),
+    }
 )
-HOSTILE = "ValueError: shape [red](3, 4)[/red] | want `x`\n\x1b[31mnot <b>this</b>\x1b[0m " + "and so on " * 40
-TRACEBACK = 'Traceback (most recent call last):\n  File "net.py", line 12\n```\nValueError: [bold]no[/bold]'
+HOSTILE = (
+    "ValueError: shape [red](3, 4)[/red] | want `x`\n\x1b[31mnot <b>this</b>\x1b[0m "
+    + "and so on " * 40
+)
+TRACEBACK = (
+    'Traceback (most recent call last):\n  File "net.py", line 12\n```\nValueError: [bold]no[/bold]'
+)
 
 
-def make_record(number: int = 1, *, result: TrialResult | None = None, **changes: Any) -> TrialRecord:
+def make_record(
+    number: int = 1, *, result: TrialResult | None = None, **changes: Any
+) -> TrialRecord:
     """A trial whose only run went well, or ended as given; keywords change the record's fields."""
     values = {
         "number": number,
@@ -48,7 +57,9 @@ def make_record(number: int = 1, *, result: TrialResult | None = None, **changes
 
 def with_first(record: TrialRecord, **changes: Any) -> TrialRecord:
     """Change fields of a trial's first run."""
-    return record.model_copy(update={"results": (record.result.model_copy(update=changes), *record.repeats)})
+    return record.model_copy(
+        update={"results": (record.result.model_copy(update=changes), *record.repeats)}
+    )
 
 
 def make_trial(
@@ -68,7 +79,10 @@ def make_trial(
         score = Score(value=1.0, feasible=not over, violation=result["violation"], reason=reason)
     ended: Outcome = "ok" if outcome == "over_memory" else outcome
     return make_record(
-        number, config=config, results=(TrialResult(outcome=ended, measurement=measurement, **result),), score=score
+        number,
+        config=config,
+        results=(TrialResult(outcome=ended, measurement=measurement, **result),),
+        score=score,
     )
 
 
@@ -85,7 +99,9 @@ def run_again(trial: TrialRecord, *rates: float | None, **changes: Any) -> Trial
         if rate is None:
             results.append(TrialResult(outcome="crashed", reason="ValueError: no", at_s=at_s))
         else:
-            results.append(TrialResult(outcome="ok", measurement=make_measurement(rate, **changes), at_s=at_s))
+            results.append(
+                TrialResult(outcome="ok", measurement=make_measurement(rate, **changes), at_s=at_s)
+            )
     return trial.model_copy(update={"results": tuple(results)})
 
 
@@ -103,15 +119,29 @@ def make_trials() -> tuple[TrialRecord, ...]:
     }
     fast = make_trial(1, FAST, measurement=make_measurement(12345.6, gib=9.3, busy=0.97))
     return (
-        run_again(make_trial(0, BASELINE, measurement=make_measurement(5123.4, gib=3.0)), 5049.0, 5128.0),
+        run_again(
+            make_trial(0, BASELINE, measurement=make_measurement(5123.4, gib=3.0)), 5049.0, 5128.0
+        ),
         run_again(fast, 12177.0, 12378.0, gib=9.4),
-        run_again(make_trial(2, SAME_BATCH, measurement=make_measurement(9876.5, gib=2.1)), 9752.0, 9922.0, gib=3.0),
+        run_again(
+            make_trial(2, SAME_BATCH, measurement=make_measurement(9876.5, gib=2.1)),
+            9752.0,
+            9922.0,
+            gib=3.0,
+        ),
         make_trial(3, big, "over_memory", measurement=make_measurement(12500.0, gib=16.4)),
         make_trial(4, big, "over_memory", measurement=make_measurement(12501.0, gib=16.9)),
-        make_trial(5, big, "oom", reason="CUDA out of memory. Tried to allocate 20.00 MiB.", violation=0.2),
+        make_trial(
+            5, big, "oom", reason="CUDA out of memory. Tried to allocate 20.00 MiB.", violation=0.2
+        ),
         make_trial(6, FAST, "crashed", **crashed),
         make_trial(7, SAME_BATCH, "crashed", **crashed),
-        make_trial(8, SAME_BATCH, "diverged", reason="the loss must stay finite, but was nan after 12 steps"),
+        make_trial(
+            8,
+            SAME_BATCH,
+            "diverged",
+            reason="the loss must stay finite, but was nan after 12 steps",
+        ),
         make_trial(9, SAME_BATCH, "pruned", reason="slower than the best beyond noise"),
     )
 
@@ -127,7 +157,9 @@ def make_confirmation(
 ) -> TrialRecord:
     """A run at each rate; the configuration by itself or by its settings."""
     held = {"host_ahead_s": 1.0 if is_held_by_device else None}
-    runs = (make_measurement(rate, noise, gib=gib, window=make_window(rate, **held)) for rate in rates)
+    runs = (
+        make_measurement(rate, noise, gib=gib, window=make_window(rate, **held)) for rate in rates
+    )
     results = tuple(TrialResult(outcome="ok", measurement=run) for run in runs)
     return TrialRecord(number=number, config=config or TrainingConfig(**settings), results=results)
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 import autotune
-from autotune.api.export import export_run
+from autotune.api.commands import export_run
+from autotune.config.training_config import TrainingConfig
 from autotune.errors import ConfigError, RunFolderError
 from autotune.files.run_folder import RunFolder, read_summary
 from autotune.note import Note
-from autotune.settings.training_config import TrainingConfig
 from autotune.testing import FakeLauncher
 from tests.factories.searches import NARROW
 
@@ -62,7 +62,11 @@ def damaged(whole: Path, tmp_path: Path) -> Callable[[str, str], Path]:
             with closing(sqlite3.connect(file)) as known, known:
                 known.execute("UPDATE alembic_version SET version_num = 'v9.9.9'")
         else:
-            file.write_bytes(b"" if how == "emptied" else SPOILT[how](file.read_bytes() if file.exists() else b""))
+            file.write_bytes(
+                b""
+                if how == "emptied"
+                else SPOILT[how](file.read_bytes() if file.exists() else b"")
+            )
         return run_dir
 
     return damage
@@ -85,7 +89,9 @@ def test_a_report_names_a_damaged_summary(how: str, damaged: Callable[[str, str]
 
 
 @pytest.mark.parametrize("how", SPOILT)
-def test_a_damaged_study_is_refused_with_the_remedy(how: str, damaged: Callable[[str, str], Path]) -> None:
+def test_a_damaged_study_is_refused_with_the_remedy(
+    how: str, damaged: Callable[[str, str], Path]
+) -> None:
     run_dir = damaged("study.db", how)
     for use in (autotune.open_run, search):
         with pytest.raises(RunFolderError, match=r"study\.db.* SQLite.*--fresh"):
@@ -102,14 +108,18 @@ def test_a_damaged_list_of_trials_is_written_again_and_read_by_nobody(
     assert (run_dir / "trials.jsonl").read_bytes() == (whole / "trials.jsonl").read_bytes()
 
 
-def test_a_search_whose_summary_is_damaged_goes_on_and_says_so(damaged: Callable[[str, str], Path]) -> None:
+def test_a_search_whose_summary_is_damaged_goes_on_and_says_so(
+    damaged: Callable[[str, str], Path],
+) -> None:
     result = search(damaged("summary.json", "noise"))
     (told,) = notes_of(result)
     assert (told.code, told.figures["name"]) == ("file_damaged", "summary.json")
     assert len(result.trials) == 3
 
 
-def test_without_its_study_a_search_starts_again_and_says_so(damaged: Callable[[str, str], Path]) -> None:
+def test_without_its_study_a_search_starts_again_and_says_so(
+    damaged: Callable[[str, str], Path],
+) -> None:
     run_dir = damaged("study.db", "emptied")
     launcher = FakeLauncher()
     result = autotune.search(object, list, launcher=launcher, run_dir=run_dir, **ARGUMENTS)

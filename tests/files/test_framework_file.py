@@ -12,10 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from autotune.config.plan import Plan, ReadOver
 from autotune.errors import ConfigError
-from autotune.files.framework_file import notes_of, read_today
-from autotune.files.plan_file import read_plan
-from autotune.settings.plan import Plan, ReadOver
+from autotune.files.plan_file import notes_of, read_plan, read_today
 
 CONFIG = "workload: {model: 'torch.nn:Identity', dataset: 'train:data'}\n"
 HF = {
@@ -27,7 +26,14 @@ HF = {
 
 _NAMES = (
     *("per_device_train_batch_size", "learning_rate", "bf16", "fp16"),
-    *("tf32", "torch_compile", "torch_compile_mode", "dataloader_num_workers", "optimizer", "optim"),
+    *(
+        "tf32",
+        "torch_compile",
+        "torch_compile_mode",
+        "dataloader_num_workers",
+        "optimizer",
+        "optim",
+    ),
     *("dataloader_prefetch_factor", "ddp_bucket_cap_mb", "mixed_precision", "num_processes"),
     *("distributed_type", "dynamo_config", "train_batch_size", "train_micro_batch_size_per_gpu"),
     *("gradient_accumulation_steps", "zero_optimization", "use_cpu", "micro_batch_size"),
@@ -40,7 +46,9 @@ def _working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def plan_of(kind: str, content: object, config: str = CONFIG, *overrides: str) -> tuple[Plan, list[dict[str, Any]]]:
+def plan_of(
+    kind: str, content: object, config: str = CONFIG, *overrides: str
+) -> tuple[Plan, list[dict[str, Any]]]:
     file = Path("own.json" if kind in {"hf", "deepspeed"} else "own.yaml")
     file.write_text(content if isinstance(content, str) else json.dumps(content))
     Path("plan.yaml").write_text(config)
@@ -51,7 +59,12 @@ def plan_of(kind: str, content: object, config: str = CONFIG, *overrides: str) -
 
 def test_the_file_is_the_baseline() -> None:
     baseline = plan_of("hf", HF)[0].baseline
-    assert (baseline.micro_batch_size, baseline.lr, baseline.num_workers, baseline.pin_memory) == (4, 2e-5, 2, True)
+    assert (baseline.micro_batch_size, baseline.lr, baseline.num_workers, baseline.pin_memory) == (
+        4,
+        2e-5,
+        2,
+        True,
+    )
 
 
 def test_what_config_says_of_the_baseline_wins_and_so_does_set() -> None:
@@ -63,7 +76,11 @@ def test_what_config_says_of_the_baseline_wins_and_so_does_set() -> None:
 def test_prefetching_of_the_file_goes_where_config_takes_the_workers_away() -> None:
     file = {**HF, "dataloader_prefetch_factor": 4, "dataloader_persistent_workers": True}
     baseline = plan_of("hf", file, CONFIG, "baseline.num_workers=0")[0].baseline
-    assert (baseline.num_workers, baseline.prefetch_factor, baseline.persistent_workers) == (0, None, False)
+    assert (baseline.num_workers, baseline.prefetch_factor, baseline.persistent_workers) == (
+        0,
+        None,
+        False,
+    )
 
 
 def test_a_fused_optimizer_needs_an_optimizer_of_the_workload() -> None:
@@ -104,7 +121,9 @@ def test_what_was_not_read_and_what_was_assumed_is_told() -> None:
     told = plan_of("hf", {**HF, "hub_model_id": "me/mine"})[1]
     assert {one["code"] for one in told} == {"not_read", "taken_by_default", "keys_not_used"}
     assert [one["name"] for one in told if one["code"] == "not_read"] == ["lr_scheduler_type"]
-    assert [one["values"] for one in told if one["code"] == "taken_by_default"] == [["pin_memory=True"]]
+    assert [one["values"] for one in told if one["code"] == "taken_by_default"] == [
+        ["pin_memory=True"]
+    ]
 
 
 @pytest.mark.parametrize(
@@ -116,10 +135,16 @@ def test_what_was_not_read_and_what_was_assumed_is_told() -> None:
             {"dataloader_num_workers": 0, "dataloader_prefetch_factor": 2},
             r"baseline: .*prefetch_factor=2",
         ),
-        ("axolotl", "micro_batch_size: 2.5\n", r"own\.yaml:1:19: baseline\.micro_batch_size: .*2\.5"),
+        (
+            "axolotl",
+            "micro_batch_size: 2.5\n",
+            r"own\.yaml:1:19: baseline\.micro_batch_size: .*2\.5",
+        ),
     ],
 )
-def test_a_broken_rule_is_told_at_its_place_in_the_own_file(kind: str, content: object, told: str) -> None:
+def test_a_broken_rule_is_told_at_its_place_in_the_own_file(
+    kind: str, content: object, told: str
+) -> None:
     with pytest.raises(ConfigError, match=told):
         plan_of(kind, content)
 
@@ -179,7 +204,9 @@ def test_nothing_of_a_baseline_that_is_no_mapping_is_touched() -> None:
             lambda inner: (
                 st.lists(inner, max_size=2)
                 | st.dictionaries(
-                    st.sampled_from(["enabled", "type", "params", "dtype", "dynamo_backend"]), inner, max_size=3
+                    st.sampled_from(["enabled", "type", "params", "dtype", "dynamo_backend"]),
+                    inner,
+                    max_size=3,
                 )
             ),
             max_leaves=4,

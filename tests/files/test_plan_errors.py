@@ -123,7 +123,17 @@ space:
 }
 """Lines after WORKLOAD."""
 
-REFERENCES = ("pkg.mod", "pkg.mod:", ":fn", "pkg:mod:fn", "pkg..mod:fn", "pkg/mod:fn", "pkg.mod:fn()", "a b:fn", ".py")
+REFERENCES = (
+    "pkg.mod",
+    "pkg.mod:",
+    ":fn",
+    "pkg:mod:fn",
+    "pkg..mod:fn",
+    "pkg/mod:fn",
+    "pkg.mod:fn()",
+    "a b:fn",
+    ".py",
+)
 LOST = {"a file that is not there": "c.py:fn", "a file named by NUL": "\\0.py:fn"}
 
 COMMANDS: dict[str, str] = {
@@ -132,9 +142,18 @@ COMMANDS: dict[str, str] = {
     "a program that is not there": "./lost.sh",
     "a command line in one word": "['python train.py']",
 }
-"""Values of workload.command; tests/settings/test_command.py has all other mistakes."""
+"""Values of workload.command; tests/config/test_command.py has all other mistakes."""
 
-OVERRIDES = ("a", "=3", "a..b=3", "seed.x=3", "seed=[", "seed=!!binary aGk=", "seed=-1", "baseline.num_worker=3")
+OVERRIDES = (
+    "a",
+    "=3",
+    "a..b=3",
+    "seed.x=3",
+    "seed=[",
+    "seed=!!binary aGk=",
+    "seed=-1",
+    "baseline.num_worker=3",
+)
 
 EVERYTHING_AT_ONCE = """\
 workload:
@@ -181,17 +200,23 @@ def problems_of(folder: Path, text: str, *overrides: str) -> list[str]:
 
 def test_each_mistake_has_its_message(folder: Path) -> None:
     """Each is found at its place, and a message is rule, value and remedy."""
-    found: dict[str, list[str]] = {name: problems_of(folder, text) for name, text in IN_THE_FILE.items()}
+    found: dict[str, list[str]] = {
+        name: problems_of(folder, text) for name, text in IN_THE_FILE.items()
+    }
     for name, text in BESIDE_A_WORKLOAD.items():
         found[name] = problems_of(folder, f"{WORKLOAD}{text}")
     for target in REFERENCES:
         text = f"workload: {{dataset: 'pkg.mod:fn', model: '{target}'}}"
         found[f"a reference of another form: {target}"] = problems_of(folder, text)
     for name, target in LOST.items():
-        found[f"a reference to {name}"] = problems_of(folder, f'workload: {{dataset: "a:b", model: "{target}"}}')
+        found[f"a reference to {name}"] = problems_of(
+            folder, f'workload: {{dataset: "a:b", model: "{target}"}}'
+        )
     for name, command in COMMANDS.items():
         found[f"a command: {name}"] = problems_of(folder, f"workload:\n  command: {command}")
-    found["a command with a workload's parts"] = problems_of(folder, BESIDE_A_COMMAND, "workload.drop_last=true")
+    found["a command with a workload's parts"] = problems_of(
+        folder, BESIDE_A_COMMAND, "workload.drop_last=true"
+    )
     found["a command on a cluster"] = problems_of(folder, f"{COMMAND}executor: ray")
     for override in OVERRIDES:
         found[f"--set {override}"] = problems_of(folder, f"{WORKLOAD}seed: 1", override)
@@ -207,7 +232,10 @@ def test_each_mistake_has_its_message(folder: Path) -> None:
         found[f"the path {name}"] = list(unread.value.problems)
     found["a typed command"] = list(typed.value.problems)
     with pytest.raises(ConfigError) as called:
-        parse_plan({"workload": {"model": object, "dataset": list}, "space": {"comm_hook": ["fp16"]}}, name="x")
+        parse_plan(
+            {"workload": {"model": object, "dataset": list}, "space": {"comm_hook": ["fp16"]}},
+            name="x",
+        )
     found["a key of DDP in a call's space"] = list(called.value.problems)
 
     lines = []
@@ -215,5 +243,8 @@ def test_each_mistake_has_its_message(folder: Path) -> None:
         assert problems
         assert all(problem and problem.isprintable() for problem in problems)
         lines.append(f"{name}\n")
-        lines += [f"  {problem.replace(f'{folder}/', '').replace(str(folder), '.')}\n" for problem in problems]
+        lines += [
+            f"  {problem.replace(f'{folder}/', '').replace(str(folder), '.')}\n"
+            for problem in problems
+        ]
     assert_golden(Path(__file__).parent / "golden" / "plan_errors.txt", "".join(lines))

@@ -12,18 +12,23 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.config.plan import (
+    Budget,
+    Choices,
+    Executor,
+    ExecutorKind,
+    IntRange,
+    Method,
+    Objective,
+    Plan,
+    Ref,
+    SearchOptions,
+    SearchSpace,
+)
+from autotune.config.training_config import DdpConfig, TrainingConfig
 from autotune.errors import ConfigError
 from autotune.files import yaml_document
 from autotune.files.plan_file import command_plan, parse_plan, read_plan
-from autotune.settings.budget import Budget
-from autotune.settings.ddp_config import DdpConfig
-from autotune.settings.executor import Executor, ExecutorKind
-from autotune.settings.objective import Objective
-from autotune.settings.plan import Plan
-from autotune.settings.search_options import Method, SearchOptions
-from autotune.settings.search_space import Choices, IntRange, SearchSpace
-from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import Ref
 
 STARTER_YAML = resources.files("autotune.files").joinpath("starter.yaml").read_text("utf-8")
 WORKLOAD = "workload: {model: 'pkg.mod:model', dataset: 'pkg.mod:dataset'}\n"
@@ -54,7 +59,9 @@ def only_problem(folder: Path, text: str, *overrides: str) -> str:
 def test_a_workload_alone_is_a_plan_with_every_default(tmp_path: Path) -> None:
     plan = read_plan(write(tmp_path, WORKLOAD))
     assert plan.name == "x"
-    assert plan.workload.model == Ref(target="pkg.mod:model", folders=(str(tmp_path), str(Path.cwd())))
+    assert plan.workload.model == Ref(
+        target="pkg.mod:model", folders=(str(tmp_path), str(Path.cwd()))
+    )
     assert plan.workload.loss is None
     assert (plan.workload.shuffle, plan.workload.drop_last) == (True, True)
     assert (plan.baseline, plan.space, plan.objective, plan.budget) == (
@@ -103,7 +110,10 @@ seed: 7
 """,
         )
     )
-    refs = [getattr(plan.workload, part) for part in ("model", "loss", "step", "optimizer", "collate_fn", "sampler")]
+    refs = [
+        getattr(plan.workload, part)
+        for part in ("model", "loss", "step", "optimizer", "collate_fn", "sampler")
+    ]
     assert all(isinstance(ref, Ref) for ref in refs)
     assert plan.workload.multiprocessing_context == "spawn"
     assert (plan.workload.shuffle, plan.workload.drop_last) == (False, False)
@@ -143,7 +153,9 @@ def test_a_mark_of_byte_order_is_no_part_of_the_text(tmp_path: Path) -> None:
 
 def test_an_anchor_may_be_used_again(tmp_path: Path) -> None:
     text = f"{WORKLOAD}space: {{num_workers: &few [0, 2], prefetch_factor: &more [2, 4], grad_accum_steps: *more}}"
-    assert read_plan(write(tmp_path, text)).space.given()["grad_accum_steps"] == Choices(values=(2, 4))
+    assert read_plan(write(tmp_path, text)).space.given()["grad_accum_steps"] == Choices(
+        values=(2, 4)
+    )
 
 
 # Problems with the file
@@ -159,7 +171,9 @@ def test_a_pipe_is_read_as_a_file_is() -> None:
         os.close(read)
 
 
-def test_a_pipe_into_which_nobody_writes_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_into_which_nobody_writes_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(yaml_document, "_LONGEST_WAIT_S", 0.01)
     os.mkfifo(tmp_path / "pipe.yaml")
     with pytest.raises(ConfigError, match=r"pipe\.yaml.* 0 s"):
@@ -171,7 +185,9 @@ def test_what_never_ends_is_not_read_to_its_end() -> None:
         read_plan(Path("/dev/zero"))
 
 
-@pytest.mark.parametrize("text", ["!!python/object/apply:os.system ['true']", "!!binary aGk=", "!mine 3", "!!int abc"])
+@pytest.mark.parametrize(
+    "text", ["!!python/object/apply:os.system ['true']", "!!binary aGk=", "!mine 3", "!!int abc"]
+)
 def test_a_tag_makes_nothing_but_a_problem(tmp_path: Path, text: str) -> None:
     assert only_problem(tmp_path, f"{WORKLOAD}device: {text}").startswith("x.yaml:2:9: device: ")
 
@@ -189,7 +205,9 @@ def test_a_file_is_looked_for_next_to_the_configuration_and_in_the_cwd(
     (working / "b.py").touch()
     monkeypatch.chdir(working)
     path = write(beside, "workload: {model: 'sub/a.py:fn', dataset: 'b.py:fn'}")
-    assert read_plan(path).workload.dataset == Ref(target="b.py:fn", folders=(str(beside), str(working)))
+    assert read_plan(path).workload.dataset == Ref(
+        target="b.py:fn", folders=(str(beside), str(working))
+    )
     path = write(beside, "workload: {model: 'pkg.mod:fn', dataset: 'c.py:fn'}")
     with pytest.raises(ConfigError, match=f"'c.py' .* {beside} or {working}"):
         read_plan(path)
@@ -226,7 +244,12 @@ def test_an_override_is_yaml_and_makes_missing_mappings(tmp_path: Path) -> None:
 
 
 def test_an_override_may_put_a_files_wrong_value_right(tmp_path: Path) -> None:
-    assert read_plan(write(tmp_path, f"{WORKLOAD}baseline: {{lr: [1]}}"), ["baseline.lr=1"]).baseline.lr == 1
+    assert (
+        read_plan(
+            write(tmp_path, f"{WORKLOAD}baseline: {{lr: [1]}}"), ["baseline.lr=1"]
+        ).baseline.lr
+        == 1
+    )
 
 
 def test_an_override_of_nothing_is_null(tmp_path: Path) -> None:
@@ -251,7 +274,11 @@ def working(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize(
     "text",
-    ["[python, train.py, --lr, '{lr}']", "python train.py --lr {lr}", "|\n    python train.py \\\n      --lr {lr}\n"],
+    [
+        "[python, train.py, --lr, '{lr}']",
+        "python train.py --lr {lr}",
+        "|\n    python train.py \\\n      --lr {lr}\n",
+    ],
 )
 def test_a_command_is_a_list_of_words_or_one_text(tmp_path: Path, working: Path, text: str) -> None:
     plan = read_plan(write(tmp_path, f"workload:\n  command: {text}"))
@@ -260,7 +287,9 @@ def test_a_command_is_a_list_of_words_or_one_text(tmp_path: Path, working: Path,
     assert (plan.workload.model, plan.workload.dataset, plan.workload.shuffle) == (None, None, True)
 
 
-def test_a_setting_may_be_a_placeholder_and_stand_in_baseline_and_space(tmp_path: Path, working: Path) -> None:
+def test_a_setting_may_be_a_placeholder_and_stand_in_baseline_and_space(
+    tmp_path: Path, working: Path
+) -> None:
     text = f"{COMMAND}baseline: {{lr: 0.1, num_workers: 2}}\nspace: {{num_workers: [0, 2]}}\n"
     plan = read_plan(write(tmp_path, text), ["workload.command=python train.py -j {num_workers}"])
     assert plan.workload.command == ("python", "train.py", "-j", "{num_workers}")
@@ -268,30 +297,55 @@ def test_a_setting_may_be_a_placeholder_and_stand_in_baseline_and_space(tmp_path
 
 
 @pytest.mark.parametrize(
-    "command", ["python train.py", "python -m lost", "python '{lr}.py'", "python -O lost.py", "sh x"]
+    "command",
+    ["python train.py", "python -m lost", "python '{lr}.py'", "python -O lost.py", "sh x"],
 )
-def test_only_what_can_be_seen_to_be_missing_is_missed(tmp_path: Path, working: Path, command: str) -> None:
+def test_only_what_can_be_seen_to_be_missing_is_missed(
+    tmp_path: Path, working: Path, command: str
+) -> None:
     assert read_plan(write(tmp_path, f'workload: {{command: "{command}"}}')).workload.command
 
 
 def test_a_command_runs_on_this_machine_alone(tmp_path: Path, working: Path) -> None:
-    assert read_plan(write(tmp_path, f"{COMMAND}executor: ray"), executor="local").executor == Executor()
+    assert (
+        read_plan(write(tmp_path, f"{COMMAND}executor: ray"), executor="local").executor
+        == Executor()
+    )
     with pytest.raises(ConfigError, match=r"executor: .*'ray'"):
         command_plan(["python", "train.py"], executor="ray")
 
 
 def test_a_typed_command_is_a_plan_of_defaults_and_overrides(working: Path) -> None:
-    overrides = ["baseline.lr=0.1", "budget.timeout_s=60", "run_dir=runs/x", "search.warm_start=runs/y"]
+    overrides = [
+        "baseline.lr=0.1",
+        "budget.timeout_s=60",
+        "run_dir=runs/x",
+        "search.warm_start=runs/y",
+    ]
     plan = command_plan(("python", "train.py", "--a", "b c"), overrides)
     assert plan.workload.command == ("python", "train.py", "--a", "b c")
-    assert (plan.name, plan.run_dir, plan.search.warm_start) == ("train.py", Path("runs/x"), Path("runs/y"))
+    assert (plan.name, plan.run_dir, plan.search.warm_start) == (
+        "train.py",
+        Path("runs/x"),
+        Path("runs/y"),
+    )
     assert (plan.baseline.lr, plan.budget.timeout_s) == (0.1, 60)
     assert command_plan(("python", "train.py")).baseline == TrainingConfig()
 
 
-def test_a_call_takes_a_command_and_refuses_the_same_in_the_same_words(tmp_path: Path, working: Path) -> None:
-    assert parse_plan({"workload": {"command": "python lost.py"}}, name="x").workload.command == ("python", "lost.py")
-    for workload in ({"command": "python -"}, {"command": "python train.py", "loss": "a:b"}, {"model": "a:b"}, {}):
+def test_a_call_takes_a_command_and_refuses_the_same_in_the_same_words(
+    tmp_path: Path, working: Path
+) -> None:
+    assert parse_plan({"workload": {"command": "python lost.py"}}, name="x").workload.command == (
+        "python",
+        "lost.py",
+    )
+    for workload in (
+        {"command": "python -"},
+        {"command": "python train.py", "loss": "a:b"},
+        {"model": "a:b"},
+        {},
+    ):
         in_call = errors_in(lambda workload=workload: parse_plan({"workload": workload}, name="x"))  # type: ignore[misc] # a default binds it
         in_file = problems(tmp_path, yaml.safe_dump({"workload": workload}))
         assert tuple(told.partition(" ")[2] for told in in_file) == in_call
@@ -311,7 +365,9 @@ def test_a_search_left_open_is_the_default(tmp_path: Path, text: str) -> None:
     assert read_plan(write(tmp_path, f"{WORKLOAD}search: {text}")).search == SearchOptions()
 
 
-@pytest.mark.parametrize("written", ["runs/a", "runs/a/recommended.yaml", "../a b", "~/runs/a", "/runs/a"])
+@pytest.mark.parametrize(
+    "written", ["runs/a", "runs/a/recommended.yaml", "../a b", "~/runs/a", "/runs/a"]
+)
 def test_a_warm_start_is_kept_as_written(tmp_path: Path, written: str) -> None:
     plan = read_plan(write(tmp_path, WORKLOAD), [f"search.warm_start={written}"])
     assert plan.search.warm_start == Path(written)
@@ -370,16 +426,53 @@ def test_a_device_by_its_number_is_refused_on_a_cluster(tmp_path: Path) -> None:
 def test_a_kind_of_executor_keeps_what_the_file_says_of_that_kind(
     tmp_path: Path, text: str, kind: ExecutorKind | None, overrides: list[str], executor: Executor
 ) -> None:
-    assert read_plan(write(tmp_path, f"{WORKLOAD}{text}"), overrides, executor=kind).executor == executor
+    assert (
+        read_plan(write(tmp_path, f"{WORKLOAD}{text}"), overrides, executor=kind).executor
+        == executor
+    )
 
 
 # Whatever is written
 
 _MODELS = (TrainingConfig, Objective, Budget, DdpConfig, Executor, SearchOptions)
 _NAMES = sorted({name for model in _MODELS for name in model.model_fields})
-_MARKS = [": ", "\n", "  ", "- ", "[", "]", "{", "}", "|\n", ">\n", "'", '"', "#", "---\n", "? ", "<<: ", "\t", "\\U"]
+_MARKS = [
+    ": ",
+    "\n",
+    "  ",
+    "- ",
+    "[",
+    "]",
+    "{",
+    "}",
+    "|\n",
+    ">\n",
+    "'",
+    '"',
+    "#",
+    "---\n",
+    "? ",
+    "<<: ",
+    "\t",
+    "\\U",
+]
 _TAGS = ["&a ", "*a", "!!int ", "!!set ", "!x ", "%YAML 1.1\n"]
-_WORDS = ["1", "-0", "1e999", ".inf", "-.inf", ".nan", "true", "yes", "null", "~", "0x", "0o8", "9" * 400, "20GiB"]
+_WORDS = [
+    "1",
+    "-0",
+    "1e999",
+    ".inf",
+    "-.inf",
+    ".nan",
+    "true",
+    "yes",
+    "null",
+    "~",
+    "0x",
+    "0o8",
+    "9" * 400,
+    "20GiB",
+]
 _SECTION_NAMES = [
     "workload",
     "baseline",
@@ -400,20 +493,36 @@ _SCALARS = (
     | st.integers()
     | st.floats()
     | st.text(max_size=5)
-    | st.sampled_from(["inf", "nan", "1e999", "9" * 400 + "GiB", "bf16", "a.py:b", "a:1", "float32", "ray", 10**400])
+    | st.sampled_from(
+        [
+            "inf",
+            "nan",
+            "1e999",
+            "9" * 400 + "GiB",
+            "bf16",
+            "a.py:b",
+            "a:1",
+            "float32",
+            "ray",
+            10**400,
+        ]
+    )
 )
 _VALUES = st.recursive(
     _SCALARS,
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from([*_NAMES, "low", "high", "log", "ddp"]) | st.text(max_size=3), inner, max_size=3
+            st.sampled_from([*_NAMES, "low", "high", "log", "ddp"]) | st.text(max_size=3),
+            inner,
+            max_size=3,
         )
     ),
     max_leaves=6,
 )
 _SECTIONS = st.dictionaries(
-    st.sampled_from(_SECTION_NAMES), _VALUES | st.dictionaries(st.sampled_from(_NAMES), _VALUES, max_size=4)
+    st.sampled_from(_SECTION_NAMES),
+    _VALUES | st.dictionaries(st.sampled_from(_NAMES), _VALUES, max_size=4),
 )
 
 
@@ -445,18 +554,25 @@ def test_any_bytes_give_a_plan_or_a_config_error(folder: Path, raw: bytes) -> No
 
 
 @given(tokens=st.lists(_TOKENS, max_size=25))
-def test_any_row_of_yaml_tokens_gives_a_plan_or_a_config_error(folder: Path, tokens: list[str]) -> None:
+def test_any_row_of_yaml_tokens_gives_a_plan_or_a_config_error(
+    folder: Path, tokens: list[str]
+) -> None:
     read_whatever(write(folder, "".join(tokens)))
     read_whatever(write(folder, f"{WORKLOAD}{''.join(tokens)}"))
 
 
 @given(sections=_SECTIONS)
 def test_any_data_gives_a_plan_or_a_config_error(folder: Path, sections: dict[str, Any]) -> None:
-    text = yaml.safe_dump({"workload": {"model": "a:b", "dataset": "a:b"}, **sections}, sort_keys=False)
+    text = yaml.safe_dump(
+        {"workload": {"model": "a:b", "dataset": "a:b"}, **sections}, sort_keys=False
+    )
     read_whatever(write(folder, text))
 
 
-@given(override=st.text() | st.lists(_TOKENS, max_size=8).map("".join).map(lambda text: f"space.num_workers={text}"))
+@given(
+    override=st.text()
+    | st.lists(_TOKENS, max_size=8).map("".join).map(lambda text: f"space.num_workers={text}")
+)
 def test_any_override_gives_a_plan_or_a_config_error(folder: Path, override: str) -> None:
     read_whatever(write(folder, WORKLOAD), override)
 
@@ -487,7 +603,9 @@ def call(**arguments: Any) -> Plan:
 
 def test_live_objects_reach_the_plan_untouched() -> None:
     model, dataset = object(), [1, 2]
-    workload = parse_plan({"workload": {"model": model, "dataset": dataset, "loss": None}}, name="x").workload
+    workload = parse_plan(
+        {"workload": {"model": model, "dataset": dataset, "loss": None}}, name="x"
+    ).workload
     assert workload.model is model
     assert workload.dataset is dataset
     assert workload.loss is None
@@ -503,8 +621,16 @@ def test_live_objects_reach_the_plan_untouched() -> None:
         ("run_dir", "''", ""),
         ("objective", "{memory_limit: 20 parsecs}", {"memory_limit": "20 parsecs"}),
         ("baseline", "{num_wokers: 2}", {"num_wokers": 2}),
-        ("workload", "{model: 'a:b', dataset: 'a:b', shuffle: 1}", {"model": 1, "dataset": 1, "shuffle": 1}),
-        ("workload", "{model: 'a:b', dataset: 'a:b', samler: 1}", {"model": 1, "dataset": 1, "samler": 1}),
+        (
+            "workload",
+            "{model: 'a:b', dataset: 'a:b', shuffle: 1}",
+            {"model": 1, "dataset": 1, "shuffle": 1},
+        ),
+        (
+            "workload",
+            "{model: 'a:b', dataset: 'a:b', samler: 1}",
+            {"model": 1, "dataset": 1, "samler": 1},
+        ),
     ],
 )
 def test_a_file_and_a_call_refuse_the_same_in_the_same_words(
@@ -527,7 +653,9 @@ def test_a_mapping_becomes_a_model() -> None:
 
 
 def test_any_kind_of_mapping_is_accepted() -> None:
-    assert call(baseline=MappingProxyType({"num_workers": 2})).baseline == TrainingConfig(num_workers=2)
+    assert call(baseline=MappingProxyType({"num_workers": 2})).baseline == TrainingConfig(
+        num_workers=2
+    )
 
 
 def test_a_model_is_handed_back_as_it_is() -> None:
@@ -551,7 +679,9 @@ def test_the_starters_command_is_a_plan_alone(tmp_path: Path, working: Path) -> 
 
 def test_the_starter_holds_with_every_comment_taken_off(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
-    lines = [line.replace("# ", "", 1) if is_offer(line) else line for line in STARTER_YAML.splitlines()]
+    lines = [
+        line.replace("# ", "", 1) if is_offer(line) else line for line in STARTER_YAML.splitlines()
+    ]
     plan = read_plan(write(tmp_path, "\n".join(lines)))
     assert plan.workload.step is not None
     assert plan.space.given().keys() == {"num_workers", "amp_dtype", "compile"}

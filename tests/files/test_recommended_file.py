@@ -14,24 +14,21 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 import autotune
+from autotune.apply.cores import threads_in_workers
+from autotune.config.environment import Environment
+from autotune.config.plan import Budget, Objective, OptimizerFacts, WorkloadFacts
+from autotune.config.training_config import AMP_DTYPES, CompileMode, DdpConfig, TrainingConfig
 from autotune.errors import ConfigError
-from autotune.files.recommended_file import read_recommended, recommended_yaml
+from autotune.files.recommended import read_recommended, recommended_yaml
 from autotune.records.measurement import Block, Interval, Measurement, MemorySample, Window
-from autotune.records.recommendation import Recommendation
-from autotune.records.run_spread import RunSpread
-from autotune.records.run_summary import RunSummary
+from autotune.records.result import Recommendation, RunSpread, RunSummary
 from autotune.records.trial import TrialRecord, TrialResult
-from autotune.settings.applied.cores.worker_threads import threads_in_workers
-from autotune.settings.budget import Budget
-from autotune.settings.ddp_config import DdpConfig
-from autotune.settings.environment import Environment
-from autotune.settings.objective import Objective
-from autotune.settings.training_config import AMP_DTYPES, CompileMode, TrainingConfig
-from autotune.settings.workload import OptimizerFacts, WorkloadFacts
-from autotune.space.learning_rate import LrAdvice
+from autotune.space.scaling import LrAdvice
 from tests.factories import said
 
-GROUP = TrainingConfig(strategy="ddp", world_size=2, num_workers=2, ddp=DdpConfig(bucket_cap_mb=50, comm_hook="fp16"))
+GROUP = TrainingConfig(
+    strategy="ddp", world_size=2, num_workers=2, ddp=DdpConfig(bucket_cap_mb=50, comm_hook="fp16")
+)
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +137,13 @@ def summary(config: TrainingConfig, *, runs: int = 3, name: str = "resnet") -> R
         verdict="faster",
         speedup=Interval(value=2.345678, low=2.3, high=float("inf")),
         gain_probability=0.987654,
-        lr_advice=LrAdvice(lr=config.lr, rule="sqrt", batch_ratio=4.0, betas=(0.6, 0.996), notes=(said("Warm up."),)),
+        lr_advice=LrAdvice(
+            lr=config.lr,
+            rule="sqrt",
+            batch_ratio=4.0,
+            betas=(0.6, 0.996),
+            notes=(said("Warm up."),),
+        ),
         reasons=(said("Fastest within noise."),),
     )
     outcomes = (("ok", slow), ("ok", fast), ("oom", None))
@@ -148,7 +151,8 @@ def summary(config: TrainingConfig, *, runs: int = 3, name: str = "resnet") -> R
         TrialRecord(
             number=number,
             config=config,
-            results=(TrialResult.model_validate({"outcome": one, "measurement": run}),) * (runs if number == 1 else 1),
+            results=(TrialResult.model_validate({"outcome": one, "measurement": run}),)
+            * (runs if number == 1 else 1),
         )
         for number, (one, run) in enumerate(outcomes)
     )
@@ -180,28 +184,49 @@ def summary(config: TrainingConfig, *, runs: int = 3, name: str = "resnet") -> R
 
 
 @given(config=training_configs(), name=st.text(max_size=20))
-def test_a_recommendation_is_read_back_exactly(folder: Path, config: TrainingConfig, name: str) -> None:
+def test_a_recommendation_is_read_back_exactly(
+    folder: Path, config: TrainingConfig, name: str
+) -> None:
     assert read_recommended(write(folder, recommended_yaml(summary(config, name=name)))) == config
 
 
 def test_the_evidence_is_rounded_and_what_is_not_known_is_null() -> None:
     content = yaml.safe_load(recommended_yaml(summary(TrainingConfig())))
-    assert list(content) == ["format", "settings", "learning_rate", "evidence", "same_batch", "baseline", "machine"]
+    assert list(content) == [
+        "format",
+        "settings",
+        "learning_rate",
+        "evidence",
+        "same_batch",
+        "baseline",
+        "machine",
+    ]
     evidence = content["evidence"]
     assert evidence["speedup"] == {"value": 2.346, "low": 2.3, "high": None}
     assert (evidence["verdict"], evidence["gain_probability"]) == ("faster", 0.9877)
     rate = evidence["samples_per_s"]["recommended"]
     assert rate["value"] == 234.6
-    assert rate["low"] < 234.6 * exp(-0.02 * 1.96) < 234.6 * exp(0.02 * 1.96) < rate["high"], "another run's spread"
-    assert evidence["busy_fraction"] == {"baseline": 0.9123, "recommended": 0.9123, "source": "NVML"}
+    assert rate["low"] < 234.6 * exp(-0.02 * 1.96) < 234.6 * exp(0.02 * 1.96) < rate["high"], (
+        "another run's spread"
+    )
+    assert evidence["busy_fraction"] == {
+        "baseline": 0.9123,
+        "recommended": 0.9123,
+        "source": "NVML",
+    }
     assert (evidence["peak_memory_gib"], evidence["memory_limit_gib"]) == (3.0, 64.0)
-    assert (evidence["trials"], evidence["runs"]) == ({"ok": 2, "oom": 1}, {"baseline": 1, "recommended": 3})
+    assert (evidence["trials"], evidence["runs"]) == (
+        {"ok": 2, "oom": 1},
+        {"baseline": 1, "recommended": 3},
+    )
     assert content["machine"]["fingerprint"] == summary(TrainingConfig()).environment.fingerprint
 
 
 def test_fewer_runs_are_written_with_a_wider_interval() -> None:
     once, thrice = (
-        yaml.safe_load(recommended_yaml(summary(TrainingConfig(), runs=runs)))["evidence"]["samples_per_s"]
+        yaml.safe_load(recommended_yaml(summary(TrainingConfig(), runs=runs)))["evidence"][
+            "samples_per_s"
+        ]
         for runs in (1, 3)
     )
     assert once["recommended"]["low"] < thrice["recommended"]["low"] < 234.6
@@ -222,23 +247,42 @@ class Stream(IterableDataset[int]):
         (GROUP.model_copy(update={"micro_batch_size": 2}), {}, range(8)),
         (TrainingConfig(micro_batch_size=2), {"is_iterable": True}, Stream()),
         (TrainingConfig(micro_batch_size=2), {"fixed_batch_size": 2}, range(4)),
-        (TrainingConfig(micro_batch_size=2, num_workers=1, worker_threads=1), {"fixed_batch_size": 2}, range(4)),
+        (
+            TrainingConfig(micro_batch_size=2, num_workers=1, worker_threads=1),
+            {"fixed_batch_size": 2},
+            range(4),
+        ),
         (TrainingConfig(micro_batch_size=2, max_tokens=9), {"has_token_budget": True}, range(4)),
     ],
-    ids=["map", "ranks", "stream", "batch sampler", "threads beside a batch sampler", "token budget"],
+    ids=[
+        "map",
+        "ranks",
+        "stream",
+        "batch sampler",
+        "threads beside a batch sampler",
+        "token budget",
+    ],
 )
 def test_the_headers_loader_is_one_that_torch_makes(
     config: TrainingConfig, facts: dict[str, Any], dataset: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = summary(config)
-    text = recommended_yaml(found.model_copy(update={"facts": found.facts.model_copy(update=facts)}))
-    lines = [line.removeprefix("#     ") for line in text.splitlines() if re.match(r"#     (sampler|loader) = ", line)]
+    text = recommended_yaml(
+        found.model_copy(update={"facts": found.facts.model_copy(update=facts)})
+    )
+    lines = [
+        line.removeprefix("#     ")
+        for line in text.splitlines()
+        if re.match(r"#     (sampler|loader) = ", line)
+    ]
     code = "\n".join(lines).replace("batch_sampler=...", "batch_sampler=[[0, 1], [2, 3]]")
     names: dict[str, Any] = {
         "batches": [[0, 1], [2, 3]],
         "DataLoader": DataLoader,
         "DistributedSampler": partial(DistributedSampler, num_replicas=2, rank=0),
-        "config": config.model_copy(update={"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}),
+        "config": config.model_copy(
+            update={"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
+        ),
         "dataset": dataset,
     }
     exec(code, names)
@@ -256,11 +300,17 @@ def test_every_setting_of_ddp_is_written_and_read_back_by_load(tmp_path: Path) -
 
 def test_settings_that_are_missing_are_told_in_their_order(tmp_path: Path) -> None:
     kept = [
-        line for line in recommended_yaml(summary(GROUP)).splitlines() if not line.startswith(("  lr:", "  compile:"))
+        line
+        for line in recommended_yaml(summary(GROUP)).splitlines()
+        if not line.startswith(("  lr:", "  compile:"))
     ]
     with pytest.raises(ConfigError) as caught:
         autotune.load(write(tmp_path, "\n".join(kept)))
-    fields = [field for problem in caught.value.problems for field in re.findall(r"settings\.\w+", problem)]
+    fields = [
+        field
+        for problem in caught.value.problems
+        for field in re.findall(r"settings\.\w+", problem)
+    ]
     assert fields == ["settings.lr", "settings.compile"]
 
 
@@ -297,7 +347,11 @@ def tampered(folder: Path, old: str, new: str, config: TrainingConfig | None = N
         ("num_workers: 0", "", r"settings\.num_workers: "),
         ("num_workers: 0", "num_workers: !!binary aGk=", r"settings\.num_workers: .*binary"),
         ("num_workers: 0", "num_workers: 0\n  num_workers: 1", r"settings\.num_workers: .*line"),
-        ("persistent_workers: false", "persistent_workers: true", "settings: persistent_workers .*num_workers=0"),
+        (
+            "persistent_workers: false",
+            "persistent_workers: true",
+            "settings: persistent_workers .*num_workers=0",
+        ),
     ],
 )
 def test_a_changed_recommendation_is_told(tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -317,12 +371,17 @@ def test_a_run_folder_in_place_of_its_recommendation_is_told(tmp_path: Path) -> 
 
 _VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=5,
 )
 
 
-@given(value=_VALUES, key=st.sampled_from(["settings", "format", "num_workers", "lr", "ddp", "amp_dtype"]))
+@given(
+    value=_VALUES,
+    key=st.sampled_from(["settings", "format", "num_workers", "lr", "ddp", "amp_dtype"]),
+)
 def test_any_change_gives_settings_or_a_config_error(folder: Path, value: Any, key: str) -> None:
     content = yaml.safe_load(recommended_yaml(summary(TrainingConfig())))
     (content if key in content else content["settings"])[key] = value

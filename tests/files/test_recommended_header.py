@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from autotune.files.recommended_file import recommended_yaml
-from autotune.messages.workload import beside_training, prepared_by
+from autotune.config.plan import ObjectFacts
+from autotune.config.training_config import TrainingConfig
+from autotune.files.recommended import recommended_yaml
+from autotune.messages.space import beside_training, prepared_by
 from autotune.note import Note
-from autotune.records.run_summary import RunSummary
-from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import ObjectFacts
+from autotune.records.result import RunSummary
 from tests.factories import make_recommendation, make_script, make_summary
 from tests.golden import assert_golden
 
@@ -35,7 +35,9 @@ def summary(
     found = make_summary(recommendation=make_recommendation(config=config), notes=notes, **changes)
     own = {"objects": ObjectFacts.model_validate(objects or {}), **(facts or {})}
     machine = found.environment.model_copy(update=environment or {})
-    return found.model_copy(update={"facts": found.facts.model_copy(update=own), "environment": machine})
+    return found.model_copy(
+        update={"facts": found.facts.model_copy(update=own), "environment": machine}
+    )
 
 
 CASES: dict[str, RunSummary] = {
@@ -43,21 +45,33 @@ CASES: dict[str, RunSummary] = {
     "a name that no comment can hold": summary(TrainingConfig(), name="a\nformat: 2\u2028\x07"),
     "a loader of one's own": summary(TrainingConfig(), objects={"has_loader": True}),
     "a loader made for a batch size": summary(SMALL, objects=OWN_LOADER),
-    "a loader with a batch sampler that is kept": summary(SMALL, objects=OWN_LOADER, facts={"fixed_batch_size": 2}),
+    "a loader with a batch sampler that is kept": summary(
+        SMALL, objects=OWN_LOADER, facts={"fixed_batch_size": 2}
+    ),
     "a loader with a budget of tokens": summary(
-        TrainingConfig(micro_batch_size=2, max_tokens=9), objects=OWN_LOADER, facts={"has_token_budget": True}
+        TrainingConfig(micro_batch_size=2, max_tokens=9),
+        objects=OWN_LOADER,
+        facts={"has_token_budget": True},
     ),
     "two ranks": summary(GROUP),
     "two ranks with a loader of one's own": summary(GROUP, objects={"has_loader": True}),
     "two ranks bound to cores": summary(GROUP.model_copy(update={"numa_binding": "exclusive"})),
     "DataParallel over four devices": summary(TrainingConfig(strategy="dp", world_size=4)),
-    "memory that trials kept": summary(TrainingConfig(), environment={"malloc": ("A=1", "B=2"), "keeps_memory": True}),
-    "memory that training keeps anyway": summary(TrainingConfig(), environment={"malloc": ("A=1",)}),
+    "memory that trials kept": summary(
+        TrainingConfig(), environment={"malloc": ("A=1", "B=2"), "keeps_memory": True}
+    ),
+    "memory that training keeps anyway": summary(
+        TrainingConfig(), environment={"malloc": ("A=1",)}
+    ),
     "a switch to take out": summary(TrainingConfig(cudnn_benchmark=True), baseline=SWITCHED),
     "switches that stay": summary(SWITCHED, baseline=SWITCHED),
-    "a script": summary(TrainingConfig(), facts={"script": make_script()}, command=("python", "my train.py")),
+    "a script": summary(
+        TrainingConfig(), facts={"script": make_script()}, command=("python", "my train.py")
+    ),
     "transformers": summary(TrainingConfig(), HF, objects={"has_loader": True}),
-    "transformers with a fused optimizer": summary(TrainingConfig(fused=True), HF, objects={"has_loader": True}),
+    "transformers with a fused optimizer": summary(
+        TrainingConfig(fused=True), HF, objects={"has_loader": True}
+    ),
     "Lightning": summary(TrainingConfig(), LIGHTNING, objects={"has_loader": True}),
     "accelerate with a sampler": summary(
         TrainingConfig(), ACCELERATE, objects={"has_loader": True, "beside": ("sampler",)}

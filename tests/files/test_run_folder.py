@@ -19,9 +19,13 @@ from tests.protocol.journals import write_journal
 
 
 def test_everything_in_a_run_folder_is_the_users_alone(tmp_path: Path) -> None:
-    run = autotune.search(object, list, launcher=FakeLauncher(), n_trials=3, run_dir=tmp_path / "run", progress=False)
+    run = autotune.search(
+        object, list, launcher=FakeLauncher(), n_trials=3, run_dir=tmp_path / "run", progress=False
+    )
     assert stat.S_IMODE(run.run_dir.stat().st_mode) == 0o700
-    modes = {path.name: stat.S_IMODE(path.stat().st_mode) & 0o077 for path in run.run_dir.rglob("*")}
+    modes = {
+        path.name: stat.S_IMODE(path.stat().st_mode) & 0o077 for path in run.run_dir.rglob("*")
+    }
     assert set(modes.values()) == {0}, modes
 
 
@@ -30,7 +34,9 @@ def test_fresh_removes_our_files_and_no_others(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     ours = [path for path in vars(folder).values() if path not in {tmp_path, folder.lock}]
     for path in ours:
-        path.mkdir() if path in {folder.logs, folder.payload, folder.scratch} else path.write_text("old")
+        path.mkdir() if path in {folder.logs, folder.payload, folder.scratch} else path.write_text(
+            "old"
+        )
     with open_run_folder(tmp_path, fresh=True):
         pass
     assert (tmp_path / "notes.txt").read_text() == "mine"
@@ -60,7 +66,10 @@ def test_only_half_written_files_are_removed(tmp_path: Path) -> None:
     dead = subprocess.Popen(["true"])
     dead.wait()
     half = tmp_path / f".report.md.{dead.pid}"
-    kept = [tmp_path / name for name in (f".report.md.{os.getpid()}", ".notes.md", f"notes.{dead.pid}", ".lock")]
+    kept = [
+        tmp_path / name
+        for name in (f".report.md.{os.getpid()}", ".notes.md", f"notes.{dead.pid}", ".lock")
+    ]
     for path in (half, *kept):
         path.write_text("half")
     with open_run_folder(tmp_path, fresh=False):
@@ -81,7 +90,9 @@ def test_a_folder_without_a_run_is_told(tmp_path: Path) -> None:
 
 
 def test_a_summary_that_was_tampered_with_is_told(tmp_path: Path) -> None:
-    run = autotune.search(object, list, launcher=FakeLauncher(), n_trials=2, run_dir=tmp_path / "run", progress=False)
+    run = autotune.search(
+        object, list, launcher=FakeLauncher(), n_trials=2, run_dir=tmp_path / "run", progress=False
+    )
     (run.run_dir / "summary.json").write_text('{"name": 1}')
     with pytest.raises(ConfigError, match=r"summary\.json"):
         read_summary(run.run_dir)
@@ -95,7 +106,14 @@ def small_disk(disk_of: Callable[[str], Path]) -> Path:
 
 def test_a_full_disk_is_one_error_and_nothing_is_half_written(small_disk: Path) -> None:
     with pytest.raises(RunFolderError, match=str(small_disk)) as caught:
-        autotune.search(object, list, launcher=FakeLauncher(), n_trials=40, run_dir=small_disk / "run", progress=False)
+        autotune.search(
+            object,
+            list,
+            launcher=FakeLauncher(),
+            n_trials=40,
+            run_dir=small_disk / "run",
+            progress=False,
+        )
     assert "\n" not in str(caught.value)
     assert not (small_disk / "run" / "recommended.yaml").exists()
     assert not (small_disk / "run" / "payload").exists()
@@ -104,7 +122,14 @@ def test_a_full_disk_is_one_error_and_nothing_is_half_written(small_disk: Path) 
 def test_a_payload_that_does_not_fit_is_refused(small_disk: Path) -> None:
     model = bytes(10_000_000)
     with pytest.raises(RunFolderError, match=f"{os.strerror(errno.ENOSPC)}.*run_dir"):
-        autotune.search(model, list, launcher=FakeLauncher(), n_trials=2, run_dir=small_disk / "run", progress=False)
+        autotune.search(
+            model,
+            list,
+            launcher=FakeLauncher(),
+            n_trials=2,
+            run_dir=small_disk / "run",
+            progress=False,
+        )
     assert not (small_disk / "run" / "payload").exists()
 
 
@@ -118,7 +143,13 @@ def test_where_temporary_files_do_not_fit_their_folder_is_named(
 
 def simulated(run_dir: Path) -> autotune.SearchResult:
     return autotune.search(
-        object, list, launcher=FakeLauncher(), n_trials=2, method="random", run_dir=run_dir, progress=False
+        object,
+        list,
+        launcher=FakeLauncher(),
+        n_trials=2,
+        method="random",
+        run_dir=run_dir,
+        progress=False,
     )
 
 
@@ -129,12 +160,23 @@ def test_no_umask_opens_a_run_folder_to_others(tmp_path: Path, mask: int) -> Non
         run = simulated(tmp_path / "runs" / "one")
     finally:
         os.umask(before)
-    modes = {path.name: stat.S_IMODE(path.stat().st_mode) & 0o077 for path in [run.run_dir, *run.run_dir.rglob("*")]}
+    modes = {
+        path.name: stat.S_IMODE(path.stat().st_mode) & 0o077
+        for path in [run.run_dir, *run.run_dir.rglob("*")]
+    }
     assert set(modes.values()) == {0}, modes
 
 
 FOLDERS = {"logs", "scratch", "payload"}
-REPLACED = {"scratch", "payload", ".holder", "study.db-wal", "trials.jsonl", "report.md", "summary.json"}
+REPLACED = {
+    "scratch",
+    "payload",
+    ".holder",
+    "study.db-wal",
+    "trials.jsonl",
+    "report.md",
+    "summary.json",
+}
 """Made again by each search: a link in their place is removed, not followed."""
 
 
@@ -150,7 +192,9 @@ def test_a_link_among_the_names_leads_no_write_out_of_the_folder(tmp_path: Path,
     else:
         with pytest.raises(RunFolderError, match=name):
             simulated(run)
-    assert (list(outside.iterdir()) if name in FOLDERS else outside.read_text()) == ([] if name in FOLDERS else "mine")
+    assert (list(outside.iterdir()) if name in FOLDERS else outside.read_text()) == (
+        [] if name in FOLDERS else "mine"
+    )
 
 
 def test_a_study_that_is_a_link_is_not_opened(tmp_path: Path) -> None:

@@ -15,16 +15,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from torch.utils.data import DataLoader
 
-from autotune.files.script_call import _DEFAULTS, _PARAMETERS, _SETTINGS
-from autotune.files.script_patch import ScriptPatch, patch_script
-from autotune.settings.training_config import LOADER_ARGUMENTS, TORCH_PREFETCH_FACTOR, TrainingConfig
+from autotune.config.training_config import LOADER_ARGUMENTS, TORCH_PREFETCH_FACTOR, TrainingConfig
+from autotune.files.script_patch import _DEFAULTS, _PARAMETERS, _SETTINGS, ScriptPatch, patch_script
 
 Tool = Literal["patch", "git"]
 
 IMPORT = "from torch.utils.data import DataLoader\n"
 ALL = ("micro_batch_size", *LOADER_ARGUMENTS)
 FAST = TrainingConfig(
-    micro_batch_size=64, num_workers=4, prefetch_factor=8, persistent_workers=True, pin_memory=True, in_order=False
+    micro_batch_size=64,
+    num_workers=4,
+    prefetch_factor=8,
+    persistent_workers=True,
+    pin_memory=True,
+    in_order=False,
 )
 PLAIN = TrainingConfig(micro_batch_size=64)
 WORKERS = TrainingConfig(num_workers=4)
@@ -38,7 +42,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def apply(patch: ScriptPatch, tool: Tool = "patch") -> None:
     """The diff applied to the current folder as a user does it."""
-    command = ["patch", "-p1", "--fuzz=0", "--no-backup-if-mismatch"] if tool == "patch" else ["git", "apply", "-"]
+    command = (
+        ["patch", "-p1", "--fuzz=0", "--no-backup-if-mismatch"]
+        if tool == "patch"
+        else ["git", "apply", "-"]
+    )
     if patch.diff:
         subprocess.run(command, input=patch.content, check=True, capture_output=True, timeout=60)
 
@@ -57,7 +65,9 @@ def patched(
     path = Path(name)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(raw)
-    (*_, line) = (number for number, row in enumerate(raw.split(b"\n"), start=1) if at.encode() in row)
+    (*_, line) = (
+        number for number, row in enumerate(raw.split(b"\n"), start=1) if at.encode() in row
+    )
     patch = patch_script(path, line, config, wanted)
     assert path.read_bytes() == raw, "the script is never written"
     assert {*patch.settings, *patch.left} >= {*wanted}
@@ -66,7 +76,9 @@ def patched(
     return path.read_bytes().decode("latin-1" if b"latin-1" in raw else "utf-8"), patch
 
 
-def call_after(call: str, config: TrainingConfig, wanted: Collection[str] = ALL, *, before: str = IMPORT) -> str:
+def call_after(
+    call: str, config: TrainingConfig, wanted: Collection[str] = ALL, *, before: str = IMPORT
+) -> str:
     """A call of one expression, after its diff."""
     text, patch = patched(f"{before}loader = {call}\n", config, wanted, at="loader = ")
     assert not patch.left
@@ -74,7 +86,9 @@ def call_after(call: str, config: TrainingConfig, wanted: Collection[str] = ALL,
     return text.removeprefix(f"{before}loader = ").removesuffix("\n")
 
 
-def left(call: str, config: TrainingConfig, wanted: Collection[str] = ALL, *, before: str = IMPORT) -> dict[str, str]:
+def left(
+    call: str, config: TrainingConfig, wanted: Collection[str] = ALL, *, before: str = IMPORT
+) -> dict[str, str]:
     """What a call can't be given."""
     return dict(patched(f"{before}loader = {call}\n", config, wanted)[1].left)
 
@@ -89,18 +103,27 @@ def left(call: str, config: TrainingConfig, wanted: Collection[str] = ALL, *, be
         ("DataLoader(ds , )", WORKERS, "DataLoader(ds , num_workers=4, )"),
         ("DataLoader( (ds) )", WORKERS, "DataLoader( (ds), num_workers=4 )"),
         ("DataLoader(f(ds), num_workers=(0))", WORKERS, "DataLoader(f(ds), num_workers=(4))"),
-        ("DataLoader(ds, num_workers = 0, shuffle=True)", WORKERS, "DataLoader(ds, num_workers = 4, shuffle=True)"),
+        (
+            "DataLoader(ds, num_workers = 0, shuffle=True)",
+            WORKERS,
+            "DataLoader(ds, num_workers = 4, shuffle=True)",
+        ),
         ("DataLoader(ds, num_workers=-1)", WORKERS, "DataLoader(ds, num_workers=4)"),
         ("DataLoader(ds, num_workers=0x2)", WORKERS, "DataLoader(ds, num_workers=4)"),
     ],
 )
-def test_a_literal_is_replaced_and_a_missing_argument_added(call: str, config: TrainingConfig, expected: str) -> None:
+def test_a_literal_is_replaced_and_a_missing_argument_added(
+    call: str, config: TrainingConfig, expected: str
+) -> None:
     assert call_after(call, config, ["num_workers"]) == expected
 
 
 def test_order_and_defaults_of_the_arguments_are_torchs() -> None:
     parameters = [*inspect.signature(DataLoader).parameters.values()]
-    assert tuple(one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD) == _PARAMETERS
+    assert (
+        tuple(one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD)
+        == _PARAMETERS
+    )
     assert {one.name: one.default for one in parameters if one.name in _DEFAULTS} == _DEFAULTS
     assert {"batch_size", *LOADER_ARGUMENTS} == _SETTINGS
 
@@ -110,7 +133,11 @@ def test_settings_are_added_in_their_own_order() -> None:
         "DataLoader(ds, batch_size=64, num_workers=4, prefetch_factor=8, persistent_workers=True, pin_memory=True, "
         "in_order=False)"
     )
-    assert call_after("DataLoader(ds)", FAST) == call_after("DataLoader(ds)", FAST, [*reversed(ALL)]) == expected
+    assert (
+        call_after("DataLoader(ds)", FAST)
+        == call_after("DataLoader(ds)", FAST, [*reversed(ALL)])
+        == expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -130,9 +157,15 @@ def test_a_positional_literal_is_replaced_in_place(call: str, expected: str) -> 
 
 def test_what_is_equal_already_or_torchs_default_stays() -> None:
     assert call_after("DataLoader(ds, 64)", PLAIN) == "DataLoader(ds, 64)"
-    assert call_after("DataLoader(ds, 64, in_order=True)", PLAIN) == "DataLoader(ds, 64, in_order=True)"
+    assert (
+        call_after("DataLoader(ds, 64, in_order=True)", PLAIN)
+        == "DataLoader(ds, 64, in_order=True)"
+    )
     two = TrainingConfig(num_workers=4, prefetch_factor=2)
-    for call in ("DataLoader(ds, num_workers=4)", "DataLoader(ds, num_workers=4, prefetch_factor=2)"):
+    for call in (
+        "DataLoader(ds, num_workers=4)",
+        "DataLoader(ds, num_workers=4, prefetch_factor=2)",
+    ):
         for config in (two, WORKERS):
             assert call_after(call, config, ["num_workers", "prefetch_factor"]) == call
     patch = patched(f"{IMPORT}DataLoader(ds, 64)\n", PLAIN)[1]
@@ -171,15 +204,18 @@ def test_workers_stay_where_another_argument_needs_them(beside: str, reason: str
 
 @pytest.mark.parametrize("neutral", ["timeout=0", "multiprocessing_context=None", "timeout=0.0"])
 def test_workers_go_beside_arguments_that_are_neutral(neutral: str) -> None:
-    assert call_after(f"DataLoader(ds, num_workers=4, {neutral})", PLAIN, ["num_workers"]).startswith(
-        "DataLoader(ds, num_workers=0"
-    )
+    assert call_after(
+        f"DataLoader(ds, num_workers=4, {neutral})", PLAIN, ["num_workers"]
+    ).startswith("DataLoader(ds, num_workers=0")
 
 
 def test_what_needs_workers_is_left_where_they_are_not_known() -> None:
     told = {"prefetch_factor": "needs_num_workers", "persistent_workers": "needs_num_workers"}
     wanted = ["num_workers", "prefetch_factor", "persistent_workers"]
-    assert left("DataLoader(ds, num_workers=args.n)", FAST, wanted) == {"num_workers": "not_literal", **told}
+    assert left("DataLoader(ds, num_workers=args.n)", FAST, wanted) == {
+        "num_workers": "not_literal",
+        **told,
+    }
     assert left("DataLoader(ds, num_workers=0)", FAST, wanted[1:]) == told
     assert left("DataLoader(ds)", FAST, wanted[1:]) == told
     two = TrainingConfig(num_workers=4, prefetch_factor=2)
@@ -198,14 +234,16 @@ def test_workers_that_are_not_wanted_are_taken_to_be_given_by_other_means() -> N
 )
 def test_what_is_no_literal_is_left(value: str) -> None:
     before = f"{IMPORT}n = int('3')\n"
-    assert left(f"DataLoader(ds, num_workers={value})", WORKERS, ["num_workers"], before=before) == {
-        "num_workers": "not_literal"
-    }
+    assert left(
+        f"DataLoader(ds, num_workers={value})", WORKERS, ["num_workers"], before=before
+    ) == {"num_workers": "not_literal"}
     text, _ = patched(f"{before}DataLoader(ds, num_workers={value}, batch_size=1)\n", FAST)
     assert f"DataLoader(ds, num_workers={value}, batch_size=64, pin_memory=True" in text
 
 
-@pytest.mark.parametrize("assigned", ["N = 1", "N: int = 1", "N: Final[int] = 1  # workers", "M = 2; N = 1; print(M)"])
+@pytest.mark.parametrize(
+    "assigned", ["N = 1", "N: int = 1", "N: Final[int] = 1  # workers", "M = 2; N = 1; print(M)"]
+)
 def test_a_constant_of_the_call_alone_is_changed_where_assigned(assigned: str) -> None:
     script = f"{IMPORT}{assigned}\ndef main():\n    return DataLoader(ds, num_workers=N)\n"
     text, patch = patched(script, WORKERS, ["num_workers"])
@@ -242,7 +280,8 @@ def test_a_constant_that_is_equal_already_may_be_read_anywhere() -> None:
 
 
 @pytest.mark.parametrize(
-    "assigned", ["if fast:\n    N = 1\n", "def main():\n    N = 1\n", "N = M = 1\n", "N, M = 1, 2\n"]
+    "assigned",
+    ["if fast:\n    N = 1\n", "def main():\n    N = 1\n", "N = M = 1\n", "N, M = 1, 2\n"],
 )
 def test_a_name_that_is_no_plain_constant_of_the_module_is_left(assigned: str) -> None:
     before = f"{IMPORT}{assigned}"
@@ -254,21 +293,29 @@ def test_a_name_that_is_no_plain_constant_of_the_module_is_left(assigned: str) -
 def test_to_a_call_with_stars_nothing_is_added() -> None:
     for stars in ("**kw", "*rest"):
         call = (
-            f"DataLoader(ds, {stars}, num_workers=1)" if stars[1] != "*" else f"DataLoader(ds, num_workers=1, {stars})"
+            f"DataLoader(ds, {stars}, num_workers=1)"
+            if stars[1] != "*"
+            else f"DataLoader(ds, num_workers=1, {stars})"
         )
         text, patch = patched(f"{IMPORT}{call}\n", FAST)
         assert text == f"{IMPORT}{call}\n".replace("num_workers=1", "num_workers=4")
         assert patch.left == {name: "starred" for name in ALL if name != "num_workers"}
     assert left("DataLoader(ds, 1, *rest)", PLAIN, ["micro_batch_size"]) == {}
-    assert left("DataLoader(*rest, 1)", PLAIN, ["micro_batch_size"]) == {"micro_batch_size": "starred"}
-    assert left("DataLoader(ds, **kw)", PLAIN, ["pin_memory"]) == {"pin_memory": "starred"}, "though it is the default"
+    assert left("DataLoader(*rest, 1)", PLAIN, ["micro_batch_size"]) == {
+        "micro_batch_size": "starred"
+    }
+    assert left("DataLoader(ds, **kw)", PLAIN, ["pin_memory"]) == {"pin_memory": "starred"}, (
+        "though it is the default"
+    )
 
 
 def test_a_loader_without_a_batch_size_of_its_own_keeps_it_so() -> None:
     wanted = ["micro_batch_size"]
     for call in ("DataLoader(ds, batch_sampler=sampler)", "DataLoader(ds, 1, None, None, sampler)"):
         assert left(call, PLAIN, wanted) == {"micro_batch_size": "batch_sampler"}
-    assert left("DataLoader(ds, batch_size=None)", PLAIN, wanted) == {"micro_batch_size": "batching_off"}
+    assert left("DataLoader(ds, batch_size=None)", PLAIN, wanted) == {
+        "micro_batch_size": "batching_off"
+    }
     assert left("DataLoader(ds, batch_sampler=None)", PLAIN, wanted) == {}
 
 
@@ -298,9 +345,9 @@ def test_batch_size_is_that_of_one_process() -> None:
     ],
 )
 def test_torchs_own_class_is_known_by_any_name(before: str, callee: str) -> None:
-    assert call_after(f"{callee}(ds, 1)", FAST, ["micro_batch_size", "num_workers"], before=before) == (
-        f"{callee}(ds, 64, num_workers=4)"
-    )
+    assert call_after(
+        f"{callee}(ds, 1)", FAST, ["micro_batch_size", "num_workers"], before=before
+    ) == (f"{callee}(ds, 64, num_workers=4)")
 
 
 @pytest.mark.parametrize(
@@ -310,40 +357,70 @@ def test_torchs_own_class_is_known_by_any_name(before: str, callee: str) -> None
         ("from monai.data import DataLoader\n", "DataLoader"),
         ("from .data import DataLoader\n", "DataLoader"),
         (f"{IMPORT}DataLoader = wrapped(DataLoader)\n", "DataLoader"),
-        (f"{IMPORT}class TextLoader(DataLoader):\n    def __init__(self, *a, **k): pass\n", "TextLoader"),
+        (
+            f"{IMPORT}class TextLoader(DataLoader):\n    def __init__(self, *a, **k): pass\n",
+            "TextLoader",
+        ),
         (f"{IMPORT}class DataLoader(DataLoader): pass\n", "DataLoader"),
-        (f"{IMPORT}from functools import partial\nmake = partial(DataLoader, shuffle=True)\n", "make"),
+        (
+            f"{IMPORT}from functools import partial\nmake = partial(DataLoader, shuffle=True)\n",
+            "make",
+        ),
         ("", "classes[0]"),
     ],
 )
-def test_of_another_class_only_the_keywords_that_are_given_are_changed(before: str, callee: str) -> None:
+def test_of_another_class_only_the_keywords_that_are_given_are_changed(
+    before: str, callee: str
+) -> None:
     text, patch = patched(f"{before}train = {callee}(ds, 1, num_workers=2)\n", FAST, at="train =")
     assert text == f"{before}train = {callee}(ds, 1, num_workers=4)\n"
     assert patch.settings == ("num_workers",)
     assert patch.left == {name: "unknown_callee" for name in ALL if name != "num_workers"}
-    assert patched(f"{before}train = {callee}(ds, num_workers=2)\n", PLAIN, ["num_workers"], at="train =")[1].left == {
-        "num_workers": "unknown_callee"
-    }
+    assert patched(
+        f"{before}train = {callee}(ds, num_workers=2)\n", PLAIN, ["num_workers"], at="train ="
+    )[1].left == {"num_workers": "unknown_callee"}
 
 
 @pytest.mark.parametrize(
     ("script", "line", "expected"),
     [
-        ("x = wrap(DataLoader(ds, num_workers=1), num_workers=1)\n", 2, "wrap(DataLoader(ds, num_workers=4), num_"),
-        ("x = FastLoader(DataLoader(ds, num_workers=1), num_workers=1)\n", 2, "(DataLoader(ds, num_workers=4), num_"),
-        ("x = DataLoader(\n    DataLoader(ds, num_workers=1),\n    num_workers=1)\n", 2, "    num_workers=4)"),
-        ("x = DataLoader(\n    DataLoader(ds, num_workers=1),\n    num_workers=1)\n", 3, "(ds, num_workers=4),\n"),
+        (
+            "x = wrap(DataLoader(ds, num_workers=1), num_workers=1)\n",
+            2,
+            "wrap(DataLoader(ds, num_workers=4), num_",
+        ),
+        (
+            "x = FastLoader(DataLoader(ds, num_workers=1), num_workers=1)\n",
+            2,
+            "(DataLoader(ds, num_workers=4), num_",
+        ),
+        (
+            "x = DataLoader(\n    DataLoader(ds, num_workers=1),\n    num_workers=1)\n",
+            2,
+            "    num_workers=4)",
+        ),
+        (
+            "x = DataLoader(\n    DataLoader(ds, num_workers=1),\n    num_workers=1)\n",
+            3,
+            "(ds, num_workers=4),\n",
+        ),
         (
             "x = DataLoader(\n    MyLoader(ds, num_workers=1),\n    num_workers=1)\n",
             3,
             "MyLoader(ds, num_workers=4),\n",
         ),
         ("x = DataLoader(\n    f(ds),\n    num_workers=1)\n", 4, "    num_workers=4)"),
-        ("x = f(num_workers=1), DataLoader(ds, num_workers=1)\n", 2, "f(num_workers=1), DataLoader(ds, num_workers=4)"),
+        (
+            "x = f(num_workers=1), DataLoader(ds, num_workers=1)\n",
+            2,
+            "f(num_workers=1), DataLoader(ds, num_workers=4)",
+        ),
         ("x = (torch.\n  DataLoader(\n  num_workers=1))\n", 3, "num_workers=4"),
     ],
 )
-def test_the_call_is_the_innermost_loader_that_begins_at_the_line(script: str, line: int, expected: str) -> None:
+def test_the_call_is_the_innermost_loader_that_begins_at_the_line(
+    script: str, line: int, expected: str
+) -> None:
     Path("train.py").write_text(IMPORT + script)
     patch = patch_script(Path("train.py"), line, WORKERS, ["num_workers"])
     apply(patch)
@@ -352,8 +429,12 @@ def test_the_call_is_the_innermost_loader_that_begins_at_the_line(script: str, l
 
 
 def test_a_line_without_its_one_call_is_told() -> None:
-    Path("train.py").write_text(f"{IMPORT}a, b = DataLoader(x, 1), DataLoader(y, 1)\nfor batch in a: step(batch)\n")
-    ambiguous, none, beyond = (patch_script(Path("train.py"), line, FAST, ALL) for line in (2, 3, 99))
+    Path("train.py").write_text(
+        f"{IMPORT}a, b = DataLoader(x, 1), DataLoader(y, 1)\nfor batch in a: step(batch)\n"
+    )
+    ambiguous, none, beyond = (
+        patch_script(Path("train.py"), line, FAST, ALL) for line in (2, 3, 99)
+    )
     assert ambiguous == ScriptPatch(diff="", settings=(), left=dict.fromkeys(ALL, "ambiguous_call"))
     assert none == beyond == ScriptPatch(diff="", settings=(), left=dict.fromkeys(ALL, "no_call"))
 
@@ -479,9 +560,15 @@ Each pair of forms stands in some row.
 
 
 @pytest.mark.parametrize(("name", "tool", "end", "is_tabbed", "has_last_end"), FORMS)
-def test_the_form_of_the_call_is_kept(name: str, tool: Tool, end: str, is_tabbed: bool, has_last_end: bool) -> None:
+def test_the_form_of_the_call_is_kept(
+    name: str, tool: Tool, end: str, is_tabbed: bool, has_last_end: bool
+) -> None:
     def written(call: str) -> str:
-        text = f"{IMPORT}def main():\n{call}" if has_last_end else f"{IMPORT}def main():\n{call}".removesuffix("\n")
+        text = (
+            f"{IMPORT}def main():\n{call}"
+            if has_last_end
+            else f"{IMPORT}def main():\n{call}".removesuffix("\n")
+        )
         return (text.replace("    ", "\t") if is_tabbed else text).replace("\n", end)
 
     before, after = CALLS[name]
@@ -493,7 +580,9 @@ def test_the_form_of_the_call_is_kept(name: str, tool: Tool, end: str, is_tabbed
 
 @pytest.mark.parametrize("tool", ["patch", "git"])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "latin-1"])
-@pytest.mark.parametrize("first", ["é = 'ü\u00a0ß'; ", "# é\x0c\x1c\n\x0c", "s = '''é\x85\x0b\n'''\n"])
+@pytest.mark.parametrize(
+    "first", ["é = 'ü\u00a0ß'; ", "# é\x0c\x1c\n\x0c", "s = '''é\x85\x0b\n'''\n"]
+)
 def test_bytes_that_are_no_ascii_stay_as_they_are(encoding: str, first: str, tool: Tool) -> None:
     text = f"# coding: {encoding.removesuffix('-sig')}\n{IMPORT}{first}loader = DataLoader('ß', 1, num_workers=0)  # é"
     raw = text.encode(encoding)
@@ -504,13 +593,17 @@ def test_bytes_that_are_no_ascii_stay_as_they_are(encoding: str, first: str, too
 
 
 @pytest.mark.parametrize("tool", ["patch", "git"])
-@pytest.mark.parametrize("name", ["a b/träin me.py", 'q"uo\\te.py', "tab\tname.py", "é\n.py", "src/deep/train.py"])
+@pytest.mark.parametrize(
+    "name", ["a b/träin me.py", 'q"uo\\te.py', "tab\tname.py", "é\n.py", "src/deep/train.py"]
+)
 def test_the_diff_finds_a_file_of_any_name(name: str, tool: Tool) -> None:
     text, _ = patched(f"{IMPORT}DataLoader(ds)\n", WORKERS, ["num_workers"], name=name, tool=tool)
     assert text == f"{IMPORT}DataLoader(ds, num_workers=4)\n"
 
 
-def test_the_paths_are_as_seen_from_the_current_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_paths_are_as_seen_from_the_current_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = folder / "src" / "train.py"
     _, patch = patched(f"{IMPORT}DataLoader(ds)\n", WORKERS, ["num_workers"], name=str(source))
     assert patch.diff.splitlines()[:2] == ["--- a/src/train.py", "+++ b/src/train.py"]
@@ -523,16 +616,23 @@ def test_the_paths_are_as_seen_from_the_current_folder(folder: Path, monkeypatch
     assert patch_script(Path("link.py"), 2, WORKERS, ["num_workers"]) == patch
 
 
-def test_git_applies_it_in_any_folder_of_a_repository(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_git_applies_it_in_any_folder_of_a_repository(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     subprocess.run(["git", "init", "--quiet", str(folder)], check=True, timeout=60)
     (folder / "src" / "deep").mkdir(parents=True)
     monkeypatch.chdir(folder / "src")
-    text, _ = patched(f"{IMPORT}DataLoader(ds)\n", WORKERS, ["num_workers"], tool="git", name="deep/train.py")
+    text, _ = patched(
+        f"{IMPORT}DataLoader(ds)\n", WORKERS, ["num_workers"], tool="git", name="deep/train.py"
+    )
     assert text == f"{IMPORT}DataLoader(ds, num_workers=4)\n"
 
 
 def test_a_script_with_invalid_escapes_warns_nobody() -> None:
-    assert call_after("DataLoader('\\d')", WORKERS, ["num_workers"]) == "DataLoader('\\d', num_workers=4)"
+    assert (
+        call_after("DataLoader('\\d')", WORKERS, ["num_workers"])
+        == "DataLoader('\\d', num_workers=4)"
+    )
 
 
 def test_a_long_script_with_deep_expressions_is_changed_in_one_line() -> None:
@@ -600,14 +700,20 @@ def test_the_script_runs_with_exactly_the_settings_of_its_diff() -> None:
         TrainingConfig(micro_batch_size=64, num_workers=0),
     ]
     tools: tuple[Tool, Tool] = ("patch", "git")
-    cases = {f"{tool}-{number}.py": (tool, config) for tool in tools for number, config in enumerate(configs)}
+    cases = {
+        f"{tool}-{number}.py": (tool, config)
+        for tool in tools
+        for number, config in enumerate(configs)
+    }
     for name, (tool, config) in cases.items():
         _, patch = patched(SCRIPT, config, at="train = DataLoader(", name=name, tool=tool)
         assert (patch.settings, patch.left) == (ALL, {})
     command = [sys.executable, "-c", RUN_ALL, *cases]
     done = subprocess.run(command, check=True, capture_output=True, timeout=100, text=True)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [train for train, _ in lines] == [config.dataloader_kwargs() for _, config in cases.values()]
+    assert [train for train, _ in lines] == [
+        config.dataloader_kwargs() for _, config in cases.values()
+    ]
     assert {(valid["batch_size"], valid["num_workers"]) for _, valid in lines} == {(8, 0)}
 
 
@@ -627,7 +733,9 @@ def loader_arguments(workers: int) -> st.SearchStrategy[dict[str, object]]:
         **needs_workers,
     }
     required = {"num_workers": st.just(workers)} if workers else {}
-    return st.fixed_dictionaries(required, optional=optional if workers else {"num_workers": st.just(0), **optional})
+    return st.fixed_dictionaries(
+        required, optional=optional if workers else {"num_workers": st.just(0), **optional}
+    )
 
 
 def configs() -> st.SearchStrategy[TrainingConfig]:
@@ -657,7 +765,15 @@ def scripts(draw: st.DrawFn) -> str:
         "batch_size": 1,
     }
     values |= {"num_workers": 0, "pin_memory": False, **arguments}
-    order = ("batch_size", "shuffle", "sampler", "batch_sampler", "num_workers", "collate_fn", "pin_memory")
+    order = (
+        "batch_size",
+        "shuffle",
+        "sampler",
+        "batch_sampler",
+        "num_workers",
+        "collate_fn",
+        "pin_memory",
+    )
     positional = order[: draw(st.integers(0, len(order)))]
     constants = {}
 
@@ -677,10 +793,21 @@ def scripts(draw: st.DrawFn) -> str:
     call = draw(st.sampled_from(["", " ", "\n    ", "  # (\n\t"]))
     for part in parts[:-1]:
         call += part + draw(st.sampled_from(gaps))
-    call += parts[-1] + draw(st.sampled_from(["", ",", " ", "\n", ",\n    ", "  # é)\n", ", # )\n    # (\n"]))
-    callee = draw(st.sampled_from(["DataLoader", "torch.utils.data.DataLoader", "Own", "(DataLoader)"]))
+    call += parts[-1] + draw(
+        st.sampled_from(["", ",", " ", "\n", ",\n    ", "  # é)\n", ", # )\n    # (\n"])
+    )
+    callee = draw(
+        st.sampled_from(["DataLoader", "torch.utils.data.DataLoader", "Own", "(DataLoader)"])
+    )
     before, after = draw(
-        st.sampled_from([("", ""), ("é = 'é'; ", "; y = 1"), ("y = list([3, ", "])"), ("if 1:\n    ", "\n    y = 2")])
+        st.sampled_from(
+            [
+                ("", ""),
+                ("é = 'é'; ", "; y = 1"),
+                ("y = list([3, ", "])"),
+                ("if 1:\n    ", "\n    y = 2"),
+            ]
+        )
     )
     lines = [f"{name} = {value!r}\n" for name, value in constants.items()]
     keeps = f"{callee}({call})" if "list" in before else f"loader = {callee}({call})"
@@ -708,7 +835,12 @@ def run(path: Path) -> tuple[int, Mapping[str, object]]:
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-@given(scripts(), configs(), st.sets(st.sampled_from(ALL)) | st.just(set(ALL)), st.sampled_from(["patch", "git"]))
+@given(
+    scripts(),
+    configs(),
+    st.sets(st.sampled_from(ALL)) | st.just(set(ALL)),
+    st.sampled_from(["patch", "git"]),
+)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_literal_call_is_given_what_is_wanted_and_keeps_the_rest(
     script: str, config: TrainingConfig, wanted: set[str], tool: Tool
@@ -734,9 +866,14 @@ def test_any_literal_call_is_given_what_is_wanted_and_keeps_the_rest(
 
 def test_threads_of_workers_are_the_scripts_to_hand_on(tmp_path: Path) -> None:
     source = tmp_path / "train.py"
-    source.write_text("from torch.utils.data import DataLoader\nloader = DataLoader(range(8), num_workers=1)\n")
+    source.write_text(
+        "from torch.utils.data import DataLoader\nloader = DataLoader(range(8), num_workers=1)\n"
+    )
     config = TrainingConfig(num_workers=2, worker_threads=1)
     patch = patch_script(source, 2, config, {"num_workers", "worker_threads"})
-    assert (patch.settings, dict(patch.left)) == (("num_workers",), {"worker_threads": "worker_init_fn"})
+    assert (patch.settings, dict(patch.left)) == (
+        ("num_workers",),
+        {"worker_threads": "worker_init_fn"},
+    )
     plain = config.model_copy(update={"worker_threads": None})
     assert dict(patch_script(source, 2, plain, {"num_workers", "worker_threads"}).left) == {}

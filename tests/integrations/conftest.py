@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import autotune
-from autotune.launch.local.fork_server import ForkServerLauncher
+from autotune.launch.local import ForkServerLauncher
 from tests.hurried import Hurried
 from tests.integrations.searches import Search
 
@@ -18,7 +18,12 @@ def search(fork_server: ForkServerLauncher) -> Search:
     """One trial in a short window, of what the objects say; another number of workers would be tried after it."""
 
     def run(model: Any, data: Any, folder: Path, **options: Any) -> autotune.SearchResult:
-        space = {"num_workers": [1, 2], "amp_dtype": "float32", "intra_op_threads": None, "grad_accum_steps": 1}
+        space = {
+            "num_workers": [1, 2],
+            "amp_dtype": "float32",
+            "intra_op_threads": None,
+            "grad_accum_steps": 1,
+        }
         rest = {"prefetch_factor": [None], "persistent_workers": True, "pin_memory": False}
         return autotune.search(
             model,

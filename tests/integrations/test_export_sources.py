@@ -14,10 +14,10 @@ import pytest
 import yaml
 from hypothesis import given
 
-from autotune.settings.exports.targets.axolotl import AXOLOTL
-from autotune.settings.exports.targets.composer import COMPOSER
-from autotune.settings.training_config import TrainingConfig
-from tests.settings.exports.configs import EVERYTHING, any_configs
+from autotune.config.training_config import TrainingConfig
+from autotune.export.axolotl import AXOLOTL
+from autotune.export.composer import COMPOSER
+from tests.export.configs import EVERYTHING, any_configs
 
 pytestmark = pytest.mark.integrations
 SOURCES = Path(__file__).parents[2] / "build" / "sources"
@@ -46,13 +46,17 @@ def fields(module: ast.Module) -> dict[str, Any]:
             value = node.value
             if isinstance(value, ast.Call):
                 value = next((each.value for each in value.keywords if each.arg == "default"), None)
-            found[node.target.id] = ast.literal_eval(value) if isinstance(value, ast.Constant) else None
+            found[node.target.id] = (
+                ast.literal_eval(value) if isinstance(value, ast.Constant) else None
+            )
     return found
 
 
 def function(module: ast.Module, name: str) -> str:
     """The source of a function or a method, as Python writes it."""
-    found = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef) and node.name == name]
+    found = [
+        node for node in ast.walk(module) if isinstance(node, ast.FunctionDef) and node.name == name
+    ]
     assert found, f"{name} is gone"
     return "\n".join(map(ast.unparse, found))
 
@@ -65,7 +69,9 @@ def axolotl() -> dict[str, Any]:
 
 
 @given(config=any_configs())
-def test_each_name_of_an_export_is_one_of_axolotl(axolotl: dict[str, Any], config: TrainingConfig) -> None:
+def test_each_name_of_an_export_is_one_of_axolotl(
+    axolotl: dict[str, Any], config: TrainingConfig
+) -> None:
     assert set(config.to("axolotl").settings) <= axolotl.keys()
 
 
@@ -88,10 +94,17 @@ def test_axolotl_does_by_itself_what_is_said_of_it(axolotl: dict[str, Any]) -> N
     schema = source("axolotl", "axolotl/utils/schemas/config.py")
     modes = ", ".join(f'"{mode}"' for name in AXOLOTL.names.values() for mode in name.among)
     assert f"torch_compile_mode: Literal[{modes}] | None" in schema
-    assert 'dataloader_params["worker_init_fn"] = partial(' in source("axolotl", "axolotl/core/trainers/base.py")
-    without = function(tree("axolotl", "axolotl/utils/schemas/config.py"), "default_dataloader_opts")
+    assert 'dataloader_params["worker_init_fn"] = partial(' in source(
+        "axolotl", "axolotl/core/trainers/base.py"
+    )
+    without = function(
+        tree("axolotl", "axolotl/utils/schemas/config.py"), "default_dataloader_opts"
+    )
     assert "data['dataloader_prefetch_factor'] = 256" in without
-    assert all(f"data.get('{name}') is None" in without for name in ("dataloader_num_workers", "dataloader_pin_memory"))
+    assert all(
+        f"data.get('{name}') is None" in without
+        for name in ("dataloader_num_workers", "dataloader_pin_memory")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +127,10 @@ def test_ultralytics_does_by_itself_what_is_said_of_it(ultralytics: dict[str, An
     assert tuple(ultralytics[name] for name in names) == ("auto", 16, 64, 0.01, 3.0, None)
     trainer = tree("ultralytics", "ultralytics/engine/trainer.py")
     steps = function(trainer, "_build_train_pipeline")
-    accumulated, batch = "max(round(self.args.nbs / self.batch_size), 1)", "self.batch_size // max(self.world_size, 1)"
+    accumulated, batch = (
+        "max(round(self.args.nbs / self.batch_size), 1)",
+        "self.batch_size // max(self.world_size, 1)",
+    )
     assert accumulated in steps
     assert batch in steps
     optimizers = function(trainer, "build_optimizer")
@@ -122,7 +138,9 @@ def test_ultralytics_does_by_itself_what_is_said_of_it(ultralytics: dict[str, An
     fused = "{'fused': True} if name in {'Adam', 'AdamW'}"
     assert fused in optimizers
     assert "mode=self.args.compile" in ast.unparse(trainer)
-    assert "torch.compile(model, mode=mode" in source("ultralytics", "ultralytics/utils/torch_utils.py")
+    assert "torch.compile(model, mode=mode" in source(
+        "ultralytics", "ultralytics/utils/torch_utils.py"
+    )
     assert "cv2.setNumThreads(0)" in source("ultralytics", "ultralytics/utils/__init__.py")
     setup = ast.unparse(trainer)
     assert "self.args.amp == 'bf16'" in setup
@@ -132,17 +150,27 @@ def test_ultralytics_does_by_itself_what_is_said_of_it(ultralytics: dict[str, An
     loader = function(tree("ultralytics", "ultralytics/data/build.py"), "build_dataloader")
     prefetching = "prefetch_factor=(4 if shuffle else 2) if nw > 0 else None"
     assert prefetching in loader
-    assert "os.environ['OMP_NUM_THREADS'] = '1'" in ast.unparse(tree("ultralytics", "ultralytics/__init__.py"))
+    assert "os.environ['OMP_NUM_THREADS'] = '1'" in ast.unparse(
+        tree("ultralytics", "ultralytics/__init__.py")
+    )
 
 
 @pytest.fixture(scope="module")
 def composer() -> dict[str, Any]:
     """The arguments of Composer's Trainer with their defaults."""
     module = tree("mosaicml", "composer/trainer/trainer.py")
-    trainer = next(node for node in module.body if isinstance(node, ast.ClassDef) and node.name == "Trainer")
-    start = next(node for node in trainer.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
+    trainer = next(
+        node for node in module.body if isinstance(node, ast.ClassDef) and node.name == "Trainer"
+    )
+    start = next(
+        node
+        for node in trainer.body
+        if isinstance(node, ast.FunctionDef) and node.name == "__init__"
+    )
     pairs = zip(start.args.kwonlyargs, start.args.kw_defaults, strict=True)
-    return {argument.arg: None if value is None else ast.unparse(value) for argument, value in pairs}
+    return {
+        argument.arg: None if value is None else ast.unparse(value) for argument, value in pairs
+    }
 
 
 @given(config=any_configs())
@@ -166,7 +194,9 @@ def test_composer_does_by_itself_what_is_said_of_it() -> None:
     assert {own["precision"] for own in COMPOSER.precisions.values()} <= kinds
     refused_on_a_cpu = "isinstance(device, DeviceCPU) and precision != Precision.FP32"
     assert refused_on_a_cpu in function(precision, "_validate_precision")
-    assert "allow_tf32: bool=True" in ast.unparse(tree("mosaicml", "composer/devices/device_gpu.py"))
+    assert "allow_tf32: bool=True" in ast.unparse(
+        tree("mosaicml", "composer/devices/device_gpu.py")
+    )
     algorithms = source("mosaicml", "composer/algorithms/__init__.py")
     assert "import ChannelsLast" in algorithms
     assert "torch.compile(self.state.model, **compile_config)" in ast.unparse(
@@ -177,7 +207,13 @@ def test_composer_does_by_itself_what_is_said_of_it() -> None:
 def test_an_export_of_everything_drops_only_what_has_no_name(
     axolotl: dict[str, Any], ultralytics: dict[str, Any], composer: dict[str, Any]
 ) -> None:
-    for target, names in (("axolotl", axolotl), ("ultralytics", ultralytics), ("composer", composer)):
-        for setting in dict(EVERYTHING.to(target).dropped).keys() - {"world_size"}:  # a field that axolotl fills itself
+    for target, names in (
+        ("axolotl", axolotl),
+        ("ultralytics", ultralytics),
+        ("composer", composer),
+    ):
+        for setting in dict(EVERYTHING.to(target).dropped).keys() - {
+            "world_size"
+        }:  # a field that axolotl fills itself
             bare = setting.removeprefix("ddp.")
             assert not {bare, f"dataloader_{bare}", f"ddp_{bare}"} & names.keys(), (target, setting)

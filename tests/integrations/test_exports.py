@@ -14,13 +14,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from autotune.files.framework_file import read_today
-from autotune.settings.ddp_config import DdpConfig
-from autotune.settings.exports.targets.accelerate import ddp_handler
-from autotune.settings.exports.targets.deepspeed import OPTIMIZERS
-from autotune.settings.exports.targets.hf import HF
-from autotune.settings.training_config import TrainingConfig
-from tests.settings.exports.configs import EVERYTHING, any_configs, flat
+from autotune.config.training_config import DdpConfig, TrainingConfig
+from autotune.export.accelerate import ddp_handler
+from autotune.export.deepspeed import OPTIMIZERS
+from autotune.export.hf import HF
+from autotune.files.plan_file import read_today
+from tests.export.configs import EVERYTHING, any_configs, flat
 
 pytestmark = [
     pytest.mark.integrations,
@@ -68,8 +67,15 @@ def trained(folder: Path, script: str, *start: str, **environment: str) -> dict[
     """What a script has printed last, as JSON, started by a program of this environment."""
     path = folder / "train.py"
     path.write_text(DATA + script)
-    words = [str(Path(sys.executable).with_name(start[0])), *start[1:]] if start else [sys.executable]
-    own = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", **environment}
+    words = (
+        [str(Path(sys.executable).with_name(start[0])), *start[1:]] if start else [sys.executable]
+    )
+    own = {
+        "PYTHONPATH": str(ROOT),
+        "HF_HUB_OFFLINE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        **environment,
+    }
     done = subprocess.run(
         [*words, str(path)],
         cwd=folder,
@@ -105,7 +111,9 @@ def test_training_arguments_take_every_export(config: TrainingConfig) -> None:
 def test_training_arguments_have_each_name_of_the_table_and_its_default() -> None:
     transformers = pytest.importorskip("transformers")
     fields = {one.name: one.default for one in dataclasses.fields(transformers.TrainingArguments)}
-    named = {name.name for name in HF.names.values()} | {name for own in HF.precisions.values() for name in own}
+    named = {name.name for name in HF.names.values()} | {
+        name for own in HF.precisions.values() for name in own
+    }
     assert named <= fields.keys()
     for name in HF.names.values():
         if name.own is not None:
@@ -113,7 +121,11 @@ def test_training_arguments_have_each_name_of_the_table_and_its_default() -> Non
     plain = {"torch_compile": False, "dataloader_num_workers": 0, "gradient_accumulation_steps": 1}
     assert {name: fields[name] for name in plain} == plain
     said = {one.name for one in TrainingConfig().to("hf").defaults} - {"n_gpu"}
-    assert (fields["lr_scheduler_type"], fields["max_grad_norm"], fields["dataloader_drop_last"]) == (
+    assert (
+        fields["lr_scheduler_type"],
+        fields["max_grad_norm"],
+        fields["dataloader_drop_last"],
+    ) == (
         "linear",
         1.0,
         False,
@@ -122,7 +134,9 @@ def test_training_arguments_have_each_name_of_the_table_and_its_default() -> Non
     assert said == {"optim", "lr_scheduler_type", "max_grad_norm", "dataloader_drop_last"}
 
 
-def test_a_whole_file_of_training_arguments_reads_back_as_what_it_was_made_of(tmp_path: Path) -> None:
+def test_a_whole_file_of_training_arguments_reads_back_as_what_it_was_made_of(
+    tmp_path: Path,
+) -> None:
     transformers = pytest.importorskip("transformers")
     made = transformers.TrainingArguments(
         output_dir=str(tmp_path),
@@ -134,7 +148,13 @@ def test_a_whole_file_of_training_arguments_reads_back_as_what_it_was_made_of(tm
     )
     (tmp_path / "args.json").write_text(made.to_json_string())
     found = read_today("hf", tmp_path / "args.json").reading
-    told = {"micro_batch_size": 3, "lr": 0.1, "amp_dtype": "bfloat16", "num_workers": 0, "pin_memory": False}
+    told = {
+        "micro_batch_size": 3,
+        "lr": 0.1,
+        "amp_dtype": "bfloat16",
+        "num_workers": 0,
+        "pin_memory": False,
+    }
     assert told.items() <= found.baseline.items()
     assert found.assumed == {}
     assert {name for name, _ in found.unread} == {
@@ -214,7 +234,9 @@ accelerator.end_training()
 
 @ANY
 @given(config=any_configs())
-def test_the_file_of_accelerate_holds_what_it_knows(tmp_path_factory: Any, config: TrainingConfig) -> None:
+def test_the_file_of_accelerate_holds_what_it_knows(
+    tmp_path_factory: Any, config: TrainingConfig
+) -> None:
     config_args = pytest.importorskip("accelerate.commands.config.config_args")
     export = config.to("accelerate")
     file = tmp_path_factory.getbasetemp() / "accelerate.yaml"
@@ -227,7 +249,9 @@ def test_the_file_of_accelerate_holds_what_it_knows(tmp_path_factory: Any, confi
     assert str(made.distributed_type.value) == export.settings["distributed_type"]
 
 
-def test_the_file_that_accelerate_writes_by_default_is_read_without_a_remark(tmp_path: Path) -> None:
+def test_the_file_that_accelerate_writes_by_default_is_read_without_a_remark(
+    tmp_path: Path,
+) -> None:
     default = pytest.importorskip("accelerate.commands.config.default")
     default.write_basic_config("bf16", str(tmp_path / "default.json"))
     found = read_today("accelerate", tmp_path / "default.json").reading
@@ -240,7 +264,12 @@ def test_accelerate_launches_what_was_exported(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     (tmp_path / "own.yaml").write_text(TINY.to("accelerate", device="cpu").text)
     start = ("accelerate", "launch", "--config_file", "own.yaml")
-    seen = trained(tmp_path, ACCELERATED, *start, ACCELERATE_GRADIENT_ACCUMULATION_STEPS=str(TINY.grad_accum_steps))
+    seen = trained(
+        tmp_path,
+        ACCELERATED,
+        *start,
+        ACCELERATE_GRADIENT_ACCUMULATION_STEPS=str(TINY.grad_accum_steps),
+    )
     assert seen == {
         "processes": 1,
         "precision": "bf16",
@@ -251,13 +280,30 @@ def test_accelerate_launches_what_was_exported(tmp_path: Path) -> None:
     }
 
 
-def test_several_processes_of_accelerate_on_a_cpu_start_as_the_reason_says_and_not_by_the_file(tmp_path: Path) -> None:
+def test_several_processes_of_accelerate_on_a_cpu_start_as_the_reason_says_and_not_by_the_file(
+    tmp_path: Path,
+) -> None:
     pytest.importorskip("accelerate")
-    export = TINY.model_copy(update={"world_size": 2, "strategy": "ddp"}).to("accelerate", device="cpu")
+    export = TINY.model_copy(update={"world_size": 2, "strategy": "ddp"}).to(
+        "accelerate", device="cpu"
+    )
     (tmp_path / "own.yaml").write_text(export.text)
-    assert trained(tmp_path, ACCELERATED, "accelerate", "launch", "--config_file", "own.yaml")["processes"] == 1
-    words = dict(export.dropped)["world_size"].partition("ACCELERATE_USE_CPU=true ")[2].partition(",")[0].split()
-    told = {"ACCELERATE_USE_CPU": "true", "ACCELERATE_MIXED_PRECISION": export.settings["mixed_precision"]}
+    assert (
+        trained(tmp_path, ACCELERATED, "accelerate", "launch", "--config_file", "own.yaml")[
+            "processes"
+        ]
+        == 1
+    )
+    words = (
+        dict(export.dropped)["world_size"]
+        .partition("ACCELERATE_USE_CPU=true ")[2]
+        .partition(",")[0]
+        .split()
+    )
+    told = {
+        "ACCELERATE_USE_CPU": "true",
+        "ACCELERATE_MIXED_PRECISION": export.settings["mixed_precision"],
+    }
     seen = trained(tmp_path, ACCELERATED, *words, **told)
     assert (seen["processes"], seen["kind"], seen["precision"]) == (2, "MULTI_CPU", "bf16")
 
@@ -265,10 +311,17 @@ def test_several_processes_of_accelerate_on_a_cpu_start_as_the_reason_says_and_n
 def test_several_processes_of_accelerate_on_gpus_are_launched_by_the_file(tmp_path: Path) -> None:
     launch = pytest.importorskip("accelerate.commands.launch")
     (tmp_path / "own.yaml").write_text(EVERYTHING.to("accelerate", device="cuda").text)
-    parsed = launch.launch_command_parser().parse_args(["--config_file", str(tmp_path / "own.yaml"), "train.py"])
+    parsed = launch.launch_command_parser().parse_args(
+        ["--config_file", str(tmp_path / "own.yaml"), "train.py"]
+    )
     parsed.nondefault = []
     made, *_ = launch._validate_launch_command(parsed)
-    assert (made.multi_gpu, made.num_processes, made.mixed_precision, made.use_cpu) == (True, 2, "bf16", False)
+    assert (made.multi_gpu, made.num_processes, made.mixed_precision, made.use_cpu) == (
+        True,
+        2,
+        "bf16",
+        False,
+    )
     assert made.dynamo_backend == "INDUCTOR"
 
 
@@ -280,7 +333,9 @@ def test_accelerate_compiles_where_that_was_exported(tmp_path: Path) -> None:
 from accelerate import Accelerator
 print(json.dumps({"compiler": str(Accelerator().state.dynamo_plugin.backend.value)}))
 """
-    assert trained(tmp_path, script, "accelerate", "launch", "--config_file", "own.yaml") == {"compiler": "INDUCTOR"}
+    assert trained(tmp_path, script, "accelerate", "launch", "--config_file", "own.yaml") == {
+        "compiler": "INDUCTOR"
+    }
 
 
 @ANY
@@ -345,7 +400,10 @@ def test_the_trainer_of_lightning_takes_every_export(config: TrainingConfig) -> 
 def test_lightning_trains_by_the_lines_that_were_exported(tmp_path: Path, ranks: int) -> None:
     pytest.importorskip("lightning")
     ddp = DdpConfig(
-        bucket_cap_mb=3.0, gradient_as_bucket_view=True, find_unused_parameters=True, broadcast_buffers=False
+        bucket_cap_mb=3.0,
+        gradient_as_bucket_view=True,
+        find_unused_parameters=True,
+        broadcast_buffers=False,
     )
     group = {"world_size": ranks, "strategy": "ddp", "ddp": ddp} if ranks > 1 else {}
     config = TINY.model_copy(update={**group, "intra_op_threads": 1, "channels_last": True})
@@ -373,7 +431,10 @@ def test_the_lines_for_lightning_run_whatever_they_say(config: TrainingConfig) -
     from torch.utils.data import DataLoader, TensorDataset
 
     before = torch.get_num_threads(), torch.get_float32_matmul_precision()
-    names: dict[str, Any] = {"dataset": TensorDataset(torch.zeros(4096, 1)), "module": pytorch.LightningModule()}
+    names: dict[str, Any] = {
+        "dataset": TensorDataset(torch.zeros(4096, 1)),
+        "module": pytorch.LightningModule(),
+    }
     try:
         exec(config.to("lightning", device="cpu").text, names)
         assert torch.get_num_threads() == (config.intra_op_threads or before[0])
@@ -480,7 +541,11 @@ def test_the_schema_of_deepspeed_takes_every_export(config: TrainingConfig) -> N
         patch.setattr(runtime.dist, "get_world_size", lambda *_, **__: config.process_count)
         patch.setattr(runtime.dist, "get_rank", lambda *_, **__: 0)
         made = runtime.DeepSpeedConfig(json.loads(export.text))
-    assert (made.train_batch_size, made.train_micro_batch_size_per_gpu, made.gradient_accumulation_steps) == (
+    assert (
+        made.train_batch_size,
+        made.train_micro_batch_size_per_gpu,
+        made.gradient_accumulation_steps,
+    ) == (
         config.micro_batch_size * config.grad_accum_steps * config.process_count,
         config.micro_batch_size,
         config.grad_accum_steps,

@@ -38,13 +38,18 @@ def test_a_stateful_loader_is_searched_with_as_it_is(tmp_path: Path, search: Sea
         warnings.simplefilter("ignore")
         from torchdata.stateful_dataloader import StatefulDataLoader
 
-        loader = StatefulDataLoader(Pairs(), 12, shuffle=True, num_workers=1, persistent_workers=True)
+        loader = StatefulDataLoader(
+            Pairs(), 12, shuffle=True, num_workers=1, persistent_workers=True
+        )
     result = search(nn.Linear(8, 3), loader, tmp_path, space={"micro_batch_size": [12, 24]})
     assert (result.baseline.micro_batch_size, result.baseline.num_workers) == (12, 1)
     assert_runs(result)
     made = result.best.loader(loader)
     assert type(made) is StatefulDataLoader
-    assert (made.batch_size, made.num_workers) == (result.best.micro_batch_size, result.best.num_workers)
+    assert (made.batch_size, made.num_workers) == (
+        result.best.micro_batch_size,
+        result.best.num_workers,
+    )
 
 
 class GraphNet(nn.Module):
@@ -66,7 +71,11 @@ def test_graphs_are_counted_as_graphs(tmp_path: Path, search: Search) -> None:
         from torch_geometric.loader import DataLoader
 
     graphs = [
-        Data(x=torch.randn(3 + index % 4, 4), edge_index=torch.zeros(2, 1, dtype=torch.long), y=torch.tensor([0]))
+        Data(
+            x=torch.randn(3 + index % 4, 4),
+            edge_index=torch.zeros(2, 1, dtype=torch.long),
+            y=torch.tensor([0]),
+        )
         for index in range(640)
     ]
     loader = DataLoader(graphs, batch_size=8, shuffle=True, num_workers=1, persistent_workers=True)
@@ -97,7 +106,9 @@ def test_a_webloader_keeps_the_size_of_its_batches(tmp_path: Path, search: Searc
                     member.size = len(content)
                     tar.addfile(member, BytesIO(content))
     data = webdataset.WebDataset(shards, shardshuffle=False).decode().to_tuple("json", "cls")
-    data = data.map_tuple(lambda numbers: torch.tensor(numbers, dtype=torch.float32), int).batched(16)
+    data = data.map_tuple(lambda numbers: torch.tensor(numbers, dtype=torch.float32), int).batched(
+        16
+    )
     loader = webdataset.WebLoader(data, batch_size=None, num_workers=1, persistent_workers=True)
     result = search(nn.Linear(8, 3), loader, tmp_path / "run")
     assert_runs(result)
@@ -107,10 +118,14 @@ def test_a_webloader_keeps_the_size_of_its_batches(tmp_path: Path, search: Searc
         search(nn.Linear(8, 3), loader.unbatched().batched(8), tmp_path / "run")
 
 
-def test_a_loader_over_datasets_of_hugging_face_is_searched_with(tmp_path: Path, search: Search) -> None:
+def test_a_loader_over_datasets_of_hugging_face_is_searched_with(
+    tmp_path: Path, search: Search
+) -> None:
     from datasets import Dataset as Table
 
-    table = Table.from_dict({"x": [[float(number)] * 8 for number in range(LENGTH)], "y": [0, 1, 2] * (LENGTH // 3)})
+    table = Table.from_dict(
+        {"x": [[float(number)] * 8 for number in range(LENGTH)], "y": [0, 1, 2] * (LENGTH // 3)}
+    )
     loader = torch.utils.data.DataLoader(table.with_format("torch"), 8, shuffle=True, num_workers=1)
 
     def step(model: nn.Module, batch: Any) -> torch.Tensor:

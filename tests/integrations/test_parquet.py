@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from autotune.worker.after_window.format_watch import watched
-from autotune.worker.after_window.formats import measure_formats
-from tests.worker.after_window.format_datasets import (
+from autotune.worker.extras.formats import measure_formats, watched
+from tests.worker.extras.format_datasets import (
     ROWS,
     Rows,
     RowsOfGroups,
@@ -29,7 +28,9 @@ def pyarrow() -> Any:
     return pytest.importorskip("pyarrow")
 
 
-def test_a_table_that_is_read_for_each_item_costs_more_than_one_that_is_read_once(tmp_path: Path) -> None:
+def test_a_table_that_is_read_for_each_item_costs_more_than_one_that_is_read_once(
+    tmp_path: Path,
+) -> None:
     files = write_table(tmp_path)
     (cost,) = measure_formats(DataLoader(Rows(files)), 0.01, tmp_path, perf_counter() + 60)
     assert (cost.kind, cost.calls_per_item) == ("parquet", 1)
@@ -38,10 +39,17 @@ def test_a_table_that_is_read_for_each_item_costs_more_than_one_that_is_read_onc
 
 
 def test_a_table_that_is_read_once_gets_no_figure(tmp_path: Path) -> None:
-    assert measure_formats(DataLoader(RowsOfOneTable(write_table(tmp_path))), 0.01, tmp_path, perf_counter() + 60) == ()
+    assert (
+        measure_formats(
+            DataLoader(RowsOfOneTable(write_table(tmp_path))), 0.01, tmp_path, perf_counter() + 60
+        )
+        == ()
+    )
 
 
-def test_a_row_group_that_several_items_read_costs_more_than_one_that_is_read_once(tmp_path: Path) -> None:
+def test_a_row_group_that_several_items_read_costs_more_than_one_that_is_read_once(
+    tmp_path: Path,
+) -> None:
     files = write_table(tmp_path)
     (cost,) = measure_formats(DataLoader(RowsOfGroups(files)), 0.01, tmp_path, perf_counter() + 60)
     assert (cost.kind, cost.calls_per_item) == ("parquet", 1)
@@ -64,4 +72,6 @@ def test_what_items_read_is_not_kept(tmp_path: Path) -> None:
             dataset[index]
             watch.item += 1
     assert [call.rows for call in watch.calls] == [ROWS] * 8
-    assert pa.total_allocated_bytes() - held < 4 * ROWS * 8 * 8  # of eight tables; pyarrow lets go of the last one late
+    assert (
+        pa.total_allocated_bytes() - held < 4 * ROWS * 8 * 8
+    )  # of eight tables; pyarrow lets go of the last one late

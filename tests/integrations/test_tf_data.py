@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from autotune.config.plan import Workload
+from autotune.config.tf_data import TfData
+from autotune.config.training_config import TrainingConfig
 from autotune.errors import ConfigError
-from autotune.settings.applied.tf_data import TfData
-from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import Workload
-from autotune.worker.measure.feed import Feed
-from autotune.worker.setup.build import WorkloadFault, build_dataset
-from autotune.worker.setup.loader import build_loader
+from autotune.worker.build import WorkloadFault, build_dataset
+from autotune.worker.feed import Feed
+from autotune.worker.loader import build_loader
 from tests.integrations.tf_pipelines import FEATURES, loader_of, numbers, waiting, write_records
 
 pytestmark = [
@@ -43,7 +43,12 @@ def test_each_epoch_holds_each_sample_once(settings: dict[str, Any]) -> None:
     feed = Feed(loader_of(numbers, **settings))
     for epoch in range(2):
         came = [feed.start() if epoch == 0 else feed.take()] + [feed.take() for _ in range(3)]
-        assert [delivery.samples for delivery in came] == [32, 32, 32, 4] or not feed.loader.in_order
+        assert [delivery.samples for delivery in came] == [
+            32,
+            32,
+            32,
+            4,
+        ] or not feed.loader.in_order
         assert sum(delivery.samples for delivery in came) == 100
         assert [delivery.is_restart for delivery in came] == [epoch == 1, False, False, False]
         drawn = torch.cat([delivery.batch[0][:, 0] for delivery in came]).int().tolist()
@@ -55,7 +60,9 @@ def test_each_epoch_holds_each_sample_once(settings: dict[str, Any]) -> None:
 def test_an_epochs_length_is_the_pipelines_own(tf: Any) -> None:
     assert len(loader_of(numbers, micro_batch_size=32)) == 4
     assert TfData(numbers).length(32) == 100
-    assert TfData(lambda size, calls: tf.data.Dataset.range(100).batch(size, True)).length(32) == 100
+    assert (
+        TfData(lambda size, calls: tf.data.Dataset.range(100).batch(size, True)).length(32) == 100
+    )
     endless = TfData(lambda size, calls: numbers(size, calls).repeat())
     assert endless.length(32) is None
     with pytest.raises(TypeError):
@@ -68,9 +75,13 @@ def test_a_length_in_batches_is_no_length_in_samples() -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("element", ["x", "(x,)", "(x, x)", "{'x': x}"])
-def test_an_element_has_the_same_form_with_and_without_workers(tf: Any, element: str, workers: int) -> None:
+def test_an_element_has_the_same_form_with_and_without_workers(
+    tf: Any, element: str, workers: int
+) -> None:
     def build(batch_size: int, num_parallel_calls: int | None) -> Any:
-        return tf.data.Dataset.from_tensor_slices(eval(element, {"x": tf.zeros((8, 3))})).batch(batch_size)
+        return tf.data.Dataset.from_tensor_slices(eval(element, {"x": tf.zeros((8, 3))})).batch(
+            batch_size
+        )
 
     (batch,) = loader_of(build, micro_batch_size=8, num_workers=workers)
     expected = eval(element, {"x": torch.zeros(8, 3)})
@@ -88,7 +99,11 @@ def test_tensors_share_their_memory_with_tensorflow_and_keep_their_types(tf: Any
                 "pair": (tf.cast(number, tf.uint8), tf.zeros((2, 3))),
             }
 
-        return tf.data.Dataset.range(4).map(sample, num_parallel_calls=num_parallel_calls).batch(batch_size)
+        return (
+            tf.data.Dataset.range(4)
+            .map(sample, num_parallel_calls=num_parallel_calls)
+            .batch(batch_size)
+        )
 
     (batch,) = loader_of(build, micro_batch_size=4, num_workers=1)
     assert (batch["half"].dtype, batch["flag"].dtype, batch["pair"][0].dtype) == (
@@ -116,7 +131,9 @@ def test_tensors_share_their_memory_with_tensorflow_and_keep_their_types(tf: Any
         (lambda size, calls: numbers(1, calls).unbatch(), "batch_size"),
     ],
 )
-def test_a_pipeline_that_cannot_be_tuned_is_refused_with_the_remedy(build: Any, said: str, tmp_path: Path) -> None:
+def test_a_pipeline_that_cannot_be_tuned_is_refused_with_the_remedy(
+    build: Any, said: str, tmp_path: Path
+) -> None:
     data = TfData(build)
     with pytest.raises(ConfigError, match=said):
         data.loader(TrainingConfig())
@@ -125,13 +142,19 @@ def test_a_pipeline_that_cannot_be_tuned_is_refused_with_the_remedy(build: Any, 
 
 
 def test_samples_may_be_prefetched(tf: Any) -> None:
-    loader = loader_of(lambda size, calls: numbers(1, calls).unbatch().prefetch(9).batch(size), micro_batch_size=50)
+    loader = loader_of(
+        lambda size, calls: numbers(1, calls).unbatch().prefetch(9).batch(size), micro_batch_size=50
+    )
     assert [len(batch[0]) for batch in loader] == [50, 50]
 
 
 def test_ragged_elements_are_refused_with_the_remedy(tf: Any) -> None:
     def ragged(batch_size: int, num_parallel_calls: int | None) -> Any:
-        return tf.data.Dataset.range(9).map(tf.range).apply(tf.data.experimental.dense_to_ragged_batch(batch_size))
+        return (
+            tf.data.Dataset.range(9)
+            .map(tf.range)
+            .apply(tf.data.experimental.dense_to_ragged_batch(batch_size))
+        )
 
     with pytest.raises(ConfigError, match=r"RaggedTensorSpec.*to_tensor\(\)"):
         TfData(ragged).loader(TrainingConfig())
@@ -183,16 +206,22 @@ def test_records_as_tfds_writes_them_are_read_side_by_side(tf: Any, tmp_path: Pa
             tf.data.TFRecordDataset, num_parallel_calls=num_parallel_calls
         )
         parsed = records.map(
-            lambda one: tf.io.parse_single_example(one, features), num_parallel_calls=num_parallel_calls
+            lambda one: tf.io.parse_single_example(one, features),
+            num_parallel_calls=num_parallel_calls,
         )
         return parsed.shuffle(10).batch(batch_size)
 
     batches = list(loader_of(build, micro_batch_size=16, num_workers=2))
     assert sum(len(batch["x"]) for batch in batches) == 60
-    assert sorted(name for batch in batches for name in batch["name"])[:2] == [b"sample 0", b"sample 0"]
+    assert sorted(name for batch in batches for name in batch["name"])[:2] == [
+        b"sample 0",
+        b"sample 0",
+    ]
 
 
-def test_the_example_of_the_pages_loads_what_lies_in_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_of_the_pages_loads_what_lies_in_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "data").mkdir()
     write_records(tmp_path / "data" / "one.tfrecord", 40)
     monkeypatch.chdir(tmp_path)

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import autotune
-from autotune.settings.applied.tf_data import TfData
-from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import Workload
-from autotune.worker.after_window.pipeline_costs import measure_pipeline
-from autotune.worker.jobs.largest_batch import largest_batch
-from autotune.worker.measure.feed import Feed
+from autotune.config.plan import Workload
+from autotune.config.tf_data import TfData
+from autotune.config.training_config import TrainingConfig
+from autotune.worker.extras.item_costs import measure_pipeline
+from autotune.worker.feed import Feed
+from autotune.worker.jobs.stress import largest_batch
 from tests.integrations.tf_pipelines import FEATURES, WAIT_S, loader_of, net, numbers, waiting
 
 pytestmark = [
@@ -38,13 +38,18 @@ def with_weights(tf: Any, batch_size: int, *, drops: bool) -> Any:
 @pytest.mark.parametrize(
     ("build", "sizes"),
     [
-        (lambda tf, size: tf.data.Dataset.from_tensor_slices({"text": ["a"] * 20}).batch(size), [8, 8, 4]),
+        (
+            lambda tf, size: tf.data.Dataset.from_tensor_slices({"text": ["a"] * 20}).batch(size),
+            [8, 8, 4],
+        ),
         (lambda tf, size: with_weights(tf, size, drops=False), [8, 8, 4]),
         (lambda tf, size: with_weights(tf, size, drops=True), [8, 8]),
     ],
     ids=["texts alone", "weights first", "weights first, dropping"],
 )
-def test_samples_are_counted_by_the_tensor_that_has_the_batch_in_front(tf: Any, build: Any, sizes: list[int]) -> None:
+def test_samples_are_counted_by_the_tensor_that_has_the_batch_in_front(
+    tf: Any, build: Any, sizes: list[int]
+) -> None:
     config = TrainingConfig(micro_batch_size=8)
     data = TfData(lambda size, calls: build(tf, size))
     feed = Feed(data.loader(config))
@@ -65,7 +70,9 @@ def test_a_pipeline_whose_calls_hang_is_left_behind_when_its_feed_is_stopped(tf:
         return np.float32(number)
 
     def build(batch_size: int, num_parallel_calls: int | None) -> Any:
-        data = tf.data.Dataset.range(100).map(lambda number: tf.numpy_function(hang, [number], tf.float32))
+        data = tf.data.Dataset.range(100).map(
+            lambda number: tf.numpy_function(hang, [number], tf.float32)
+        )
         return data.map(lambda x: tf.ensure_shape(x, [])).batch(batch_size)
 
     feed = Feed(loader_of(build, micro_batch_size=2, num_workers=1))
@@ -77,7 +84,9 @@ def test_a_pipeline_whose_calls_hang_is_left_behind_when_its_feed_is_stopped(tf:
 
 
 def test_the_buffer_is_as_large_as_it_is_set_and_what_lies_ready_in_it_is_known(tf: Any) -> None:
-    loader = loader_of(lambda size, calls: numbers(size, calls).repeat(), num_workers=2, prefetch_factor=5)
+    loader = loader_of(
+        lambda size, calls: numbers(size, calls).repeat(), num_workers=2, prefetch_factor=5
+    )
     feed = Feed(loader)
     feed.start()
     while feed.ready() < 5:  # type: ignore[operator] # a pipeline's is known; the test's time limit ends it
@@ -95,7 +104,9 @@ def test_without_parallel_calls_nothing_runs_ahead(tf: Any) -> None:
 
     def counted(batch_size: int, num_parallel_calls: int | None) -> Any:
         assert num_parallel_calls is None
-        return numbers(batch_size, None).map(lambda x, y: (tf.nest.map_structure(tf.identity, x), made.assign_add(1)))
+        return numbers(batch_size, None).map(
+            lambda x, y: (tf.nest.map_structure(tf.identity, x), made.assign_add(1))
+        )
 
     feed = Feed(loader_of(counted, micro_batch_size=10))
     feed.start()
@@ -155,6 +166,8 @@ def test_a_search_finds_parallel_calls(tmp_path: Path) -> None:
 
 def test_a_diagnosis_says_that_a_pipeline_waits() -> None:
     today = {"micro_batch_size": 16, "intra_op_threads": 1}
-    found = autotune.diagnose(net, lambda: TfData(waiting), baseline=today, device="cpu", progress=False)
+    found = autotune.diagnose(
+        net, lambda: TfData(waiting), baseline=today, device="cpu", progress=False
+    )
     assert found.verdict == "data_io"
     assert found.diagnosis.evidence.facts.is_tf_data

@@ -72,7 +72,9 @@ def made_trainer(folder: Path, **arguments: Any) -> Any:
         use_cpu=True,
         **arguments,
     )
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2, n_positions=16))
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2, n_positions=16)
+    )
     trainer = Doubled(model=model, args=args, train_dataset=Words())
     trainer.weight = torch.tensor(2.0)
     return trainer
@@ -81,10 +83,19 @@ def made_trainer(folder: Path, **arguments: Any) -> Any:
 def test_a_trainer_of_transformers_is_searched_with(tmp_path: Path, search: Search) -> None:
     trainer = made_trainer(tmp_path)
     weights, attributes = copy.deepcopy(trainer.model.state_dict()), dict(vars(trainer))
-    result = search(trainer, None, tmp_path / "run", space={"micro_batch_size": 12, "grad_accum_steps": 2})
+    result = search(
+        trainer, None, tmp_path / "run", space={"micro_batch_size": 12, "grad_accum_steps": 2}
+    )
     assert_runs(result)
     assert result.baseline.model_dump(
-        include={"micro_batch_size", "grad_accum_steps", "lr", "num_workers", "persistent_workers", "amp_dtype"}
+        include={
+            "micro_batch_size",
+            "grad_accum_steps",
+            "lr",
+            "num_workers",
+            "persistent_workers",
+            "amp_dtype",
+        }
     ) == {
         "micro_batch_size": 12,
         "grad_accum_steps": 2,
@@ -99,14 +110,18 @@ def test_a_trainer_of_transformers_is_searched_with(tmp_path: Path, search: Sear
     assert "checkpoints" in str(beside.figures["names"])
     assert '.to("hf", device="cpu", optimizer="AdamW")' in head_of(tmp_path / "run")
     assert vars(trainer) == attributes
-    assert all(torch.equal(value, weights[name]) for name, value in trainer.model.state_dict().items())
+    assert all(
+        torch.equal(value, weights[name]) for name, value in trainer.model.state_dict().items()
+    )
     assert not list((tmp_path / "out").rglob("*"))
 
 
 def test_the_loss_and_the_clipping_of_a_trainer_are_its_own(tmp_path: Path) -> None:
-    from autotune.trainers.hugging_face import take_trainer
+    from autotune.trainers.objects import take_trainer
 
-    trainer = made_trainer(tmp_path, max_grad_norm=0.001, gradient_checkpointing=True, max_steps=1, bf16=True)
+    trainer = made_trainer(
+        tmp_path, max_grad_norm=0.001, gradient_checkpointing=True, max_steps=1, bf16=True
+    )
     trainer.train()  # accelerate has wrapped model and optimizer since
     taken = take_trainer(trainer)
     write_payload(taken.model, tmp_path / "payload")
@@ -125,12 +140,18 @@ def test_the_loss_and_the_clipping_of_a_trainer_are_its_own(tmp_path: Path) -> N
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]
     loss.backward()
     optimizer.step()
-    norm = torch.linalg.vector_norm(torch.stack([each.grad.norm() for each in parameters if each.grad is not None]))
+    norm = torch.linalg.vector_norm(
+        torch.stack([each.grad.norm() for each in parameters if each.grad is not None])
+    )
     assert norm.item() == pytest.approx(0.001, rel=0.01)
 
 
-@pytest.mark.parametrize("beside", [{"dataset": Words()}, {"loss": nn.MSELoss()}, {"optimizer": torch.optim.SGD}])
-def test_nothing_stands_beside_a_trainer_that_it_decides_itself(beside: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "beside", [{"dataset": Words()}, {"loss": nn.MSELoss()}, {"optimizer": torch.optim.SGD}]
+)
+def test_nothing_stands_beside_a_trainer_that_it_decides_itself(
+    beside: dict[str, Any], tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=f"^{next(iter(beside))}: .*Trainer"):
         autotune.search(made_trainer(tmp_path), **beside)
 
@@ -138,7 +159,7 @@ def test_nothing_stands_beside_a_trainer_that_it_decides_itself(beside: dict[str
 def test_steps_see_index_device_and_compilation_as_under_lightning() -> None:
     from lightning import pytorch as lightning
 
-    from autotune.trainers.lightning import take_module
+    from autotune.trainers.objects import take_module
 
     class Net(lightning.LightningModule):  # type: ignore[misc] # ships no types here
         """Sets itself up, and asks for its device."""
@@ -157,7 +178,9 @@ def test_steps_see_index_device_and_compilation_as_under_lightning() -> None:
 
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-            return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: step / 10)]
+            return [optimizer], [
+                torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: step / 10)
+            ]
 
         def on_fit_start(self) -> None:
             raise AssertionError("trials don't run this")
@@ -213,7 +236,10 @@ def made_module() -> Any:
 
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.AdamW(self.parameters(), lr=0.02)
-            return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1)}
+            return {
+                "optimizer": optimizer,
+                "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1),
+            }
 
         def on_train_batch_end(self, *_: Any) -> None:
             raise AssertionError("trials don't run this")
@@ -232,7 +258,9 @@ def made_data() -> Any:
             self.numbers = Numbers()
 
         def train_dataloader(self) -> DataLoader[Any]:
-            return DataLoader(self.numbers, 16, shuffle=True, num_workers=1, persistent_workers=True)
+            return DataLoader(
+                self.numbers, 16, shuffle=True, num_workers=1, persistent_workers=True
+            )
 
     return Data()
 
@@ -242,14 +270,26 @@ def test_a_lightning_module_with_its_data_is_searched_with(tmp_path: Path, searc
 
     module, data = made_module(), made_data()
     module.trainer = lightning.Trainer(
-        accelerator="cpu", accumulate_grad_batches=2, precision="bf16-mixed", gradient_clip_val=1.0, logger=False
+        accelerator="cpu",
+        accumulate_grad_batches=2,
+        precision="bf16-mixed",
+        gradient_clip_val=1.0,
+        logger=False,
     )
     result = search(
-        module, data, tmp_path, space={"micro_batch_size": 16, "grad_accum_steps": 2, "amp_dtype": "bfloat16"}
+        module,
+        data,
+        tmp_path,
+        space={"micro_batch_size": 16, "grad_accum_steps": 2, "amp_dtype": "bfloat16"},
     )
     assert_runs(result)
     found = result.baseline
-    assert (found.micro_batch_size, found.grad_accum_steps, found.amp_dtype, found.lr) == (16, 2, "bfloat16", 0.02)
+    assert (found.micro_batch_size, found.grad_accum_steps, found.amp_dtype, found.lr) == (
+        16,
+        2,
+        "bfloat16",
+        0.02,
+    )
     assert (result.summary.name, result.summary.facts.optimizer.name) == ("Net", "AdamW")
     (beside,) = (told for told in result.summary.notes if told.code == "beside_training")
     assert {"on_train_batch_end", "checkpoints"} <= {*beside.figures["names"]}  # type: ignore[misc] # a list
@@ -274,7 +314,9 @@ def test_what_accelerate_has_prepared_is_searched_with(tmp_path: Path, search: S
     accelerator = Accelerator(mixed_precision="bf16", gradient_accumulation_steps=2, cpu=True)
     line = nn.Linear(8, 3)
     loader = DataLoader(Numbers(), 16, shuffle=True, num_workers=1)
-    model, optimizer, prepared = accelerator.prepare(line, torch.optim.AdamW(line.parameters(), lr=0.02), loader)
+    model, optimizer, prepared = accelerator.prepare(
+        line, torch.optim.AdamW(line.parameters(), lr=0.02), loader
+    )
     before = dict(vars(model))
     model(torch.randn(2, 8)).sum().backward()
     optimizer.step()
@@ -288,7 +330,12 @@ def test_what_accelerate_has_prepared_is_searched_with(tmp_path: Path, search: S
     )
     assert_runs(result)
     found = result.baseline
-    assert (found.micro_batch_size, found.grad_accum_steps, found.amp_dtype, found.lr) == (16, 2, "bfloat16", 0.02)
+    assert (found.micro_batch_size, found.grad_accum_steps, found.amp_dtype, found.lr) == (
+        16,
+        2,
+        "bfloat16",
+        0.02,
+    )
     assert (found.num_workers, result.summary.facts.optimizer.name) == (1, "AdamW")
     assert '.to("accelerate", device="cpu")' in head_of(tmp_path)
     assert vars(model) == before

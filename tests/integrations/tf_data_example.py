@@ -11,7 +11,10 @@ from tests.integrations.tf_pipelines import FEATURES
 def parse(record: Any) -> Any:
     import tensorflow as tf
 
-    features = {"x": tf.io.FixedLenFeature([FEATURES], tf.float32), "y": tf.io.FixedLenFeature([], tf.int64)}
+    features = {
+        "x": tf.io.FixedLenFeature([FEATURES], tf.float32),
+        "y": tf.io.FixedLenFeature([], tf.int64),
+    }
     return tf.io.parse_single_example(record, features)
 
 
@@ -20,7 +23,9 @@ def build(batch_size, num_parallel_calls):
 
     files = tf.data.Dataset.list_files("data/*.tfrecord")
     calls = {"num_parallel_calls": num_parallel_calls}
-    records = files.interleave(tf.data.TFRecordDataset, cycle_length=num_parallel_calls or 1, **calls)
+    records = files.interleave(
+        tf.data.TFRecordDataset, cycle_length=num_parallel_calls or 1, **calls
+    )
     samples = records.shuffle(1000).map(parse, **calls)
     return samples.batch(batch_size, drop_remainder=True)
 

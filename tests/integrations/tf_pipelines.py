@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from autotune.settings.applied.tf_data import TfData, TfLoader
-from autotune.settings.training_config import TrainingConfig
+from autotune.config.tf_data import TfData, TfLoader
+from autotune.config.training_config import TrainingConfig
 
 FEATURES = 8
 WAIT_S = 0.004
@@ -28,7 +28,11 @@ def numbers(batch_size: int, num_parallel_calls: int | None) -> Any:
     def sample(number: Any) -> Any:
         return tf.fill([FEATURES], tf.cast(number, tf.float32)), number % 2
 
-    return tf.data.Dataset.range(100).map(sample, num_parallel_calls=num_parallel_calls).batch(batch_size)
+    return (
+        tf.data.Dataset.range(100)
+        .map(sample, num_parallel_calls=num_parallel_calls)
+        .batch(batch_size)
+    )
 
 
 def _waited(number: Any) -> Any:
@@ -41,9 +45,15 @@ def waiting(batch_size: int, num_parallel_calls: int | None) -> Any:
     import tensorflow as tf
 
     def sample(number: Any) -> Any:
-        return tf.ensure_shape(tf.numpy_function(_waited, [number], tf.float32), [FEATURES]), number % 2
+        return tf.ensure_shape(
+            tf.numpy_function(_waited, [number], tf.float32), [FEATURES]
+        ), number % 2
 
-    return tf.data.Dataset.range(4096).map(sample, num_parallel_calls=num_parallel_calls).batch(batch_size, True)
+    return (
+        tf.data.Dataset.range(4096)
+        .map(sample, num_parallel_calls=num_parallel_calls)
+        .batch(batch_size, True)
+    )
 
 
 def write_records(path: Path, count: int) -> None:
@@ -53,11 +63,17 @@ def write_records(path: Path, count: int) -> None:
     with tf.io.TFRecordWriter(str(path)) as writer:
         for number in range(count):
             features = {
-                "x": tf.train.Feature(float_list=tf.train.FloatList(value=[float(number)] * FEATURES)),
+                "x": tf.train.Feature(
+                    float_list=tf.train.FloatList(value=[float(number)] * FEATURES)
+                ),
                 "y": tf.train.Feature(int64_list=tf.train.Int64List(value=[number % 2])),
-                "name": tf.train.Feature(bytes_list=tf.train.BytesList(value=[f"sample {number}".encode()])),
+                "name": tf.train.Feature(
+                    bytes_list=tf.train.BytesList(value=[f"sample {number}".encode()])
+                ),
             }
-            writer.write(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
+            writer.write(
+                tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+            )
 
 
 def net() -> nn.Module:

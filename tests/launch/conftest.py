@@ -8,17 +8,15 @@ from typing import Any
 
 import pytest
 
-from autotune.launch.block_stream import ShouldEnd
-from autotune.launch.local.fork_server import ForkServerLauncher
-from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
-from autotune.launch.runner import TrialRunner
-from autotune.policy import POLICY, Policy
-from autotune.protocol.jobs import NO_EXTRAS, Extras, WindowRules
+from autotune.config.plan import Ref, Workload
+from autotune.config.training_config import TrainingConfig
+from autotune.launch.local import ForkServerLauncher, FreshInterpreterLauncher
+from autotune.launch.runner import ShouldEnd, TrialRunner
+from autotune.policy import POLICY, Policy, WindowRules
+from autotune.protocol.messages import NO_EXTRAS, Extras
 from autotune.protocol.payload import write_payload
-from autotune.records.memory import MemoryLimits
+from autotune.records.measurement import MemoryLimits
 from autotune.records.trial import TrialResult
-from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import Ref, Workload
 from tests.processes import marked
 
 USER_CODE = Path(__file__).with_name("user_code.py")
@@ -32,7 +30,9 @@ TWO_RANKS: dict[str, Any] = {"strategy": "ddp", "world_size": 2}
 AnyLauncher = ForkServerLauncher | FreshInterpreterLauncher
 
 forked_first = pytest.mark.parametrize(
-    "any_launcher", ["fork server", pytest.param("fresh interpreter", marks=pytest.mark.slow)], indirect=True
+    "any_launcher",
+    ["fork server", pytest.param("fresh interpreter", marks=pytest.mark.slow)],
+    indirect=True,
 )
 """Marks a test of each launcher in turn whose second half, which starts interpreters for seconds, is slow."""
 
@@ -49,7 +49,8 @@ class Rig:
         """A runner of a workload; a part given as a string names something in user_code.py."""
         named = {"model": "linear", "dataset": "pairs"} | parts
         resolved: dict[str, Any] = {
-            name: in_user_code(part) if isinstance(part, str) else part for name, part in named.items()
+            name: in_user_code(part) if isinstance(part, str) else part
+            for name, part in named.items()
         }
         write_payload(Workload(**resolved), self.folder / "payload")
         return TrialRunner(
@@ -67,13 +68,19 @@ class Rig:
         return replace(self, policy=replace(POLICY, ending=replace(POLICY.ending, **changes)))
 
     def run(
-        self, *, deadline_s: float = GENEROUS_S, settings: dict[str, Any] | None = None, **parts: Any
+        self,
+        *,
+        deadline_s: float = GENEROUS_S,
+        settings: dict[str, Any] | None = None,
+        **parts: Any,
     ) -> TrialResult:
         """One trial of a workload, of batches of four."""
         config = TrainingConfig(**({"micro_batch_size": 4} | (settings or {})))
         return self.runner(**parts).run(config, name="trial", deadline_s=deadline_s, window=SHORT)
 
-    def run_limited(self, limit_bytes: int, *, settings: dict[str, Any] | None = None, **parts: Any) -> TrialResult:
+    def run_limited(
+        self, limit_bytes: int, *, settings: dict[str, Any] | None = None, **parts: Any
+    ) -> TrialResult:
         """One trial that may not have much more RAM than that."""
         limits = MemoryLimits(limit_bytes=limit_bytes, ram_bytes=2**36, limit_is_ram=True)
         runner = replace(self.runner(**parts), limits=limits)
@@ -92,7 +99,9 @@ class Rig:
         **settings: Any,
     ) -> TrialResult:
         """One trial of two ranks that train a model of user_ranks.py, on pairs or on a dataset from there."""
-        parts = {"model": in_user_ranks(model)} | ({} if dataset is None else {"dataset": in_user_ranks(dataset)})
+        parts = {"model": in_user_ranks(model)} | (
+            {} if dataset is None else {"dataset": in_user_ranks(dataset)}
+        )
         return self.runner(**parts).run(
             TrainingConfig(**({"micro_batch_size": 4} | TWO_RANKS | settings)),
             name="trial",
@@ -121,7 +130,9 @@ class Rig:
     def left_over(self) -> list[str]:
         """Command lines of living processes that carry the launcher's token, its server apart."""
         server = self.server_pid
-        return [" ".join(one.cmdline()) for one in marked(self.launcher._token) if one.pid != server]
+        return [
+            " ".join(one.cmdline()) for one in marked(self.launcher._token) if one.pid != server
+        ]
 
     @property
     def server_pid(self) -> int | None:

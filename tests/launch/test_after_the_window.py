@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.protocol.jobs import Extras
+from autotune.config.training_config import TrainingConfig
+from autotune.protocol.messages import Extras
 from autotune.records.measurement import Measurement
-from autotune.settings.training_config import TrainingConfig
 from tests.launch.conftest import GENEROUS_S, SHORT, Rig
 
 EXTRAS = Extras(loader_ceiling=True, device_ceiling=True, breakdown=True, stretch_s=0.05)
@@ -33,12 +33,16 @@ def test_a_trial_measures_what_follows_its_window(rig: Rig) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("dataset", "deadline_s"), [("killing_its_reader", GENEROUS_S), ("hanging_its_reader", 5.0)])
+@pytest.mark.parametrize(
+    ("dataset", "deadline_s"), [("killing_its_reader", GENEROUS_S), ("hanging_its_reader", 5.0)]
+)
 def test_a_process_that_ends_or_hangs_after_the_window_has_measured_what_it_had(
     rig: Rig, dataset: str, deadline_s: float
 ) -> None:
     found = measured(rig, dataset, deadline_s)
     assert found.samples_per_s > 0
     assert found.loader_costs is None
-    assert [str(remark.figures["stages"]).endswith("'item_costs']") for remark in found.remarks] == [True]
+    assert [
+        str(remark.figures["stages"]).endswith("'item_costs']") for remark in found.remarks
+    ] == [True]
     rig.assert_next_trial_works()

@@ -11,9 +11,9 @@ import pytest
 from autotune.launch.answers import read_answer
 from autotune.launch.launcher import Exit, Launch
 from autotune.protocol.disk import TrialFolder, write_model
-from autotune.protocol.reports import REPORT_UNWRITTEN, RankReport
-from autotune.records.diagnosis import Curves
-from autotune.records.memory import MemoryLimits
+from autotune.protocol.messages import REPORT_UNWRITTEN, RankReport
+from autotune.records.measurement import MemoryLimits
+from autotune.records.result import Curves
 from autotune.records.trial import Outcome, TrialResult
 
 MIB = 2**20
@@ -86,8 +86,12 @@ def test_what_lies_in_a_reports_place_is_a_crash(tmp_path: Path, kind: str, code
 def test_the_violation_is_the_share_by_which_the_limit_was_passed(tmp_path: Path) -> None:
     limits = MemoryLimits(limit_bytes=600 * MIB, ram_bytes=2**36, limit_is_ram=True)
     end: dict[str, Any] = {"code": None, "ended_for": "memory"}
-    assert answer_of(tmp_path, limits, memory_bytes=900 * MIB, **end).result.violation == pytest.approx(0.5)
-    assert answer_of(tmp_path, limits, memory_bytes=500 * MIB, **end).result.violation == pytest.approx(0.01)
+    assert answer_of(
+        tmp_path, limits, memory_bytes=900 * MIB, **end
+    ).result.violation == pytest.approx(0.5)
+    assert answer_of(
+        tmp_path, limits, memory_bytes=500 * MIB, **end
+    ).result.violation == pytest.approx(0.01)
     assert answer_of(tmp_path, limits, code=KILLED, was_oom_killed=True).result.violation is None
 
 
@@ -105,7 +109,9 @@ def test_curves_that_are_cut_are_those_of_a_process_that_ended_as_it_did(
     tmp_path: Path, is_cut: bool, end: dict[str, Any], outcome: Outcome, named: str
 ) -> None:
     curves = Curves(threads=3, is_cut=is_cut)
-    write_model(TrialFolder(tmp_path).report, RankReport(result=TrialResult(outcome="ok"), curves=curves))
+    write_model(
+        TrialFolder(tmp_path).report, RankReport(result=TrialResult(outcome="ok"), curves=curves)
+    )
     answer = answer_of(tmp_path, **end)
     assert (answer.result.outcome, answer.curves) == (outcome, curves)
     assert named in answer.result.reason

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from autotune.protocol.jobs import Extras
-from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import Ref
+from autotune.config.plan import Ref
+from autotune.config.training_config import TrainingConfig
+from autotune.protocol.messages import Extras
 from tests.launch.conftest import GENEROUS_S, SHORT, Rig
 
 pytestmark = pytest.mark.slow
@@ -20,8 +20,12 @@ def named(**parts: str) -> dict[str, Ref]:
     return {part: Ref(target=f"{USER_CODE}:{name}") for part, name in parts.items()}
 
 
-@pytest.mark.parametrize(("collate_fn", "step"), [("joined", "graph_step"), ("hidden", "hidden_step")])
-def test_a_batch_of_the_users_own_type_is_measured_in_samples(rig: Rig, collate_fn: str, step: str) -> None:
+@pytest.mark.parametrize(
+    ("collate_fn", "step"), [("joined", "graph_step"), ("hidden", "hidden_step")]
+)
+def test_a_batch_of_the_users_own_type_is_measured_in_samples(
+    rig: Rig, collate_fn: str, step: str
+) -> None:
     runner = rig.runner(**named(model="model", dataset="graphs", collate_fn=collate_fn, step=step))
     config = TrainingConfig(micro_batch_size=4, num_workers=2)
     extras = Extras(loader_ceiling=True, device_ceiling=True, breakdown=True, stretch_s=0.05)
@@ -32,7 +36,10 @@ def test_a_batch_of_the_users_own_type_is_measured_in_samples(rig: Rig, collate_
     assert found.remarks == ()
     assert all(block.samples == 4 * block.batches for block in found.window.blocks)
     assert found.ceilings is not None
-    assert [side and side.samples / side.batches for side in (found.ceilings.loader, found.ceilings.device)] == [4, 4]
+    assert [
+        side and side.samples / side.batches
+        for side in (found.ceilings.loader, found.ceilings.device)
+    ] == [4, 4]
 
 
 def test_a_probe_finds_the_facts_of_a_batch_of_the_users_own_type(rig: Rig) -> None:

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
-from autotune.protocol.jobs import TrialJob
+from autotune.apply.cores import allowed_cores, allowed_nodes, cores_of_rank
+from autotune.config.plan import Ref
+from autotune.config.training_config import TrainingConfig
+from autotune.launch.local import FreshInterpreterLauncher
+from autotune.protocol.messages import TrialJob
 from autotune.records.trial import TrialResult
-from autotune.settings.applied.cores.numa import allowed_cores, allowed_nodes, cores_of_rank
-from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import Ref
+from autotune.worker.device import Device
 from autotune.worker.rank import _set_threads
-from autotune.worker.setup.device import Device
 from tests.factories import make_process
 from tests.launch.conftest import TWO_RANKS, Rig, forked_first, rig_over
 
@@ -26,7 +26,8 @@ USER_CODE = Path(__file__).with_name("user_cores.py")
 
 def run(rig: Rig, **settings: Any) -> TrialResult:
     parts: dict[str, Any] = {
-        name: Ref(target=f"{USER_CODE}:{code}") for name, code in (("model", "Layer"), ("dataset", "Items"))
+        name: Ref(target=f"{USER_CODE}:{code}")
+        for name, code in (("model", "Layer"), ("dataset", "Items"))
     }
     return rig.run(settings=settings, **parts)
 
@@ -48,7 +49,9 @@ def assert_stay_on_their_cores(rig: Rig, binding: str) -> None:
 
 
 @forked_first
-def test_ranks_and_their_workers_stay_on_their_cores_however_they_were_started(any_rig: Rig) -> None:
+def test_ranks_and_their_workers_stay_on_their_cores_however_they_were_started(
+    any_rig: Rig,
+) -> None:
     assert_stay_on_their_cores(any_rig, "exclusive")
 
 
@@ -58,7 +61,9 @@ def test_what_a_bound_rank_was_forked_from_is_not_bound(rig: Rig, binding: str) 
     assert_stay_on_their_cores(rig, binding)
     rig.assert_next_trial_works()
     assert run(rig).outcome == "ok"
-    assert json.loads(rig.note("rank-0"))["cores"] == sorted(allowed_cores()), "the next trial is not bound"
+    assert json.loads(rig.note("rank-0"))["cores"] == sorted(allowed_cores()), (
+        "the next trial is not bound"
+    )
 
 
 @pytest.mark.slow
@@ -86,12 +91,16 @@ def test_a_rank_runs_unbound_where_a_binding_has_no_effect(tmp_path: Path) -> No
     config = TrainingConfig(numa_binding="exclusive", intra_op_threads=torch.get_num_threads())
     for kind in ("mps", "xpu"):
         device = Device(torch.device(kind, 0), "mps" if kind == "mps" else "xpu")
-        _set_threads(TrialJob(process=make_process(tmp_path), payload=tmp_path, config=config), 0, device)
+        _set_threads(
+            TrialJob(process=make_process(tmp_path), payload=tmp_path, config=config), 0, device
+        )
 
 
 @pytest.mark.slow
 def test_a_probe_describes_the_machine_unbound(rig: Rig) -> None:
-    report = rig.runner().probe(TrainingConfig(micro_batch_size=4, numa_binding="exclusive"), deadline_s=60.0)
+    report = rig.runner().probe(
+        TrainingConfig(micro_batch_size=4, numa_binding="exclusive"), deadline_s=60.0
+    )
     assert report.environment is not None
     nodes = allowed_nodes(allowed_cores())
     assert report.environment.numa_nodes == len(nodes)

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.launch.block_stream import BlockStream
+from autotune.launch.runner import BlockStream
 from autotune.records.measurement import Block
 
 
@@ -21,7 +21,9 @@ def block(batches: int) -> Block:
 def stream(tmp_path: Path) -> BlockStream:
     """It ends a trial at its third block."""
     return BlockStream(
-        path=tmp_path / "blocks", ranks=1, should_end=lambda blocks: "enough" if len(blocks) >= 3 else None
+        path=tmp_path / "blocks",
+        ranks=1,
+        should_end=lambda blocks: "enough" if len(blocks) >= 3 else None,
     )
 
 
@@ -51,7 +53,9 @@ def test_a_file_that_was_begun_anew_is_read_from_its_start(stream: BlockStream) 
     assert stream.blocks == [block(7)]
 
 
-def test_a_line_that_was_cut_off_is_passed_over_and_what_follows_is_read(stream: BlockStream) -> None:
+def test_a_line_that_was_cut_off_is_passed_over_and_what_follows_is_read(
+    stream: BlockStream,
+) -> None:
     lines = [f"{block(batches).model_dump_json()}\n" for batches in range(1, 5)]
     stream.path.write_text(lines[0] + lines[1][:20] + lines[1] + lines[2] + lines[3])
     assert stream.is_lost()
@@ -59,13 +63,19 @@ def test_a_line_that_was_cut_off_is_passed_over_and_what_follows_is_read(stream:
 
 
 def test_once_there_is_a_reason_it_stays_and_nobody_is_asked_again(stream: BlockStream) -> None:
-    stream.path.write_text("".join(f"{block(batches).model_dump_json()}\n" for batches in (1, 2, 3)))
+    stream.path.write_text(
+        "".join(f"{block(batches).model_dump_json()}\n" for batches in (1, 2, 3))
+    )
     assert stream.is_lost()
     stream.should_end = lambda blocks: pytest.fail("asked again")
     stream.path.unlink()
     assert stream.is_lost()
     stopped = stream.stopped()
-    assert (stopped.outcome, stopped.reason, stopped.blocks) == ("pruned", "enough", (block(1), block(2), block(3)))
+    assert (stopped.outcome, stopped.reason, stopped.blocks) == (
+        "pruned",
+        "enough",
+        (block(1), block(2), block(3)),
+    )
 
 
 def test_nobody_is_asked_without_news(stream: BlockStream) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from autotune.config.training_config import TrainingConfig
 from autotune.messages.trials import curves_cut, process_ended_at_point
 from autotune.note import Note
-from autotune.protocol.reports import RankReport
-from autotune.settings.training_config import TrainingConfig
+from autotune.protocol.messages import RankReport
 from tests.launch.conftest import GENEROUS_S, Rig
 
 ALL = [{}, {"micro_batch_size": 2}, {"micro_batch_size": 8}, {"micro_batch_size": 16}]
@@ -48,7 +48,10 @@ def test_what_a_process_does_not_outlive_is_left_with_its_reason_and_the_rest_is
     assert report.result.outcome == "ok", report.result.reason
     assert report.curves is not None
     assert [point.changes for point in report.curves.loader] == [{}, {"num_workers": 1}]
-    device = {str(point.changes): (point.ceiling is not None, point.reason) for point in report.curves.device}
+    device = {
+        str(point.changes): (point.ceiling is not None, point.reason)
+        for point in report.curves.device
+    }
     assert {key: device[key] for key in map(str, ALL)} == {
         "{}": (True, ""),
         "{'micro_batch_size': 2}": (True, ""),

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from autotune.launch.disturbance import disturbance_of
+from autotune.config.plan import Ref
+from autotune.config.training_config import TrainingConfig
+from autotune.launch.answers import disturbance_of
 from autotune.launch.launcher import Exit
 from autotune.messages.trials import rerun_after_signal
-from autotune.protocol.jobs import WindowRules
-from autotune.protocol.reports import RankReport
+from autotune.policy import WindowRules
+from autotune.protocol.messages import RankReport
 from autotune.records.trial import Failure, Outcome, TrialResult
-from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import Ref
 from tests.launch.conftest import Rig
 
 CODE = Path(__file__).with_name("user_disturbances.py")
@@ -38,7 +38,9 @@ def test_a_trial_that_was_disturbed_is_measured_anew_and_says_so(
 ) -> None:
     runner = rig.runner(model=_named("linear"), dataset=_named(what))
     config = TrainingConfig(micro_batch_size=10, num_workers=workers)
-    result = runner.run(config, name="trial", deadline_s=120.0, window=WindowRules(max_s=1.0, precision=0.0))
+    result = runner.run(
+        config, name="trial", deadline_s=120.0, window=WindowRules(max_s=1.0, precision=0.0)
+    )
     assert result.outcome == "ok", result.reason
     assert result.measurement is not None
     assert result.measurement.remarks == (remark,)
@@ -70,7 +72,11 @@ def test_only_a_kill_that_nobody_here_has_sent_is_somebody_elses(
 @pytest.mark.parametrize(
     ("signature", "through", "expected"),
     [
-        ("ConnectionResetError at connection.py:395", "torch/multiprocessing/reductions.py", KILLED),
+        (
+            "ConnectionResetError at connection.py:395",
+            "torch/multiprocessing/reductions.py",
+            KILLED,
+        ),
         ("EOFError at reduction.py:164", "torch/multiprocessing/reductions.py", KILLED),
         ("FileNotFoundError at connection.py:630", "torch/multiprocessing/reductions.py", KILLED),
         ("ConnectionResetError at connection.py:395", "my/connection.py", None),
@@ -80,7 +86,9 @@ def test_only_a_kill_that_nobody_here_has_sent_is_somebody_elses(
 def test_a_worker_that_is_gone_before_the_system_tells_it_was_killed(
     signature: str, through: str, expected: object
 ) -> None:
-    failure = Failure(signature=signature, traceback=f'  File "/x/{through}", line 7, in rebuild_storage_fd')
+    failure = Failure(
+        signature=signature, traceback=f'  File "/x/{through}", line 7, in rebuild_storage_fd'
+    )
     report = RankReport(result=TrialResult(outcome="crashed", reason="as it was", failure=failure))
     assert disturbance_of(report, Exit(code=0, wall_s=1.0)) == expected
 
@@ -88,7 +96,11 @@ def test_a_worker_that_is_gone_before_the_system_tells_it_was_killed(
 @pytest.mark.parametrize(
     ("reason", "cause", "expected"),
     [
-        ("RuntimeError: DataLoader worker (pid(s) 7, 8) exited unexpectedly", "_queue.Empty", KILLED),
+        (
+            "RuntimeError: DataLoader worker (pid(s) 7, 8) exited unexpectedly",
+            "_queue.Empty",
+            KILLED,
+        ),
         (
             "RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly",
             "RuntimeError: DataLoader worker (pid 7) exited unexpectedly with exit code 1. Details are lost",
@@ -98,8 +110,12 @@ def test_a_worker_that_is_gone_before_the_system_tells_it_was_killed(
     ],
     ids=["its code unknown", "its code known", "another library's"],
 )
-def test_a_worker_whose_end_nobody_saw_may_have_been_killed(reason: str, cause: str, expected: object) -> None:
-    failure = Failure(signature="RuntimeError at dataloader.py:1304", traceback=f"{cause}\n\n{reason}")
+def test_a_worker_whose_end_nobody_saw_may_have_been_killed(
+    reason: str, cause: str, expected: object
+) -> None:
+    failure = Failure(
+        signature="RuntimeError at dataloader.py:1304", traceback=f"{cause}\n\n{reason}"
+    )
     report = RankReport(result=TrialResult(outcome="crashed", reason=reason, failure=failure))
     assert disturbance_of(report, Exit(code=0, wall_s=1.0)) == expected
 

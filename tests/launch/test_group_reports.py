@@ -13,8 +13,8 @@ import pytest
 
 from autotune.launch.answers import one_report
 from autotune.launch.launcher import Exit
-from autotune.protocol.reports import RankReport
-from autotune.records.ranks import RankFigures
+from autotune.protocol.messages import RankReport
+from autotune.records.measurement import RankFigures
 from autotune.records.trial import Failure, Outcome, TrialResult
 from tests.factories import make_measurement
 
@@ -22,7 +22,9 @@ MAIN = "Thread 0x01 (most recent call first):\n"
 BACKWARD = f'{MAIN}  File "/x/torch/autograd/graph.py", line 9 in _engine_run_backward\n'
 FORWARD = '  File "/home/me/net.py", line 12, in forward'
 HANGING = f'{MAIN}  File "/home/me/net.py", line 12 in forward\n'
-COLLECTIVE = '  File "/x/site-packages/torch/distributed/distributed_c10d.py", line 7 in all_reduce\n'
+COLLECTIVE = (
+    '  File "/x/site-packages/torch/distributed/distributed_c10d.py", line 7 in all_reduce\n'
+)
 CALLING = f"{MAIN}{COLLECTIVE}{HANGING.removeprefix(MAIN)}"
 
 
@@ -43,7 +45,10 @@ def measured(rank: int, blocks: int = 10) -> RankReport:
 
 def failed(outcome: Outcome, reason: str = "why", *, is_collateral: bool = False) -> RankReport:
     failure = Failure(signature=f"{reason} at net.py:1", traceback=reason)
-    return RankReport(result=TrialResult(outcome=outcome, reason=reason, failure=failure), is_collateral=is_collateral)
+    return RankReport(
+        result=TrialResult(outcome=outcome, reason=reason, failure=failure),
+        is_collateral=is_collateral,
+    )
 
 
 CLOSED = failed("crashed", "RuntimeError: Connection closed by peer", is_collateral=True)
@@ -81,7 +86,10 @@ def test_ranks_that_have_all_measured_are_one_measurement() -> None:
 
 def test_a_measurement_that_was_kept_counts_whatever_became_of_its_process() -> None:
     assert joined(measured(0), measured(1), codes=(0, -signal.SIGKILL)).result.outcome == "ok"
-    assert joined(measured(0), measured(1), codes=(0, None), ended_for="straggling").result.outcome == "ok"
+    assert (
+        joined(measured(0), measured(1), codes=(0, None), ended_for="straggling").result.outcome
+        == "ok"
+    )
 
 
 def test_measurements_that_do_not_match_are_an_outcome() -> None:
@@ -153,7 +161,10 @@ def test_a_group_that_was_ended_for_its_memory_is_out_of_it() -> None:
     over = TrialResult(outcome="host_oom", reason="too much", violation=0.5)
     report = joined(None, None, ended_for="memory", over_memory=over)
     assert report.result == over
-    assert told(joined(None, failed("oom"), codes=(None, 0), ended_for="memory", over_memory=over))[0] == "oom"
+    assert (
+        told(joined(None, failed("oom"), codes=(None, 0), ended_for="memory", over_memory=over))[0]
+        == "oom"
+    )
 
 
 def test_the_one_rank_that_has_not_answered_is_the_one_that_was_waited_for() -> None:
@@ -183,27 +194,40 @@ def test_where_no_rank_answers_the_one_outside_of_a_collective_is_named(stuck: i
 
 
 @pytest.mark.parametrize("stack", [HANGING, CALLING])
-def test_of_a_group_that_stands_still_the_rank_is_named_that_hangs_or_calls_the_others_alone(stack: str) -> None:
+def test_of_a_group_that_stands_still_the_rank_is_named_that_hangs_or_calls_the_others_alone(
+    stack: str,
+) -> None:
     report = joined(None, None, ended_for="standstill", stacks=[BACKWARD, stack])
     assert told(report) == ("timeout", 1)
     assert report.result.failure is not None
     assert report.result.failure.signature == "time-out at net.py:12"
 
 
-def test_a_rank_that_sees_the_end_of_others_after_it_has_told_where_it_stood_is_still_named() -> None:
-    report = joined(None, CLOSED, codes=(None, 0), ended_for="standstill", stacks=[BACKWARD, CALLING])
+def test_a_rank_that_sees_the_end_of_others_after_it_has_told_where_it_stood_is_still_named() -> (
+    None
+):
+    report = joined(
+        None, CLOSED, codes=(None, 0), ended_for="standstill", stacks=[BACKWARD, CALLING]
+    )
     assert told(report) == ("timeout", 1)
-    assert told(joined(CLOSED, CLOSED, ended_for="standstill", stacks=[BACKWARD, HANGING])) == ("timeout", 1)
+    assert told(joined(CLOSED, CLOSED, ended_for="standstill", stacks=[BACKWARD, HANGING])) == (
+        "timeout",
+        1,
+    )
 
 
 def test_a_rank_that_wrote_no_stack_goes_before_those_that_wait() -> None:
     report = joined(None, None, None, ended_for="deadline", stacks=[BACKWARD, "", BACKWARD])
     assert told(report) == ("timeout", 1)
-    assert re.findall(r"\d+", report.result.reason.rpartition("ranks ")[2]) == ["0", "1", "2"], "who did not answer"
+    assert re.findall(r"\d+", report.result.reason.rpartition("ranks ")[2]) == ["0", "1", "2"], (
+        "who did not answer"
+    )
     assert report.result.failure is None
 
 
-@pytest.mark.parametrize(("stack", "place"), [(BACKWARD, "graph.py:9"), (HANGING, "net.py:12"), ("", None)])
+@pytest.mark.parametrize(
+    ("stack", "place"), [(BACKWARD, "graph.py:9"), (HANGING, "net.py:12"), ("", None)]
+)
 def test_ranks_that_stand_alike_are_not_told_apart(stack: str, place: str | None) -> None:
     report = joined(None, None, ended_for="deadline", stacks=[stack, stack])
     assert told(report) == ("timeout", None)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from autotune.launch.local.fork_server import ForkServerLauncher
-from autotune.protocol.jobs import Extras, WindowRules
-from autotune.records.measurement import Block
-from autotune.records.ranks import uneven_ranks
+from autotune.launch.local import ForkServerLauncher
+from autotune.policy import WindowRules
+from autotune.protocol.messages import Extras
+from autotune.records.measurement import Block, uneven_ranks
 from autotune.records.trial import TrialResult
 from tests.launch.conftest import GENEROUS_S, TWO_RANKS, Rig, in_user_ranks, rig_over
 from tests.launch.user_ranks import PAUSE_S, STANDSTILL_S
@@ -49,8 +49,12 @@ def assert_over(rig: Rig) -> None:
     rig.assert_next_trial_works()
 
 
-@pytest.mark.parametrize(("model", "rank"), [("raising_in_1", 1), ("raising_in_0_while_1_hangs_deaf", 0)])
-def test_an_exception_in_one_rank_is_the_groups_with_that_ranks_traceback(rig: Rig, model: str, rank: int) -> None:
+@pytest.mark.parametrize(
+    ("model", "rank"), [("raising_in_1", 1), ("raising_in_0_while_1_hangs_deaf", 0)]
+)
+def test_an_exception_in_one_rank_is_the_groups_with_that_ranks_traceback(
+    rig: Rig, model: str, rank: int
+) -> None:
     result = rig.with_ending(follow_within_s=0.5).run_group(model)
     assert result.outcome == "crashed"
     assert result.reason.startswith(f"rank {rank}: ValueError: ")
@@ -80,7 +84,8 @@ def test_of_a_group_that_hangs_the_rank_is_told_that_the_others_wait_for(rig: Ri
 
 
 @pytest.mark.parametrize(
-    ("model", "place"), [("hanging_in_1_at_last", "in hang"), ("calling_the_others_alone_in_1", "in <lambda>")]
+    ("model", "place"),
+    [("hanging_in_1_at_last", "in hang"), ("calling_the_others_alone_in_1", "in <lambda>")],
 )
 def test_a_group_that_stands_still_in_its_window_is_ended_long_before_its_deadline(
     rig: Rig, model: str, place: str
@@ -95,7 +100,9 @@ def test_a_group_that_stands_still_in_its_window_is_ended_long_before_its_deadli
 
 
 def test_a_pause_as_long_as_one_before_is_no_standstill(rig: Rig) -> None:
-    result = rig.with_ending(stacks_within_s=0.0).run_group("pausing_in_1", window=LONG, should_end=says_go(after=3))
+    result = rig.with_ending(stacks_within_s=0.0).run_group(
+        "pausing_in_1", window=LONG, should_end=says_go(after=3)
+    )
     assert (result.outcome, result.reason) == ("ok", "")
     assert result.measurement is not None
     assert max(block.seconds for block in result.measurement.blocks) > PAUSE_S
@@ -107,7 +114,9 @@ def test_a_group_that_goes_on_after_all_is_not_ended(rig: Rig) -> None:
     parent's patience, and the items take time but no core."""
     patient = rig.with_ending(stacks_within_s=3.0)
     window = WindowRules(max_s=5.0, precision=1e-9, block_s=0.02)
-    result = patient.run_group("pausing_once_in_1", dataset="SlowInRank1", window=window, should_end=says_go(after=3))
+    result = patient.run_group(
+        "pausing_once_in_1", dataset="SlowInRank1", window=window, should_end=says_go(after=3)
+    )
     assert (result.outcome, result.reason) == ("ok", "")
     assert_over(rig)
 
@@ -132,12 +141,16 @@ def test_what_follows_the_window_is_measured_of_each_rank_and_of_all(rig: Rig) -
     assert measured.remarks == ()
     talk = measured.communication
     assert talk is not None
-    assert (talk.bytes_exchanged, talk.exchange_s > 0, talk.step_s > 0) == (4 * 10, True, True), "of 4 * 2 + 2 weights"
+    assert (talk.bytes_exchanged, talk.exchange_s > 0, talk.step_s > 0) == (4 * 10, True, True), (
+        "of 4 * 2 + 2 weights"
+    )
     for what in ("loader_ceiling", "device_ceiling"):
         own = [getattr(one, what) for one in measured.ranks]
         assert None not in own, "each rank's"
         assert own[0] != own[1]
-        assert getattr(measured, what) == pytest.approx(2 * min(own)), "all at the pace of the slowest"
+        assert getattr(measured, what) == pytest.approx(2 * min(own)), (
+            "all at the pace of the slowest"
+        )
     assert_over(rig)
 
 
@@ -165,13 +178,17 @@ def test_an_iterable_dataset_that_shares_its_items_out_is_measured(rig: Rig) -> 
     assert result.measurement.samples_per_s > 0
 
 
-def test_ranks_hold_equal_weights_and_exchange_gradients_in_a_steps_last_batch_alone(rig: Rig) -> None:
+def test_ranks_hold_equal_weights_and_exchange_gradients_in_a_steps_last_batch_alone(
+    rig: Rig,
+) -> None:
     result = rig.run_group("Comparing", grad_accum_steps=2)
     assert (result.outcome, result.reason) == ("ok", "")
 
 
 @pytest.mark.parametrize("hook", [None, "fp16"])
-def test_steps_that_the_fp16_hook_makes_the_scaler_skip_are_none_of_the_windows(rig: Rig, hook: str | None) -> None:
+def test_steps_that_the_fp16_hook_makes_the_scaler_skip_are_none_of_the_windows(
+    rig: Rig, hook: str | None
+) -> None:
     """The hook rounds before it divides: what float32 holds becomes infinite on its way, until the scale has fallen."""
     result = rig.run_group("Steep", amp_dtype="float16", ddp={"comm_hook": hook})
     assert (result.outcome, result.reason) == ("ok", "")
@@ -184,7 +201,9 @@ def test_steps_that_the_fp16_hook_makes_the_scaler_skip_are_none_of_the_windows(
         assert steps[-timed:].count("0") <= len(steps) // GROWTH_INTERVAL
 
 
-def test_gradients_that_the_fp16_hook_makes_infinite_end_the_trial_where_nothing_scales_them(rig: Rig) -> None:
+def test_gradients_that_the_fp16_hook_makes_infinite_end_the_trial_where_nothing_scales_them(
+    rig: Rig,
+) -> None:
     result = rig.run_group("precipitous", ddp={"comm_hook": "fp16"})
     assert result.outcome == "diverged"
     assert rig.run_group("precipitous", lr=1e-12).outcome == "ok", "float32 holds them"
@@ -208,7 +227,9 @@ def test_a_group_whose_server_is_killed_is_a_crash(rig: Rig) -> None:
 def test_groups_that_run_at_the_same_time_do_not_meet(rig: Rig, tmp_path: Path) -> None:
     other = rig_over(ForkServerLauncher(tmp_path / "server.log"), tmp_path / "other")
     try:
-        assert other.runner().describe(deadline_s=GENEROUS_S).environment is not None, "both servers must be there"
+        assert other.runner().describe(deadline_s=GENEROUS_S).environment is not None, (
+            "both servers must be there"
+        )
         with ThreadPoolExecutor() as threads:
             results = list(threads.map(run_meeting, (rig, other)))
     finally:

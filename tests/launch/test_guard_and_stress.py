@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
-from autotune.protocol.reports import RankReport
-from autotune.records.precision_check import objection
-from autotune.settings.applied.compile_cache import compile_cache_variables
-from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import Ref
+from autotune.apply.cores import compile_cache_variables
+from autotune.config.plan import Ref
+from autotune.config.training_config import TrainingConfig
+from autotune.launch.local import FreshInterpreterLauncher
+from autotune.protocol.messages import RankReport
+from autotune.records.trial import objection
 from tests.launch.conftest import GENEROUS_S, Rig, rig_over
 
 USER_CODE = Path(__file__).with_name("user_sizes.py")
@@ -99,10 +99,15 @@ def test_memory_that_the_largest_samples_take_is_an_outcome(rig: Rig) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("max_tokens", "outcome"), [(64, "ok"), (100, "ok"), (128, "host_oom")])
-def test_memory_is_judged_on_the_largest_bucket_of_a_token_budget(rig: Rig, max_tokens: int, outcome: str) -> None:
+def test_memory_is_judged_on_the_largest_bucket_of_a_token_budget(
+    rig: Rig, max_tokens: int, outcome: str
+) -> None:
     parts = TEXTS | {"step": "out_of_memory_in_the_largest_bucket", "batch_sampler": "Buckets"}
     report = rig.runner(**named(**parts)).stress(
-        TrainingConfig(micro_batch_size=3, max_tokens=max_tokens), name="stress", deadline_s=GENEROUS_S, train_s=0.1
+        TrainingConfig(micro_batch_size=3, max_tokens=max_tokens),
+        name="stress",
+        deadline_s=GENEROUS_S,
+        train_s=0.1,
     )
     assert report.result.outcome == outcome, report.result.reason
     if report.stress is not None:

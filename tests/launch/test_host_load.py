@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from autotune.launch.local.fork_server import ForkServerLauncher
-from autotune.protocol.jobs import WindowRules
-from autotune.settings.applied.cores.processor import usable_cores
-from autotune.settings.training_config import TrainingConfig
+from autotune.apply.cores import usable_cores
+from autotune.config.training_config import TrainingConfig
+from autotune.launch.local import ForkServerLauncher
+from autotune.policy import WindowRules
 from tests.launch.conftest import GENEROUS_S, rig_over
 
 BURN = "while True: pass"
@@ -21,7 +21,10 @@ BURN = "while True: pass"
 @pytest.mark.quiet
 @pytest.mark.parametrize("has_neighbours", [True, False])
 def test_neighbours_load_a_window_and_its_own_loader_workers_do_not(
-    fork_server: ForkServerLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_neighbours: bool
+    fork_server: ForkServerLauncher,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    has_neighbours: bool,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     runner = rig_over(fork_server, tmp_path).runner()

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from autotune.launch.launcher import Launch
-from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
-from autotune.launch.local.kept_memory import KEEPING
+from autotune.launch.local import FreshInterpreterLauncher
+from autotune.launch.machine import KEEPING
 from autotune.protocol.disk import TrialFolder
 from autotune.records.trial import TrialResult
 from tests.launch.conftest import AnyLauncher, Rig, forked_first, rig_over
@@ -81,7 +81,9 @@ def test_a_trial_sees_the_callers_world(good_trial: GoodTrial) -> None:
     assert world["input"] == ""
 
 
-def test_a_trials_process_or_its_server_began_with_a_malloc_that_keeps_memory(good_trial: GoodTrial) -> None:
+def test_a_trials_process_or_its_server_began_with_a_malloc_that_keeps_memory(
+    good_trial: GoodTrial,
+) -> None:
     """glibc reads the variables when a process begins, and a fork goes on with what its server has read."""
     world = json.loads((good_trial.cwd / "world").read_text())
     switches = {f"{name}={value}" for name, value in KEEPING.items()}
@@ -123,7 +125,9 @@ def test_a_group_is_one_measurement_with_each_ranks_own_figures(any_rig: Rig) ->
     assert result.measurement.samples_per_s > 0
     assert b"rank 0 of 2 speaks" in any_rig.log
     assert b"rank 1 of 2 speaks" in any_rig.log
-    assert sorted(one.name for one in any_rig.folder.iterdir()) == ["payload", "trial.log"], "nothing else is left"
+    assert sorted(one.name for one in any_rig.folder.iterdir()) == ["payload", "trial.log"], (
+        "nothing else is left"
+    )
     assert not any_rig.left_over()
 
 

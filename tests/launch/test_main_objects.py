@@ -66,7 +66,9 @@ launcher.close()
 
 
 @pytest.mark.slow
-def test_objects_of_an_unguarded_script_reach_loader_workers_however_these_start(tmp_path: Path) -> None:
+def test_objects_of_an_unguarded_script_reach_loader_workers_however_these_start(
+    tmp_path: Path,
+) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     done = subprocess.run(
@@ -81,5 +83,9 @@ def test_objects_of_an_unguarded_script_reach_loader_workers_however_these_start
     logs = "\n".join(path.read_text() for path in tmp_path.glob("*.log"))
     told = [line.strip() for line in done.stdout.splitlines()]
     assert told == [f"{method} ok" for method in methods], f"{done.stdout}\n{done.stderr}\n{logs}"
-    assert [method for method in methods if not (tmp_path / f"{method}-0").exists()] == [], "worker_init_fn was called"
-    assert (tmp_path / "starts").read_text().split() == ["started"], "no trial runs the script again"
+    assert [method for method in methods if not (tmp_path / f"{method}-0").exists()] == [], (
+        "worker_init_fn was called"
+    )
+    assert (tmp_path / "starts").read_text().split() == ["started"], (
+        "no trial runs the script again"
+    )

@@ -14,7 +14,7 @@ from time import monotonic, sleep
 
 import pytest
 
-from autotune.launch.local.fork_server import ForkServerLauncher
+from autotune.launch.local import ForkServerLauncher
 from tests.launch.conftest import USER_CODE, Rig
 from tests.processes import marked
 
@@ -46,7 +46,9 @@ PATIENCE_S = 60.0
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fork server", "fresh interpreter"])
-def test_a_parent_that_is_killed_takes_server_rank_and_loader_workers_along(kind: str, tmp_path: Path) -> None:
+def test_a_parent_that_is_killed_takes_server_rank_and_loader_workers_along(
+    kind: str, tmp_path: Path
+) -> None:
     parent, token = start_hanging_trial(kind, tmp_path)
     parent.kill()
     parent.wait()
@@ -93,10 +95,16 @@ def start_hanging_trial(kind: str, folder: Path) -> tuple[subprocess.Popen[bytes
     script = folder / "parent.py"
     script.write_text(textwrap.dedent(PARENT).format(kind=kind, code=USER_CODE))
     parent = subprocess.Popen(
-        [sys.executable, str(script)], cwd=folder, env={**os.environ, "PYTHONPATH": ":".join(sys.path)}
+        [sys.executable, str(script)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
     )
     pids = folder / "pids"
-    await_that(lambda: parent.poll() is not None or (pids.exists() and len(pids.read_text().splitlines()) >= 2))
+    await_that(
+        lambda: (
+            parent.poll() is not None or (pids.exists() and len(pids.read_text().splitlines()) >= 2)
+        )
+    )
     assert parent.poll() is None, "the parent must still run"
     token = (folder / "token").read_text()
     assert len(marked(token)) >= 3
@@ -113,7 +121,7 @@ def await_that(condition: Callable[[], bool]) -> None:
 
 @pytest.mark.slow
 def test_a_parent_that_is_killed_while_its_server_starts_takes_it_along(tmp_path: Path) -> None:
-    script = "import os, signal, sys; from pathlib import Path; from autotune.launch.local.server import Server\n"
+    script = "import os, signal, sys; from pathlib import Path; from autotune.launch.local import Server\n"
     script += "server = Server(Path('log'), os.environ, sys.argv[1]); print(server.process.pid, flush=True)\n"
     script += "os.kill(os.getpid(), signal.SIGKILL)"
     command = [sys.executable, "-c", script, token := uuid.uuid4().hex]
@@ -121,4 +129,6 @@ def test_a_parent_that_is_killed_while_its_server_starts_takes_it_along(tmp_path
     done = subprocess.run(command, cwd=tmp_path, env=paths, capture_output=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
     await_that(lambda: not marked(token))
-    assert (tmp_path / "log").read_text() == "", "it was ended, and did not come to find its socket closed"
+    assert (tmp_path / "log").read_text() == "", (
+        "it was ended, and did not come to find its socket closed"
+    )

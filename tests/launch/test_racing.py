@@ -11,13 +11,22 @@ from typing import Any
 
 import pytest
 
-from autotune.launch.block_stream import ShouldEnd
+from autotune.config.training_config import TrainingConfig
 from autotune.launch.launcher import Exit, Launch, Launcher
-from autotune.protocol.jobs import WindowRules
+from autotune.launch.runner import ShouldEnd
+from autotune.policy import WindowRules
 from autotune.records.measurement import Block
 from autotune.records.trial import TrialResult
-from autotune.settings.training_config import TrainingConfig
-from tests.launch.conftest import GENEROUS_S, SHORT, TWO_RANKS, AnyLauncher, Rig, forked_first, in_user_ranks, rig_over
+from tests.launch.conftest import (
+    GENEROUS_S,
+    SHORT,
+    TWO_RANKS,
+    AnyLauncher,
+    Rig,
+    forked_first,
+    in_user_ranks,
+    rig_over,
+)
 
 ENDLESS = WindowRules(max_s=600.0, precision=1e-9, block_s=0.02)
 """A window that only a reason or the deadline ends."""
@@ -58,7 +67,9 @@ class Ended:
 def run(rig: Rig, should_end: ShouldEnd | None, window: WindowRules, **parts: Any) -> TrialResult:
     """A trial of batches of four; `settings`: of its configuration."""
     config = TrainingConfig(**({"micro_batch_size": 4} | parts.pop("settings", {})))
-    return rig.runner(**parts).run(config, name="trial", deadline_s=GENEROUS_S, window=window, should_end=should_end)
+    return rig.runner(**parts).run(
+        config, name="trial", deadline_s=GENEROUS_S, window=window, should_end=should_end
+    )
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +93,9 @@ def test_blocks_come_one_after_the_other_while_the_trial_runs(ended: Ended) -> N
 
 
 @forked_first
-def test_a_reason_ends_the_trial_within_its_window_and_is_told_with_the_blocks(ended: Ended) -> None:
+def test_a_reason_ends_the_trial_within_its_window_and_is_told_with_the_blocks(
+    ended: Ended,
+) -> None:
     result = ended.result
     assert (result.outcome, result.reason) == ("pruned", REASON)
     assert result.blocks == ended.judge.shown[-1]
@@ -125,7 +138,9 @@ class Looking:
 
     def launch(self, launch: Launch) -> Exit:
         done = self.launcher.launch(launch)
-        self.names[:] = sorted(one.name for one in launch.folder.path.iterdir() if not one.is_symlink())
+        self.names[:] = sorted(
+            one.name for one in launch.folder.path.iterdir() if not one.is_symlink()
+        )
         return done
 
     def close(self) -> None:
@@ -209,7 +224,9 @@ def write_blocks(launch: Launch, blocks: Sequence[Block]) -> None:
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_blocks_of_a_lost_host_do_not_count(tmp_path: Path, count: int) -> None:
     lost = tuple(Block(samples=4, batches=1, seconds=1.0, data_wait_s=0.0) for _ in range(count))
-    anew = tuple(Block(samples=8, batches=2, seconds=0.123456789, data_wait_s=0.0) for _ in range(4))
+    anew = tuple(
+        Block(samples=8, batches=2, seconds=0.123456789, data_wait_s=0.0) for _ in range(4)
+    )
     judge = Judge(after=4)
     rig = Rig(launcher=BeginningAnew(lost, anew), folder=tmp_path)  # type: ignore[arg-type] # as above
     result = run(rig, judge, SHORT)

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from autotune.config.training_config import TrainingConfig
 from autotune.launch.runner import go_on
 from autotune.messages.trials import curves_cut, curves_ended, operators_not_counted
 from autotune.note import Note
-from autotune.protocol.jobs import CurvesJob
-from autotune.protocol.reports import RankReport
-from autotune.records.diagnosis import Curves
+from autotune.protocol.messages import CurvesJob, RankReport
+from autotune.records.result import Curves
 from autotune.records.trial import TrialResult
-from autotune.settings.training_config import TrainingConfig
 from tests.factories import make_process
 
 
@@ -53,10 +52,14 @@ def test_a_process_that_does_not_come_to_measuring_leaves_what_is_known() -> Non
 
 @pytest.mark.parametrize("is_cut", [True, False])
 @pytest.mark.parametrize("reason", ["it hung", ""])
-def test_why_the_last_process_ended_stands_with_curves_that_are_cut(reason: str, is_cut: bool) -> None:
+def test_why_the_last_process_ended_stands_with_curves_that_are_cut(
+    reason: str, is_cut: bool
+) -> None:
     cut, other = curves_cut(), operators_not_counted("no time was left")
     curves = Curves(is_cut=is_cut, remarks=(cut, other) if is_cut else (other,))
-    report = RankReport(result=TrialResult(outcome="timeout", reason=reason, wall_s=9.0), curves=curves)
+    report = RankReport(
+        result=TrialResult(outcome="timeout", reason=reason, wall_s=9.0), curves=curves
+    )
     job = CurvesJob(process=make_process(Path()), payload=Path(), config=TrainingConfig())
     found = go_on(job, lambda _job, _name: report).curves
     assert found is not None

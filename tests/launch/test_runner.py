@@ -10,16 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from autotune.config.training_config import DdpConfig, TrainingConfig
 from autotune.launch.launcher import Exit, Launch
 from autotune.launch.runner import TrialRunner
-from autotune.protocol.clock import LONGEST_DEADLINE
-from autotune.protocol.jobs import NO_EXTRAS, CurvesJob, Extras, TrialJob, WindowRules
+from autotune.policy import WindowRules
+from autotune.protocol.disk import LONGEST_DEADLINE
+from autotune.protocol.messages import NO_EXTRAS, CurvesJob, Extras, TrialJob
 from autotune.records.measurement import Block
 from autotune.records.trial import Failure
-from autotune.settings.ddp_config import DdpConfig
-from autotune.settings.training_config import TrainingConfig
-from autotune.testing import FakeLauncher, FakeTrial
-from autotune.testing.fake_figures import fake_facts
+from autotune.testing import FakeLauncher, FakeTrial, fake_facts
 from tests.factories.scripts import make_script
 from tests.protocol.journals import write_journal
 
@@ -49,10 +48,19 @@ def launcher() -> KeepingLauncher:
 
 @pytest.fixture
 def runner(launcher: KeepingLauncher, tmp_path: Path) -> TrialRunner:
-    return TrialRunner(launcher=launcher, payload=tmp_path, scratch=tmp_path, logs=tmp_path, device="cuda:0", seed=0)
+    return TrialRunner(
+        launcher=launcher,
+        payload=tmp_path,
+        scratch=tmp_path,
+        logs=tmp_path,
+        device="cuda:0",
+        seed=0,
+    )
 
 
-def test_a_group_meets_at_a_file_in_its_trials_folder(runner: TrialRunner, launcher: KeepingLauncher) -> None:
+def test_a_group_meets_at_a_file_in_its_trials_folder(
+    runner: TrialRunner, launcher: KeepingLauncher
+) -> None:
     result = runner.run(GROUP, name="trial", deadline_s=60.0, window=WindowRules())
     assert result.outcome == "ok", result.reason
     (launch,), (job,) = launcher.launches, launcher.trial_jobs
@@ -62,14 +70,18 @@ def test_a_group_meets_at_a_file_in_its_trials_folder(runner: TrialRunner, launc
     assert job.config == GROUP
 
 
-def test_a_single_rank_of_ddp_has_a_place_to_meet_too(runner: TrialRunner, launcher: KeepingLauncher) -> None:
+def test_a_single_rank_of_ddp_has_a_place_to_meet_too(
+    runner: TrialRunner, launcher: KeepingLauncher
+) -> None:
     runner.run(TrainingConfig(strategy="ddp"), name="trial", deadline_s=60.0, window=WindowRules())
     assert launcher.launches[0].ranks == 1
     assert launcher.trial_jobs[0].rendezvous is not None
 
 
 @pytest.mark.parametrize("config", [ALONE, TrainingConfig(strategy="dp", world_size=2)])
-def test_a_single_process_meets_nobody(config: TrainingConfig, runner: TrialRunner, launcher: KeepingLauncher) -> None:
+def test_a_single_process_meets_nobody(
+    config: TrainingConfig, runner: TrialRunner, launcher: KeepingLauncher
+) -> None:
     runner.run(config, name="trial", deadline_s=60.0, window=WindowRules())
     assert launcher.launches[0].ranks == 1
     (job,) = launcher.trial_jobs
@@ -100,38 +112,62 @@ def test_a_failure_without_a_place_is_run_again_within_the_deadline_where_that_l
     failure = Failure(signature="RuntimeError at net.py:3", traceback="", is_asynchronous=True)
     bad = FakeTrial(outcome="crashed", reason="illegal", failure=failure, startup_s=took_s)
     launcher = KeepingLauncher(lambda _: bad)
-    runner = TrialRunner(launcher=launcher, payload=tmp_path, scratch=tmp_path, logs=tmp_path, device="cuda:0", seed=0)
+    runner = TrialRunner(
+        launcher=launcher,
+        payload=tmp_path,
+        scratch=tmp_path,
+        logs=tmp_path,
+        device="cuda:0",
+        seed=0,
+    )
     asked = Extras(breakdown=True)
     result = runner.run(
-        ALONE, name="trial", deadline_s=60.0, window=WindowRules(), extras=asked, should_end=lambda _: None
+        ALONE,
+        name="trial",
+        deadline_s=60.0,
+        window=WindowRules(),
+        extras=asked,
+        should_end=lambda _: None,
     )
     assert [job.extras for job in launcher.trial_jobs] == [asked, NO_EXTRAS][:runs]
     assert [job.process.blocks_launches for job in launcher.trial_jobs] == [False, True][:runs]
     assert sum(launch.deadline_s for launch in launcher.launches[1:]) < 60.0 - took_s
     assert result.wall_s >= runs * took_s
-    assert all(launch.should_end is None for launch in launcher.launches[1:]), "its measurement is worth nothing"
+    assert all(launch.should_end is None for launch in launcher.launches[1:]), (
+        "its measurement is worth nothing"
+    )
     assert result.failure == failure
     assert result.reason.startswith("illegal")
 
 
-def test_a_trial_that_is_over_before_its_reason_is_known_keeps_its_measurement(tmp_path: Path) -> None:
+def test_a_trial_that_is_over_before_its_reason_is_known_keeps_its_measurement(
+    tmp_path: Path,
+) -> None:
     class Deaf(FakeLauncher):
         """Its trials end by themselves, whoever wants them to end before."""
 
         def launch(self, launch: Launch) -> Exit:
             return FakeLauncher.launch(self, replace(launch, should_end=None))
 
-    runner = TrialRunner(launcher=Deaf(), payload=tmp_path, scratch=tmp_path, logs=tmp_path, device="cuda:0", seed=0)
-    result = runner.run(ALONE, name="trial", deadline_s=60.0, window=WindowRules(), should_end=lambda _: "too slow")
+    runner = TrialRunner(
+        launcher=Deaf(), payload=tmp_path, scratch=tmp_path, logs=tmp_path, device="cuda:0", seed=0
+    )
+    result = runner.run(
+        ALONE, name="trial", deadline_s=60.0, window=WindowRules(), should_end=lambda _: "too slow"
+    )
     assert (result.outcome, result.blocks) == ("ok", ())
     assert result.measurement is not None
 
 
-def test_a_fake_trial_is_stopped_as_a_real_one_is(runner: TrialRunner, launcher: KeepingLauncher) -> None:
+def test_a_fake_trial_is_stopped_as_a_real_one_is(
+    runner: TrialRunner, launcher: KeepingLauncher
+) -> None:
     def should_end(blocks: tuple[Block, ...]) -> str | None:
         return "too slow" if len(blocks) == 4 else None
 
-    result = runner.run(GROUP, name="trial", deadline_s=60.0, window=WindowRules(), should_end=should_end)
+    result = runner.run(
+        GROUP, name="trial", deadline_s=60.0, window=WindowRules(), should_end=should_end
+    )
     assert (result.outcome, result.reason, len(result.blocks)) == ("pruned", "too slow", 4)
     rate = sum(one.samples for one in result.blocks) / sum(one.seconds for one in result.blocks)
     assert rate == pytest.approx(launcher.cost(GROUP).samples_per_s, rel=0.05), "of both ranks"
@@ -158,7 +194,9 @@ class MakingLauncher(FakeLauncher):
         return FakeLauncher.launch(self, launch)
 
 
-def test_of_what_a_script_has_made_the_probe_tells_what_stays(runner: TrialRunner, tmp_path: Path) -> None:
+def test_of_what_a_script_has_made_the_probe_tells_what_stays(
+    runner: TrialRunner, tmp_path: Path
+) -> None:
     facts = fake_facts().model_copy(update={"script": make_script()})
     launcher = MakingLauncher(made=tmp_path / "out", facts=facts)
     report = replace(runner, launcher=launcher).probe(ALONE, deadline_s=60.0)

@@ -47,7 +47,9 @@ def test_runs_are_handed_over_in_the_order_in_which_they_end() -> None:
     assert order == [2, 1, 0]
 
 
-def test_what_a_thread_raises_is_raised_where_its_end_is_taken_and_nobody_waits_for_the_others() -> None:
+def test_what_a_thread_raises_is_raised_where_its_end_is_taken_and_nobody_waits_for_the_others() -> (
+    None
+):
     never, gone = threading.Event(), threading.Event()
 
     def fail() -> None:

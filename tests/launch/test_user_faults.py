@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from autotune.config.training_config import TrainingConfig
 from autotune.records.trial import TrialResult
-from autotune.settings.training_config import TrainingConfig
 from tests.launch.conftest import USER_CODE, Rig
 
 
@@ -69,8 +69,12 @@ def test_the_signature_of_a_loader_workers_failure_is_its_type_and_the_users_lin
     assert result.reason.startswith("OSError: item ")
 
 
-@pytest.mark.parametrize(("model", "outcome"), [("allocating_too_much", "host_oom"), ("filling_the_device", "oom")])
-def test_an_allocation_that_fails_is_an_outcome_of_the_configuration(rig: Rig, model: str, outcome: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "outcome"), [("allocating_too_much", "host_oom"), ("filling_the_device", "oom")]
+)
+def test_an_allocation_that_fails_is_an_outcome_of_the_configuration(
+    rig: Rig, model: str, outcome: str
+) -> None:
     result = rig.run(model=model)
     assert result.outcome == outcome
     assert result.violation is None, "nobody knows how much was missing"
@@ -92,7 +96,9 @@ def test_a_hang_in_a_loader_worker_ends_at_the_deadline_and_the_next_trial_works
 
 @pytest.mark.slow
 def test_loader_workers_of_a_killed_rank_are_gone_with_the_trial(rig: Rig) -> None:
-    result = rig.run(model="killing_itself_with_pid", dataset="noting_items", settings={"num_workers": 2})
+    result = rig.run(
+        model="killing_itself_with_pid", dataset="noting_items", settings={"num_workers": 2}
+    )
     assert result.outcome == "crashed"
     assert_gone(rig)
 
@@ -106,7 +112,9 @@ def test_no_shared_memory_of_a_killed_trial_is_left(rig: Rig) -> None:
     )
     assert "SIGKILL" in result.reason
     pids = assert_gone(rig)
-    assert not [one for one in Path("/dev/shm").iterdir() if any(f"_{pid}_" in one.name for pid in pids)]
+    assert not [
+        one for one in Path("/dev/shm").iterdir() if any(f"_{pid}_" in one.name for pid in pids)
+    ]
 
 
 @pytest.mark.slow
@@ -118,7 +126,9 @@ def test_no_socket_of_a_loader_worker_is_left(
     monkeypatch.setattr(tempfile, "tempdir", str(places))
     result = rig.run(model=model, dataset="noting_sockets", settings={"num_workers": 2})
     assert result.outcome == ("ok" if model == "linear" else "crashed")
-    assert Path(rig.note("sockets").splitlines()[0]).parent == places, "not where only a clean end would remove it"
+    assert Path(rig.note("sockets").splitlines()[0]).parent == places, (
+        "not where only a clean end would remove it"
+    )
     assert not [*places.iterdir()]
 
 
@@ -156,7 +166,9 @@ def test_a_workload_that_can_not_be_used_is_invalid(rig: Rig) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["closing_streams", "closing_descriptors", "moving_away", "installing_handlers"])
+@pytest.mark.parametrize(
+    "model", ["closing_streams", "closing_descriptors", "moving_away", "installing_handlers"]
+)
 def test_what_user_code_does_to_its_own_process_stays_there(rig: Rig, model: str) -> None:
     result = rig.run(model=model)
     assert result.outcome == "ok", result.reason
@@ -207,4 +219,8 @@ def runs(pid: int) -> bool:
 def marked_lines() -> dict[str, int]:
     """The lines of user_code.py that bear a mark, by its name."""
     lines = USER_CODE.read_text().splitlines()
-    return {line.partition("# MARK: ")[2]: number for number, line in enumerate(lines, 1) if "# MARK: " in line}
+    return {
+        line.partition("# MARK: ")[2]: number
+        for number, line in enumerate(lines, 1)
+        if "# MARK: " in line
+    }

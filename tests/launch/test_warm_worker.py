@@ -14,18 +14,16 @@ from typing import Any
 import psutil
 import pytest
 
+from autotune.config.plan import Ref, Workload
+from autotune.config.training_config import TrainingConfig
 from autotune.launch.launcher import is_sharing
-from autotune.launch.local.fork_server import ForkServerLauncher
-from autotune.launch.local.warm_worker import WarmWorkerLauncher
+from autotune.launch.local import ForkServerLauncher, WarmWorkerLauncher
 from autotune.launch.runner import TrialRunner
-from autotune.policy import POLICY
-from autotune.protocol.jobs import Extras, WindowRules
+from autotune.policy import POLICY, WindowRules
+from autotune.protocol.messages import Extras
 from autotune.protocol.payload import write_payload
-from autotune.records.measurement import Block
-from autotune.records.memory import MemoryLimits
+from autotune.records.measurement import Block, MemoryLimits
 from autotune.records.trial import TrialResult
-from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import Ref, Workload
 from tests.launch.conftest import GENEROUS_S, SHORT, AnyLauncher, forked_first, in_user_code
 from tests.launch.user_series import CRASHES, DIES, HANGS
 from tests.processes import marked
@@ -65,13 +63,22 @@ def warm_over(below: AnyLauncher, folder: Path) -> Iterator[WarmWorkerLauncher]:
     assert not list(folder.glob("warm-*/"))
 
 
-def runner_of(launcher: WarmWorkerLauncher, dataset: Ref | None = None, *, model: str | None = None) -> TrialRunner:
+def runner_of(
+    launcher: WarmWorkerLauncher, dataset: Ref | None = None, *, model: str | None = None
+) -> TrialRunner:
     """A runner of the telling model, or of one from user_code.py, in the working directory."""
     folder, telling = Path.cwd(), Ref(target=f"{USER_SERIES}:telling")
     (folder / "payload").mkdir(exist_ok=True)
     own = in_user_code(model) if model else telling
     write_payload(Workload(model=own, dataset=dataset or in_user_code("pairs")), folder / "payload")
-    return TrialRunner(launcher=launcher, payload=folder / "payload", scratch=folder, logs=folder, device="cpu", seed=0)
+    return TrialRunner(
+        launcher=launcher,
+        payload=folder / "payload",
+        scratch=folder,
+        logs=folder,
+        device="cpu",
+        seed=0,
+    )
 
 
 def run(runner: TrialRunner, deadline_s: float = GENEROUS_S, **settings: Any) -> TrialResult:
@@ -124,11 +131,15 @@ def run_until_lost(runner: TrialRunner, see: Callable[[], object] = lambda: None
 
     endless = WindowRules(max_s=600.0, precision=1e-9, block_s=0.02)
     config = TrainingConfig(micro_batch_size=4, num_workers=1)
-    return runner.run(config, name="trial", deadline_s=GENEROUS_S, window=endless, should_end=has_lost)
+    return runner.run(
+        config, name="trial", deadline_s=GENEROUS_S, window=endless, should_end=has_lost
+    )
 
 
 @pytest.mark.slow
-def test_trials_that_are_stopped_early_leave_their_process_to_the_next(any_warm: WarmWorkerLauncher) -> None:
+def test_trials_that_are_stopped_early_leave_their_process_to_the_next(
+    any_warm: WarmWorkerLauncher,
+) -> None:
     runner = runner_of(any_warm)
     held = []
     for _ in range(3):
@@ -136,7 +147,11 @@ def test_trials_that_are_stopped_early_leave_their_process_to_the_next(any_warm:
         assert (stopped.outcome, stopped.reason) == ("pruned", "it can't win")
         assert len(stopped.blocks) >= 4
         (shared,) = (psutil.Process(int(pid)) for pid in set(pids()))
-        assert [child.name() for child in shared.children() if "resource_tracker" not in str(child.cmdline())] == []
+        assert [
+            child.name()
+            for child in shared.children()
+            if "resource_tracker" not in str(child.cmdline())
+        ] == []
         held.append(shared.num_fds())
     assert held[1] == held[2]
     assert earlier_of([run(runner)]) == [3]
@@ -144,7 +159,9 @@ def test_trials_that_are_stopped_early_leave_their_process_to_the_next(any_warm:
 
 
 @pytest.mark.slow
-def test_a_process_that_begins_with_a_guard_draws_and_trains_as_a_new_one_does(warm: WarmWorkerLauncher) -> None:
+def test_a_process_that_begins_with_a_guard_draws_and_trains_as_a_new_one_does(
+    warm: WarmWorkerLauncher,
+) -> None:
     runner = runner_of(warm)
     assert run(replace(runner, launcher=warm.below)).outcome == "ok"
     half = TrainingConfig(micro_batch_size=4, amp_dtype="bfloat16", lr=10.0)
@@ -156,7 +173,9 @@ def test_a_process_that_begins_with_a_guard_draws_and_trains_as_a_new_one_does(w
 
 
 @pytest.mark.slow
-def test_one_that_hangs_once_it_is_to_end_is_ended_with_its_process(warm: WarmWorkerLauncher) -> None:
+def test_one_that_hangs_once_it_is_to_end_is_ended_with_its_process(
+    warm: WarmWorkerLauncher,
+) -> None:
     impatient = replace(POLICY, ending=replace(POLICY.ending, block_within_s=0.5))
     runner = replace(runner_of(warm, Ref(target=f"{USER_SERIES}:stalling_later")), policy=impatient)
     stopped = run_until_lost(runner, see=Path("now").touch)
@@ -167,7 +186,9 @@ def test_one_that_hangs_once_it_is_to_end_is_ended_with_its_process(warm: WarmWo
 
 
 @pytest.mark.slow
-def test_one_that_fails_after_others_may_be_stopped_early_when_it_is_run_again(warm: WarmWorkerLauncher) -> None:
+def test_one_that_fails_after_others_may_be_stopped_early_when_it_is_run_again(
+    warm: WarmWorkerLauncher,
+) -> None:
     runner = runner_of(warm, Ref(target=f"{USER_SERIES}:read_once"))
     assert run(runner).outcome == "ok"
     again = run_until_lost(runner)
@@ -179,7 +200,9 @@ def test_one_that_fails_after_others_may_be_stopped_early_when_it_is_run_again(w
 def test_guards_and_curves_run_in_the_same_process_and_extras_too(warm: WarmWorkerLauncher) -> None:
     runner = runner_of(warm)
     config = TrainingConfig(micro_batch_size=4)
-    extras = Extras(loader_ceiling=True, device_ceiling=True, breakdown=True, activations=True, stretch_s=0.05)
+    extras = Extras(
+        loader_ceiling=True, device_ceiling=True, breakdown=True, activations=True, stretch_s=0.05
+    )
     first = runner.run(config, name="trial", deadline_s=GENEROUS_S, window=SHORT, extras=extras)
     half = config.model_copy(update={"amp_dtype": "bfloat16"})
     guard = runner.guard(half, name="guard", deadline_s=GENEROUS_S)
@@ -204,7 +227,9 @@ def test_each_begins_with_the_first_weights_in_their_first_layout_and_with_the_f
     begun = [line.split(maxsplit=2)[2] for line in told() if line != "built"]
     first, moved, last = begun
     assert first == last
-    assert moved.split()[:2] == first.split()[:2], "the bias, from before a large step, and the batch"
+    assert moved.split()[:2] == first.split()[:2], (
+        "the bias, from before a large step, and the batch"
+    )
     assert moved.split()[2:] != first.split()[2:], "the layout"
 
 
@@ -216,7 +241,9 @@ def test_another_choice_of_algorithms_needs_another_process(warm: WarmWorkerLaun
 
 
 @pytest.mark.slow
-def test_what_a_shared_process_cannot_change_has_its_own_and_ends_the_shared_one(warm: WarmWorkerLauncher) -> None:
+def test_what_a_shared_process_cannot_change_has_its_own_and_ends_the_shared_one(
+    warm: WarmWorkerLauncher,
+) -> None:
     runner = runner_of(warm)
     results = [run(runner), run(runner, strategy="ddp", world_size=2), run(runner)]
     assert [result.reason for result in results] == ["", "", ""]
@@ -225,7 +252,8 @@ def test_what_a_shared_process_cannot_change_has_its_own_and_ends_the_shared_one
 
 
 @pytest.mark.parametrize(
-    ("batch", "reason"), [(CRASHES, "ArithmeticError"), pytest.param(DIES, "9", marks=pytest.mark.slow)]
+    ("batch", "reason"),
+    [(CRASHES, "ArithmeticError"), pytest.param(DIES, "9", marks=pytest.mark.slow)],
 )
 def test_a_trial_that_fails_is_tried_as_the_first_of_a_new_process_and_costs_no_other(
     warm: WarmWorkerLauncher, batch: int, reason: str
@@ -242,7 +270,9 @@ def test_a_trial_that_fails_is_tried_as_the_first_of_a_new_process_and_costs_no_
     assert not warm.notes
 
 
-def test_a_trial_that_hangs_ends_at_its_deadline_and_the_next_has_a_new_process(warm: WarmWorkerLauncher) -> None:
+def test_a_trial_that_hangs_ends_at_its_deadline_and_the_next_has_a_new_process(
+    warm: WarmWorkerLauncher,
+) -> None:
     runner = runner_of(warm)
     assert run(runner).outcome == "ok"
     hung = run(runner, micro_batch_size=HANGS, deadline_s=2.0)
@@ -274,7 +304,9 @@ def test_one_that_somebody_kills_is_measured_anew(warm: WarmWorkerLauncher) -> N
     window = WindowRules(max_s=5.0, precision=0.0, block_s=0.01)
     killer = Thread(target=kill_in_training, args=(first, len(pids()) + 1))
     killer.start()
-    again = runner.run(TrainingConfig(micro_batch_size=4), name="trial", deadline_s=GENEROUS_S, window=window)
+    again = runner.run(
+        TrainingConfig(micro_batch_size=4), name="trial", deadline_s=GENEROUS_S, window=window
+    )
     killer.join()
     assert again.outcome == "ok"
     assert again.measurement is not None
@@ -292,7 +324,9 @@ def kill_in_training(pid: int, trainings: int) -> None:
 
 
 @pytest.mark.slow
-def test_what_can_be_read_once_has_processes_of_its_own_from_then_on(warm: WarmWorkerLauncher) -> None:
+def test_what_can_be_read_once_has_processes_of_its_own_from_then_on(
+    warm: WarmWorkerLauncher,
+) -> None:
     runner = runner_of(warm, Ref(target=f"{USER_SERIES}:read_once"))
     results = [run(runner) for _ in range(4)]
     assert [(result.outcome, result.reason) for result in results] == 4 * [("ok", "")]
@@ -304,8 +338,13 @@ def test_what_can_be_read_once_has_processes_of_its_own_from_then_on(warm: WarmW
 def test_ctrl_c_ends_the_shared_process(warm: WarmWorkerLauncher) -> None:
     runner = runner_of(warm)
     window = WindowRules(max_s=60.0, precision=0.0, block_s=0.01)
-    with pytest.raises(KeyboardInterrupt), interrupted_once(lambda: bool(pids()) if Path("told").exists() else False):
-        runner.run(TrainingConfig(micro_batch_size=4), name="trial", deadline_s=GENEROUS_S, window=window)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        interrupted_once(lambda: bool(pids()) if Path("told").exists() else False),
+    ):
+        runner.run(
+            TrainingConfig(micro_batch_size=4), name="trial", deadline_s=GENEROUS_S, window=window
+        )
     assert not psutil.pid_exists(int(pids()[0]))
 
 
@@ -334,7 +373,9 @@ def test_a_workload_that_can_not_be_built_is_told_as_without_it(warm: WarmWorker
 
 
 @pytest.mark.slow
-def test_the_first_job_tells_what_building_took_and_a_probe_counts_as_no_trial(warm: WarmWorkerLauncher) -> None:
+def test_the_first_job_tells_what_building_took_and_a_probe_counts_as_no_trial(
+    warm: WarmWorkerLauncher,
+) -> None:
     runner = runner_of(warm)
     probe = runner.probe(TrainingConfig(micro_batch_size=4), deadline_s=GENEROUS_S)
     assert probe.workload_build_s is not None
@@ -344,7 +385,9 @@ def test_the_first_job_tells_what_building_took_and_a_probe_counts_as_no_trial(w
 
 
 @pytest.mark.slow
-def test_what_is_printed_is_kept_though_the_process_is_ended_at_once(warm: WarmWorkerLauncher) -> None:
+def test_what_is_printed_is_kept_though_the_process_is_ended_at_once(
+    warm: WarmWorkerLauncher,
+) -> None:
     runner = runner_of(warm)
     for _ in range(2):
         run(runner)
@@ -392,8 +435,12 @@ def test_what_is_quick_to_build_has_processes_of_its_own(
 def test_a_limit_that_is_known_later_holds_in_the_same_process(warm: WarmWorkerLauncher) -> None:
     runner = runner_of(warm)
     assert run(runner).outcome == "ok"
-    narrow = replace(runner, limits=MemoryLimits(limit_bytes=2**20, ram_bytes=2**36, limit_is_ram=True))
+    narrow = replace(
+        runner, limits=MemoryLimits(limit_bytes=2**20, ram_bytes=2**36, limit_is_ram=True)
+    )
     window = WindowRules(max_s=30.0, precision=0.0, block_s=0.01)
-    over = narrow.run(TrainingConfig(micro_batch_size=4), name="trial", deadline_s=GENEROUS_S, window=window)
+    over = narrow.run(
+        TrainingConfig(micro_batch_size=4), name="trial", deadline_s=GENEROUS_S, window=window
+    )
     assert over.outcome == "host_oom"
     assert earlier_of([run(runner)]) == [0]

@@ -122,7 +122,11 @@ def model() -> nn.Module:
 def joined(graphs: list[Graph]) -> Graph:
     """One graph of several, with the number of each node's own."""
     numbers = torch.arange(len(graphs)).repeat_interleave(NODES)
-    return Graph(x=torch.cat([one.x for one in graphs]), y=torch.cat([one.y for one in graphs]), batch=numbers)
+    return Graph(
+        x=torch.cat([one.x for one in graphs]),
+        y=torch.cat([one.y for one in graphs]),
+        batch=numbers,
+    )
 
 
 def graph_step(model: nn.Module, batch: Graph) -> Tensor:

@@ -315,7 +315,10 @@ def spawning_nameless_daemon() -> nn.Module:
         script = "from subprocess import DEVNULL, Popen; "
         script += "print(Popen(['/bin/sleep', '600'], start_new_session=True, env={}, stdout=DEVNULL).pid)"
         done = subprocess.run(
-            [sys.executable, "-c", script], stdout=subprocess.PIPE, check=True, start_new_session=True
+            [sys.executable, "-c", script],
+            stdout=subprocess.PIPE,
+            check=True,
+            start_new_session=True,
         )
         Path("note").write_bytes(done.stdout)
 
@@ -443,7 +446,9 @@ def failing_otherwise_where_launches_wait() -> nn.Module:
     return Faulty(act)
 
 
-ASSERTED = "CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported"
+ASSERTED = (
+    "CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported"
+)
 
 
 def of_200_mib() -> nn.Module:
@@ -484,13 +489,15 @@ class LosingAt(nn.Module):
 
 
 def _lose() -> NoReturn:
-    raise RuntimeError("CUDA error: an illegal memory access was encountered\nSearch for `cudaErrorIllegalAddress'")
+    raise RuntimeError(
+        "CUDA error: an illegal memory access was encountered\nSearch for `cudaErrorIllegalAddress'"
+    )
 
 
 def forking_and_looking() -> nn.Module:
     """A process forked from this one writes down what it would refuse."""
+    from autotune.worker.device import DeviceError
     from autotune.worker.rank import refuse_bad_fork
-    from autotune.worker.setup.device import DeviceError
 
     pid = os.fork()
     if pid == 0:

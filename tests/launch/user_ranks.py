@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.utils.data import Dataset, IterableDataset
 
-from autotune.worker.failure import hang_dump as last_words
+from autotune.worker import failures as last_words
 
 FEATURES = 4
 HELD_BYTES = 800 * 2**20
@@ -42,7 +42,9 @@ class Acting(nn.Module):
 
 def speaking() -> nn.Module:
     def act() -> None:
-        os.write(1, f"rank {distributed.get_rank()} of {distributed.get_world_size()} speaks\n".encode())
+        os.write(
+            1, f"rank {distributed.get_rank()} of {distributed.get_world_size()} speaks\n".encode()
+        )
 
     return Acting({0: act, 1: act})
 

@@ -13,13 +13,11 @@ import pytest
 
 from autotune import messages
 from autotune.messages.advice import AdviceText
-from autotune.messages.diagnosis import BOTTLENECKS
-from autotune.messages.scaling import UnevenRank
+from autotune.messages.diagnosis import BOTTLENECKS, UnevenRank
 from autotune.messages.search import _CEILINGS
-from autotune.messages.space import _NO_EFFECT
+from autotune.messages.space import _NO_EFFECT, _UNREACHED
 from autotune.messages.trials import _STAGES
-from autotune.messages.words import OUTCOMES, THROTTLE_REASONS
-from autotune.messages.workload import _UNREACHED
+from autotune.messages.units import OUTCOMES, THROTTLE_REASONS
 from autotune.note import Note
 
 EXAMPLES: dict[object, Sequence[object]] = {
@@ -51,7 +49,11 @@ def functions() -> Iterator[Callable[..., Note | AdviceText]]:
     """Yield the functions that return a note, or advice."""
     for found in iter_modules(messages.__path__, f"{messages.__name__}."):
         for function in vars(import_module(found.name)).values():
-            if inspect.isfunction(function) and function.__module__ == found.name and hasattr(function, "__wrapped__"):
+            if (
+                inspect.isfunction(function)
+                and function.__module__ == found.name
+                and hasattr(function, "__wrapped__")
+            ):
                 yield function
 
 
@@ -72,9 +74,14 @@ def values_of(kind: Any) -> Sequence[object]:
 def test_a_message_is_a_line_of_text(function: Callable[..., Note | AdviceText]) -> None:
     code, kinds = function.__name__, get_type_hints(inspect.unwrap(function))
     del kinds["return"]
-    examples = {name: CODES.get(f"{code}.{name}", CODES.get(name)) or values_of(kind) for name, kind in kinds.items()}
+    examples = {
+        name: CODES.get(f"{code}.{name}", CODES.get(name)) or values_of(kind)
+        for name, kind in kinds.items()
+    }
     for place in range(max(map(len, examples.values()), default=1)):
-        written = function(**{name: values[place % len(values)] for name, values in examples.items()})
+        written = function(
+            **{name: values[place % len(values)] for name, values in examples.items()}
+        )
         note = written.note if isinstance(written, AdviceText) else written
         assert note.code == code
         assert note.text.isprintable()

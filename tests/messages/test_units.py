@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.cells import cell_len
 
+from autotune.config.training_config import DdpConfig, TrainingConfig
 from autotune.messages.units import (
     NO_VALUE,
     UNITS,
@@ -19,16 +20,19 @@ from autotune.messages.units import (
     format_times,
     show,
 )
-from autotune.report.text import cut_middle, one_line, shorten
-from autotune.report.wording.names import format_setting
-from autotune.settings.ddp_config import DdpConfig
-from autotune.settings.training_config import TrainingConfig
+from autotune.report.words import cut_middle, format_setting, one_line, shorten
 from tests.factories import FAST, GROUP
 
 
 @pytest.mark.parametrize(
     ("size", "text"),
-    [(0, "0 MiB"), (2**19, "0.50 MiB"), (512 * 2**20, "512 MiB"), (2**30, "1.00 GiB"), (139 * 2**30, "139 GiB")],
+    [
+        (0, "0 MiB"),
+        (2**19, "0.50 MiB"),
+        (512 * 2**20, "512 MiB"),
+        (2**30, "1.00 GiB"),
+        (139 * 2**30, "139 GiB"),
+    ],
 )
 def test_bytes_are_mib_below_one_gib(size: int, text: str) -> None:
     assert format_bytes(size) == text
@@ -36,7 +40,13 @@ def test_bytes_are_mib_below_one_gib(size: int, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("rate", "text"),
-    [(0.01234, "0.01234"), (12.3456, "12.35"), (999.6, "999.6"), (1234.5, "1,234"), (12_345_678.0, "12.35 M")],
+    [
+        (0.01234, "0.01234"),
+        (12.3456, "12.35"),
+        (999.6, "999.6"),
+        (1234.5, "1,234"),
+        (12_345_678.0, "12.35 M"),
+    ],
 )
 def test_a_rate_keeps_four_digits(rate: float, text: str) -> None:
     assert format_rate(rate) == text
@@ -44,7 +54,14 @@ def test_a_rate_keeps_four_digits(rate: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(-1, "0.0 s"), (0.44, "0.4 s"), (59.7, "1 min"), (200.4, "3 min 20 s"), (3600, "1 h"), (7500, "2 h 5 min")],
+    [
+        (-1, "0.0 s"),
+        (0.44, "0.4 s"),
+        (59.7, "1 min"),
+        (200.4, "3 min 20 s"),
+        (3600, "1 h"),
+        (7500, "2 h 5 min"),
+    ],
 )
 def test_a_duration_shows_its_two_largest_units(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
@@ -52,21 +69,33 @@ def test_a_duration_shows_its_two_largest_units(seconds: float, text: str) -> No
 
 @pytest.mark.parametrize(
     ("joules", "text"),
-    [(0.0, "0 mJ"), (2.13e-4, "0.213 mJ"), (0.0841, "84.1 mJ"), (0.2135, "214 mJ"), (0.9996, "1 J"), (1.27, "1.27 J")],
+    [
+        (0.0, "0 mJ"),
+        (2.13e-4, "0.213 mJ"),
+        (0.0841, "84.1 mJ"),
+        (0.2135, "214 mJ"),
+        (0.9996, "1 J"),
+        (1.27, "1.27 J"),
+    ],
 )
 def test_energy_is_in_joules_or_thousandths_of_them(joules: float, text: str) -> None:
     assert format_energy(joules) == text
 
 
 @pytest.mark.parametrize(
-    ("fraction", "text"), [(0, "0 %"), (0.0001, "<0.1 %"), (0.034, "3.4 %"), (0.41, "41 %"), (0.9999, "100 %")]
+    ("fraction", "text"),
+    [(0, "0 %"), (0.0001, "<0.1 %"), (0.034, "3.4 %"), (0.41, "41 %"), (0.9999, "100 %")],
 )
 def test_a_fraction_is_shown_as_per_cent(fraction: float, text: str) -> None:
     assert format_fraction(fraction) == text
 
 
 def test_a_small_gain_can_be_told_from_none() -> None:
-    assert (format_times(1.004), format_times(2.412), format_times(12.34)) == ("1.004", "2.41", "12.3")
+    assert (format_times(1.004), format_times(2.412), format_times(12.34)) == (
+        "1.004",
+        "2.41",
+        "12.3",
+    )
 
 
 def test_an_interval_without_an_end_is_unknown() -> None:
@@ -83,8 +112,14 @@ def test_settings_of_ddp_go_by_their_own_names_and_have_no_value_without_it() ->
     assert format_setting("ddp.bucket_cap_mb", GROUP) == "50"
     assert format_setting("ddp.static_graph", GROUP) == "off"
     assert format_setting("ddp.first_bucket_mb", GROUP) == "torch's own"
-    for config in (GROUP.model_copy(update={"ddp": None}), GROUP.model_copy(update={"ddp": DdpConfig()})):
-        assert (format_setting("ddp", config), format_setting("ddp.broadcast_buffers", config)) == ("torch's own", "on")
+    for config in (
+        GROUP.model_copy(update={"ddp": None}),
+        GROUP.model_copy(update={"ddp": DdpConfig()}),
+    ):
+        assert (format_setting("ddp", config), format_setting("ddp.broadcast_buffers", config)) == (
+            "torch's own",
+            "on",
+        )
     assert (format_setting("ddp", FAST), format_setting("ddp.static_graph", FAST)) == ("–", "–")  # noqa: RUF001 - an en dash
 
 
@@ -114,7 +149,9 @@ def test_a_short_time_has_three_digits_and_the_unit_that_fits(seconds: float, te
     assert format_short_time(seconds) == text
 
 
-@pytest.mark.parametrize(("size", "text"), [(0, "0 MiB"), (784, "784 B"), (3072, "3 KiB"), (-2048, "-2 KiB")])
+@pytest.mark.parametrize(
+    ("size", "text"), [(0, "0 MiB"), (784, "784 B"), (3072, "3 KiB"), (-2048, "-2 KiB")]
+)
 def test_a_small_size_is_no_rounded_nothing(size: int, text: str) -> None:
     assert format_bytes(size) == text
 
@@ -140,15 +177,23 @@ def test_a_long_text_keeps_both_its_ends() -> None:
         (513 * 2**20, 512 * 2**20, "513 MiB"),
     ],
 )
-def test_a_size_beside_a_limit_has_its_unit_and_can_be_told_from_it(size: int, limit: int, text: str) -> None:
+def test_a_size_beside_a_limit_has_its_unit_and_can_be_told_from_it(
+    size: int, limit: int, text: str
+) -> None:
     assert format_bytes_beside(size, limit) == text
 
 
-@pytest.mark.parametrize(("number", "text"), [(1.0, "1"), (2.94, "2.9"), (128.0, "128"), (1280.0, "1,280")])
+@pytest.mark.parametrize(
+    ("number", "text"), [(1.0, "1"), (2.94, "2.9"), (128.0, "128"), (1280.0, "1,280")]
+)
 def test_a_mean_count_has_no_power_of_ten(number: float, text: str) -> None:
     assert show(number, "mean_count") == text
 
 
 def test_a_figure_that_is_missing_has_no_value_in_any_unit() -> None:
     assert {show(None, unit) for unit in UNITS} == {NO_VALUE}
-    assert (show(0.034, "share"), show(1234.5, "rate"), show(1.4, "gain")) == ("3.4 %", "1,234 samples/s", "2.4 times")
+    assert (show(0.034, "share"), show(1234.5, "rate"), show(1.4, "gain")) == (
+        "3.4 %",
+        "1,234 samples/s",
+        "2.4 times",
+    )

@@ -57,7 +57,10 @@ class NvmlStub:
     def environment(self) -> dict[str, str]:
         """What a child process needs beside its own environment."""
         places = [str(self.folder), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
-        return {"LD_LIBRARY_PATH": os.pathsep.join(places), "NVML_STUB_SCENARIO": str(self.scenario)}
+        return {
+            "LD_LIBRARY_PATH": os.pathsep.join(places),
+            "NVML_STUB_SCENARIO": str(self.scenario),
+        }
 
     def play(self, **answers: object) -> None:
         """What is answered from now on, beside what was said before; None: refused as not supported."""
@@ -67,7 +70,9 @@ class NvmlStub:
             if value is None:
                 del self.answers[key]
         beside = self.scenario.with_suffix(".new")
-        beside.write_text("".join(f"{key} {words}\n" for key, words in self.answers.items()), encoding="ascii")
+        beside.write_text(
+            "".join(f"{key} {words}\n" for key, words in self.answers.items()), encoding="ascii"
+        )
         beside.replace(self.scenario)  # at once: a process may be reading
 
     def refuse(self, function: str, error: int) -> None:
@@ -109,6 +114,8 @@ def build_libraries(folder: Path) -> dict[str, Path]:
     for age, options in (("today", []), ("old", ["-DOLD_DRIVER"])):
         (folder / age).mkdir()
         flags = ["-std=gnu11", "-Wall", "-Werror", "-O1", "-shared", "-fPIC", *options]
-        subprocess.run([compiler, *flags, str(_SOURCE), "-o", str(folder / age / _NAME)], check=True)
+        subprocess.run(
+            [compiler, *flags, str(_SOURCE), "-o", str(folder / age / _NAME)], check=True
+        )
         found[age] = folder / age
     return found

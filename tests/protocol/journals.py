@@ -16,6 +16,7 @@ def write_journal(overlay: Path, *made: Path, kind: str = "new") -> None:
     entries = [("journal", journal), *((kind, path) for path in made)]
     found = [(kind, path, path.lstat()) for kind, path in entries]
     lines = [
-        json.dumps([kind, str(path), status.st_dev, status.st_ino, status.st_mtime_ns]) for kind, path, status in found
+        json.dumps([kind, str(path), status.st_dev, status.st_ino, status.st_mtime_ns])
+        for kind, path, status in found
     ]
     journal.write_text("".join(f"{line}\n" for line in lines))

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.config.training_config import TrainingConfig
 from autotune.protocol.attach import (
     ATTACH_VARIABLE,
     attached_environment,
@@ -20,7 +21,6 @@ from autotune.protocol.attach import (
     is_own_python,
     with_own_python,
 )
-from autotune.settings.training_config import TrainingConfig
 from tests.factories import make_script
 
 BIN = Path(sys.executable).parent
@@ -40,7 +40,10 @@ def test_our_folder_stands_first_on_the_path_of_modules_and_this_interpreter_on_
     told = attached_environment({"folder": "/x", "started": 1.5})
     site, *others = told["PYTHONPATH"].split(os.pathsep)
     assert others == ["/own/modules"]
-    assert [path.name for path in sorted(Path(site).glob("*.py"))] == ["__init__.py", "sitecustomize.py"]
+    assert [path.name for path in sorted(Path(site).glob("*.py"))] == [
+        "__init__.py",
+        "sitecustomize.py",
+    ]
     assert told["PATH"].split(os.pathsep) == [str(BIN), "/usr/bin", str(BIN)]
     assert json.loads(told[ATTACH_VARIABLE]) == {"folder": "/x", "started": 1.5}
 
@@ -64,7 +67,9 @@ def test_nothing_is_put_twice_before_the_path_of_programs(monkeypatch: pytest.Mo
         ("./python", False),
     ],
 )
-def test_an_interpreter_is_this_one_where_it_is_bare_or_lies_beside_it(program: str, is_own: bool) -> None:
+def test_an_interpreter_is_this_one_where_it_is_bare_or_lies_beside_it(
+    program: str, is_own: bool
+) -> None:
     assert is_own_python(program) is is_own
 
 

@@ -9,13 +9,12 @@ from typing import Any, get_args
 import pytest
 from pydantic import ValidationError
 
+from autotune.config.training_config import TrainingConfig
 from autotune.protocol.disk import read_model, write_model
-from autotune.protocol.jobs import DescribeJob, Job, ProbeJob, read_job
-from autotune.protocol.reports import RankReport
-from autotune.records.diagnosis import Curves
+from autotune.protocol.messages import DescribeJob, Job, ProbeJob, RankReport, read_job
 from autotune.records.measurement import Block, Measurement, MemorySample, Window
+from autotune.records.result import Curves
 from autotune.records.trial import Failure, TrialResult
-from autotune.settings.training_config import TrainingConfig
 from tests.factories import make_process
 
 EVERY_KIND: list[dict[str, Any]] = [
@@ -28,14 +27,25 @@ EVERY_KIND: list[dict[str, Any]] = [
         "streams_blocks": True,
     },
     {"kind": "guard"},
-    {"kind": "curves", "variations": [TrainingConfig(num_workers=1)], "known": Curves(is_cut=True), "roofline": True},
+    {
+        "kind": "curves",
+        "variations": [TrainingConfig(num_workers=1)],
+        "known": Curves(is_cut=True),
+        "roofline": True,
+    },
     {"kind": "stress", "train_s": 12.0},
 ]
 
 
 @pytest.mark.parametrize("fields", EVERY_KIND, ids=lambda fields: str(fields["kind"]))
-def test_a_job_of_each_kind_comes_back_as_it_was_sent(fields: dict[str, Any], tmp_path: Path) -> None:
-    (kind,) = (kind for kind in get_args(get_args(Job)[0]) if kind.model_fields["kind"].default == fields["kind"])
+def test_a_job_of_each_kind_comes_back_as_it_was_sent(
+    fields: dict[str, Any], tmp_path: Path
+) -> None:
+    (kind,) = (
+        kind
+        for kind in get_args(get_args(Job)[0])
+        if kind.model_fields["kind"].default == fields["kind"]
+    )
     process = make_process(tmp_path, seed=1, deadline_s=5, sys_path=("", "/a"), limit_bytes=7)
     config = TrainingConfig(num_workers=2, prefetch_factor=4)
     workload = {} if kind is DescribeJob else {"payload": tmp_path, "config": config}
@@ -45,8 +55,12 @@ def test_a_job_of_each_kind_comes_back_as_it_was_sent(fields: dict[str, Any], tm
     assert type(read_job(tmp_path / "job.json")) is kind
 
 
-@pytest.mark.parametrize("fields", [{}, {"kind": "dance"}, {"kind": "probe", "train_s": 1.0}, {"kind": "stress"}])
-def test_what_is_no_job_or_has_another_kinds_fields_is_refused(fields: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "fields", [{}, {"kind": "dance"}, {"kind": "probe", "train_s": 1.0}, {"kind": "stress"}]
+)
+def test_what_is_no_job_or_has_another_kinds_fields_is_refused(
+    fields: dict[str, Any], tmp_path: Path
+) -> None:
     probe = ProbeJob(process=make_process(tmp_path), payload=tmp_path, config=TrainingConfig())
     changed = probe.model_dump(mode="json", exclude={"kind"}) | fields
     (tmp_path / "job.json").write_text(json.dumps(changed))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.protocol import made_files
-from autotune.protocol.made_files import list_names, remove_made
+from autotune.protocol import disk
+from autotune.protocol.disk import list_names, remove_made
 from tests.protocol.journals import write_journal
 
 
@@ -20,10 +20,14 @@ def made(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_a_journal_names_is_removed_and_its_garbage_passed_over(made: Path, tmp_path: Path) -> None:
+def test_what_a_journal_names_is_removed_and_its_garbage_passed_over(
+    made: Path, tmp_path: Path
+) -> None:
     write_journal(tmp_path / "overlay", made, made / "log")
     with (tmp_path / "overlay/journal").open("ab") as journal:
-        journal.write(b'\xff\n[]\n7\n["new"]\n["moved", "/etc"]\n["unmap", "/etc"]\n["new", "/etc/pa')
+        journal.write(
+            b'\xff\n[]\n7\n["new"]\n["moved", "/etc"]\n["unmap", "/etc"]\n["new", "/etc/pa'
+        )
     assert remove_made(tmp_path / "overlay") == ()
     assert not made.exists()
 
@@ -36,7 +40,9 @@ def test_of_a_link_the_link_is_removed(made: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "link").is_symlink()
 
 
-def test_another_file_of_the_same_name_stays_in_a_folder_that_was_made_too(made: Path, tmp_path: Path) -> None:
+def test_another_file_of_the_same_name_stays_in_a_folder_that_was_made_too(
+    made: Path, tmp_path: Path
+) -> None:
     """A checkpoint that another training has put there by a rename."""
     write_journal(tmp_path / "overlay", made, made / "log")
     (tmp_path / "other").write_text("theirs")
@@ -45,7 +51,9 @@ def test_another_file_of_the_same_name_stays_in_a_folder_that_was_made_too(made:
     assert (made / "log").read_text() == "theirs"
 
 
-def test_a_file_that_was_moved_into_a_folder_that_was_made_stays(made: Path, tmp_path: Path) -> None:
+def test_a_file_that_was_moved_into_a_folder_that_was_made_stays(
+    made: Path, tmp_path: Path
+) -> None:
     (tmp_path / "data").write_text("the only copy")
     os.utime(tmp_path / "data", (1, 1))
     write_journal(tmp_path / "overlay", made, made / "log")
@@ -84,7 +92,9 @@ def test_what_may_not_be_removed_is_named(made: Path, tmp_path: Path) -> None:
     assert remove_made(tmp_path / "overlay") == (str(made / "log"),)
 
 
-def test_without_a_journal_or_with_a_copied_one_nothing_is_removed(made: Path, tmp_path: Path) -> None:
+def test_without_a_journal_or_with_a_copied_one_nothing_is_removed(
+    made: Path, tmp_path: Path
+) -> None:
     assert remove_made(tmp_path / "overlay") == ()
     write_journal(tmp_path / "overlay", made / "log")
     copied = (tmp_path / "overlay/journal").read_bytes()
@@ -119,7 +129,9 @@ def test_of_what_is_kept_only_the_lock_of_a_build_is_removed(tmp_path: Path) -> 
     assert [path.name for path in cache.iterdir()] == ["build.ninja"]
 
 
-def test_what_appears_in_a_folder_and_in_those_right_in_it_is_told(made: Path, tmp_path: Path) -> None:
+def test_what_appears_in_a_folder_and_in_those_right_in_it_is_told(
+    made: Path, tmp_path: Path
+) -> None:
     """HDF5 and programs that are not Python write past the journal; a download is kept on purpose."""
     (made / "out").mkdir()
     before = list_names(made)
@@ -128,17 +140,22 @@ def test_what_appears_in_a_folder_and_in_those_right_in_it_is_told(made: Path, t
     write_journal(tmp_path / "overlay", made / "download", kind="kept")
     assert remove_made(tmp_path / "overlay", before=before) == (f"{made}/out/results.h5",)
     (made / "log").rename(made / "log.1")
-    assert remove_made(tmp_path / "overlay", before=before) == (f"{made}/log.1", f"{made}/out/results.h5")
+    assert remove_made(tmp_path / "overlay", before=before) == (
+        f"{made}/log.1",
+        f"{made}/out/results.h5",
+    )
     for path in (made / "out/results.h5", made / "out"):
         path.unlink() if path.is_file() else path.rmdir()
     assert remove_made(tmp_path / "overlay", before=before) == (f"{made}/log.1",)
 
 
-def test_a_folder_of_very_many_files_is_not_looked_at(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_very_many_files_is_not_looked_at(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (made / "data").mkdir()
     for number in range(4):
         (made / f"data/{number}").touch()
-    monkeypatch.setattr(made_files, "_MOST_NAMES", 4)
+    monkeypatch.setattr(disk, "_MOST_NAMES", 4)
     assert list_names(made) == {str(made): {"data", "log"}, f"{made}/data": {"0", "1", "2", "3"}}
     (made / "data/4").touch()
     assert list_names(made) == {str(made): {"data", "log"}}

@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import nn
 
+from autotune.config.plan import Ref, Workload
 from autotune.errors import RunFolderError, WorkloadError
 from autotune.protocol.payload import read_payload, write_payload
-from autotune.settings.workload import Ref, Workload
 
 
 def there_and_back(value: object, folder: Path) -> Any:
@@ -83,10 +83,14 @@ def test_tied_weights_stay_tied_and_a_module_keeps_its_mode_and_buffers(tmp_path
     assert got.head.weight.requires_grad
     assert (got.training, got.norm.training) == (True, False)
     assert torch.equal(got.norm.running_mean, torch.arange(8.0))
-    assert [name for name, _ in got.named_parameters()] == [name for name, _ in model.named_parameters()]
+    assert [name for name, _ in got.named_parameters()] == [
+        name for name, _ in model.named_parameters()
+    ]
 
 
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")  # torch 2.11's, of what it writes itself
+@pytest.mark.filterwarnings(
+    "ignore:Sparse invariant checks:UserWarning"
+)  # torch 2.11's, of what it writes itself
 @pytest.mark.parametrize(
     "tensor",
     [
@@ -147,7 +151,9 @@ def test_tensors_made_while_pickling_are_not_taken_for_one_another(tmp_path: Pat
 
 
 def test_a_workload_travels_whole(tmp_path: Path) -> None:
-    workload = Workload(model=Tied(), dataset=Ref(target="a:b"), loss=lambda a, b: a - b, drop_last=False)
+    workload = Workload(
+        model=Tied(), dataset=Ref(target="a:b"), loss=lambda a, b: a - b, drop_last=False
+    )
     got = there_and_back(workload, tmp_path)
     assert got.dataset == Ref(target="a:b")
     assert got.loss(3, 1) == 2
@@ -184,7 +190,10 @@ print(private() - before)
     ("workload", "place"),
     [
         (Workload(model=Locked(), dataset=[1]), "model.a.lock"),
-        (Workload(model=nn.Linear(1, 1), dataset={"files": [threading.Lock()]}), "dataset.files.[0]"),
+        (
+            Workload(model=nn.Linear(1, 1), dataset={"files": [threading.Lock()]}),
+            "dataset.files.[0]",
+        ),
         (Workload(model=nn.Linear(1, 1), dataset=[1], loss=holding(threading.Lock())), "loss"),
         (Workload(model=nn.Linear(1, 1), dataset=Unreadable()), "dataset"),
     ],

@@ -11,8 +11,8 @@ from types import ModuleType
 import cloudpickle
 import pytest
 
+from autotune.config.plan import Workload
 from autotune.protocol.payload import read_payload, write_payload
-from autotune.settings.workload import Workload
 
 CODE = """
 class Data:
@@ -41,7 +41,9 @@ def loaded(tmp_path: Path) -> Iterator[ModuleType]:
     del sys.modules[spec.name]
 
 
-def test_a_class_of_an_unreachable_module_is_read_in_another_process(loaded: ModuleType, tmp_path: Path) -> None:
+def test_a_class_of_an_unreachable_module_is_read_in_another_process(
+    loaded: ModuleType, tmp_path: Path
+) -> None:
     workload = Workload(model=loaded.helper, dataset=loaded.Data())
     write_payload(workload, tmp_path / "payload")
     code = """
@@ -52,7 +54,10 @@ workload = read_payload(Path(sys.argv[1]))
 print([workload.dataset[1], workload.model(1)])
 """
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "payload")], capture_output=True, text=True, check=False
+        [sys.executable, "-c", code, str(tmp_path / "payload")],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [2, 2]

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import RunFolderError
-from autotune.protocol.disk import write_atomic
-from autotune.protocol.private_folder import make_private, refuse_foreign, refuse_unfit
+from autotune.protocol.disk import make_private, refuse_foreign, refuse_unfit, write_atomic
 
 
 @contextmanager
@@ -60,7 +59,9 @@ def test_a_new_file_follows_no_link(tmp_path: Path) -> None:
     assert not (tmp_path / "report.md").is_symlink()
 
 
-def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_another_user_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     owner = tmp_path.stat().st_uid
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     with pytest.raises(RunFolderError, match=f"belongs to user id {owner}"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from autotune.protocol.quiet import quiet_environment
+from autotune.protocol.attach import quiet_environment
 
 SCRATCH = Path("/scratch")
 
@@ -18,7 +18,12 @@ def test_trackers_are_muted_or_led_to_scratch() -> None:
 
 
 def test_a_users_mode_is_kept_where_it_uploads_nothing_either() -> None:
-    user = {"WANDB_MODE": "offline", "NEPTUNE_MODE": "async", "HF_HUB_OFFLINE": "ON", "MLFLOW_TRACKING_URI": "http://x"}
+    user = {
+        "WANDB_MODE": "offline",
+        "NEPTUNE_MODE": "async",
+        "HF_HUB_OFFLINE": "ON",
+        "MLFLOW_TRACKING_URI": "http://x",
+    }
     said = quiet_environment(SCRATCH, user)
     assert "WANDB_MODE" not in said
     assert "HF_HUB_OFFLINE" not in said

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import RunFolderError
-from autotune.protocol.run_lock import held_lock
+from autotune.protocol.disk import held_lock
 
 
 @pytest.fixture
@@ -35,7 +35,9 @@ def test_the_holder_is_gone_with_the_search(names: tuple[Path, Path]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["other text", "nothing"])
-def test_a_holder_that_can_not_be_read_costs_its_name_alone(names: tuple[Path, Path], kind: str) -> None:
+def test_a_holder_that_can_not_be_read_costs_its_name_alone(
+    names: tuple[Path, Path], kind: str
+) -> None:
     with held_lock(*names):
         names[1].unlink()
         if kind == "other text":

@@ -10,7 +10,9 @@ from autotune.protocol.disk import TrialFolder
 def test_each_rank_has_files_of_its_own(tmp_path: Path) -> None:
     folder = TrialFolder(tmp_path)
     assert folder.report_of(0) == folder.report
-    names = {one.name for rank in range(3) for one in (folder.report_of(rank), folder.stack_of(rank))}
+    names = {
+        one.name for rank in range(3) for one in (folder.report_of(rank), folder.stack_of(rank))
+    }
     assert len(names) == 6
     assert folder.stack_of(0).name == "stack-0.txt"
     assert folder.report_of(1).name == "report-1.json"

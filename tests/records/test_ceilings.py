@@ -6,6 +6,7 @@ from math import inf, log
 
 import pytest
 
+from autotune.config.training_config import TrainingConfig
 from autotune.records.ceilings import (
     Ceiling,
     CeilingBook,
@@ -14,13 +15,13 @@ from autotune.records.ceilings import (
     loader_key,
     overlaps,
 )
-from autotune.settings.training_config import TrainingConfig
 
 REACHED = Ceiling(samples_per_s=10.0, samples=10, seconds=1.0, batches=1)
 
 
 @pytest.mark.parametrize(
-    ("workers", "kind", "expected"), [(0, "cpu", False), (2, "cpu", True), (0, "cuda", True), (2, "cuda", True)]
+    ("workers", "kind", "expected"),
+    [(0, "cpu", False), (2, "cpu", True), (0, "cuda", True), (2, "cuda", True)],
 )
 def test_only_without_workers_on_the_cpu_loading_and_training_take_turns(
     workers: int, kind: str, expected: bool
@@ -29,13 +30,20 @@ def test_only_without_workers_on_the_cpu_loading_and_training_take_turns(
 
 
 @pytest.mark.parametrize(("workers", "is_shared"), [(0, False), (2, True)])
-def test_only_without_workers_a_loaders_ceiling_depends_on_the_trials_threads(workers: int, is_shared: bool) -> None:
-    keys = {loader_key(TrainingConfig(num_workers=workers, intra_op_threads=threads)) for threads in (None, 1, 2)}
+def test_only_without_workers_a_loaders_ceiling_depends_on_the_trials_threads(
+    workers: int, is_shared: bool
+) -> None:
+    keys = {
+        loader_key(TrainingConfig(num_workers=workers, intra_op_threads=threads))
+        for threads in (None, 1, 2)
+    }
     assert (len(keys) == 1) == is_shared
 
 
 def test_prefetching_that_is_left_to_torch_is_torchs() -> None:
-    left, spelt, more = (TrainingConfig(num_workers=2, prefetch_factor=factor) for factor in (None, 2, 4))
+    left, spelt, more = (
+        TrainingConfig(num_workers=2, prefetch_factor=factor) for factor in (None, 2, 4)
+    )
     assert loader_key(left) == loader_key(spelt) != loader_key(more)
 
 
@@ -45,7 +53,11 @@ def test_a_side_that_was_tried_in_vain_is_not_tried_again_and_others_are() -> No
     assert book.needs("loader", config)
     assert book.needs("device", config)
     book.give_up("loader", config)
-    assert (book.needs("loader", config), book.needs("device", config), book.needs("loader", other)) == (
+    assert (
+        book.needs("loader", config),
+        book.needs("device", config),
+        book.needs("loader", other),
+    ) == (
         False,
         True,
         True,
@@ -62,7 +74,10 @@ def test_one_loader_for_two_devices_is_not_two_loaders() -> None:
 def test_copies_are_measured_once_for_each_kind_of_memory_and_layout_whatever_the_batch() -> None:
     book, config = CeilingBook(), TrainingConfig(micro_batch_size=8)
     book.keep("copy", config, REACHED)
-    larger, pinned = (config.model_copy(update=change) for change in ({"micro_batch_size": 64}, {"pin_memory": True}))
+    larger, pinned = (
+        config.model_copy(update=change)
+        for change in ({"micro_batch_size": 64}, {"pin_memory": True})
+    )
     assert (book.needs("copy", larger), book.needs("copy", pinned)) == (False, True)
     book.give_up("copy", pinned)
     assert not book.needs("copy", pinned)
@@ -82,13 +97,17 @@ def test_copies_are_measured_once_for_each_kind_of_memory_and_layout_whatever_th
 def test_the_lowest_of_the_ceilings_leaves_the_room(
     loader: float, device: float, copy: float | None, lower: str, room: float
 ) -> None:
-    found = headroom_of(100.0, loader_ceiling=loader, device_ceiling=device, copy_ceiling=copy, host_ceiling=350.0)
+    found = headroom_of(
+        100.0, loader_ceiling=loader, device_ceiling=device, copy_ceiling=copy, host_ceiling=350.0
+    )
     assert (found.lower, found.copy_ceiling) == (lower, copy)
     assert found.room == pytest.approx(room)
 
 
 def test_the_host_may_be_the_lowest_side() -> None:
-    found = headroom_of(100.0, loader_ceiling=300.0, device_ceiling=200.0, copy_ceiling=None, host_ceiling=110.0)
+    found = headroom_of(
+        100.0, loader_ceiling=300.0, device_ceiling=200.0, copy_ceiling=None, host_ceiling=110.0
+    )
     assert (found.lower, found.host_ceiling) == ("host", 110.0)
     assert found.room == pytest.approx(0.1)
 
@@ -107,16 +126,24 @@ def test_a_device_that_launching_holds_alone_as_well_can_do_what_its_busy_time_s
 ) -> None:
     """Figures of `launch_bound` on an H200; the third device is slower than that."""
     found = headroom_of(
-        47_783.0, loader_ceiling=86_920.0, device_ceiling=device, host_ceiling=62_220.0, host_bound_busy=busy
+        47_783.0,
+        loader_ceiling=86_920.0,
+        device_ceiling=device,
+        host_ceiling=62_220.0,
+        host_bound_busy=busy,
     )
     assert (found.lower, found.limit) == (lower, limit)
     assert found.share_of_device == pytest.approx(share)
 
 
 def test_a_side_near_whose_ceiling_the_loop_runs_limits_it_whatever_the_host_does() -> None:
-    found = headroom_of(95.0, loader_ceiling=100.0, device_ceiling=150.0, host_ceiling=140.0, host_bound_busy=0.7)
+    found = headroom_of(
+        95.0, loader_ceiling=100.0, device_ceiling=150.0, host_ceiling=140.0, host_bound_busy=0.7
+    )
     assert found.limit == "loader"
-    apart = headroom_of(60.0, loader_ceiling=100.0, device_ceiling=150.0, host_ceiling=140.0, host_bound_busy=0.7)
+    apart = headroom_of(
+        60.0, loader_ceiling=100.0, device_ceiling=150.0, host_ceiling=140.0, host_bound_busy=0.7
+    )
     assert apart.limit is None
 
 
@@ -130,7 +157,9 @@ def test_a_host_takes_a_batch_and_launches_its_work_one_after_the_other() -> Non
 
 def reached(samples_per_s: float, seconds: float = 0.2, **more: float) -> Ceiling:
     samples = round(samples_per_s * seconds)
-    return Ceiling(samples_per_s=samples_per_s, samples=samples, seconds=seconds, batches=10, **more)
+    return Ceiling(
+        samples_per_s=samples_per_s, samples=samples, seconds=seconds, batches=10, **more
+    )
 
 
 def book_of(*rates: float) -> CeilingBook:
@@ -151,7 +180,14 @@ def book_of(*rates: float) -> CeilingBook:
         ((5069.0, 307.0, 4900.0), 4900.0, False),
         ((5069.0, 307.0, 310.0), 310.0, False),
     ],
-    ids=["one", "two that agree: the longer", "slowed later", "slowed first", "settled high", "settled low"],
+    ids=[
+        "one",
+        "two that agree: the longer",
+        "slowed later",
+        "slowed first",
+        "settled high",
+        "settled low",
+    ],
 )
 def test_two_measurements_that_disagree_are_settled_by_a_third(
     rates: tuple[float, ...], expected: float, is_needed: bool
@@ -171,7 +207,13 @@ def test_two_measurements_that_disagree_are_settled_by_a_third(
         ((307.0, 310.0), 722.0, None, False),
         ((307.0, 5000.0, 310.0), 722.0, 5000.0, False),
     ],
-    ids=["within 5 %", "exceeded", "measured again", "in vain: not a third time", "whatever most say"],
+    ids=[
+        "within 5 %",
+        "exceeded",
+        "measured again",
+        "in vain: not a third time",
+        "whatever most say",
+    ],
 )
 def test_what_a_run_exceeds_is_no_ceiling_and_is_measured_again_once(
     rates: tuple[float, ...], shown: float, expected: float | None, is_needed: bool

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from autotune.messages.devices import clock_lowered, clock_moved, others_on_device
-from autotune.records.conditions import DeviceConditions, note_on_others, remarks_on
+from autotune.messages.trials import clock_lowered, clock_moved, others_on_device
+from autotune.records.measurement import DeviceConditions, note_on_others, remarks_on
 
 GIB = 2**30
 
@@ -18,9 +18,17 @@ def make(**given: Any) -> DeviceConditions:
 
 @pytest.mark.parametrize(
     ("clocks", "moves"),
-    [((1980, 1980), False), ((1980, 1925), False), ((1980, 1920), True), ((1900, 1960), True), ((0, 1980), False)],
+    [
+        ((1980, 1980), False),
+        ((1980, 1925), False),
+        ((1980, 1920), True),
+        ((1900, 1960), True),
+        ((0, 1980), False),
+    ],
 )
-def test_a_clock_that_moves_by_three_per_cent_is_remarked(clocks: tuple[int, int], moves: bool) -> None:
+def test_a_clock_that_moves_by_three_per_cent_is_remarked(
+    clocks: tuple[int, int], moves: bool
+) -> None:
     found = list(remarks_on(make(sm_clock_mhz=clocks)))
     assert found == [clock_moved(first_mhz=clocks[0], last_mhz=clocks[1])] * moves
 
@@ -49,12 +57,16 @@ def test_a_quiet_window_needs_no_remark() -> None:
         (200 * 2**20, None),
     ],
 )
-def test_a_device_that_nobody_else_has_open_needs_no_note(memory: int | None, busy: float | None) -> None:
+def test_a_device_that_nobody_else_has_open_needs_no_note(
+    memory: int | None, busy: float | None
+) -> None:
     assert note_on_others(make(others_memory_bytes=memory, others_busy_fraction=busy)) is None
 
 
 @pytest.mark.parametrize(("busy", "noted"), [(None, None), (0.04, None), (0.62, 0.62)])
-def test_others_on_the_device_are_noted_with_their_figures(busy: float | None, noted: float | None) -> None:
+def test_others_on_the_device_are_noted_with_their_figures(
+    busy: float | None, noted: float | None
+) -> None:
     found = note_on_others(make(others_memory_bytes=3 * GIB, others_busy_fraction=busy))
     assert found == others_on_device(held_bytes=3 * GIB, busy_fraction=noted)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from autotune.records.utilization import GPM_SOURCE, WAIT_SOURCE
+from autotune.records.measurement import GPM_SOURCE, WAIT_SOURCE
 from tests.factories import make_breakdown, make_measurement, make_window
 
 
@@ -29,6 +29,11 @@ def test_the_host_has_what_waits_and_the_devices_work_leave_unless_the_device_is
 ) -> None:
     # 100 samples/s in batches of 0.1 s, of which the loop waits for data a tenth
     window = make_window(100.0, host_ahead_s=ahead_s)
-    usual = {"data_wait_fraction": 0.1, "breakdown": None, "busy_fraction": None, "busy_source": None}
+    usual = {
+        "data_wait_fraction": 0.1,
+        "breakdown": None,
+        "busy_fraction": None,
+        "busy_source": None,
+    }
     measured = make_measurement(100.0, window=window, **usual | changes)
     assert measured.host_fraction == (None if fraction is None else pytest.approx(fraction))

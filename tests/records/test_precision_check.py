@@ -9,14 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.messages.precision import (
+from autotune.config.training_config import TrainingConfig
+from autotune.messages.search import (
     gradient_not_finite,
     gradients_differ,
     loss_not_finite,
     steps_skipped,
     too_few_steps_compared,
 )
-from autotune.records.precision_check import (
+from autotune.records.trial import (
     PrecisionFigures,
     deviation_of,
     guard_key,
@@ -24,7 +25,6 @@ from autotune.records.precision_check import (
     objection,
     shortfall,
 )
-from autotune.settings.training_config import TrainingConfig
 
 FALLING = tuple(1.0 / (step + 1) for step in range(20))
 LOSSES = st.lists(st.floats(0.01, 100), min_size=1, max_size=20)
@@ -82,7 +82,9 @@ def test_a_scaler_that_finds_its_scale_passes_and_one_that_still_skips_does_not(
 
 
 def test_another_gradient_is_told_by_its_cosine() -> None:
-    assert objection(figures(gradient_cosine=0.5)) == gradients_differ(cosine=0.5, least_cosine=0.95)
+    assert objection(figures(gradient_cosine=0.5)) == gradients_differ(
+        cosine=0.5, least_cosine=0.95
+    )
     assert objection(figures(gradient_cosine=None)) == gradient_not_finite()
 
 
@@ -101,7 +103,10 @@ def test_few_steps_are_too_few_unless_a_loss_or_the_scaler_ended_them() -> None:
     assert shortfall(figures(**few)) == too_few_steps_compared(steps=3, least_steps=5)
     assert shortfall(figures()) is None
     assert shortfall(figures(steps=1, losses=(nan,), reference_losses=(1.0,))) is None
-    assert shortfall(figures(steps=0, losses=(), reference_losses=(), skipped_steps=(True,) * 37)) is None
+    assert (
+        shortfall(figures(steps=0, losses=(), reference_losses=(), skipped_steps=(True,) * 37))
+        is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -128,19 +133,29 @@ def test_what_the_user_runs_today_needs_no_guard() -> None:
 
 
 def test_each_mode_of_a_compiled_model_is_compared_by_itself_and_a_fused_optimizer_is_not() -> None:
-    compiled, tuned = (TrainingConfig(compile=True, compile_mode=mode) for mode in ("default", "max-autotune"))
+    compiled, tuned = (
+        TrainingConfig(compile=True, compile_mode=mode) for mode in ("default", "max-autotune")
+    )
     assert needs_guard(tuned, compiled)
     assert guard_key(compiled) == guard_key(TrainingConfig(compile=True, fused=True))
 
 
 @given(LOSSES, st.floats(0.5, 2))
-def test_the_deviation_is_the_share_by_which_losses_are_off(losses: list[float], factor: float) -> None:
+def test_the_deviation_is_the_share_by_which_losses_are_off(
+    losses: list[float], factor: float
+) -> None:
     assert deviation_of(losses, losses) == 0
-    assert deviation_of(losses, [factor * loss for loss in losses]) == pytest.approx(abs(factor - 1), abs=1e-9)
+    assert deviation_of(losses, [factor * loss for loss in losses]) == pytest.approx(
+        abs(factor - 1), abs=1e-9
+    )
 
 
 @given(LOSSES, LOSSES)
 def test_any_figures_survive_json(losses: list[float], others: list[float]) -> None:
     steps = min(len(losses), len(others))
-    measured = figures(steps=steps, losses=(*losses[:steps], inf), reference_losses=(*others[:steps], nan))
-    assert PrecisionFigures.model_validate_json(measured.model_dump_json()).losses == measured.losses
+    measured = figures(
+        steps=steps, losses=(*losses[:steps], inf), reference_losses=(*others[:steps], nan)
+    )
+    assert (
+        PrecisionFigures.model_validate_json(measured.model_dump_json()).losses == measured.losses
+    )

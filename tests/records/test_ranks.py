@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.records.ranks import Communication, RankFigures, uneven_ranks
+from autotune.records.measurement import Communication, RankFigures, uneven_ranks
 
 seconds = st.floats(0, 100, allow_nan=False)
 rates = st.floats(1e-3, 1e9, allow_nan=False)
@@ -26,7 +26,9 @@ def rank(number: int, loader: float | None = None, device: float | None = None) 
 
 
 def talk(step_s: float, step_alone_s: float, exchange_s: float) -> Communication:
-    return Communication(step_s=step_s, step_alone_s=step_alone_s, exchange_s=exchange_s, bytes_exchanged=2**20)
+    return Communication(
+        step_s=step_s, step_alone_s=step_alone_s, exchange_s=exchange_s, bytes_exchanged=2**20
+    )
 
 
 def test_what_the_exchange_adds_to_a_step_is_exposed_and_the_rest_of_it_hidden() -> None:
@@ -38,7 +40,11 @@ def test_what_the_exchange_adds_to_a_step_is_exposed_and_the_rest_of_it_hidden()
 
 def test_a_step_that_noise_has_made_shorter_with_the_exchange_hides_all_of_it() -> None:
     exchange = talk(step_s=0.079, step_alone_s=0.08, exchange_s=0.05)
-    assert (exchange.exposed_s, exchange.exposed_fraction, exchange.hidden_fraction) == (0.0, 0.0, 1.0)
+    assert (exchange.exposed_s, exchange.exposed_fraction, exchange.hidden_fraction) == (
+        0.0,
+        0.0,
+        1.0,
+    )
 
 
 def test_an_exchange_that_costs_more_than_itself_hides_nothing() -> None:
@@ -50,7 +56,9 @@ def test_without_an_exchange_nothing_is_hidden() -> None:
 
 
 @given(seconds, seconds, seconds)
-def test_shares_of_the_exchange_stay_within_the_whole(step_s: float, step_alone_s: float, exchange_s: float) -> None:
+def test_shares_of_the_exchange_stay_within_the_whole(
+    step_s: float, step_alone_s: float, exchange_s: float
+) -> None:
     exchange = talk(step_s, step_alone_s, exchange_s)
     assert 0 <= exchange.exposed_fraction <= 1
     assert 0 <= exchange.hidden_fraction <= 1

@@ -6,16 +6,12 @@ from math import inf
 
 import pytest
 
+from autotune.config.plan import Budget, Objective
+from autotune.config.training_config import DdpConfig, TrainingConfig
 from autotune.records.measurement import Interval
-from autotune.records.recommendation import Recommendation
-from autotune.records.run_spread import RunSpread
-from autotune.records.run_summary import RunSummary, changed_settings
+from autotune.records.result import Recommendation, RunSpread, RunSummary, changed_settings
 from autotune.records.trial import runs_of
-from autotune.settings.budget import Budget
-from autotune.settings.ddp_config import DdpConfig
-from autotune.settings.objective import Objective
-from autotune.settings.training_config import TrainingConfig
-from autotune.space.learning_rate import LrAdvice
+from autotune.space.scaling import LrAdvice
 from tests.factories import (
     make_confirmation,
     make_environment,
@@ -41,8 +37,13 @@ def test_a_summary_comes_back_from_json_exactly(
         speedup=Interval(value=1.1, low=0.0, high=inf),
         gain_probability=2 / 3,
         more_s=1 / 3,
-        lr_advice=LrAdvice(lr=1 / 3, rule="sqrt", batch_ratio=4, betas=(0.6, 0.996), eps=5e-9, notes=(said("one"),)),
-        confirmations=(make_confirmation(0, 100.0, 90.0), make_confirmation(3, 1 / 7, num_workers=2)),
+        lr_advice=LrAdvice(
+            lr=1 / 3, rule="sqrt", batch_ratio=4, betas=(0.6, 0.996), eps=5e-9, notes=(said("one"),)
+        ),
+        confirmations=(
+            make_confirmation(0, 100.0, 90.0),
+            make_confirmation(3, 1 / 7, num_workers=2),
+        ),
     )
     summary = RunSummary(
         name="quickstart",
@@ -68,7 +69,12 @@ def test_a_summary_comes_back_from_json_exactly(
 def test_the_runs_of_a_trial_are_all_that_measured_something() -> None:
     first, *others = make_trials()
     summary = make_summary(trials=(run_again(first, None, 77.0), *others))
-    assert [run.samples_per_s for run in runs_of(summary.trials, 0)] == [5123.4, 5049.0, 5128.0, 77.0]
+    assert [run.samples_per_s for run in runs_of(summary.trials, 0)] == [
+        5123.4,
+        5049.0,
+        5128.0,
+        77.0,
+    ]
     assert runs_of(summary.trials, 5) == (), "it ran out of memory"
     assert runs_of(summary.trials, 99) == ()
 

@@ -6,10 +6,9 @@ from math import inf
 
 import pytest
 
+from autotune.config.training_config import DdpConfig, TrainingConfig
 from autotune.records.measurement import MemorySample
-from autotune.records.stress_check import Load, StressFigures, load_of, sample_scan_s
-from autotune.settings.ddp_config import DdpConfig
-from autotune.settings.training_config import TrainingConfig
+from autotune.records.trial import Load, StressFigures, load_of, sample_scan_s
 from autotune.testing import fake_environment, fake_facts
 
 MIB = 2**20
@@ -58,4 +57,10 @@ def test_ranks_that_share_the_ram_add_up_on_each_host() -> None:
 
 
 def test_samples_are_looked_at_for_a_share_of_the_time_that_is_left() -> None:
-    assert [sample_scan_s(left_s) for left_s in (inf, 100.0, 10.0, 0.0, -1.0)] == [4.0, 4.0, 2.0, 0.0, 0.0]
+    assert [sample_scan_s(left_s) for left_s in (inf, 100.0, 10.0, 0.0, -1.0)] == [
+        4.0,
+        4.0,
+        2.0,
+        0.0,
+        0.0,
+    ]

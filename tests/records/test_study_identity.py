@@ -11,9 +11,8 @@ from typing import cast
 import pytest
 import torch
 
+from autotune.config.plan import Plan, Ref, Workload
 from autotune.records.study_identity import describe_part, identify, parts_of
-from autotune.settings.plan import Plan
-from autotune.settings.workload import Ref, Workload
 from autotune.testing import fake_environment
 from autotune.trainers.steps import ClippedOptimizer, TrainerStep
 from tests.factories.machines import make_fake_space
@@ -33,7 +32,13 @@ print(describe_part(loss))
     seen = set()
     for seed in ("1", "2", "3"):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
-        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         seen.add(done.stdout)
     assert len(seen) == 1
 
@@ -41,7 +46,10 @@ print(describe_part(loss))
 def images(body: str, size: int = 8) -> type:
     """A dataset's class, as a program defines it anew in each run."""
     scope: dict[str, object] = {"__name__": "program"}
-    exec(f"class Images:\n    size = {size}\n    def __getitem__(self, index):\n        return {body}", scope)
+    exec(
+        f"class Images:\n    size = {size}\n    def __getitem__(self, index):\n        return {body}",
+        scope,
+    )
     return cast("type", scope["Images"])
 
 
@@ -64,7 +72,10 @@ def test_the_plain_attributes_of_a_dataset_count_and_its_data_does_not() -> None
 def test_a_model_of_other_code_is_another_one() -> None:
     def net(activation: str) -> torch.nn.Module:
         scope: dict[str, object] = {"__name__": "program", "torch": torch}
-        exec(f"class Block(torch.nn.Linear):\n    def forward(self, x):\n        return torch.{activation}(x)", scope)
+        exec(
+            f"class Block(torch.nn.Linear):\n    def forward(self, x):\n        return torch.{activation}(x)",
+            scope,
+        )
         return torch.nn.Sequential(cast("type", scope["Block"])(2, 3))
 
     assert describe_part(net("relu")) == describe_part(net("relu"))
@@ -76,7 +87,8 @@ def test_what_the_users_code_calls_counts_and_what_is_installed_does_not() -> No
         scope: dict[str, object] = {"__name__": "program"}
         code = f"import torch\ndef decode(index):\n    return {helper}\n"
         exec(
-            f"{code}class Images:\n    def __getitem__(self, index):\n        return torch.tensor(decode(index))", scope
+            f"{code}class Images:\n    def __getitem__(self, index):\n        return torch.tensor(decode(index))",
+            scope,
         )
         return cast("type", scope["Images"])()
 
@@ -86,7 +98,10 @@ def test_what_the_users_code_calls_counts_and_what_is_installed_does_not() -> No
 
 def test_functions_that_call_each_other_are_described() -> None:
     scope: dict[str, object] = {"__name__": "program"}
-    exec("def even(n):\n    return n == 0 or odd(n - 1)\ndef odd(n):\n    return n > 0 and even(n - 1)", scope)
+    exec(
+        "def even(n):\n    return n == 0 or odd(n - 1)\ndef odd(n):\n    return n > 0 and even(n - 1)",
+        scope,
+    )
     assert describe_part(scope["even"]).startswith("even#")
 
 
@@ -150,7 +165,10 @@ def test_of_a_command_data_outputs_and_what_is_no_file_count_by_name_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    command, found = ("python", "train.py", "--data=x", "data.json", "log.txt", f"{'a' * 5000}.py", "."), []
+    command, found = (
+        ("python", "train.py", "--data=x", "data.json", "log.txt", f"{'a' * 5000}.py", "."),
+        [],
+    )
     for text in ("1", "2"):
         Path("data.json").write_text(text * 2_000_000)
         Path("log.txt").write_text(text)
@@ -182,22 +200,33 @@ def test_each_part_of_the_fingerprint_tells_searches_apart_by_its_own_name(
     before = fake_environment()
     after = before.model_copy(update={part: value})
     assert after.fingerprint != before.fingerprint
-    here, there = (identify(PLAN, make_fake_space(environment, world_size=1)) for environment in (after, before))
+    here, there = (
+        identify(PLAN, make_fake_space(environment, world_size=1))
+        for environment in (after, before)
+    )
     assert {key for key in here if here[key] != there[key]} == {name}
     assert here[name] == told
 
 
 def test_what_the_fingerprint_leaves_out_tells_no_searches_apart() -> None:
     before = fake_environment()
-    after = before.model_copy(update={"python": "3.14", "hosts": 4, "ram_bytes": 1, "versions": {"numpy": "3"}})
+    after = before.model_copy(
+        update={"python": "3.14", "hosts": 4, "ram_bytes": 1, "versions": {"numpy": "3"}}
+    )
     assert after.fingerprint == before.fingerprint
-    here, there = (identify(PLAN, make_fake_space(environment, world_size=1)) for environment in (after, before))
+    here, there = (
+        identify(PLAN, make_fake_space(environment, world_size=1))
+        for environment in (after, before)
+    )
     assert here == there
 
 
 def test_optimizers_of_other_settings_are_other_optimizers() -> None:
     model = torch.nn.Linear(2, 2)
-    groups: list[dict[str, object]] = [{"params": [model.weight], "weight_decay": 0.1}, {"params": [model.bias]}]
+    groups: list[dict[str, object]] = [
+        {"params": [model.weight], "weight_decay": 0.1},
+        {"params": [model.bias]},
+    ]
     kinds = [
         torch.optim.SGD(model.parameters(), lr=0.1),
         torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
@@ -207,10 +236,15 @@ def test_optimizers_of_other_settings_are_other_optimizers() -> None:
         ClippedOptimizer(torch.optim.Adam(model.parameters(), lr=0.1), 2.0),
     ]
     assert len({describe_part(optimizer) for optimizer in kinds}) == len(kinds)
-    assert describe_part(kinds[0]) == describe_part(torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1))
+    assert describe_part(kinds[0]) == describe_part(
+        torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
+    )
 
 
 def test_what_a_trainer_is_set_to_tells_its_models_from_another_trainers() -> None:
     model = torch.nn.Linear(2, 2)
-    texts = {describe_part(TrainerStep(model, None, identity)) for identity in (("a", "{}"), ("a", "{1}"), ("b", "{}"))}
+    texts = {
+        describe_part(TrainerStep(model, None, identity))
+        for identity in (("a", "{}"), ("a", "{1}"), ("b", "{}"))
+    }
     assert len(texts) == 3

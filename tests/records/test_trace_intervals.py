@@ -8,20 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.records.trace_intervals import (
-    DeviceEvent,
-    EventKind,
-    device_time,
-    kind_of,
-    length,
-    union,
-)
+from autotune.records.breakdown import DeviceEvent, EventKind, device_time, kind_of, length, union
 
 moments = st.integers(0, 60)
 intervals = st.lists(st.tuples(moments, moments), max_size=12)
 kinds = st.sampled_from(["compute", "copy", "communication"])
 events = st.lists(
-    st.builds(DeviceEvent, name=st.just("work"), kind=kinds, start_ns=moments, end_ns=moments), max_size=12
+    st.builds(DeviceEvent, name=st.just("work"), kind=kinds, start_ns=moments, end_ns=moments),
+    max_size=12,
 )
 
 
@@ -31,7 +25,9 @@ def covered(pairs: list[tuple[int, int]]) -> set[int]:
 
 
 @given(intervals)
-def test_a_union_covers_what_its_intervals_cover_and_is_disjoint_and_ordered(pairs: list[tuple[int, int]]) -> None:
+def test_a_union_covers_what_its_intervals_cover_and_is_disjoint_and_ordered(
+    pairs: list[tuple[int, int]],
+) -> None:
     merged = union(pairs)
     assert covered(merged) == covered(pairs)
     assert length(merged) == len(covered(pairs))
@@ -41,7 +37,9 @@ def test_a_union_covers_what_its_intervals_cover_and_is_disjoint_and_ordered(pai
 @given(events)
 def test_the_parts_of_a_devices_time_add_up_to_its_busy_time(worked: list[DeviceEvent]) -> None:
     time = device_time(worked)
-    assert time.compute_s + time.copy_s + time.communication_s == pytest.approx(time.busy_s, abs=1e-15)
+    assert time.compute_s + time.copy_s + time.communication_s == pytest.approx(
+        time.busy_s, abs=1e-15
+    )
 
 
 @given(events)
@@ -51,7 +49,9 @@ def test_computing_hides_copies_and_both_hide_communication(worked: list[DeviceE
 
     time = device_time(worked)
     assert round(time.copy_s * 1e9) == len(instants("copy") - instants("compute"))
-    assert round(time.communication_s * 1e9) == len(instants("communication") - instants("compute", "copy"))
+    assert round(time.communication_s * 1e9) == len(
+        instants("communication") - instants("compute", "copy")
+    )
 
 
 def test_a_device_without_events_has_done_nothing() -> None:
@@ -76,8 +76,13 @@ def test_idle_time_after_waits_lies_outside_all_work_and_within_its_ends(
     ("wait", "idle_ns"),
     [((5, 10), 20), ((2, 14), 20), ((10, 10), 20), ((2, 9), 0), ((12, 14), 0), ((31, 40), 0)],
 )
-def test_a_gap_follows_a_wait_that_saw_the_work_before_it_end(wait: tuple[int, int], idle_ns: int) -> None:
-    worked = [DeviceEvent(name="work", kind="compute", start_ns=start, end_ns=start + 10) for start in (0, 30)]
+def test_a_gap_follows_a_wait_that_saw_the_work_before_it_end(
+    wait: tuple[int, int], idle_ns: int
+) -> None:
+    worked = [
+        DeviceEvent(name="work", kind="compute", start_ns=start, end_ns=start + 10)
+        for start in (0, 30)
+    ]
     assert round(device_time(worked, [wait]).after_waits_s * 1e9) == idle_ns
 
 

@@ -7,16 +7,22 @@ from typing import get_args
 
 import pytest
 
+from autotune.config.training_config import TrainingConfig
 from autotune.records.trial import Failure, Outcome, Score, TrialRecord, TrialResult
-from autotune.settings.training_config import TrainingConfig
 from tests.factories import make_measurement, make_record, make_trial, run_again
 
 _FAILED = [outcome for outcome in get_args(Outcome) if outcome not in {"ok", "over_memory"}]
 
 
 def test_a_trial_above_the_limit_is_over_memory_and_says_how_far() -> None:
-    record = make_record(score=Score(value=2.0, feasible=False, violation=0.1, reason="above the limit"))
-    assert (record.outcome, record.reason, record.is_feasible) == ("over_memory", "above the limit", False)
+    record = make_record(
+        score=Score(value=2.0, feasible=False, violation=0.1, reason="above the limit")
+    )
+    assert (record.outcome, record.reason, record.is_feasible) == (
+        "over_memory",
+        "above the limit",
+        False,
+    )
     assert record.measurement is not None
 
 
@@ -28,7 +34,12 @@ def test_a_trial_within_the_limit_is_ok() -> None:
 @pytest.mark.parametrize("outcome", _FAILED)
 def test_a_trial_that_failed_has_its_results_outcome_and_reason(outcome: Outcome) -> None:
     record = make_record(result=TrialResult(outcome=outcome, reason="why"), score=None)
-    assert (record.outcome, record.reason, record.is_feasible, record.measurement) == (outcome, "why", False, None)
+    assert (record.outcome, record.reason, record.is_feasible, record.measurement) == (
+        outcome,
+        "why",
+        False,
+        None,
+    )
 
 
 def test_a_trial_that_is_not_scored_yet_is_no_candidate() -> None:
@@ -43,9 +54,13 @@ def run_often(*outcomes: Outcome, number: int = 1) -> TrialRecord:
     return record
 
 
-@pytest.mark.parametrize("outcome", [one for one in get_args(Outcome) if one not in {"ok", "timeout"}])
+@pytest.mark.parametrize(
+    "outcome", [one for one in get_args(Outcome) if one not in {"ok", "timeout"}]
+)
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_further_run_that_failed_refutes_its_trial_for_good(outcome: Outcome, number: int) -> None:
+def test_a_further_run_that_failed_refutes_its_trial_for_good(
+    outcome: Outcome, number: int
+) -> None:
     refuted = run_often("ok", outcome, "ok", number=number)
     assert not refuted.is_feasible
     assert refuted.refuted_by is not None
@@ -81,7 +96,9 @@ def test_a_trial_that_failed_is_no_candidate_however_its_further_runs_ended() ->
 
 
 def test_runs_are_the_measurements_of_all_runs_in_their_order() -> None:
-    record = run_again(make_trial(1, TrainingConfig(), measurement=make_measurement(100.0)), 90.0, None, 110.0)
+    record = run_again(
+        make_trial(1, TrainingConfig(), measurement=make_measurement(100.0)), 90.0, None, 110.0
+    )
     assert [run.samples_per_s for run in record.runs] == [100.0, 90.0, 110.0]
 
 

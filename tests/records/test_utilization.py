@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.records.utilization import (
+from autotune.records.measurement import (
     GPM_SOURCE,
     NVML_SOURCE,
     PROFILER_SOURCE,
@@ -34,7 +34,10 @@ def test_the_loops_waits_are_no_rival_to_what_a_device_tells() -> None:
 @pytest.mark.parametrize(
     ("told", "best"),
     [
-        ([{WAIT_SOURCE, NVML_SOURCE, PROFILER_SOURCE}, {PROFILER_SOURCE, NVML_SOURCE}], PROFILER_SOURCE),
+        (
+            [{WAIT_SOURCE, NVML_SOURCE, PROFILER_SOURCE}, {PROFILER_SOURCE, NVML_SOURCE}],
+            PROFILER_SOURCE,
+        ),
         ([{WAIT_SOURCE, NVML_SOURCE, PROFILER_SOURCE}, {WAIT_SOURCE, NVML_SOURCE}], NVML_SOURCE),
         ([{WAIT_SOURCE, NVML_SOURCE, GPM_SOURCE}, {NVML_SOURCE, GPM_SOURCE}], GPM_SOURCE),
         ([{PROFILER_SOURCE, GPM_SOURCE}, {GPM_SOURCE, PROFILER_SOURCE}], PROFILER_SOURCE),

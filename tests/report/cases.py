@@ -5,24 +5,32 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
-from autotune.diagnosis.verdict import judge
+from autotune.config.plan import ObjectFacts
+from autotune.config.training_config import TrainingConfig
+from autotune.diagnosis.bottlenecks import judge
 from autotune.messages.search import little_gain_expected
 from autotune.messages.trials import float32_unknown
 from autotune.note import Note
 from autotune.records.ceilings import Ceiling
-from autotune.records.diagnosis import Curves, Diagnosis
-from autotune.records.host_load import HostLoad
-from autotune.records.lengths import BucketForecast, Lengths, PackForecast, Tokens
-from autotune.records.measurement import Ceilings, Interval, Measurement
-from autotune.records.recommendation import LargerBatch
-from autotune.records.run_spread import RunSpread
-from autotune.records.run_summary import RunSummary
+from autotune.records.measurement import (
+    NVML_SOURCE,
+    PROFILER_SOURCE,
+    WAIT_SOURCE,
+    BucketForecast,
+    BusyReading,
+    Ceilings,
+    Fullness,
+    HostLoad,
+    Interval,
+    Lengths,
+    Measurement,
+    PackForecast,
+    Tokens,
+)
+from autotune.records.result import Curves, Diagnosis, LargerBatch, RunSpread, RunSummary
 from autotune.records.trial import Outcome, TrialRecord
-from autotune.records.utilization import NVML_SOURCE, PROFILER_SOURCE, WAIT_SOURCE, BusyReading, Fullness
 from autotune.report.comparison import Comparison, compare_summaries
-from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import ObjectFacts
-from autotune.space.learning_rate import LrAdvice
+from autotune.space.scaling import LrAdvice
 from tests.factories import (
     BASELINE,
     CPU,
@@ -57,33 +65,63 @@ from tests.factories import (
 
 TOKENS = Tokens(per_sample=50.0, relative_sd=0.02, batches=90, shortest=20, longest=80, padding=0.4)
 BUCKETS = BucketForecast(
-    pool_batches=50, random_padding=0.42, bucket_padding=0.05, device_time=0.6, device_time_ci=(0.5, 0.7)
+    pool_batches=50,
+    random_padding=0.42,
+    bucket_padding=0.05,
+    device_time=0.6,
+    device_time_ci=(0.5, 0.7),
 )
-ROWS = PackForecast(row_tokens=90, samples_per_row=2.9, padding=0.02, device_time=0.5, device_time_ci=(0.4, 0.6))
+ROWS = PackForecast(
+    row_tokens=90, samples_per_row=2.9, padding=0.02, device_time=0.5, device_time_ci=(0.4, 0.6)
+)
 LENGTHS = Lengths(
-    items=500, mean=30.0, median=25.0, longest=90, batch_samples=32, padding=0.39, buckets=BUCKETS, packed=ROWS
+    items=500,
+    mean=30.0,
+    median=25.0,
+    longest=90,
+    batch_samples=32,
+    padding=0.39,
+    buckets=BUCKETS,
+    packed=ROWS,
 )
 ASSUMED = RunSpread(sd=0.05, degrees_of_freedom=4.0, source="assumed")
 SAME_RATE = Interval(value=1.0, low=1.0, high=1.0)
 NO_OTHERS: dict[str, Any] = {"same_batch": None, "same_batch_number": None}
-STAYS: dict[str, Any] = {"config": BASELINE, "number": 0, "verdict": "already_best", "lr_advice": NO_ADVICE}
+STAYS: dict[str, Any] = {
+    "config": BASELINE,
+    "number": 0,
+    "verdict": "already_best",
+    "lr_advice": NO_ADVICE,
+}
 CAPPED: dict[str, Any] = {"throttle_reasons": ("power_cap",)}
 
 
-def single_runs(own: Any = None, best: Any = None, *, baseline: TrainingConfig = BASELINE, **found: Any) -> RunSummary:
+def single_runs(
+    own: Any = None, best: Any = None, *, baseline: TrainingConfig = BASELINE, **found: Any
+) -> RunSummary:
     """Build a search with single trials of 1,000 and 4,000 samples/s that measured this besides."""
     trials = (
         make_trial(0, baseline, measurement=make_measurement(1000.0, **(own or {}))),
         make_trial(1, FAST, measurement=make_measurement(4000.0, **(best or {}))),
     )
-    return make_summary(trials=trials, baseline=baseline, recommendation=make_recommendation(**NO_OTHERS | found))
+    return make_summary(
+        trials=trials, baseline=baseline, recommendation=make_recommendation(**NO_OTHERS | found)
+    )
 
 
 def ceilings(
-    loader: float | None = None, device: float | None = None, copy: float | None = None, host: float | None = None
+    loader: float | None = None,
+    device: float | None = None,
+    copy: float | None = None,
+    host: float | None = None,
 ) -> dict[str, float]:
     """Return each side's throughput alone, as a measurement's fields."""
-    rates = {"loader_ceiling": loader, "device_ceiling": device, "copy_ceiling": copy, "host_ceiling": host}
+    rates = {
+        "loader_ceiling": loader,
+        "device_ceiling": device,
+        "copy_ceiling": copy,
+        "host_ceiling": host,
+    }
     return {name: rate for name, rate in rates.items() if rate is not None}
 
 
@@ -104,14 +142,20 @@ benchmarks/results/gpu-nvidia-h200.json)."""
 def loaded(baseline: float, fast: float) -> RunSummary:
     """Build a search on two cores, of which other processes used some next to a trial that used one."""
     loads = [
-        HostLoad(seconds=1.0, cores=2, reachable_cores=2, busy_s=1.0 + others, own_s=1.0, stolen_s=0.0)
+        HostLoad(
+            seconds=1.0, cores=2, reachable_cores=2, busy_s=1.0 + others, own_s=1.0, stolen_s=0.0
+        )
         for others in (baseline, fast)
     ]
     return single_runs({"host_load": loads[0]}, {"host_load": loads[1]})
 
 
 def larger_batch(
-    over: Interval | None = None, break_even: Interval | None = None, *, is_kept: bool = False, **parts: Any
+    over: Interval | None = None,
+    break_even: Interval | None = None,
+    *,
+    is_kept: bool = False,
+    **parts: Any,
 ) -> RunSummary:
     """Build a search whose larger batch pays above a noise scale; `is_kept`: the baseline's batch wins."""
     larger = LargerBatch(
@@ -126,7 +170,9 @@ def larger_batch(
     return make_summary(recommendation=make_recommendation(larger_batch=larger, **own | parts))
 
 
-def failed_baseline(outcome: Outcome, measurement: Measurement | None = None, **result: Any) -> RunSummary:
+def failed_baseline(
+    outcome: Outcome, measurement: Measurement | None = None, **result: Any
+) -> RunSummary:
     """Build a search whose baseline failed."""
     infeasible = make_variants()["baseline_infeasible"]
     own = make_trial(0, BASELINE, outcome, measurement=measurement, **result)
@@ -135,7 +181,9 @@ def failed_baseline(outcome: Outcome, measurement: Measurement | None = None, **
 
 def failed_trials(*outcomes: Outcome, **result: Any) -> RunSummary:
     """Build a search that recommends nothing."""
-    trials = tuple(make_trial(number, BASELINE, outcome, **result) for number, outcome in enumerate(outcomes))
+    trials = tuple(
+        make_trial(number, BASELINE, outcome, **result) for number, outcome in enumerate(outcomes)
+    )
     return make_summary(recommendation=None, trials=trials)
 
 
@@ -152,42 +200,64 @@ def verdict_cases() -> dict[str, RunSummary]:
     without_end = undecided.recommendation.model_copy(update={"more_s": None})
     return {
         "undecided": undecided,
-        "undecided, for how long is not known": undecided.model_copy(update={"recommendation": without_end}),
-        "nothing faster so far": single_runs(**STAYS | {"verdict": "unconfirmed", "speedup": SAME_RATE}),
+        "undecided, for how long is not known": undecided.model_copy(
+            update={"recommendation": without_end}
+        ),
+        "nothing faster so far": single_runs(
+            **STAYS | {"verdict": "unconfirmed", "speedup": SAME_RATE}
+        ),
         "already the best": single_runs(**STAYS | {"speedup": SAME_RATE}),
-        "already the best that may be used": single_runs(**STAYS | {"speedup": SAME_RATE, "is_outrun": True}),
+        "already the best that may be used": single_runs(
+            **STAYS | {"speedup": SAME_RATE, "is_outrun": True}
+        ),
         "faster ones overload": single_runs(**STAYS | {"speedup": SAME_RATE, "overloaded": (1,)}),
         "larger batches are faster": larger_batch(
-            **STAYS, speedup=SAME_RATE, same_batch=BASELINE, same_batch_number=0, same_batch_speedup=None
+            **STAYS,
+            speedup=SAME_RATE,
+            same_batch=BASELINE,
+            same_batch_number=0,
+            same_batch_speedup=None,
         ),
         "baseline fails later": single_runs(verdict="baseline_infeasible", speedup=None),
-        "baseline out of memory": failed_baseline("oom", reason="CUDA out of memory", violation=0.1),
+        "baseline out of memory": failed_baseline(
+            "oom", reason="CUDA out of memory", violation=0.1
+        ),
         "baseline out of time": failed_baseline("timeout", reason="it took too long"),
         "baseline crashes": failed_baseline("crashed", reason="ValueError: no"),
         "baseline without room": failed_baseline("over_memory", thrashing()),
         "nothing measured": make_summary(trials=(), recommendation=None),
         "all without room": make_summary(
-            recommendation=None, trials=(make_trial(0, BASELINE, "over_memory", measurement=thrashing()),)
+            recommendation=None,
+            trials=(make_trial(0, BASELINE, "over_memory", measurement=thrashing()),),
         ),
         "all out of memory": failed_trials("oom", "oom", violation=0.2),
         "out of memory by how much is not known": failed_trials("oom", "crashed", "oom"),
         "all crashed": failed_trials("crashed", "crashed", reason="ValueError: no"),
         "all fail when run again": make_summary(
-            recommendation=None, trials=(run_again(make_trial(0, BASELINE, measurement=make_measurement()), None),)
+            recommendation=None,
+            trials=(run_again(make_trial(0, BASELINE, measurement=make_measurement()), None),),
         ),
     }
 
 
 def batch_cases() -> dict[str, RunSummary]:
     """Build searches with larger batches, reasons and learning rates."""
-    own: dict[str, Any] = {"same_batch": BASELINE, "same_batch_number": 0, "same_batch_speedup": None}
-    advice = LrAdvice(lr=0.004, rule="linear", batch_ratio=4.0, betas=(0.6, 0.996), eps=5e-9, notes=())
+    own: dict[str, Any] = {
+        "same_batch": BASELINE,
+        "same_batch_number": 0,
+        "same_batch_speedup": None,
+    }
+    advice = LrAdvice(
+        lr=0.004, rule="linear", batch_ratio=4.0, betas=(0.6, 0.996), eps=5e-9, notes=()
+    )
     return {
         "the larger pays above a scale": larger_batch(),
         "the larger pays at any scale": larger_batch(
             break_even=Interval(value=0.0, low=0.0, high=0.0), **own, config=FAST, number=1
         ),
-        "the larger pays at no scale, perhaps": larger_batch(break_even=Interval(value=640.0, low=500.0, high=inf)),
+        "the larger pays at no scale, perhaps": larger_batch(
+            break_even=Interval(value=640.0, low=500.0, high=inf)
+        ),
         "the baseline does not work": larger_batch(
             verdict="baseline_infeasible", speedup=None, same_batch_speedup=None
         ),
@@ -199,10 +269,14 @@ def batch_cases() -> dict[str, RunSummary]:
         ),
         "learning rate, betas and eps": single_runs(lr_advice=advice),
         "claimed and measured": make_summary(
-            recommendation=make_recommendation(measured_speedup=Interval(value=2.5, low=2.4, high=2.6))
+            recommendation=make_recommendation(
+                measured_speedup=Interval(value=2.5, low=2.4, high=2.6)
+            )
         ),
         "pays for itself": make_summary(wall_s=200.0, promised_s=150.0),
-        "little is expected": make_summary(stopped_because=little_gain_expected(gain_fraction=0.003)),
+        "little is expected": make_summary(
+            stopped_because=little_gain_expected(gain_fraction=0.003)
+        ),
     }
 
 
@@ -211,7 +285,9 @@ def headroom_cases() -> dict[str, RunSummary]:
     with_workers, four = TrainingConfig(num_workers=2), GROUP.model_copy(update={"world_size": 4})
     own_best = STAYS | {"speedup": SAME_RATE}
     return {
-        "loader holds, little is left": single_runs(ceilings(1050.0, 2300.0), ceilings(9000.0, 4160.0)),
+        "loader holds, little is left": single_runs(
+            ceilings(1050.0, 2300.0), ceilings(9000.0, 4160.0)
+        ),
         "device holds": single_runs(ceilings(5000.0, 1010.0), baseline=with_workers),
         "devices hold": single_runs(ceilings(5000.0, 1010.0), baseline=four),
         "sides take turns": single_runs(ceilings(2000.0, 2000.0)),
@@ -220,10 +296,16 @@ def headroom_cases() -> dict[str, RunSummary]:
         "device not measured": single_runs(ceilings(2000.0)),
         "device's ceiling too low": single_runs(ceilings(5000.0, 500.0)),
         "copies' ceiling too low": single_runs(ceilings(5000.0, 2000.0, 500.0)),
-        "copies hold": single_runs(ceilings(9000.0, 2300.0, 1100.0), ceilings(9000.0, 5000.0, 4100.0)),
-        "host holds": single_runs(ceilings(9000.0, 2300.0, None, 1100.0), ceilings(9000.0, 5000.0, None, 4100.0)),
+        "copies hold": single_runs(
+            ceilings(9000.0, 2300.0, 1100.0), ceilings(9000.0, 5000.0, 4100.0)
+        ),
+        "host holds": single_runs(
+            ceilings(9000.0, 2300.0, None, 1100.0), ceilings(9000.0, 5000.0, None, 4100.0)
+        ),
         "host holds the device alone as well": single_runs(LAUNCHED),
-        "host of several devices holds": single_runs(ceilings(9000.0, 2300.0, None, 1100.0), baseline=four),
+        "host of several devices holds": single_runs(
+            ceilings(9000.0, 2300.0, None, 1100.0), baseline=four
+        ),
         "nothing is left": single_runs(best=ceilings(9000.0, 4000.0)),
         "much is left": single_runs(best=ceilings(8000.0, 9000.0)),
         "loader's ceiling too low": single_runs(best=ceilings(900.0, 9000.0)),
@@ -234,9 +316,16 @@ def headroom_cases() -> dict[str, RunSummary]:
 def condition_cases() -> dict[str, RunSummary]:
     """Build a search for each thing that makes throughput doubtful."""
     tf32 = {"tf32_overrides": ("NVIDIA_TF32_OVERRIDE=0",)}
-    sources = {source: [BusyReading(source=source, fraction=0.9)] for source in ("its own", NVML_SOURCE)}
-    apart = [BusyReading(source=NVML_SOURCE, fraction=0.9), BusyReading(source=PROFILER_SOURCE, fraction=0.7)]
-    unlike = single_runs({"busy_readings": sources["its own"]}, {"busy_readings": sources[NVML_SOURCE]})
+    sources = {
+        source: [BusyReading(source=source, fraction=0.9)] for source in ("its own", NVML_SOURCE)
+    }
+    apart = [
+        BusyReading(source=NVML_SOURCE, fraction=0.9),
+        BusyReading(source=PROFILER_SOURCE, fraction=0.7),
+    ]
+    unlike = single_runs(
+        {"busy_readings": sources["its own"]}, {"busy_readings": sources[NVML_SOURCE]}
+    )
     own, fast, *others = make_trials()
     return {
         "hot": make_conditions_summary(HOT, HOT, retries=7),
@@ -252,7 +341,10 @@ def condition_cases() -> dict[str, RunSummary]:
             trials=(own, fast.model_copy(update={"results": fast.results[:2]}), *others)
         ),
         "many trials": make_summary(
-            trials=[make_trial(number, BASELINE, measurement=make_measurement(1000.0)) for number in range(201)]
+            trials=[
+                make_trial(number, BASELINE, measurement=make_measurement(1000.0))
+                for number in range(201)
+            ]
         ),
         "lengths": single_runs({"tokens": TOKENS, "lengths": LENGTHS}),
         "remark on the precision guard": remarked_guard(),
@@ -279,9 +371,13 @@ def without_scores_source(summary: RunSummary) -> RunSummary:
 
 def remarked_guard() -> RunSummary:
     """Build a search whose precision checks all have the same remark."""
-    guard = make_guard().model_copy(update={"remarks": (float32_unknown(variable="NVIDIA_TF32_OVERRIDE"),)})
+    guard = make_guard().model_copy(
+        update={"remarks": (float32_unknown(variable="NVIDIA_TF32_OVERRIDE"),)}
+    )
     rich = make_rich_summary()
-    return rich.model_copy(update={"trials": tuple(with_first(trial, guard=guard) for trial in rich.trials)})
+    return rich.model_copy(
+        update={"trials": tuple(with_first(trial, guard=guard) for trial in rich.trials)}
+    )
 
 
 def group_cases() -> dict[str, RunSummary]:
@@ -291,7 +387,9 @@ def group_cases() -> dict[str, RunSummary]:
     group, rich = make_group_summary(), make_rich_summary()
     assert group.recommendation is not None
     assert rich.recommendation is not None
-    refuted = group.recommendation.model_copy(update={"overloaded": (2, 3), "config": FAST, "number": 1})
+    refuted = group.recommendation.model_copy(
+        update={"overloaded": (2, 3), "config": FAST, "number": 1}
+    )
     facts = rich.facts.model_copy(update={"gradient_bytes": 2 * 2**30})
     whole = rich.recommendation.model_copy(update={"config": GROUP})
     return {
@@ -305,7 +403,9 @@ def group_cases() -> dict[str, RunSummary]:
         "interval without an end": one_against(1050.0, noise=inf),
         "all refuted": group.model_copy(update={"recommendation": refuted}),
         "nothing to compare with": group.model_copy(update={"trials": group.trials[2:]}),
-        "stress run in one process": rich.model_copy(update={"recommendation": whole, "facts": facts}),
+        "stress run in one process": rich.model_copy(
+            update={"recommendation": whole, "facts": facts}
+        ),
         "lines of two groups": memory_cases()["two groups"],
         "lines with workers": memory_cases()["workers"],
     }
@@ -330,7 +430,9 @@ def memory_cases() -> dict[str, RunSummary]:
     sizes = (32, 64, 128)
     alone = {batch(size): 1 + size / 64 for size in sizes}
     both = alone | {batch(size, group): 3 + size / 32 for size in sizes}
-    workers = {batch(size, workers=own): 1 + size / 64 + own / 8 for size in sizes for own in (0, 2, 4)}
+    workers = {
+        batch(size, workers=own): 1 + size / 64 + own / 8 for size in sizes for own in (0, 2, 4)
+    }
     return {
         "one group": peaks(alone),
         "two groups": peaks(both),
@@ -340,7 +442,9 @@ def memory_cases() -> dict[str, RunSummary]:
     }
 
 
-def peaks(gib: dict[TrainingConfig, float], *, kind: str = "cuda", chosen: TrainingConfig = BASELINE) -> RunSummary:
+def peaks(
+    gib: dict[TrainingConfig, float], *, kind: str = "cuda", chosen: TrainingConfig = BASELINE
+) -> RunSummary:
     """Build a search with a trial for each configuration and its peak in GiB."""
     trials = [
         make_trial(number, config, measurement=make_measurement(1000.0, gib=peak))
@@ -364,7 +468,9 @@ def comparison_cases() -> dict[str, Comparison]:
         recommendation=make_recommendation(config=FAST.model_copy(update={"num_workers": 2})),
         trials=trials_at(1.25),
     )
-    small = make_recommendation(config=SAME_BATCH, number=2, same_batch=SAME_BATCH, same_batch_number=2)
+    small = make_recommendation(
+        config=SAME_BATCH, number=2, same_batch=SAME_BATCH, same_batch_number=2
+    )
     unmeasured = make_summary(trials=(), recommendation=make_recommendation(**NO_OTHERS))
     second = {
         "same": plain,
@@ -402,7 +508,9 @@ def diagnosis_cases() -> dict[str, Diagnosis]:
         copy=(make_point(1000.0), make_point(6000.0, pin_memory=True)),
         roofline=make_roofline(),
     )
-    fullness = Fullness(sm_fraction=0.91, sm_occupancy=None, tensor_fraction=0.13, dram_fraction=0.47)
+    fullness = Fullness(
+        sm_fraction=0.91, sm_occupancy=None, tensor_fraction=0.13, dram_fraction=0.47
+    )
     hot = make_conditions_summary(HOT).trials[1].measurement
     assert hot is not None
     known = {
@@ -416,9 +524,16 @@ def diagnosis_cases() -> dict[str, Diagnosis]:
             curves=curves,
             busy_readings=(BusyReading(source=NVML_SOURCE, fraction=0.4),),
         ),
-        "healthy": make_evidence(1000.0, device_ceiling=1005.0, breakdown=make_breakdown(wait=0.01)),
+        "healthy": make_evidence(
+            1000.0, device_ceiling=1005.0, breakdown=make_breakdown(wait=0.01)
+        ),
         "in-turns": make_evidence(
-            500.0, config=TrainingConfig(), environment=CPU, **wait, loader_ceiling=1000.0, device_ceiling=1000.0
+            500.0,
+            config=TrainingConfig(),
+            environment=CPU,
+            **wait,
+            loader_ceiling=1000.0,
+            device_ceiling=1000.0,
         ),
         "copies-hold": make_evidence(
             500.0, breakdown=make_breakdown(copy=0.5), device_ceiling=1000.0, copy_ceiling=520.0
@@ -429,16 +544,27 @@ def diagnosis_cases() -> dict[str, Diagnosis]:
             device_ceiling=1000.0,
             host_ceiling=520.0,
             ceilings=Ceilings(
-                device=Ceiling(samples_per_s=1000.0, samples=3200, seconds=3.2, batches=100, host_s=0.0415)
+                device=Ceiling(
+                    samples_per_s=1000.0, samples=3200, seconds=3.2, batches=100, host_s=0.0415
+                )
             ),
             window=make_window(500.0, take_s=0.02),
             loader_costs=make_loader_costs(batch_tensors=3),
         ),
         "host-holds-the-device-alone": make_evidence(1000.0, **LAUNCHED),
-        "device-not-measured": make_evidence(430.0, **wait, loader_ceiling=440.0, device_ceiling=None),
-        "loader-not-measured": make_evidence(430.0, **wait, loader_ceiling=None, device_ceiling=1000.0),
+        "device-not-measured": make_evidence(
+            430.0, **wait, loader_ceiling=440.0, device_ceiling=None
+        ),
+        "loader-not-measured": make_evidence(
+            430.0, **wait, loader_ceiling=None, device_ceiling=1000.0
+        ),
         "window-alone": make_evidence(
-            430.0, breakdown=None, loader_ceiling=None, device_ceiling=None, loader_costs=None, data_wait_fraction=0.57
+            430.0,
+            breakdown=None,
+            loader_ceiling=None,
+            device_ceiling=None,
+            loader_costs=None,
+            data_wait_fraction=0.57,
         ),
         "ranks-lengths-a-hot-device": make_evidence(
             1000.0,
@@ -458,7 +584,9 @@ def recommended_cases() -> dict[str, RunSummary]:
     group = TrainingConfig(strategy="ddp", world_size=2)
     own: dict[str, Any] = {"has_loader": True}
     beside = own | {"beside": ("collate_fn", "batch_sampler")}
-    malloc = make_summary().environment.model_copy(update={"malloc": ("A=1", "B=2"), "keeps_memory": True})
+    malloc = make_summary().environment.model_copy(
+        update={"malloc": ("A=1", "B=2"), "keeps_memory": True}
+    )
     script = make_summary().facts.model_copy(update={"script": make_script()})
     switches = {"baseline": TrainingConfig(fused=True, cudnn_benchmark=True)}
     trainers = {"transformers.Trainer": "beside_training", "Lightning's Trainer": "beside_training"}
@@ -470,24 +598,34 @@ def recommended_cases() -> dict[str, RunSummary]:
         "stream": recommending(TrainingConfig(), is_iterable=True),
         "tf.data": recommending(TrainingConfig(), is_tf_data=True, is_iterable=True),
         "token budget": recommending(TrainingConfig(max_tokens=9), has_token_budget=True),
-        "own batches": recommending(TrainingConfig(worker_threads=1, num_workers=2), fixed_batch_size=2),
+        "own batches": recommending(
+            TrainingConfig(worker_threads=1, num_workers=2), fixed_batch_size=2
+        ),
         "own loader, ddp": recommending(group, own),
         "own loader, and something beside it": recommending(TrainingConfig(), beside),
-        "switches, malloc": recommending(TrainingConfig()).model_copy(update=switches | {"environment": malloc}),
+        "switches, malloc": recommending(TrainingConfig()).model_copy(
+            update=switches | {"environment": malloc}
+        ),
         "script": make_summary(facts=script, command=("python", "train.py")),
         **{
             name: recommending(TrainingConfig(fused=True), beside).model_copy(
-                update={"notes": (Note(code=code, figures={"framework": name, "names": ["logging"]}),)}
+                update={
+                    "notes": (Note(code=code, figures={"framework": name, "names": ["logging"]}),)
+                }
             )
             for name, code in trainers.items()
         },
     }
 
 
-def recommending(config: TrainingConfig, objects: dict[str, Any] | None = None, **facts: Any) -> RunSummary:
+def recommending(
+    config: TrainingConfig, objects: dict[str, Any] | None = None, **facts: Any
+) -> RunSummary:
     """Build a search that found this configuration, for a workload with these objects and facts."""
     summary = make_summary(recommendation=make_recommendation(config=config))
-    known = summary.facts.model_copy(update={"objects": ObjectFacts.model_validate(objects or {}), **facts})
+    known = summary.facts.model_copy(
+        update={"objects": ObjectFacts.model_validate(objects or {}), **facts}
+    )
     return summary.model_copy(update={"facts": known})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.records.run_summary import RunSummary
+from autotune.records.result import RunSummary
 from tests.factories import make_variants
 
 

@@ -13,24 +13,20 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from autotune.records.diagnosis import Diagnosis
 from autotune.records.measurement import Interval
-from autotune.records.run_summary import Known, Progress, RunSummary
+from autotune.records.result import Diagnosis, Known, Progress, RunSummary
 from autotune.records.trial import TrialRecord
-from autotune.report.blocks import Block, Bullets, Paragraph, Section, Table, Trace
-from autotune.report.comparison import Comparison
+from autotune.report import progress
+from autotune.report.blocks import Block, Bullets, Paragraph, Plot, Section, Table, Trace
+from autotune.report.comparison import Comparison, print_comparison
+from autotune.report.console import print_summary
+from autotune.report.diagnosis import print_diagnosis
 from autotune.report.figures import Column, make_columns
+from autotune.report.html import Page, render_notebook, render_page
+from autotune.report.json_document import summary_json
+from autotune.report.markdown import render_markdown
 from autotune.report.model import ReportModel, build_report
-from autotune.report.plots.plots import Plot
-from autotune.report.render import progress
-from autotune.report.render.html import Page, render_page
-from autotune.report.render.json_document import summary_json
-from autotune.report.render.markdown import render_markdown
-from autotune.report.render.notebook import render_notebook
-from autotune.report.render.progress import ProgressMode, make_progress
-from autotune.report.render.terminal import print_summary
-from autotune.report.sections.comparison import print_comparison
-from autotune.report.sections.diagnosis import print_diagnosis
+from autotune.report.progress import ProgressMode, make_progress
 from tests.factories import make_trials, run_again, run_once
 
 NOWHERE = Path("/nowhere")
@@ -148,10 +144,14 @@ def make_steps() -> list[Progress]:
 
 def known(low: float, high: float, *, is_proven: bool = False) -> Known:
     """Make what is known of trial 1 over the baseline."""
-    return Known(number=1, speedup=Interval(value=sqrt(low * high), low=low, high=high), is_proven=is_proven)
+    return Known(
+        number=1, speedup=Interval(value=sqrt(low * high), low=low, high=high), is_proven=is_proven
+    )
 
 
-def show_progress(mode: ProgressMode, steps: Iterable[Progress], stderr: StringIO | None = None) -> tuple[str, str]:
+def show_progress(
+    mode: ProgressMode, steps: Iterable[Progress], stderr: StringIO | None = None
+) -> tuple[str, str]:
     """Return what is written to stdout and to stderr; pytest's own capturing stays out of it."""
     stdout, stderr = StringIO(), StringIO() if stderr is None else stderr
     with redirect_stdout(stdout), redirect_stderr(stderr), make_progress(mode) as step_done:
@@ -165,5 +165,7 @@ def live_line(step: Progress) -> str:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(progress, "monotonic", lambda: 0.0)
         _, stderr = show_progress("auto", [step], Terminal())
-    (line,) = {line for line in ESCAPES.sub("", stderr).replace("\r", "\n").splitlines() if line.strip()}
+    (line,) = {
+        line for line in ESCAPES.sub("", stderr).replace("\r", "\n").splitlines() if line.strip()
+    }
     return line.strip()

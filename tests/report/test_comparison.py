@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from autotune.records.run_spread import RunSpread
-from autotune.records.run_summary import RunSummary
+from autotune.records.result import RunSpread, RunSummary
 from autotune.records.trial import TrialResult
 from autotune.report.comparison import Comparison, compare_summaries
 from tests.factories import FAST, SAME_BATCH, make_recommendation, make_rich_summary, make_summary
@@ -92,16 +91,24 @@ def test_the_slower_side_of_what_is_recommended_is_told() -> None:
 
 
 def test_any_two_searches_can_be_compared(any_summary: RunSummary) -> None:
-    for found in (compared(any_summary), compared(make_summary(), any_summary), compared(any_summary, any_summary)):
+    for found in (
+        compared(any_summary),
+        compared(make_summary(), any_summary),
+        compared(any_summary, any_summary),
+    ):
         assert Comparison.model_validate_json(found.model_dump_json()) == found
 
 
 def test_a_recommendation_that_one_search_alone_has_is_a_change() -> None:
     assert compared(make_summary(recommendation=None)).is_changed
-    assert not compared(make_summary(recommendation=None), make_summary(recommendation=None)).is_changed
+    assert not compared(
+        make_summary(recommendation=None), make_summary(recommendation=None)
+    ).is_changed
 
 
-def test_a_baseline_that_one_search_alone_has_measured_is_a_change_though_neither_recommends_anything() -> None:
+def test_a_baseline_that_one_search_alone_has_measured_is_a_change_though_neither_recommends_anything() -> (
+    None
+):
     measured = make_summary(recommendation=None)
     first, *others = measured.trials
     crashed = first.model_copy(update={"results": (TrialResult(outcome="crashed", reason="no"),)})

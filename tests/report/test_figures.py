@@ -7,15 +7,20 @@ from typing import Any
 
 import pytest
 
-from autotune.analysis.decisions.run_spread import assumed_spread
+from autotune.config.training_config import TrainingConfig
 from autotune.messages.units import NO_VALUE
-from autotune.records.measurement import Measurement
-from autotune.records.run_summary import RunSummary
+from autotune.models.evidence import assumed_spread
+from autotune.records.measurement import (
+    NVML_SOURCE,
+    PROFILER_SOURCE,
+    WAIT_SOURCE,
+    BusyReading,
+    Measurement,
+)
+from autotune.records.result import RunSummary
 from autotune.records.trial import TrialRecord, TrialResult
-from autotune.records.utilization import NVML_SOURCE, PROFILER_SOURCE, WAIT_SOURCE, BusyReading
 from autotune.report.blocks import TimeBars, Trace
 from autotune.report.figures import headroom_in, join_runs, list_busy
-from autotune.settings.training_config import TrainingConfig
 from tests.factories import (
     BASELINE,
     FAST,
@@ -62,7 +67,12 @@ def test_the_profiled_run_shows_whether_the_host_holds_the_loop() -> None:
         "window": make_window(host_ahead_s=0.0),
     }
     profiled = make_run({PROFILER_SOURCE: 0.42}, rate=2_855.0).model_copy(
-        update={**known, "loader_ceiling": 40_370.0, "host_ceiling": 3_037.0, "breakdown": make_breakdown(idle=0.57)}
+        update={
+            **known,
+            "loader_ceiling": 40_370.0,
+            "host_ceiling": 3_037.0,
+            "breakdown": make_breakdown(idle=0.57),
+        }
     )
     other = make_run({NVML_SOURCE: 0.85}, rate=2_258.0).model_copy(update=known)
     headroom = headroom_in(join_runs([other, profiled], assumed_spread("cuda")))
@@ -94,13 +104,17 @@ def test_the_profilers_reading_is_shown_where_all_columns_have_it() -> None:
 
 
 def test_one_column_without_the_profilers_reading_has_all_shown_by_the_next_best() -> None:
-    summary = make_pair([make_run({NVML_SOURCE: 0.6, PROFILER_SOURCE: 0.55})], [make_run({NVML_SOURCE: 0.9})])
+    summary = make_pair(
+        [make_run({NVML_SOURCE: 0.6, PROFILER_SOURCE: 0.55})], [make_run({NVML_SOURCE: 0.9})]
+    )
     assert busy_row(summary) == ("60 %", "90 %")
     assert f"Busy: {NVML_SOURCE}." in remarks_of(summary)
 
 
 def test_a_column_that_fell_back_to_the_waits_has_all_shown_by_them() -> None:
-    summary = make_pair([make_run({WAIT_SOURCE: 0.7})], [make_run({NVML_SOURCE: 0.8, WAIT_SOURCE: 0.95})])
+    summary = make_pair(
+        [make_run({WAIT_SOURCE: 0.7})], [make_run({NVML_SOURCE: 0.8, WAIT_SOURCE: 0.95})]
+    )
     assert busy_row(summary) == ("70 %", "95 %")
     assert f"Busy: {WAIT_SOURCE}." in remarks_of(summary)
 
@@ -126,13 +140,19 @@ def test_the_profilers_reading_is_found_in_whichever_run_holds_it() -> None:
 
 
 def test_the_figures_keep_the_scores_own_source() -> None:
-    figures = figures_of(make_pair([make_run({NVML_SOURCE: 0.6, PROFILER_SOURCE: 0.55})], [make_run(NVML)]), 0)
+    figures = figures_of(
+        make_pair([make_run({NVML_SOURCE: 0.6, PROFILER_SOURCE: 0.55})], [make_run(NVML)]), 0
+    )
     assert figures is not None
     assert (figures.busy_fraction, figures.busy_source) == (0.6, NVML_SOURCE)
 
 
 def test_a_mean_over_runs_is_of_one_source() -> None:
-    runs = [make_run({WAIT_SOURCE: 1.0}), make_run({NVML_SOURCE: 0.5}), make_run({NVML_SOURCE: 0.7})]
+    runs = [
+        make_run({WAIT_SOURCE: 1.0}),
+        make_run({NVML_SOURCE: 0.5}),
+        make_run({NVML_SOURCE: 0.7}),
+    ]
     figures = figures_of(make_pair(runs, [make_run(NVML)]), 0)
     assert figures is not None
     assert figures.busy_fraction == pytest.approx(0.6)
@@ -140,16 +160,26 @@ def test_a_mean_over_runs_is_of_one_source() -> None:
 
 
 def test_two_sources_that_disagree_are_both_said_beside_the_result() -> None:
-    summary = make_pair([make_run({NVML_SOURCE: 0.9, PROFILER_SOURCE: 0.7})], [make_run({NVML_SOURCE: 0.8})])
-    (said,) = (remark for remark in remarks_of(summary) if PROFILER_SOURCE in remark and NVML_SOURCE in remark)
+    summary = make_pair(
+        [make_run({NVML_SOURCE: 0.9, PROFILER_SOURCE: 0.7})], [make_run({NVML_SOURCE: 0.8})]
+    )
+    (said,) = (
+        remark
+        for remark in remarks_of(summary)
+        if PROFILER_SOURCE in remark and NVML_SOURCE in remark
+    )
     assert {"20", "90", "70"} <= set(said.split())
 
 
 def test_trials_and_repeats_name_the_source_that_their_scores_take(tmp_path: Path) -> None:
     profiled = {NVML_SOURCE: 0.6, PROFILER_SOURCE: 0.55}
-    summary = make_pair([make_run(profiled), make_run({WAIT_SOURCE: 0.9})], [make_run(profiled), make_run(profiled)])
+    summary = make_pair(
+        [make_run(profiled), make_run({WAIT_SOURCE: 0.9})], [make_run(profiled), make_run(profiled)]
+    )
     text = as_markdown(summary, tmp_path)
-    trials, _, repeats = text.partition("## Trials")[2].partition("## Settings that ran more than once")
+    trials, _, repeats = text.partition("## Trials")[2].partition(
+        "## Settings that ran more than once"
+    )
     assert NVML_SOURCE in trials
     assert WAIT_SOURCE not in trials
     assert f"{NVML_SOURCE}; \\# 0: {WAIT_SOURCE}" in repeats
@@ -161,7 +191,9 @@ def test_waits_for_data_are_one_figure_in_table_time_bars_and_reasons() -> None:
     def waiting(fraction: float, *, profiled: bool = False) -> Measurement:
         run = make_run(NVML).model_copy(update={"data_wait_fraction": fraction})
         return (
-            run.model_copy(update={"breakdown": make_breakdown(wait=fraction, copy=0.02, idle=0.05)})
+            run.model_copy(
+                update={"breakdown": make_breakdown(wait=fraction, copy=0.02, idle=0.05)}
+            )
             if profiled
             else run
         )
@@ -171,14 +203,28 @@ def test_waits_for_data_are_one_figure_in_table_time_bars_and_reasons() -> None:
     row = next(row[1:] for row in report.table.rows if row[0] == "waiting for data")
     assert row == ("34 %", "4.0 %")
     assert any("4.0 %" in reason and "34 %" in reason for reason in report.reasons)
-    bars = next(block for section in report.sections for block in section.blocks if isinstance(block, TimeBars))
-    assert [dict(bar.parts)["data_wait"] for bar in bars.bars] == [pytest.approx(0.34), pytest.approx(0.04)]
-    assert [sum(fraction for _, fraction in bar.parts) for bar in bars.bars] == [pytest.approx(1), pytest.approx(1)]
+    bars = next(
+        block
+        for section in report.sections
+        for block in section.blocks
+        if isinstance(block, TimeBars)
+    )
+    assert [dict(bar.parts)["data_wait"] for bar in bars.bars] == [
+        pytest.approx(0.34),
+        pytest.approx(0.04),
+    ]
+    assert [sum(fraction for _, fraction in bar.parts) for bar in bars.bars] == [
+        pytest.approx(1),
+        pytest.approx(1),
+    ]
 
 
 def test_without_the_parts_of_the_time_the_loops_waits_are_the_one_figure() -> None:
     report = report_of(make_summary())
-    assert next(row[1:3] for row in report.table.rows if row[0] == "data wait") == ("3.4 %", "3.4 %")
+    assert next(row[1:3] for row in report.table.rows if row[0] == "data wait") == (
+        "3.4 %",
+        "3.4 %",
+    )
     assert any(reason.count("3.4 %") == 2 for reason in report.reasons)
 
 
@@ -191,7 +237,9 @@ def test_what_is_compared_with_the_memory_limit_is_written_in_its_unit() -> None
     over = make_trial(3, FAST, "over_memory", measurement=make_measurement(9e3, gib=21.22))
     report = report_of(make_summary(limit_bytes=limit, trials=(*make_summary().trials[:3], over)))
     reason = report.trials.rows[-1][-1]
-    assert {"21.2", "21.22", "GiB"} <= set(reason.replace(",", "").split()), "not in the MiB of the record's own reason"
+    assert {"21.2", "21.22", "GiB"} <= set(reason.replace(",", "").split()), (
+        "not in the MiB of the record's own reason"
+    )
     (failure,) = (section for section in report.sections if section.title.startswith("Failures"))
     (trace,) = failure.blocks
     assert isinstance(trace, Trace)

@@ -13,22 +13,30 @@ from typing import Any
 
 import pytest
 
-from autotune.files.recommended_file import recommended_yaml
+from autotune.config.plan import Choices, IntRange, Objective, SearchSpace
+from autotune.config.training_config import TrainingConfig
+from autotune.files.recommended import recommended_yaml
 from autotune.messages.space import lr_unchanged
-from autotune.records.run_summary import RunSummary
-from autotune.report.plots.plots import Plot
-from autotune.report.render import html
-from autotune.report.render.notebook import render_diagnosis_notebook
-from autotune.report.render.terminal import print_check
-from autotune.report.sections.diagnosis import render_diagnosis
-from autotune.report.sections.facts import describe_environment, describe_run, describe_workload
-from autotune.report.wording.names import describe_settings
-from autotune.settings.objective import Objective
-from autotune.settings.search_space import Choices, IntRange, SearchSpace
-from autotune.settings.training_config import TrainingConfig
-from autotune.space.default_ranges import Basis
-from autotune.space.resolved_space import resolve
-from tests.factories import BASELINE, FAST, GROUP, SERVER, make_facts, make_script, make_summary, make_variants
+from autotune.records.result import RunSummary
+from autotune.report import html
+from autotune.report.blocks import Plot
+from autotune.report.console import print_check
+from autotune.report.diagnosis import render_diagnosis
+from autotune.report.html import render_diagnosis_notebook
+from autotune.report.sections import describe_environment, describe_run, describe_workload
+from autotune.report.words import describe_settings
+from autotune.space.ranges import Basis
+from autotune.space.space import resolve
+from tests.factories import (
+    BASELINE,
+    FAST,
+    GROUP,
+    SERVER,
+    make_facts,
+    make_script,
+    make_summary,
+    make_variants,
+)
 from tests.golden import GOLDEN, assert_golden
 from tests.report import cases, forms
 
@@ -45,7 +53,9 @@ def list_news(lines: Mapping[str, Iterable[str]], known: Iterable[str] = ()) -> 
     """Write each case's lines that no case before it has."""
     seen, texts = set(known), []
     for name, own in lines.items():
-        texts.append("\n".join([f"# {name}", *(line for line in dict.fromkeys(own) if line not in seen)]))
+        texts.append(
+            "\n".join([f"# {name}", *(line for line in dict.fromkeys(own) if line not in seen)])
+        )
         seen.update(own)
     return "\n\n".join(texts) + "\n"
 
@@ -71,7 +81,8 @@ def title_of(plot: Plot) -> str:
 def rich_document() -> str:
     """Render the JSON document, its figures to six digits: the last ones differ between processors."""
     document = json.loads(
-        forms.as_json(make_variants()["rich"]), parse_float=lambda digits: float(f"{float(digits):.6g}")
+        forms.as_json(make_variants()["rich"]),
+        parse_float=lambda digits: float(f"{float(digits):.6g}"),
     )
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
@@ -116,15 +127,23 @@ def facts_in_words() -> str:
         "own malloc": {"malloc": ("A=1", "B=2")},
         "malloc of trials": {"malloc": ("A=1", "B=2"), "keeps_memory": True},
     }
-    facts = {name: describe_environment(SERVER.model_copy(update=own)) for name, own in machines.items()}
+    facts = {
+        name: describe_environment(SERVER.model_copy(update=own)) for name, own in machines.items()
+    }
     facts["map-style dataset"] = describe_workload(make_facts())
     facts["stream"] = describe_workload(make_facts(is_iterable=True, dataset_length=None))
     facts["tf.data"] = describe_workload(make_facts(is_iterable=True, is_tf_data=True))
-    facts["script of a framework"] = describe_workload(make_facts(script=make_script(framework="transformers")))
+    facts["script of a framework"] = describe_workload(
+        make_facts(script=make_script(framework="transformers"))
+    )
     facts["script without a loader"] = describe_workload(make_facts(script=make_script(loaders=())))
     facts["search"] = describe_run(make_summary())
-    facts["search of a script"] = describe_run(make_summary(command=("python", "my train.py", "--lr={lr}")))
-    return list_news({name: [f"{key}: {value}" for key, value in own.items()] for name, own in facts.items()})
+    facts["search of a script"] = describe_run(
+        make_summary(command=("python", "my train.py", "--lr={lr}"))
+    )
+    return list_news(
+        {name: [f"{key}: {value}" for key, value in own.items()] for name, own in facts.items()}
+    )
 
 
 def live_lines() -> str:
@@ -143,32 +162,54 @@ def recommended_heads() -> str:
 def settings_in_words() -> str:
     """Describe settings by themselves, and next to a baseline."""
     tokens = FAST.model_copy(update={"max_tokens": 4096})
-    alone = [BASELINE, FAST, GROUP, tokens, GROUP.model_copy(update={"ddp": None, "numa_binding": "node"})]
+    alone = [
+        BASELINE,
+        FAST,
+        GROUP,
+        tokens,
+        GROUP.model_copy(update={"ddp": None, "numa_binding": "node"}),
+    ]
     pairs = [
         (FAST, FAST),
-        (FAST.model_copy(update={"pin_memory": False, "grad_accum_steps": 2, "in_order": False}), FAST),
+        (
+            FAST.model_copy(update={"pin_memory": False, "grad_accum_steps": 2, "in_order": False}),
+            FAST,
+        ),
         (tokens.model_copy(update={"max_tokens": 8192, "micro_batch_size": 256}), tokens),
         (GROUP, FAST),
         (FAST, GROUP),
         (GROUP.model_copy(update={"ddp": None}), GROUP),
         (FAST.model_copy(update={"strategy": "dp", "world_size": 4}), FAST),
-        (TrainingConfig(compile=True, fused=True, channels_last=True, cudnn_benchmark=True), BASELINE),
+        (
+            TrainingConfig(compile=True, fused=True, channels_last=True, cudnn_benchmark=True),
+            BASELINE,
+        ),
     ]
-    return "\n".join([*map(describe_settings, alone), *(describe_settings(*pair) for pair in pairs)]) + "\n"
+    return (
+        "\n".join([*map(describe_settings, alone), *(describe_settings(*pair) for pair in pairs)])
+        + "\n"
+    )
 
 
 def make_golden() -> dict[str, Callable[[], str]]:
     """Return every golden file's name, and what makes its text."""
     variants, diagnoses = make_variants(), cases.diagnosis_cases()
     made: dict[str, Callable[[], str]] = {
-        f"sentences/{name}.txt": partial(say_cases, group) for name, group in cases.every_case().items()
+        f"sentences/{name}.txt": partial(say_cases, group)
+        for name, group in cases.every_case().items()
     }
-    made |= {f"terminal/{name}.txt": partial(forms.on_console, summary) for name, summary in variants.items()}
+    made |= {
+        f"terminal/{name}.txt": partial(forms.on_console, summary)
+        for name, summary in variants.items()
+    }
     made |= {
         f"comparison/{name}.txt": partial(forms.comparison_on_console, found)
         for name, found in cases.comparison_cases().items()
     }
-    made |= {f"diagnosis/{name}.txt": partial(forms.diagnosis_on_console, found) for name, found in diagnoses.items()}
+    made |= {
+        f"diagnosis/{name}.txt": partial(forms.diagnosis_on_console, found)
+        for name, found in diagnoses.items()
+    }
     return made | {
         "terminal/check.txt": partial(check_of, is_script=False),
         "terminal/check-of-a-script.txt": partial(check_of, is_script=True),
@@ -201,4 +242,6 @@ def test_each_renderer_writes_its_golden_file(name: str) -> None:
 
 
 def test_no_golden_file_is_left_over() -> None:
-    assert {path.relative_to(GOLDEN).as_posix() for path in GOLDEN.rglob("*") if path.is_file()} <= MADE.keys()
+    assert {
+        path.relative_to(GOLDEN).as_posix() for path in GOLDEN.rglob("*") if path.is_file()
+    } <= MADE.keys()

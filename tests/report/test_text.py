@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.report.text import one_line, without_controls
+from autotune.report.words import one_line, without_controls
 
 HOSTILE = {
     "a colour": "\x1b[31mred\x1b[0m",

@@ -8,17 +8,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.config.environment import Environment
+from autotune.config.training_config import TrainingConfig
 from autotune.messages.space import baseline_without_effect, value_without_effect
-from autotune.settings.environment import Environment
-from autotune.settings.training_config import TrainingConfig
 from autotune.space import constraints as rules
-from autotune.space.binding import bindings_tried, cores_left, effective_binding, has_binding, refused_binding
-from autotune.space.resolved_space import compose
+from autotune.space.constraints import (
+    bindings_tried,
+    cores_left,
+    effective_binding,
+    has_binding,
+    refused_binding,
+)
+from autotune.space.space import compose
 from tests.factories import CPU, FOUR_DEVICES, make_environment, make_facts, make_space
 
 TWO_SOCKETS = CPU.model_copy(update={"cores": 16, "numa_nodes": 2, "node_cores": (4, 4)})
 """A CPU of two nodes, each with four physical cores of two threads."""
-SERVER = FOUR_DEVICES.model_copy(update={"numa_nodes": 2, "node_cores": (8, 8), "device_nodes": (0, 0, 0, 1)})
+SERVER = FOUR_DEVICES.model_copy(
+    update={"numa_nodes": 2, "node_cores": (8, 8), "device_nodes": (0, 0, 0, 1)}
+)
 """Four devices, of which one is alone on its node."""
 GROUP: dict[str, Any] = {"strategy": "ddp", "world_size": 2}
 
@@ -50,13 +58,17 @@ def test_a_binding_is_what_it_changes_here(
 def test_a_binding_is_had_where_it_is_possible_and_changes_something() -> None:
     assert has_binding("node", 2, SERVER)
     assert not has_binding("node", 2, FOUR_DEVICES), "one node"
-    assert not has_binding("node", 2, SERVER.model_copy(update={"device_nodes": (-1,) * 4})), "nodes that are not told"
+    assert not has_binding("node", 2, SERVER.model_copy(update={"device_nodes": (-1,) * 4})), (
+        "nodes that are not told"
+    )
     assert not has_binding(None, 2, SERVER)
 
 
 def test_ranks_are_counted_from_the_device_that_was_named() -> None:
     named = SERVER.model_copy(update={"device": "cuda:2"})
-    assert effective_binding("exclusive", 2, named) == "node", "cuda:2 and cuda:3 lie on different nodes"
+    assert effective_binding("exclusive", 2, named) == "node", (
+        "cuda:2 and cuda:3 lie on different nodes"
+    )
 
 
 def test_devices_that_were_not_looked_up_are_taken_to_be_spread_evenly() -> None:
@@ -75,15 +87,21 @@ def test_a_rank_without_a_core_or_a_place_is_refused() -> None:
     assert refused_binding("node", 1, lost) is None
     assert "cuda:0" in str(refused_binding("node", 2, lost))
     config = TrainingConfig(**GROUP, numa_binding="node")
-    assert rules.obstacle(config, make_facts(), lost, drop_last=True) == refused_binding("node", 2, lost)
+    assert rules.obstacle(config, make_facts(), lost, drop_last=True) == refused_binding(
+        "node", 2, lost
+    )
     beside = TrainingConfig(strategy="dp", world_size=2, numa_binding="node")
-    assert rules.obstacle(beside, make_facts(), lost, drop_last=True) == refused_binding("node", 2, lost)
+    assert rules.obstacle(beside, make_facts(), lost, drop_last=True) == refused_binding(
+        "node", 2, lost
+    )
 
 
 def test_one_process_with_several_devices_is_bound_once() -> None:
     few = SERVER.model_copy(update={"node_cores": (2, 2), "cores": 4})
     dp = TrainingConfig(strategy="dp", world_size=3, numa_binding="exclusive")
-    assert rules.obstacle(dp, make_facts(), few, drop_last=True) is None, "it needs no core for each device"
+    assert rules.obstacle(dp, make_facts(), few, drop_last=True) is None, (
+        "it needs no core for each device"
+    )
     assert rules.without_effect(dp, make_facts(), few) == {}
     assert rules.normalised(dp.model_dump(), make_facts(), few)["numa_binding"] == "node"
     assert rules.cores_within(dp, few) == 2, "those beside its devices"
@@ -101,7 +119,9 @@ def test_what_has_no_effect_is_put_to_what_it_comes_to() -> None:
     assert normalised(CPU, numa_binding="exclusive", **GROUP) == "exclusive"
     assert normalised(TWO_SOCKETS, numa_binding="exclusive", **GROUP) == "node"
     assert normalised(TWO_SOCKETS, numa_binding="exclusive", strategy="ddp", world_size=1) == "node"
-    assert normalised(SERVER, numa_binding="exclusive", strategy="dp", world_size=2) == "node", "one process"
+    assert normalised(SERVER, numa_binding="exclusive", strategy="dp", world_size=2) == "node", (
+        "one process"
+    )
     alone = rules.same_behaviour_key(TrainingConfig(numa_binding="exclusive"), make_facts(), CPU)
     assert alone == rules.same_behaviour_key(TrainingConfig(), make_facts(), CPU)
 
@@ -144,9 +164,14 @@ def test_bindings_are_tried_where_they_change_something(
 
 
 def test_a_binding_that_is_given_or_run_today_is_kept() -> None:
-    assert tuple(make_space({"numa_binding": "node"}, environment=CPU).domains["numa_binding"]) == ("node",)
+    assert tuple(make_space({"numa_binding": "node"}, environment=CPU).domains["numa_binding"]) == (
+        "node",
+    )
     baseline = TrainingConfig(numa_binding="exclusive")
-    assert tuple(make_space(environment=SERVER, baseline=baseline).domains["numa_binding"])[-1] == "exclusive"
+    assert (
+        tuple(make_space(environment=SERVER, baseline=baseline).domains["numa_binding"])[-1]
+        == "exclusive"
+    )
 
 
 def test_a_proposal_is_composed_of_what_it_comes_to() -> None:
@@ -172,7 +197,12 @@ def test_a_listed_binding_that_never_changes_anything_is_said() -> None:
     assert note == baseline_without_effect(**told)
 
 
-@given(st.integers(1, 4), st.integers(1, 16), st.integers(1, 64), st.sampled_from(["node", "exclusive"]))
+@given(
+    st.integers(1, 4),
+    st.integers(1, 16),
+    st.integers(1, 64),
+    st.sampled_from(["node", "exclusive"]),
+)
 def test_bound_ranks_have_a_core_and_never_more_than_there_are(
     nodes: int, ranks: int, cores: int, binding: Any
 ) -> None:
@@ -186,5 +216,9 @@ def test_bound_ranks_have_a_core_and_never_more_than_there_are(
 def test_what_is_tried_is_neither_refused_nor_without_effect() -> None:
     for environment in (CPU, TWO_SOCKETS, SERVER, FOUR_DEVICES):
         for binding in bindings_tried((1, 2, 4), environment):
-            counts = [count for count in (1, 2, 4) if effective_binding(binding, count, environment) == binding]
+            counts = [
+                count
+                for count in (1, 2, 4)
+                if effective_binding(binding, count, environment) == binding
+            ]
             assert any(refused_binding(binding, count, environment) is None for count in counts)

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.settings.ddp_config import DdpConfig
-from autotune.settings.environment import Environment
-from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import OptimizerFacts, ScriptFacts
+from autotune.config.environment import Environment
+from autotune.config.plan import OptimizerFacts, ScriptFacts
+from autotune.config.training_config import DdpConfig, TrainingConfig
 from autotune.space import constraints as rules
 from tests.factories import CPU, FOUR_DEVICES, make_environment, make_facts
 
@@ -63,7 +62,9 @@ def obstacle() -> Callable[..., str | None]:
     return told
 
 
-def test_a_batch_must_fit_into_the_dataset_where_the_last_one_is_dropped(obstacle: Callable[..., str | None]) -> None:
+def test_a_batch_must_fit_into_the_dataset_where_the_last_one_is_dropped(
+    obstacle: Callable[..., str | None],
+) -> None:
     fits, larger = TrainingConfig(micro_batch_size=100), TrainingConfig(micro_batch_size=101)
     assert obstacle(fits, dataset_length=100) is None
     assert "micro_batch_size=101" in str(obstacle(larger, dataset_length=100))
@@ -72,14 +73,18 @@ def test_a_batch_must_fit_into_the_dataset_where_the_last_one_is_dropped(obstacl
 
 
 @pytest.mark.parametrize("strategy", ["dp", "ddp"])
-def test_a_batch_of_every_rank_must_fit_into_the_dataset(obstacle: Callable[..., str | None], strategy: str) -> None:
+def test_a_batch_of_every_rank_must_fit_into_the_dataset(
+    obstacle: Callable[..., str | None], strategy: str
+) -> None:
     group = {"strategy": strategy, "world_size": 2}
     assert obstacle({**group, "micro_batch_size": 50}, dataset_length=100) is None
     reason = obstacle({**group, "micro_batch_size": 51}, dataset_length=100)
     assert re.search(r"micro_batch_size=51 .*2 ranks$", str(reason))
 
 
-def test_a_fixed_batch_sampler_fixes_the_batch_of_a_process(obstacle: Callable[..., str | None]) -> None:
+def test_a_fixed_batch_sampler_fixes_the_batch_of_a_process(
+    obstacle: Callable[..., str | None],
+) -> None:
     group = {"world_size": 2, "micro_batch_size": 16}
     assert obstacle({"micro_batch_size": 16}, fixed_batch_size=16) is None
     assert obstacle({}, fixed_batch_size=16) is not None
@@ -96,7 +101,9 @@ def test_ranks_beyond_the_devices_are_told_with_both_numbers(
     assert obstacle(group) is None
     two, named = make_environment(device_count=2), make_environment(device="cuda:2", device_count=4)
     for environment in (two, named):
-        assert re.search(r"^world_size.* 2, .*world_size=3;", str(obstacle(group, environment=environment)))
+        assert re.search(
+            r"^world_size.* 2, .*world_size=3;", str(obstacle(group, environment=environment))
+        )
     assert "cuda:2" in str(obstacle(group, environment=named))
 
 
@@ -106,16 +113,22 @@ def test_on_the_cpu_each_rank_needs_a_core(obstacle: Callable[..., str | None]) 
     assert re.search(r"^world_size.* 4, .*cores", str(reason))
 
 
-def test_a_strategy_that_the_device_does_not_have_is_told(obstacle: Callable[..., str | None]) -> None:
+def test_a_strategy_that_the_device_does_not_have_is_told(
+    obstacle: Callable[..., str | None],
+) -> None:
     apple = make_environment(device="mps", device_kind="mps")
     assert "CUDA" in str(obstacle({"strategy": "dp", "world_size": 2}, environment=CPU))
     assert "gloo" in str(obstacle({"strategy": "ddp"}, environment=apple))
     assert obstacle({}, environment=apple) is None
 
 
-def test_parameters_without_a_gradient_must_be_looked_for(obstacle: Callable[..., str | None]) -> None:
+def test_parameters_without_a_gradient_must_be_looked_for(
+    obstacle: Callable[..., str | None],
+) -> None:
     def told(**ddp: bool) -> str | None:
-        return obstacle({"strategy": "ddp", "world_size": 2, "ddp": ddp}, has_unused_parameters=True)
+        return obstacle(
+            {"strategy": "ddp", "world_size": 2, "ddp": ddp}, has_unused_parameters=True
+        )
 
     assert "ddp.find_unused_parameters" in str(told())
     assert told(find_unused_parameters=True) is None
@@ -124,7 +137,9 @@ def test_parameters_without_a_gradient_must_be_looked_for(obstacle: Callable[...
     assert obstacle({"strategy": "dp", "world_size": 2}, has_unused_parameters=True) is None
 
 
-@pytest.mark.parametrize(("hook", "is_refused"), [("bf16", True), ("fp16", False), ("powersgd", False), (None, False)])
+@pytest.mark.parametrize(
+    ("hook", "is_refused"), [("bf16", True), ("fp16", False), ("powersgd", False), (None, False)]
+)
 def test_the_bf16_hook_alone_is_refused_on_gloo(
     obstacle: Callable[..., str | None], hook: str | None, is_refused: bool
 ) -> None:
@@ -136,7 +151,12 @@ def test_the_bf16_hook_alone_is_refused_on_gloo(
 
 def test_a_hook_may_round_as_coarsely_as_computing_or_the_baseline() -> None:
     def group(hook: str | None, amp_dtype: str = "float32") -> TrainingConfig:
-        values = {"strategy": "ddp", "world_size": 2, "amp_dtype": amp_dtype, "ddp": {"comm_hook": hook}}
+        values = {
+            "strategy": "ddp",
+            "world_size": 2,
+            "amp_dtype": amp_dtype,
+            "ddp": {"comm_hook": hook},
+        }
         return TrainingConfig.model_validate(values)
 
     plain = TrainingConfig()
@@ -144,24 +164,39 @@ def test_a_hook_may_round_as_coarsely_as_computing_or_the_baseline() -> None:
     assert rules.coarse_exchange(group("fp16", "float16"), plain) is None
     assert rules.coarse_exchange(group("bf16", "bfloat16"), plain) is None
     assert rules.coarse_exchange(group("powersgd"), group("powersgd")) is None
-    for hook, amp_dtype in (("fp16", "float32"), ("fp16", "bfloat16"), ("bf16", "float16"), ("powersgd", "float16")):
+    for hook, amp_dtype in (
+        ("fp16", "float32"),
+        ("fp16", "bfloat16"),
+        ("bf16", "float16"),
+        ("powersgd", "float16"),
+    ):
         reason = rules.coarse_exchange(group(hook, amp_dtype), plain)
         assert f"ddp.comm_hook={hook} and amp_dtype={amp_dtype}" in str(reason)
 
 
 def test_what_has_no_effect_is_named_with_its_reason() -> None:
-    config, flat = TrainingConfig(pin_memory=True, channels_last=True), make_facts(has_4d_input=False)
+    config, flat = (
+        TrainingConfig(pin_memory=True, channels_last=True),
+        make_facts(has_4d_input=False),
+    )
     assert set(rules.without_effect(config, flat, CPU)) == {"pin_memory", "channels_last"}
     assert rules.without_effect(config, make_facts(), make_environment()) == {}
     assert rules.without_effect(TrainingConfig(), flat, CPU) == {}
     ddp = DdpConfig(static_graph=True, find_unused_parameters=True, broadcast_buffers=False)
     group = TrainingConfig(strategy="ddp", world_size=2, ddp=ddp)
-    assert set(rules.without_effect(group, flat, CPU)) == {"ddp.find_unused_parameters", "ddp.broadcast_buffers"}
-    assert set(rules.without_effect(group, make_facts(has_buffers=True), CPU)) == {"ddp.find_unused_parameters"}
+    assert set(rules.without_effect(group, flat, CPU)) == {
+        "ddp.find_unused_parameters",
+        "ddp.broadcast_buffers",
+    }
+    assert set(rules.without_effect(group, make_facts(has_buffers=True), CPU)) == {
+        "ddp.find_unused_parameters"
+    }
 
 
 def test_what_the_step_has_no_use_for_is_named_with_its_reason() -> None:
-    config = TrainingConfig(cudnn_benchmark=True, fused=True, compile=True, compile_mode="reduce-overhead")
+    config = TrainingConfig(
+        cudnn_benchmark=True, fused=True, compile=True, compile_mode="reduce-overhead"
+    )
     fusable = OptimizerFacts(name="SGD", can_fuse=True)
     assert rules.without_effect(config, make_facts(has_convolutions=True), CPU) == {
         "cudnn_benchmark": "no_cudnn",
@@ -173,7 +208,9 @@ def test_what_the_step_has_no_use_for_is_named_with_its_reason() -> None:
     assert "compile_mode" not in rules.without_effect(without_graphs, make_facts(), CPU)
 
 
-def test_a_fused_optimizer_that_torch_does_not_have_is_told(obstacle: Callable[..., str | None]) -> None:
+def test_a_fused_optimizer_that_torch_does_not_have_is_told(
+    obstacle: Callable[..., str | None],
+) -> None:
     assert "got RMSprop" in str(obstacle({"fused": True}, optimizer=OptimizerFacts(name="RMSprop")))
     assert obstacle({"fused": True}, optimizer=OptimizerFacts(name="Adam", can_fuse=True)) is None
     assert obstacle({"fused": False}, optimizer=OptimizerFacts(name="RMSprop")) is None
@@ -196,8 +233,12 @@ def test_a_scripts_optimizer_is_fused_as_the_script_makes_it() -> None:
 
 
 @given(
-    st.builds(lambda own, ranks: {**own, **(ranks or {})}, _LOADER_SETTINGS, st.none() | _RANK_SETTINGS).filter(
-        lambda settings: not (settings["compile"] and settings.get("strategy") == "dp")  # a contradiction anywhere
+    st.builds(
+        lambda own, ranks: {**own, **(ranks or {})}, _LOADER_SETTINGS, st.none() | _RANK_SETTINGS
+    ).filter(
+        lambda settings: (
+            not (settings["compile"] and settings.get("strategy") == "dp")
+        )  # a contradiction anywhere
     ),
     st.booleans(),
     st.booleans(),
@@ -212,7 +253,12 @@ def test_normalising_is_idempotent_valid_and_leaves_nothing_without_effect(
     may_switch: bool,
 ) -> None:
     optimizer = OptimizerFacts(name="SGD", can_fuse=may_switch)
-    facts = make_facts(has_4d_input=has_4d, has_buffers=has_buffers, has_convolutions=may_switch, optimizer=optimizer)
+    facts = make_facts(
+        has_4d_input=has_4d,
+        has_buffers=has_buffers,
+        has_convolutions=may_switch,
+        optimizer=optimizer,
+    )
     environment = CPU if is_cpu else make_environment()
     before = dict(settings)
     once = rules.normalised(settings, facts, environment)
@@ -226,7 +272,9 @@ def test_normalising_is_idempotent_valid_and_leaves_nothing_without_effect(
 
 def test_configurations_that_run_alike_share_a_key() -> None:
     def key(**settings: Any) -> str:
-        return rules.same_behaviour_key(TrainingConfig(**settings), make_facts(has_4d_input=False), CPU)
+        return rules.same_behaviour_key(
+            TrainingConfig(**settings), make_facts(has_4d_input=False), CPU
+        )
 
     assert key(num_workers=2) == key(num_workers=2, prefetch_factor=2)
     assert key() == key(pin_memory=True, channels_last=True, lr=0.5)
@@ -242,8 +290,12 @@ def test_configurations_that_run_alike_share_a_key() -> None:
 
 def test_groups_that_run_alike_share_a_key() -> None:
     def key(world_size: int = 2, gradient_mib: int = 0, **ddp: Any) -> str:
-        config = TrainingConfig(strategy="ddp", world_size=world_size, ddp=DdpConfig(**ddp) if ddp else None)
-        return rules.same_behaviour_key(config, make_facts(gradient_bytes=gradient_mib * 2**20), FOUR_DEVICES)
+        config = TrainingConfig(
+            strategy="ddp", world_size=world_size, ddp=DdpConfig(**ddp) if ddp else None
+        )
+        return rules.same_behaviour_key(
+            config, make_facts(gradient_bytes=gradient_mib * 2**20), FOUR_DEVICES
+        )
 
     assert key() == key(broadcast_buffers=True) == key(broadcast_buffers=False)
     assert key() == key(bucket_cap_mb=25, first_bucket_mb=1)

@@ -6,13 +6,11 @@ from typing import Any
 
 import pytest
 
-from autotune.settings.ddp_config import DdpConfig
-from autotune.settings.environment import Environment
-from autotune.settings.search_space import IntRange
-from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import OptimizerFacts
-from autotune.space.default_ranges import most_workers
-from autotune.space.resolved_space import ResolvedSpace, compose
+from autotune.config.environment import Environment
+from autotune.config.plan import IntRange, OptimizerFacts
+from autotune.config.training_config import DdpConfig, TrainingConfig
+from autotune.space.ranges import most_workers
+from autotune.space.space import ResolvedSpace, compose
 from tests.factories import CPU, FOUR_DEVICES, GPU, make_environment, make_facts, make_space
 
 MIB = 2**20
@@ -51,7 +49,9 @@ def test_ddps_settings_are_searched_where_ddp_is() -> None:
     }
 
 
-@pytest.mark.parametrize("given_space", [{"strategy": "single"}, {"strategy": ["single", "dp"]}, {"world_size": 1}])
+@pytest.mark.parametrize(
+    "given_space", [{"strategy": "single"}, {"strategy": ["single", "dp"]}, {"world_size": 1}]
+)
 def test_where_ddp_is_not_tried_it_has_no_settings(given_space: dict[str, Any]) -> None:
     space = make_space(given_space, environment=FOUR_DEVICES)
     assert ddp_names(space) == set()
@@ -107,7 +107,9 @@ def test_on_devices_one_of_ranks_and_strategy_asks_for_the_other(
 def test_more_ranks_than_devices_are_told_by_the_rule() -> None:
     space = make_space({"world_size": [1, 2]}, environment=make_environment())
     assert "world_size=2" in str(compose({"strategy": "ddp", "world_size": 2}, space))
-    space = make_space({"world_size": 2}, environment=make_environment(device="mps", device_kind="mps"))
+    space = make_space(
+        {"world_size": 2}, environment=make_environment(device="mps", device_kind="mps")
+    )
     assert "strategy 'ddp'" in str(compose({}, space))
 
 
@@ -139,7 +141,13 @@ def test_the_baselines_group_lies_in_the_space() -> None:
 
 @pytest.mark.parametrize(
     ("gradient_bytes", "caps"),
-    [(0, [50.0, 100.0]), (MIB, []), (10 * MIB, [50.0]), (50 * MIB, [50.0]), (51 * MIB, [50.0, 100.0])],
+    [
+        (0, [50.0, 100.0]),
+        (MIB, []),
+        (10 * MIB, [50.0]),
+        (50 * MIB, [50.0]),
+        (51 * MIB, [50.0, 100.0]),
+    ],
 )
 def test_buckets_beyond_the_first_that_holds_all_gradients_are_not_tried(
     gradient_bytes: int, caps: list[float]
@@ -165,7 +173,10 @@ def test_unused_parameters_are_looked_for_where_the_probe_has_seen_them() -> Non
 def test_hooks_follow_the_spaces_precisions_and_the_backend() -> None:
     coarse = {"amp_dtype": ["float16", "bfloat16"]}
     assert values(make_space(GROUP, environment=CPU), "ddp.comm_hook") == [None]
-    assert values(make_space({**GROUP, **coarse}, environment=CPU), "ddp.comm_hook") == [None, "fp16"]
+    assert values(make_space({**GROUP, **coarse}, environment=CPU), "ddp.comm_hook") == [
+        None,
+        "fp16",
+    ]
     plain = make_space({"amp_dtype": ["float32", "bfloat16"]}, environment=FOUR_DEVICES)
     assert values(plain, "ddp.comm_hook") == [None, "bf16"]
 
@@ -176,7 +187,10 @@ def test_workers_are_those_of_one_rank() -> None:
     group = make_space({"strategy": "ddp", "world_size": [2, 4]}, environment=FOUR_DEVICES)
     assert group.domains["num_workers"] == IntRange(low=0, high=16)
     unsharded = make_space(
-        {"strategy": "ddp", "world_size": 4}, environment=FOUR_DEVICES, is_iterable=True, is_sharded=False
+        {"strategy": "ddp", "world_size": 4},
+        environment=FOUR_DEVICES,
+        is_iterable=True,
+        is_sharded=False,
     )
     assert unsharded.domains["num_workers"] == IntRange(low=0, high=1)
 
@@ -184,7 +198,9 @@ def test_workers_are_those_of_one_rank() -> None:
 def test_batches_reach_down_to_an_equal_share_of_the_baselines() -> None:
     eight = make_space(environment=make_environment(device_count=8))
     assert values(eight, "micro_batch_size")[0] == 4
-    odd = make_space(environment=make_environment(device_count=2), baseline=TrainingConfig(micro_batch_size=48))
+    odd = make_space(
+        environment=make_environment(device_count=2), baseline=TrainingConfig(micro_batch_size=48)
+    )
     assert {24, 48} <= set(values(odd, "micro_batch_size"))
 
 
@@ -203,19 +219,25 @@ def test_batches_reach_down_to_an_equal_share_of_the_baselines() -> None:
 def test_cudnns_benchmark_is_tried_where_fixed_shapes_are_convolved(
     facts: dict[str, Any], environment: Environment, tried: list[bool]
 ) -> None:
-    space = make_space(environment=environment, **{"has_convolutions": True, "has_fixed_shapes": True, **facts})
+    space = make_space(
+        environment=environment, **{"has_convolutions": True, "has_fixed_shapes": True, **facts}
+    )
     assert values(space, "cudnn_benchmark") == tried
 
 
 def test_todays_benchmark_alone_is_tried_where_no_module_convolves() -> None:
-    space = make_space(baseline=TrainingConfig(cudnn_benchmark=True), environment=GPU, has_fixed_shapes=True)
+    space = make_space(
+        baseline=TrainingConfig(cudnn_benchmark=True), environment=GPU, has_fixed_shapes=True
+    )
     assert values(space, "cudnn_benchmark") == [True]
 
 
 def test_a_fused_optimizer_is_tried_where_torch_has_it() -> None:
     for can_fuse, tried in ((True, [False, True]), (False, [False])):
         for environment in (CPU, GPU):
-            space = make_space(environment=environment, optimizer=OptimizerFacts(name="Adam", can_fuse=can_fuse))
+            space = make_space(
+                environment=environment, optimizer=OptimizerFacts(name="Adam", can_fuse=can_fuse)
+            )
             assert values(space, "fused") == tried
 
 
@@ -226,7 +248,11 @@ def test_a_fused_optimizer_is_tried_where_torch_has_it() -> None:
         ({"compile": [False, True]}, {}, ["default", "reduce-overhead"]),
         ({"compile": False}, {"compile": True}, ["default"]),
         ({}, {"compile": True}, ["default", "reduce-overhead"]),
-        ({}, {"compile": True, "compile_mode": "max-autotune"}, ["default", "reduce-overhead", "max-autotune"]),
+        (
+            {},
+            {"compile": True, "compile_mode": "max-autotune"},
+            ["default", "reduce-overhead", "max-autotune"],
+        ),
         ({"compile": True, "compile_mode": ["max-autotune"]}, {}, ["max-autotune"]),
     ],
 )
@@ -234,12 +260,17 @@ def test_cuda_graphs_are_tried_where_the_model_may_be_compiled(
     given_space: dict[str, Any], today: dict[str, Any], tried: list[str]
 ) -> None:
     baseline = TrainingConfig.model_validate(today)
-    assert values(make_space(given_space, baseline=baseline, has_fixed_shapes=True), "compile_mode") == tried
+    assert (
+        values(make_space(given_space, baseline=baseline, has_fixed_shapes=True), "compile_mode")
+        == tried
+    )
 
 
 def test_cuda_graphs_need_a_gpu_and_fixed_shapes() -> None:
     compiled = TrainingConfig(compile=True)
-    assert values(make_space(baseline=compiled, environment=ROCM, has_fixed_shapes=True), "compile_mode") == [
+    assert values(
+        make_space(baseline=compiled, environment=ROCM, has_fixed_shapes=True), "compile_mode"
+    ) == [
         "default",
         "reduce-overhead",
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.space.domains import spread
+from autotune.space.ranges import spread
 
 
 def test_few_numbers_are_all_taken_in_order() -> None:
@@ -17,7 +17,9 @@ def test_many_numbers_are_taken_evenly_over_their_powers_of_two() -> None:
 
 
 @given(st.sets(st.integers(0, 5000), min_size=1), st.integers(2, 30))
-def test_no_more_are_taken_than_asked_for_and_the_ends_are_among_them(values: set[int], most: int) -> None:
+def test_no_more_are_taken_than_asked_for_and_the_ends_are_among_them(
+    values: set[int], most: int
+) -> None:
     taken = spread(sorted(values), most)
     assert set(taken) <= values
     assert len(taken) <= most

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from autotune.config.environment import Environment
+from autotune.config.plan import IntRange, WorkloadFacts
+from autotune.config.training_config import TrainingConfig
 from autotune.messages.space import spread_without_effect, world_size_capped
-from autotune.settings.environment import Environment
-from autotune.settings.search_space import IntRange
-from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import WorkloadFacts
 from autotune.space import constraints as rules
-from autotune.space.resolved_space import ResolvedSpace, compose
+from autotune.space.space import ResolvedSpace, compose
 from tests.factories import CPU, FOUR_DEVICES, make_environment, make_facts, make_space
 
 LONG: dict[str, Any] = {"dataset_length": 10**6}
@@ -71,10 +70,16 @@ def test_a_devices_number_counts_on_a_lone_host_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "packed", "spread"), [(1, 1, 1), (2, 2, 1), (3, 3, 1), (4, 4, 2), (6, 3, 2), (12, 4, 4), (15, 5, 5)]
+    ("ranks", "packed", "spread"),
+    [(1, 1, 1), (2, 2, 1), (3, 3, 1), (4, 4, 2), (6, 3, 2), (12, 4, 4), (15, 5, 5)],
 )
-def test_ranks_that_share_a_host_follow_from_their_layout(ranks: int, packed: int, spread: int) -> None:
-    found = [rules.ranks_on_host(ranks, over(FOUR_DEVICES, 3, is_spread=is_spread)) for is_spread in (False, True)]
+def test_ranks_that_share_a_host_follow_from_their_layout(
+    ranks: int, packed: int, spread: int
+) -> None:
+    found = [
+        rules.ranks_on_host(ranks, over(FOUR_DEVICES, 3, is_spread=is_spread))
+        for is_spread in (False, True)
+    ]
     assert found == [packed, spread]
     assert rules.ranks_on_host(ranks, FOUR_DEVICES) == ranks
 
@@ -104,11 +109,17 @@ def test_whole_hosts_are_tried_beside_every_number_of_devices_of_one(
 def test_no_rank_is_left_without_a_sample_unless_batches_were_listed() -> None:
     environment = over(FOUR_DEVICES, 32)
     kept = make_space(environment=environment, global_batch="keep", **LONG)
-    small = make_space(environment=environment, max_batch_scale=1, baseline=TrainingConfig(micro_batch_size=2))
-    listed = make_space({"micro_batch_size": [64]}, environment=environment, max_batch_scale=1, **LONG)
+    small = make_space(
+        environment=environment, max_batch_scale=1, baseline=TrainingConfig(micro_batch_size=2)
+    )
+    listed = make_space(
+        {"micro_batch_size": [64]}, environment=environment, max_batch_scale=1, **LONG
+    )
     assert [max(ranks_of(space)[0]) for space in (kept, small, listed)] == [32, 4, 128]
     for space in (kept, small):
-        config = compose({"strategy": "ddp", "world_size": max(space.group_sizes), "micro_batch_size": 1}, space)
+        config = compose(
+            {"strategy": "ddp", "world_size": max(space.group_sizes), "micro_batch_size": 1}, space
+        )
         assert isinstance(config, TrainingConfig) == (space is kept)
 
 
@@ -121,7 +132,10 @@ def test_a_cluster_of_processors_stays_alone_unless_asked() -> None:
 def test_strategies_that_stay_on_a_host_are_given_no_more_ranks() -> None:
     three = over(FOUR_DEVICES, 3)
     assert ranks_of(make_space({"strategy": "dp"}, environment=three)) == ([2, 3, 4], ["dp"])
-    assert ranks_of(make_space({"world_size": [1, 8]}, environment=three)) == ([1, 8], ["single", "ddp"])
+    assert ranks_of(make_space({"world_size": [1, 8]}, environment=three)) == (
+        [1, 8],
+        ["single", "ddp"],
+    )
 
 
 def test_the_baselines_group_over_hosts_lies_in_the_space() -> None:
@@ -136,11 +150,15 @@ def test_the_baselines_group_over_hosts_lies_in_the_space() -> None:
 @pytest.mark.parametrize(
     ("ranks", "packed", "spread"), [(4, 8, 16), (8, 8, 10), (12, 8, 8)]
 )  # of 32 workers that the ranks on a host share
-def test_workers_are_divided_among_the_ranks_of_a_host(ranks: int, packed: int, spread: int) -> None:
+def test_workers_are_divided_among_the_ranks_of_a_host(
+    ranks: int, packed: int, spread: int
+) -> None:
     params: dict[str, Any] = {"strategy": "ddp", "world_size": ranks, "num_workers": 32}
     found = []
     for is_spread in (False, True):
-        config = compose(params, make_space(environment=over(FOUR_DEVICES, 3, is_spread=is_spread), **LONG))
+        config = compose(
+            params, make_space(environment=over(FOUR_DEVICES, 3, is_spread=is_spread), **LONG)
+        )
         assert isinstance(config, TrainingConfig)
         found.append(config.num_workers)
     assert found == [packed, spread]
@@ -149,7 +167,9 @@ def test_workers_are_divided_among_the_ranks_of_a_host(ranks: int, packed: int, 
 def test_the_range_of_workers_is_that_of_the_ranks_on_a_host() -> None:
     group: dict[str, Any] = {"strategy": "ddp", "world_size": [8, 12]}
     found = [
-        make_space(group, environment=over(FOUR_DEVICES, 4, is_spread=is_spread)).domains["num_workers"]
+        make_space(group, environment=over(FOUR_DEVICES, 4, is_spread=is_spread)).domains[
+            "num_workers"
+        ]
         for is_spread in (False, True)
     ]
     assert found == [IntRange(low=0, high=8), IntRange(low=0, high=16)]
@@ -157,7 +177,10 @@ def test_the_range_of_workers_is_that_of_the_ranks_on_a_host() -> None:
 
 def test_the_baselines_workers_are_counted_on_one_host() -> None:
     baseline = TrainingConfig(strategy="ddp", world_size=8, num_workers=16)
-    caps = [make_space(environment=over(FOUR_DEVICES, hosts), baseline=baseline).workers_cap for hosts in (2, 4)]
+    caps = [
+        make_space(environment=over(FOUR_DEVICES, hosts), baseline=baseline).workers_cap
+        for hosts in (2, 4)
+    ]
     assert caps == [64, 64]
     spread = make_space(environment=over(FOUR_DEVICES, 4, is_spread=True), baseline=baseline)
     assert spread.workers_cap == 32
@@ -168,7 +191,9 @@ def test_the_baselines_workers_are_counted_on_one_host() -> None:
 
 def test_nothing_is_said_of_hosts_that_are_used() -> None:
     for is_spread in (False, True):
-        assert make_space(environment=over(FOUR_DEVICES, 3, is_spread=is_spread), **LONG).notes == ()
+        assert (
+            make_space(environment=over(FOUR_DEVICES, 3, is_spread=is_spread), **LONG).notes == ()
+        )
 
 
 @pytest.mark.parametrize(("hosts", "given_space"), [(1, {}), (3, {"world_size": 1})])

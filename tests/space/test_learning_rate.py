@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.config.plan import LrRule, OptimizerFacts
 from autotune.messages.space import betas_unchanged, lr_rule_unknown, lr_unchanged, lr_warm_up
-from autotune.settings.objective import LrRule
-from autotune.settings.workload import OptimizerFacts
-from autotune.space.learning_rate import LrAdvice, scale_lr
+from autotune.space.scaling import LrAdvice, scale_lr
 
 _SGD = OptimizerFacts(name="SGD")
 _ADAMW = OptimizerFacts(name="AdamW", betas=(0.9, 0.999), eps=1e-8)
@@ -34,16 +33,27 @@ def test_square_root_rule_is_malladis() -> None:
 
 
 @pytest.mark.parametrize(
-    ("betas", "ratio"), [((0.9, 0.999), 10), ((0.9, 0.999), 16), ((0.8, 0.99), 5), ((0.5, 0.99), 2), ((0.0, 0.99), 1.5)]
+    ("betas", "ratio"),
+    [
+        ((0.9, 0.999), 10),
+        ((0.9, 0.999), 16),
+        ((0.8, 0.99), 5),
+        ((0.5, 0.99), 2),
+        ((0.0, 0.99), 1.5),
+    ],
 )
-def test_betas_are_left_where_k_times_one_minus_beta_reaches_one(betas: tuple[float, float], ratio: float) -> None:
+def test_betas_are_left_where_k_times_one_minus_beta_reaches_one(
+    betas: tuple[float, float], ratio: float
+) -> None:
     advice = scale_lr(1e-3, ratio, "sqrt", OptimizerFacts(name="Adam", betas=betas, eps=1e-8))
     assert advice.betas is None
     assert advice.lr == pytest.approx(1e-3 * ratio**0.5)
     assert betas_unchanged(betas=betas, batch_ratio=ratio) in advice.notes
 
 
-@pytest.mark.parametrize("name", ["Adam", "AdamW", "NAdam", "RMSprop", "Adagrad", "LAMB", "FusedAdam", "Adafactor"])
+@pytest.mark.parametrize(
+    "name", ["Adam", "AdamW", "NAdam", "RMSprop", "Adagrad", "LAMB", "FusedAdam", "Adafactor"]
+)
 def test_adaptive_optimizers_take_the_square_root(name: str) -> None:
     assert scale_lr(1.0, 4, "auto", OptimizerFacts(name=name)).lr == pytest.approx(2.0)
 
@@ -73,13 +83,20 @@ def test_a_smaller_batch_asks_for_no_warm_up() -> None:
 
 
 @given(st.floats(1 / 64, 64), st.floats(0, 0.9999), st.floats(0, 0.9999))
-def test_scaled_betas_stay_between_zero_and_one_and_can_be_scaled_back(ratio: float, one: float, two: float) -> None:
+def test_scaled_betas_stay_between_zero_and_one_and_can_be_scaled_back(
+    ratio: float, one: float, two: float
+) -> None:
     advice = scale_lr(1e-3, ratio, "sqrt", OptimizerFacts(name="Adam", betas=(one, two), eps=1e-8))
     if advice.betas is None:
         assert ratio == 1 or max(ratio * (1 - one), ratio * (1 - two)) > 1 - 1e-6
         return
     assert all(0 < beta < 1 for beta in advice.betas)
-    back = scale_lr(advice.lr, 1 / ratio, "sqrt", OptimizerFacts(name="Adam", betas=advice.betas, eps=advice.eps))
+    back = scale_lr(
+        advice.lr,
+        1 / ratio,
+        "sqrt",
+        OptimizerFacts(name="Adam", betas=advice.betas, eps=advice.eps),
+    )
     assert back.lr == pytest.approx(1e-3)
     assert back.eps == pytest.approx(1e-8)
     if back.betas is not None:

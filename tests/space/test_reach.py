@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.settings.search_space import Choices, Domain, SearchSpace, SettingValue
-from autotune.settings.workload import ScriptFacts
-from autotune.space.reach import within_reach
+from autotune.config.plan import Choices, Domain, ScriptFacts, SearchSpace, SettingValue
+from autotune.space.ranges import within_reach
 from tests.factories import make_environment, make_script
 
 CPU = make_environment(native_amp_dtypes=("float32", "bfloat16"))
@@ -45,12 +44,17 @@ def test_whatever_is_out_of_reach_is_fixed_to_what_the_script_does(names: set[st
     found = reached(script)
     own = script.observed.model_dump()
     out_of_reach = [name for name in PLAIN if name not in names]
-    assert {name: found[name] for name in out_of_reach} == {name: fixed(own[name]) for name in out_of_reach}
+    assert {name: found[name] for name in out_of_reach} == {
+        name: fixed(own[name]) for name in out_of_reach
+    }
     assert set(found) - {"amp_dtype"} == set(out_of_reach) - {"amp_dtype"}
     assert list(found) == sorted(found)
 
 
-@given(st.sets(st.sampled_from(PLAIN)), st.sampled_from(["num_workers", "micro_batch_size", "grad_accum_steps"]))
+@given(
+    st.sets(st.sampled_from(PLAIN)),
+    st.sampled_from(["num_workers", "micro_batch_size", "grad_accum_steps"]),
+)
 def test_a_setting_is_refused_exactly_where_it_is_out_of_reach(names: set[str], asked: str) -> None:
     space = SearchSpace.model_validate({asked: [2, 4]}).given()
     found = within_reach(space, make_script(reached=tuple(names)), GPU)
@@ -69,9 +73,12 @@ def test_a_setting_out_of_reach_may_be_given_the_value_that_the_script_has() -> 
 
 
 @pytest.mark.parametrize(
-    ("environment", "dtypes"), [(CPU, ("float32", "bfloat16")), (GPU, ("float32", "tf32", "bfloat16"))]
+    ("environment", "dtypes"),
+    [(CPU, ("float32", "bfloat16")), (GPU, ("float32", "tf32", "bfloat16"))],
 )
-def test_precisions_are_those_of_the_device_without_float16(environment: Any, dtypes: tuple[str, ...]) -> None:
+def test_precisions_are_those_of_the_device_without_float16(
+    environment: Any, dtypes: tuple[str, ...]
+) -> None:
     assert reached(make_script(), environment)["amp_dtype"] == Choices(values=dtypes)
 
 

@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.config.plan import IntRange, SearchSpace
+from autotune.config.training_config import DdpConfig, TrainingConfig
 from autotune.messages.space import dataset_not_sharded
-from autotune.settings.ddp_config import DdpConfig
-from autotune.settings.search_space import IntRange, SearchSpace
-from autotune.settings.training_config import TrainingConfig
 from autotune.space import constraints as rules
-from autotune.space.resolved_space import ResolvedSpace, compose, setting_of
+from autotune.space.space import ResolvedSpace, compose, setting_of
 from tests.factories import CPU, FOUR_DEVICES, make_environment, make_space
 
 _DDP_SUBSETS: dict[str, st.SearchStrategy[Any]] = {
@@ -30,7 +29,9 @@ _SUBSETS: dict[str, st.SearchStrategy[Any]] = {
     "micro_batch_size": st.lists(st.integers(1, 512), min_size=1, max_size=4),
     "grad_accum_steps": st.lists(st.integers(1, 16), min_size=1, max_size=3),
     "amp_dtype": st.lists(st.sampled_from(["float32", "tf32", "bfloat16", "float16"]), min_size=1),
-    "num_workers": st.builds(lambda low, more: {"low": low, "high": low + more}, st.integers(0, 4), st.integers(0, 12)),
+    "num_workers": st.builds(
+        lambda low, more: {"low": low, "high": low + more}, st.integers(0, 4), st.integers(0, 12)
+    ),
     "prefetch_factor": st.lists(st.none() | st.integers(1, 16), min_size=1, max_size=3),
     "persistent_workers": st.booleans(),
     "pin_memory": st.lists(st.booleans(), min_size=1),
@@ -55,7 +56,9 @@ def _values(space: ResolvedSpace, name: str) -> list[Any]:
     return list(space.domains[name])
 
 
-def _some_combinations(space: ResolvedSpace, random: Random, count: int = 60) -> list[dict[str, Any]]:
+def _some_combinations(
+    space: ResolvedSpace, random: Random, count: int = 60
+) -> list[dict[str, Any]]:
     """Some combinations from all over the space: the first ones are of one strategy alone."""
     domains = {name: list(domain) for name, domain in space.parameters.items()}
     return [{name: random.choice(values) for name, values in domains.items()} for _ in range(count)]
@@ -90,8 +93,13 @@ def test_the_default_ranges_are_the_documented_ones() -> None:
 
 def test_batches_grow_to_max_batch_scale_times_the_baselines() -> None:
     assert _values(make_space(max_batch_scale=2), "micro_batch_size") == [8, 16, 32, 64]
-    assert _values(make_space(baseline=TrainingConfig(micro_batch_size=48)), "micro_batch_size")[-1] == 256
-    assert 48 in _values(make_space(baseline=TrainingConfig(micro_batch_size=48)), "micro_batch_size")
+    assert (
+        _values(make_space(baseline=TrainingConfig(micro_batch_size=48)), "micro_batch_size")[-1]
+        == 256
+    )
+    assert 48 in _values(
+        make_space(baseline=TrainingConfig(micro_batch_size=48)), "micro_batch_size"
+    )
 
 
 def test_only_native_precisions_are_tried_by_default() -> None:
@@ -105,7 +113,9 @@ def test_an_unsharded_iterable_gets_one_worker_and_a_note() -> None:
     space = make_space(is_iterable=True, is_sharded=False, dataset_length=None)
     assert space.domains["num_workers"] == IntRange(low=0, high=1)
     assert space.notes == (dataset_not_sharded(most_workers=1),)
-    explicit = make_space({"num_workers": [4]}, is_iterable=True, is_sharded=False, dataset_length=None)
+    explicit = make_space(
+        {"num_workers": [4]}, is_iterable=True, is_sharded=False, dataset_length=None
+    )
     assert _values(explicit, "num_workers") == [4]
     assert explicit.notes == (dataset_not_sharded(most_workers=None),)
 
@@ -126,13 +136,14 @@ def test_the_default_ranges_hold_the_baseline(baseline: TrainingConfig) -> None:
     }
     assert outside == set()
     settings_of_baseline = {
-        name: 2 if name == "prefetch_factor" else getattr(baseline, name) for name in space.parameters
+        name: 2 if name == "prefetch_factor" else getattr(baseline, name)
+        for name in space.parameters
     }
     composed = compose(settings_of_baseline, space)
     assert isinstance(composed, TrainingConfig)
-    assert rules.same_behaviour_key(composed, space.facts, space.environment) == rules.same_behaviour_key(
-        baseline, space.facts, space.environment
-    )
+    assert rules.same_behaviour_key(
+        composed, space.facts, space.environment
+    ) == rules.same_behaviour_key(baseline, space.facts, space.environment)
 
 
 # Explicit choices
@@ -223,12 +234,16 @@ def test_what_is_composed_breaks_no_rule_and_no_cap(
 
 
 @given(_BASELINES)
-def test_keeping_the_batch_always_leaves_a_way_and_never_changes_it(baseline: TrainingConfig) -> None:
+def test_keeping_the_batch_always_leaves_a_way_and_never_changes_it(
+    baseline: TrainingConfig,
+) -> None:
     space = make_space(baseline=baseline, global_batch="keep")
     assert "grad_accum_steps" not in space.parameters
     sizes = set()
     for size in space.domains["micro_batch_size"]:
-        params = {name: next(iter(domain)) for name, domain in space.parameters.items()} | {"micro_batch_size": size}
+        params = {name: next(iter(domain)) for name, domain in space.parameters.items()} | {
+            "micro_batch_size": size
+        }
         config = compose(params, space)
         assert isinstance(config, TrainingConfig), config
         assert config.global_batch_size == baseline.global_batch_size
@@ -238,7 +253,9 @@ def test_keeping_the_batch_always_leaves_a_way_and_never_changes_it(baseline: Tr
 
 def test_a_kept_batch_refuses_what_does_not_divide_it() -> None:
     space = make_space(
-        {"micro_batch_size": [24, 32, 64]}, global_batch="keep", baseline=TrainingConfig(micro_batch_size=64)
+        {"micro_batch_size": [24, 32, 64]},
+        global_batch="keep",
+        baseline=TrainingConfig(micro_batch_size=64),
     )
     reasons = {size: compose({"micro_batch_size": size}, space) for size in (24, 32, 64)}
     assert "micro_batch_size=24" in str(reasons[24])
@@ -252,7 +269,12 @@ def test_a_value_outside_the_space_is_refused_by_name() -> None:
 
 def test_a_contradiction_is_refused_by_its_rule() -> None:
     space = make_space(
-        {"strategy": "ddp", "world_size": 2, "ddp": {"static_graph": True}, "grad_accum_steps": [1, 2]},
+        {
+            "strategy": "ddp",
+            "world_size": 2,
+            "ddp": {"static_graph": True},
+            "grad_accum_steps": [1, 2],
+        },
         environment=FOUR_DEVICES,
     )
     assert str(compose({"grad_accum_steps": 2}, space)).startswith("ddp.static_graph ")
@@ -262,8 +284,18 @@ def test_dataparallel_is_never_proposed_with_a_compiled_model() -> None:
     space = make_space({"compile": [False, True], "world_size": [1, 2]}, environment=FOUR_DEVICES)
     assert "dp" in space.domains["strategy"]
     composed = [(params, compose(params, space)) for params in _some_combinations(space, Random(0))]
-    ran = {(config.strategy, config.compile) for _, config in composed if isinstance(config, TrainingConfig)}
-    assert ran == {("single", False), ("single", True), ("dp", False), ("ddp", False), ("ddp", True)}
+    ran = {
+        (config.strategy, config.compile)
+        for _, config in composed
+        if isinstance(config, TrainingConfig)
+    }
+    assert ran == {
+        ("single", False),
+        ("single", True),
+        ("dp", False),
+        ("ddp", False),
+        ("ddp", True),
+    }
     only_that = {"compile": True, "strategy": "dp", "world_size": 2}
     refused = compose({}, make_space(only_that, environment=FOUR_DEVICES))
     assert re.search(r"^compile .*'dp'", str(refused))
@@ -273,13 +305,21 @@ def test_what_has_no_effect_is_put_to_neutral() -> None:
     space = make_space({"pin_memory": [True]}, environment=None, has_4d_input=False)
     config = compose({"num_workers": 0, "prefetch_factor": 8, "persistent_workers": True}, space)
     assert isinstance(config, TrainingConfig)
-    assert (config.prefetch_factor, config.persistent_workers, config.channels_last) == (None, False, False)
+    assert (config.prefetch_factor, config.persistent_workers, config.channels_last) == (
+        None,
+        False,
+        False,
+    )
 
 
 def test_in_order_is_searched_where_listed_and_with_workers() -> None:
     space = make_space({**_ONE_VALUE_EACH, "num_workers": [0, 2], "in_order": [True, False]})
     configs = [compose(params, space) for params in space.combinations()]
-    assert {(config.num_workers, config.in_order) for config in configs if isinstance(config, TrainingConfig)} == {
+    assert {
+        (config.num_workers, config.in_order)
+        for config in configs
+        if isinstance(config, TrainingConfig)
+    } == {
         (0, True),
         (2, True),
         (2, False),
@@ -287,7 +327,9 @@ def test_in_order_is_searched_where_listed_and_with_workers() -> None:
 
 
 def test_a_setting_with_one_value_is_no_parameter() -> None:
-    space = make_space({name: domain for name, domain in _ONE_VALUE_EACH.items() if name != "num_workers"})
+    space = make_space(
+        {name: domain for name, domain in _ONE_VALUE_EACH.items() if name != "num_workers"}
+    )
     assert set(space.parameters) == {"num_workers"}
     assert space.size == len(list(space.combinations())) == 9
     assert make_space(_ONE_VALUE_EACH).size == 1
@@ -351,7 +393,9 @@ def test_one_rank_is_refused_where_the_user_has_left_it_out() -> None:
     space = make_space({"strategy": "ddp", "world_size": [1, 2]}, environment=FOUR_DEVICES)
     assert "'single'" in str(compose({"world_size": 1}, space))
     assert isinstance(compose({"world_size": 2}, space), TrainingConfig)
-    with_one = make_space({"strategy": ["single", "ddp"], "world_size": 2}, environment=FOUR_DEVICES)
+    with_one = make_space(
+        {"strategy": ["single", "ddp"], "world_size": 2}, environment=FOUR_DEVICES
+    )
     config = compose({"strategy": "single"}, with_one)
     assert isinstance(config, TrainingConfig)
     assert config.world_size == 1

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.analysis.forecast.observations import device_variations, loader_variations
-from autotune.diagnosis.variations import list_variations
+from autotune.config.plan import SearchSpace, SettingValue
+from autotune.config.training_config import TrainingConfig
+from autotune.diagnosis.advice import list_variations
+from autotune.models.observations import device_variations, loader_variations
 from autotune.records.ceilings import CeilingBook, loader_key
-from autotune.settings.search_space import SearchSpace, SettingValue
-from autotune.settings.training_config import TrainingConfig
-from autotune.space.domains import whole_numbers
-from autotune.space.resolved_space import ResolvedSpace, compose
-from autotune.space.token_budget import budget_obstacle, samples_within, with_batch, with_mean_batch
-from autotune.study.proposals import first_guesses, params_of, same_batch_variant
+from autotune.space.ranges import whole_numbers
+from autotune.space.scaling import budget_obstacle, samples_within, with_batch, with_mean_batch
+from autotune.space.space import ResolvedSpace, compose
+from autotune.tuning.proposals import first_guesses, params_of, same_batch_variant
 from tests.factories import CPU, make_facts, make_measurement, make_space, make_trial
 
 BASELINE = TrainingConfig(micro_batch_size=13, max_tokens=1000)
@@ -69,9 +69,14 @@ def test_the_samples_of_a_batch_follow_the_budget() -> None:
 def test_composed_batches_follow_the_budget_within_the_cap(
     baseline: TrainingConfig, keeps: bool, data: st.DataObject
 ) -> None:
-    space = budget_space(baseline=baseline, global_batch="keep" if keeps else "scale", environment=CPU)
+    space = budget_space(
+        baseline=baseline, global_batch="keep" if keeps else "scale", environment=CPU
+    )
     assert baseline.max_tokens in space.domains["max_tokens"]
-    params = {name: data.draw(st.sampled_from(list(domain)), name) for name, domain in space.parameters.items()}
+    params = {
+        name: data.draw(st.sampled_from(list(domain)), name)
+        for name, domain in space.parameters.items()
+    }
     config = compose(params, space)
     if isinstance(config, str):
         assert keeps or "within" in config
@@ -82,12 +87,16 @@ def test_composed_batches_follow_the_budget_within_the_cap(
     if keeps:
         assert config.global_batch_ratio(baseline) == 1
     else:
-        assert config.global_batch_size <= max(8 * baseline.global_batch_size, baseline.global_batch_size)
+        assert config.global_batch_size <= max(
+            8 * baseline.global_batch_size, baseline.global_batch_size
+        )
     assert TrainingConfig.model_validate(config.model_dump()) == config
 
 
 def test_a_kept_batch_is_kept_in_tokens_however_the_samples_round() -> None:
-    space = budget_space(baseline=BASELINE.model_copy(update={"grad_accum_steps": 2}), global_batch="keep")
+    space = budget_space(
+        baseline=BASELINE.model_copy(update={"grad_accum_steps": 2}), global_batch="keep"
+    )
     config = composed(space, max_tokens=500)
     assert (config.grad_accum_steps, config.micro_batch_size) == (4, 6)
     assert config.global_batch_size != space.baseline.global_batch_size
@@ -110,15 +119,25 @@ def test_first_guesses_take_the_largest_budget() -> None:
 
 def test_what_the_curves_measure_has_samples_by_its_budget() -> None:
     space = budget_space()
-    budgets = {config.max_tokens: config.micro_batch_size for config in device_variations(space, CeilingBook())}
+    budgets = {
+        config.max_tokens: config.micro_batch_size
+        for config in device_variations(space, CeilingBook())
+    }
     assert budgets == {250: 3, 500: 6, 1000: 13, 2000: 26, 4000: 52, 8000: 104}
     ends = {config.max_tokens for config in loader_variations(space, CeilingBook())}
     assert {250, 8000} <= ends
-    assert {config.max_tokens for config in list_variations(space, make_measurement())} >= {462, 1000, 2000, 4000}
+    assert {config.max_tokens for config in list_variations(space, make_measurement())} >= {
+        462,
+        1000,
+        2000,
+        4000,
+    }
 
 
 def test_loaders_of_unlike_budgets_have_ceilings_of_their_own() -> None:
-    small, less = (BASELINE.model_copy(update={"micro_batch_size": 1, "max_tokens": most}) for most in (80, 40))
+    small, less = (
+        BASELINE.model_copy(update={"micro_batch_size": 1, "max_tokens": most}) for most in (80, 40)
+    )
     assert loader_key(small) != loader_key(less)
 
 
@@ -147,5 +166,7 @@ def test_the_baseline_has_the_samples_that_the_probe_has_counted() -> None:
 def test_the_setting_that_is_not_searched_is_refused_by_name(
     listed: dict[str, Any], has_budget: bool, refused: str | None
 ) -> None:
-    reason = budget_obstacle(SearchSpace.model_validate(listed).given(), make_facts(has_token_budget=has_budget))
+    reason = budget_obstacle(
+        SearchSpace.model_validate(listed).given(), make_facts(has_token_budget=has_budget)
+    )
     assert reason is None if refused is None else str(reason).startswith(f"{refused} ")

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from autotune.config.training_config import TrainingConfig
 from autotune.messages.space import out_of_order_tried
-from autotune.settings.training_config import TrainingConfig
-from autotune.space.resolved_space import ResolvedSpace
+from autotune.space.space import ResolvedSpace
 from tests.factories import GPU, make_space
 
 TAIL: dict[str, Any] = {"slow_tail_fraction": 0.5}
@@ -20,7 +20,9 @@ def values(space: ResolvedSpace, name: str) -> list[Any]:
 
 
 @pytest.mark.parametrize(("share", "tried"), [(None, [True]), (0.19, [True]), (0.2, [True, False])])
-def test_another_order_is_tried_from_a_share_of_slow_items_on(share: float | None, tried: list[bool]) -> None:
+def test_another_order_is_tried_from_a_share_of_slow_items_on(
+    share: float | None, tried: list[bool]
+) -> None:
     assert values(make_space(slow_tail_fraction=share), "in_order") == tried
 
 
@@ -29,7 +31,9 @@ def test_another_order_is_tried_from_a_share_of_slow_items_on(share: float | Non
     [({"in_order": True}, {}), ({"num_workers": [0, 1]}, {}), ({}, {"is_deterministic": True})],
     ids=["fixed", "one worker", "deterministic"],
 )
-def test_in_order_stays_where_it_can_not_gain(given_space: dict[str, Any], facts: dict[str, Any]) -> None:
+def test_in_order_stays_where_it_can_not_gain(
+    given_space: dict[str, Any], facts: dict[str, Any]
+) -> None:
     space = make_space(given_space, **TAIL, **facts)
     assert values(space, "in_order") == [True]
     assert space.notes == ()
@@ -64,7 +68,9 @@ def test_fewer_worker_threads_are_tried_as_far_as_items_use_them(
     busy: float | None, cores: int, tried: list[int | None]
 ) -> None:
     environment = GPU.model_copy(update={"cores": cores})
-    assert values(make_space(environment=environment, cores_per_item=busy), "worker_threads") == tried
+    assert (
+        values(make_space(environment=environment, cores_per_item=busy), "worker_threads") == tried
+    )
 
 
 @pytest.mark.parametrize(

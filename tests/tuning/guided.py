@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from autotune.protocol.jobs import CurvesJob
-from autotune.settings.training_config import TrainingConfig
-from autotune.space.resolved_space import compose
+from autotune.config.training_config import TrainingConfig
+from autotune.protocol.messages import CurvesJob
+from autotune.space.space import compose
 from autotune.testing import CostModel, FakeLauncher, FakeTrial, analytic_cost
 from autotune.tuning.loop import Search
-from autotune.tuning.proposers import ModelProposer
+from autotune.tuning.proposer import ModelProposer
 from tests.factories.searches import GIB, make_search
 
 LIMIT = 14 * GIB
@@ -67,13 +67,17 @@ def memory_cliff(config: TrainingConfig) -> FakeTrial:
     loader, device = sides(config)
     sample_mib = 48 if config.amp_dtype in {"bfloat16", "float16"} else 64
     peak = 3 * GIB + config.micro_batch_size * sample_mib * 2**20
-    return joined(config, loader=loader, device=device / 10 * config.micro_batch_size**0.2, peak_bytes=peak)
+    return joined(
+        config, loader=loader, device=device / 10 * config.micro_batch_size**0.2, peak_bytes=peak
+    )
 
 
 def fastest_of(search: Search, cost: CostModel) -> float:
     """The best rate of the whole space within the limit."""
     trials = [cost(config) for config in composed(search)]
-    return max(one.samples_per_s for one in trials if one.peak_memory_bytes <= search.space.limit_bytes)
+    return max(
+        one.samples_per_s for one in trials if one.peak_memory_bytes <= search.space.limit_bytes
+    )
 
 
 def composed(search: Search) -> list[TrainingConfig]:
@@ -88,7 +92,11 @@ def composed(search: Search) -> list[TrainingConfig]:
 
 def guided(folder: Path, cost: CostModel, *, seed: int = 0, **arguments: Any) -> Search:
     """A guided search that has ended, by itself unless a number of trials is given."""
-    search = make_search(folder, FakeLauncher(cost, seed=seed), **{"n_trials": None, "limit_bytes": LIMIT, **arguments})
+    search = make_search(
+        folder,
+        FakeLauncher(cost, seed=seed),
+        **{"n_trials": None, "limit_bytes": LIMIT, **arguments},
+    )
     assert isinstance(search.proposer, ModelProposer)
     search.proposer.seed = seed
     search.run()
@@ -98,7 +106,9 @@ def guided(folder: Path, cost: CostModel, *, seed: int = 0, **arguments: Any) ->
 def until_near(search: Search, cost: CostModel) -> int:
     """How many trials it took to come within 3 % of the best of the space."""
     best = fastest_of(search, cost)
-    rates = [cost(one.config).samples_per_s if one.is_feasible else 0.0 for one in search.study.records]
+    rates = [
+        cost(one.config).samples_per_s if one.is_feasible else 0.0 for one in search.study.records
+    ]
     assert max(rates) >= NEAR * best
     return 1 + next(place for place, rate in enumerate(rates) if rate >= NEAR * best)
 

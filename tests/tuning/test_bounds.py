@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from autotune.settings.training_config import TrainingConfig
+from autotune.config.training_config import TrainingConfig
 from autotune.testing import CostModel, FakeLauncher, FakeTrial
 from autotune.tuning.loop import Search
-from autotune.tuning.proposers import ModelProposer
-from autotune.tuning.proposers.bounds import cores_bound
+from autotune.tuning.proposer import ModelProposer, cores_bound
 from tests.factories.machines import CPU
 from tests.factories.searches import GIB, make_search
 from tests.tuning.guided import SMALL, guided, slow_device, slow_loader
@@ -41,7 +40,9 @@ def jpegs(config: TrainingConfig) -> FakeTrial:
     device = CORES / step_s
     if config.num_workers == 0:
         rate = 1 / (DECODING_S + step_s / CORES)
-        return cpu_trial(rate, loader=1 / DECODING_S, device=device, loader_cpu_s=DECODING_S, device_cpu_s=step_s)
+        return cpu_trial(
+            rate, loader=1 / DECODING_S, device=device, loader_cpu_s=DECODING_S, device_cpu_s=step_s
+        )
     item_s = DECODING_S + PASSING_S
     loader = min(config.num_workers, CORES) / item_s
     most = 0.98 * CORES / (item_s + step_s)
@@ -49,7 +50,9 @@ def jpegs(config: TrainingConfig) -> FakeTrial:
     return cpu_trial(rate, loader=loader, device=device, loader_cpu_s=item_s, device_cpu_s=step_s)
 
 
-def cpu_trial(rate: float, *, loader: float, device: float, loader_cpu_s: float, device_cpu_s: float) -> FakeTrial:
+def cpu_trial(
+    rate: float, *, loader: float, device: float, loader_cpu_s: float, device_cpu_s: float
+) -> FakeTrial:
     return FakeTrial(
         samples_per_s=rate,
         peak_memory_bytes=GIB,
@@ -62,7 +65,9 @@ def cpu_trial(rate: float, *, loader: float, device: float, loader_cpu_s: float,
     )
 
 
-def on_two_cores(folder: Path, cost: CostModel, *, seed: int = 0, noise: float = 0.05, **arguments: Any) -> Search:
+def on_two_cores(
+    folder: Path, cost: CostModel, *, seed: int = 0, noise: float = 0.05, **arguments: Any
+) -> Search:
     """A search by itself on a made-up CPU, whose runs differ as they do there."""
     environment = CPU.model_copy(update={"cores": CORES})
     launcher = FakeLauncher(cost, noise=noise, seed=seed, environment=environment)
@@ -79,10 +84,15 @@ def bound_of(search: Search) -> float | None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_cores_that_the_job_itself_fills_end_the_search_after_a_few_trials(tmp_path: Path, seed: int) -> None:
+def test_cores_that_the_job_itself_fills_end_the_search_after_a_few_trials(
+    tmp_path: Path, seed: int
+) -> None:
     search = on_two_cores(tmp_path, jpegs, seed=seed)
     assert search.ended_because is not None
-    assert (search.ended_because.code, search.ended_because.figures["bound"]) == ("near_ceiling", "cores")
+    assert (search.ended_because.code, search.ended_because.figures["bound"]) == (
+        "near_ceiling",
+        "cores",
+    )
     assert len(search.study.records) <= 8
 
 
@@ -98,12 +108,18 @@ def spinning(config: TrainingConfig) -> FakeTrial:
 def test_cores_that_threads_waste_end_no_search(tmp_path: Path, seed: int) -> None:
     search = on_two_cores(tmp_path, spinning, seed=seed, noise=0.01)
     assert search.best is not None
-    assert spinning(search.best.config).samples_per_s >= 0.97 * jpegs(search.best.config).samples_per_s
+    assert (
+        spinning(search.best.config).samples_per_s >= 0.97 * jpegs(search.best.config).samples_per_s
+    )
     assert search.best.config.intra_op_threads == 1
 
 
 def test_wasted_cores_bound_nothing_that_both_sides_alone_could_do_in_less(tmp_path: Path) -> None:
-    space: dict[str, Any] = {"num_workers": 2, "intra_op_threads": [None, 1], "baseline": TrainingConfig(num_workers=2)}
+    space: dict[str, Any] = {
+        "num_workers": 2,
+        "intra_op_threads": [None, 1],
+        "baseline": TrainingConfig(num_workers=2),
+    }
     search = on_two_cores(tmp_path, spinning, n_trials=1, noise=0.0, **space)
     search.proposer.prepare(search.runner, 60.0, search.ceilings)
     bound = bound_of(search)
@@ -115,11 +131,15 @@ def heavy_step(config: TrainingConfig) -> FakeTrial:
     """All cores are busy with the step, which a larger batch makes cheaper."""
     step_s = 4e-3 * (32 / config.micro_batch_size) ** 0.3
     rate = 0.98 * CORES / (step_s + PASSING_S)
-    return cpu_trial(rate, loader=1e4, device=CORES / step_s, loader_cpu_s=PASSING_S, device_cpu_s=step_s)
+    return cpu_trial(
+        rate, loader=1e4, device=CORES / step_s, loader_cpu_s=PASSING_S, device_cpu_s=step_s
+    )
 
 
 def test_full_cores_end_no_search_while_an_open_batch_lowers_the_work(tmp_path: Path) -> None:
-    search = on_two_cores(tmp_path, heavy_step, noise=0.01, num_workers=[0, 2], intra_op_threads=None)
+    search = on_two_cores(
+        tmp_path, heavy_step, noise=0.01, num_workers=[0, 2], intra_op_threads=None
+    )
     assert search.best is not None
     assert search.best.config.micro_batch_size == 256
 
@@ -141,7 +161,9 @@ def test_a_setting_that_was_not_measured_may_spare_all_of_the_step(
         return replace(trial, own_cores=CORES, samples_per_s=0.9 * trial.samples_per_s)
 
     space = {"amp_dtype": "float32", "num_workers": 2, "intra_op_threads": None, **given}
-    search = on_two_cores(tmp_path, cheap_step, n_trials=1, noise=0.0, baseline=TrainingConfig(num_workers=2), **space)
+    search = on_two_cores(
+        tmp_path, cheap_step, n_trials=1, noise=0.0, baseline=TrainingConfig(num_workers=2), **space
+    )
     search.proposer.prepare(search.runner, 60.0, search.ceilings)
     assert bound_of(search) == pytest.approx(CORES / least_cpu_s, rel=0.02)
 
@@ -158,7 +180,12 @@ def test_cores_are_no_bound_before_a_trial_with_workers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("cost", "side"), [(slow_loader, "loader"), (slow_device, "device")])
-def test_the_side_whose_ceiling_ends_a_search_is_named(tmp_path: Path, cost: CostModel, side: str) -> None:
+def test_the_side_whose_ceiling_ends_a_search_is_named(
+    tmp_path: Path, cost: CostModel, side: str
+) -> None:
     search = guided(tmp_path, cost, **SMALL)
     assert search.ended_because is not None
-    assert (search.ended_because.code, search.ended_because.figures["bound"]) == ("near_ceiling", side)
+    assert (search.ended_because.code, search.ended_because.figures["bound"]) == (
+        "near_ceiling",
+        side,
+    )

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from autotune.config.training_config import TrainingConfig
 from autotune.launch.launcher import Exit, Launch
-from autotune.protocol.jobs import CurvesJob, read_job
-from autotune.settings.training_config import TrainingConfig
+from autotune.protocol.messages import CurvesJob, read_job
 from autotune.testing import FakeLauncher, FakeTrial
 from autotune.tuning.loop import Search
 from tests.factories.searches import make_search
@@ -58,7 +58,9 @@ def test_a_device_that_a_trial_exceeds_is_measured_again(tmp_path: Path) -> None
         assert ceiling.samples_per_s == slow_device(config).device_ceiling
 
 
-def test_what_the_baseline_and_its_own_measurement_contradict_needs_no_third(tmp_path: Path) -> None:
+def test_what_the_baseline_and_its_own_measurement_contradict_needs_no_third(
+    tmp_path: Path,
+) -> None:
     search = searched(tmp_path)
     assert search.space.baseline not in curves_of(search)[1].variations
     ceiling = search.ceilings.ceiling_of("device", search.space.baseline)
@@ -70,7 +72,9 @@ def test_no_recorded_run_has_a_ceiling_that_it_exceeds(tmp_path: Path) -> None:
     search = searched(tmp_path)
     for record in search.study.records:
         for run in record.runs:
-            assert run.device_ceiling is None or run.samples_per_s_ci[0] <= 1.05 * run.device_ceiling
+            assert (
+                run.device_ceiling is None or run.samples_per_s_ci[0] <= 1.05 * run.device_ceiling
+            )
 
 
 def test_where_others_stay_a_side_is_not_measured_a_third_time(tmp_path: Path) -> None:

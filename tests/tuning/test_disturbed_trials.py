@@ -9,7 +9,7 @@ import autotune
 from autotune.launch.launcher import Exit, Launch
 from autotune.messages.trials import rerun_after_signal, window_stopped
 from autotune.protocol.disk import read_model, write_model
-from autotune.protocol.reports import RankReport
+from autotune.protocol.messages import RankReport
 from autotune.testing import FakeLauncher
 from tests.factories.searches import NARROW
 
@@ -33,12 +33,23 @@ class StoppingLauncher(FakeLauncher):
         return exit_
 
 
-def test_a_stopped_window_is_measured_anew_and_one_that_is_stopped_again_is_told(tmp_path: Path) -> None:
+def test_a_stopped_window_is_measured_anew_and_one_that_is_stopped_again_is_told(
+    tmp_path: Path,
+) -> None:
     launcher = StoppingLauncher(stopped={"trial-000", "trial-002", "trial-002-anew"})
     result = autotune.search(
-        object, list, space=NARROW, n_trials=4, launcher=launcher, run_dir=tmp_path / "run", progress=False
+        object,
+        list,
+        space=NARROW,
+        n_trials=4,
+        launcher=launcher,
+        run_dir=tmp_path / "run",
+        progress=False,
     )
-    assert [name for name in launcher.names if name.endswith("-anew")] == ["trial-000-anew", "trial-002-anew"]
+    assert [name for name in launcher.names if name.endswith("-anew")] == [
+        "trial-000-anew",
+        "trial-002-anew",
+    ]
     told = [known.figures for known in result.summary.notes if known.code == "trial_disturbed"]
     anew = rerun_after_signal(why="stopped")
     assert [(figures["number"], figures["remark"]["code"]) for figures in told] == [  # type: ignore[index,call-overload]

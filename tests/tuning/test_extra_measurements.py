@@ -8,17 +8,15 @@ from typing import Any
 
 import pytest
 
+from autotune.config.training_config import DdpConfig, TrainingConfig
 from autotune.diagnosis.scaling import compare_strategies
-from autotune.protocol.jobs import WindowRules
+from autotune.policy import WindowRules
 from autotune.records.ceilings import Ceiling, CeilingBook, device_key
-from autotune.records.measurement import Ceilings
-from autotune.records.ranks import Communication
+from autotune.records.measurement import Ceilings, Communication
 from autotune.records.trial import Score, TrialRecord, TrialResult
-from autotune.settings.ddp_config import DdpConfig
-from autotune.settings.training_config import TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost, fake_environment
-from autotune.tuning.extra_measurements import extras_of, with_ceilings
 from autotune.tuning.loop import Search
+from autotune.tuning.probe import extras_of, with_ceilings
 from tests.factories import GPU, make_measurement
 from tests.factories.searches import confirmed, make_search
 
@@ -36,7 +34,11 @@ SPACE: dict[str, Any] = {
 def losing(config: TrainingConfig) -> FakeTrial:
     """A group of devices is slower than one device ever is."""
     trial = analytic_cost(config)
-    return trial if config.world_size == 1 else replace(trial, samples_per_s=100.0 + config.num_workers)
+    return (
+        trial
+        if config.world_size == 1
+        else replace(trial, samples_per_s=100.0 + config.num_workers)
+    )
 
 
 def searched(folder: Path, **space: Any) -> Search:
@@ -76,15 +78,21 @@ def test_every_group_is_looked_into_and_its_first_is_seen_through(tmp_path: Path
 
 
 @pytest.mark.parametrize("static_graph", [True, False])
-def test_what_a_static_graph_can_not_show_is_told_of_the_same_group_without_one(static_graph: bool) -> None:
+def test_what_a_static_graph_can_not_show_is_told_of_the_same_group_without_one(
+    static_graph: bool,
+) -> None:
     talk = Communication(step_s=0.04, step_alone_s=0.032, exchange_s=0.012, bytes_exchanged=2**25)
     told = measured(1, 150.0, DdpConfig(gradient_as_bucket_view=True), communication=talk)
-    silent = measured(2, 160.0, DdpConfig(static_graph=static_graph, comm_hook=None if static_graph else "fp16"))
+    silent = measured(
+        2, 160.0, DdpConfig(static_graph=static_graph, comm_hook=None if static_graph else "fp16")
+    )
     comparison = compare_strategies([measured(0, 100.0, None), told, silent], GPU)
     assert comparison is not None
     assert comparison.fastest is not None
     assert comparison.fastest.number == 2
-    assert comparison.fastest.communication == (talk if static_graph else None), "another hook sends other bytes"
+    assert comparison.fastest.communication == (talk if static_graph else None), (
+        "another hook sends other bytes"
+    )
 
 
 def measured(number: int, rate: float, ddp: DdpConfig | None, **more: Any) -> TrialRecord:
@@ -92,10 +100,14 @@ def measured(number: int, rate: float, ddp: DdpConfig | None, **more: Any) -> Tr
     group = {} if ddp is None else {"strategy": "ddp", "world_size": 2, "ddp": ddp}
     result = TrialResult(outcome="ok", measurement=make_measurement(rate, **more))
     score = Score(value=1.0, feasible=True, violation=-0.5)
-    return TrialRecord(number=number, config=TrainingConfig.model_validate(group), results=(result,), score=score)
+    return TrialRecord(
+        number=number, config=TrainingConfig.model_validate(group), results=(result,), score=score
+    )
 
 
-def test_copies_are_measured_once_for_each_kind_of_memory_and_known_to_all_trials(tmp_path: Path) -> None:
+def test_copies_are_measured_once_for_each_kind_of_memory_and_known_to_all_trials(
+    tmp_path: Path,
+) -> None:
     def cost(config: TrainingConfig) -> FakeTrial:
         return replace(analytic_cost(config), copy_ceiling=6000.0 if config.pin_memory else 2000.0)
 
@@ -103,7 +115,11 @@ def test_copies_are_measured_once_for_each_kind_of_memory_and_known_to_all_trial
     space = {**SPACE, "pin_memory": [False, True], "strategy": "single", "world_size": 1}
     search = make_search(tmp_path, launcher, n_trials=8, **space)
     search.run()
-    asked = [job.config.pin_memory for job in launcher.jobs if job.kind == "trial" and job.extras.copy_ceiling]
+    asked = [
+        job.config.pin_memory
+        for job in launcher.jobs
+        if job.kind == "trial" and job.extras.copy_ceiling
+    ]
     assert asked[0] is False, "the baseline's own"
     known = {
         (record.config.pin_memory, record.measurement.copy_ceiling)
@@ -116,7 +132,9 @@ def test_copies_are_measured_once_for_each_kind_of_memory_and_known_to_all_trial
 
 def test_where_nothing_is_copied_nobody_asks_twice(tmp_path: Path) -> None:
     launcher = FakeLauncher(analytic_cost)
-    search = make_search(tmp_path, launcher, n_trials=6, **{**SPACE, "strategy": "single", "world_size": 1})
+    search = make_search(
+        tmp_path, launcher, n_trials=6, **{**SPACE, "strategy": "single", "world_size": 1}
+    )
     search.run()
     asked = [job for job in launcher.jobs if job.kind == "trial" and job.extras.copy_ceiling]
     assert len(asked) <= 2, "the baseline, and the longer look before the end"
@@ -129,7 +147,9 @@ def ended(rate: float, **alone: float) -> TrialResult:
         for side, value in alone.items()
     }
     rates = {f"{side}_ceiling": value for side, value in alone.items()}
-    return TrialResult(outcome="ok", measurement=make_measurement(rate, ceilings=Ceilings(**sides), **rates))
+    return TrialResult(
+        outcome="ok", measurement=make_measurement(rate, ceilings=Ceilings(**sides), **rates)
+    )
 
 
 def test_a_ceiling_that_the_run_exceeds_is_evidence_and_no_ceiling() -> None:
@@ -139,7 +159,9 @@ def test_a_ceiling_that_the_run_exceeds_is_evidence_and_no_ceiling() -> None:
     assert (run.loader_ceiling, run.device_ceiling) == (None, 1200.0)
     assert run.ceilings is not None
     assert run.ceilings.loader is not None
-    assert extras_of(config, book, WindowRules(), is_baseline=False).loader_ceiling, "it is measured again"
+    assert extras_of(config, book, WindowRules(), is_baseline=False).loader_ceiling, (
+        "it is measured again"
+    )
 
 
 def test_a_slowed_measurement_does_not_take_the_place_of_another_of_the_same_side() -> None:

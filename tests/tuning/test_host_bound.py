@@ -8,33 +8,50 @@ from typing import Any
 
 import pytest
 
+from autotune.config.plan import Budget, Objective, OptimizerFacts, SearchSpace
+from autotune.config.training_config import TrainingConfig
 from autotune.note import Note
-from autotune.settings.budget import Budget
-from autotune.settings.objective import Objective
-from autotune.settings.search_space import SearchSpace
-from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import OptimizerFacts
-from autotune.space.default_ranges import Basis
-from autotune.space.resolved_space import ResolvedSpace, compose, resolve
+from autotune.space.ranges import Basis
+from autotune.space.space import ResolvedSpace, compose, resolve
 from autotune.testing import FakeLauncher, FakeTrial
-from autotune.tuning.host_bound import compilation_domains, host_notes, is_host_bound, list_cures, waits_most_for_host
 from autotune.tuning.loop import Search
-from tests.factories import GPU, make_breakdown, make_facts, make_measurement, make_recommendation, make_window
+from autotune.tuning.outcomes import (
+    compilation_domains,
+    host_notes,
+    is_host_bound,
+    list_cures,
+    waits_most_for_host,
+)
+from tests.factories import (
+    GPU,
+    make_breakdown,
+    make_facts,
+    make_measurement,
+    make_recommendation,
+    make_window,
+)
 from tests.factories.searches import GIB, make_search
 
 HELD = make_measurement(
-    1000.0, window=make_window(1000.0, host_ahead_s=0.0), breakdown=make_breakdown(idle=0.4), data_wait_fraction=0.0
+    1000.0,
+    window=make_window(1000.0, host_ahead_s=0.0),
+    breakdown=make_breakdown(idle=0.4),
+    data_wait_fraction=0.0,
 )
 
 
-def space_of(baseline: TrainingConfig | None = None, *, keeps: bool = False, **given: Any) -> ResolvedSpace:
+def space_of(
+    baseline: TrainingConfig | None = None, *, keeps: bool = False, **given: Any
+) -> ResolvedSpace:
     return resolve(
         Basis(
             given=SearchSpace.model_validate(given).given(),
             baseline=baseline or TrainingConfig(micro_batch_size=64),
             objective=Objective(global_batch="keep" if keeps else "scale"),
             facts=make_facts(
-                has_fixed_shapes=True, dataset_length=10**6, optimizer=OptimizerFacts(name="AdamW", can_fuse=True)
+                has_fixed_shapes=True,
+                dataset_length=10**6,
+                optimizer=OptimizerFacts(name="AdamW", can_fuse=True),
             ),
             environment=GPU,
         )
@@ -43,7 +60,8 @@ def space_of(baseline: TrainingConfig | None = None, *, keeps: bool = False, **g
 
 def cures(best: TrainingConfig, space: ResolvedSpace, most: int = 10**9) -> list[TrainingConfig]:
     found = [
-        compose(params, space) for params in list_cures(best, space, fits=lambda one: one.micro_batch_size <= most)
+        compose(params, space)
+        for params in list_cures(best, space, fits=lambda one: one.micro_batch_size <= most)
     ]
     assert all(isinstance(config, TrainingConfig) for config in found)
     return found  # type: ignore[return-value] # as checked
@@ -79,7 +97,11 @@ def test_a_batch_that_would_not_fit_gives_way_to_a_smaller_one() -> None:
 
 def test_graphs_are_a_cure_where_they_are_searched() -> None:
     graphs = cures(TrainingConfig(micro_batch_size=64), space_of(compile=[False, True]))[1]
-    assert (graphs.compile, graphs.compile_mode, graphs.micro_batch_size) == (True, "reduce-overhead", 64)
+    assert (graphs.compile, graphs.compile_mode, graphs.micro_batch_size) == (
+        True,
+        "reduce-overhead",
+        64,
+    )
 
 
 @pytest.mark.parametrize(
@@ -100,12 +122,16 @@ def test_compiling_is_searched_where_shapes_are_fixed_training_is_long_and_nobod
     assert bool(found) == is_worth_it
 
 
-@pytest.mark.parametrize(("idle", "ahead_s", "is_held"), [(0.2, 0.0, True), (0.19, 0.0, False), (0.5, 0.1, False)])
+@pytest.mark.parametrize(
+    ("idle", "ahead_s", "is_held"), [(0.2, 0.0, True), (0.19, 0.0, False), (0.5, 0.1, False)]
+)
 def test_a_fifth_of_the_time_is_worth_a_cure_unless_the_device_is_always_behind(
     idle: float, ahead_s: float, is_held: bool
 ) -> None:
     run = make_measurement(
-        1000.0, window=make_window(1000.0, host_ahead_s=ahead_s), breakdown=make_breakdown(idle=idle)
+        1000.0,
+        window=make_window(1000.0, host_ahead_s=ahead_s),
+        breakdown=make_breakdown(idle=idle),
     )
     assert is_host_bound(run) == is_held
     assert not is_host_bound(None)
@@ -123,7 +149,10 @@ def test_a_host_that_the_device_waits_for_less_than_for_data_is_not_the_bottlene
 
 def launching(config: TrainingConfig) -> FakeTrial:
     """Kernels of 10,000 samples/s, beside a host that launches 100 batches a second, 400 of them by graphs."""
-    batch, has_graphs = config.micro_batch_size, config.compile and config.compile_mode == "reduce-overhead"
+    batch, has_graphs = (
+        config.micro_batch_size,
+        config.compile and config.compile_mode == "reduce-overhead",
+    )
     kernels, host = 10_000.0, batch * (400.0 if has_graphs else 100.0)
     loader = 5_000.0 * max(1, config.num_workers)
     rate = min(kernels, host, loader)
@@ -141,7 +170,9 @@ def launched_search(tmp_path: Path, **space: Any) -> Search:
     launcher = FakeLauncher(launching)
     launcher.facts = launcher.facts.model_copy(update={"has_fixed_shapes": True})
     given = {"num_workers": [0, 4], "micro_batch_size": [32], "amp_dtype": ["float32"], **space}
-    return make_search(tmp_path, launcher, n_trials=None, baseline=TrainingConfig(micro_batch_size=32), **given)
+    return make_search(
+        tmp_path, launcher, n_trials=None, baseline=TrainingConfig(micro_batch_size=32), **given
+    )
 
 
 def test_a_search_of_a_loop_that_its_host_holds_tries_graphs_and_finds_them(tmp_path: Path) -> None:
@@ -149,7 +180,9 @@ def test_a_search_of_a_loop_that_its_host_holds_tries_graphs_and_finds_them(tmp_
     found = search.run()
     assert found.best is not None
     assert found.best.config.compile_mode == "reduce-overhead"
-    assert len(search.space.domains["compile"]) == 2, "they are searched since the host holds the loop"
+    assert len(search.space.domains["compile"]) == 2, (
+        "they are searched since the host holds the loop"
+    )
 
 
 def test_what_the_user_has_listed_is_all_that_is_tried(tmp_path: Path) -> None:

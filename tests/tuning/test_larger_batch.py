@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from autotune.analysis.decisions.evidence import evidence_of_runs
-from autotune.records.recommendation import Recommendation
-from autotune.settings.training_config import TrainingConfig
+from autotune.config.training_config import TrainingConfig
+from autotune.models.evidence import evidence_of_runs
+from autotune.records.result import Recommendation
 from autotune.testing import FakeLauncher, FakeTrial
 from autotune.tuning.loop import Search
-from autotune.tuning.selection import select
+from autotune.tuning.select import select
 from tests.factories.searches import GIB, confirmed, figures_of, make_search
 
 BATCHES = [32, 64, 128]
@@ -51,7 +51,9 @@ def search_of(
     return make_search(folder, launcher, baseline=TrainingConfig(micro_batch_size=32), **SPACE)
 
 
-def found_of(folder: Path, rates: Mapping[tuple[int, int], float], *, startup_s: float = 2.0) -> Recommendation:
+def found_of(
+    folder: Path, rates: Mapping[tuple[int, int], float], *, startup_s: float = 2.0
+) -> Recommendation:
     """What such a search recommends."""
     search = search_of(folder, rates, startup_s=startup_s)
     search.run()
@@ -59,15 +61,21 @@ def found_of(folder: Path, rates: Mapping[tuple[int, int], float], *, startup_s:
     return chosen
 
 
-def rates(of_32: float, of_64: float, of_128: float, *, by_workers: float = 1.2) -> dict[tuple[int, int], float]:
+def rates(
+    of_32: float, of_64: float, of_128: float, *, by_workers: float = 1.2
+) -> dict[tuple[int, int], float]:
     """Of the baseline's workers, by batch; two workers are so much faster."""
     known = dict(zip(BATCHES, (of_32, of_64, of_128), strict=True))
     return {
-        (batch, workers): rate * (by_workers if workers else 1.0) for batch, rate in known.items() for workers in (0, 2)
+        (batch, workers): rate * (by_workers if workers else 1.0)
+        for batch, rate in known.items()
+        for workers in (0, 2)
     }
 
 
-def test_a_batch_that_wins_less_than_is_asked_for_is_shown_and_not_recommended(tmp_path: Path) -> None:
+def test_a_batch_that_wins_less_than_is_asked_for_is_shown_and_not_recommended(
+    tmp_path: Path,
+) -> None:
     chosen = found_of(tmp_path, rates(1000.0, 1010.0, 1040.0))
     assert (chosen.config.micro_batch_size, chosen.config.num_workers) == (32, 2)
     assert chosen.same_batch_number == chosen.number
@@ -84,7 +92,9 @@ def test_a_batch_that_wins_less_than_is_asked_for_is_shown_and_not_recommended(t
     assert not larger.is_worth_it
 
 
-def test_a_batch_that_wins_enough_is_recommended_beside_the_best_of_the_users_own(tmp_path: Path) -> None:
+def test_a_batch_that_wins_enough_is_recommended_beside_the_best_of_the_users_own(
+    tmp_path: Path,
+) -> None:
     chosen = found_of(tmp_path, rates(1000.0, 1500.0, 2000.0))
     assert (chosen.config.micro_batch_size, chosen.config.num_workers) == (128, 2)
     assert chosen.same_batch is not None
@@ -92,7 +102,11 @@ def test_a_batch_that_wins_enough_is_recommended_beside_the_best_of_the_users_ow
     assert chosen.same_batch_speedup is not None
     larger = chosen.larger_batch
     assert larger is not None
-    assert (larger.number, larger.config, larger.speedup) == (chosen.number, chosen.config, chosen.speedup)
+    assert (larger.number, larger.config, larger.speedup) == (
+        chosen.number,
+        chosen.config,
+        chosen.speedup,
+    )
     assert larger.is_worth_it
     assert larger.break_even is not None
     assert larger.break_even.value == pytest.approx(128 - 2 * 32, rel=0.1)
@@ -109,7 +123,9 @@ def test_a_larger_batch_that_is_slower_pays_at_no_noise_scale(tmp_path: Path) ->
     assert larger.break_even is None or larger.break_even.high == inf
 
 
-def test_what_is_recommended_at_the_users_batch_says_that_larger_ones_were_left_out(tmp_path: Path) -> None:
+def test_what_is_recommended_at_the_users_batch_says_that_larger_ones_were_left_out(
+    tmp_path: Path,
+) -> None:
     chosen = found_of(tmp_path, rates(1000.0, 1010.0, 1040.0, by_workers=0.9))
     assert (chosen.number, chosen.verdict) == (0, "already_best")
     (why,) = figures_of(chosen.reasons, "nothing_beats_baseline")
@@ -124,19 +140,33 @@ def test_what_runs_allow_at_the_users_batch_is_said(tmp_path: Path) -> None:
 
 
 def test_the_best_at_a_larger_batch_is_shown_behind_others_of_the_users_own(tmp_path: Path) -> None:
-    speeds = {(32, 0): 1000.0, (32, 2): 1500.0, (64, 0): 1400.0, (64, 2): 1405.0, (128, 0): 900.0, (128, 2): 910.0}
+    speeds = {
+        (32, 0): 1000.0,
+        (32, 2): 1500.0,
+        (64, 0): 1400.0,
+        (64, 2): 1405.0,
+        (128, 0): 900.0,
+        (128, 2): 910.0,
+    }
     chosen = found_of(tmp_path, speeds)
     assert chosen.config.micro_batch_size == 32
     assert chosen.larger_batch is not None
     assert chosen.larger_batch.config.micro_batch_size == 64
 
 
-def test_an_interrupted_search_judges_a_larger_batch_by_the_runs_that_it_has(tmp_path: Path) -> None:
+def test_an_interrupted_search_judges_a_larger_batch_by_the_runs_that_it_has(
+    tmp_path: Path,
+) -> None:
     search = search_of(tmp_path, rates(1000.0, 1500.0, 3000.0))
     search.run()
-    alone = [record.model_copy(update={"results": record.results[:1]}) for record in search.study.records]
+    alone = [
+        record.model_copy(update={"results": record.results[:1]}) for record in search.study.records
+    ]
     found = replace(
-        search.outcome(), records=tuple(alone), evidence=evidence_of_runs(alone, search.study.prior_spread), proven={}
+        search.outcome(),
+        records=tuple(alone),
+        evidence=evidence_of_runs(alone, search.study.prior_spread),
+        proven={},
     )
     chosen = select(found)
     assert chosen is not None
@@ -148,20 +178,30 @@ def test_an_interrupted_search_judges_a_larger_batch_by_the_runs_that_it_has(tmp
     assert larger.break_even.low < larger.break_even.value < larger.break_even.high
 
 
-def test_a_larger_batch_of_which_it_is_open_whether_it_is_worth_it_runs_again_with_its_rival(tmp_path: Path) -> None:
+def test_a_larger_batch_of_which_it_is_open_whether_it_is_worth_it_runs_again_with_its_rival(
+    tmp_path: Path,
+) -> None:
     """In one of a few noisy searches at the least: at first glance others see that it is worth it."""
     most = []
     for seed in range(6):
-        search = search_of(tmp_path / str(seed), rates(1000.0, 900.0, 1120.0, by_workers=1.0), noise=0.1, seed=seed)
+        search = search_of(
+            tmp_path / str(seed), rates(1000.0, 900.0, 1120.0, by_workers=1.0), noise=0.1, seed=seed
+        )
         search.run()
         leading = search.race.leader
         runs = {record.number: len(record.runs) for record in search.study.records}
-        larger = [record.number for record in search.study.records if record.config.micro_batch_size == 128]
+        larger = [
+            record.number
+            for record in search.study.records
+            if record.config.micro_batch_size == 128
+        ]
         most.append(max(runs[number] for number in larger if number != leading or leading is None))
     assert max(most) >= 2
 
 
-def test_without_a_baseline_a_larger_batch_is_compared_with_the_best_at_the_own_one(tmp_path: Path) -> None:
+def test_without_a_baseline_a_larger_batch_is_compared_with_the_best_at_the_own_one(
+    tmp_path: Path,
+) -> None:
     speeds = {**rates(1000.0, 900.0, 2400.0, by_workers=1.0), (32, 2): 1420.0}
     search = search_of(tmp_path, speeds, infeasible=(32, 0))
     search.run()

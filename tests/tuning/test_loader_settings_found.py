@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 
 import autotune
-from autotune.settings.training_config import TrainingConfig
+from autotune.config.training_config import TrainingConfig
 from autotune.testing import FakeLauncher, FakeTrial, fake_environment, fake_facts
 
 SEEN = {"slow_tail_fraction": 0.6, "cores_per_item": 3.0}
@@ -58,7 +58,9 @@ def searched(setting: str, folder: Path) -> autotune.SearchResult:
 def test_what_the_look_has_shown_to_do_nothing_is_not_recommended(tmp_path: Path) -> None:
     found = searched("nothing", tmp_path)
     assert (found.best.in_order, found.best.worker_threads) == (True, None)
-    assert all(trial.config.in_order and trial.config.worker_threads is None for trial in found.trials[:4])
+    assert all(
+        trial.config.in_order and trial.config.worker_threads is None for trial in found.trials[:4]
+    )
 
 
 @pytest.mark.slow

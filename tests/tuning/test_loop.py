@@ -8,22 +8,22 @@ from typing import Any
 
 import pytest
 
-from autotune.analysis.forecast.observations import ConfiguredPoint
-from autotune.analysis.time_estimate import overhead_s
+from autotune.config.training_config import TrainingConfig
 from autotune.messages.search import no_recent_gain, trials_asked_for
+from autotune.models.observations import ConfiguredPoint
+from autotune.models.time_estimate import overhead_s
 from autotune.note import Note
-from autotune.protocol.jobs import WindowRules
+from autotune.policy import WindowRules
 from autotune.records.ceilings import CeilingBook, device_key, loader_key
-from autotune.records.diagnosis import CurvePoint
+from autotune.records.result import CurvePoint
 from autotune.records.trial import Failure, Score, TrialRecord, TrialResult, best_of
-from autotune.settings.training_config import TrainingConfig
-from autotune.space.resolved_space import ResolvedSpace
-from autotune.study.proposals import largest_batch_variant
-from autotune.study.samplers import METHODS, SearchMethod
+from autotune.space.space import ResolvedSpace
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost
-from autotune.tuning.extra_measurements import extras_of, with_ceilings
 from autotune.tuning.loop import Search
-from autotune.tuning.proposers import ModelProposer
+from autotune.tuning.probe import extras_of, with_ceilings
+from autotune.tuning.proposals import largest_batch_variant
+from autotune.tuning.proposer import ModelProposer
+from autotune.tuning.study import METHODS, SearchMethod
 from autotune.tuning.time_budget import Clock
 from tests.factories import make_measurement, with_first
 from tests.factories.searches import GIB, confirmed, figures_of, make_search
@@ -70,21 +70,32 @@ def test_after_a_look_trials_measure_their_windows_alone(tmp_path: Path) -> None
     search = make_search(tmp_path, launcher, n_trials=20)
     search.run()
     (look,) = (job for job in launcher.jobs if job.kind == "curves")
-    before, later = launcher.jobs[: launcher.jobs.index(look)], launcher.jobs[launcher.jobs.index(look) :]
-    assert [job.extras.loader_ceiling and job.extras.device_ceiling for job in before if job.kind == "trial"] == [
-        True
-    ], "the baseline"
+    before, later = (
+        launcher.jobs[: launcher.jobs.index(look)],
+        launcher.jobs[launcher.jobs.index(look) :],
+    )
+    assert [
+        job.extras.loader_ceiling and job.extras.device_ceiling
+        for job in before
+        if job.kind == "trial"
+    ] == [True], "the baseline"
     trials = [job for job in later if job.kind == "trial"]
     thorough = [job for job in trials if job.extras.loader_ceiling or job.extras.device_ceiling]
     assert len(trials) - sum(len(record.repeats) for record in search.study.records) == 19
-    assert 0 < len(thorough) <= 3, "only what may lead at the end looks at its sides again, and for longer"
+    assert 0 < len(thorough) <= 3, (
+        "only what may lead at the end looks at its sides again, and for longer"
+    )
     assert {job.extras.stretch_s for job in thorough} == {0.5}
 
 
 def test_the_baseline_alone_shows_where_its_time_goes(tmp_path: Path) -> None:
     search = make_search(tmp_path, FakeLauncher())
     search.run()
-    shown = [record.number for record in search.study.records if record.measurement and record.measurement.breakdown]
+    shown = [
+        record.number
+        for record in search.study.records
+        if record.measurement and record.measurement.breakdown
+    ]
     assert shown == [0]
 
 
@@ -106,11 +117,15 @@ def test_a_ceiling_that_was_asked_for_and_not_reached_is_asked_for_once(tmp_path
     search.run()
     record, book = search.study.records[0], CeilingBook()
     assert record.measurement is not None
-    bare = record.measurement.model_copy(update={"ceilings": None, "loader_ceiling": None, "device_ceiling": None})
+    bare = record.measurement.model_copy(
+        update={"ceilings": None, "loader_ceiling": None, "device_ceiling": None}
+    )
     result = record.result.model_copy(update={"measurement": bare})
     asked = extras_of(record.config, book, WindowRules(), is_baseline=False)
     with_ceilings(result, record.config, book)
-    assert extras_of(record.config, book, WindowRules(), is_baseline=False) == asked, "it was not asked for"
+    assert extras_of(record.config, book, WindowRules(), is_baseline=False) == asked, (
+        "it was not asked for"
+    )
     with_ceilings(result, record.config, book, asked=asked)
     again = extras_of(record.config, book, WindowRules(), is_baseline=False)
     assert (again.loader_ceiling, again.device_ceiling) == (False, False)
@@ -124,7 +139,11 @@ def test_what_came_after_a_window_is_no_part_of_what_a_run_takes(tmp_path: Path)
     assert record.measurement is not None
 
     def with_after(after_s: float) -> TrialRecord:
-        measurement = record.measurement.model_copy(update={"after_s": after_s}) if record.measurement else None
+        measurement = (
+            record.measurement.model_copy(update={"after_s": after_s})
+            if record.measurement
+            else None
+        )
         return with_first(record, wall_s=1000.0 + after_s, measurement=measurement)
 
     bare, longer = with_after(0.0), with_after(500.0)
@@ -134,7 +153,8 @@ def test_what_came_after_a_window_is_no_part_of_what_a_run_takes(tmp_path: Path)
 def test_what_a_ceiling_takes_is_a_tenth_of_the_window_within_bounds() -> None:
     book, config = CeilingBook(), TrainingConfig()
     stretches = [
-        extras_of(config, book, WindowRules(max_s=max_s), is_baseline=False).stretch_s for max_s in (0.1, 3.0, 20.0)
+        extras_of(config, book, WindowRules(max_s=max_s), is_baseline=False).stretch_s
+        for max_s in (0.1, 3.0, 20.0)
     ]
     assert stretches == pytest.approx([0.2, 0.3, 0.5])
 
@@ -154,11 +174,20 @@ def test_about_the_biggest_batch_that_fits_by_the_memory_model_is_run(tmp_path: 
     }
     limit_bytes = 14 * GIB + 2**20
     search = make_search(
-        tmp_path, FakeLauncher(linear_memory), n_trials=14, limit_bytes=limit_bytes, method="tpe", **space
+        tmp_path,
+        FakeLauncher(linear_memory),
+        n_trials=14,
+        limit_bytes=limit_bytes,
+        method="tpe",
+        **space,
     )
     search.run()
     sure, chosen = confirmed(search)
-    run = {record.config.micro_batch_size for record in search.study.records if record.measurement is not None}
+    run = {
+        record.config.micro_batch_size
+        for record in search.study.records
+        if record.measurement is not None
+    }
     biggest = max(batch for batch in run if batch <= 832)
     assert biggest >= 0.95 * 832, "13 GiB for samples of 16 MiB"
     (largest,) = figures_of(sure.notes, "largest_batch")
@@ -168,8 +197,14 @@ def test_about_the_biggest_batch_that_fits_by_the_memory_model_is_run(tmp_path: 
 
 
 @pytest.mark.parametrize(("limit_gib", "largest"), [(14, 512), (40, 2048)])
-def test_a_batch_beyond_the_memory_model_is_not_proposed(tmp_path: Path, limit_gib: int, largest: int) -> None:
-    space: dict[str, Any] = {"micro_batch_size": [32, 64, 512, 2048], "amp_dtype": "float32", "grad_accum_steps": 1}
+def test_a_batch_beyond_the_memory_model_is_not_proposed(
+    tmp_path: Path, limit_gib: int, largest: int
+) -> None:
+    space: dict[str, Any] = {
+        "micro_batch_size": [32, 64, 512, 2048],
+        "amp_dtype": "float32",
+        "grad_accum_steps": 1,
+    }
     search = make_search(tmp_path, FakeLauncher(linear_memory), n_trials=24, method="tpe", **space)
     search.run()
     known = [record for record in search.study.records if record.config.micro_batch_size <= 64]
@@ -229,16 +264,22 @@ def ran(number: int, score: float, **settings: Any) -> TrialRecord:
     config = TrainingConfig.model_validate({**TrainingConfig().model_dump(), **settings})
     measurement = make_measurement(score, peak_memory_bytes=GIB)
     result = TrialResult(outcome="ok", measurement=measurement, wall_s=1.0)
-    return TrialRecord(number=number, config=config, results=(result,), score=Score(value=score, feasible=True))
+    return TrialRecord(
+        number=number, config=config, results=(result,), score=Score(value=score, feasible=True)
+    )
 
 
 @pytest.mark.parametrize("n_trials", [4, None])
 def test_the_best_at_the_users_batch_is_proposed_again_whenever_the_best_changes(
     tmp_path: Path, n_trials: int | None
 ) -> None:
-    search = make_search(tmp_path, FakeLauncher(), n_trials=n_trials, method="tpe", amp_dtype="float32")
+    search = make_search(
+        tmp_path, FakeLauncher(), n_trials=n_trials, method="tpe", amp_dtype="float32"
+    )
     # An open number of trials is near its end from the 13th on.
-    records = [ran(number, 1.0, intra_op_threads=number or None) for number in range(1 if n_trials else 13)]
+    records = [
+        ran(number, 1.0, intra_op_threads=number or None) for number in range(1 if n_trials else 13)
+    ]
     study = Proposals(records)
     stand_in(search, study)
 
@@ -264,14 +305,18 @@ def test_trials_that_run_count_when_the_end_is_near(tmp_path: Path) -> None:
     study.running.append(TrialRecord(number=9, config=TrainingConfig()))
     assert not is_over(search)
     assert study.proposed
-    study.running += [TrialRecord(number=number, config=TrainingConfig()) for number in range(10, 13)]
+    study.running += [
+        TrialRecord(number=number, config=TrainingConfig()) for number in range(10, 13)
+    ]
     assert is_over(search)
     assert search._why_none == trials_asked_for(trials=13)
 
 
 def test_a_trial_that_ended_late_is_news_whatever_its_number(tmp_path: Path) -> None:
     search = make_search(tmp_path, FakeLauncher(), n_trials=None, method="tpe", amp_dtype="float32")
-    others = [ran(number, 1.0, intra_op_threads=number or None) for number in range(20) if number != 1]
+    others = [
+        ran(number, 1.0, intra_op_threads=number or None) for number in range(20) if number != 1
+    ]
     late = ran(1, 2.0, num_workers=2)
     stand_in(search, Proposals([*others, late]))
     assert not is_over(search)
@@ -287,7 +332,9 @@ def test_a_guided_search_ends_after_six_promising_trials_whatever_else_has_run(
     assert isinstance(search.proposer, ModelProposer)
     monkeypatch.setattr(ModelProposer, "outlook", lambda *_: None)  # patience alone may end it
     search.proposer.sides = [
-        ConfiguredPoint(side="device", config=TrainingConfig(), point=CurvePoint(changes={}, ceiling=None))
+        ConfiguredPoint(
+            side="device", config=TrainingConfig(), point=CurvePoint(changes={}, ceiling=None)
+        )
     ]
     records = [ran(number, 1.0, intra_op_threads=number or None) for number in range(20)]
 
@@ -308,7 +355,10 @@ def test_a_guided_search_ends_after_six_promising_trials_whatever_else_has_run(
 def test_failures_of_what_was_left_out_meanwhile_are_no_further_news(tmp_path: Path) -> None:
     search = make_search(tmp_path, FakeLauncher(), n_trials=1, amp_dtype=["float32", "bfloat16"])
     search.run()
-    failure, notes = Failure(signature="RuntimeError at net.py:3", traceback="RuntimeError: no kernel"), list[Note]()
+    failure, notes = (
+        Failure(signature="RuntimeError at net.py:3", traceback="RuntimeError: no kernel"),
+        list[Note](),
+    )
     for number in range(1, 7):
         config = TrainingConfig(amp_dtype="bfloat16", num_workers=number)
         result = TrialResult(outcome="crashed", reason="no kernel", failure=failure)
@@ -338,11 +388,19 @@ def test_before_the_end_what_would_be_recommended_is_asked_for_plainer(
     """Of those that count as equal that is the simplest, not the best: and never the baseline, which is plain."""
 
     def cost(config: TrainingConfig) -> FakeTrial:
-        rates = {(16, False): 199.0, (64, False): 200.0, (64, True): 200.5}  # the first is the baseline's
+        rates = {
+            (16, False): 199.0,
+            (64, False): 200.0,
+            (64, True): 200.5,
+        }  # the first is the baseline's
         rate = rates.get((config.micro_batch_size, config.pin_memory), 150.0)
         return FakeTrial(samples_per_s=rate, peak_memory_bytes=GIB)
 
-    space: dict[str, Any] = {"micro_batch_size": [16, 32, 64], "pin_memory": [False, True], "grad_accum_steps": 1}
+    space: dict[str, Any] = {
+        "micro_batch_size": [16, 32, 64],
+        "pin_memory": [False, True],
+        "grad_accum_steps": 1,
+    }
     search = make_search(
         tmp_path,
         FakeLauncher(cost, noise=1e-6),

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from autotune.api.caller import kept_interrupts
+from autotune.api.setup import kept_interrupts
+from autotune.config.training_config import TrainingConfig
 from autotune.errors import LauncherError, RepeatedFailureError, RunFolderError
 from autotune.launch.launcher import Exit, Launch
 from autotune.messages.search import no_time_for_a_trial, space_exhausted, trials_asked_for
-from autotune.protocol.jobs import DescribeJob, SeriesJob, read_job
-from autotune.records.run_summary import Progress
+from autotune.protocol.messages import DescribeJob, SeriesJob, read_job
+from autotune.records.result import Progress
 from autotune.records.trial import Failure, TrialRecord, reference_of
-from autotune.settings.training_config import TrainingConfig
 from autotune.space import constraints as rules
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost
 from autotune.tuning.loop import Search
@@ -116,7 +116,9 @@ def meeting(parties: int) -> Callable[[int], object]:
     return lambda number: barrier.wait(AT_LAST_S) if number > 0 else None
 
 
-def test_as_many_trials_run_at_once_as_there_are_slots_and_the_baseline_alone(tmp_path: Path) -> None:
+def test_as_many_trials_run_at_once_as_there_are_slots_and_the_baseline_alone(
+    tmp_path: Path,
+) -> None:
     launcher = Watched(slots=3, before=meeting(3))
     search = make_parallel(tmp_path, launcher, n_trials=7)
     search.run()
@@ -128,7 +130,9 @@ def test_as_many_trials_run_at_once_as_there_are_slots_and_the_baseline_alone(tm
 
 
 @pytest.mark.parametrize(("seed", "slots"), [(0, 2), (1, 5)])
-def test_every_trial_is_measured_once_and_none_beyond_the_budget(tmp_path: Path, seed: int, slots: int) -> None:
+def test_every_trial_is_measured_once_and_none_beyond_the_budget(
+    tmp_path: Path, seed: int, slots: int
+) -> None:
     launcher, kept = Watched(seed=seed, slots=slots), list[TrialRecord]()
     search = make_parallel(tmp_path, launcher, n_trials=10)
     search.on_record = kept.append
@@ -137,7 +141,9 @@ def test_every_trial_is_measured_once_and_none_beyond_the_budget(tmp_path: Path,
     assert launcher.twice == []
     numbers = numbers_of(search)
     assert numbers == sorted(set(numbers)) == sorted(record.number for record in kept)
-    assert len(numbers) == len(set(keys_of(search))) == len(launcher.launched) - launcher.repeats == 10
+    assert (
+        len(numbers) == len(set(keys_of(search))) == len(launcher.launched) - launcher.repeats == 10
+    )
     assert [record.number for record in search.study.ended] == [record.number for record in kept]
     assert search.study.running == []
     assert numbers_in(search, "RUNNING") == []
@@ -148,7 +154,12 @@ def test_a_small_space_is_measured_once_and_whole(tmp_path: Path, slots: int) ->
     launcher = Watched(slots=slots)
     search = make_parallel(tmp_path, launcher, n_trials=40, **TINY)
     search.run()
-    assert len(launcher.launched) - launcher.repeats == len(set(launcher.launched)) == len(search.study.records) == 6
+    assert (
+        len(launcher.launched) - launcher.repeats
+        == len(set(launcher.launched))
+        == len(search.study.records)
+        == 6
+    )
     assert launcher.twice == []
     assert search.study.is_exhausted
     assert search.ended_because == space_exhausted()
@@ -164,7 +175,9 @@ def test_what_runs_at_the_end_of_the_space_is_awaited(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("slots", [0, 1])
-def test_with_one_slot_or_none_trials_run_one_by_one_in_the_calling_thread(tmp_path: Path, slots: int) -> None:
+def test_with_one_slot_or_none_trials_run_one_by_one_in_the_calling_thread(
+    tmp_path: Path, slots: int
+) -> None:
     launcher = Watched(slots=slots)
     make_parallel(tmp_path, launcher, n_trials=6).run()
     assert launcher.most == 1
@@ -210,7 +223,9 @@ def test_a_crash_in_one_thread_leaves_the_others_their_trials(tmp_path: Path) ->
 
 def test_records_and_their_order_survive_that_a_trial_is_overtaken(tmp_path: Path) -> None:
     overtaken, ended = threading.Event(), list[int]()
-    launcher = Watched(slots=2, before=lambda number: overtaken.wait(AT_LAST_S) if number == 1 else None)
+    launcher = Watched(
+        slots=2, before=lambda number: overtaken.wait(AT_LAST_S) if number == 1 else None
+    )
     search = make_parallel(tmp_path, launcher, n_trials=6, is_kept=True, amp_dtype="float32")
 
     def keep(record: TrialRecord) -> None:
@@ -230,7 +245,9 @@ def test_records_and_their_order_survive_that_a_trial_is_overtaken(tmp_path: Pat
     assert numbers_of(again) == sorted(ended)
 
 
-def test_without_a_feasible_baseline_all_refer_to_the_trial_that_was_first_to_end(tmp_path: Path) -> None:
+def test_without_a_feasible_baseline_all_refer_to_the_trial_that_was_first_to_end(
+    tmp_path: Path,
+) -> None:
     ended = threading.Event()
 
     def rate(config: TrainingConfig) -> float:
@@ -253,7 +270,9 @@ def test_without_a_feasible_baseline_all_refer_to_the_trial_that_was_first_to_en
         if record.outcome == "pruned":
             continue
         assert record.score is not None
-        assert record.score.value == pytest.approx(rate(record.config) / rate(first.config), rel=0.01)
+        assert record.score.value == pytest.approx(
+            rate(record.config) / rate(first.config), rel=0.01
+        )
     search.study.close()
     again = make_parallel(tmp_path, launcher, n_trials=6, is_kept=True, **TINY)
     assert reference_of(again.study.ended) == first
@@ -291,7 +310,9 @@ def test_what_ends_the_search_is_raised_while_others_run(tmp_path: Path) -> None
     never = threading.Event()
     failure = Failure(signature="ValueError at net.py:3", traceback="ValueError: no")
     bad = FakeTrial(outcome="crashed", reason="ValueError: no", failure=failure)
-    launcher = Watched(cost=lambda config: analytic_cost(config) if config == TrainingConfig() else bad, slots=2)
+    launcher = Watched(
+        cost=lambda config: analytic_cost(config) if config == TrainingConfig() else bad, slots=2
+    )
     launcher.before = lambda number: never.wait(AT_LAST_S) if number == 1 else None
     search = make_parallel(tmp_path, launcher, n_trials=20, amp_dtype="float32", compile=False)
     with let_go(never):
@@ -326,7 +347,9 @@ def test_a_record_that_cant_be_kept_ends_the_search_at_once(tmp_path: Path) -> N
         if record.number > 0:
             raise RunFolderError("disk full")
 
-    launcher = Watched(slots=2, before=lambda number: never.wait(AT_LAST_S) if number == 1 else None)
+    launcher = Watched(
+        slots=2, before=lambda number: never.wait(AT_LAST_S) if number == 1 else None
+    )
     search = make_parallel(tmp_path, launcher)
     search.on_record = keep
     with let_go(never):
@@ -363,16 +386,22 @@ def test_the_time_left_is_reckoned_with_all_slots(tmp_path: Path) -> None:
     left = dict[int, float]()
     for slots in (1, 3):
         shown = list[Progress]()
-        search = make_parallel(tmp_path / f"{slots}", FakeLauncher(slots=slots, noise=0.0), n_trials=7)
+        search = make_parallel(
+            tmp_path / f"{slots}", FakeLauncher(slots=slots, noise=0.0), n_trials=7
+        )
         search.show = shown.append
         search.run()
         left[slots] = shown[1].remaining_s or 0.0
     assert left[1] - left[3] == pytest.approx(1.1 * (6 - 2) * search.study.records[0].result.wall_s)
 
 
-def test_a_precision_that_is_refused_while_others_of_it_run_wins_nowhere_and_is_noted_once(tmp_path: Path) -> None:
+def test_a_precision_that_is_refused_while_others_of_it_run_wins_nowhere_and_is_noted_once(
+    tmp_path: Path,
+) -> None:
     def cost(config: TrainingConfig) -> FakeTrial:
-        return FakeTrial(samples_per_s=100.0, peak_memory_bytes=GIB, passes_guard=config.amp_dtype == "float32")
+        return FakeTrial(
+            samples_per_s=100.0, peak_memory_bytes=GIB, passes_guard=config.amp_dtype == "float32"
+        )
 
     launcher = Watched(cost=cost, slots=3, before=meeting(3))
     search = make_parallel(tmp_path, launcher, n_trials=40, **{**TINY, "amp_dtype": "bfloat16"})
@@ -380,4 +409,6 @@ def test_a_precision_that_is_refused_while_others_of_it_run_wins_nowhere_and_is_
     assert [record.outcome for record in search.study.records[:4]] == ["ok", *["diverged"] * 3]
     assert not any(record.is_feasible for record in search.study.records[1:])
     assert [job.kind for job in launcher.jobs].count("guard") == 1
-    assert [one["amp_dtype"] for one in figures_of(search.notes, "precision_left_out")] == ["bfloat16"]
+    assert [one["amp_dtype"] for one in figures_of(search.notes, "precision_left_out")] == [
+        "bfloat16"
+    ]

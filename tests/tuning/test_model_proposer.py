@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from autotune.config.training_config import TrainingConfig
 from autotune.messages.search import no_recent_gain, space_exhausted, trials_asked_for
 from autotune.records.ceilings import device_key, loader_key
-from autotune.settings.training_config import TrainingConfig
 from autotune.testing import CostModel, FakeLauncher, FakeTrial, analytic_cost
-from autotune.tuning.proposers import ModelProposer
+from autotune.tuning.proposer import ModelProposer
 from tests.factories.machines import FOUR_DEVICES
 from tests.factories.searches import GIB, NARROW, confirmed, make_search
 from tests.tuning.guided import (
@@ -36,12 +36,22 @@ from tests.tuning.guided import (
 
 @pytest.mark.parametrize(
     ("space", "seed"),
-    [({}, 0), pytest.param(SMALL, 0, marks=pytest.mark.slow), pytest.param(SMALL, 1, marks=pytest.mark.slow)],
+    [
+        ({}, 0),
+        pytest.param(SMALL, 0, marks=pytest.mark.slow),
+        pytest.param(SMALL, 1, marks=pytest.mark.slow),
+    ],
     ids=["default space", "small space", "another seed"],
 )
 @pytest.mark.parametrize(
     "cost",
-    [slow_loader, *(pytest.param(one, marks=pytest.mark.slow) for one in (memory_cliff, analytic_cost, slow_device))],
+    [
+        slow_loader,
+        *(
+            pytest.param(one, marks=pytest.mark.slow)
+            for one in (memory_cliff, analytic_cost, slow_device)
+        ),
+    ],
 )
 def test_a_few_trials_lead_near_the_best_of_the_space(
     tmp_path: Path, cost: CostModel, space: dict[str, Any], seed: int
@@ -52,7 +62,9 @@ def test_a_few_trials_lead_near_the_best_of_the_space(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("batches", "seed"), [([16, 32, 64, 128, 256], 0), ({"low": 8, "high": 512}, 1)])
+@pytest.mark.parametrize(
+    ("batches", "seed"), [([16, 32, 64, 128, 256], 0), ({"low": 8, "high": 512}, 1)]
+)
 def test_where_the_memory_ends_within_the_space_no_trial_runs_out_of_it(
     tmp_path: Path, batches: object, seed: int
 ) -> None:
@@ -75,14 +87,24 @@ def test_a_batch_that_a_look_has_just_fitted_in_is_tried(tmp_path: Path) -> None
     assert not any(one.config.micro_batch_size > 64 for one in search.study.records)
 
 
-def test_where_the_baseline_does_not_fit_the_fastest_that_a_look_could_run_comes_next(tmp_path: Path) -> None:
+def test_where_the_baseline_does_not_fit_the_fastest_that_a_look_could_run_comes_next(
+    tmp_path: Path,
+) -> None:
     search = guided(tmp_path, a_gibibyte_a_sample, limit_bytes=16 * GIB, n_trials=2, **NARROW)
     baseline, second = search.study.records
-    assert (baseline.outcome, second.outcome, second.config.micro_batch_size) == ("over_memory", "ok", 16)
+    assert (baseline.outcome, second.outcome, second.config.micro_batch_size) == (
+        "over_memory",
+        "ok",
+        16,
+    )
 
 
 def test_where_nothing_fits_the_search_gives_up(tmp_path: Path) -> None:
-    space: dict[str, Any] = {"micro_batch_size": list(range(32, 64)), "num_workers": [0, 2, 4], "amp_dtype": "float32"}
+    space: dict[str, Any] = {
+        "micro_batch_size": list(range(32, 64)),
+        "num_workers": [0, 2, 4],
+        "amp_dtype": "float32",
+    }
     search = guided(tmp_path, a_gibibyte_a_sample, limit_bytes=GIB, **space)
     assert {one.outcome for one in search.study.records} == {"over_memory"}
     assert len(search.study.records) <= 16
@@ -90,15 +112,21 @@ def test_where_nothing_fits_the_search_gives_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_several_devices_are_tried_by_ddp_first_and_dataparallel_costs_one_trial(tmp_path: Path, seed: int) -> None:
+def test_several_devices_are_tried_by_ddp_first_and_dataparallel_costs_one_trial(
+    tmp_path: Path, seed: int
+) -> None:
     gains = {"single": 1.0, "dp": 0.8, "ddp": 3.6}  # as where launching holds the loop
 
     def launch_bound(config: TrainingConfig) -> FakeTrial:
         loader, device = sides(config.model_copy(update={"strategy": "single", "world_size": 1}))
-        return joined(config, loader=10 * loader, device=device / 100 * gains[config.strategy], peak_bytes=GIB)
+        return joined(
+            config, loader=10 * loader, device=device / 100 * gains[config.strategy], peak_bytes=GIB
+        )
 
     launcher = FakeLauncher(launch_bound, seed=seed, environment=FOUR_DEVICES)
-    search = make_search(tmp_path, launcher, n_trials=8, limit_bytes=LIMIT, **SMALL, world_size=[1, 4])
+    search = make_search(
+        tmp_path, launcher, n_trials=8, limit_bytes=LIMIT, **SMALL, world_size=[1, 4]
+    )
     search.run()
     _, first, *_ = (tried := [one.config.strategy for one in search.study.records])
     assert first == "ddp"
@@ -108,14 +136,22 @@ def test_several_devices_are_tried_by_ddp_first_and_dataparallel_costs_one_trial
 # What it leaves out
 
 
-def test_where_the_loader_is_the_limit_by_far_no_loader_is_tried_with_a_second_device(tmp_path: Path) -> None:
-    search = guided(tmp_path, slow_loader, **{**SMALL, "micro_batch_size": 32, "amp_dtype": ["float32", "bfloat16"]})
+def test_where_the_loader_is_the_limit_by_far_no_loader_is_tried_with_a_second_device(
+    tmp_path: Path,
+) -> None:
+    search = guided(
+        tmp_path,
+        slow_loader,
+        **{**SMALL, "micro_batch_size": 32, "amp_dtype": ["float32", "bfloat16"]},
+    )
     tried = [loader_key(one.config) for one in search.study.records if one.config.num_workers]
     assert len(tried) >= 1
     assert len(tried) <= len(set(tried)) + 1, "the last one, beside the best at the own batch"
 
 
-def test_where_the_device_is_the_limit_by_far_no_device_is_tried_with_a_second_loader(tmp_path: Path) -> None:
+def test_where_the_device_is_the_limit_by_far_no_device_is_tried_with_a_second_loader(
+    tmp_path: Path,
+) -> None:
     search = guided(tmp_path, slow_device, **SMALL)
     tried = [device_key(one.config) for one in search.study.records if one.config.num_workers]
     assert len(tried) >= 2
@@ -149,7 +185,9 @@ def test_where_copies_take_a_third_of_a_step_pinned_ones_are_tried_soon_and_reco
     assert found.config.pin_memory
 
 
-@pytest.mark.parametrize(("loader_factor", "seed"), [(1.0, 0), (1e-3, 1)], ids=["slow device", "slow loader"])
+@pytest.mark.parametrize(
+    ("loader_factor", "seed"), [(1.0, 0), (1e-3, 1)], ids=["slow device", "slow loader"]
+)
 def test_where_copies_take_a_five_hundredth_of_a_step_no_trial_is_spent_on_pinning(
     tmp_path: Path, loader_factor: float, seed: int
 ) -> None:
@@ -160,7 +198,9 @@ def test_where_copies_take_a_five_hundredth_of_a_step_no_trial_is_spent_on_pinni
     assert not found.config.pin_memory
 
 
-@pytest.mark.parametrize(("share", "skipped"), [(0.002, {True}), (1 / 3, {False})], ids=["short", "long"])
+@pytest.mark.parametrize(
+    ("share", "skipped"), [(0.002, {True}), (1 / 3, {False})], ids=["short", "long"]
+)
 def test_a_sample_that_pins_memory_is_skipped_where_copies_can_not_matter(
     tmp_path: Path, share: float, skipped: set[bool]
 ) -> None:
@@ -172,7 +212,9 @@ def test_a_sample_that_pins_memory_is_skipped_where_copies_can_not_matter(
     assert {search.proposer.skip(one) is not None for one in samples} == skipped
 
 
-def test_memory_that_the_space_has_pinned_is_pinned_however_short_copies_are(tmp_path: Path) -> None:
+def test_memory_that_the_space_has_pinned_is_pinned_however_short_copies_are(
+    tmp_path: Path,
+) -> None:
     search = guided(tmp_path, copying(0.002), **{**PINNING, "pin_memory": True})
     assert len(search.study.records) > 2
     assert all(one.config.pin_memory for one in search.study.records[1:])
@@ -209,7 +251,9 @@ def test_a_search_ends_by_itself_and_says_by_which_rule(
 
 
 @pytest.mark.parametrize("n_trials", [1, 2, 16])
-def test_a_number_of_trials_that_is_given_is_run_however_little_is_left_to_win(tmp_path: Path, n_trials: int) -> None:
+def test_a_number_of_trials_that_is_given_is_run_however_little_is_left_to_win(
+    tmp_path: Path, n_trials: int
+) -> None:
     search = guided(tmp_path, slow_device, n_trials=n_trials, **PINNING)
     assert len(search.study.records) == n_trials
     assert search.ended_because == trials_asked_for(trials=n_trials)
@@ -225,7 +269,16 @@ def test_a_small_space_is_run_to_its_end_where_more_trials_are_asked_for(tmp_pat
 
 def test_the_best_at_the_users_own_batch_is_known_before_it_ends(tmp_path: Path) -> None:
     search = guided(tmp_path, memory_cliff, **SMALL)
-    own = [one for one in search.study.records if one.is_feasible and one.config.global_batch_size == 32]
+    own = [
+        one
+        for one in search.study.records
+        if one.is_feasible and one.config.global_batch_size == 32
+    ]
     assert max(memory_cliff(one.config).samples_per_s for one in own) == pytest.approx(
-        max(memory_cliff(one).samples_per_s for one in composed(search) if one.global_batch_size == 32), rel=0.03
+        max(
+            memory_cliff(one).samples_per_s
+            for one in composed(search)
+            if one.global_batch_size == 32
+        ),
+        rel=0.03,
     )

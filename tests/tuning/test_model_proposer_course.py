@@ -12,21 +12,25 @@ from typing import Any, get_args
 import pytest
 
 import autotune
-from autotune.analysis.decisions.early_stopping import luck_of
-from autotune.analysis.rates import mean_rate
+from autotune.config.plan import Method
+from autotune.config.training_config import TrainingConfig
 from autotune.launch.launcher import Exit, Launch
-from autotune.messages.search import one_side_not_measured, sides_not_measured, space_exhausted, would_tell_nothing
-from autotune.protocol.jobs import Job, WorkloadJob, read_job
+from autotune.messages.search import (
+    one_side_not_measured,
+    sides_not_measured,
+    space_exhausted,
+    would_tell_nothing,
+)
+from autotune.models.evidence import luck_of
+from autotune.models.statistics import mean_rate
+from autotune.protocol.messages import Job, WorkloadJob, read_job
 from autotune.records.ceilings import device_key
-from autotune.records.run_summary import Progress
+from autotune.records.result import Progress
 from autotune.records.trial import Failure, TrialRecord, TrialResult
-from autotune.settings.search_options import Method
-from autotune.settings.training_config import TrainingConfig
-from autotune.space.resolved_space import compose
-from autotune.study.proposals import first_guesses
+from autotune.space.space import compose
 from autotune.testing import CostModel, FakeLauncher, FakeTrial, analytic_cost
-from autotune.tuning.proposers import ModelProposer
-from autotune.tuning.proposers.outlook import tried_in
+from autotune.tuning.proposals import first_guesses
+from autotune.tuning.proposer import ModelProposer, tried_in
 from tests.factories.searches import GIB, FailingLauncher, make_search
 from tests.tuning.guided import (
     LIMIT,
@@ -51,7 +55,9 @@ def test_one_look_at_either_side_alone_comes_right_after_the_baseline(tmp_path: 
     assert [job.kind for job in launcher.jobs[:3]] == ["trial", "curves", "trial"]
     (look,) = curves_of(search)
     assert look.config == search.space.baseline
-    assert {one.micro_batch_size for one in look.variations} == {16, 32, 128}, "the ends: eight workers are too slow"
+    assert {one.micro_batch_size for one in look.variations} == {16, 32, 128}, (
+        "the ends: eight workers are too slow"
+    )
     assert {one.num_workers for one in look.variations} == {0, 2, 4, 8}
 
 
@@ -62,7 +68,12 @@ def test_a_loader_that_no_step_could_keep_up_with_is_not_looked_at(
     """Batches may grow four times, and precision give eight times: 32 times the device's rate is within reach."""
 
     def cost(config: TrainingConfig) -> FakeTrial:
-        return FakeTrial(samples_per_s=device, peak_memory_bytes=GIB, loader_ceiling=1000.0, device_ceiling=device)
+        return FakeTrial(
+            samples_per_s=device,
+            peak_memory_bytes=GIB,
+            loader_ceiling=1000.0,
+            device_ceiling=device,
+        )
 
     (look,) = curves_of(guided(tmp_path, cost, **SMALL))
     assert ({one.num_workers for one in look.variations} != {0}) == is_looked_at
@@ -75,8 +86,12 @@ def test_a_look_begins_with_what_costs_no_more_than_the_own_batch(tmp_path: Path
     assert own == sorted(own, key=lambda batch: (batch < 32, abs(batch - 32)))
 
 
-def test_a_look_that_fails_is_noted_and_an_experts_guesses_are_tried_instead(tmp_path: Path) -> None:
-    launcher = FailingLauncher(failures={"curves": TrialResult(outcome="timeout", reason="too long")})
+def test_a_look_that_fails_is_noted_and_an_experts_guesses_are_tried_instead(
+    tmp_path: Path,
+) -> None:
+    launcher = FailingLauncher(
+        failures={"curves": TrialResult(outcome="timeout", reason="too long")}
+    )
     search = make_search(tmp_path, launcher, n_trials=10)
     search.run()
     assert search.notes[0] == sides_not_measured(reason="too long")
@@ -98,7 +113,9 @@ def test_a_look_that_shows_nothing_is_noted_with_what_kept_it(tmp_path: Path) ->
     assert search.best.config.num_workers == 8
 
 
-def test_a_side_that_was_measured_in_no_setting_is_noted_and_the_model_goes_on(tmp_path: Path) -> None:
+def test_a_side_that_was_measured_in_no_setting_is_noted_and_the_model_goes_on(
+    tmp_path: Path,
+) -> None:
     def cost(config: TrainingConfig) -> FakeTrial:
         return replace(analytic_cost(config), device_ceiling=None, busy_fraction=1.0)
 
@@ -123,7 +140,9 @@ def test_what_was_left_out_promises_no_gain(tmp_path: Path) -> None:
     def cost(config: TrainingConfig) -> FakeTrial:
         is_plain = config.amp_dtype == "float32"
         device = sides(config)[1] * (1 if is_plain else 100)
-        return replace(joined(config, loader=1e6, device=device, peak_bytes=GIB), passes_guard=is_plain)
+        return replace(
+            joined(config, loader=1e6, device=device, peak_bytes=GIB), passes_guard=is_plain
+        )
 
     shown: list[Progress] = []
     search = make_search(tmp_path, FakeLauncher(cost), n_trials=8, **SMALL)
@@ -131,7 +150,9 @@ def test_what_was_left_out_promises_no_gain(tmp_path: Path) -> None:
     search.run()
     assert any(record.outcome == "diverged" for record in search.study.records)
     told = shown[-1]
-    plain = max(cost(config).samples_per_s for config in composed(search) if config.amp_dtype == "float32")
+    plain = max(
+        cost(config).samples_per_s for config in composed(search) if config.amp_dtype == "float32"
+    )
     assert told.can_win is not None
     assert told.best is not None
     assert 1 + told.can_win < 2 * plain / cost(told.best.config).samples_per_s
@@ -164,7 +185,9 @@ def test_a_trial_far_from_what_was_expected_is_followed_by_what_promises_most_th
     assert not search.study.has_waiting, "the loop proposes, not the model"
 
 
-def test_what_the_sampler_finds_is_taken_for_too_large_where_the_memory_ends(tmp_path: Path) -> None:
+def test_what_the_sampler_finds_is_taken_for_too_large_where_the_memory_ends(
+    tmp_path: Path,
+) -> None:
     search = guided(tmp_path, memory_cliff, **{**SMALL, "micro_batch_size": [16, 32, 64, 128, 256]})
     assert isinstance(search.proposer, ModelProposer)
     for config in composed(search):
@@ -173,7 +196,9 @@ def test_what_the_sampler_finds_is_taken_for_too_large_where_the_memory_ends(tmp
         assert (reason is not None and reason.code == "would_not_fit") == (not fits)
 
 
-def test_what_the_sampler_finds_and_differs_only_on_a_side_that_holds_nothing_is_not_tried(tmp_path: Path) -> None:
+def test_what_the_sampler_finds_and_differs_only_on_a_side_that_holds_nothing_is_not_tried(
+    tmp_path: Path,
+) -> None:
     search = guided(tmp_path, slow_device, n_trials=6, **SMALL)
     assert isinstance(search.proposer, ModelProposer)
     assert search.proposer.outlook(search.best) is not None
@@ -184,12 +209,18 @@ def test_what_the_sampler_finds_and_differs_only_on_a_side_that_holds_nothing_is
     assert all(reason == (would_tell_nothing() if is_seen else None) for is_seen, reason in reasons)
 
 
-def test_what_fails_is_not_tried_again_with_a_setting_that_has_nothing_to_do_with_it(tmp_path: Path) -> None:
+def test_what_fails_is_not_tried_again_with_a_setting_that_has_nothing_to_do_with_it(
+    tmp_path: Path,
+) -> None:
     def cost(config: TrainingConfig) -> FakeTrial:
         trial = analytic_cost(config)
         is_bad = config.micro_batch_size > 32 and config.num_workers > 4
-        failure = Failure(signature=f"ValueError at net.py:{config.micro_batch_size}", traceback="ValueError")
-        return FakeTrial(outcome="crashed", reason="ValueError", failure=failure) if is_bad else trial
+        failure = Failure(
+            signature=f"ValueError at net.py:{config.micro_batch_size}", traceback="ValueError"
+        )
+        return (
+            FakeTrial(outcome="crashed", reason="ValueError", failure=failure) if is_bad else trial
+        )
 
     search = guided(tmp_path, cost, n_trials=8)
     failed = [one.config for one in search.study.records if one.outcome == "crashed"]
@@ -201,7 +232,9 @@ def test_what_fails_is_not_tried_again_with_a_setting_that_has_nothing_to_do_wit
 # Trials that are stopped early
 
 
-def test_a_trial_that_is_stopped_early_is_told_to_optuna_with_the_rate_it_had(tmp_path: Path) -> None:
+def test_a_trial_that_is_stopped_early_is_told_to_optuna_with_the_rate_it_had(
+    tmp_path: Path,
+) -> None:
     search = guided(tmp_path, trapped(300.0), n_trials=4, **SMALL)
     stopped = [one for one in search.study.records if one.outcome == "pruned"]
     assert stopped
@@ -223,7 +256,13 @@ def test_a_trial_that_is_stopped_early_is_told_to_optuna_with_the_rate_it_had(tm
 def test_the_baseline_and_the_confirmation_are_measured_to_their_end(tmp_path: Path) -> None:
     launcher = FakeLauncher(trapped(300.0))
     result = autotune.search(
-        object, list, progress=False, launcher=launcher, run_dir=tmp_path / "run", n_trials=5, space=SMALL
+        object,
+        list,
+        progress=False,
+        launcher=launcher,
+        run_dir=tmp_path / "run",
+        n_trials=5,
+        space=SMALL,
     )
     jobs = [job for job in launcher.jobs if job.kind == "trial"]
     assert len(jobs) > len(result.trials)
@@ -240,17 +279,24 @@ def test_at_the_users_own_batch_a_trial_races_against_those_at_it_alone(
         rate = rates.get((config.micro_batch_size, config.num_workers), 1.0)
         return FakeTrial(samples_per_s=rate, peak_memory_bytes=GIB)
 
-    search = make_search(tmp_path, FakeLauncher(cost, noise=1e-6), n_trials=3, **{**SMALL, "amp_dtype": "float32"})
+    search = make_search(
+        tmp_path, FakeLauncher(cost, noise=1e-6), n_trials=3, **{**SMALL, "amp_dtype": "float32"}
+    )
     for micro, workers in [(64, 2), (32, 4)]:
         search.study.propose({"micro_batch_size": micro, "num_workers": workers})
     search.run()
     assert isinstance(search.proposer, ModelProposer)
-    asked = TrialRecord(number=9, config=TrainingConfig(micro_batch_size=micro_batch_size, num_workers=8))
+    asked = TrialRecord(
+        number=9, config=TrainingConfig(micro_batch_size=micro_batch_size, num_workers=8)
+    )
     found = search.proposer.pruning_threshold(asked)
     assert found is not None
     assert found.number == bar
     spread = search.study.spread
-    rate, luck = [900.0, 500.0][bar - 1], luck_of(spread.of([True]), spread)  # the made-up device is always busy
+    rate, luck = (
+        [900.0, 500.0][bar - 1],
+        luck_of(spread.of([True]), spread),
+    )  # the made-up device is always busy
     assert found.low_samples_per_s == pytest.approx(rate * exp(-luck), rel=0.05)
 
 
@@ -258,8 +304,12 @@ def test_at_the_users_own_batch_a_trial_races_against_those_at_it_alone(
 
 
 @pytest.mark.parametrize(("n_trials", "seed"), [(12, 0), (None, 1)])
-def test_three_trials_at_once_are_guided_as_one_is(tmp_path: Path, n_trials: int | None, seed: int) -> None:
-    search = make_search(tmp_path, FakeLauncher(memory_cliff, slots=3, seed=seed), n_trials=n_trials, **SMALL)
+def test_three_trials_at_once_are_guided_as_one_is(
+    tmp_path: Path, n_trials: int | None, seed: int
+) -> None:
+    search = make_search(
+        tmp_path, FakeLauncher(memory_cliff, slots=3, seed=seed), n_trials=n_trials, **SMALL
+    )
     search.time.slots = lambda: 3
     search.run()
     records = search.study.records
@@ -287,7 +337,13 @@ def resumed(
     """A search that was interrupted and called again: its result, and the jobs of the second call."""
     interrupting, launcher = Interrupting(memory_cliff), FakeLauncher(memory_cliff, seed=1)
     interrupting.at = at
-    arguments = {"progress": False, "run_dir": folder / "run", "space": SMALL, "memory_limit": LIMIT, **arguments}
+    arguments = {
+        "progress": False,
+        "run_dir": folder / "run",
+        "space": SMALL,
+        "memory_limit": LIMIT,
+        **arguments,
+    }
     with pytest.raises(KeyboardInterrupt):
         autotune.search(object, list, launcher=interrupting, **arguments)
     return autotune.search(object, list, launcher=launcher, **arguments), launcher.jobs
@@ -295,8 +351,12 @@ def resumed(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n_trials", [9, None])
-def test_an_interrupted_search_goes_on_with_what_its_look_has_shown(tmp_path: Path, n_trials: int | None) -> None:
-    result, jobs = resumed(tmp_path, lambda job, launched: job.kind == "trial" and launched == 2, n_trials=n_trials)
+def test_an_interrupted_search_goes_on_with_what_its_look_has_shown(
+    tmp_path: Path, n_trials: int | None
+) -> None:
+    result, jobs = resumed(
+        tmp_path, lambda job, launched: job.kind == "trial" and launched == 2, n_trials=n_trials
+    )
     assert "curves" not in {job.kind for job in jobs}
     assert jobs[0].config == result.trials[2].config, "what was interrupted is run first"
     assert len({one.config for one in result.trials}) == len(result.trials)
@@ -317,7 +377,9 @@ def test_a_look_that_was_interrupted_is_taken_by_the_next_call(tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", sorted({*get_args(Method)} - {"model"}))
-def test_with_a_sampler_of_optunas_nothing_is_looked_at_or_stopped_early(tmp_path: Path, method: Method) -> None:
+def test_with_a_sampler_of_optunas_nothing_is_looked_at_or_stopped_early(
+    tmp_path: Path, method: Method
+) -> None:
     launcher = FakeLauncher()
     result = autotune.search(
         object,
@@ -331,7 +393,10 @@ def test_with_a_sampler_of_optunas_nothing_is_looked_at_or_stopped_early(tmp_pat
     )
     assert len(result.trials) == 6
     assert {one.outcome for one in result.trials} == {"ok"}
-    assert not any(job.kind == "curves" or (job.kind == "trial" and job.streams_blocks) for job in launcher.jobs)
+    assert not any(
+        job.kind == "curves" or (job.kind == "trial" and job.streams_blocks)
+        for job in launcher.jobs
+    )
     assert result.speedup is not None
     assert result.speedup > 3
 

@@ -7,21 +7,18 @@ from dataclasses import dataclass, replace
 import pytest
 
 from autotune.api.setup import runner_for, temporary_folder
+from autotune.config.plan import Objective, OptimizerFacts, Plan, ReadOver, Workload
+from autotune.config.training_config import TrainingConfig
 from autotune.errors import ConfigError, WorkloadError
 from autotune.launch.launcher import Exit, Launch
 from autotune.messages import space as messages
-from autotune.messages.devices import others_on_device
+from autotune.messages.trials import others_on_device
 from autotune.note import Note
 from autotune.protocol.disk import write_model
-from autotune.protocol.reports import RankReport
-from autotune.records.conditions import DeviceConditions
+from autotune.protocol.messages import RankReport
+from autotune.records.measurement import DeviceConditions
 from autotune.records.trial import Failure, TrialResult
-from autotune.settings.objective import Objective
-from autotune.settings.plan import Plan, ReadOver
-from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import OptimizerFacts, Workload
-from autotune.testing import FakeLauncher
-from autotune.testing.fake_figures import fake_environment, fake_facts
+from autotune.testing import FakeLauncher, fake_environment, fake_facts
 from autotune.tuning.probe import probe_workload
 
 NOTE = others_on_device(held_bytes=20 * 2**30, busy_fraction=0.9)
@@ -42,10 +39,14 @@ def test_others_on_the_device_are_noted_before_the_first_trial(
     conditions: DeviceConditions | None, notes: tuple[Note, ...]
 ) -> None:
     plan = Plan(
-        name="case", workload=Workload(model=object, dataset=list), baseline=TrainingConfig(micro_batch_size=64)
+        name="case",
+        workload=Workload(model=object, dataset=list),
+        baseline=TrainingConfig(micro_batch_size=64),
     )
     with temporary_folder() as folder:
-        _, space = probe_workload(plan, runner_for(plan, folder, FakeLauncher(conditions=conditions)))
+        _, space = probe_workload(
+            plan, runner_for(plan, folder, FakeLauncher(conditions=conditions))
+        )
     assert space.notes == notes
 
 
@@ -61,9 +62,17 @@ def test_others_on_the_device_are_noted_before_the_first_trial(
 def test_a_fused_optimizer_that_a_frameworks_file_has_by_default_is_no_error_where_there_is_none(
     optimizer: OptimizerFacts, reason: str | None
 ) -> None:
-    baseline, files = TrainingConfig(micro_batch_size=64, fused=True), {"fused": ReadOver("optim", "AdamW")}
+    baseline, files = (
+        TrainingConfig(micro_batch_size=64, fused=True),
+        {"fused": ReadOver("optim", "AdamW")},
+    )
     launcher = FakeLauncher(facts=fake_facts().model_copy(update={"optimizer": optimizer}))
-    plan = Plan(name="case", workload=Workload(model=object, dataset=list), baseline=baseline, read_over=files)
+    plan = Plan(
+        name="case",
+        workload=Workload(model=object, dataset=list),
+        baseline=baseline,
+        read_over=files,
+    )
     with temporary_folder() as folder:
         _, space = probe_workload(plan, runner_for(plan, folder, launcher))
         assert space.baseline.fused is (reason is None)
@@ -76,12 +85,19 @@ def test_a_fused_optimizer_that_a_frameworks_file_has_by_default_is_no_error_whe
 
 
 @pytest.mark.parametrize("nodes", [(-1, -1), (0, 1)])
-def test_a_binding_that_a_frameworks_file_asks_for_is_no_error_where_there_is_none(nodes: tuple[int, ...]) -> None:
+def test_a_binding_that_a_frameworks_file_asks_for_is_no_error_where_there_is_none(
+    nodes: tuple[int, ...],
+) -> None:
     sockets = {"numa_nodes": 2, "node_cores": (2, 2), "device_nodes": nodes}
     launcher = FakeLauncher(environment=fake_environment(device_count=2).model_copy(update=sockets))
     baseline = TrainingConfig(micro_batch_size=64, numa_binding="node")
     files = {"numa_binding": ReadOver("enable_cpu_affinity")}
-    plan = Plan(name="case", workload=Workload(model=object, dataset=list), baseline=baseline, read_over=files)
+    plan = Plan(
+        name="case",
+        workload=Workload(model=object, dataset=list),
+        baseline=baseline,
+        read_over=files,
+    )
     with temporary_folder() as folder:
         _, space = probe_workload(plan, runner_for(plan, folder, launcher))
     is_possible = -1 not in nodes
@@ -90,19 +106,27 @@ def test_a_binding_that_a_frameworks_file_asks_for_is_no_error_where_there_is_no
 
 
 @pytest.mark.parametrize(
-    ("limit", "reserve", "gibs"), [(0.5, "2GiB", (8, 2)), ("3GiB", 0.25, (3, 4)), ("4GiB", "4GiB", (4, 4))]
+    ("limit", "reserve", "gibs"),
+    [(0.5, "2GiB", (8, 2)), ("3GiB", 0.25, (3, 4)), ("4GiB", "4GiB", (4, 4))],
 )
 def test_trials_leave_a_reserve_below_the_limit_which_must_be_larger(
     limit: float | str, reserve: float | str, gibs: tuple[int, int]
 ) -> None:
     objective = Objective.model_validate({"memory_limit": limit, "reserve": reserve})
     baseline = TrainingConfig(micro_batch_size=64)
-    plan = Plan(name="case", workload=Workload(model=object, dataset=list), baseline=baseline, objective=objective)
+    plan = Plan(
+        name="case",
+        workload=Workload(model=object, dataset=list),
+        baseline=baseline,
+        objective=objective,
+    )
     whole, kept = (2**30 * gib for gib in gibs)
     with temporary_folder() as folder:
         runner = runner_for(plan, folder, FakeLauncher())
         if kept >= whole:
-            with pytest.raises(ConfigError, match=f"reserve .*memory_limit.* {kept:,} of {whole:,}"):
+            with pytest.raises(
+                ConfigError, match=f"reserve .*memory_limit.* {kept:,} of {whole:,}"
+            ):
                 probe_workload(plan, runner)
             return
         ready, space = probe_workload(plan, runner)
@@ -146,7 +170,9 @@ class EndingLauncher(FakeLauncher):
 def test_of_a_script_that_ends_too_early_what_it_has_written_last_is_shown(
     log: str, failure: Failure | None, shown: list[str]
 ) -> None:
-    plan = Plan(name="case", workload=Workload(command=("python", "a.py")), baseline=TrainingConfig())
+    plan = Plan(
+        name="case", workload=Workload(command=("python", "a.py")), baseline=TrainingConfig()
+    )
     with temporary_folder() as folder, pytest.raises(WorkloadError) as raised:
         probe_workload(plan, runner_for(plan, folder, EndingLauncher(log=log, failure=failure)))
     assert str(raised.value).splitlines()[2:] == shown

@@ -11,11 +11,11 @@ import pytest
 
 import autotune
 from autotune.messages.units import format_duration
-from autotune.records.run_summary import Progress
-from autotune.report.render.progress import make_progress
+from autotune.records.result import Progress
+from autotune.report.progress import make_progress
 from autotune.testing import FakeLauncher
 from autotune.tuning.loop import Search
-from autotune.tuning.proposers import SamplerProposer
+from autotune.tuning.proposer import SamplerProposer
 from tests.factories.searches import make_search
 
 
@@ -39,10 +39,18 @@ def before_the_first_trial(search: Search) -> Progress:
 
 
 def promised_s(
-    folder: Path, *, is_guided: bool = True, n_trials: int | None = None, timeout_s: float | None = None
+    folder: Path,
+    *,
+    is_guided: bool = True,
+    n_trials: int | None = None,
+    timeout_s: float | None = None,
 ) -> float:
     search = make_search(
-        folder, FakeLauncher(), n_trials=n_trials, timeout_s=timeout_s, method="model" if is_guided else "random"
+        folder,
+        FakeLauncher(),
+        n_trials=n_trials,
+        timeout_s=timeout_s,
+        method="model" if is_guided else "random",
     )
     told = before_the_first_trial(search).remaining_s
     assert told is not None
@@ -53,7 +61,9 @@ def promised_s(
 def test_each_trial_that_is_asked_for_counts(tmp_path: Path) -> None:
     few, more = (promised_s(tmp_path, n_trials=count) for count in (4, 6))
     start_and_window_s = 2.0 + 2.5
-    assert more - few == pytest.approx(2 * 1.1 * start_and_window_s), "and the baseline's share of further runs"
+    assert more - few == pytest.approx(2 * 1.1 * start_and_window_s), (
+        "and the baseline's share of further runs"
+    )
 
 
 def test_a_baseline_alone_is_neither_looked_at_nor_compared(tmp_path: Path) -> None:
@@ -64,14 +74,18 @@ def test_a_baseline_alone_is_neither_looked_at_nor_compared(tmp_path: Path) -> N
 
 
 def test_an_open_number_of_trials_is_told_as_what_it_usually_comes_to(tmp_path: Path) -> None:
-    assert promised_s(tmp_path, n_trials=8) < promised_s(tmp_path) < promised_s(tmp_path, n_trials=20)
+    assert (
+        promised_s(tmp_path, n_trials=8) < promised_s(tmp_path) < promised_s(tmp_path, n_trials=20)
+    )
 
 
 def test_a_search_that_only_patience_ends_is_told_to_take_longer(tmp_path: Path) -> None:
     assert promised_s(tmp_path, is_guided=False) > promised_s(tmp_path)
 
 
-@pytest.mark.parametrize(("n_trials", "timeout_s", "told_s"), [(None, 20.0, 20.0), (30, 20.0, 20.0), (1, 60.0, 6.0)])
+@pytest.mark.parametrize(
+    ("n_trials", "timeout_s", "told_s"), [(None, 20.0, 20.0), (30, 20.0, 20.0), (1, 60.0, 6.0)]
+)
 def test_a_time_out_bounds_what_is_told_and_is_not_told_where_less_suffices(
     tmp_path: Path, n_trials: int | None, timeout_s: float, told_s: float
 ) -> None:
@@ -82,7 +96,9 @@ def test_a_time_out_bounds_what_is_told_and_is_not_told_where_less_suffices(
     ("n_trials", "line"),
     [(None, " 40 trials, "), (1, " 6.0 s.")],
 )
-def test_the_line_before_the_search_tells_trials_and_time(tmp_path: Path, n_trials: int | None, line: str) -> None:
+def test_the_line_before_the_search_tells_trials_and_time(
+    tmp_path: Path, n_trials: int | None, line: str
+) -> None:
     search = make_search(tmp_path, FakeLauncher(), n_trials=n_trials)
     first, stderr = before_the_first_trial(search), StringIO()
     with redirect_stderr(stderr), make_progress(True) as show:
@@ -96,7 +112,9 @@ def test_each_trial_takes_its_time_off_what_is_left(tmp_path: Path) -> None:
     shown: list[Progress] = []
     search.show = shown.append
     search.run()
-    *_, before, last = (one.remaining_s for one in shown if one.last is not None and not one.last.repeats)
+    *_, before, last = (
+        one.remaining_s for one in shown if one.last is not None and not one.last.repeats
+    )
     assert before is not None
     assert last is not None
     trial_s = search.study.records[-1].result.wall_s
@@ -106,7 +124,9 @@ def test_each_trial_takes_its_time_off_what_is_left(tmp_path: Path) -> None:
 def test_the_result_holds_what_was_told_before_it(tmp_path: Path) -> None:
     stderr = StringIO()
     with redirect_stderr(stderr):
-        result = autotune.search(object, list, launcher=FakeLauncher(), n_trials=3, run_dir=tmp_path / "run")
+        result = autotune.search(
+            object, list, launcher=FakeLauncher(), n_trials=3, run_dir=tmp_path / "run"
+        )
     told = result.summary.promised_s
     assert told is not None
     assert f" {format_duration(told)}." in stderr.getvalue()

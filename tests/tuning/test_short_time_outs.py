@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from autotune.analysis.time_estimate import first_batches_s
+from autotune.config.training_config import TrainingConfig
 from autotune.launch.launcher import Exit, Launch
 from autotune.messages.search import no_time_for_a_trial
-from autotune.settings.training_config import TrainingConfig
+from autotune.models.time_estimate import first_batches_s
 from autotune.testing import FakeLauncher, FakeTrial, analytic_cost
 from tests.factories.searches import GIB, make_search
 
@@ -29,13 +29,22 @@ class TickingLauncher(FakeLauncher):
 
 
 @pytest.mark.parametrize("best_is_found", [False, True])
-def test_the_time_to_decide_is_for_trials_while_there_is_nothing_to_decide(tmp_path: Path, best_is_found: bool) -> None:
+def test_the_time_to_decide_is_for_trials_while_there_is_nothing_to_decide(
+    tmp_path: Path, best_is_found: bool
+) -> None:
     def cost(config: TrainingConfig) -> FakeTrial:
         rate = 100.0 if config == TrainingConfig() else 200.0 if best_is_found else 50.0
         return FakeTrial(samples_per_s=rate, peak_memory_bytes=GIB, startup_s=3.0)
 
     launcher = TickingLauncher(cost)
-    search = make_search(tmp_path, launcher, n_trials=None, timeout_s=60.0, now=lambda: launcher.now_s, method="random")
+    search = make_search(
+        tmp_path,
+        launcher,
+        n_trials=None,
+        timeout_s=60.0,
+        now=lambda: launcher.now_s,
+        method="random",
+    )
     search.run()
     assert search.ended_because == no_time_for_a_trial(timeout_s=60.0)
     (trial_s,) = {round(record.result.wall_s, 6) for record in search.study.records}
@@ -61,10 +70,18 @@ def test_what_takes_long_to_measure_is_not_proposed_where_time_is_short(tmp_path
     def longest_wait_s(timeout_s: float | None) -> float:
         launcher = TickingLauncher(slow)
         folder = tmp_path / f"{timeout_s}"
-        search = make_search(folder, launcher, n_trials=12, timeout_s=timeout_s, now=lambda: launcher.now_s)
+        search = make_search(
+            folder, launcher, n_trials=12, timeout_s=timeout_s, now=lambda: launcher.now_s
+        )
         search.run()
-        proposed = [record.config for record in search.study.records[1:3]]  # the last ones are no longer the model's
+        proposed = [
+            record.config for record in search.study.records[1:3]
+        ]  # the last ones are no longer the model's
         assert proposed
-        return max(first_batches_s(one, slow(one).samples_per_s, epoch_samples=None) for one in proposed)
+        return max(
+            first_batches_s(one, slow(one).samples_per_s, epoch_samples=None) for one in proposed
+        )
 
-    assert longest_wait_s(30.0) < 7.0, "of the 22 s for trials one may need 0.3, as far as the model tells"
+    assert longest_wait_s(30.0) < 7.0, (
+        "of the 22 s for trials one may need 0.3, as far as the model tells"
+    )

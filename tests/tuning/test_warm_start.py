@@ -12,25 +12,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import autotune
-from autotune.api.check import check_plan
+from autotune.api.commands import check_plan
+from autotune.config.environment import COMPARED, Environment
+from autotune.config.plan import Plan, Workload
+from autotune.config.training_config import AMP_DTYPES, DdpConfig, TrainingConfig
 from autotune.errors import ConfigError, StudyMismatchError
-from autotune.files.recommended_machine import describe_machine
+from autotune.files.recommended import describe_machine
 from autotune.files.run_folder import read_summary
 from autotune.messages.search import warm_start
-from autotune.settings.ddp_config import DdpConfig
-from autotune.settings.environment import COMPARED, Environment
-from autotune.settings.plan import Plan
-from autotune.settings.training_config import AMP_DTYPES, TrainingConfig
-from autotune.settings.workload import Workload
-from autotune.space.resolved_space import ResolvedSpace, compose
+from autotune.space.space import ResolvedSpace, compose
 from autotune.testing import FakeLauncher, fake_environment
-from autotune.tuning.warm_start import Hints, differences, note_of_hints, note_of_stale, read_hints, seed_params
+from autotune.tuning.warm_start import (
+    Hints,
+    differences,
+    note_of_hints,
+    note_of_stale,
+    read_hints,
+    seed_params,
+)
 from tests.factories import make_fake_space
 from tests.factories.searches import codes_of
 
 HERE = fake_environment()
 FAST = TrainingConfig(
-    micro_batch_size=128, num_workers=4, prefetch_factor=4, persistent_workers=True, amp_dtype="bfloat16"
+    micro_batch_size=128,
+    num_workers=4,
+    prefetch_factor=4,
+    persistent_workers=True,
+    amp_dtype="bfloat16",
 )
 CHANGES: list[tuple[str, object, str, str, str]] = [
     ("device_name", "NVIDIA H200", "device_name", "Fake GPU", "NVIDIA H200"),
@@ -75,13 +84,21 @@ def without_lr(config: TrainingConfig) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("method", ["model", "tpe", "random", "grid"])
-def test_the_best_of_a_run_folder_is_tried_right_after_the_baseline(there: Path, tmp_path: Path, method: str) -> None:
-    space: dict[str, Any] = {"num_workers": [0, 2, 4], "prefetch_factor": 4, "micro_batch_size": [32, 64, 128]}
+def test_the_best_of_a_run_folder_is_tried_right_after_the_baseline(
+    there: Path, tmp_path: Path, method: str
+) -> None:
+    space: dict[str, Any] = {
+        "num_workers": [0, 2, 4],
+        "prefetch_factor": 4,
+        "micro_batch_size": [32, 64, 128],
+    }
     result = search(tmp_path / "here", warm_start=there, method=method, n_trials=3, space=space)
     assert result.trials[0].config == TrainingConfig()
     best = read_summary(there).recommendation
     assert best is not None
-    assert without_lr(result.trials[1].config) == without_lr(seed_of(best.config, make_fake_space(**space)))
+    assert without_lr(result.trials[1].config) == without_lr(
+        seed_of(best.config, make_fake_space(**space))
+    )
 
 
 def test_a_run_folder_seeds_its_recommendation_that_at_the_users_batch_and_its_best_trials(
@@ -90,13 +107,26 @@ def test_a_run_folder_seeds_its_recommendation_that_at_the_users_batch_and_its_b
     earlier = read_summary(there)
     assert earlier.recommendation is not None
     assert earlier.recommendation.same_batch is not None
-    feasible = sorted((one for one in earlier.trials if one.score), key=lambda one: -one.score.value)  # type: ignore[union-attr]
-    wanted = [earlier.recommendation.config, earlier.recommendation.same_batch, *(one.config for one in feasible[:3])]
+    feasible = sorted(
+        (one for one in earlier.trials if one.score), key=lambda one: -one.score.value
+    )  # type: ignore[union-attr]
+    wanted = [
+        earlier.recommendation.config,
+        earlier.recommendation.same_batch,
+        *(one.config for one in feasible[:3]),
+    ]
     result = search(tmp_path / "here", warm_start=there)
     count = len({str(without_lr(one)) for one in wanted})
     first = [without_lr(trial.config) for trial in result.trials[1 : count + 1]]
-    assert first == [one for n, one in enumerate(map(without_lr, wanted)) if one not in [*map(without_lr, wanted)][:n]]
-    assert warm_start(source=str(there), configurations=count, differences=None) in result.summary.notes
+    assert first == [
+        one
+        for n, one in enumerate(map(without_lr, wanted))
+        if one not in [*map(without_lr, wanted)][:n]
+    ]
+    assert (
+        warm_start(source=str(there), configurations=count, differences=None)
+        in result.summary.notes
+    )
 
 
 def test_a_recommended_yaml_seeds_its_settings(there: Path, tmp_path: Path) -> None:
@@ -130,7 +160,9 @@ def test_a_home_folder_that_nobody_knows_is_told(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_number_takes_the_nearest_value_of_the_space() -> None:
-    space = make_fake_space(num_workers=[0, 1, 3], micro_batch_size=[32, 100], prefetch_factor=[2, 8])
+    space = make_fake_space(
+        num_workers=[0, 1, 3], micro_batch_size=[32, 100], prefetch_factor=[2, 8]
+    )
     found = seed_of(FAST, space)
     assert (found.num_workers, found.micro_batch_size, found.prefetch_factor) == (3, 100, 2)
 
@@ -147,8 +179,12 @@ def test_a_precision_that_the_machine_lacks_becomes_the_baselines() -> None:
 
 
 @pytest.mark.parametrize(("devices", "ranks"), [(1, 1), (2, 2), (8, 4)])
-def test_more_ranks_than_there_are_devices_become_as_many_as_there_are(devices: int, ranks: int) -> None:
-    group = FAST.model_copy(update={"strategy": "ddp", "world_size": 4, "num_workers": 1, "ddp": DdpConfig()})
+def test_more_ranks_than_there_are_devices_become_as_many_as_there_are(
+    devices: int, ranks: int
+) -> None:
+    group = FAST.model_copy(
+        update={"strategy": "ddp", "world_size": 4, "num_workers": 1, "ddp": DdpConfig()}
+    )
     found = seed_of(group, make_fake_space(fake_environment(device_count=devices)))
     assert (found.world_size, found.strategy) == (ranks, "ddp" if ranks > 1 else "single")
     assert found.num_workers == 1
@@ -172,7 +208,9 @@ def test_gradients_are_accumulated_less_before_the_batch_shrinks() -> None:
 
 
 def test_a_batch_that_does_not_divide_a_kept_global_batch_shrinks_to_one_that_does() -> None:
-    space = make_fake_space(baseline=TrainingConfig(micro_batch_size=48), objective={"global_batch": "keep"})
+    space = make_fake_space(
+        baseline=TrainingConfig(micro_batch_size=48), objective={"global_batch": "keep"}
+    )
     found = seed_of(FAST.model_copy(update={"micro_batch_size": 36}), space)
     assert found.global_batch_size == 48
     assert found.micro_batch_size <= 36
@@ -210,17 +248,31 @@ def hints(draw: st.DrawFn) -> TrainingConfig:
         intra_op_threads=draw(st.sampled_from([None, 1, 64])),
         strategy=strategy,
         world_size=1 if strategy == "single" else draw(st.sampled_from([2, 3, 8])),
-        ddp=DdpConfig(bucket_cap_mb=draw(st.sampled_from([None, 7.5, 400]))) if strategy == "ddp" else None,
+        ddp=DdpConfig(bucket_cap_mb=draw(st.sampled_from([None, 7.5, 400])))
+        if strategy == "ddp"
+        else None,
     )
 
 
 SPACES = [
     make_fake_space(),
     make_fake_space(fake_environment(device_count=4)),
-    make_fake_space(fake_environment(device_count=2), ddp={"bucket_cap_mb": {"low": 10, "high": 100}}),
-    make_fake_space(objective={"global_batch": "keep"}, baseline=TrainingConfig(micro_batch_size=24)),
-    make_fake_space(num_workers={"low": 1, "high": 3}, intra_op_threads={"low": 1, "high": 2}, compile=[True, False]),
-    make_fake_space(HERE.model_copy(update={"device_kind": "cpu", "device": "cpu", "native_amp_dtypes": ("float32",)})),
+    make_fake_space(
+        fake_environment(device_count=2), ddp={"bucket_cap_mb": {"low": 10, "high": 100}}
+    ),
+    make_fake_space(
+        objective={"global_batch": "keep"}, baseline=TrainingConfig(micro_batch_size=24)
+    ),
+    make_fake_space(
+        num_workers={"low": 1, "high": 3},
+        intra_op_threads={"low": 1, "high": 2},
+        compile=[True, False],
+    ),
+    make_fake_space(
+        HERE.model_copy(
+            update={"device_kind": "cpu", "device": "cpu", "native_amp_dtypes": ("float32",)}
+        )
+    ),
     make_fake_space(micro_batch_size=8),
 ]
 
@@ -309,7 +361,9 @@ def test_a_file_that_is_neither_is_one_clear_error_before_anything_is_begun(
     assert not (tmp_path / "here").exists()
 
 
-def test_a_folder_that_is_no_run_folder_is_told_without_a_remedy_that_is_not_there(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_run_folder_is_told_without_a_remedy_that_is_not_there(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(ConfigError) as caught:
         read_hints(tmp_path)
     assert "recommended.yaml" not in caught.value.problems[0]
@@ -348,7 +402,9 @@ def test_a_recommended_yaml_of_somebody_else_is_data_and_nothing_in_it_is_called
 # Going on
 
 
-def test_a_search_that_goes_on_tries_nothing_of_a_warm_start_twice(there: Path, tmp_path: Path) -> None:
+def test_a_search_that_goes_on_tries_nothing_of_a_warm_start_twice(
+    there: Path, tmp_path: Path
+) -> None:
     with pytest.raises(KeyboardInterrupt):
         search(tmp_path / "here", warm_start=there, launcher=Interrupting())
     begun = [str(without_lr(trial.config)) for trial in read_summary(tmp_path / "here").trials]
@@ -366,7 +422,9 @@ def test_a_search_that_goes_on_tries_nothing_of_a_warm_start_twice(there: Path, 
     assert wanted <= set(tried[: len(seeds) + 1])
 
 
-def test_a_warm_start_that_is_named_later_is_tried_once_nothing_waits_any_more(there: Path, tmp_path: Path) -> None:
+def test_a_warm_start_that_is_named_later_is_tried_once_nothing_waits_any_more(
+    there: Path, tmp_path: Path
+) -> None:
     best = without_lr(autotune.load(there / "recommended.yaml"))
     before = search(tmp_path / "here", n_trials=3, method="random")
     assert best not in [without_lr(trial.config) for trial in before.trials]
@@ -374,7 +432,9 @@ def test_a_warm_start_that_is_named_later_is_tried_once_nothing_waits_any_more(t
     assert best in [without_lr(trial.config) for trial in after.trials]
 
 
-def test_a_search_begun_anew_in_its_own_folder_may_start_from_what_was_there(tmp_path: Path) -> None:
+def test_a_search_begun_anew_in_its_own_folder_may_start_from_what_was_there(
+    tmp_path: Path,
+) -> None:
     first = search(tmp_path / "here")
     second = search(tmp_path / "here", warm_start=tmp_path / "here", fresh=True, n_trials=2)
     assert without_lr(second.trials[1].config) == without_lr(first.best)
@@ -403,11 +463,15 @@ def test_several_parts_that_have_changed_are_all_named() -> None:
 
 
 def test_a_change_that_the_file_does_not_tell_is_stale_all_the_same() -> None:
-    older = {name: one for name, one in describe_machine(HERE).items() if name not in {"devices", "cuda"}}
+    older = {
+        name: one for name, one in describe_machine(HERE).items() if name not in {"devices", "cuda"}
+    }
     assert differences(older, HERE.model_copy(update={"cuda": "13"})) == []
 
 
-@pytest.mark.parametrize("part", [{"python": "3.14"}, {"versions": {"numpy": "3"}}, {"hosts": 4}, {"ram_bytes": 1}])
+@pytest.mark.parametrize(
+    "part", [{"python": "3.14"}, {"versions": {"numpy": "3"}}, {"hosts": 4}, {"ram_bytes": 1}]
+)
 def test_what_the_fingerprint_leaves_out_makes_nothing_stale(part: dict[str, Any]) -> None:
     here = HERE.model_copy(update=part)
     assert differences(describe_machine(HERE), here) is None
@@ -435,7 +499,13 @@ def make_plan(run_dir: Path | None, **search: Any) -> Plan:
 
 @pytest.mark.parametrize(("part", "value", "name", "was", "is_now"), CHANGES)
 def test_a_check_says_that_a_recommendation_was_found_on_another_machine(
-    there: Path, monkeypatch: pytest.MonkeyPatch, part: str, value: object, name: str, was: str, is_now: str
+    there: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    part: str,
+    value: object,
+    name: str,
+    was: str,
+    is_now: str,
 ) -> None:
     monkeypatch.chdir(there.parent)
     launcher = FakeLauncher(environment=HERE.model_copy(update={part: value}))
@@ -447,13 +517,22 @@ def test_a_check_says_that_a_recommendation_was_found_on_another_machine(
     assert "--fresh" in found.stale
 
 
-def test_a_check_says_nothing_of_a_recommendation_that_holds_or_is_not_there(there: Path, tmp_path: Path) -> None:
-    for run_dir, has_one in ((there, True), (tmp_path / "none", False), (tmp_path / ("x" * 300), False), (None, False)):
+def test_a_check_says_nothing_of_a_recommendation_that_holds_or_is_not_there(
+    there: Path, tmp_path: Path
+) -> None:
+    for run_dir, has_one in (
+        (there, True),
+        (tmp_path / "none", False),
+        (tmp_path / ("x" * 300), False),
+        (None, False),
+    ):
         found = check_plan(make_plan(run_dir), launcher=FakeLauncher())
         assert (found.stale, found.has_recommendation) == (None, has_one)
 
 
-@pytest.mark.parametrize("text", ["", "[", "machine: 3", "machine: {fingerprint: null, driver: 3}", "\0"])
+@pytest.mark.parametrize(
+    "text", ["", "[", "machine: 3", "machine: {fingerprint: null, driver: 3}", "\0"]
+)
 def test_a_check_leaves_alone_what_it_can_not_read(tmp_path: Path, text: str) -> None:
     (tmp_path / "recommended.yaml").write_text(text)
     assert note_of_stale(tmp_path / "recommended.yaml", HERE) is None

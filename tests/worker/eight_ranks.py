@@ -20,11 +20,14 @@ from torch._C._distributed_c10d import HashStore
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.testing._internal.distributed.multi_threaded_pg import ProcessLocalGroup, _install_threaded_pg
+from torch.testing._internal.distributed.multi_threaded_pg import (
+    ProcessLocalGroup,
+    _install_threaded_pg,
+)
 
-from autotune.settings.training_config import TrainingConfig
-from autotune.worker.measure.step import Step, make_trainer
-from autotune.worker.setup.device import open_device
+from autotune.config.training_config import TrainingConfig
+from autotune.worker.device import open_device
+from autotune.worker.step import Step, make_trainer
 
 RANKS, BATCH, LR = 8, 4, 0.1
 STEPS = 2
@@ -36,7 +39,11 @@ class Model(nn.Module):
 
     def __init__(self, *, has_unused: bool) -> None:
         super().__init__()
-        self.first, self.between, self.last = nn.Linear(6, 64), nn.BatchNorm1d(64, affine=False), nn.Linear(64, 2)
+        self.first, self.between, self.last = (
+            nn.Linear(6, 64),
+            nn.BatchNorm1d(64, affine=False),
+            nn.Linear(64, 2),
+        )
         self.unused = nn.Linear(2, 2) if has_unused else nn.Identity()
         self.between.eval()
         self.between.requires_grad_(False)
@@ -53,7 +60,10 @@ def step(model: nn.Module, batch: Any) -> Tensor:
 def batches(rank: int, count: int) -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(rank)
     return [
-        (torch.randn(BATCH, 6, generator=generator), torch.randint(0, 2, (BATCH,), generator=generator))
+        (
+            torch.randn(BATCH, 6, generator=generator),
+            torch.randint(0, 2, (BATCH,), generator=generator),
+        )
         for _ in range(count)
     ]
 
@@ -63,7 +73,9 @@ def trained(model: nn.Module, config: TrainingConfig, given: list[Any]) -> Any:
     device = open_device("cpu")
     parallel = config.arrange(model, device.torch_device)
     optimizer = torch.optim.SGD([one for one in parallel.parameters() if one.requires_grad], lr=LR)
-    trainer = make_trainer(parallel, optimizer, Step(step, "the step that was given"), config, device)
+    trainer = make_trainer(
+        parallel, optimizer, Step(step, "the step that was given"), config, device
+    )
     for batch in given:
         trainer.train(batch)
     return parallel

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from autotune.worker.setup.device import Device
+from autotune.worker.device import Device
 
 CUDA = Device(torch.device("cuda:0"), "cuda")
 
@@ -45,7 +45,9 @@ def on_device(model: nn.Module, index: int = 0) -> nn.Module:
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 place = f"cuda:{index}"
-                fake = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device=place)
+                fake = torch.empty_strided(
+                    parameter.shape, parameter.stride(), dtype=parameter.dtype, device=place
+                )
                 module._parameters[name] = nn.Parameter(fake, requires_grad=False)
     return model
 

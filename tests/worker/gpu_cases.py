@@ -22,15 +22,16 @@ from torch import Tensor, distributed, nn
 from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset
 
+from autotune.config.plan import Workload
+from autotune.config.training_config import AmpDtype, TrainingConfig
 from autotune.launch.launcher import Launcher
 from autotune.launch.runner import TrialRunner
-from autotune.protocol.jobs import NO_EXTRAS, Extras, WindowRules
+from autotune.policy import WindowRules
+from autotune.protocol.messages import NO_EXTRAS, Extras
 from autotune.protocol.payload import write_payload
-from autotune.records.memory import MemoryLimits
+from autotune.records.measurement import MemoryLimits
 from autotune.records.trial import TrialResult
-from autotune.settings.training_config import AmpDtype, TrainingConfig
-from autotune.settings.workload import Workload
-from autotune.worker.setup.machine import tf32_overrides
+from autotune.worker.device import tf32_overrides
 
 GIB = 2**30
 MUST_HAVE_GPU = "AUTOTUNE_TEST_GPU"
@@ -86,9 +87,13 @@ def look_for_gpus() -> Gpus:
     """Ask a process of its own: a context in this one would be inherited by what it forks, and break it."""
     if torch.version.cuda is None:
         return Gpus(missing=f"torch {torch.__version__} is built without CUDA")
-    look = subprocess.run([sys.executable, "-c", _LOOK], capture_output=True, text=True, check=False)
+    look = subprocess.run(
+        [sys.executable, "-c", _LOOK], capture_output=True, text=True, check=False
+    )
     if look.returncode != 0:
-        return Gpus(missing=f"no CUDA device works here: {(look.stderr.strip() or 'no reason given').splitlines()[-1]}")
+        return Gpus(
+            missing=f"no CUDA device works here: {(look.stderr.strip() or 'no reason given').splitlines()[-1]}"
+        )
     found = json.loads(look.stdout)
     return Gpus(missing="", **(found | {"names": tuple(found["names"])}))
 
@@ -102,12 +107,18 @@ def leave_out(missing: str) -> NoReturn:
 
 def switch_of(amp_dtype: AmpDtype) -> str:
     """The variable that is set here, and under which a precision may not be what torch makes of it; "" for none."""
-    found = (one.partition("=")[0] for one in tf32_overrides() if one in _SWITCHES.get(amp_dtype, ()))
+    found = (
+        one.partition("=")[0] for one in tf32_overrides() if one in _SWITCHES.get(amp_dtype, ())
+    )
     return next(found, "")
 
 
 def run(
-    launcher: Launcher, folder: Path, device: str = "cuda:0", limit_bytes: int | None = None, **given: Any
+    launcher: Launcher,
+    folder: Path,
+    device: str = "cuda:0",
+    limit_bytes: int | None = None,
+    **given: Any,
 ) -> TrialResult:
     """One trial: its workload's parts, `max_s` and `extras` of its window, and settings."""
     workload = {name: given.pop(name) for name in _WORKLOAD if name in given}
@@ -118,7 +129,11 @@ def run(
 
 
 def runner_of(
-    launcher: Launcher, folder: Path, device: str = "cuda:0", limit_bytes: int | None = None, **workload: Any
+    launcher: Launcher,
+    folder: Path,
+    device: str = "cuda:0",
+    limit_bytes: int | None = None,
+    **workload: Any,
 ) -> TrialRunner:
     """What runs trials of a workload; of a small one where nothing is given."""
     named: dict[str, Any] = {"model": small_net, "dataset": rows}
@@ -196,7 +211,11 @@ class LooksUp(nn.Module):
 def place_of_the_lookup() -> str:
     """Where `LooksUp` looks up, as a failure's signature names it."""
     lines = Path(__file__).read_text().splitlines()
-    number = next(number for number, line in enumerate(lines, 1) if line.endswith("# the row beyond the table"))
+    number = next(
+        number
+        for number, line in enumerate(lines, 1)
+        if line.endswith("# the row beyond the table")
+    )
     return f"{Path(__file__).name}:{number}"
 
 
@@ -237,7 +256,10 @@ class ReadyBatches:
 
     def __call__(self, items: list[int]) -> tuple[Tensor, Tensor]:
         if self.batch is None or len(self.batch[0]) != len(items):
-            self.batch = torch.ones(len(items), self.width), torch.zeros(len(items), dtype=torch.long)
+            self.batch = (
+                torch.ones(len(items), self.width),
+                torch.zeros(len(items), dtype=torch.long),
+            )
         return self.batch
 
 

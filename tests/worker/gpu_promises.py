@@ -10,13 +10,11 @@ from math import isfinite
 
 import pytest
 
-from autotune.records.diagnosis import Diagnosis
-from autotune.records.measurement import Measurement
-from autotune.records.precision_check import MIN_STEPS, PrecisionFigures
-from autotune.records.trial import TrialResult
-from autotune.records.utilization import PROFILER_SOURCE, WAIT_SOURCE, source_rank
-from autotune.settings.environment import Environment
-from autotune.settings.training_config import AmpDtype
+from autotune.config.environment import Environment
+from autotune.config.training_config import AmpDtype
+from autotune.records.measurement import PROFILER_SOURCE, WAIT_SOURCE, Measurement, source_rank
+from autotune.records.result import Diagnosis
+from autotune.records.trial import MIN_STEPS, PrecisionFigures, TrialResult
 
 from .gpu_cases import Seen
 
@@ -46,7 +44,9 @@ def computes_in(seen: Seen, amp_dtype: AmpDtype) -> None:
     if amp_dtype == "float32":
         assert seen.rounding < _FINEST, f"float32 rounds as coarsely as TF32: {seen.rounding:.1g}"
     if amp_dtype == "tf32":
-        assert _FINEST < seen.rounding < _COARSEST, f"TF32 does not round as it does: {seen.rounding:.1g}"
+        assert _FINEST < seen.rounding < _COARSEST, (
+            f"TF32 does not round as it does: {seen.rounding:.1g}"
+        )
 
 
 def arrived_on(seen: Seen, kind: str) -> None:
@@ -66,7 +66,9 @@ def accounts_for_memory(run: Measurement, limit_bytes: int) -> None:
     assert memory.outside_bytes
     assert memory.allocated_bytes
     assert memory.allocated_bytes <= memory.reserved_bytes
-    assert run.peak_memory_bytes == memory.peak_bytes == memory.reserved_bytes + memory.outside_bytes
+    assert (
+        run.peak_memory_bytes == memory.peak_bytes == memory.reserved_bytes + memory.outside_bytes
+    )
     assert run.peak_memory_bytes <= limit_bytes
     assert memory.alloc_retries == 0, "there was room"
 
@@ -107,10 +109,14 @@ def fits_or_ran_out_of_memory(result: TrialResult) -> None:
 def is_told_by_the_device(run: Measurement) -> None:
     """How busy the device was comes from the device itself, by each source as a share."""
     assert run.busy_source is not None
-    assert source_rank(run.busy_source) < source_rank(WAIT_SOURCE), f"only {run.busy_source} could tell"
+    assert source_rank(run.busy_source) < source_rank(WAIT_SOURCE), (
+        f"only {run.busy_source} could tell"
+    )
     assert run.busy_fraction is not None
     assert all(0 <= one.fraction <= 1 for one in run.busy_readings)
-    assert run.busy_fraction in [one.fraction for one in run.busy_readings if one.source == run.busy_source]
+    assert run.busy_fraction in [
+        one.fraction for one in run.busy_readings if one.source == run.busy_source
+    ]
 
 
 def was_busy(run: Measurement) -> None:
@@ -187,7 +193,11 @@ def crashed_at(result: TrialResult, place: str) -> None:
 def describes_a_gpu(environment: Environment | None, name: str) -> None:
     """The environment is that of the GPU of this name."""
     assert environment is not None
-    assert (environment.device, environment.device_kind, environment.device_name) == ("cuda:0", "cuda", name)
+    assert (environment.device, environment.device_kind, environment.device_name) == (
+        "cuda:0",
+        "cuda",
+        name,
+    )
     assert environment.driver
     assert environment.cuda
     assert environment.device_memory_bytes > 2**30

@@ -27,7 +27,9 @@ class PaperIterator(_MultiProcessingDataLoaderIter):
     @property
     def depth(self) -> int:
         """Batches that each worker was asked for in advance."""
-        assert self.asked == self._prefetch_factor * self._loader.num_workers, "the next epoch begins with as many"
+        assert self.asked == self._prefetch_factor * self._loader.num_workers, (
+            "the next epoch begins with as many"
+        )
         return self._prefetch_factor
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
@@ -49,7 +51,9 @@ class PaperIterator(_MultiProcessingDataLoaderIter):
 def use_paper_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every loader's workers be such ones."""
 
-    def iterator_of(loader: DataLoader[Any]) -> PaperIterator:  # unlike a class, a function becomes a method
+    def iterator_of(
+        loader: DataLoader[Any],
+    ) -> PaperIterator:  # unlike a class, a function becomes a method
         return PaperIterator(loader)
 
     monkeypatch.setattr(DataLoader, "_get_iterator", iterator_of)

@@ -14,23 +14,31 @@ import torch
 from torch import distributed, nn
 from torch.utils.data import TensorDataset
 
-from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
+from autotune.config.plan import Workload
+from autotune.config.training_config import TrainingConfig
+from autotune.launch.local import FreshInterpreterLauncher
 from autotune.launch.runner import TrialRunner
 from autotune.messages.trials import launches_wait
+from autotune.policy import WindowRules
 from autotune.protocol.disk import TrialFolder, read_model, write_model
-from autotune.protocol.jobs import CurvesJob, PrecisionJob, ProbeJob, StressJob, TrialJob, WindowRules, WorkloadJob
+from autotune.protocol.messages import (
+    CurvesJob,
+    PrecisionJob,
+    ProbeJob,
+    RankReport,
+    StressJob,
+    TrialJob,
+    WorkloadJob,
+)
 from autotune.protocol.payload import write_payload
-from autotune.protocol.reports import RankReport
-from autotune.records.memory import MemoryLimits
-from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import Workload
+from autotune.records.measurement import MemoryLimits
 from autotune.space import constraints as rules
-from autotune.worker.failure.out_of_memory import device_was_full, shortage_of
+from autotune.worker import group
+from autotune.worker.device import Device, DeviceError, open_device, opened_device
+from autotune.worker.environment import describe
+from autotune.worker.failures import device_was_full, shortage_of
+from autotune.worker.group import open_group
 from autotune.worker.rank import run_rank
-from autotune.worker.setup import process_group as group
-from autotune.worker.setup.device import Device, DeviceError, open_device, opened_device
-from autotune.worker.setup.environment import describe
-from autotune.worker.setup.process_group import open_group
 from tests import accelerator
 from tests.accelerator import CALLS, DEVICES, MIB, on_simulated_device
 from tests.factories import make_process
@@ -82,7 +90,9 @@ def test_a_cap_set_anew_counts_what_has_come_since_and_what_is_reserved_already(
 
 @on_simulated_device
 @pytest.mark.parametrize("limit_mib", [1, 1000])
-def test_a_limit_below_what_others_hold_leaves_nothing_and_one_above_the_device_caps_nothing(limit_mib: int) -> None:
+def test_a_limit_below_what_others_hold_leaves_nothing_and_one_above_the_device_caps_nothing(
+    limit_mib: int,
+) -> None:
     open_device("sim:0", limit_bytes=limit_mib * MIB).cap_memory()
     assert DEVICES[0].memory.fraction == (0.0 if limit_mib == 1 else 1.0)
     open_device("sim:0").cap_memory()
@@ -90,7 +100,9 @@ def test_a_limit_below_what_others_hold_leaves_nothing_and_one_above_the_device_
 
 
 @on_simulated_device
-def test_a_peak_is_what_was_reserved_and_all_that_lies_outside_and_what_tensors_took_is_told() -> None:
+def test_a_peak_is_what_was_reserved_and_all_that_lies_outside_and_what_tensors_took_is_told() -> (
+    None
+):
     device = open_device("sim:0")
     take(20)
     device.reset_peak()
@@ -119,7 +131,9 @@ def test_retries_are_those_since_a_count() -> None:
     assert not device.peak_memory(before).is_thrashing
     take(3)
     assert device.peak_memory(before).alloc_retries == 1
-    assert not device.peak_memory(before).is_thrashing, "one may be a fragment's, or a library's trial of a shape"
+    assert not device.peak_memory(before).is_thrashing, (
+        "one may be a fragment's, or a library's trial of a shape"
+    )
     assert device.peak_memory(0).is_thrashing
 
 
@@ -155,13 +169,20 @@ def test_to_synchronise_is_to_wait_for_all_that_was_launched() -> None:
 @on_simulated_device
 def test_what_a_module_lacks_is_left_out() -> None:
     module: Any = torch.get_device_module("sim")
-    del module.mem_get_info, module.set_per_process_memory_fraction  # as torch.xpu had none at first
+    del (
+        module.mem_get_info,
+        module.set_per_process_memory_fraction,
+    )  # as torch.xpu had none at first
     device = open_device("sim:0", limit_bytes=MIB)
     device.cap_memory()
     device.reset_peak()
     held = take(3)
     memory = device.peak_memory()
-    assert (memory.peak_bytes, memory.outside_bytes, memory.source) == (held.nbytes, None, "max reserved")
+    assert (memory.peak_bytes, memory.outside_bytes, memory.source) == (
+        held.nbytes,
+        None,
+        "max reserved",
+    )
     del module.max_memory_reserved
     assert not device.has_own_memory
     assert "process tree" in device.peak_memory().source
@@ -171,7 +192,12 @@ def test_what_a_module_lacks_is_left_out() -> None:
 @on_simulated_device
 def test_a_module_with_peaks_alone_is_enough() -> None:
     module: Any = torch.get_device_module("sim")
-    del module.memory_stats, module.max_memory_allocated, module.reset_peak_memory_stats, module.empty_cache
+    del (
+        module.memory_stats,
+        module.max_memory_allocated,
+        module.reset_peak_memory_stats,
+        module.empty_cache,
+    )
     del module.memory_reserved, module.is_initialized
     device = open_device("sim:0", limit_bytes=32 * MIB)
     device.cap_memory()
@@ -179,14 +205,22 @@ def test_a_module_with_peaks_alone_is_enough() -> None:
     device.give_back()
     held = take(3)
     memory = device.peak_memory(device.alloc_retries())
-    assert (memory.reserved_bytes, memory.allocated_bytes, memory.alloc_retries) == (held.nbytes, None, None)
+    assert (memory.reserved_bytes, memory.allocated_bytes, memory.alloc_retries) == (
+        held.nbytes,
+        None,
+        None,
+    )
     assert device.refusals() == 0
     assert opened_device() is None, "nobody tells that it is open"
 
 
 @on_simulated_device
 def test_a_device_was_full_where_its_allocator_refused_or_nothing_is_free() -> None:
-    device, module, torchs = open_device("sim", count=2), torch.get_device_module("sim"), DEVICES[1].memory
+    device, module, torchs = (
+        open_device("sim", count=2),
+        torch.get_device_module("sim"),
+        DEVICES[1].memory,
+    )
     asked: Any = module
     asked.mem_get_info = lambda _: (2**40, 2**40)
     perhaps = RuntimeError("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED")
@@ -220,7 +254,11 @@ def test_an_accelerator_that_is_not_open_is_asked_nothing() -> None:
 def test_unlike_devices_are_all_described_and_alike_ones_by_the_first() -> None:
     module: Any = torch.get_device_module("sim")
     environment = describe(open_device("auto"))
-    assert (environment.device, environment.device_kind, environment.device_count) == ("sim:0", "other", 2)
+    assert (environment.device, environment.device_kind, environment.device_count) == (
+        "sim:0",
+        "other",
+        2,
+    )
     assert environment.device_name == "Simulated accelerator 0"
     assert environment.device_names == ("Simulated accelerator 0", "Simulated accelerator 1")
     assert environment.device_memory_bytes == 64 * MIB
@@ -340,7 +378,9 @@ def test_a_probe_looks_at_the_device_without_a_limit(tmp_path: Path) -> None:
 
 
 @on_simulated_device
-def test_retries_within_the_window_are_in_its_record_and_those_before_are_not(tmp_path: Path) -> None:
+def test_retries_within_the_window_are_in_its_record_and_those_before_are_not(
+    tmp_path: Path,
+) -> None:
     report = trained(tmp_path, Retrying(64, 2))
     assert report.result.measurement is not None
     measurement = report.result.measurement
@@ -368,7 +408,10 @@ def as_rank(rank: int, store: Path, *, binds: bool) -> str:
     device = open_device("sim", rank=rank)
     config = TrainingConfig(strategy="ddp", world_size=2)
     job: Any = SimpleNamespace(
-        config=config, rendezvous=f"file://{store}", part=None, process=SimpleNamespace(deadline_s=30.0)
+        config=config,
+        rendezvous=f"file://{store}",
+        part=None,
+        process=SimpleNamespace(deadline_s=30.0),
     )
     distributed.Backend.register_backend("simccl", _backend, devices=["sim"])
     rules.GROUP_BACKENDS["other"] = "simccl"
@@ -390,7 +433,9 @@ def _backend(store: Any, rank: int, size: int, timeout: Any) -> Any:
 
 @on_simulated_device
 @pytest.mark.parametrize("binds", [False, True])
-def test_ranks_agree_over_gloo_where_gloo_knows_nothing_of_their_device(binds: bool, tmp_path: Path) -> None:
+def test_ranks_agree_over_gloo_where_gloo_knows_nothing_of_their_device(
+    binds: bool, tmp_path: Path
+) -> None:
     """Bound to a device by init_process_group, torch asks each further group for a backend of that device."""
     answer = tmp_path / "answer"
     child = os.fork()
@@ -424,7 +469,9 @@ def test_the_device_of_a_plug_in_is_found_by_the_process_of_a_trial(
         limits=MemoryLimits(limit_bytes=40 * MIB),
     )
     window = WindowRules(max_s=0.3, precision=0.5, block_s=0.01)
-    result = runner.run(TrainingConfig(micro_batch_size=16), name="trial", deadline_s=60.0, window=window)
+    result = runner.run(
+        TrainingConfig(micro_batch_size=16), name="trial", deadline_s=60.0, window=window
+    )
     assert result.outcome == "ok", result
     assert result.measurement is not None
     assert result.measurement.memory.outside_bytes == 4 * MIB

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from autotune.settings.ddp_config import DdpConfig
+from autotune.config.training_config import DdpConfig
 
 SCRIPT = Path(__file__).with_name("eight_ranks.py")
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -38,7 +38,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
 """Of each setting a value that is not torch's own; the bf16 hook is refused without NCCL, see test_rules."""
 GROUP = {"strategy": "ddp", "world_size": 8, "micro_batch_size": 4}
 CASES = [
-    (name, steps) for name, ddp in SETTINGS.items() for steps in (1, 2) if not (ddp.get("static_graph") and steps == 2)
+    (name, steps)
+    for name, ddp in SETTINGS.items()
+    for steps in (1, 2)
+    if not (ddp.get("static_graph") and steps == 2)
 ]
 TOLERATED = {None: 1e-6, "fp16": 1e-3, "powersgd": 1e-6}
 """How far weights may be off; PowerSGD compresses from the second step on, seen in the other tests."""
@@ -65,23 +68,34 @@ def test_every_setting_of_ddp_is_tried() -> None:
 
 
 @pytest.mark.slow
-def test_ranks_train_as_one_process_on_all_their_batches(found: dict[tuple[str, int], dict[str, Any]]) -> None:
+def test_ranks_train_as_one_process_on_all_their_batches(
+    found: dict[tuple[str, int], dict[str, Any]],
+) -> None:
     for (name, steps), both in found.items():
         seen, hook = both["threads"], SETTINGS[name].get("comm_hook")
         if "ThreadLocalWorld" in seen.get("error", ""):
-            pytest.skip(f"the threaded group, a tool of torch's own tests, can't be used here: {seen['error']}")
+            pytest.skip(
+                f"the threaded group, a tool of torch's own tests, can't be used here: {seen['error']}"
+            )
         assert "error" not in seen, (name, steps)
         assert seen["apart"] == 0, f"{name}, {steps}: all ranks hold the same weights"
         assert seen["off"] < TOLERATED[hook] < seen["moved"], (name, steps)
 
 
 @pytest.mark.slow
-def test_a_rank_of_eight_is_built_as_asked_for(found: dict[tuple[str, int], dict[str, Any]]) -> None:
+def test_a_rank_of_eight_is_built_as_asked_for(
+    found: dict[tuple[str, int], dict[str, Any]],
+) -> None:
     for (name, steps), both in found.items():
         seen, wanted = both["fake"], DdpConfig(**SETTINGS[name])
-        assert (seen["ranks"], seen["is_ddp"], seen["global_batch"]) == (8, True, 8 * 4 * steps), name
+        assert (seen["ranks"], seen["is_ddp"], seen["global_batch"]) == (8, True, 8 * 4 * steps), (
+            name
+        )
         assert seen["hooks"] == (wanted.comm_hook is not None), name
-        assert (seen["static"], seen["views"]) == (wanted.static_graph, wanted.gradient_as_bucket_view), name
+        assert (seen["static"], seen["views"]) == (
+            wanted.static_graph,
+            wanted.gradient_as_bucket_view,
+        ), name
         assert seen["unused"] == wanted.find_unused_parameters, name
         if wanted.bucket_cap_mb is not None and wanted.first_bucket_mb is None:
             assert seen["cap"] == pytest.approx(wanted.bucket_cap_mb, rel=0.01), name

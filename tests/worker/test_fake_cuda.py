@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from autotune.settings.applied.parallel import _DataParallel
-from autotune.settings.training_config import AMP_DTYPES, AmpDtype, TrainingConfig
-from autotune.worker.measure.step import Step, Trainer
+from autotune.apply.prepare import _DataParallel
+from autotune.config.training_config import AMP_DTYPES, AmpDtype, TrainingConfig
+from autotune.worker.step import Step, Trainer
 from tests.worker.fake_cuda import CUDA, Seen, fake_cuda, forward_alone, on_device
 
 COMPUTED: dict[AmpDtype, torch.dtype] = {
@@ -30,10 +30,14 @@ def convolution() -> nn.Module:
 def train_forward(batch: Any, **settings: Any) -> Any:
     """What the user's step was given on the device, and what the model has made of it."""
     config = TrainingConfig(micro_batch_size=2, **settings)
-    model = convolution().to(memory_format=torch.channels_last if config.channels_last else torch.contiguous_format)  # type: ignore[call-overload] # torch's stubs lack the keyword alone
+    model = convolution().to(
+        memory_format=torch.channels_last if config.channels_last else torch.contiguous_format
+    )  # type: ignore[call-overload] # torch's stubs lack the keyword alone
     with fake_cuda():
         optimizer = torch.optim.SGD([torch.zeros(1)])
-        accumulator = config.accumulator(model, optimizer, device="cuda:0", scaler=config.grad_scaler("cpu"))
+        accumulator = config.accumulator(
+            model, optimizer, device="cuda:0", scaler=config.grad_scaler("cpu")
+        )
         step = Step(forward_alone, "the step that was given")
         trainer = Trainer(on_device(model), optimizer, step, config, CUDA, accumulator)
         with pytest.raises(Seen) as seen:
@@ -46,7 +50,11 @@ def pair() -> tuple[Tensor, Tensor]:
 
 
 def mapping() -> dict[str, Any]:
-    return {"inputs": torch.randn(2, 3, 8, 8), "more": [torch.zeros(2, 5), "a name"], "scale": torch.tensor(2.0)}
+    return {
+        "inputs": torch.randn(2, 3, 8, 8),
+        "more": [torch.zeros(2, 5), "a name"],
+        "scale": torch.tensor(2.0),
+    }
 
 
 @pytest.mark.parametrize("pin_memory", [False, True])
@@ -55,16 +63,25 @@ def mapping() -> dict[str, Any]:
 def test_each_precision_and_layout_is_what_the_forward_pass_has(
     amp_dtype: AmpDtype, channels_last: bool, pin_memory: bool
 ) -> None:
-    found = train_forward(pair, amp_dtype=amp_dtype, channels_last=channels_last, pin_memory=pin_memory)
+    found = train_forward(
+        pair, amp_dtype=amp_dtype, channels_last=channels_last, pin_memory=pin_memory
+    )
     inputs, targets = found.batch
-    assert (found.outputs.device, found.outputs.dtype) == (torch.device("cuda:0"), COMPUTED[amp_dtype])
+    assert (found.outputs.device, found.outputs.dtype) == (
+        torch.device("cuda:0"),
+        COMPUTED[amp_dtype],
+    )
     assert (inputs.device, targets.device) == (torch.device("cuda:0"), torch.device("cuda:0"))
-    assert (inputs.dtype, targets.dtype) == (torch.float32, torch.int64), "autocast casts, not the copy"
+    assert (inputs.dtype, targets.dtype) == (torch.float32, torch.int64), (
+        "autocast casts, not the copy"
+    )
     assert inputs.is_contiguous(memory_format=torch.channels_last) == channels_last
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_every_tensor_of_a_mapping_comes_to_the_device_and_nothing_else_changes(channels_last: bool) -> None:
+def test_every_tensor_of_a_mapping_comes_to_the_device_and_nothing_else_changes(
+    channels_last: bool,
+) -> None:
     batch = train_forward(mapping, amp_dtype="bfloat16", channels_last=channels_last).batch
     flat = [batch["inputs"], batch["more"][0], batch["scale"]]
     assert {one.device for one in flat} == {torch.device("cuda:0")}
@@ -75,7 +92,9 @@ def test_every_tensor_of_a_mapping_comes_to_the_device_and_nothing_else_changes(
 
 
 @pytest.mark.parametrize("pin_memory", [False, True])
-def test_only_copies_from_pinned_memory_don_t_block(pin_memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_copies_from_pinned_memory_don_t_block(
+    pin_memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         asked.append(kwargs["non_blocking"])
         return moved(self, *args, **kwargs)
@@ -96,7 +115,9 @@ class InTurns(nn.Linear):
             return super().forward(inputs)
 
 
-def replicas(amp_dtype: AmpDtype, kind: type[nn.DataParallel[nn.Module]]) -> list[tuple[torch.device, torch.dtype]]:
+def replicas(
+    amp_dtype: AmpDtype, kind: type[nn.DataParallel[nn.Module]]
+) -> list[tuple[torch.device, torch.dtype]]:
     """Where and in what DataParallel's own code has its two replicas compute, the model called as a Trainer does."""
     config = TrainingConfig(amp_dtype=amp_dtype, strategy="dp", world_size=2)
     with fake_cuda():
@@ -110,7 +131,9 @@ def replicas(amp_dtype: AmpDtype, kind: type[nn.DataParallel[nn.Module]]) -> lis
 
 
 @pytest.mark.parametrize("amp_dtype", AMP_DTYPES)
-def test_each_replica_of_dataparallel_computes_in_the_precision_asked_for(amp_dtype: AmpDtype) -> None:
+def test_each_replica_of_dataparallel_computes_in_the_precision_asked_for(
+    amp_dtype: AmpDtype,
+) -> None:
     expected = [(torch.device(f"cuda:{index}"), COMPUTED[amp_dtype]) for index in (0, 1)]
     assert replicas(amp_dtype, _DataParallel) == expected
 

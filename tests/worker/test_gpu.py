@@ -17,18 +17,14 @@ import pytest
 
 from autotune.api import diagnose as diagnosing
 from autotune.api.diagnose import MeasuringTime, diagnose_plan
+from autotune.config.plan import Plan, Workload
+from autotune.config.training_config import AmpDtype, TrainingConfig
 from autotune.launch.launcher import Launcher
-from autotune.launch.local.fork_server import ForkServerLauncher
-from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
-from autotune.launch.local.warm_worker import WarmWorkerLauncher
+from autotune.launch.local import ForkServerLauncher, FreshInterpreterLauncher, WarmWorkerLauncher
 from autotune.launch.runner import TrialRunner
-from autotune.records.diagnosis import Diagnosis
 from autotune.records.measurement import Measurement
-from autotune.records.precision_check import PrecisionFigures
-from autotune.records.trial import TrialResult
-from autotune.settings.plan import Plan
-from autotune.settings.training_config import AmpDtype, TrainingConfig
-from autotune.settings.workload import Workload
+from autotune.records.result import Diagnosis
+from autotune.records.trial import PrecisionFigures, TrialResult
 
 from . import gpu_cases as cases
 from . import gpu_promises as promises
@@ -57,7 +53,9 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServerLau
 
 
 @pytest.fixture(scope="module")
-def busy_run(launcher: ForkServerLauncher, gpus: cases.Gpus, tmp_path_factory: pytest.TempPathFactory) -> Measurement:
+def busy_run(
+    launcher: ForkServerLauncher, gpus: cases.Gpus, tmp_path_factory: pytest.TempPathFactory
+) -> Measurement:
     """A loop that the device holds, with all that can be measured of it."""
     result = cases.run(
         launcher,
@@ -86,12 +84,18 @@ def test_a_loop_that_waits_for_its_loader_reads_as_idle(
     launcher: ForkServerLauncher, gpus: cases.Gpus, tmp_path: Path
 ) -> None:
     if gpus.busy_fraction > _OTHERS_BUSY:
-        pytest.skip(f"other processes keep the device busy for {gpus.busy_fraction:.0%} of the time")
-    run = promises.measured(cases.run(launcher, tmp_path, dataset=cases.SleepingRows, micro_batch_size=8, max_s=2.5))
+        pytest.skip(
+            f"other processes keep the device busy for {gpus.busy_fraction:.0%} of the time"
+        )
+    run = promises.measured(
+        cases.run(launcher, tmp_path, dataset=cases.SleepingRows, micro_batch_size=8, max_s=2.5)
+    )
     promises.was_starved(run)
 
 
-def test_a_peak_is_what_torch_held_and_what_lies_outside_it(busy_run: Measurement, gpus: cases.Gpus) -> None:
+def test_a_peak_is_what_torch_held_and_what_lies_outside_it(
+    busy_run: Measurement, gpus: cases.Gpus
+) -> None:
     promises.accounts_for_memory(busy_run, limit_of(gpus, gib=6))
 
 
@@ -101,7 +105,11 @@ def test_what_does_not_fit_below_the_limit_is_out_of_memory_and_the_next_trial_w
     limit_bytes = limit_of(gpus, gib=3)
     for micro_batch_size, promise in ((1024, promises.ran_out_of_memory), (64, promises.measured)):
         result = cases.run(
-            launcher, tmp_path, limit_bytes=limit_bytes, model=cases.Wide, micro_batch_size=micro_batch_size
+            launcher,
+            tmp_path,
+            limit_bytes=limit_bytes,
+            model=cases.Wide,
+            micro_batch_size=micro_batch_size,
         )
         promise(result)
     if gpus.free_bytes > 24 * cases.GIB:
@@ -152,9 +160,13 @@ def test_a_convolution_in_a_full_memory_is_no_crash(
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_pinned_batches_reach_the_device(num_workers: int, launcher: ForkServerLauncher, tmp_path: Path) -> None:
+def test_pinned_batches_reach_the_device(
+    num_workers: int, launcher: ForkServerLauncher, tmp_path: Path
+) -> None:
     witness = cases.Witness(tmp_path / "seen")
-    promises.measured(cases.run(launcher, tmp_path, step=witness, num_workers=num_workers, pin_memory=True))
+    promises.measured(
+        cases.run(launcher, tmp_path, step=witness, num_workers=num_workers, pin_memory=True)
+    )
     promises.arrived_on(witness.told(), "cuda")
 
 
@@ -164,9 +176,17 @@ def diagnosed(
     """A look at one configuration alone: other settings take their time, and workers gigabytes of shared memory."""
     monkeypatch.setattr(diagnosing, "list_variations", lambda *_: [])
     given = Workload(dataset=cases.Indices(), **workload)  # type: ignore[arg-type] # as the caller means it
-    plan = Plan(name="case", workload=given, baseline=TrainingConfig(micro_batch_size=batch), device="cuda:0")
+    plan = Plan(
+        name="case",
+        workload=given,
+        baseline=TrainingConfig(micro_batch_size=batch),
+        device="cuda:0",
+    )
     return diagnose_plan(
-        plan, progress=False, launcher=launcher, measuring=MeasuringTime(window_s=1.0, stretch_s=0.3)
+        plan,
+        progress=False,
+        launcher=launcher,
+        measuring=MeasuringTime(window_s=1.0, stretch_s=0.3),
     ).diagnosis
 
 
@@ -177,9 +197,13 @@ def test_large_batches_of_a_cheap_model_are_copy_bound_and_pinning_is_advised(
     promises.is_copy_bound(diagnosed(launcher, monkeypatch, 64, model=model, collate_fn=collate))
 
 
-def test_many_tiny_kernels_are_launch_bound(launcher: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_tiny_kernels_are_launch_bound(
+    launcher: ForkServerLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
     collate = cases.ReadyBatches(64)
-    promises.is_launch_bound(diagnosed(launcher, monkeypatch, 16, model=cases.TinyKernels, collate_fn=collate))
+    promises.is_launch_bound(
+        diagnosed(launcher, monkeypatch, 16, model=cases.TinyKernels, collate_fn=collate)
+    )
 
 
 def test_one_rank_trains_over_nccl(launcher: ForkServerLauncher, tmp_path: Path) -> None:
@@ -192,8 +216,12 @@ def test_a_device_beyond_those_there_is_told(launcher: ForkServerLauncher, tmp_p
     promises.refused_the_device(cases.run(launcher, tmp_path, device="cuda:99"), "cuda")
 
 
-def test_the_device_is_described(launcher: ForkServerLauncher, gpus: cases.Gpus, tmp_path: Path) -> None:
-    runner = TrialRunner(launcher=launcher, payload=tmp_path, scratch=tmp_path, logs=tmp_path, device="auto", seed=0)
+def test_the_device_is_described(
+    launcher: ForkServerLauncher, gpus: cases.Gpus, tmp_path: Path
+) -> None:
+    runner = TrialRunner(
+        launcher=launcher, payload=tmp_path, scratch=tmp_path, logs=tmp_path, device="auto", seed=0
+    )
     promises.describes_a_gpu(runner.describe(deadline_s=60).environment, gpus.names[0])
 
 
@@ -205,12 +233,16 @@ def warm(launcher: ForkServerLauncher, tmp_path: Path) -> Iterator[WarmWorkerLau
     shared.end_shared()
 
 
-def test_trials_in_a_shared_process_compute_each_in_its_precision(warm: WarmWorkerLauncher, tmp_path: Path) -> None:
+def test_trials_in_a_shared_process_compute_each_in_its_precision(
+    warm: WarmWorkerLauncher, tmp_path: Path
+) -> None:
     witness = cases.Witness(tmp_path / "seen")
     precisions: list[AmpDtype] = ["float32", "tf32", "float16", "bfloat16", "tf32", "float32"]
     for number, amp_dtype in enumerate(precisions):
         witness.path.unlink(missing_ok=True)
-        run = promises.measured(cases.run(warm, tmp_path, step=witness, amp_dtype=amp_dtype, num_workers=2))
+        run = promises.measured(
+            cases.run(warm, tmp_path, step=witness, amp_dtype=amp_dtype, num_workers=2)
+        )
         assert run.earlier_trials == number
         if not cases.switch_of(amp_dtype):
             promises.computes_in(witness.told(), amp_dtype)
@@ -222,7 +254,11 @@ def test_what_ran_out_of_memory_in_a_shared_process_is_no_part_of_the_next_peak(
     def run(launcher: Launcher, micro_batch_size: int) -> TrialResult:
         limit_bytes = limit_of(gpus, gib=3)
         return cases.run(
-            launcher, tmp_path, limit_bytes=limit_bytes, model=cases.Wide, micro_batch_size=micro_batch_size
+            launcher,
+            tmp_path,
+            limit_bytes=limit_bytes,
+            model=cases.Wide,
+            micro_batch_size=micro_batch_size,
         )
 
     alone = promises.measured(run(warm.below, 64))
@@ -233,7 +269,9 @@ def test_what_ran_out_of_memory_in_a_shared_process_is_no_part_of_the_next_peak(
     promises.peaks_as(after, alone)
 
 
-def test_after_a_kernels_error_a_shared_process_is_begun_anew(warm: WarmWorkerLauncher, tmp_path: Path) -> None:
+def test_after_a_kernels_error_a_shared_process_is_begun_anew(
+    warm: WarmWorkerLauncher, tmp_path: Path
+) -> None:
     broken = cases.run(warm, tmp_path, model=cases.LooksUp, dataset=cases.rows_beyond_the_table)
     promises.crashed_at(broken, cases.place_of_the_lookup())
     assert promises.measured(cases.run(warm, tmp_path)).earlier_trials == 0
@@ -242,7 +280,10 @@ def test_after_a_kernels_error_a_shared_process_is_begun_anew(warm: WarmWorkerLa
 def test_precision_checks_in_a_shared_process_share_their_float32_runs(
     warm: WarmWorkerLauncher, tmp_path: Path
 ) -> None:
-    configs = [TrainingConfig(micro_batch_size=64, amp_dtype=one) for one in ("float16", "bfloat16", "tf32")]
+    configs = [
+        TrainingConfig(micro_batch_size=64, amp_dtype=one)
+        for one in ("float16", "bfloat16", "tf32")
+    ]
 
     def guards(launcher: Launcher) -> list[PrecisionFigures | None]:
         runner = cases.runner_of(launcher, tmp_path)
@@ -253,12 +294,16 @@ def test_precision_checks_in_a_shared_process_share_their_float32_runs(
         promises.guarded_as(shared, own)
 
 
-def test_a_training_finds_what_a_stress_run_has_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_finds_what_a_stress_run_has_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     config = TrainingConfig(micro_batch_size=64, compile=True)
     launcher = FreshInterpreterLauncher()
-    report = cases.runner_of(launcher, tmp_path).stress(config, name="stress", deadline_s=100, train_s=1.0)
+    report = cases.runner_of(launcher, tmp_path).stress(
+        config, name="stress", deadline_s=100, train_s=1.0
+    )
     assert report.stress is not None, report.result.reason
     command = [sys.executable, "-W", "ignore", "-c", cases.TRAINS_COMPILED]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -272,9 +317,15 @@ def two_devices(gpus: cases.Gpus) -> None:
 
 
 @pytest.mark.usefixtures("two_devices")
-def test_dataparallel_computes_bfloat16_on_every_device(launcher: ForkServerLauncher, tmp_path: Path) -> None:
+def test_dataparallel_computes_bfloat16_on_every_device(
+    launcher: ForkServerLauncher, tmp_path: Path
+) -> None:
     witness = cases.Witness(tmp_path / "seen")
-    promises.measured(cases.run(launcher, tmp_path, step=witness, strategy="dp", world_size=2, amp_dtype="bfloat16"))
+    promises.measured(
+        cases.run(
+            launcher, tmp_path, step=witness, strategy="dp", world_size=2, amp_dtype="bfloat16"
+        )
+    )
     promises.computes_in(witness.told(), "bfloat16")
 
 

@@ -20,21 +20,25 @@ import torch
 from torch import Tensor, nn
 
 import autotune
+from autotune.config.training_config import AmpDtype
 from autotune.diagnosis.advice import rank_advice
 from autotune.diagnosis.bottlenecks import find_bottlenecks
-from autotune.launch.local.fork_server import ForkServerLauncher
+from autotune.launch.local import ForkServerLauncher
 from autotune.launch.runner import TrialRunner
-from autotune.records.breakdown import breakdown_on_device
-from autotune.records.diagnosis import Diagnosis
-from autotune.records.measurement import Measurement
-from autotune.records.trace_intervals import DeviceTime
+from autotune.records.breakdown import DeviceTime, breakdown_on_device
+from autotune.records.measurement import (
+    GPM_SOURCE,
+    NVML_SOURCE,
+    PROFILER_SOURCE,
+    WAIT_SOURCE,
+    BusyReading,
+    Measurement,
+)
+from autotune.records.result import Diagnosis
 from autotune.records.trial import TrialResult
-from autotune.records.utilization import GPM_SOURCE, NVML_SOURCE, PROFILER_SOURCE, WAIT_SOURCE, BusyReading
-from autotune.settings.training_config import AmpDtype
 from autotune.testing import FakeLauncher
-from autotune.worker.measure.conditions import ConditionsProbe
-from autotune.worker.measure.nvml import gpu_with_uuid
-from autotune.worker.measure.utilization import BusyProbe
+from autotune.worker.conditions import BusyProbe, ConditionsProbe
+from autotune.worker.nvml import gpu_with_uuid
 from tests.accelerator import write_entry_point
 from tests.nvml_stub import NvmlStub
 
@@ -48,7 +52,9 @@ broken = pytest.raises(AssertionError)
 
 
 @pytest.fixture(scope="module")
-def on_cpu(fork_server: ForkServerLauncher, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TrialResult]:
+def on_cpu(
+    fork_server: ForkServerLauncher, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., TrialResult]:
     """Runs a trial on the processor."""
 
     def run(**given: Any) -> TrialResult:
@@ -73,7 +79,9 @@ def crash(on_cpu: Callable[..., TrialResult]) -> TrialResult:
 def on_sim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., TrialResult]]:
     """Runs a trial on the simulated accelerator, which has 64 MiB, 4 of them in use already."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "path", [*map(str, write_entry_point(tmp_path_factory.mktemp("sim"))), *sys.path])
+        patch.setattr(
+            sys, "path", [*map(str, write_entry_point(tmp_path_factory.mktemp("sim"))), *sys.path]
+        )
         launcher = ForkServerLauncher(tmp_path_factory.mktemp("server") / "server.log")
 
     def run(**given: Any) -> TrialResult:
@@ -100,7 +108,9 @@ def test_a_trial_that_failed_or_learned_nothing_breaks_the_promise_to_train(
 
 
 @pytest.fixture(scope="module")
-def seen(on_cpu: Callable[..., TrialResult], tmp_path_factory: pytest.TempPathFactory) -> dict[str, cases.Seen]:
+def seen(
+    on_cpu: Callable[..., TrialResult], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, cases.Seen]:
     """What steps on the processor saw of themselves in each precision; TF32's rounding as a GPU has it."""
     found = {}
     for amp_dtype in ("float32", "bfloat16", "float16"):
@@ -120,7 +130,9 @@ def test_a_step_that_computed_in_another_precision_breaks_the_promise(
             promises.computes_in(seen[other], amp_dtype)
 
 
-def test_products_that_are_rounded_more_coarsely_than_tf32_break_the_promise(seen: dict[str, cases.Seen]) -> None:
+def test_products_that_are_rounded_more_coarsely_than_tf32_break_the_promise(
+    seen: dict[str, cases.Seen],
+) -> None:
     with broken:
         promises.computes_in(replace(seen["tf32"], rounding=1e-2), "tf32")
 
@@ -224,7 +236,9 @@ def test_a_busy_loop_that_reads_as_idle_and_a_starved_one_that_reads_as_busy_bre
             promise(between)
 
 
-def test_a_driver_that_tells_nothing_breaks_the_promise_of_a_busy_fraction(nvml: NvmlStub, good: TrialResult) -> None:
+def test_a_driver_that_tells_nothing_breaks_the_promise_of_a_busy_fraction(
+    nvml: NvmlStub, good: TrialResult
+) -> None:
     with broken:
         promises.is_told_by_the_device(read_by_nvml(nvml, told(good), gpm=0))
 
@@ -236,22 +250,33 @@ def test_a_busy_fraction_of_the_loops_waits_alone_breaks_the_promise(
     starved = promises.measured(on_cpu(dataset=cases.SleepingRows, micro_batch_size=8))
     assert starved.busy_fraction is not None
     assert starved.busy_fraction < 0.3
-    for promise, run in ((promises.was_starved, starved), (promises.was_busy, sampled(told(good), WAIT_SOURCE, 1.0))):
+    for promise, run in (
+        (promises.was_starved, starved),
+        (promises.was_busy, sampled(told(good), WAIT_SOURCE, 1.0)),
+    ):
         with broken:
             promise(run)
 
 
-def test_a_busy_fraction_that_none_of_its_sources_told_breaks_the_promise(good: TrialResult) -> None:
+def test_a_busy_fraction_that_none_of_its_sources_told_breaks_the_promise(
+    good: TrialResult,
+) -> None:
     run = sampled(told(good), NVML_SOURCE, 0.9)
     promises.is_told_by_the_device(run)
     with broken:
         promises.is_told_by_the_device(run.model_copy(update={"busy_fraction": 0.5}))
     with broken:
-        promises.is_told_by_the_device(run.model_copy(update={"busy_fraction": None, "busy_source": None}))
+        promises.is_told_by_the_device(
+            run.model_copy(update={"busy_fraction": None, "busy_source": None})
+        )
 
 
-@pytest.mark.parametrize("refused", ["sm_clock", "max_sm_clock", "memory_clock", "temperature", "energy_mj"])
-def test_each_condition_that_is_not_known_breaks_the_promise(refused: str, nvml: NvmlStub, good: TrialResult) -> None:
+@pytest.mark.parametrize(
+    "refused", ["sm_clock", "max_sm_clock", "memory_clock", "temperature", "energy_mj"]
+)
+def test_each_condition_that_is_not_known_breaks_the_promise(
+    refused: str, nvml: NvmlStub, good: TrialResult
+) -> None:
     promises.saw_conditions(read_by_nvml(nvml, told(good)))
     with broken:
         promises.saw_conditions(read_by_nvml(nvml, told(good), **{refused: None}))
@@ -288,7 +313,9 @@ def profiled(run: Measurement, *, compute_s: float, copy_s: float) -> Measuremen
     """As if a profiler had seen this of a device in ten steps of a second each."""
     busy_s = compute_s + copy_s
     device = DeviceTime(busy_s=busy_s, compute_s=compute_s, copy_s=copy_s, communication_s=0.0)
-    parts = breakdown_on_device(device, profiled_steps=10, step_s=1.0, data_wait_s=0.0, restart_s=0.0)
+    parts = breakdown_on_device(
+        device, profiled_steps=10, step_s=1.0, data_wait_s=0.0, restart_s=0.0
+    )
     reading = BusyReading(source=PROFILER_SOURCE, fraction=busy_s / 10)
     return run.model_copy(update={"breakdown": parts, "busy_readings": (reading,)})
 
@@ -310,14 +337,21 @@ def judged(found: Diagnosis, run: Measurement) -> Diagnosis:
     evidence = found.evidence.model_copy(update={"measurement": run})
     findings = find_bottlenecks(evidence)
     advice = rank_advice(evidence, findings)
-    changes = {"evidence": evidence, "findings": findings, "verdict": findings[0].bottleneck, "advice": advice}
+    changes = {
+        "evidence": evidence,
+        "findings": findings,
+        "verdict": findings[0].bottleneck,
+        "advice": advice,
+    }
     return found.model_copy(update=changes)
 
 
 @pytest.fixture(scope="module")
 def look() -> Callable[..., Diagnosis]:
     """A diagnosis of a made-up GPU whose profiler saw this in ten steps of a second each."""
-    found = autotune.diagnose(object, list, progress=False, launcher=FakeLauncher(noise=0.0)).diagnosis
+    found = autotune.diagnose(
+        object, list, progress=False, launcher=FakeLauncher(noise=0.0)
+    ).diagnosis
     costs = found.evidence.measurement.loader_costs
     assert costs is not None
     costs = costs.model_copy(update={"copy_s": 0.7, "pinned_copy_s": 0.3})
@@ -325,7 +359,9 @@ def look() -> Callable[..., Diagnosis]:
     return lambda **seen: judged(found, profiled(run, **seen))
 
 
-def test_another_verdict_breaks_the_promises_of_copies_and_launches(look: Callable[..., Diagnosis]) -> None:
+def test_another_verdict_breaks_the_promises_of_copies_and_launches(
+    look: Callable[..., Diagnosis],
+) -> None:
     copying, launching = look(compute_s=1.0, copy_s=7.0), look(compute_s=2.0, copy_s=0.5)
     promises.is_copy_bound(copying)
     promises.is_launch_bound(launching)
@@ -337,7 +373,9 @@ def test_another_verdict_breaks_the_promises_of_copies_and_launches(look: Callab
         promises.is_launch_bound(look(compute_s=9.0, copy_s=0.1))
 
 
-def test_copies_that_nothing_is_advised_against_break_the_promise(look: Callable[..., Diagnosis]) -> None:
+def test_copies_that_nothing_is_advised_against_break_the_promise(
+    look: Callable[..., Diagnosis],
+) -> None:
     with broken:
         promises.is_copy_bound(look(compute_s=1.0, copy_s=7.0).model_copy(update={"advice": ()}))
 
@@ -377,7 +415,9 @@ def test_a_gpu_that_was_to_be_there_and_is_not_fails(monkeypatch: pytest.MonkeyP
         cases.leave_out("no driver")
 
 
-def test_memory_that_does_not_add_up_or_passes_the_limit_breaks_the_promise(on_sim: Callable[..., TrialResult]) -> None:
+def test_memory_that_does_not_add_up_or_passes_the_limit_breaks_the_promise(
+    on_sim: Callable[..., TrialResult],
+) -> None:
     limit_bytes = 32 * MIB
     result = on_sim(limit_bytes=limit_bytes)
     run = promises.measured(result)
@@ -413,7 +453,10 @@ class HostFull(nn.Linear):
 
 
 def test_a_batch_that_does_not_fit_and_is_told_otherwise_breaks_the_promise(
-    on_sim: Callable[..., TrialResult], on_cpu: Callable[..., TrialResult], good: TrialResult, crash: TrialResult
+    on_sim: Callable[..., TrialResult],
+    on_cpu: Callable[..., TrialResult],
+    good: TrialResult,
+    crash: TrialResult,
 ) -> None:
     promises.ran_out_of_memory(on_sim(limit_bytes=6 * MIB, micro_batch_size=4096))
     promises.measured(on_sim(limit_bytes=16 * MIB))
@@ -441,9 +484,16 @@ class NoEngineAtAll(NoEngine):
 
 
 def test_a_full_memory_that_is_told_as_a_crash_breaks_the_promise(
-    on_sim: Callable[..., TrialResult], on_cpu: Callable[..., TrialResult], good: TrialResult, crash: TrialResult
+    on_sim: Callable[..., TrialResult],
+    on_cpu: Callable[..., TrialResult],
+    good: TrialResult,
+    crash: TrialResult,
 ) -> None:
-    convolving = {"model": cases.convolution, "dataset": cases.images, "step": cases.convolve_in_full_memory}
+    convolving = {
+        "model": cases.convolution,
+        "dataset": cases.images,
+        "step": cases.convolve_in_full_memory,
+    }
     full = on_sim(limit_bytes=60 * MIB, micro_batch_size=8, **convolving)
     assert full.outcome == "oom", full.reason
     for kept in (good, full, on_sim(limit_bytes=32 * MIB, model=NoEngine(64, 2))):
@@ -472,7 +522,9 @@ def loss_that_waits(outputs: Tensor, targets: Tensor) -> Tensor:
     return outputs.square().mean()
 
 
-_ASSERTED = "CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported"
+_ASSERTED = (
+    "CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported"
+)
 
 
 def test_a_kernels_error_told_at_the_wrong_place_breaks_the_promise(
@@ -496,7 +548,10 @@ def test_the_lookup_is_where_it_says(crash: TrialResult) -> None:
 
 
 def test_a_device_that_is_refused_without_the_remedy_breaks_the_promise(
-    on_sim: Callable[..., TrialResult], on_cpu: Callable[..., TrialResult], good: TrialResult, crash: TrialResult
+    on_sim: Callable[..., TrialResult],
+    on_cpu: Callable[..., TrialResult],
+    good: TrialResult,
+    crash: TrialResult,
 ) -> None:
     promises.refused_the_device(on_sim(device="sim:9"), "sim")
     unseen = on_cpu(device="cuda:99")
@@ -506,18 +561,35 @@ def test_a_device_that_is_refused_without_the_remedy_breaks_the_promise(
             promises.refused_the_device(bad, "cuda")
 
 
-def test_an_environment_of_another_device_breaks_the_promise(fork_server: ForkServerLauncher, tmp_path: Path) -> None:
-    runner = TrialRunner(launcher=fork_server, payload=tmp_path, scratch=tmp_path, logs=tmp_path, device="cpu", seed=0)
+def test_an_environment_of_another_device_breaks_the_promise(
+    fork_server: ForkServerLauncher, tmp_path: Path
+) -> None:
+    runner = TrialRunner(
+        launcher=fork_server,
+        payload=tmp_path,
+        scratch=tmp_path,
+        logs=tmp_path,
+        device="cpu",
+        seed=0,
+    )
     environment = runner.describe(deadline_s=60).environment
     assert environment is not None
     with broken:
         promises.describes_a_gpu(environment, environment.device_name)
     with broken:
         promises.describes_a_gpu(None, "NVIDIA H100")
-    gpu = {"device": "cuda:0", "device_kind": "cuda", "device_name": "NVIDIA H100", "driver": "580.1", "cuda": "13.0"}
+    gpu = {
+        "device": "cuda:0",
+        "device_kind": "cuda",
+        "device_name": "NVIDIA H100",
+        "driver": "580.1",
+        "cuda": "13.0",
+    }
     promises.describes_a_gpu(environment.model_copy(update=gpu), "NVIDIA H100")
     with broken:
-        promises.describes_a_gpu(environment.model_copy(update=gpu | {"driver": None}), "NVIDIA H100")
+        promises.describes_a_gpu(
+            environment.model_copy(update=gpu | {"driver": None}), "NVIDIA H100"
+        )
 
 
 def test_why_no_gpu_can_be_tested_is_known_without_a_context() -> None:

@@ -14,21 +14,20 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from autotune.messages.devices import clock_lowered, clock_moved
-from autotune.protocol.jobs import WindowRules
-from autotune.records.measurement import Measurement, MemorySample
-from autotune.records.utilization import GPM_SOURCE, WAIT_SOURCE
-from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import Workload
+from autotune.config.plan import Workload
+from autotune.config.training_config import TrainingConfig
+from autotune.messages.trials import clock_lowered, clock_moved
+from autotune.policy import WindowRules
+from autotune.records.measurement import GPM_SOURCE, WAIT_SOURCE, Measurement, MemorySample
 from autotune.worker import trial
-from autotune.worker.measure.conditions import Others
-from autotune.worker.measure.feed import Feed
-from autotune.worker.measure.loop import Run
-from autotune.worker.measure.step import infer_step, make_trainer
+from autotune.worker.build import build_model, build_optimizer
+from autotune.worker.conditions import Others
+from autotune.worker.device import Device
+from autotune.worker.feed import Feed
+from autotune.worker.loader import build_loader
 from autotune.worker.place import Start
-from autotune.worker.setup.build import build_model, build_optimizer
-from autotune.worker.setup.device import Device
-from autotune.worker.setup.loader import build_loader
+from autotune.worker.step import infer_step, make_trainer
+from autotune.worker.window import Run
 from tests.nvml_stub import NvmlStub
 
 
@@ -72,7 +71,9 @@ def measure(nvml: NvmlStub, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Me
     return measured
 
 
-def test_a_window_is_told_with_what_the_device_did(measure: Callable[..., Measurement], nvml: NvmlStub) -> None:
+def test_a_window_is_told_with_what_the_device_did(
+    measure: Callable[..., Measurement], nvml: NvmlStub
+) -> None:
     found = measure({"GPU-0": Others(others_memory_bytes=5)})
     assert found.conditions is not None
     assert found.conditions.sm_clock_mhz == (1980, 1980)
@@ -82,11 +83,17 @@ def test_a_window_is_told_with_what_the_device_did(measure: Callable[..., Measur
     assert found.joules_per_sample == pytest.approx(300 / found.samples_per_s)
     assert found.remarks == ()
     assert found.host_load is not None
-    assert found.host_load.seconds >= sum(block.seconds for block in found.blocks), "the readings lie around the window"
-    assert nvml.calls("nvmlDeviceGetClockInfo") == 4, "two clocks at two edges, and none in the window"
+    assert found.host_load.seconds >= sum(block.seconds for block in found.blocks), (
+        "the readings lie around the window"
+    )
+    assert nvml.calls("nvmlDeviceGetClockInfo") == 4, (
+        "two clocks at two edges, and none in the window"
+    )
 
 
-def test_a_window_that_was_disturbed_says_so(measure: Callable[..., Measurement], nvml: NvmlStub) -> None:
+def test_a_window_that_was_disturbed_says_so(
+    measure: Callable[..., Measurement], nvml: NvmlStub
+) -> None:
     nvml.play(sm_clock=(1980, 1400), reasons=(0, 0x40))
     assert measure().remarks == (
         clock_lowered(reasons=["thermal"]),
@@ -94,7 +101,9 @@ def test_a_window_that_was_disturbed_says_so(measure: Callable[..., Measurement]
     )
 
 
-def test_a_device_that_tells_nothing_costs_no_trial(measure: Callable[..., Measurement], nvml: NvmlStub) -> None:
+def test_a_device_that_tells_nothing_costs_no_trial(
+    measure: Callable[..., Measurement], nvml: NvmlStub
+) -> None:
     nvml.play(**{"refuse.nvmlInitWithFlags": 9})
     found = measure()
     assert found.conditions is None

@@ -13,16 +13,20 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from autotune.protocol.jobs import CurvesJob
-from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import Workload
-from autotune.worker.measure.feed import Feed
-from autotune.worker.measure.step import Step, StepTrainer, Trainer, infer_step, make_trainer
-from autotune.worker.setup.build import build_dataset, build_model, build_optimizer, kept_weights, put_back
-from autotune.worker.setup.device import Device
-from autotune.worker.setup.loader import build_loader
-
-__all__ = ["Bench", "WorkloadBench"]
+from autotune.config.plan import Workload
+from autotune.config.training_config import TrainingConfig
+from autotune.protocol.messages import CurvesJob
+from autotune.worker.build import (
+    build_dataset,
+    build_model,
+    build_optimizer,
+    kept_weights,
+    put_back,
+)
+from autotune.worker.device import Device
+from autotune.worker.feed import Feed
+from autotune.worker.loader import build_loader
+from autotune.worker.step import Step, StepTrainer, Trainer, infer_step, make_trainer
 
 
 class Bench(Protocol):
@@ -80,12 +84,14 @@ class WorkloadBench:
     def prepare(self, batch: Any) -> None:
         """See Bench."""
         self._model = build_model(self.workload, self.job.config, self.device)
-        self._step, self._is_channels_last = infer_step(self.workload, batch), self.job.config.channels_last
+        self._step = infer_step(self.workload, batch)
+        self._is_channels_last = self.job.config.channels_last
         self._initial = kept_weights(self._model)
 
     def trainer(self, config: TrainingConfig) -> Trainer:
         """See Bench; each trainer has an optimizer of its own."""
-        model, step = self._model, self._step
+        model = self._model
+        step = self._step
         assert model is not None and step is not None, "prepare() comes first"  # noqa: S101, PT018 - our own bug
         if config.channels_last != self._is_channels_last:
             layout = torch.channels_last if config.channels_last else torch.contiguous_format

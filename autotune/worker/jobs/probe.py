@@ -1,12 +1,11 @@
-"""The probe: one small step of the workload before any trial, for the facts that the search space needs.
-
-Takes a workload; builds all of it once, trains on one batch, and hands on WorkloadFacts. Anything wrong with the
-workload shows here. Reads batches until the page cache is warm: otherwise the first trial, the baseline, would pay.
-"""
+"""The probe: one small step and the first items of the workload, for the facts that the space needs."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack, suppress
+import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -14,23 +13,18 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 from torch.utils.data._utils import worker as torch_worker
 
-from autotune.settings.applied.batch import IMAGE_DIMS
-from autotune.settings.applied.loader import drops_last, fixed_batches, observed_settings
-from autotune.settings.applied.optimizer import base_lr, can_fuse, is_fused
-from autotune.settings.applied.tf_data import TfData, TfLoader
-from autotune.settings.environment import GRAPH_KINDS
-from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import BESIDE_A_LOADER, ObjectFacts, Workload, WorkloadFacts
-from autotune.worker.failure.out_of_memory import shortage_of
-from autotune.worker.jobs.first_items import FirstItems, look_at_items
-from autotune.worker.measure.batch import leaves_of, tensors_of
-from autotune.worker.measure.feed import BatchFeed, Delivery, Feed
-from autotune.worker.measure.step import Trainer, infer_step, make_trainer
-from autotune.worker.setup.algorithms import has_convolutions, is_deterministic
-from autotune.worker.setup.build import (
+from autotune.apply.cores import usable_cores
+from autotune.apply.loader import IMAGE_DIMS, drops_last, fixed_batches, observed_settings
+from autotune.apply.prepare import base_lr, can_fuse, is_fused
+from autotune.config.environment import GRAPH_KINDS
+from autotune.config.plan import BESIDE_A_LOADER, ObjectFacts, Workload, WorkloadFacts
+from autotune.config.tf_data import TfData, TfLoader
+from autotune.config.training_config import TrainingConfig
+from autotune.worker.batch import leaves_of, tensors_of
+from autotune.worker.build import (
     build_dataset,
     build_model,
     build_optimizer,
@@ -40,37 +34,173 @@ from autotune.worker.setup.build import (
     optimizer_facts,
     seed_all,
 )
-from autotune.worker.setup.device import Device
-from autotune.worker.setup.loader import build_loader
-from autotune.worker.setup.machine import bytes_from_disk
-from autotune.worker.setup.own_batches import is_factory, made_batches, mean_samples, takes_batch_size, takes_budget
+from autotune.worker.device import Device, bytes_from_disk, has_convolutions, is_deterministic
+from autotune.worker.extras.item_costs import TimedItems, draws_of, slow_tail, time_items
+from autotune.worker.failures import shortage_of
+from autotune.worker.feed import BatchFeed, Delivery, Feed
+from autotune.worker.loader import (
+    build_loader,
+    is_factory,
+    made_batches,
+    mean_samples,
+    takes_batch_size,
+    takes_budget,
+)
+from autotune.worker.step import Trainer, infer_step, make_trainer, torch_threads
 
-__all__ = ["is_sharded", "probe", "warm_page_cache"]
+# A first look at a workload's items: is there a slow tail, and how many cores does an item keep
+# busy?
+#
+# Takes the probe's feed, after a step has worked. Goes out: FirstItems, or None. The reads warm the
+# page cache; where nothing came from the disk meanwhile, they need no others. The random states of
+# Python, NumPy and torch are as before afterwards; what the user's own objects draw is not: a look
+# draws from a sampler or a generator of their own, and begins a stream anew.
 
-_WARMING_MAX_S = 5.0  # our own convention: a data set that is not in RAM by then is read from the disk in trials too
+
+_LOOK_S = 0.75
+"""What a look may take beyond its last item: our own convention, beside 5 s for a cold page cache."""
+_FEWEST_ITEMS = 5
+"""Of fewer no median tells: our own convention, as when costs are measured."""
+_ANEW_S = 2.0
+"""Of the first batch, beyond which a stream, or a sampler of the user's, is not begun once more:
+our own convention."""
+_LEAST_WARM_S = 0.1
+"""Of reading, without a byte from the disk, after which the page cache is taken to be warm: our own
+convention."""
+_OTHERS_FRACTION = 0.05
+"""Of an item's time, below which what other threads take does not matter: our own convention."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstItems:
+    """What was seen of the first items; for the figures see WorkloadFacts."""
+
+    slow_tail_fraction: float
+    cores_per_item: float
+
+
+def look_at_items(
+    loader: DataLoader[Any], first_batch_s: float, warm: Callable[[], None]
+) -> FirstItems | None:
+    """Time items for about half a second; again, where the page cache was not warm.
+
+    None where items are too slow for it, or where user code raises: a step has worked, and what is
+    wrong with some other item is for the trials to say.
+
+    Args:
+        loader: Of this process, without workers; it is not iterated.
+        first_batch_s: Seconds from starting it to its first batch. For the look a stream is begun
+            anew, and so is a sampler that is not torch's own: not where that is long.
+        warm: Reads until the page cache is warm. Not called where the look has shown that it is.
+    """
+    if first_batch_s > _ANEW_S and _is_begun_anew(loader):
+        warm()
+        return None
+    begun = perf_counter()
+    timed = _timed(loader)
+    if timed is None or timed.disk_bytes > 0 or perf_counter() - begun < _LEAST_WARM_S:
+        warm()
+        timed = timed and _timed(loader)
+    if timed is None or len(timed.seconds) < _FEWEST_ITEMS or sum(timed.seconds) <= 0:
+        return None
+    return FirstItems(slow_tail_fraction=slow_tail(timed.seconds), cores_per_item=_cores(timed))
+
+
+def _cores(timed: TimedItems) -> float:
+    """Cores that an item keeps busy, while it is computed: waiting for a file hides no threads.
+
+    Where its own thread does less than a share of the work nothing tells how many others there are:
+    then it is the cores that are busy over all of its time. Where nothing else works it is one at
+    the most, whatever reading clocks takes beside an item of some microseconds.
+    """
+    seconds = sum(timed.seconds)
+    own_s = timed.own_cpu_s
+    least_s = _OTHERS_FRACTION * sum(timed.seconds)
+    computed_s = own_s + timed.others_cpu_s
+    usual = timed.cpu_s / seconds
+    if timed.cpu_s - own_s < least_s:
+        return min(1.0, usual)
+    return (
+        usual
+        if timed.others_cpu_s < least_s or computed_s > usable_cores() * own_s
+        else computed_s / own_s
+    )
+
+
+def _is_begun_anew(loader: DataLoader[Any]) -> bool:
+    if is_stream(loader.dataset) or loader.batch_size is None:
+        return True
+    return type(loader.sampler) not in {RandomSampler, SequentialSampler}
+
+
+def _timed(loader: DataLoader[Any]) -> TimedItems | None:
+    """Some items, as a loader worker makes them; None where they are too slow, or fail."""
+    begun = perf_counter()
+    try:
+        with _random_states_kept(), torch_threads(1):  # as torch sets it in loader workers
+            draws = draws_of(loader)
+            next(draws)()
+            if perf_counter() - begun > _LOOK_S:
+                return None
+            return time_items(draws, 0, begun + _LOOK_S)
+    except Exception:  # noqa: BLE001 - user code may raise anything, at an item that no step has needed so far
+        return None
+
+
+@contextmanager
+def _random_states_kept() -> Iterator[None]:
+    """Python's, NumPy's and torch's random states on the CPU as before afterwards; those of objects are the user's."""
+    python = random.getstate()
+    numpy = np.random.get_state()
+    own = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(own)
+
+
+# The probe: one small step of the workload before any trial, for the facts that the search space
+# needs.
+#
+# Takes a workload; builds all of it once, trains on one batch, and hands on WorkloadFacts. Anything
+# wrong with the workload shows here. Reads batches until the page cache is warm: otherwise the
+# first trial, the baseline, would pay.
+
+
+# Our own convention: a data set that is not in RAM by then is read from the disk in trials too.
+_WARMING_MAX_S = 5.0
 _WARMING_PAUSE_S = 0.3  # our own convention: between two readings of the disk's counter
 _LEAST_BATCHES = 3  # our own convention: fewer tell nothing of the shapes of all
 _Shapes = tuple[tuple[int, ...], ...]
 """Of a batch's tensors, in order."""
 
 
-def probe(workload: Workload, config: TrainingConfig, device: Device, scratch: Path) -> WorkloadFacts:
+def probe(
+    workload: Workload, config: TrainingConfig, device: Device, scratch: Path
+) -> WorkloadFacts:
     """Find out about the workload by running one small step of it.
 
     Raises:
         WorkloadFault: something about it can't be used.
     """
     data = build_dataset(workload)
-    dataset, objects = dataset_of(data), _objects(workload, data, config)
-    is_tf_data, size = isinstance(dataset, TfData), objects.observed.micro_batch_size
+    dataset = dataset_of(data)
+    objects = _objects(workload, data, config)
+    is_tf_data = isinstance(dataset, TfData)
+    size = objects.observed.micro_batch_size
     length = dataset.length(size) if isinstance(dataset, TfData) else length_of(dataset)
     small = TrainingConfig(
         micro_batch_size=size if length is None else min(size, length),
         max_tokens=config.max_tokens,
         lr=objects.observed.lr,
     )
-    own, budget_samples = workload.batch_sampler, None
-    if takes_budget(own) and not takes_batch_size(own):  # first: later random draws depend on how long things took
+    own = workload.batch_sampler
+    budget_samples = None
+    if takes_budget(own) and not takes_batch_size(
+        own
+    ):  # first: later random draws depend on how long things took
         budget_samples = mean_samples(made_batches(own, dataset, small), length)
     feed = Feed(build_loader(workload, data, small, scratch))
     first = feed.start()
@@ -79,9 +209,12 @@ def probe(workload: Workload, config: TrainingConfig, device: Device, scratch: P
     objects = _with(objects, **_switched_on(optimizer, device))
     trainer = make_trainer(model, optimizer, infer_step(workload, first.batch), small, device)
     has_unused, has_sparse = _train_once(trainer, first.batch)
-    fewest = _LEAST_BATCHES if device.kind in GRAPH_KINDS else 1  # elsewhere nothing depends on the shapes
+    fewest = (
+        _LEAST_BATCHES if device.kind in GRAPH_KINDS else 1
+    )  # elsewhere nothing depends on the shapes
     items, shapes = _look(feed, first, fewest)
-    is_iterable, inputs = is_stream(dataset), tensors_of(first.batch)
+    is_iterable = is_stream(dataset)
+    inputs = tensors_of(first.batch)
     fixed = _fixed_size(workload, data, feed.loader, first.samples)
     if fixed is not None and objects.has_loader:
         objects = _with(objects, micro_batch_size=fixed)
@@ -90,12 +223,17 @@ def probe(workload: Workload, config: TrainingConfig, device: Device, scratch: P
     return WorkloadFacts(
         dataset_length=length,
         is_iterable=is_iterable,
-        is_sharded=not is_iterable or is_tf_data or workload.worker_init_fn is not None or is_sharded(dataset),
+        is_sharded=not is_iterable
+        or is_tf_data
+        or workload.worker_init_fn is not None
+        or is_sharded(dataset),
         is_tf_data=is_tf_data,
         fixed_batch_size=fixed,
         has_token_budget=takes_budget(own),
         budget_samples=budget_samples,
-        has_4d_input=any(tensor.ndim == IMAGE_DIMS and tensor.is_floating_point() for tensor in inputs),
+        has_4d_input=any(
+            tensor.ndim == IMAGE_DIMS and tensor.is_floating_point() for tensor in inputs
+        ),
         parameter_count=sum(parameter.numel() for parameter in parameters),
         trainable_parameter_count=sum(parameter.numel() for parameter in trained),
         gradient_bytes=sum(parameter.nbytes for parameter in trained),
@@ -167,7 +305,9 @@ def _with(objects: ObjectFacts, **found: Any) -> ObjectFacts:
     return objects.model_copy(update={"observed": observed, "names": (*objects.names, *found)})
 
 
-def _fixed_size(workload: Workload, data: Any, loader: DataLoader[Any] | TfLoader, first: int) -> int | None:
+def _fixed_size(
+    workload: Workload, data: Any, loader: DataLoader[Any] | TfLoader, first: int
+) -> int | None:
     """Samples of a batch that only the user's batch sampler, or a dataset that makes batches, decides; else None."""
     is_own = workload.batch_sampler is None and isinstance(data, DataLoader) and fixed_batches(data)
     if not is_own and (workload.batch_sampler is None or is_factory(workload.batch_sampler)):
@@ -182,10 +322,12 @@ def _train_once(trainer: Trainer, batch: Any) -> tuple[bool, bool]:
     Whether the memory suffices is for the baseline's trial to find out.
 
     Returns:
-        Whether some parameters get no gradient (DDP must know that), and whether some get a sparse one.
+        Whether some parameters get no gradient (DDP must know that), and whether some get a sparse
+        one.
     """
     wanted = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
-    reached, sparse = set[Tensor](), set[Tensor]()
+    reached = set[Tensor]()
+    sparse = set[Tensor]()
 
     def note_gradient(parameter: Tensor) -> None:
         reached.add(parameter)
@@ -220,7 +362,8 @@ class _WatchedInfo(torch_worker.WorkerInfo):
 def is_sharded(dataset: Any) -> bool:
     """Whether an iterable dataset shares its items out: it asks for its worker, or two workers get different items.
 
-    This process takes the part of each worker for one item. Source: torch.utils.data.get_worker_info.
+    This process takes the part of each worker for one item. Source:
+    torch.utils.data.get_worker_info.
     """
     firsts = []
     _WatchedInfo.was_asked = False
@@ -253,21 +396,28 @@ def _is_equal(a: Any, b: Any) -> bool:
 
 
 def warm_page_cache(
-    feed: BatchFeed, first: Delivery | None = None, *, fewest: int = 1, longest_s: float = _WARMING_MAX_S
+    feed: BatchFeed,
+    first: Delivery | None = None,
+    *,
+    fewest: int = 1,
+    longest_s: float = _WARMING_MAX_S,
 ) -> list[_Shapes]:
     """Take batches for an epoch, until for a while nothing more comes from the disk, or for five seconds.
 
     Args:
         feed: Whose batches.
         first: The batch that it began with.
-        fewest: Batches that are taken in any case, the first among them, as far as the epoch and five seconds go.
+        fewest: Batches that are taken in any case, the first among them, as far as the epoch and
+            five seconds go.
         longest_s: When to stop, with so many.
 
     Returns:
-        The shapes of each batch of this epoch, the first among them; without its last one, where that is a short one.
+        The shapes of each batch of this epoch, the first among them; without its last one, where
+        that is a short one.
     """
     begun = checked = perf_counter()
-    read, seen = bytes_from_disk(), [] if first is None else [(first.samples, _shapes_of(first))]
+    read = bytes_from_disk()
+    seen = [] if first is None else [(first.samples, _shapes_of(first))]
     while not (delivery := feed.take()).is_restart:
         seen.append((delivery.samples, _shapes_of(delivery)))
         now = perf_counter()

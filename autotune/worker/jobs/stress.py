@@ -1,31 +1,282 @@
-"""The stress run: trains on ordinary batches and on a batch of the largest samples in turns, and reads the peak memory.
-
-Takes a StressJob; hands on StressFigures.
-"""
+"""The stress run: train on batches of the largest samples, and read the peak of memory."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+import heapq
+import random
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
 
-from autotune.protocol.jobs import StressJob
-from autotune.records.stress_check import StressFigures, sample_scan_s
-from autotune.settings.workload import Workload
-from autotune.worker.jobs.largest_batch import LargestBatch, largest_batch
-from autotune.worker.measure.batch import Reused, batch_bytes
-from autotune.worker.measure.feed import Feed
-from autotune.worker.measure.step import StepTrainer, open_trainer
-from autotune.worker.setup.build import build_dataset, build_model
-from autotune.worker.setup.device import Device
-from autotune.worker.setup.loader import build_loader
+import numpy as np
+from torch import Tensor
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
-__all__ = ["stress_figures", "train_on_largest"]
+from autotune.apply.loader import drawn_by, fixed_batches, loader_like
+from autotune.config.plan import Workload
+from autotune.config.tf_data import TfLoader
+from autotune.messages.trials import largest_samples_not_batched
+from autotune.note import Note
+from autotune.protocol.messages import StressJob
+from autotune.records.trial import StressFigures, sample_scan_s
+from autotune.worker.batch import Reused, batch_bytes, leaves_of
+from autotune.worker.build import build_dataset, build_model, is_stream, length_of
+from autotune.worker.device import Device
+from autotune.worker.failures import cause_of, shortage_of
+from autotune.worker.feed import Feed, stop_iterator
+from autotune.worker.loader import build_loader
+from autotune.worker.step import StepTrainer, open_trainer
 
-_MIN_STEPS = 3  # peaks of memory cover at least three optimizer steps (CONTRIBUTING, Rules of measuring)
+# The batch of the largest samples, as training reads and collates them.
+#
+# Takes a trial's loader; hands on a LargestBatch. Samples are sized for a short while only: the
+# largest is the largest of those sized. They are read by loader workers where there are any: a file
+# that this process had opened would be shared by all workers that are forked from it.
+
+
+_MOST_SIZED = 10_000  # samples: our own convention; the time set aside usually ends it sooner
+_MOST_DRAWN = 100_000  # batches of an epoch that are all drawn, not loaded: our own convention
+_SIZED_AT_ONCE = 8  # samples a loader worker sizes before it answers: our own convention
+
+
+@dataclass(slots=True, kw_only=True)
+class LargestBatch:
+    """A batch of the largest samples that were sized; where these are too few, each comes more than once."""
+
+    sizes: list[int]
+    """Bytes of each sample, in the order in which they were sized."""
+    batch: Any = None
+    remark: Note | None = None
+    """Why there is no such batch."""
+
+
+def largest_batch(
+    workload: Workload, loader: DataLoader[Any] | TfLoader, batch_size: int, stop_at: float
+) -> LargestBatch:
+    """Size samples until a time of perf_counter, and put the largest into one batch.
+
+    A batch sampler of the user's decides what goes together: of the batches that it makes the
+    largest is taken, as padding makes them (length times the largest sample). So does a tf.data
+    pipeline.
+
+    Raises:
+        Exception: any that means that the memory does not suffice to hold it, see `out_of_memory`.
+    """
+    found = LargestBatch(sizes=[])
+    try:
+        if isinstance(loader, TfLoader):
+            found.batch = _of_pipeline(found, loader, stop_at)
+        elif loader.batch_sampler is None:
+            found.batch = _largest_made(found, loader, stop_at)
+        elif is_stream(loader.dataset):
+            found.batch = loader.collate_fn(
+                _of_stream(found, iter(loader.dataset), batch_size, stop_at)
+            )
+        else:
+            chosen = _chosen(found, workload, loader, batch_size, stop_at)
+            with closing(_over(loader, [chosen])) as batches:
+                found.batch = next(batches)
+    except (
+        Exception
+    ) as error:  # the user's code may raise anything; such samples may never meet in training
+        if shortage_of(error) is not None:
+            raise
+        found.remark = largest_samples_not_batched(cause_of(error))
+    return found
+
+
+def bytes_of(item: Any) -> int:
+    """Bytes of a sample's tensors, arrays, numbers and texts, whatever holds them."""
+    return sum(map(_leaf_bytes, leaves_of(item)))
+
+
+def _leaf_bytes(leaf: Any) -> int:
+    if isinstance(leaf, Tensor | np.ndarray):
+        return int(leaf.nbytes)
+    if isinstance(leaf, str | bytes | bytearray):
+        return len(leaf)
+    # int64 or float64, as torch's default_collate makes of a number
+    return 8 if isinstance(leaf, int | float | complex | np.generic) else 0
+
+
+def _largest_made(found: LargestBatch, loader: DataLoader[Any], stop_at: float) -> Any:
+    """The largest of the first batches of a dataset that makes them itself."""
+    feed = Feed(loader)
+    largest = None
+    taken = feed.start()
+    try:
+        while True:
+            size = bytes_of(taken.batch)
+            if size > max(found.sizes, default=-1):
+                largest = taken.batch
+            found.sizes.append(size)
+            taken = feed.take()
+            if taken.is_restart or len(found.sizes) >= _MOST_SIZED or perf_counter() > stop_at:
+                return largest
+    finally:
+        feed.stop()
+
+
+def _of_stream(found: LargestBatch, items: Iterator[Any], count: int, stop_at: float) -> list[Any]:
+    """The largest of a stream's first samples, in turns where time was left for few; no more than a batch is held."""
+    kept: list[tuple[int, int, Any]] = []
+    for item in islice(items, max(_MOST_SIZED, count)):
+        size = bytes_of(item)
+        found.sizes.append(size)
+        push = heapq.heappush if len(kept) < count else heapq.heappushpop
+        push(
+            kept, (size, -len(found.sizes), item)
+        )  # the number breaks ties, so that items are never compared
+        if perf_counter() > stop_at:
+            return list(islice(cycle(item for _, _, item in sorted(kept, reverse=True)), count))
+    return [item for _, _, item in kept]  # a stream with less than a batch: nor has training more
+
+
+def _of_pipeline(found: LargestBatch, loader: TfLoader, stop_at: float) -> Any:
+    """The largest of a pipeline's first batches; its samples count as equal parts of theirs."""
+    largest = None
+    largest_bytes = -1
+    batches = iter(loader)
+    try:
+        for batch in batches:
+            size = bytes_of(batch)
+            count = loader.samples
+            found.sizes.extend([size // count] * count)
+            if size > largest_bytes:
+                largest = batch
+                largest_bytes = size
+            if len(found.sizes) >= _MOST_SIZED or perf_counter() > stop_at:
+                break
+    finally:
+        stop_iterator(loader, batches, within_s=1.0)
+    return largest
+
+
+def _chosen(
+    found: LargestBatch,
+    workload: Workload,
+    loader: DataLoader[Any],
+    batch_size: int,
+    stop_at: float,
+) -> list[Any]:
+    """Indices of the samples of the largest batch."""
+    if workload.batch_sampler is not None or fixed_batches(loader):
+        batches = _some_batches(loader, stop_at)
+        sizes = _sizes(found, loader, batches, stop_at)
+        return batches[
+            max(range(len(sizes)), key=lambda at: len(sizes[at]) * max(sizes[at], default=0))
+        ]
+    indices = _indices(loader, max(_MOST_SIZED, batch_size))
+    groups = [indices[at : at + _SIZED_AT_ONCE] for at in range(0, len(indices), _SIZED_AT_ONCE)]
+    sized = [size for group in _sizes(found, loader, groups, stop_at) for size in group]
+    largest = heapq.nlargest(batch_size, range(len(sized)), key=lambda at: sized[at])
+    in_turns = cycle(indices[at] for at in largest)
+    return list(
+        islice(in_turns, min(batch_size, len(indices)))
+    )  # no more than training puts into a batch
+
+
+def _some_batches(loader: DataLoader[Any], stop_at: float) -> list[list[Any]]:
+    """Batches of a user's batch sampler, as many as hold the samples to be sized.
+
+    Of an epoch that is no longer than that allows they come from all over it: one that is sorted by
+    length has its largest bucket at its end.
+    """
+    drawn = islice(loader.batch_sampler or (), _MOST_SIZED)
+    length = length_of(loader.batch_sampler)
+    if length is not None and length <= _MOST_DRAWN:
+        epoch = list[Any]()
+        for batch in islice(
+            loader.batch_sampler or (), length
+        ):  # which may go on beyond the length that it says
+            epoch.append(batch)
+            if perf_counter() > stop_at:
+                break
+        drawn = islice(random.sample(epoch, len(epoch)), _MOST_SIZED)
+    batches = list[list[Any]]()
+    samples = 0
+    for batch in drawn:
+        batches.append(list(batch))
+        samples += len(batches[-1])
+        if samples >= _MOST_SIZED:
+            break
+    return batches
+
+
+def _sizes(
+    found: LargestBatch, loader: DataLoader[Any], batches: Sequence[Any], stop_at: float
+) -> list[list[int]]:
+    """Bytes of each sample of each batch, as far as the time and the number of samples to size allow."""
+    sizes = []
+    with closing(_over(loader, batches, _bytes_of_each)) as sized:
+        for own in sized:
+            sizes.append(own)
+            found.sizes.extend(own)
+            if len(found.sizes) >= _MOST_SIZED or perf_counter() > stop_at:
+                break
+    return sizes
+
+
+def _bytes_of_each(items: Sequence[Any]) -> list[int]:
+    return [bytes_of(item) for item in items]
+
+
+def _over(
+    loader: DataLoader[Any], batches: Sequence[Any], collate: Callable[[Any], Any] | None = None
+) -> Generator[Any, None, None]:
+    """What a loader with another loader's workers makes of these batches of indices; ends its workers when closed.
+
+    Without another way to collate, it is a loader of the same class, which may make more of a batch
+    than that.
+    """
+    settings = {
+        "num_workers": loader.num_workers,
+        "prefetch_factor": None,
+        "persistent_workers": False,
+    }
+    if collate is None:
+        made = loader_like(loader, settings, 1, batch_sampler=batches)
+    else:
+        made = DataLoader(
+            loader.dataset,
+            batch_sampler=batches,
+            collate_fn=collate,
+            num_workers=loader.num_workers,
+            worker_init_fn=loader.worker_init_fn,
+            multiprocessing_context=loader.multiprocessing_context if loader.num_workers else None,
+        )
+    feed = Feed(made)
+    try:
+        yield feed.start().batch
+        yield from (feed.take().batch for _ in batches[1:])
+    finally:
+        feed.stop()
+
+
+def _indices(loader: DataLoader[Any], most: int) -> list[Any]:
+    """Distinct indices of the dataset: those that the user's sampler draws, else random ones."""
+    length = length_of(loader.dataset)
+    drawn = drawn_by(loader)
+    if length is None or not isinstance(drawn, RandomSampler | SequentialSampler):
+        return list(islice(drawn, most))
+    return random.sample(range(length), min(length, most))
+
+
+# The stress run: trains on ordinary batches and on a batch of the largest samples in turns, and
+# reads the peak memory.
+#
+# Takes a StressJob; hands on StressFigures.
+
+
+_MIN_STEPS = (
+    3  # peaks of memory cover at least three optimizer steps (CONTRIBUTING, Rules of measuring)
+)
 
 
 def train_on_largest(
@@ -34,12 +285,15 @@ def train_on_largest(
     """Train for `job.train_s` seconds, and at least three optimizer steps; `ends_at` cuts that short.
 
     Raises:
-        Exception: any that means that the memory does not suffice for the largest samples, see `out_of_memory`.
+        Exception: any that means that the memory does not suffice for the largest samples, see
+            `out_of_memory`.
         WorkloadFault: something about the workload can't be used.
     """
     loader = build_loader(workload, build_dataset(workload), job.config, scratch)
     now = perf_counter()
-    largest = largest_batch(workload, loader, job.config.micro_batch_size, now + sample_scan_s(ends_at - now))
+    largest = largest_batch(
+        workload, loader, job.config.micro_batch_size, now + sample_scan_s(ends_at - now)
+    )
     model = build_model(workload, job.config, device)
     feed = Feed(loader)
     first = feed.start().batch
@@ -48,7 +302,12 @@ def train_on_largest(
 
 
 def stress_figures(
-    trainer: StepTrainer, largest: LargestBatch, first: Any, feed: Feed, job: StressJob, ends_at: float
+    trainer: StepTrainer,
+    largest: LargestBatch,
+    first: Any,
+    feed: Feed,
+    job: StressJob,
+    ends_at: float,
 ) -> StressFigures:
     """The figures of training on the largest batch and the loader's own in turns; `first` is the loader's first."""
     gc.collect()
@@ -70,7 +329,8 @@ def stress_figures(
 
 def _in_turns(first: Any, feed: Feed, largest: LargestBatch) -> Iterator[Any]:
     """Batches of the largest samples and of the loader, in turns."""
-    ordinary, again = first, Reused([largest.batch])
+    ordinary = first
+    again = Reused([largest.batch])
     while True:
         if largest.remark is None:
             yield next(again)
@@ -78,20 +338,24 @@ def _in_turns(first: Any, feed: Feed, largest: LargestBatch) -> Iterator[Any]:
         ordinary = feed.take().batch
 
 
-def _train(trainer: StepTrainer, batches: Iterator[Any], until: float, ends_at: float) -> tuple[int, int | None]:
+def _train(
+    trainer: StepTrainer, batches: Iterator[Any], until: float, ends_at: float
+) -> tuple[int, int | None]:
     """Train until a time of perf_counter, and at least three steps with each kind of batch.
 
-    Returns the optimizer's steps, and the allocator's retries up to the end of the first of them: a device that settles
-    down, by cuDNN's trials among others, is not short of memory.
+    Returns the optimizer's steps, and the allocator's retries up to the end of the first of them: a
+    device that settles down, by cuDNN's trials among others, is not short of memory.
     """
-    steps, retries = 0, trainer.device.alloc_retries()
+    steps = 0
+    retries = trainer.device.alloc_retries()
     for taken, batch in enumerate(batches, 1):
         trainer.train(batch)
         if trainer.accumulated:
             continue
         trainer.device.synchronize()
         if steps == 0:
-            trainer.device.cap_memory()  # again: the kernels have been loaded, outside the allocator
+            # Again: the kernels have been loaded, outside the allocator.
+            trainer.device.cap_memory()
             retries = trainer.device.alloc_retries()
         steps += 1
         now = perf_counter()

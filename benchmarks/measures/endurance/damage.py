@@ -14,7 +14,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from benchmarks.measures.endurance.damage_kinds import DAMAGES, NOT_SEEN, OF_A_FOLDER, ONE_OF_A_KIND, OPENED
+from benchmarks.measures.endurance.damage_kinds import (
+    DAMAGES,
+    NOT_SEEN,
+    OF_A_FOLDER,
+    ONE_OF_A_KIND,
+    OPENED,
+)
 from benchmarks.measures.endurance.damage_uses import READS, USES, make_run, used
 from benchmarks.measures.endurance.part import Part
 from benchmarks.measures.endurance.short_windows import without_drawings
@@ -24,7 +30,15 @@ __all__ = ["DAMAGE"]
 
 _STATES = ("finished", "interrupted", "killed")
 _FILES = (
-    *("study.db", "study.db-wal", "study.db-shm", "trials.jsonl", "summary.json", "curves.json", "recommended.yaml"),
+    *(
+        "study.db",
+        "study.db-wal",
+        "study.db-shm",
+        "trials.jsonl",
+        "summary.json",
+        "curves.json",
+        "recommended.yaml",
+    ),
     *("report.md", "report.html", "environment.json", ".lock", ".holder", "logs/trial-001.log"),
     "recommended.patch",
 )
@@ -33,7 +47,9 @@ _LONGEST_S = 60.0
 """Of a use, many times what it takes: then it hangs."""
 _NOT_READ = {("finished", "curves.json"), ("interrupted", "study.db-wal")}
 """A search that is over needs no curves; one that was interrupted has taken its log into the database."""
-_UNNAMED = re.compile(r"a run folder must hold|is feasible|recommended\.yaml: there is no such file")
+_UNNAMED = re.compile(
+    r"a run folder must hold|is feasible|recommended\.yaml: there is no such file"
+)
 """Refusals for what a folder does not hold at all, as that of a search that was killed."""
 _NOBODY = 65534
 _OFTEN_USED = ("report", "resume", "open_run")
@@ -55,10 +71,14 @@ def _run(case: str, folder: Path) -> Figures:
         used(use, folder / "first")
     if error := run_guarded(lambda _: _made(state, whole), limit_s=2 * _LONGEST_S).get("error"):
         raise RuntimeError(error)
-    for damage in OF_A_FOLDER if name in _FOLDERS else DAMAGES if state == "finished" else ONE_OF_A_KIND:
+    for damage in (
+        OF_A_FOLDER if name in _FOLDERS else DAMAGES if state == "finished" else ONE_OF_A_KIND
+    ):
         for use in _uses_of(name):
             place = folder / "try"
-            ending, fault = _tried(whole, place, name, damage, use, is_read=(state, name) not in _NOT_READ)
+            ending, fault = _tried(
+                whole, place, name, damage, use, is_read=(state, name) not in _NOT_READ
+            )
             endings[f"{damage}: {use}"] = ending["kind"]
             told |= {f"{damage}: {use}": ending["text"]} if fault else {}
             faults += [f"{damage}: {use}: {fault}"] if fault else []
@@ -77,7 +97,9 @@ def _uses_of(name: str) -> Iterator[str]:
     yield from (use for use in _LESS_OFTEN if name in READS[use])
 
 
-def _tried(whole: Path, place: Path, name: str, damage: str, use: str, *, is_read: bool) -> tuple[Figures, str | None]:
+def _tried(
+    whole: Path, place: Path, name: str, damage: str, use: str, *, is_read: bool
+) -> tuple[Figures, str | None]:
     """How a use of a damaged copy ended, and what is wrong with that."""
     run_dir, outside = place / "run", place / "outside"
     outside.mkdir(parents=True)
@@ -135,7 +157,11 @@ def _seen(outside: Path) -> dict[str, tuple[int, int, int]]:
     kept = {}
     for path in sorted(outside.rglob("*")):
         known = path.lstat()
-        kept[str(path.relative_to(outside))] = (known.st_size, stat.S_IMODE(known.st_mode), known.st_mtime_ns)
+        kept[str(path.relative_to(outside))] = (
+            known.st_size,
+            stat.S_IMODE(known.st_mode),
+            known.st_mtime_ns,
+        )
     return kept
 
 

@@ -77,7 +77,11 @@ def _other_version(file: Path, _outside: Path) -> None:
         return
     text = file.read_text(errors="replace") if file.is_file() else ""
     _removed(file)
-    later = text.replace("format: 1", "format: 99").replace('"name"', '"title"').replace('"config"', '"settings"')
+    later = (
+        text.replace("format: 1", "format: 99")
+        .replace('"name"', '"title"')
+        .replace('"config"', '"settings"')
+    )
     file.write_text(later.replace('"loader"', '"reader"').replace('"device"', '"place"'))
 
 
@@ -113,10 +117,21 @@ DAMAGES: Mapping[str, Callable[[Path, Path], None]] = {
     "unreadable": _unreadable,
 }
 """By name: damages a file in place; what it needs outside the run folder lies in the second path."""
-NOT_SEEN = frozenset({"removed", "doubled", *(name for name in DAMAGES if name.startswith(("bits", "cut")))})
+NOT_SEEN = frozenset(
+    {"removed", "doubled", *(name for name in DAMAGES if name.startswith(("bits", "cut")))}
+)
 """What may leave a file that is whole in itself: nobody must see it, though nobody may fall over it."""
 ONE_OF_A_KIND = (
-    *("emptied", "cut to 70%", "bits flipped 1", "other text", "pickle", "other version", "removed", "unreadable"),
+    *(
+        "emptied",
+        "cut to 70%",
+        "bits flipped 1",
+        "other text",
+        "pickle",
+        "other version",
+        "removed",
+        "unreadable",
+    ),
 )
 """What is tried of a search that has not ended, where all are of one that has."""
 OF_A_FOLDER = ("removed", "other text")

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import autotune
+from autotune.config.training_config import TrainingConfig
 from autotune.errors import AutotuneError
-from autotune.settings.training_config import TrainingConfig
-from autotune.testing import CostModel, FakeLauncher
-from autotune.testing.cost_model import FakeTrial, analytic_cost
+from autotune.testing import CostModel, FakeLauncher, FakeTrial, analytic_cost
 
 __all__ = ["READS", "USES", "Ending", "make_run", "search", "used"]
 
@@ -55,7 +54,9 @@ class Ending:
 
 def search(run_dir: Path, cost: CostModel = analytic_cost, **others: Any) -> autotune.SearchResult:
     """The search that all run folders here are of."""
-    return autotune.search(object, list, launcher=FakeLauncher(cost), run_dir=run_dir, **{**_ARGUMENTS, **others})
+    return autotune.search(
+        object, list, launcher=FakeLauncher(cost), run_dir=run_dir, **{**_ARGUMENTS, **others}
+    )
 
 
 def make_run(state: str, run_dir: Path) -> None:

@@ -23,7 +23,17 @@ LOSSES: tuple[Loss, ...] = ("nothing", "all unsynced", "unsynced data", "torn")
 """nothing: the process was killed, the machine ran on. unsynced data: names are there, as after a rename without a sync
 before it. torn: of what was not synced, some is there, and one write as far as a byte within."""
 
-_UNREAD = ("creat", "writev", "pwritev", "pwritev2", "truncate", "copy_file_range", "sendfile", "link", "linkat")
+_UNREAD = (
+    "creat",
+    "writev",
+    "pwritev",
+    "pwritev2",
+    "truncate",
+    "copy_file_range",
+    "sendfile",
+    "link",
+    "linkat",
+)
 """Calls that would change a file as well: none is made today."""
 _CALLS = (
     "open,openat,lseek,write,pwrite64,fsync,fdatasync,ftruncate,rename,renameat,renameat2,unlink,unlinkat,"
@@ -70,17 +80,38 @@ class _File:
         return _applied(self.synced, kept)
 
 
-def record_steps(command: Sequence[str], folder: Path, notes: Path, environment: Mapping[str, str]) -> list[Step]:
+def record_steps(
+    command: Sequence[str], folder: Path, notes: Path, environment: Mapping[str, str]
+) -> list[Step]:
     """Run a command under strace; what it did to the files right below a folder, in order.
 
     Raises:
         subprocess.CalledProcessError: it failed.
     """
     notes.mkdir()
-    trace = ["strace", "-ff", "-ttt", "-y", "-xx", "-s", str(_LARGEST), "-e", f"trace={_CALLS}", "-o", f"{notes}/calls"]
+    trace = [
+        "strace",
+        "-ff",
+        "-ttt",
+        "-y",
+        "-xx",
+        "-s",
+        str(_LARGEST),
+        "-e",
+        f"trace={_CALLS}",
+        "-o",
+        f"{notes}/calls",
+    ]
     subprocess.run([*trace, *command], env=dict(environment), check=True, stdout=subprocess.DEVNULL)
-    lines = [line for path in notes.glob("calls.*") for line in path.read_text(errors="replace").splitlines()]
-    calls = sorted((found for line in lines if (found := _LINE.match(line))), key=lambda found: float(found["at"]))
+    lines = [
+        line
+        for path in notes.glob("calls.*")
+        for line in path.read_text(errors="replace").splitlines()
+    ]
+    calls = sorted(
+        (found for line in lines if (found := _LINE.match(line))),
+        key=lambda found: float(found["at"]),
+    )
     reader = _Reader(folder.absolute())
     return [step for call in calls if int(call["answer"]) >= 0 for step in reader.steps(call)]
 
@@ -145,7 +176,9 @@ class _Reader:
 
     def steps(self, call: re.Match[str]) -> Iterator[Step]:
         """What a call does to the folder's files: mostly nothing, since most calls are about others."""
-        is_elsewhere = str(self._folder) not in call["given"] and _hex(str(self._folder)) not in call["given"]
+        is_elsewhere = (
+            str(self._folder) not in call["given"] and _hex(str(self._folder)) not in call["given"]
+        )
         if call["call"] == "write" and call["given"].startswith("1<"):
             yield Step(kind="told", name=_strings(call["given"])[0].decode())
         elif not is_elsewhere and call["call"] in _UNREAD:

@@ -68,5 +68,8 @@ def enter(folder: Path) -> Surroundings:
         ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(place)]
         for place, size in ((_SHM, _SHM_SIZE), (disk, _DISK_SIZE))
     ]
-    done = [subprocess.run(command, capture_output=True, check=False).returncode for command in (private, *mounts)]
+    done = [
+        subprocess.run(command, capture_output=True, check=False).returncode
+        for command in (private, *mounts)
+    ]
     return Surroundings(has_mounts=not any(done))

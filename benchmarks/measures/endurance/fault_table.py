@@ -58,7 +58,9 @@ FAULTS: Mapping[str, Fault] = {
     "killed": Fault(says="SIGKILL"),
     "keyboard_interrupt": Fault(says="KeyboardInterrupt", frame="_keyboard_interrupt"),
     "killed_worker": Fault(hook="worker", outcome="host_oom", says="loader worker was killed"),
-    "segfault_worker": Fault(hook="worker", says=r"[Ww]orker.*(Segmentation fault|exited unexpectedly)"),
+    "segfault_worker": Fault(
+        hook="worker", says=r"[Ww]orker.*(Segmentation fault|exited unexpectedly)"
+    ),
     "exit_worker": Fault(hook="worker", says=r"[Ww]orker.*exited unexpectedly"),
     "recursion": Fault(says="RecursionError", frame="_recursion"),
     "own_warning": Fault(says="DeprecationWarning: old", frame="_own_warning"),
@@ -104,5 +106,9 @@ def is_reached(fault: Fault, phase: str) -> bool:
         return False
     if fault.hook == "loss" and phase in _WITHOUT_OBJECTION:
         return False
-    needs_workers = fault.hook == "worker" or fault is FAULTS["full_shm"] or fault is FAULTS["deadlocked_worker"]
+    needs_workers = (
+        fault.hook == "worker"
+        or fault is FAULTS["full_shm"]
+        or fault is FAULTS["deadlocked_worker"]
+    )
     return not (needs_workers and phase in _WITHOUT_WORKERS)

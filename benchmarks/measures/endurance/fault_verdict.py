@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.records.run_summary import RunSummary
+from autotune.records.result import RunSummary
 from autotune.records.trial import OUT_OF_MEMORY
 from benchmarks.measures.endurance.fault_table import Fault, is_reached
 from benchmarks.measures.endurance.part import error_in, without_places
@@ -118,7 +118,9 @@ def _disturbed(seen: Seen) -> Iterator[str]:
 
 def _ends_the_command(fault: Fault, seen: Seen) -> Iterator[str]:
     """Nothing can be said without this run: the command ends with the culprit."""
-    codes = (_NOTHING_FEASIBLE, *_WORKLOAD_ERROR) if fault.outcome in OUT_OF_MEMORY else _WORKLOAD_ERROR
+    codes = (
+        (_NOTHING_FEASIBLE, *_WORKLOAD_ERROR) if fault.outcome in OUT_OF_MEMORY else _WORKLOAD_ERROR
+    )
     if seen.exit_code not in codes:
         yield f"exit code must be one of {codes}, but is {seen.exit_code}"
     if not re.search(fault.says, seen.errors):
@@ -144,7 +146,9 @@ def _ends_the_baseline(fault: Fault, seen: Seen) -> Iterator[str]:
 
 def _ends_trials(fault: Fault, seen: Seen) -> Iterator[str]:
     yield from _goes_on(seen)
-    numbers = {trial.number for trial in seen.summary.trials} - {0} if seen.summary is not None else set()
+    numbers = (
+        {trial.number for trial in seen.summary.trials} - {0} if seen.summary is not None else set()
+    )
     yield from _trials_end(fault, seen, numbers)
 
 
@@ -189,10 +193,16 @@ def _is_noted(fault: Fault, seen: Seen) -> Iterator[str]:
         for one in seen.summary.trials
         if one.outcome != "ok"
     )
-    told = json.dumps([note.model_dump(mode="json") for note in seen.summary.notes], ensure_ascii=False)
+    told = json.dumps(
+        [note.model_dump(mode="json") for note in seen.summary.notes], ensure_ascii=False
+    )
     says = f"{fault.says}|{_AT_A_POINT}" if "look" in seen.struck else fault.says
     points = json.dumps(
-        [point["reason"] for side in ("loader", "device") for point in json.loads(seen.curves or "{}").get(side, ())]
+        [
+            point["reason"]
+            for side in ("loader", "device")
+            for point in json.loads(seen.curves or "{}").get(side, ())
+        ]
     )
     if not re.search(says, told + points):  # a single point that failed is told in the curves alone
         yield f"a note must say {fault.says!r}, but there are {[*_notes(seen)]}"
@@ -208,10 +218,21 @@ def _is_remarked(fault: Fault, seen: Seen) -> Iterator[str]:
 
 def _notes(seen: Seen) -> Iterator[str]:
     """Notes of a summary, or of a diagnosis, that tell of a failure."""
-    notes = [note.model_dump(mode="json") for note in seen.summary.notes] if seen.summary is not None else []
+    notes = (
+        [note.model_dump(mode="json") for note in seen.summary.notes]
+        if seen.summary is not None
+        else []
+    )
     if seen.diagnosis:
-        notes = [*json.loads(seen.diagnosis)["remarks"], *json.loads(seen.diagnosis)["evidence"]["curves"]["remarks"]]
-    yield from (json.dumps(note) for note in notes if note["code"] in _FAILURE_NOTES or "fail" in note["code"])
+        notes = [
+            *json.loads(seen.diagnosis)["remarks"],
+            *json.loads(seen.diagnosis)["evidence"]["curves"]["remarks"],
+        ]
+    yield from (
+        json.dumps(note)
+        for note in notes
+        if note["code"] in _FAILURE_NOTES or "fail" in note["code"]
+    )
 
 
 _PHASES = {

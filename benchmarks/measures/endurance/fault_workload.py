@@ -95,12 +95,18 @@ def _phase() -> str:
     """What the trial that runs is for, by the name of its folder."""
     if not (searched := [path.name for path in (_HERE / "disk").glob("run/scratch/*")]):
         diagnosed = [path.name for path in (_HERE / "disk" / "tmp").glob("autotune-*/scratch/*")]
-        return {"baseline": "diagnose", "curves": "others"}.get(diagnosed[0].split("-")[0], "") if diagnosed else ""
+        return (
+            {"baseline": "diagnose", "curves": "others"}.get(diagnosed[0].split("-")[0], "")
+            if diagnosed
+            else ""
+        )
     name = searched[0]
     if _AGAIN in name:
         return "reference" if name.startswith("trial-000") else "repeat"
     return (
-        "look" if name.startswith("curves") else next((_PREFIXES[one] for one in _PREFIXES if name.startswith(one)), "")
+        "look"
+        if name.startswith("curves")
+        else next((_PREFIXES[one] for one in _PREFIXES if name.startswith(one)), "")
     )
 
 
@@ -173,8 +179,12 @@ def _note_pid(pid: int) -> None:
 def _daemon() -> None:
     """Another session, nothing of the trial in its environment, its parent gone."""
     script = "from subprocess import DEVNULL, Popen; "
-    script += "print(Popen(['/bin/sleep', '600'], start_new_session=True, env={}, stdout=DEVNULL).pid)"
-    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, check=True, start_new_session=True)
+    script += (
+        "print(Popen(['/bin/sleep', '600'], start_new_session=True, env={}, stdout=DEVNULL).pid)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, check=True, start_new_session=True
+    )
     _note_pid(int(done.stdout))
 
 
@@ -259,7 +269,9 @@ def _ram_growing() -> None:
 
 
 def _device_full() -> None:
-    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total of 79.00 GiB")
+    raise torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total of 79.00 GiB"
+    )
 
 
 def _huge_tensor() -> None:
@@ -337,7 +349,14 @@ def _long_message() -> None:
 
 
 def _signal_handlers() -> None:
-    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM, signal.SIGUSR1, signal.SIGPIPE):
+    for one in (
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGCHLD,
+        signal.SIGALRM,
+        signal.SIGUSR1,
+        signal.SIGPIPE,
+    ):
         signal.signal(one, lambda *_: None)
     signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
 
@@ -352,7 +371,9 @@ def _umask() -> None:
 
 def _strict_warnings() -> None:
     warnings.simplefilter("error")
-    warnings.filterwarnings("ignore", "This DataLoader will create")  # torch's, of four workers on fewer cores
+    warnings.filterwarnings(
+        "ignore", "This DataLoader will create"
+    )  # torch's, of four workers on fewer cores
 
 
 def _own_warning() -> None:

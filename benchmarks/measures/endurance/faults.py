@@ -30,12 +30,17 @@ from autotune.api import search as searching
 from autotune.cli import cli
 from autotune.files.run_folder import read_summary
 from autotune.launch.launcher import Launcher
-from autotune.launch.local.fork_server import ForkServerLauncher
-from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
-from autotune.protocol.clock import LONGEST_DEADLINE
+from autotune.launch.local import ForkServerLauncher, FreshInterpreterLauncher
+from autotune.protocol.disk import LONGEST_DEADLINE
 from benchmarks.measures.endurance.fault_surroundings import Surroundings, enter, has_memory_groups
 from benchmarks.measures.endurance.fault_table import FAULTS, PHASES, is_reached
-from benchmarks.measures.endurance.fault_verdict import AND, Seen, faults_in, is_without_strike, told_of
+from benchmarks.measures.endurance.fault_verdict import (
+    AND,
+    Seen,
+    faults_in,
+    is_without_strike,
+    told_of,
+)
 from benchmarks.measures.endurance.part import TORCHS_CACHE, Part
 from benchmarks.measures.endurance.short_windows import shorten_all, shorten_those_of
 from benchmarks.measures.part_guard import MARK, Figures
@@ -82,14 +87,20 @@ def _cells_of(fault: str) -> tuple[str, ...]:
 def _pairs(*, without: Collection[str] = ()) -> Mapping[str, tuple[str, ...]]:
     """Each fault but some in one phase, and each phase several times; what is harmless in all at once."""
     failing = [name for name in FAULTS if FAULTS[name].outcome != "ok"]
-    reached = {name: [phase for phase in PHASES if is_reached(FAULTS[name], phase)] for name in failing}
-    turns = {name: (reached[name][number % len(reached[name])],) for number, name in enumerate(failing)}
+    reached = {
+        name: [phase for phase in PHASES if is_reached(FAULTS[name], phase)] for name in failing
+    }
+    turns = {
+        name: (reached[name][number % len(reached[name])],) for number, name in enumerate(failing)
+    }
     return {name: turns.get(name, _cells_of(name)[:1]) for name in FAULTS if name not in without}
 
 
 def _run(launcher: str, cells: Mapping[str, tuple[str, ...]], name: str, folder: Path) -> Figures:
     fault, around = FAULTS[name], enter(folder)
-    if (fault.needs == "mounts" and not around.has_mounts) or (fault.needs == "cgroup" and not has_memory_groups()):
+    if (fault.needs == "mounts" and not around.has_mounts) or (
+        fault.needs == "cgroup" and not has_memory_groups()
+    ):
         return {"skipped": f"needs {fault.needs}"}
     _set_up(folder)
     shorten_all()
@@ -97,7 +108,9 @@ def _run(launcher: str, cells: Mapping[str, tuple[str, ...]], name: str, folder:
     os.environ[LONGEST_DEADLINE] = str(fault.deadlines * deadline_s)
     found = {}
     with ExitStack() as held:
-        held.enter_context(_ray(folder)) if launcher == "Ray" else _share(held.enter_context(_opened(launcher, folder)))
+        held.enter_context(_ray(folder)) if launcher == "Ray" else _share(
+            held.enter_context(_opened(launcher, folder))
+        )
         for cell in cells[name]:
             for _ in range(_TRIES):
                 with around.memory_group(is_wanted=fault.needs == "cgroup") as group:
@@ -105,7 +118,10 @@ def _run(launcher: str, cells: Mapping[str, tuple[str, ...]], name: str, folder:
                 if not is_without_strike(found[cell]["fault"]):
                     break
     broken = [f"{cell}: {one['fault']}" for cell, one in found.items() if one["fault"]]
-    return {"cells": found, "fault": " || ".join([*broken, *_left(folder, around, set(), spares_servers=False)])}
+    return {
+        "cells": found,
+        "fault": " || ".join([*broken, *_left(folder, around, set(), spares_servers=False)]),
+    }
 
 
 def _opened(launcher: str, folder: Path) -> closing[ForkServerLauncher | FreshInterpreterLauncher]:
@@ -125,11 +141,13 @@ def _ray(folder: Path) -> Iterator[None]:
     """A cluster of this machine alone, which searches and diagnoses of this process use by executor: ray."""
     import ray
 
-    from autotune.ray.launcher import RayLauncher
+    from autotune.launch.ray_launcher import RayLauncher
 
     shorten_those_of(RayLauncher)
     (folder / "tune.yaml").write_text(f"{_CONFIG}executor: ray\n")
-    with TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as place:  # sockets' paths are short
+    with TemporaryDirectory(
+        prefix="ray-", dir="/tmp", ignore_cleanup_errors=True
+    ) as place:  # sockets' paths are short
         ray.init(
             num_cpus=2,
             object_store_memory=_RAY_STORE_BYTES,
@@ -148,12 +166,20 @@ def _ray(folder: Path) -> Iterator[None]:
 def _try(name: str, cell: str, folder: Path, around: Surroundings, group: str) -> Figures:
     """One search or diagnosis, in folders of its own."""
     fault, phases = FAULTS[name], _phases_of(cell)
-    plan = {"fault": name, "hook": fault.hook, "phases": phases, "cgroup": group, "flood_mib": _FLOOD_MIB}
+    plan = {
+        "fault": name,
+        "hook": fault.hook,
+        "phases": phases,
+        "cgroup": group,
+        "flood_mib": _FLOOD_MIB,
+    }
     (folder / "fault.json").write_text(json.dumps(plan))
     shutil.rmtree(folder / "disk" / "run", ignore_errors=True)
     (folder / "struck").unlink(missing_ok=True)
     temporary, before, begun = {*_temporary(folder)}, _own_state(), monotonic()
-    command = ["diagnose", "tune.yaml", "--json"] if phases[0] in _DIAGNOSED else ["run", "tune.yaml"]
+    command = (
+        ["diagnose", "tune.yaml", "--json"] if phases[0] in _DIAGNOSED else ["run", "tune.yaml"]
+    )
     done = CliRunner().invoke(cli, command, prog_name="autotune")
     took_s = monotonic() - begun
     seen = _seen(folder, done, took_s)
@@ -201,7 +227,9 @@ def _seen(folder: Path, done: Any, took_s: float) -> Seen:
     )
 
 
-def _left(folder: Path, around: Surroundings, before: Collection[str], *, spares_servers: bool) -> Iterator[str]:
+def _left(
+    folder: Path, around: Surroundings, before: Collection[str], *, spares_servers: bool
+) -> Iterator[str]:
     """Processes but for servers that are to live on, shared memory, folders of trials, temporary files that are new."""
     pids = folder / "pids"
     noted = {int(line) for line in pids.read_text().split()} if pids.exists() else set[int]()
@@ -218,8 +246,14 @@ def _left(folder: Path, around: Surroundings, before: Collection[str], *, spares
 
 
 def _temporary(folder: Path) -> Iterator[str]:
-    yield from (path.name for path in (folder / "disk" / "tmp").iterdir() if not path.name.startswith(TORCHS_CACHE))
-    yield from (name for name in ("scratch", "payload") if (folder / "disk" / "run" / name).exists())
+    yield from (
+        path.name
+        for path in (folder / "disk" / "tmp").iterdir()
+        if not path.name.startswith(TORCHS_CACHE)
+    )
+    yield from (
+        name for name in ("scratch", "payload") if (folder / "disk" / "run" / name).exists()
+    )
 
 
 def _running(noted: Collection[int], *, spares_servers: bool) -> Iterator[str]:
@@ -227,7 +261,9 @@ def _running(noted: Collection[int], *, spares_servers: bool) -> Iterator[str]:
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
             is_own = process.pid in noted
-            is_marked = process.environ().get(MARK) == os.environ[MARK] and process.pid != os.getpid()
+            is_marked = (
+                process.environ().get(MARK) == os.environ[MARK] and process.pid != os.getpid()
+            )
             is_spared = spares_servers and not is_own and _is_server(process)
             if (is_marked or is_own) and not is_spared and process.status() != psutil.STATUS_ZOMBIE:
                 yield " ".join(process.cmdline())
@@ -248,20 +284,32 @@ def _own_state() -> Mapping[str, Any]:
 
 
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
-    yield from (f"{name} of the caller has changed: {after[name]}" for name in before if after[name] != before[name])
+    yield from (
+        f"{name} of the caller has changed: {after[name]}"
+        for name in before
+        if after[name] != before[name]
+    )
 
 
 def _unbounded(folder: Path, seen: Seen) -> Iterator[str]:
     """Raw escapes where a terminal shows them, and what grows with what the user's code prints or says."""
     report = folder / "disk" / "run" / "report.md"
-    texts = {"stdout": seen.output, "stderr": seen.errors, "report.md": report.read_text() if report.exists() else ""}
+    texts = {
+        "stdout": seen.output,
+        "stderr": seen.errors,
+        "report.md": report.read_text() if report.exists() else "",
+    }
     for where, text in texts.items():
         if raw := re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", text):
             yield f"{where} has a raw control character {raw[0]!r} after {text[: raw.start()][-40:]!r}"
         if len(text) > _LOG_BYTES:
             yield f"{where} is {len(text):,} characters long"
-    sizes = {path.name: path.stat().st_size for path in (folder / "disk").rglob("*") if path.is_file()}
-    large = {name: size for name, size in sizes.items() if name.endswith(".log") and size > _LOG_BYTES}
+    sizes = {
+        path.name: path.stat().st_size for path in (folder / "disk").rglob("*") if path.is_file()
+    }
+    large = {
+        name: size for name, size in sizes.items() if name.endswith(".log") and size > _LOG_BYTES
+    }
     if large or sum(sizes.values()) > _RUN_BYTES:
         yield f"the run folder must stay small, but holds {dict(sorted(sizes.items(), key=lambda one: -one[1])[:3])}"
 
@@ -276,7 +324,9 @@ def _judge(cases: Mapping[str, Figures]) -> Figures:
         "skipped": [name for name in cases if name not in tried],
         "slowest": {slowest: cells[slowest]["search_s"]} if slowest else {},
         "promises": {
-            "each fault costs its trial alone, and is named": not any(found["fault"] for found in cases.values())
+            "each fault costs its trial alone, and is named": not any(
+                found["fault"] for found in cases.values()
+            )
             if cells
             else None
         },

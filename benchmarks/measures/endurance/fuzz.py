@@ -29,7 +29,9 @@ _CONFIGS, _CALLS, _COMMANDS = 24, 12, 12
 _PHASES = [Phase.generate, Phase.shrink]
 
 
-def tried(strategy: st.SearchStrategy[Any], try_one: Callable[[Any], str], *, number: int, examples: int) -> Figures:
+def tried(
+    strategy: st.SearchStrategy[Any], try_one: Callable[[Any], str], *, number: int, examples: int
+) -> Figures:
     """Try examples of a strategy by a seed; the smallest that breaks a promise is kept with the sentence."""
     ended, last = Counter[str](), list[str]()
 
@@ -63,12 +65,22 @@ def _run_configs(case: str, folder: Path) -> Figures:
 
 def _run_calls(case: str, folder: Path) -> Figures:
     os.chdir(folder)
-    return tried(calls(folder), lambda call: try_call(folder, call, writes=True), number=_number(case), examples=50)
+    return tried(
+        calls(folder),
+        lambda call: try_call(folder, call, writes=True),
+        number=_number(case),
+        examples=50,
+    )
 
 
 def _run_commands(case: str, folder: Path) -> Figures:
     user_code(folder)
-    return tried(commands(folder), lambda words: try_command(folder, words), number=_number(case), examples=10)
+    return tried(
+        commands(folder),
+        lambda words: try_command(folder, words),
+        number=_number(case),
+        examples=10,
+    )
 
 
 def _number(case: str) -> int:

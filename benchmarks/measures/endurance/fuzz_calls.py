@@ -16,26 +16,72 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 import autotune
-from autotune.api.export import export_run
+from autotune.api.commands import export_run
+from autotune.config.training_config import TrainingConfig
 from autotune.errors import ConfigError
 from autotune.launch.launcher import Exit, Launch
-from autotune.settings.training_config import TrainingConfig
 from autotune.testing import FakeLauncher
 from benchmarks.measures.endurance.fuzz_texts import odd_values, schema, values_of
 from benchmarks.measures.endurance.fuzz_tries import BrokenError
 
 __all__ = ["Call", "calls"]
 
-_SPACE = {"num_workers": [0, 2], "micro_batch_size": [16, 32], "prefetch_factor": 2, "persistent_workers": True}
+_SPACE = {
+    "num_workers": [0, 2],
+    "micro_batch_size": [16, 32],
+    "prefetch_factor": 2,
+    "persistent_workers": True,
+}
 _CHEAP: Mapping[str, Any] = {"space": _SPACE, "n_trials": 2, "timeout_s": 60.0, "method": "random"}
 """What keeps a search that is not refused short."""
 _OF_SEARCH = (
-    *("loss", "step", "optimizer", "collate_fn", "baseline", "space", "objective", "memory_limit", "n_trials"),
-    *("timeout_s", "device", "seed", "loader", "fresh", "method", "warm_start", "executor", "command", "nonsense"),
+    *(
+        "loss",
+        "step",
+        "optimizer",
+        "collate_fn",
+        "baseline",
+        "space",
+        "objective",
+        "memory_limit",
+        "n_trials",
+    ),
+    *(
+        "timeout_s",
+        "device",
+        "seed",
+        "loader",
+        "fresh",
+        "method",
+        "warm_start",
+        "executor",
+        "command",
+        "nonsense",
+    ),
 )
-_OF_DIAGNOSE = ("command", "loss", "optimizer", "baseline", "objective", "memory_limit", "device", "seed", "loader")
+_OF_DIAGNOSE = (
+    "command",
+    "loss",
+    "optimizer",
+    "baseline",
+    "objective",
+    "memory_limit",
+    "device",
+    "seed",
+    "loader",
+)
 _TARGETS = [
-    *("hf", "accelerate", "lightning", "deepspeed", "torchrun", "timm", "axolotl", "ultralytics", "composer"),
+    *(
+        "hf",
+        "accelerate",
+        "lightning",
+        "deepspeed",
+        "torchrun",
+        "timm",
+        "axolotl",
+        "ultralytics",
+        "composer",
+    ),
     *("HF", "", "../hf"),
 ]
 _MODELS = ("Budget", "DdpConfig", "Objective", "SearchSpace", "Workload")
@@ -93,7 +139,9 @@ class Call:
     def _export(self, path: Any, target: str) -> None:
         export_run(Path(path), target)
 
-    def _config(self, settings: Mapping[str, Any], target: str, device: Any, optimizer: Any) -> None:
+    def _config(
+        self, settings: Mapping[str, Any], target: str, device: Any, optimizer: Any
+    ) -> None:
         try:
             config = TrainingConfig(**settings)
         except ValidationError:  # as its docstring says
@@ -121,7 +169,10 @@ def calls(folder: Path) -> st.SearchStrategy[Call]:
     )
     keywords: dict[str, st.SearchStrategy[Any]] = {
         "search": st.one_of(
-            *(st.dictionaries(st.sampled_from(_OF_SEARCH), _argument(), min_size=1, max_size=2) for _ in range(3)),
+            *(
+                st.dictionaries(st.sampled_from(_OF_SEARCH), _argument(), min_size=1, max_size=2)
+                for _ in range(3)
+            ),
             st.fixed_dictionaries({"baseline": settings}),
         ),
         "diagnose": st.dictionaries(st.sampled_from(_OF_DIAGNOSE), _argument(), max_size=2),
@@ -150,7 +201,9 @@ def _call(name: str, folder: Path, keywords: Mapping[str, Any]) -> Call:
 
 def _settings_of(name: str) -> st.SearchStrategy[dict[str, Any]]:
     fields = [*getattr(autotune, name).__pydantic_fields__]
-    return st.dictionaries(st.sampled_from(fields), odd_values() | st.sampled_from([object, len, {1: 2}]), max_size=3)
+    return st.dictionaries(
+        st.sampled_from(fields), odd_values() | st.sampled_from([object, len, {1: 2}]), max_size=3
+    )
 
 
 def _argument() -> st.SearchStrategy[Any]:

@@ -25,7 +25,21 @@ _RAN = "logs/probe.log"
 _DOCUMENTED = {0, 2, 3}
 _NOT_WELL = 4
 """With --exit-code."""
-_PATHS = ["", ".", "/", "/dev/null", "nowhere", "x" * 5000, "a b", "a'b", "user_code.py", "\U0001f600", "-", "--", "-1"]
+_PATHS = [
+    "",
+    ".",
+    "/",
+    "/dev/null",
+    "nowhere",
+    "x" * 5000,
+    "a b",
+    "a'b",
+    "user_code.py",
+    "\U0001f600",
+    "-",
+    "--",
+    "-1",
+]
 _OPTIONS = [
     *("--json", "--quiet", "--fresh", "--exit-code", "--print", "--nonsense", "--help"),
     *("--set", "--to", "hf", "--executor"),
@@ -42,10 +56,14 @@ def commands(folder: Path) -> st.SearchStrategy[list[str]]:
     settings: st.SearchStrategy[list[str]] = (
         overrides().map(lambda text: ["--set", text.replace("\0", "")]) | _nothing()
     )
-    of_plan = st.tuples(st.sampled_from(["run", "check", "diagnose"]), configs | paths, settings, options)
+    of_plan = st.tuples(
+        st.sampled_from(["run", "check", "diagnose"]), configs | paths, settings, options
+    )
     names = st.sampled_from(["report", "export", "init", "apply", "env", "nonsense"])
     others = st.tuples(names, paths, _nothing(), options)
-    return (of_plan | others).map(lambda all_: [all_[0], all_[1], *map(_as_word, all_[2]), *all_[3]])
+    return (of_plan | others).map(
+        lambda all_: [all_[0], all_[1], *map(_as_word, all_[2]), *all_[3]]
+    )
 
 
 def _nothing() -> st.SearchStrategy[list[str]]:
@@ -100,9 +118,18 @@ def _written(folder: Path, raw: bytes) -> str:
 
 def _files(folder: Path) -> dict[str, tuple[int, int] | None]:
     """Sizes and times of the last change, but for what trying itself writes; None: a folder."""
-    paths = [path for path in folder.rglob("*") if "__pycache__" not in path.parts and path.name != "made.yaml"]
-    found = {str(path.relative_to(folder)): None if path.is_dir() else path.lstat() for path in paths}
-    return {name: None if known is None else (known.st_size, known.st_mtime_ns) for name, known in found.items()}
+    paths = [
+        path
+        for path in folder.rglob("*")
+        if "__pycache__" not in path.parts and path.name != "made.yaml"
+    ]
+    found = {
+        str(path.relative_to(folder)): None if path.is_dir() else path.lstat() for path in paths
+    }
+    return {
+        name: None if known is None else (known.st_size, known.st_mtime_ns)
+        for name, known in found.items()
+    }
 
 
 def _cpu_s() -> float:

@@ -13,7 +13,7 @@ from typing import Any
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from autotune.settings.plan import Plan
+from autotune.config.plan import Plan
 
 __all__ = ["SECTIONS", "documents", "odd_values", "overrides", "plans", "values_of"]
 
@@ -33,10 +33,65 @@ _NUMBERS = [
     *(0.5, 1e-300, 1e308, float("inf"), float("nan")),
 ]
 _TEXTS = [
-    *("", " ", "0", "1", "08", "1e3", "0x10", "yes", "on", "null", "~", ".nan", "-.inf", "20GiB", "90%", "auto"),
-    *("local", "ray", "cuda", "cuda:0", "cuda:-1", "cpu:1", "meta", "bfloat16", "float33", "ddp", "../..", "/dev/null"),
-    *("a b", "a'b", 'a"b', "a\nb", "a\tb", "\u202eabc", "\U0001f600", "é" * 300, "x" * 5000, "{", "}", "{lr}", "%s"),
-    *("~nobody/x", "$HOME", "{{ 1 }}", "<script>", "\x1b[31m", "a:b", "a.b:c", "file.py:f", "os:system", "--"),
+    *(
+        "",
+        " ",
+        "0",
+        "1",
+        "08",
+        "1e3",
+        "0x10",
+        "yes",
+        "on",
+        "null",
+        "~",
+        ".nan",
+        "-.inf",
+        "20GiB",
+        "90%",
+        "auto",
+    ),
+    *(
+        "local",
+        "ray",
+        "cuda",
+        "cuda:0",
+        "cuda:-1",
+        "cpu:1",
+        "meta",
+        "bfloat16",
+        "float33",
+        "ddp",
+        "../..",
+        "/dev/null",
+    ),
+    *(
+        "a b",
+        "a'b",
+        'a"b',
+        "a\nb",
+        "a\tb",
+        "\u202eabc",
+        "\U0001f600",
+        "é" * 300,
+        "x" * 5000,
+        "{",
+        "}",
+        "{lr}",
+        "%s",
+    ),
+    *(
+        "~nobody/x",
+        "$HOME",
+        "{{ 1 }}",
+        "<script>",
+        "\x1b[31m",
+        "a:b",
+        "a.b:c",
+        "file.py:f",
+        "os:system",
+        "--",
+    ),
     *("127.0.0.1:99999", "[::1]:6379"),
 ]
 
@@ -58,7 +113,9 @@ def values_of(part: Mapping[str, Any], depth: int = 4) -> st.SearchStrategy[Any]
     if part.get("type") == "array":
         return st.lists(values_of(part.get("items", {}), depth - 1), max_size=4)
     if depth > 0 and "properties" in part:
-        return st.fixed_dictionaries({}, optional={k: values_of(v, depth - 1) for k, v in part["properties"].items()})
+        return st.fixed_dictionaries(
+            {}, optional={k: values_of(v, depth - 1) for k, v in part["properties"].items()}
+        )
     return _plain_of(part)
 
 
@@ -76,25 +133,43 @@ def _plain_of(part: Mapping[str, Any]) -> st.SearchStrategy[Any]:
 
 def odd_values() -> st.SearchStrategy[Any]:
     """Anything that YAML can say."""
-    leaves = st.none() | st.booleans() | st.sampled_from(_NUMBERS) | st.sampled_from(_TEXTS) | st.text(max_size=12)
+    leaves = (
+        st.none()
+        | st.booleans()
+        | st.sampled_from(_NUMBERS)
+        | st.sampled_from(_TEXTS)
+        | st.text(max_size=12)
+    )
     return st.recursive(
-        leaves, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_keys(), inner, max_size=4), max_leaves=8
+        leaves,
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_keys(), inner, max_size=4),
+        max_leaves=8,
     )
 
 
 def plans() -> st.SearchStrategy[dict[str, Any]]:
     """Plans as plain data: sections by the schema, and up to three neighbours of it."""
     properties = schema()["properties"]
-    own = {name: values_of(properties[name]) for name in SECTIONS if name not in {"workload", *_SETTINGS}}
+    own = {
+        name: values_of(properties[name])
+        for name in SECTIONS
+        if name not in {"workload", *_SETTINGS}
+    }
     settings = values_of(schema()["$defs"]["TrainingConfig"])
     spaces = st.dictionaries(
-        st.sampled_from(sorted(schema()["$defs"]["SearchSpace"]["properties"])), _domains(), max_size=4
+        st.sampled_from(sorted(schema()["$defs"]["SearchSpace"]["properties"])),
+        _domains(),
+        max_size=4,
     )
     whole = st.fixed_dictionaries(
-        {"workload": st.sampled_from(WORKLOADS)}, optional={**own, "baseline": settings, "space": spaces}
+        {"workload": st.sampled_from(WORKLOADS)},
+        optional={**own, "baseline": settings, "space": spaces},
     )
     changes = st.lists(
-        st.tuples(st.sampled_from(["value", "key", "drop", "text"]), st.integers(0, 60), odd_values()), max_size=3
+        st.tuples(
+            st.sampled_from(["value", "key", "drop", "text"]), st.integers(0, 60), odd_values()
+        ),
+        max_size=3,
     )
     return st.tuples(whole, changes).map(lambda both: _changed(*both))
 
@@ -105,24 +180,36 @@ def documents() -> st.SearchStrategy[bytes]:
     changed = st.tuples(texts, st.sampled_from(sorted(_DONE)), st.integers(0, 2000)).map(
         lambda all_: _DONE[all_[1]](all_[0], all_[2])
     )
-    return texts.map(lambda text: text.encode("utf-8", "surrogatepass")) | changed | st.binary(max_size=60)
+    return (
+        texts.map(lambda text: text.encode("utf-8", "surrogatepass"))
+        | changed
+        | st.binary(max_size=60)
+    )
 
 
 def overrides() -> st.SearchStrategy[str]:
     """Arguments of --set."""
     paths = st.lists(_keys() | st.sampled_from(SECTIONS), min_size=1, max_size=3).map(".".join)
-    return st.tuples(paths, odd_values()).map(lambda both: f"{both[0]}={json.dumps(both[1])}") | st.text(max_size=20)
+    return st.tuples(paths, odd_values()).map(
+        lambda both: f"{both[0]}={json.dumps(both[1])}"
+    ) | st.text(max_size=20)
 
 
 def _keys() -> st.SearchStrategy[str]:
-    known = sorted({name for part in schema()["$defs"].values() for name in part.get("properties", {})})
+    known = sorted(
+        {name for part in schema()["$defs"].values() for name in part.get("properties", {})}
+    )
     return st.sampled_from([*known, *SECTIONS, "num_worker", "lr_", "LR", "", "a.b", "\U0001f600"])
 
 
 def _domains() -> st.SearchStrategy[Any]:
     numbers = st.integers(-1, 300)
-    ranges = st.fixed_dictionaries({"low": numbers, "high": numbers}, optional={"log": st.booleans()})
-    words = st.sampled_from(["bfloat16", "float16", "ddp", "dp", "single", "node", "tf32", None, True, False])
+    ranges = st.fixed_dictionaries(
+        {"low": numbers, "high": numbers}, optional={"log": st.booleans()}
+    )
+    words = st.sampled_from(
+        ["bfloat16", "float16", "ddp", "dp", "single", "node", "tf32", None, True, False]
+    )
     return numbers | words | st.lists(numbers | words, max_size=4) | ranges
 
 
@@ -147,7 +234,9 @@ def _changed(plan: dict[str, Any], changes: list[tuple[str, int, Any]]) -> dict[
 
 
 def _holders(data: dict[str, Any]) -> list[dict[str, Any]]:
-    inner = [found for value in data.values() if isinstance(value, dict) for found in _holders(value)]
+    inner = [
+        found for value in data.values() if isinstance(value, dict) for found in _holders(value)
+    ]
     return [data, *inner]
 
 
@@ -186,7 +275,9 @@ _DONE: Mapping[str, Any] = {
     "mark of order": lambda text, _: b"\xef\xbb\xbf" + text.encode(),
     "UTF-16": lambda text, _: text.encode("utf-16"),
     "laughs": lambda text, _: (_LAUGHS + text).encode(),
-    "deep": lambda text, place: (text + "space: " + "[" * (place * 20) + "]" * (place * 20)).encode(),
+    "deep": lambda text, place: (
+        text + "space: " + "[" * (place * 20) + "]" * (place * 20)
+    ).encode(),
     "long": lambda text, place: (text + "# " + "x" * (place * 200)).encode(),
     "two documents": lambda text, _: (text + "---\n" + text).encode(),
     "CRLF": lambda text, _: text.replace("\n", "\r\n").encode(),

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from time import process_time
 
-from autotune.api.check import check_plan
+from autotune.api.commands import check_plan
 from autotune.errors import AutotuneError, ConfigError
 from autotune.files.plan_file import read_plan
 from autotune.testing import FakeLauncher
@@ -27,7 +27,9 @@ class BrokenError(AssertionError):
 
 def user_code(folder: Path) -> None:
     """The files that configurations name."""
-    (folder / "user_code.py").write_text("def model(): ...\ndef dataset(): ...\ndef loss(a, b): ...\n")
+    (folder / "user_code.py").write_text(
+        "def model(): ...\ndef dataset(): ...\ndef loss(a, b): ...\n"
+    )
 
 
 def try_config(folder: Path, raw: bytes, overrides: tuple[str, ...] = ()) -> str:
@@ -68,7 +70,9 @@ def _told(folder: Path, *, writes: bool = False) -> Iterator[list[str]]:
         if not all(problems):
             raise BrokenError(f"an error says nothing: {problems!r:.300}") from error
         if any(not character.isprintable() for one in problems for character in one):
-            raise BrokenError(f"an error can't be shown on a terminal: {problems!r:.300}") from error
+            raise BrokenError(
+                f"an error can't be shown on a terminal: {problems!r:.300}"
+            ) from error
         if any(len(one) > 1500 for one in problems):
             raise BrokenError(f"an error is endless: {problems!r:.300}") from error
         if isinstance(error, ConfigError) and not writes and _files(folder) != before:

@@ -62,7 +62,9 @@ def _run(case: str, folder: Path) -> Figures:
     return {**found, **({"fault": faults[0]} if faults else {})}
 
 
-def _killed(number: int, role: Role, random: Random, folder: Path, hit: dict[str, int]) -> Iterator[str | None]:
+def _killed(
+    number: int, role: Role, random: Random, folder: Path, hit: dict[str, int]
+) -> Iterator[str | None]:
     """Kill in one stage after the other, and go on; what is wrong, None where nothing is."""
     segments, known, logs = segments_now(), dict[int, str](), dict[int, int]()
     search = start_search(folder, script=SHORT)
@@ -70,7 +72,10 @@ def _killed(number: int, role: Role, random: Random, folder: Path, hit: dict[str
         if not _comes_to(search, stage, role):
             break
         sleep(random.uniform(0, _LATEST_S.get(stage, _LATEST_ELSEWHERE_S)))
-        ended, written = ended_trials(search.run), _logs(search.run)  # what had ended before the kill
+        ended, written = (
+            ended_trials(search.run),
+            _logs(search.run),
+        )  # what had ended before the kill
         hit[stage] = _kill(search, role, random)
         known = {**ended, **known}  # what was known first must hold to the end
         logs = {**{one: at for one, at in written.items() if one in ended}, **logs}
@@ -116,9 +121,17 @@ def _stages(number: int, role: Role) -> Sequence[Stage]:
 def _kill(search: LiveSearch, role: Role, random: Random) -> int:
     """Kill one process of a role, or all there are; how many were."""
     until = monotonic() + _COMES_WITHIN_S
-    while not (doomed := search.processes(role)) and monotonic() < until and search.process.poll() is None:
+    while (
+        not (doomed := search.processes(role))
+        and monotonic() < until
+        and search.process.poll() is None
+    ):
         sleep(0.005)
-    return len(send(doomed if role == "all" else random.sample(doomed, min(1, len(doomed))), signal.SIGKILL))
+    return len(
+        send(
+            doomed if role == "all" else random.sample(doomed, min(1, len(doomed))), signal.SIGKILL
+        )
+    )
 
 
 def _logs(run: Path) -> dict[int, int]:
@@ -128,7 +141,12 @@ def _logs(run: Path) -> dict[int, int]:
 
 
 def _judge(cases: Mapping[str, Figures]) -> Figures:
-    hits = [(case["role"], stage) for case in cases.values() for stage, killed in case["hit"].items() if killed]
+    hits = [
+        (case["role"], stage)
+        for case in cases.values()
+        for stage, killed in case["hit"].items()
+        if killed
+    ]
     return {
         "kills": len(hits),
         "by_role": dict(Counter(role for role, _ in hits)),

@@ -125,7 +125,13 @@ class LiveSearch:
         ranks = [one for server in servers for one in _children(server)]
         workers = [one for rank in ranks for one in _children(rank)]
         everything = [parent, *_children(parent, recursive=True)]
-        return {"parent": [parent], "server": servers, "rank": ranks, "worker": workers, "all": everything}[role]
+        return {
+            "parent": [parent],
+            "server": servers,
+            "rank": ranks,
+            "worker": workers,
+            "all": everything,
+        }[role]
 
     def wait_for(self, condition: Callable[[], bool]) -> bool:
         """Wait until something holds; False where the search ended before.
@@ -171,13 +177,18 @@ class LiveSearch:
 
 
 def start_search(
-    folder: Path, environment: Mapping[str, str] | None = None, script: str = "", settings: Sequence[str] = ()
+    folder: Path,
+    environment: Mapping[str, str] | None = None,
+    script: str = "",
+    settings: Sequence[str] = (),
 ) -> LiveSearch:
     """Start the search in a folder, or go on with it; `script` is run in its process before."""
     (folder / "work.py").write_text(WORKLOAD)
     (folder / "tune.yaml").write_text(_CONFIG)
     (folder / "temporary").mkdir(exist_ok=True)
-    command = ["-c", f"{script}\nfrom autotune.cli import main\nmain()"] if script else ["-m", "autotune"]
+    command = (
+        ["-c", f"{script}\nfrom autotune.cli import main\nmain()"] if script else ["-m", "autotune"]
+    )
     begun = (folder / "tune.yaml").stat().st_mtime
     with (folder / "output").open("ab") as output:
         process = subprocess.Popen(
@@ -288,7 +299,9 @@ def fault_of_files(run: Path) -> str | None:
         integrity = connection.execute("pragma integrity_check").fetchone()[0]
     if integrity != "ok":
         return f"study.db: {integrity}"
-    numbers = [json.loads(line)["number"] for line in (run / "trials.jsonl").read_text().splitlines()]
+    numbers = [
+        json.loads(line)["number"] for line in (run / "trials.jsonl").read_text().splitlines()
+    ]
     if len(set(numbers)) != len(numbers):
         return f"trials.jsonl holds a number twice: {numbers}"
     for name in ("summary.json", "environment.json"):

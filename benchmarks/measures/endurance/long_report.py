@@ -46,8 +46,12 @@ def make_long_folder(count: int, folder: Path) -> Path:
     trials = list(found.trials)
     for number, record in zip(range(len(trials), count), cycle(found.trials), strict=False):
         batch, steps = 1 + number % _BATCHES, 1 + number // _BATCHES % _ACCUMULATIONS
-        config = record.config.model_copy(update={"micro_batch_size": batch, "grad_accum_steps": steps})
-        trials.append(TrialRecord.model_validate({**dict(record), "number": number, "config": config}))
+        config = record.config.model_copy(
+            update={"micro_batch_size": batch, "grad_accum_steps": steps}
+        )
+        trials.append(
+            TrialRecord.model_validate({**dict(record), "number": number, "config": config})
+        )
     run_folder = RunFolder(folder / "long")
     run_folder.path.mkdir(mode=0o700)
     run_folder.write_summary(found.model_copy(update={"trials": tuple(trials)}))
@@ -69,7 +73,9 @@ def time_report(run_dir: Path) -> Figures:
             assert process.stdout is not None
             while os.read(process.stdout.fileno(), 1 << 20):
                 shown_s = perf_counter() - begun
-        found.append({"exit": process.returncode, "shown_s": shown_s, "report_s": perf_counter() - begun})
+        found.append(
+            {"exit": process.returncode, "shown_s": shown_s, "report_s": perf_counter() - begun}
+        )
     shortest = min(found, key=lambda one: (-abs(one["exit"]), one["shown_s"]))
     return {**shortest, "page_bytes": (run_dir / "report.html").stat().st_size}
 

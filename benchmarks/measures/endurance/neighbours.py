@@ -23,7 +23,13 @@ from benchmarks.measures.part_guard import Figures
 __all__ = ["NEIGHBOURS"]
 
 _TOGETHER = ("two on one folder", "two on one device", "readers while it runs")
-_QUICK = (*_TOGETHER, "folder: a question mark", "read-only checkout", "a user without a name", "umask 777")
+_QUICK = (
+    *_TOGETHER,
+    "folder: a question mark",
+    "read-only checkout",
+    "a user without a name",
+    "umask 777",
+)
 _ENDS_WITHIN_S = 500.0
 _BEGINS_WITHIN_S = 120.0
 _LONG = ("--set", "budget.n_trials=8", "--set", "space.num_workers=[0,1,2]")
@@ -68,7 +74,11 @@ def _fault(place: Place, code: int, told: str, folder: Path) -> str:
     if place.answer:
         errors = [line for line in told.splitlines() if line.startswith("error: ")]
         is_told = len(errors) == 1 and re.search(place.answer, errors[0])
-        return "" if code == 2 and is_told else f"exit {code}, and not one sentence with {place.answer!r}"
+        return (
+            ""
+            if code == 2 and is_told
+            else f"exit {code}, and not one sentence with {place.answer!r}"
+        )
     found = [Path(root) for root, _, files in os.walk(folder) if "recommended.yaml" in files]
     if code != 0 or len(found) != 1:
         return f"exit {code}, {len(found)} recommendations"
@@ -78,9 +88,21 @@ def _fault(place: Place, code: int, told: str, folder: Path) -> str:
 def _beside(folder: Path, before: Collection[Path]) -> str:
     """What a search has written beside its run folder and torch's cache; "" where it is nothing."""
     runs = {path.parent for path in folder.rglob(".lock")}
-    new = [path for path in folder.rglob("*") if path not in before and not runs & {path, *path.parents}]
-    left = [path for path in new if not any(path in run.parents for run in runs) and TORCHS_CACHE not in str(path)]
-    return f"written beside the run folder: {[str(path.relative_to(folder)) for path in left]}" if left else ""
+    new = [
+        path
+        for path in folder.rglob("*")
+        if path not in before and not runs & {path, *path.parents}
+    ]
+    left = [
+        path
+        for path in new
+        if not any(path in run.parents for run in runs) and TORCHS_CACHE not in str(path)
+    ]
+    return (
+        f"written beside the run folder: {[str(path.relative_to(folder)) for path in left]}"
+        if left
+        else ""
+    )
 
 
 def _laid_open(run: Path) -> str:
@@ -110,7 +132,9 @@ def _on_one_device(folder: Path) -> str:
         return f"they ended with {codes}"
     reports = {name: (folder / name / "report.md").read_text() for name in both}
     unaware = [
-        mine for mine, other in (("one", "two"), ("two", "one")) if f"process {both[other].pid} " not in reports[mine]
+        mine
+        for mine, other in (("one", "two"), ("two", "one"))
+        if f"process {both[other].pid} " not in reports[mine]
     ]
     return f"not told in {unaware}" if unaware else ""
 
@@ -126,12 +150,17 @@ def _read_during(search: subprocess.Popen[str], folder: Path, codes: Collection[
     _wait_for(folder / "run" / "trials.jsonl", search)
     reads, faults = 0, list[str]()
     while search.poll() is None:
-        with closing(sqlite3.connect(f"file:{folder}/run/study.db?mode=ro", uri=True, timeout=10.0)) as study:
+        with closing(
+            sqlite3.connect(f"file:{folder}/run/study.db?mode=ro", uri=True, timeout=10.0)
+        ) as study:
             if study.execute("PRAGMA integrity_check").fetchone() != ("ok",):
                 faults.append("study.db is not whole")
         reader = "import optuna, sys; print(len(optuna.load_study(study_name=None, storage=sys.argv[1]).trials))"
         found = subprocess.run(
-            [*_PYTHON, "-c", reader, f"sqlite:///{folder}/run/study.db"], capture_output=True, text=True, check=False
+            [*_PYTHON, "-c", reader, f"sqlite:///{folder}/run/study.db"],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         faults += [f"optuna: {found.stderr[-300:]}"] if found.returncode else []
         report = subprocess.run(
@@ -185,7 +214,9 @@ def _judge(cases: Mapping[str, Figures]) -> Figures:
     return {
         "skipped": {name: found["skipped"] for name, found in cases.items() if "skipped" in found},
         "promises": {
-            "every place has an answer": not any(found["fault"] for found in tried.values()) if tried else None
+            "every place has an answer": not any(found["fault"] for found in tried.values())
+            if tried
+            else None
         },
     }
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from time import monotonic, process_time
 
 from autotune.launch.launcher import Exit, Launch, notes_of
-from autotune.launch.local.fork_server import ForkServerLauncher
+from autotune.launch.local import ForkServerLauncher
 from autotune.note import Note
 from benchmarks.measures.endurance.part import TORCHS_CACHE
 from benchmarks.measures.endurance.short_windows import shorten
@@ -52,7 +52,9 @@ class Holding:
     server_threads: int = 0
 
 
-def holding_now(run_dir: Path, *, apart_s: float = 0.0, apart_cpu_s: float = 0.0, server: int | None = None) -> Holding:
+def holding_now(
+    run_dir: Path, *, apart_s: float = 0.0, apart_cpu_s: float = 0.0, server: int | None = None
+) -> Holding:
     """Read it; the run folder need not exist."""
     memory, of_server = _memory_kib("self"), {} if server is None else _memory_kib(f"{server}")
     return Holding(
@@ -60,9 +62,13 @@ def holding_now(run_dir: Path, *, apart_s: float = 0.0, apart_cpu_s: float = 0.0
         rss_kib=memory.get("Rss", 0.0),
         descriptors=_entries("/proc/self/fd") - 1,  # that of the listing itself
         threads=_entries("/proc/self/task"),
-        children=sum(len(_text(task / "children").split()) for task in Path("/proc/self/task").iterdir()),
+        children=sum(
+            len(_text(task / "children").split()) for task in Path("/proc/self/task").iterdir()
+        ),
         segments=sum(_is_left(path.name) for path in Path("/dev/shm").iterdir()),
-        temporary=sum(not path.name.startswith(TORCHS_CACHE) for path in Path(tempfile.gettempdir()).iterdir()),
+        temporary=sum(
+            not path.name.startswith(TORCHS_CACHE) for path in Path(tempfile.gettempdir()).iterdir()
+        ),
         study_bytes=sum(path.stat().st_size for path in run_dir.glob("study.db*")),
         trials_bytes=sum(path.stat().st_size for path in run_dir.glob("trials.jsonl")),
         apart_s=apart_s,
@@ -89,7 +95,9 @@ class NotingLauncher:
             since_s, since_cpu_s = now - self._ended[0], cpu - self._ended[1]
             server = self.inner._server  # noqa: SLF001 - no public way to its number
             pid = None if server is None else server.process.pid
-            self.held.append(holding_now(self.run_dir, apart_s=since_s, apart_cpu_s=since_cpu_s, server=pid))
+            self.held.append(
+                holding_now(self.run_dir, apart_s=since_s, apart_cpu_s=since_cpu_s, server=pid)
+            )
         shorten(launch)
         ended = self.inner.launch(launch)
         self._ended = monotonic(), process_time()

@@ -46,7 +46,12 @@ def error_in(told: str) -> str:
 def without_places(found: Figures, folder: Path) -> Figures:
     """Figures whose texts name neither the case's folder nor this machine's: what is kept speaks of the project."""
     text = json.dumps(found, ensure_ascii=False)
-    for place, name in ((folder, "CASE"), (sys.prefix, "VENV"), (sys.base_prefix, "PYTHON"), (ROOT, "PROJECT")):
+    for place, name in (
+        (folder, "CASE"),
+        (sys.prefix, "VENV"),
+        (sys.base_prefix, "PYTHON"),
+        (ROOT, "PROJECT"),
+    ):
         text = text.replace(str(place), name)
     kept: dict[str, Any] = json.loads(text)
     return kept

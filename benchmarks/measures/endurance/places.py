@@ -139,10 +139,16 @@ PLACES: Mapping[str, Place] = {
         prefix=_as_user(_NOBODY, owns=False),
         arguments=["--set", "run_dir={folder}/out/run"],
     ),
-    "read-only checkout": Place(tool="setpriv", prefix=_as_user(_NOBODY, owns=False), answer="Permission denied"),
+    "read-only checkout": Place(
+        tool="setpriv", prefix=_as_user(_NOBODY, owns=False), answer="Permission denied"
+    ),
     "no home variable": Place(tool="setpriv", prefix=_as_user(_NOBODY), environment={"HOME": None}),
-    "a home that is not there": Place(tool="setpriv", prefix=_as_user(_NOBODY), environment={"HOME": "/nonexistent"}),
-    "a user without a name": Place(tool="setpriv", prefix=_as_user(_STRANGER), environment={"HOME": None}),
+    "a home that is not there": Place(
+        tool="setpriv", prefix=_as_user(_NOBODY), environment={"HOME": "/nonexistent"}
+    ),
+    "a user without a name": Place(
+        tool="setpriv", prefix=_as_user(_STRANGER), environment={"HOME": None}
+    ),
     "TMPDIR elsewhere, /tmp read-only": Place(
         tool="unshare",
         prefix=_mounted(
@@ -162,10 +168,18 @@ PLACES: Mapping[str, Place] = {
             "mount -o remount,bind,ro /tmp",
         ),
     ),
-    "TMPDIR of 100 characters": Place(prefix=lambda folder: ["env", f"TMPDIR={_made(folder / ('x' * 100))}"]),
-    "no flock": Place(tool="cc", prefix=_shim(_NO_LOCKS, also_records=False), answer="without locks"),
-    "no locks of records": Place(tool="cc", prefix=_shim(_FLOCK_ALONE, also_records=True), answer="database is locked"),
-    "64 MB of /dev/shm": Place(tool="unshare", prefix=_mounted("mount -t tmpfs -o size=64m none /dev/shm")),
+    "TMPDIR of 100 characters": Place(
+        prefix=lambda folder: ["env", f"TMPDIR={_made(folder / ('x' * 100))}"]
+    ),
+    "no flock": Place(
+        tool="cc", prefix=_shim(_NO_LOCKS, also_records=False), answer="without locks"
+    ),
+    "no locks of records": Place(
+        tool="cc", prefix=_shim(_FLOCK_ALONE, also_records=True), answer="database is locked"
+    ),
+    "64 MB of /dev/shm": Place(
+        tool="unshare", prefix=_mounted("mount -t tmpfs -o size=64m none /dev/shm")
+    ),
     "umask 000": Place(prefix=lambda _: ["sh", "-c", 'umask 000; exec "$@"', "sh"]),
     "umask 077": Place(prefix=lambda _: ["sh", "-c", 'umask 077; exec "$@"', "sh"]),
     "umask 777": Place(prefix=lambda _: ["sh", "-c", 'umask 777; exec "$@"', "sh"], answer="umask"),
@@ -184,8 +198,19 @@ def fill(place: Place, folder: Path) -> Path:
 
 def command_line(place: Place, folder: Path) -> tuple[list[str], dict[str, str]]:
     """The words and the environment of the search."""
-    words = [*place.prefix(folder), sys.executable, "-c", _COMMAND, "run", place.config, *place.arguments]
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, filter(None, sys.path)))}
+    words = [
+        *place.prefix(folder),
+        sys.executable,
+        "-c",
+        _COMMAND,
+        "run",
+        place.config,
+        *place.arguments,
+    ]
+    variables = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(os.path.abspath, filter(None, sys.path))),
+    }
     variables |= {"PYTHONDONTWRITEBYTECODE": "1", "AUTOTUNE_TEST_LONGEST_DEADLINE_S": "60"}
     for name, value in place.environment.items():
         variables.pop(name, None)
@@ -198,4 +223,6 @@ def lacks(place: Place) -> str:
     """What is missing here to try a place; "" where nothing is."""
     if place.needs_root and os.geteuid() != 0:
         return "needs root"
-    return f"needs {place.tool}" if place.tool is not None and shutil.which(place.tool) is None else ""
+    return (
+        f"needs {place.tool}" if place.tool is not None and shutil.which(place.tool) is None else ""
+    )

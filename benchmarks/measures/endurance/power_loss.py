@@ -24,7 +24,13 @@ from autotune.launch.launcher import Exit, Launch
 from autotune.records.trial import TrialRecord
 from autotune.testing import FakeLauncher
 from benchmarks import ROOT
-from benchmarks.measures.endurance.disk_log import LOSSES, Loss, Step, left_by_power_cut, record_steps
+from benchmarks.measures.endurance.disk_log import (
+    LOSSES,
+    Loss,
+    Step,
+    left_by_power_cut,
+    record_steps,
+)
 from benchmarks.measures.endurance.live_search import fault_of_files
 from benchmarks.measures.endurance.part import Part
 from benchmarks.measures.endurance.short_windows import without_drawings
@@ -36,7 +42,12 @@ _CASES, _MOMENTS = 25, 10
 _EVERY, _PARTS = "every_moment", 8
 """Name and number of the cases that leave out no moment."""
 _TRIALS = 5
-_SPACE = {"num_workers": [0, 2, 4], "micro_batch_size": [32, 64, 128], "amp_dtype": "float32", "pin_memory": False}
+_SPACE = {
+    "num_workers": [0, 2, 4],
+    "micro_batch_size": [32, 64, 128],
+    "amp_dtype": "float32",
+    "pin_memory": False,
+}
 _BOUNDARIES = {"sync", "sync names", "rename", "told"}
 
 
@@ -90,7 +101,9 @@ def fault_after_cut(folder: Path, told: Mapping[int, str], seed: int) -> str | N
     if lost or again or len(found) != _TRIALS:
         return f"trials that had ended: lost {lost}, run again {again}; {len(found)} in all"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that it was found on another machine: a made-up one
+        warnings.simplefilter(
+            "ignore", UserWarning
+        )  # that it was found on another machine: a made-up one
         autotune.load(folder / "recommended.yaml")
     return fault_of_files(folder)
 
@@ -126,10 +139,14 @@ def _run(case: str, folder: Path) -> Figures:
     return found if not faults else {**found, "fault": faults[0]}
 
 
-def _try(steps: Sequence[Step], folder: Path, loss: Loss, whole: Mapping[int, str], seed: int) -> str | None:
+def _try(
+    steps: Sequence[Step], folder: Path, loss: Loss, whole: Mapping[int, str], seed: int
+) -> str | None:
     left_by_power_cut(steps, folder, loss, Random(len(steps)))
     ended = max((int(step.name) for step in steps if step.kind == "told"), default=0)
-    told = dict(sorted(whole.items())[:ended])  # numbers are left out where a sample was known already
+    told = dict(
+        sorted(whole.items())[:ended]
+    )  # numbers are left out where a sample was known already
     try:
         return fault_after_cut(folder, told, seed)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is this moment's fault
@@ -142,7 +159,12 @@ def _moments(steps: Sequence[Step], random: Random) -> list[int]:
     """Numbers of steps after which the power is cut."""
     boundaries = [end for end in range(1, len(steps) + 1) if steps[end - 1].kind in _BOUNDARIES]
     half = _MOMENTS // 2
-    return sorted({*random.sample(boundaries, half), *random.sample(range(1, len(steps) + 1), _MOMENTS - half)})
+    return sorted(
+        {
+            *random.sample(boundaries, half),
+            *random.sample(range(1, len(steps) + 1), _MOMENTS - half),
+        }
+    )
 
 
 def _part(steps: Sequence[Step], number: int) -> list[int]:
@@ -158,7 +180,11 @@ def _judge(cases: Mapping[str, Figures]) -> Figures:
     tried = sum(case.get("tried", 0) for case in cases.values())
     faults = sum(len(case.get("faults", [])) for case in cases.values())
     kept = None if tried == 0 else faults == 0
-    return {"cuts": tried, "cuts_with_faults": faults, "promises": {"no finished trial is lost to a power cut": kept}}
+    return {
+        "cuts": tried,
+        "cuts_with_faults": faults,
+        "promises": {"no finished trial is lost to a power cut": kept},
+    }
 
 
 POWER_LOSS = Part(

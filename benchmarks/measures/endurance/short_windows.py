@@ -8,15 +8,14 @@ from typing import Any
 
 from autotune.api import calls
 from autotune.api import search as searching
-from autotune.api.result import SearchResult
+from autotune.api.search import SearchResult
+from autotune.config.plan import Plan
 from autotune.launch.launcher import Exit, Launch
-from autotune.launch.local.fork_server import ForkServerLauncher
-from autotune.launch.local.fresh_interpreter import FreshInterpreterLauncher
-from autotune.policy import POLICY
+from autotune.launch.local import ForkServerLauncher, FreshInterpreterLauncher
+from autotune.policy import POLICY, WindowRules
 from autotune.protocol.disk import write_model
-from autotune.protocol.jobs import NO_EXTRAS, CurvesJob, StressJob, TrialJob, WindowRules, read_job
-from autotune.report.render import html
-from autotune.settings.plan import Plan
+from autotune.protocol.messages import NO_EXTRAS, CurvesJob, StressJob, TrialJob, read_job
+from autotune.report import html
 
 __all__ = ["SHORT", "end_briefly", "shorten", "shorten_all", "shorten_those_of", "without_drawings"]
 
@@ -33,7 +32,9 @@ def shorten(launch: Launch) -> None:
     """Have a trial end its window early and measure nothing behind it, and have other jobs measure briefly."""
     job = read_job(launch.folder.job)
     if isinstance(job, TrialJob):
-        write_model(launch.folder.job, job.model_copy(update={"window": _WINDOW, "extras": NO_EXTRAS}))
+        write_model(
+            launch.folder.job, job.model_copy(update={"window": _WINDOW, "extras": NO_EXTRAS})
+        )
     elif isinstance(job, StressJob):
         write_model(launch.folder.job, job.model_copy(update={"train_s": _STRESS_S}))
     elif isinstance(job, CurvesJob):
@@ -50,7 +51,10 @@ def shorten_all() -> None:
 def end_briefly() -> None:
     """Have searches of this process decide by few runs, and draw nothing."""
     without_drawings()
-    policy, whole = replace(POLICY, proof=replace(POLICY.proof, most_pairs=_PAIRS)), searching.run_plan
+    policy, whole = (
+        replace(POLICY, proof=replace(POLICY.proof, most_pairs=_PAIRS)),
+        searching.run_plan,
+    )
 
     def run_plan(plan: Plan, **given: Any) -> SearchResult:
         return whole(replace(plan, policy=policy), **given)

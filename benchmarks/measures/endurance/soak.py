@@ -17,7 +17,7 @@ from typing import Any
 
 import autotune
 from autotune import SearchResult
-from autotune.launch.local.fork_server import ForkServerLauncher
+from autotune.launch.local import ForkServerLauncher
 from autotune.records.trial import TrialRecord
 from benchmarks.measures.endurance.parent_notes import Holding, NotingLauncher, columns, holding_now
 from benchmarks.measures.endurance.part import Part
@@ -48,7 +48,9 @@ _MOST_STUDY_BYTES = 20_000
 """Of the study, a trial."""
 _QUICK = ("one_search_of_60", "model_of_20", "5_searches")
 _ALL = ("one_search_of_2000", "model_of_300", "200_searches")
-_SPACE: dict[str, Any] = {  # far more combinations than trials: a sample that was measured before is answered at once
+_SPACE: dict[
+    str, Any
+] = {  # far more combinations than trials: a sample that was measured before is answered at once
     "micro_batch_size": list(range(1, 257)),
     "num_workers": 0,
     "prefetch_factor": 2,
@@ -61,9 +63,20 @@ _SPACE: dict[str, Any] = {  # far more combinations than trials: a sample that w
     "compile": False,
     "fused": [False, True],
 }
-_FOR_A_MODEL = {**_SPACE, "micro_batch_size": list(range(1, 129)), "intra_op_threads": 1, "fused": False}
+_FOR_A_MODEL = {
+    **_SPACE,
+    "micro_batch_size": list(range(1, 129)),
+    "intra_op_threads": 1,
+    "fused": False,
+}
 """A model forecasts each combination from each trial, each time: what that takes grows with both."""
-_SMALL = {**_SPACE, "micro_batch_size": [16, 32], "grad_accum_steps": 1, "intra_op_threads": 1, "fused": False}
+_SMALL = {
+    **_SPACE,
+    "micro_batch_size": [16, 32],
+    "grad_accum_steps": 1,
+    "intra_op_threads": 1,
+    "fused": False,
+}
 
 
 def _run(case: str, folder: Path) -> Figures:
@@ -83,7 +96,9 @@ def _one_search(count: int, folder: Path, method: str, space: Mapping[str, Any])
     before = holding_now(run_dir)
     with closing(ForkServerLauncher(folder / "server.log", device="cpu")) as server:
         launcher = NotingLauncher(server, run_dir)
-        result = _search(run_dir, space, count, method=method, launcher=launcher, timeout_s=_SEARCH_S)
+        result = _search(
+            run_dir, space, count, method=method, launcher=launcher, timeout_s=_SEARCH_S
+        )
     after = holding_now(run_dir)
     held = launcher.held
     found = _told(held, count, result.trials) | {"method": method, "left": _left(before, after)}
@@ -98,8 +113,13 @@ def _many_searches(count: int, folder: Path) -> Figures:
     for number in range(count):
         run_dir, begun, cpu = folder / f"run-{number}", perf_counter(), process_time()
         trials += _search(run_dir, _SMALL, _FEW, method="random").trials
-        held.append(holding_now(run_dir, apart_s=perf_counter() - begun, apart_cpu_s=process_time() - cpu))
-    found = _told(held, _FEW * count, trials) | {"left": _left(before, held[-1]), "left_names": _temporary_names()}
+        held.append(
+            holding_now(run_dir, apart_s=perf_counter() - begun, apart_cpu_s=process_time() - cpu)
+        )
+    found = _told(held, _FEW * count, trials) | {
+        "left": _left(before, held[-1]),
+        "left_names": _temporary_names(),
+    }
     return found | _fault_of(found)
 
 
@@ -134,7 +154,10 @@ def _told(held: Sequence[Holding], wanted: int, trials: Sequence[TrialRecord]) -
 
 def _left(before: Holding, after: Holding) -> Figures:
     """What is there after the end that was not there before, but for memory and what imports keep open."""
-    return {name: getattr(after, name) - getattr(before, name) for name in ("children", "segments", "temporary")}
+    return {
+        name: getattr(after, name) - getattr(before, name)
+        for name in ("children", "segments", "temporary")
+    }
 
 
 def _temporary_names() -> list[str]:
@@ -154,7 +177,9 @@ def _of_trials(found: Figures) -> Iterator[str]:
 
 def _of_counts(found: Figures) -> Iterator[str]:
     trends = found["trends"]
-    yield from (f"{name} grew by {trends[name]['grown']:g}" for name in _COUNTS if trends[name]["grown"] > 0)
+    yield from (
+        f"{name} grew by {trends[name]['grown']:g}" for name in _COUNTS if trends[name]["grown"] > 0
+    )
     yield from (f"{count:g} {name} are left" for name, count in found["left"].items() if count > 0)
 
 
@@ -178,7 +203,11 @@ def _grows_kib(found: Figures, name: str) -> float:
 def _of_time(found: Figures) -> Iterator[str]:
     apart = found["trends"]["apart_cpu_s"]
     most_s = max(_MOST_SLOWER_S, _MOST_SLOWER * found["last"]["apart_cpu_s"])
-    if found.get("method") != "model" and _is_long(found) and apart["high"] * found["notes"] > most_s:
+    if (
+        found.get("method") != "model"
+        and _is_long(found)
+        and apart["high"] * found["notes"] > most_s
+    ):
         yield f"the time between trials grows by {apart['slope'] * 1e6:.0f} us a trial"
 
 
@@ -196,7 +225,10 @@ _PROMISES: Mapping[str, Callable[[Figures], Iterator[str]]] = {
 
 def _judge(cases: Mapping[str, Figures]) -> Figures:
     long = [found for found in cases.values() if _is_long(found)]
-    kept = {name: not any(fault for found in long for fault in each(found)) for name, each in _PROMISES.items()}
+    kept = {
+        name: not any(fault for found in long for fault in each(found))
+        for name, each in _PROMISES.items()
+    }
     return {
         "kib_a_note": {name: found["trends"]["rss_kib"]["high"] for name, found in cases.items()},
         "promises": kept if long else dict.fromkeys(kept),

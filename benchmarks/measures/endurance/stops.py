@@ -16,7 +16,7 @@ from random import Random
 from time import sleep
 from typing import Any
 
-from autotune.protocol.clock import LONGEST_DEADLINE
+from autotune.protocol.disk import LONGEST_DEADLINE
 from benchmarks.measures.endurance.live_search import (
     ROLES,
     HungError,
@@ -89,7 +89,14 @@ def _of_clock(case: str, folder: Path) -> Figures:
         return {"skipped": "needs cc"}
     else:
         shim = folder / "shim.so"
-        flags = [f"-DJUMP_S={jump_s}", f'-DFROM="{folder}/run/trials.jsonl"', "-shared", "-fPIC", "-o", str(shim)]
+        flags = [
+            f"-DJUMP_S={jump_s}",
+            f'-DFROM="{folder}/run/trials.jsonl"',
+            "-shared",
+            "-fPIC",
+            "-o",
+            str(shim),
+        ]
         subprocess.run(["cc", *flags, "-x", "c", "-", "-ldl"], input=_DAY, text=True, check=True)
         search = start_search(folder, {"LD_PRELOAD": str(shim)}, _BRIEF, _WITHOUT_END)
     code = search.end()
@@ -120,10 +127,17 @@ def _told(search: LiveSearch, code: int, left: str | None, *, all_must_end_well:
     """How a search ended, which must be well."""
     if code:
         return {"fault": f"it ended with {code}: {search.said}"}
-    trials = [json.loads(line)["results"][0] for line in (search.run / "trials.jsonl").read_text().splitlines()]
+    trials = [
+        json.loads(line)["results"][0]
+        for line in (search.run / "trials.jsonl").read_text().splitlines()
+    ]
     found: Figures = {
         "outcomes": [trial["outcome"] for trial in trials],
-        "remarks": [remark["code"] for trial in trials for remark in (trial["measurement"] or {}).get("remarks", ())],
+        "remarks": [
+            remark["code"]
+            for trial in trials
+            for remark in (trial["measurement"] or {}).get("remarks", ())
+        ],
     }
     faults = (
         left,
@@ -140,7 +154,9 @@ def _believed(trial: Mapping[str, Any]) -> str | None:
     if trial["measurement"] is None:
         return None
     longest_s = max(block["seconds"] for block in trial["measurement"]["window"]["blocks"])
-    is_told = {"rerun_after_signal", "window_stopped"} & {remark["code"] for remark in trial["measurement"]["remarks"]}
+    is_told = {"rerun_after_signal", "window_stopped"} & {
+        remark["code"] for remark in trial["measurement"]["remarks"]
+    }
     if longest_s < _SEEN_S or is_told:
         return None
     return f"a block of {longest_s:.1f} s is believed"

@@ -33,7 +33,11 @@ class _Counter:
 
     def on_step(self, optimizer: object, *_: object) -> None:
         """Count a step of the optimizer that makes most; end the process when there have been enough."""
-        now, most, count = perf_counter(), max(self.of_each.values(), default=0), self.of_each.get(id(optimizer), 0) + 1
+        now, most, count = (
+            perf_counter(),
+            max(self.of_each.values(), default=0),
+            self.of_each.get(id(optimizer), 0) + 1,
+        )
         self.of_each[id(optimizer)] = count
         if count <= most or os.environ.get("RANK", "0") != "0":
             return
@@ -42,7 +46,9 @@ class _Counter:
             self.steps += 1
             self.seconds += now - self.last - self.evaluated_s
         self.last, self.evaluated_s = now, 0.0
-        if self.evaluates_since is not None:  # a part of the model is kept so; it trains all the same
+        if (
+            self.evaluates_since is not None
+        ):  # a part of the model is kept so; it trains all the same
             self._ends_evaluating()
         if self.seconds >= _LONG_S:
             noted = {"steps": self.steps, "seconds": self.seconds}
@@ -54,7 +60,10 @@ class _Counter:
     def on_eval(self, module: Any) -> Any:
         """In place of Module.eval."""
         if self.evaluates_since is None:
-            self.evaluates_since, self.module.train = perf_counter(), lambda part, mode=True: self.on_train(part, mode)
+            self.evaluates_since, self.module.train = (
+                perf_counter(),
+                lambda part, mode=True: self.on_train(part, mode),
+            )
         return self.eval(module)
 
     def on_train(self, module: Any, mode: bool = True) -> Any:
@@ -82,6 +91,8 @@ def _watch(_module: object) -> None:
 
 
 if "UNWATCHED_FILE" in os.environ:
-    from autotune.worker.attach.seams.imports import after_import  # imports neither torch nor anything that watches
+    from autotune.worker.script.hooks import (
+        after_import,  # imports neither torch nor anything that watches
+    )
 
     after_import("torch", _watch)

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
-from autotune.protocol.jobs import CurvesJob
+from autotune.config.plan import Workload
+from autotune.config.training_config import TrainingConfig
+from autotune.protocol.messages import CurvesJob
 from autotune.records.ceilings import Ceiling
-from autotune.records.diagnosis import CurvePoint, Curves
-from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import Workload
-from autotune.worker.after_window import roofline
+from autotune.records.result import CurvePoint, Curves
+from autotune.worker.device import open_device
+from autotune.worker.extras import roofline
 from autotune.worker.jobs.bench import WorkloadBench
 from autotune.worker.jobs.curves import combined_config, loader_share, trace_curves
-from autotune.worker.setup.device import open_device
 from tests.factories import make_process
 from tests.factories.lengths import ByBudget, Sequences, Tagger, padded_rows, tagging_step
 
@@ -30,7 +30,11 @@ def _short_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def point(rate: float | None, **changes: object) -> CurvePoint:
-    ceiling = None if rate is None else Ceiling(samples_per_s=rate, samples=10, seconds=10 / rate, batches=2)
+    ceiling = (
+        None
+        if rate is None
+        else Ceiling(samples_per_s=rate, samples=10, seconds=10 / rate, batches=2)
+    )
     return CurvePoint(changes=changes, ceiling=ceiling)
 
 
@@ -38,7 +42,9 @@ def point(rate: float | None, **changes: object) -> CurvePoint:
     ("loader", "device", "share"),
     [(100.0, 200.0, 0.75), (200.0, 100.0, 0.25), (None, 100.0, 0.5), (100.0, None, 0.5)],
 )
-def test_the_slower_side_gets_most_of_the_time(loader: float | None, device: float | None, share: float) -> None:
+def test_the_slower_side_gets_most_of_the_time(
+    loader: float | None, device: float | None, share: float
+) -> None:
     assert loader_share(Curves(loader=(point(loader),), device=(point(device),))) == share
     assert loader_share(Curves()) == 0.5
 
@@ -66,12 +72,17 @@ def test_a_token_budget_and_its_samples_are_combined_as_one_setting() -> None:
 @pytest.mark.parametrize(
     "points",
     [
-        pytest.param((point(None), point(150.0, micro_batch_size=8), point(150.0, intra_op_threads=1)), id="no level"),
         pytest.param(
-            (point(100.0), point(150.0, micro_batch_size=8), point(102.0, intra_op_threads=1)), id="one helps"
+            (point(None), point(150.0, micro_batch_size=8), point(150.0, intra_op_threads=1)),
+            id="no level",
         ),
         pytest.param(
-            (point(100.0), point(None, micro_batch_size=8), point(150.0, intra_op_threads=1)), id="one failed"
+            (point(100.0), point(150.0, micro_batch_size=8), point(102.0, intra_op_threads=1)),
+            id="one helps",
+        ),
+        pytest.param(
+            (point(100.0), point(None, micro_batch_size=8), point(150.0, intra_op_threads=1)),
+            id="one failed",
         ),
     ],
 )
@@ -79,7 +90,9 @@ def test_fewer_than_two_settings_that_help_are_not_combined(points: tuple[CurveP
     assert combined_config(TrainingConfig(micro_batch_size=4), points) is None
 
 
-def test_another_token_budget_is_measured_with_so_many_times_the_samples_of_each_batch(tmp_path: Path) -> None:
+def test_another_token_budget_is_measured_with_so_many_times_the_samples_of_each_batch(
+    tmp_path: Path,
+) -> None:
     cpu, seen = open_device("cpu"), list[tuple[int, ...]]()
 
     def step(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -101,6 +114,9 @@ def test_another_token_budget_is_measured_with_so_many_times_the_samples_of_each
     workload = Workload(model=Tagger(), step=step, **parts)
     bench = WorkloadBench(workload, task, cpu, tmp_path)
     curves = trace_curves(bench, task, cpu, perf_counter() + 600, keep=lambda known: None)
-    assert [point.changes for point in curves.device] == [{}, {"micro_batch_size": 6, "max_tokens": 32}]
+    assert [point.changes for point in curves.device] == [
+        {},
+        {"micro_batch_size": 6, "max_tokens": 32},
+    ]
     assert {(4, 4), (1, 16)} <= set(seen), "the baseline's own batches"
     assert set(seen) - {(4, 4), (1, 16)} == {(8, 4), (2, 16)}

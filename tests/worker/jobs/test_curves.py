@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
+from autotune.apply.prepare import is_fused
+from autotune.config.plan import Workload
+from autotune.config.training_config import TrainingConfig
 from autotune.messages.trials import (
     curves_cut,
     left_to_smaller_batches,
@@ -22,21 +25,17 @@ from autotune.messages.trials import (
     process_ended_at_point,
 )
 from autotune.note import Note
-from autotune.protocol.jobs import CurvesJob
+from autotune.protocol.messages import CurvesJob
 from autotune.records.ceilings import Ceiling
-from autotune.records.diagnosis import CurvePoint, Curves
-from autotune.records.host_load import HostLoad
-from autotune.records.measurement import MemorySample
-from autotune.settings.applied.optimizer import is_fused
-from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import Workload
-from autotune.worker.after_window import roofline
+from autotune.records.measurement import HostLoad, MemorySample
+from autotune.records.result import CurvePoint, Curves
+from autotune.worker.conditions import HostLoadProbe
+from autotune.worker.device import Device, open_device
+from autotune.worker.extras import roofline
 from autotune.worker.jobs import curves as curves_job
 from autotune.worker.jobs.bench import WorkloadBench
 from autotune.worker.jobs.curves import trace_curves
-from autotune.worker.measure.host_load import HostLoadProbe
-from autotune.worker.measure.side_alone import device_alone
-from autotune.worker.setup.device import Device, open_device
+from autotune.worker.side_alone import device_alone
 from tests.factories import make_process
 
 SOME = torch.tensor([3, 5])
@@ -75,7 +74,12 @@ def data(*shape: int) -> TensorDataset:
 
 
 def trace(
-    model: Any, cpu: Device, scratch: Path, *variations: dict[str, Any], dataset: Any = None, **job: Any
+    model: Any,
+    cpu: Device,
+    scratch: Path,
+    *variations: dict[str, Any],
+    dataset: Any = None,
+    **job: Any,
 ) -> Curves:
     own = TrainingConfig(micro_batch_size=4, **job.pop("own", {}))
     left_s, has_roofline = job.pop("left_s", 60.0), job.pop("roofline", True)
@@ -87,10 +91,14 @@ def trace(
         config=own,
         roofline=has_roofline,
         stretch_s=0.005,
-        variations=tuple(TrainingConfig.model_validate(own.model_dump() | changes) for changes in variations),
+        variations=tuple(
+            TrainingConfig.model_validate(own.model_dump() | changes) for changes in variations
+        ),
         **job,
     )
-    workload = Workload(model=model, dataset=data(8) if dataset is None else dataset, optimizer=optimizer)
+    workload = Workload(
+        model=model, dataset=data(8) if dataset is None else dataset, optimizer=optimizer
+    )
     bench = WorkloadBench(workload, task, cpu, scratch)
     return trace_curves(bench, task, cpu, perf_counter() + left_s, keep=keep)
 
@@ -104,7 +112,8 @@ def test_a_variation_is_measured_on_the_side_that_it_changes(cpu: Device, tmp_pa
     assert settings(curves.loader) == [{}, {"num_workers": 1}]
     assert settings(curves.device)[:2] == [{}, {"micro_batch_size": 8}]
     assert all(
-        point.ceiling is not None and point.ceiling.samples_per_s > 0 for point in (*curves.loader, *curves.device)
+        point.ceiling is not None and point.ceiling.samples_per_s > 0
+        for point in (*curves.loader, *curves.device)
     )
     assert curves.threads == torch.get_num_threads()
 
@@ -120,7 +129,9 @@ def test_copies_are_measured_from_both_kinds_of_memory_where_pinning_helps(
     monkeypatch.setattr(curves_job, "pinned", pin)
     curves = trace(nn.Linear(8, 2), replace(cpu, kind="xpu"), tmp_path, roofline=False)
     assert settings(curves.copy) == [{}, {"pin_memory": True}]
-    assert all(point.ceiling is not None and point.ceiling.samples_per_s > 0 for point in curves.copy)
+    assert all(
+        point.ceiling is not None and point.ceiling.samples_per_s > 0 for point in curves.copy
+    )
     assert pinned, "the loader's batches lie in pageable memory"
     assert trace(nn.Linear(8, 2), cpu, tmp_path).copy == ()
 
@@ -137,7 +148,9 @@ def test_copies_of_a_job_in_tf32_leave_the_precision_of_float32_as_it_was(
     before = torch.backends.cuda.matmul.fp32_precision
     monkeypatch.setattr(curves_job, "pinned", lambda batch: batch)
     machine, own = replace(cpu, kind="xpu"), {"amp_dtype": "tf32"}
-    curves = trace(Precise(8, 2), machine, tmp_path, {"amp_dtype": "float32"}, own=own, roofline=False)
+    curves = trace(
+        Precise(8, 2), machine, tmp_path, {"amp_dtype": "float32"}, own=own, roofline=False
+    )
     assert settings(curves.device)[:2] == [{}, {"amp_dtype": "float32"}]
     assert [*dict.fromkeys(seen)] == ["tf32", before]
     assert torch.backends.cuda.matmul.fp32_precision == before
@@ -158,13 +171,17 @@ def test_memory_that_can_not_be_pinned_leaves_the_other_points(
 
 
 @pytest.mark.parametrize("is_asked", [True, False])
-def test_operators_are_counted_only_where_that_is_asked_for(cpu: Device, tmp_path: Path, is_asked: bool) -> None:
+def test_operators_are_counted_only_where_that_is_asked_for(
+    cpu: Device, tmp_path: Path, is_asked: bool
+) -> None:
     curves = trace(nn.Linear(8, 2), cpu, tmp_path, roofline=is_asked)
     assert (curves.roofline is not None) == is_asked
     assert curves.remarks == ()
 
 
-def test_a_point_that_fails_leaves_its_reason_and_spares_the_others(cpu: Device, tmp_path: Path) -> None:
+def test_a_point_that_fails_leaves_its_reason_and_spares_the_others(
+    cpu: Device, tmp_path: Path
+) -> None:
     threads = {"intra_op_threads": torch.get_num_threads() + 1}
     curves = trace(Fussy(), cpu, tmp_path, {"micro_batch_size": 8}, threads)
     own, failed, other = curves.device[:3]
@@ -177,11 +194,18 @@ def test_a_point_that_fails_leaves_its_reason_and_spares_the_others(cpu: Device,
 def test_the_points_so_far_are_kept_around_each(cpu: Device, tmp_path: Path) -> None:
     kept: list[Curves] = []
     whole = trace(
-        nn.Linear(8, 2), cpu, tmp_path, {"num_workers": 0, "lr": 0.1}, {"micro_batch_size": 8}, keep=kept.append
+        nn.Linear(8, 2),
+        cpu,
+        tmp_path,
+        {"num_workers": 0, "lr": 0.1},
+        {"micro_batch_size": 8},
+        keep=kept.append,
     )
     assert [len(known.loader) + len(known.device) for known in kept] == [1, 1, 2, 2, 3, 3]
     underway = [[*known.loader, *known.device][-1] for known in kept[::2]]
-    assert all(point.ceiling is None and point.reason == process_ended_at_point() for point in underway)
+    assert all(
+        point.ceiling is None and point.reason == process_ended_at_point() for point in underway
+    )
     assert [known.is_cut for known in kept] == [True] * 6
     assert [known.remarks for known in kept] == [(curves_cut(),)] * 6
     assert (kept[-1].loader, kept[-1].device) == (whole.loader, whole.device)
@@ -199,14 +223,18 @@ class Failing(nn.Module):
         self.seen.add(len(x))
         self.has_failed |= len(x) == 8
         if self.has_failed:
-            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nSearch for")
+            raise torch.AcceleratorError(
+                "CUDA error: an illegal memory access was encountered\nSearch for"
+            )
         return functional.linear(x, self.layer.weight, self.layer.bias)
 
 
 BATCHES = ({"micro_batch_size": 2}, {"micro_batch_size": 8}, {"micro_batch_size": 16})
 
 
-def test_after_a_kernels_failure_nothing_more_is_measured_in_the_process(cpu: Device, tmp_path: Path) -> None:
+def test_after_a_kernels_failure_nothing_more_is_measured_in_the_process(
+    cpu: Device, tmp_path: Path
+) -> None:
     kept: list[Curves] = []
     model = Failing()
     curves = trace(model, cpu, tmp_path, {"num_workers": 1}, *BATCHES, keep=kept.append)
@@ -220,7 +248,9 @@ def test_after_a_kernels_failure_nothing_more_is_measured_in_the_process(cpu: De
     assert kept[-1] == curves
 
 
-def test_points_of_an_earlier_process_are_handed_on_and_not_measured_again(cpu: Device, tmp_path: Path) -> None:
+def test_points_of_an_earlier_process_are_handed_on_and_not_measured_again(
+    cpu: Device, tmp_path: Path
+) -> None:
     known = trace(Failing(), cpu, tmp_path, {"num_workers": 1}, *BATCHES)
     model = Failing()
     curves = trace(model, cpu, tmp_path, {"num_workers": 1}, *BATCHES, known=known, roofline=False)
@@ -236,7 +266,9 @@ def test_a_point_without_memory_says_whose(cpu: Device, tmp_path: Path) -> None:
     class Greedy(Fussy):
         def forward(self, x: Tensor) -> Tensor:
             if len(x) != 4:
-                raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+                raise RuntimeError(
+                    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+                )
             return super().forward(x)
 
     curves = trace(Greedy(), cpu, tmp_path, {"micro_batch_size": 8}, {"amp_dtype": "bfloat16"})
@@ -245,7 +277,9 @@ def test_a_point_without_memory_says_whose(cpu: Device, tmp_path: Path) -> None:
     assert curves.device[2].ceiling is not None
 
 
-def test_a_point_whose_loss_is_not_finite_is_none_and_spares_the_others(cpu: Device, tmp_path: Path) -> None:
+def test_a_point_whose_loss_is_not_finite_is_none_and_spares_the_others(
+    cpu: Device, tmp_path: Path
+) -> None:
     class Diverging(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             if len(x) == 8:
@@ -266,7 +300,9 @@ def test_threads_hold_for_their_point_alone(cpu: Device, tmp_path: Path) -> None
     assert seen[-1] == torch.get_num_threads() == before
 
 
-def test_threads_that_torch_takes_anyway_are_not_measured_again(cpu: Device, tmp_path: Path) -> None:
+def test_threads_that_torch_takes_anyway_are_not_measured_again(
+    cpu: Device, tmp_path: Path
+) -> None:
     curves = trace(nn.Linear(8, 2), cpu, tmp_path, {"intra_op_threads": torch.get_num_threads()})
     assert settings(curves.device) == [{}]
 
@@ -289,9 +325,14 @@ def test_a_batch_that_may_pass_the_limit_of_ram_is_not_tried(cpu: Device, tmp_pa
     assert (reason.code, reason.figures["limit_bytes"]) == ("batch_too_large", 2**34)
 
 
-def test_a_loader_whose_batches_ahead_may_fill_the_memory_is_not_started(cpu: Device, tmp_path: Path) -> None:
+def test_a_loader_whose_batches_ahead_may_fill_the_memory_is_not_started(
+    cpu: Device, tmp_path: Path
+) -> None:
     limit_bytes, bytes_a_sample = 2**30, 8 * 4 + 8
-    vast = {"num_workers": 2, "micro_batch_size": limit_bytes // (2 * 2 * bytes_a_sample)}  # as much as there may be
+    vast = {
+        "num_workers": 2,
+        "micro_batch_size": limit_bytes // (2 * 2 * bytes_a_sample),
+    }  # as much as there may be
     fits = {"num_workers": 2, "micro_batch_size": 8}
     curves = trace(nn.Linear(8, 2), cpu, tmp_path, vast, fits, limit_bytes=limit_bytes)
     _, refused, taken = curves.loader
@@ -302,7 +343,9 @@ def test_a_loader_whose_batches_ahead_may_fill_the_memory_is_not_started(cpu: De
 
 
 def test_without_time_only_todays_loader_is_started(cpu: Device, tmp_path: Path) -> None:
-    curves = trace(nn.Linear(8, 2), cpu, tmp_path, {"num_workers": 1}, {"micro_batch_size": 8}, left_s=-1.0)
+    curves = trace(
+        nn.Linear(8, 2), cpu, tmp_path, {"num_workers": 1}, {"micro_batch_size": 8}, left_s=-1.0
+    )
     points = [*curves.loader, *curves.device]
     assert [point.ceiling for point in points] == [None] * 4
     assert all(point.reason == no_time_left() for point in points)
@@ -319,7 +362,9 @@ def test_settings_that_help_are_measured_together_too(
         found = alone(*arguments, **given)
         step_s = 1.0 if torch.get_num_threads() == before else 0.25
         seconds = found.batches * step_s
-        return found.model_copy(update={"seconds": seconds, "samples_per_s": found.samples / seconds})
+        return found.model_copy(
+            update={"seconds": seconds, "samples_per_s": found.samples / seconds}
+        )
 
     monkeypatch.setattr(curves_job, "device_alone", timed)
     varied: list[dict[str, Any]] = [{"micro_batch_size": 40}, {"intra_op_threads": before + 1}]
@@ -351,9 +396,13 @@ def test_each_batch_size_of_a_compiled_model_is_compiled_for_itself(
     """As in a trial, which has one size: for the second one of a process torch would compile for any."""
 
     def record(graph: Any, _: Any) -> Any:
-        inputs = [node.meta["example_value"] for node in graph.graph.nodes if node.op == "placeholder"]
+        inputs = [
+            node.meta["example_value"] for node in graph.graph.nodes if node.op == "placeholder"
+        ]
         sizes.extend(
-            str(shaped.shape[0]) for shaped in inputs if isinstance(shaped, Tensor) and shaped.shape[1:] == (8,)
+            str(shaped.shape[0])
+            for shaped in inputs
+            if isinstance(shaped, Tensor) and shaped.shape[1:] == (8,)
         )
         return graph.forward
 
@@ -375,12 +424,16 @@ def test_each_batch_size_of_a_compiled_model_is_compiled_for_itself(
 def test_the_weights_kept_aside_are_none_of_a_points_memory(
     cpu: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Device, "peak_memory", lambda _: MemorySample(peak_bytes=2**30, source="a known peak"))
+    monkeypatch.setattr(
+        Device, "peak_memory", lambda _: MemorySample(peak_bytes=2**30, source="a known peak")
+    )
     (own,) = trace(nn.Linear(8, 2), cpu, tmp_path, roofline=False).device
     assert own.peak_memory_bytes == 2**30 - 4 * (8 * 2 + 2)
 
 
-def test_a_fused_optimizer_holds_for_its_point_alone_and_cudnns_timing_is_no_point(cpu: Device, tmp_path: Path) -> None:
+def test_a_fused_optimizer_holds_for_its_point_alone_and_cudnns_timing_is_no_point(
+    cpu: Device, tmp_path: Path
+) -> None:
     seen = list[tuple[bool, bool]]()
 
     class Watched(torch.optim.Adam):
@@ -421,12 +474,18 @@ def test_a_point_that_others_slowed_is_measured_again_and_the_faster_counts(
     others = [{"num_workers": 1, "prefetch_factor": factor} for factor in (2, 3, 4)]
     curves = trace(nn.Linear(8, 2), cpu, tmp_path, *others, roofline=False)
     found = [point.ceiling and point.ceiling.samples_per_s for point in curves.loader]
-    assert found == [2000.0, 2000.0, 2000.0, 100.0], "where others stay, a second measurement is no better"
+    assert found == [2000.0, 2000.0, 2000.0, 100.0], (
+        "where others stay, a second measurement is no better"
+    )
 
 
 @pytest.mark.parametrize(("ends_early", "counts"), [(True, [1, 2]), (False, [1, 2, 3])])
 def test_a_search_adds_workers_only_while_the_loader_grows(
-    cpu: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends_early: bool, counts: list[int]
+    cpu: Device,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ends_early: bool,
+    counts: list[int],
 ) -> None:
     same = Ceiling(samples_per_s=100.0, samples=100, seconds=0.1, batches=10)
     monkeypatch.setattr(curves_job, "loader_alone", lambda *_, **__: same)

@@ -15,13 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import Workload, WorkloadFacts
-from autotune.worker.jobs import first_items
-from autotune.worker.jobs.first_items import FirstItems, look_at_items
-from autotune.worker.jobs.probe import probe
-from autotune.worker.measure.feed import Feed
-from autotune.worker.setup.device import open_device
+from autotune.config.plan import Workload, WorkloadFacts
+from autotune.config.training_config import TrainingConfig
+from autotune.worker.device import open_device
+from autotune.worker.feed import Feed
+from autotune.worker.jobs import probe as first_items
+from autotune.worker.jobs.probe import FirstItems, look_at_items, probe
 
 Pair = tuple[Tensor, int]
 
@@ -91,21 +90,27 @@ def looked_at(
 ) -> FirstItems:
     """What a look sees of items of so many seconds, of CPU time in their own thread and in others."""
     process, thread = iter(count(0.0, own_s + others_s)), iter(count(0.0, own_s))
-    monkeypatch.setattr("autotune.worker.after_window.item_costs.process_time", lambda: next(process))
-    monkeypatch.setattr("autotune.worker.after_window.item_costs.thread_time", lambda: next(thread))
-    monkeypatch.setattr("autotune.worker.jobs.first_items.usable_cores", lambda: cores)
-    looked = look_at_items(DataLoader(Made(lambda _: time.sleep(wall_s)), 8, shuffle=True), 0.0, never)
+    monkeypatch.setattr("autotune.worker.extras.item_costs.process_time", lambda: next(process))
+    monkeypatch.setattr("autotune.worker.extras.item_costs.thread_time", lambda: next(thread))
+    monkeypatch.setattr("autotune.worker.jobs.probe.usable_cores", lambda: cores)
+    looked = look_at_items(
+        DataLoader(Made(lambda _: time.sleep(wall_s)), 8, shuffle=True), 0.0, never
+    )
     assert looked is not None
     return looked
 
 
 def test_cores_are_those_of_all_threads_of_an_item(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert looked_at(monkeypatch, own_s=0.5, others_s=0.5, wall_s=0.002).cores_per_item == pytest.approx(2.0)
+    assert looked_at(
+        monkeypatch, own_s=0.5, others_s=0.5, wall_s=0.002
+    ).cores_per_item == pytest.approx(2.0)
 
 
 def test_waiting_for_data_hides_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fifth of its time in two threads; were the machine busy, less."""
-    assert looked_at(monkeypatch, own_s=0.004, others_s=0.004, wall_s=0.02).cores_per_item == pytest.approx(2.0)
+    assert looked_at(
+        monkeypatch, own_s=0.004, others_s=0.004, wall_s=0.02
+    ).cores_per_item == pytest.approx(2.0)
 
 
 def test_other_threads_that_hardly_work_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,10 +120,15 @@ def test_other_threads_that_hardly_work_do_not_matter(monkeypatch: pytest.Monkey
 def test_of_an_own_thread_that_only_waits_nobody_knows_how_many_others_there_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert looked_at(monkeypatch, own_s=0.0001, others_s=0.005, wall_s=0.005, cores=4).cores_per_item < 1.2
+    assert (
+        looked_at(monkeypatch, own_s=0.0001, others_s=0.005, wall_s=0.005, cores=4).cores_per_item
+        < 1.2
+    )
 
 
-def test_an_item_that_nothing_else_works_on_keeps_one_core_busy_at_the_most(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_item_that_nothing_else_works_on_keeps_one_core_busy_at_the_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Reading the clocks takes longer than an item of some microseconds."""
     assert looked_at(monkeypatch, own_s=0.001, others_s=0.0, wall_s=0.0).cores_per_item == 1.0
 
@@ -170,7 +180,9 @@ def test_user_code_that_raises_at_a_later_item_leaves_the_facts_unknown() -> Non
     assert looked is None
 
 
-def test_a_probe_survives_what_the_look_and_only_the_look_meets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_survives_what_the_look_and_only_the_look_meets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     dataset = Made(nothing, length=64)
     monkeypatch.setattr(first_items, "time_items", raising)
     facts = probed(dataset)
@@ -203,9 +215,11 @@ def test_a_sampler_of_the_users_counts_as_a_stream_but_not_torchs() -> None:
     assert look_at_items(DataLoader(dataset, 8, shuffle=True), 60.0, never) is not None
 
 
-def test_what_came_from_the_disk_is_read_warm_and_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_came_from_the_disk_is_read_warm_and_looked_at_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     warmed, read = list[str](), iter([0, 4096, 4096, 4096])
-    monkeypatch.setattr("autotune.worker.after_window.item_costs.bytes_from_disk", lambda: next(read))
+    monkeypatch.setattr("autotune.worker.extras.item_costs.bytes_from_disk", lambda: next(read))
     loader = DataLoader(Made(nothing), 8, shuffle=True)
     assert look_at_items(loader, 0.0, lambda: warmed.append("warmed")) is not None
     assert warmed == ["warmed"]
@@ -213,9 +227,11 @@ def test_what_came_from_the_disk_is_read_warm_and_looked_at_again(monkeypatch: p
 
 
 def test_a_look_without_the_disk_needs_no_other_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotune.worker.after_window.item_costs.bytes_from_disk", lambda: 0)
+    monkeypatch.setattr("autotune.worker.extras.item_costs.bytes_from_disk", lambda: 0)
     warmed = list[str]()
-    assert look_at_items(DataLoader(Made(lambda _: time.sleep(0.001)), 8), 0.0, lambda: warmed.append("warmed"))
+    assert look_at_items(
+        DataLoader(Made(lambda _: time.sleep(0.001)), 8), 0.0, lambda: warmed.append("warmed")
+    )
     assert warmed == []
 
 

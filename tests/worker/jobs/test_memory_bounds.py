@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.analysis.memory.model import Peak
-from autotune.protocol.jobs import CurvesJob
-from autotune.settings.training_config import TrainingConfig
-from autotune.worker.jobs import memory_bounds
-from autotune.worker.jobs.memory_bounds import refusal_of_batch, refusal_of_queue
-from autotune.worker.setup.device import Device
+from autotune.config.training_config import TrainingConfig
+from autotune.models.memory import Peak
+from autotune.protocol.messages import CurvesJob
+from autotune.worker.device import Device
+from autotune.worker.jobs import curves
+from autotune.worker.jobs.curves import refusal_of_batch, refusal_of_queue
 from tests.factories import make_process
 
 MIB = 2**20
@@ -50,14 +50,16 @@ def test_batches_that_are_pinned_exist_twice_and_take_a_power_of_two(
     )
     config = own.model_copy(update={"num_workers": 2, "prefetch_factor": 2, "pin_memory": pins})
     device = Device(torch.device("cpu"), kind)
-    monkeypatch.setattr(memory_bounds, "_free_ram_bytes", lambda *_: ram_bytes)
-    monkeypatch.setattr(memory_bounds, "_free_shared_bytes", lambda: shared_bytes)
+    monkeypatch.setattr(curves, "_free_ram_bytes", lambda *_: ram_bytes)
+    monkeypatch.setattr(curves, "_free_shared_bytes", lambda: shared_bytes)
     refusal = refusal_of_queue([BATCH], config, job, device)
-    assert (None if refusal is None else refusal.code) == ("queue_too_large" if is_refused else None)
+    assert (None if refusal is None else refusal.code) == (
+        "queue_too_large" if is_refused else None
+    )
 
 
 def test_batches_grow_with_their_number_of_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [memory_bounds._batch_sizes(BATCH, growth) for growth in (0.5, 1, 4)] == [
+    assert [curves._batch_sizes(BATCH, growth) for growth in (0.5, 1, 4)] == [
         (40 * 1024 + 512, 72 * 1024),
         (81 * 1024, 144 * 1024),
         (324 * 1024, 576 * 1024),
@@ -82,4 +84,6 @@ def test_a_batch_is_tried_only_where_the_peaks_so_far_make_it_sure_to_fit(
     limit_bytes = None if limit_mib is None else limit_mib * MIB
     config, device = TrainingConfig(micro_batch_size=batch), Device(torch.device("cpu"), "cpu")
     refusal = refusal_of_batch(peaks, config, limit_bytes, device)
-    assert (None if refusal is None else refusal.code) == ("batch_too_large" if is_refused else None)
+    assert (None if refusal is None else refusal.code) == (
+        "batch_too_large" if is_refused else None
+    )

@@ -14,16 +14,15 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from autotune.protocol.jobs import PrecisionJob
-from autotune.records.precision_check import GUARD_STEPS, MIN_STEPS, PrecisionFigures, objection
-from autotune.settings.applied.float32_precision import tf32_products
-from autotune.settings.applied.optimizer import is_fused
-from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import Workload
+from autotune.apply.precision import tf32_products
+from autotune.apply.prepare import is_fused
+from autotune.config.plan import Workload
+from autotune.config.training_config import TrainingConfig
+from autotune.protocol.messages import PrecisionJob
+from autotune.records.trial import GUARD_STEPS, MIN_STEPS, PrecisionFigures, objection
+from autotune.worker.device import Device, open_device
 from autotune.worker.jobs import precision as guard
-from autotune.worker.jobs.gradients import gradient_cosine
-from autotune.worker.jobs.precision import References, compare_to_float32
-from autotune.worker.setup.device import Device, open_device
+from autotune.worker.jobs.precision import References, compare_to_float32, gradient_cosine
 from tests.factories import make_process
 
 FAR = float("inf")
@@ -106,7 +105,9 @@ def test_digits_that_bfloat16_loses_are_seen(compare: Compare) -> None:
     assert all(isfinite(loss) for loss in figures.losses)
 
 
-def test_a_second_precision_is_compared_to_the_float32_runs_that_are_there(compare: Compare) -> None:
+def test_a_second_precision_is_compared_to_the_float32_runs_that_are_there(
+    compare: Compare,
+) -> None:
     read: list[int] = []
 
     class Read(Dataset[Any]):
@@ -139,7 +140,9 @@ def test_float32_compared_to_itself_is_equal_to_the_last_bit(compare: Compare) -
     assert figures.loss_deviation == 0
 
 
-def test_dropout_draws_the_same_on_both_sides_and_the_repeat_tells_that_it_draws(compare: Compare) -> None:
+def test_dropout_draws_the_same_on_both_sides_and_the_repeat_tells_that_it_draws(
+    compare: Compare,
+) -> None:
     figures = compare(Layered(nn.Dropout(0.5)), amp_dtype="float32")
     assert figures.losses == figures.reference_losses
     assert figures.repeat_cosine is not None
@@ -163,7 +166,9 @@ def test_a_batch_that_the_step_changes_in_place_is_whole_for_the_next_run(compar
     assert figures.losses == figures.reference_losses
 
 
-def test_a_scale_that_is_too_high_at_first_is_found_and_its_batches_taken_again(compare: Compare) -> None:
+def test_a_scale_that_is_too_high_at_first_is_found_and_its_batches_taken_again(
+    compare: Compare,
+) -> None:
     figures = compare(Layered(nn.Identity()), amp_dtype="float16", parts={"loss": _steep})
     assert any(figures.skipped_steps)
     assert not any(figures.skipped_steps[-5:])
@@ -195,7 +200,9 @@ def test_gradients_that_never_are_finite_end_in_skipped_steps(compare: Compare) 
     assert (against.code, against.figures["last_skipped"]) == ("steps_skipped", 5)
 
 
-def test_a_step_that_is_skipped_after_a_good_one_leaves_the_first_gradient(compare: Compare) -> None:
+def test_a_step_that_is_skipped_after_a_good_one_leaves_the_first_gradient(
+    compare: Compare,
+) -> None:
     class InfiniteOnce(torch.autograd.Function):
         half_passes = 0
 
@@ -226,7 +233,9 @@ def test_a_step_that_is_skipped_after_a_good_one_leaves_the_first_gradient(compa
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_a_batch_that_float32_has_no_memory_for_is_halved(compare: Compare, error: Exception) -> None:
+def test_a_batch_that_float32_has_no_memory_for_is_halved(
+    compare: Compare, error: Exception
+) -> None:
     def step(model: nn.Module, batch: Any) -> Tensor:
         if len(batch[0]) > 4 and not torch.is_autocast_enabled("cpu"):
             raise error
@@ -273,7 +282,9 @@ def test_few_batches_are_taken_in_turns_where_they_are_large(compare: Compare) -
     def collate(items: list[tuple[Tensor, int]]) -> Any:
         padding = torch.empty(100 * 2**20, dtype=torch.uint8)  # never touched
         return Padded(
-            torch.stack([inputs for inputs, _ in items]), torch.tensor([target for _, target in items]), padding
+            torch.stack([inputs for inputs, _ in items]),
+            torch.tensor([target for _, target in items]),
+            padding,
         )
 
     def step(model: nn.Module, batch: Any) -> Tensor:
@@ -356,12 +367,19 @@ def test_what_nvidias_libraries_were_told_past_torch_is_said(
     monkeypatch.delenv("NVIDIA_TF32_OVERRIDE", raising=False)
     if told is not None:
         monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", told)
-    remarks = guard._overridden(TrainingConfig(amp_dtype=amp_dtype), Device(torch.device(kind), kind))
+    remarks = guard._overridden(
+        TrainingConfig(amp_dtype=amp_dtype), Device(torch.device(kind), kind)
+    )
     assert [remark.code for remark in remarks] == ([] if said is None else [said])
 
 
-@given(st.lists(st.lists(st.floats(-100, 100), min_size=1, max_size=5), min_size=1, max_size=4), st.floats(0.01, 100))
-def test_the_cosine_is_that_of_all_parameters_as_one_vector(values: list[list[float]], scale: float) -> None:
+@given(
+    st.lists(st.lists(st.floats(-100, 100), min_size=1, max_size=5), min_size=1, max_size=4),
+    st.floats(0.01, 100),
+)
+def test_the_cosine_is_that_of_all_parameters_as_one_vector(
+    values: list[list[float]], scale: float
+) -> None:
     one = [torch.tensor(part) for part in values]
     whole = torch.cat(one).double()
     if whole.norm() < 1e-3:
@@ -384,7 +402,9 @@ def test_a_gradient_that_is_not_there_is_zero() -> None:
 
 
 @pytest.mark.parametrize("amp_dtype", ["bfloat16", "float16"])
-def test_a_fused_candidate_is_compared_to_a_plain_reference(compare: Compare, amp_dtype: str) -> None:
+def test_a_fused_candidate_is_compared_to_a_plain_reference(
+    compare: Compare, amp_dtype: str
+) -> None:
     steps = list[bool]()
 
     class Watched(torch.optim.Adam):
@@ -399,7 +419,9 @@ def test_a_fused_candidate_is_compared_to_a_plain_reference(compare: Compare, am
     assert steps == sorted(steps)
 
 
-def test_a_compiled_candidate_is_compiled_in_its_mode(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_candidate_is_compiled_in_its_mode(
+    compare: Compare, monkeypatch: pytest.MonkeyPatch
+) -> None:
     modes = list[str]()
 
     def note_down(model: nn.Module, *, mode: str) -> nn.Module:

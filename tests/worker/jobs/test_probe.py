@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
 
-from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import Workload, WorkloadFacts
+from autotune.config.plan import Workload, WorkloadFacts
+from autotune.config.training_config import TrainingConfig
+from autotune.worker.device import Device, open_device
+from autotune.worker.feed import Delivery
 from autotune.worker.jobs import probe as probing
 from autotune.worker.jobs.probe import _switched_on, probe, warm_page_cache
-from autotune.worker.measure.feed import Delivery
-from autotune.worker.setup.device import Device, open_device
 
 
 class Huge(Dataset[tuple[Tensor, int]]):
@@ -96,13 +96,20 @@ class Objects(Unsharded):
 
 
 def as_pairs(items: list[Any]) -> Any:
-    return torch.stack([torch.from_numpy(item.values) for item in items]), torch.zeros(len(items), dtype=torch.long)
+    return torch.stack([torch.from_numpy(item.values) for item in items]), torch.zeros(
+        len(items), dtype=torch.long
+    )
 
 
 def facts_of(dataset: Any, batch_size: int = 8, **parts: Any) -> WorkloadFacts:
     """What a probe finds out."""
     named = {"model": nn.Linear(4, 2), "dataset": dataset} | parts
-    return probe(Workload(**named), TrainingConfig(micro_batch_size=batch_size), open_device("cpu"), Path("/nowhere"))
+    return probe(
+        Workload(**named),
+        TrainingConfig(micro_batch_size=batch_size),
+        open_device("cpu"),
+        Path("/nowhere"),
+    )
 
 
 def test_facts_are_those_of_the_workload() -> None:
@@ -122,7 +129,10 @@ def test_a_dataset_smaller_than_the_batch_is_still_looked_at() -> None:
 @pytest.mark.parametrize(("shape", "is_image"), [((3, 8, 8), True), ((192,), False)])
 def test_images_are_told_by_their_dimensions(shape: tuple[int, ...], is_image: bool) -> None:
     data = TensorDataset(torch.randn(8, *shape), torch.randint(0, 2, (8,)))
-    assert facts_of(data, model=nn.Sequential(nn.Flatten(), nn.Linear(192, 2))).has_4d_input == is_image
+    assert (
+        facts_of(data, model=nn.Sequential(nn.Flatten(), nn.Linear(192, 2))).has_4d_input
+        == is_image
+    )
 
 
 def test_warming_the_page_cache_does_not_run_through_data_in_memory() -> None:
@@ -131,10 +141,17 @@ def test_warming_the_page_cache_does_not_run_through_data_in_memory() -> None:
 
 @pytest.mark.parametrize(
     ("dataset", "is_sharded"),
-    [(Unsharded(), False), (AsksForItsPlace(), True), (ShardsByWhoIsThere(), False), (Endless(), False)],
+    [
+        (Unsharded(), False),
+        (AsksForItsPlace(), True),
+        (ShardsByWhoIsThere(), False),
+        (Endless(), False),
+    ],
     ids=lambda value: type(value).__name__,
 )
-def test_a_stream_is_sharded_where_two_places_get_different_items(dataset: Any, is_sharded: bool) -> None:
+def test_a_stream_is_sharded_where_two_places_get_different_items(
+    dataset: Any, is_sharded: bool
+) -> None:
     facts = facts_of(dataset)
     assert facts.is_iterable
     assert facts.is_sharded == is_sharded
@@ -144,7 +161,9 @@ def test_a_stream_is_sharded_where_two_places_get_different_items(dataset: Any, 
 @pytest.mark.parametrize(
     ("dataset", "is_sharded"), [(Arrays(), False), (RandomArrays(), False), (ArraysOfEach(), True)]
 )
-def test_streams_of_numpy_arrays_are_compared_by_their_values(dataset: Any, is_sharded: bool) -> None:
+def test_streams_of_numpy_arrays_are_compared_by_their_values(
+    dataset: Any, is_sharded: bool
+) -> None:
     assert facts_of(dataset).is_sharded == is_sharded
 
 
@@ -160,7 +179,9 @@ def test_a_batch_sampler_of_a_size_of_its_own_fixes_it() -> None:
     sampler = torch.utils.data.BatchSampler(range(12), batch_size=6, drop_last=True)
     data = TensorDataset(torch.randn(12, 4), torch.randint(0, 2, (12,)))
     assert facts_of(data, batch_sampler=sampler).fixed_batch_size == 6
-    assert facts_of(data, batch_sampler=lambda _, size: [list(range(size))]).fixed_batch_size is None
+    assert (
+        facts_of(data, batch_sampler=lambda _, size: [list(range(size))]).fixed_batch_size is None
+    )
 
 
 class TwoBranches(nn.Module):
@@ -179,7 +200,10 @@ class TwoBranches(nn.Module):
 @pytest.mark.parametrize("takes_both", [False, True])
 def test_parameters_that_no_gradient_reaches_are_found_in_one_step(takes_both: bool) -> None:
     data = TensorDataset(torch.randn(8, 4), torch.randint(0, 2, (8,)))
-    assert facts_of(data, model=TwoBranches(takes_both=takes_both)).has_unused_parameters is not takes_both
+    assert (
+        facts_of(data, model=TwoBranches(takes_both=takes_both)).has_unused_parameters
+        is not takes_both
+    )
 
 
 @pytest.mark.parametrize(
@@ -195,7 +219,9 @@ def test_a_baseline_that_is_out_of_memory_is_left_to_its_trial_to_tell(error: Ex
     def exhausting(_: object, __: object) -> Tensor:
         raise error
 
-    facts = facts_of(TensorDataset(torch.randn(100, 4), torch.randint(0, 2, (100,))), step=exhausting)
+    facts = facts_of(
+        TensorDataset(torch.randn(100, 4), torch.randint(0, 2, (100,))), step=exhausting
+    )
     assert facts.dataset_length == 100
 
 
@@ -221,7 +247,9 @@ def convolving() -> nn.Module:
 def test_shapes_are_fixed_where_three_batches_are_alike_but_for_a_short_last_one(
     dataset: Any, parts: dict[str, Any], are_fixed: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probing, "GRAPH_KINDS", ("cpu",))  # else a page cache that is found warm ends it at two batches
+    monkeypatch.setattr(
+        probing, "GRAPH_KINDS", ("cpu",)
+    )  # else a page cache that is found warm ends it at two batches
     facts = facts_of(dataset, model=convolving(), shuffle=False, **parts)
     assert facts.has_fixed_shapes is are_fixed
     assert facts.has_convolutions
@@ -242,7 +270,9 @@ class Slow:
 
 
 @pytest.mark.parametrize("is_warm", [False, True])
-def test_slow_batches_are_taken_for_five_seconds_at_most(is_warm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_batches_are_taken_for_five_seconds_at_most(
+    is_warm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     feed: Any = Slow()
     first = feed.take()
     monkeypatch.setattr(probing, "perf_counter", feed.clock)
@@ -301,16 +331,23 @@ def test_what_the_users_code_has_fused_is_what_is_run_today() -> None:
 
     model = nn.Linear(4, 2)
     assert observed(torch.optim.Adam(model.parameters(), fused=True), model) == (True, True)
-    assert observed(lambda parameters, lr: torch.optim.Adam(parameters, lr, fused=True), model) == (True, True)
+    assert observed(lambda parameters, lr: torch.optim.Adam(parameters, lr, fused=True), model) == (
+        True,
+        True,
+    )
     assert observed(torch.optim.Adam(model.parameters()), model) == (False, False)
     assert observed(None, model) == (False, False)
     assert observed(OwnFused, model) == (False, False)
 
 
-def test_cudnns_benchmark_of_the_users_code_is_what_is_run_today_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cudnns_benchmark_of_the_users_code_is_what_is_run_today_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))])
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    assert _switched_on(optimizer, Device(torch.device("cuda:0"), "cuda")) == {"cudnn_benchmark": True}
+    assert _switched_on(optimizer, Device(torch.device("cuda:0"), "cuda")) == {
+        "cudnn_benchmark": True
+    }
     assert _switched_on(optimizer, open_device("cpu")) == {}
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     assert _switched_on(optimizer, Device(torch.device("cuda:0"), "cuda")) == {}

@@ -15,21 +15,26 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.utils.data import BatchSampler, Dataset, IterableDataset, SequentialSampler, SubsetRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    Dataset,
+    IterableDataset,
+    SequentialSampler,
+    SubsetRandomSampler,
+)
 
+from autotune.config.plan import Workload
+from autotune.config.training_config import TrainingConfig
 from autotune.messages.trials import largest_samples_not_batched
 from autotune.note import Note
-from autotune.protocol.jobs import StressJob
-from autotune.records.stress_check import StressFigures
-from autotune.settings.training_config import TrainingConfig
-from autotune.settings.workload import Workload
-from autotune.worker.jobs import largest_batch as sizing
+from autotune.protocol.messages import StressJob
+from autotune.records.trial import StressFigures
+from autotune.worker.device import open_device
+from autotune.worker.feed import Feed
 from autotune.worker.jobs import stress
-from autotune.worker.jobs.largest_batch import LargestBatch, bytes_of, largest_batch
-from autotune.worker.jobs.stress import train_on_largest
-from autotune.worker.measure.feed import Feed
-from autotune.worker.setup.device import open_device
-from autotune.worker.setup.loader import build_loader
+from autotune.worker.jobs import stress as sizing
+from autotune.worker.jobs.stress import LargestBatch, bytes_of, largest_batch, train_on_largest
+from autotune.worker.loader import build_loader
 from tests.factories import make_process
 from tests.factories.lengths import ByBudget, Sequences, padded_rows
 
@@ -67,11 +72,20 @@ def mean_step(model: nn.Module, batch: Tensor) -> Tensor:
 def find(tmp_path: Path) -> Callable[..., LargestBatch]:
     """The batch of the largest samples of Texts, or of another dataset."""
 
-    def run(dataset: Any = None, *, workers: int = 0, batch_size: int = 4, stop_at: float = inf, **parts: Any) -> Any:
+    def run(
+        dataset: Any = None,
+        *,
+        workers: int = 0,
+        batch_size: int = 4,
+        stop_at: float = inf,
+        **parts: Any,
+    ) -> Any:
         dataset = dataset or Texts()
         workload = Workload(model=None, dataset=dataset, **({"collate_fn": padded} | parts))
         config = TrainingConfig(micro_batch_size=batch_size, num_workers=workers)
-        return largest_batch(workload, build_loader(workload, dataset, config, tmp_path), batch_size, stop_at)
+        return largest_batch(
+            workload, build_loader(workload, dataset, config, tmp_path), batch_size, stop_at
+        )
 
     return run
 
@@ -80,7 +94,9 @@ def find(tmp_path: Path) -> Callable[..., LargestBatch]:
 def train(tmp_path: Path) -> Callable[..., StressFigures]:
     """A stress run in this process; keywords are parts of the workload."""
 
-    def run(*, window_s: float = 0.0, ends_at: float = inf, accumulated: int = 1, **parts: Any) -> Any:
+    def run(
+        *, window_s: float = 0.0, ends_at: float = inf, accumulated: int = 1, **parts: Any
+    ) -> Any:
         job = StressJob(
             process=make_process(tmp_path),
             payload=tmp_path,
@@ -99,7 +115,9 @@ def train(tmp_path: Path) -> Callable[..., StressFigures]:
 
 
 @pytest.mark.parametrize("dataset", [Texts(), TextStream()], ids=["by index", "a stream"])
-def test_the_largest_samples_make_the_batch(find: Callable[..., LargestBatch], dataset: Any) -> None:
+def test_the_largest_samples_make_the_batch(
+    find: Callable[..., LargestBatch], dataset: Any
+) -> None:
     found = find(dataset)
     assert sorted(found.batch.count_nonzero(1).tolist()) == [47, 48, 49, 50]
     assert sorted(found.sizes) == [4 * length for length in range(1, 51)]
@@ -127,18 +145,24 @@ def test_a_look_that_ends_early_ends_its_workers(
     assert events == ["stopped"] * 2, "of the look, and of the batch"
 
 
-def test_a_sampler_of_the_users_says_which_samples_there_are(find: Callable[..., LargestBatch]) -> None:
+def test_a_sampler_of_the_users_says_which_samples_there_are(
+    find: Callable[..., LargestBatch],
+) -> None:
     short = [index for index, length in enumerate(LENGTHS) if length <= 10]
     found = find(sampler=lambda _: SubsetRandomSampler(short))
     assert sorted(found.batch.count_nonzero(1).tolist()) == [7, 8, 9, 10]
 
 
-def test_of_a_batch_samplers_batches_the_largest_as_padded_is_taken(find: Callable[..., LargestBatch]) -> None:
+def test_of_a_batch_samplers_batches_the_largest_as_padded_is_taken(
+    find: Callable[..., LargestBatch],
+) -> None:
     batches = [[at, at + 1] for at in range(0, 50, 2)]
     heaviest = max(batches, key=lambda batch: max(LENGTHS[at] for at in batch))
     found = find(batch_sampler=batches)
     assert found.batch.count_nonzero(1).tolist() == [LENGTHS[at] for at in heaviest]
-    made = find(batch_sampler=lambda data, size: BatchSampler(SequentialSampler(data), size, drop_last=True))
+    made = find(
+        batch_sampler=lambda data, size: BatchSampler(SequentialSampler(data), size, drop_last=True)
+    )
     assert len(made.batch) == 4
 
 
@@ -155,7 +179,9 @@ def test_of_a_batch_sampler_no_more_batches_are_taken_than_hold_a_look(
 
     found = find(batch_sampler=endless())
     assert taken == [3, 1, 4, 3]
-    assert sorted(found.batch.count_nonzero(1).tolist()) == sorted(LENGTHS[at] for at in (4, 5, 6, 7))
+    assert sorted(found.batch.count_nonzero(1).tolist()) == sorted(
+        LENGTHS[at] for at in (4, 5, 6, 7)
+    )
 
 
 def test_a_batch_sampler_that_does_not_keep_to_its_length_is_not_drawn_for_ever(
@@ -181,8 +207,12 @@ def test_a_batch_sampler_that_does_not_keep_to_its_length_is_not_drawn_for_ever(
 def test_at_every_token_budget_the_largest_bucket_is_found(budget: int, tmp_path: Path) -> None:
     data, config = Sequences([4] * 200 + [50] * 12), TrainingConfig(max_tokens=budget)
     workload = Workload(model=None, dataset=data, collate_fn=padded_rows, batch_sampler=ByBudget)
-    found = largest_batch(workload, build_loader(workload, data, config, tmp_path), config.micro_batch_size, inf)
-    largest = max(len(batch) * max(data.lengths[at] for at in batch) for batch in ByBudget(data, budget))
+    found = largest_batch(
+        workload, build_loader(workload, data, config, tmp_path), config.micro_batch_size, inf
+    )
+    largest = max(
+        len(batch) * max(data.lengths[at] for at in batch) for batch in ByBudget(data, budget)
+    )
     assert found.batch["input_ids"].numel() == largest
     assert len(found.sizes) == len(data)
 
@@ -221,7 +251,9 @@ def test_a_look_ends_when_its_time_is_over(find: Callable[..., LargestBatch]) ->
 
 
 @pytest.mark.parametrize("dataset", [Texts(), TextStream()], ids=["by index", "a stream"])
-def test_few_samples_seen_fill_a_batch_in_turns(find: Callable[..., LargestBatch], dataset: Any) -> None:
+def test_few_samples_seen_fill_a_batch_in_turns(
+    find: Callable[..., LargestBatch], dataset: Any
+) -> None:
     found = find(dataset, stop_at=0.0, batch_size=20)
     lengths = found.batch.count_nonzero(1).tolist()
     assert len(lengths) == 20 > len(found.sizes)
@@ -230,7 +262,9 @@ def test_few_samples_seen_fill_a_batch_in_turns(find: Callable[..., LargestBatch
 
 
 @pytest.mark.parametrize("dataset", [Texts(), TextStream()], ids=["by index", "a stream"])
-def test_a_batch_holds_no_more_than_an_epoch(find: Callable[..., LargestBatch], dataset: Any) -> None:
+def test_a_batch_holds_no_more_than_an_epoch(
+    find: Callable[..., LargestBatch], dataset: Any
+) -> None:
     assert len(find(dataset, batch_size=80).batch) == 50
 
 
@@ -263,7 +297,9 @@ def test_samples_that_do_not_go_together_are_said_and_refute_nothing(
     assert figures.largest_batch_bytes == 0
 
 
-@pytest.mark.parametrize("error", [MemoryError(), torch.AcceleratorError("CUDA error: out of memory")], ids=str)
+@pytest.mark.parametrize(
+    "error", [MemoryError(), torch.AcceleratorError("CUDA error: out of memory")], ids=str
+)
 def test_a_lack_of_memory_is_no_remark(find: Callable[..., LargestBatch], error: Exception) -> None:
     def greedy(_: Any) -> Any:
         raise error
@@ -272,7 +308,9 @@ def test_a_lack_of_memory_is_no_remark(find: Callable[..., LargestBatch], error:
         find(collate_fn=greedy)
 
 
-def test_ordinary_batches_and_the_largest_are_trained_on_in_turns(train: Callable[..., StressFigures]) -> None:
+def test_ordinary_batches_and_the_largest_are_trained_on_in_turns(
+    train: Callable[..., StressFigures],
+) -> None:
     widths: list[int] = []
 
     def step(model: nn.Module, batch: Tensor) -> Tensor:
@@ -282,7 +320,11 @@ def test_ordinary_batches_and_the_largest_are_trained_on_in_turns(train: Callabl
     figures = train(step=step)
     assert figures.steps == len(widths) == 6
     assert widths[::2] == [50, 50, 50]
-    assert (figures.items_seen, figures.largest_item_bytes, figures.median_item_bytes) == (50, 200, 102)
+    assert (figures.items_seen, figures.largest_item_bytes, figures.median_item_bytes) == (
+        50,
+        200,
+        102,
+    )
     assert figures.largest_batch_bytes == 4 * 50 * 4
     assert figures.memory.peak_bytes > 0
 
@@ -300,7 +342,9 @@ def test_the_largest_batch_stays_as_it_is_where_the_step_changes_its_batches(
     assert sums[::2] == [47 + 48 + 49 + 50] * 3
 
 
-def test_at_least_three_optimizer_steps_are_made_with_accumulation_too(train: Callable[..., StressFigures]) -> None:
+def test_at_least_three_optimizer_steps_are_made_with_accumulation_too(
+    train: Callable[..., StressFigures],
+) -> None:
     assert train(accumulated=4).steps == 3
 
 
@@ -308,9 +352,19 @@ def test_a_deadline_that_is_near_ends_it_after_a_step(train: Callable[..., Stres
     assert train(ends_at=0.0, window_s=60.0).steps == 1
 
 
-@given(st.lists(st.integers(0, 2**40) | st.floats(), max_size=5), st.text("ab", max_size=5), st.integers(0, 9))
-def test_the_size_of_a_sample_is_that_of_all_that_it_holds(numbers: list[float], text: str, length: int) -> None:
-    item = {"text": text, "pair": (torch.zeros(length), [numbers]), "raw": torch.zeros(length).numpy()}
+@given(
+    st.lists(st.integers(0, 2**40) | st.floats(), max_size=5),
+    st.text("ab", max_size=5),
+    st.integers(0, 9),
+)
+def test_the_size_of_a_sample_is_that_of_all_that_it_holds(
+    numbers: list[float], text: str, length: int
+) -> None:
+    item = {
+        "text": text,
+        "pair": (torch.zeros(length), [numbers]),
+        "raw": torch.zeros(length).numpy(),
+    }
     assert bytes_of(item) == len(text) + 8 * length + 8 * len(numbers)
 
 

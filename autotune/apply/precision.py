@@ -1,0 +1,176 @@
+"""Context managers that set the precision of torch's float32 products, TF32 or float32 itself, and restore it.
+
+torch stores the precision twice, and raises on reading the older settings where the two differ: in
+a tree (`fp32_precision`: all backends, a backend, one of its operators, each of which may inherit
+from the one above) and in two older settings, `get_float32_matmul_precision()` and
+`cudnn.allow_tf32`. Both are read and restored, separately. Source: aten/src/ATen/Context.cpp and
+Context.h, torch 2.9 to 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any, NamedTuple
+
+_Node = tuple[str, str]
+"""A backend and an operator, as torch names them."""
+_GENERIC: _Node = ("generic", "all")
+_CUDA: _Node = ("cuda", "all")
+_MKLDNN: _Node = ("mkldnn", "all")
+_MATMULS: tuple[_Node, ...] = (("cuda", "matmul"), ("mkldnn", "matmul"))
+"""What set_float32_matmul_precision writes to."""
+_CUDNN: tuple[_Node, ...] = (("cuda", "conv"), ("cuda", "rnn"))
+"""What cudnn.allow_tf32 writes to."""
+_PARENTS: dict[_Node, _Node] = {
+    _CUDA: _GENERIC,
+    _MKLDNN: _GENERIC,
+    **{node: (node[0], "all") for node in _MATMULS + _CUDNN},
+}
+"""The node that each node may inherit its precision from, backends first."""
+_INHERITED = "none"
+_AMPERE = (8, 0)
+"""Compute capability of the first GPUs with TF32. Source: NVIDIA, CUDA C++ Programming Guide,
+compute capabilities."""
+
+
+class _Before(NamedTuple):
+    """The settings to restore."""
+
+    own: dict[_Node, str]
+    """Each node's own value, "none" where it inherits; empty where torch has no such tree."""
+    matmul: str
+    """The older setting: "highest", "high" or "medium"."""
+    cudnn: bool
+    """The older setting of convolutions and recurrent layers."""
+
+
+class Float32Precision(AbstractContextManager[None]):
+    """A precision of float32 products, for the whole process; may be entered again, also within itself."""
+
+    def __init__(self, enter: Callable[[_Before], None]) -> None:
+        self._enter, self._before = enter, list[_Before]()
+
+    def __enter__(self) -> None:
+        own = _own_values()
+        self._before.append(_Before(own, _older_matmul(own), _older_cudnn(own)))
+        self._enter(self._before[-1])
+
+    def __exit__(self, *_: object) -> None:
+        _put_back(self._before.pop())
+
+
+def tf32_products() -> Float32Precision:
+    """Matrix products, convolutions and recurrent layers in TF32."""
+    return Float32Precision(_allow_tf32)
+
+
+def allows_tf32() -> bool:
+    """Return whether the process has matrix products computed in TF32, where its present GPU can."""
+    torch = _torch()
+    if torch.version.hip is not None or (
+        torch.cuda.is_available() and torch.cuda.get_device_capability() < _AMPERE
+    ):
+        return False
+    if not hasattr(torch._C, "_get_fp32_precision_getter"):  # noqa: SLF001 - see _get
+        return bool(torch.backends.cuda.matmul.allow_tf32)
+    return _get(("cuda", "matmul")) == "tf32"
+
+
+def exact_matmuls() -> Float32Precision:
+    """Matrix products in float32 itself, whatever TORCH_ALLOW_TF32_CUBLAS_OVERRIDE or the user's code has allowed.
+
+    Convolutions and recurrent layers stay as they are: torch itself runs them in TF32.
+    """
+    return Float32Precision(lambda _: _torch().set_float32_matmul_precision("highest"))
+
+
+def _allow_tf32(before: _Before) -> None:
+    torch = _torch()
+    torch.set_float32_matmul_precision("high")
+    if not before.cudnn:
+        torch.backends.cudnn.allow_tf32 = True
+    for node in (_CUDA, *_CUDNN) if before.own else ():
+        if _get(node) != "tf32":
+            _set(node, "tf32")
+
+
+def _put_back(before: _Before) -> None:
+    torch = _torch()
+    torch.set_float32_matmul_precision(
+        before.matmul
+    )  # writes to the operators' nodes as well: they come last
+    if not before.cudnn:
+        torch.backends.cudnn.allow_tf32 = False
+    for node, value in before.own.items():
+        if value != _INHERITED or node not in _CUDNN or not before.cudnn:
+            _set(node, value)
+
+
+def _own_values() -> dict[_Node, str]:
+    """Each node's own value: a node that changes with its parent inherits.
+
+    Writing to a node that inherits, even "none", may lose torch's initial state: until then
+    convolutions and recurrent layers run in TF32 unless a parent is set to another precision.
+    """
+    if not hasattr(_torch()._C, "_get_fp32_precision_getter"):  # noqa: SLF001 - see _get
+        return {}
+    own = {_GENERIC: _get(_GENERIC)}
+    for node, parent in _PARENTS.items():
+        other = (
+            "tf32" if node[0] == "cuda" else "bf16"
+        )  # what each backend has beside float32 itself
+        read = []
+        for value in ("ieee", other):
+            with _held_at(value, {parent: own[parent]}):
+                read.append(_get(node))
+        own[node] = _INHERITED if read == ["ieee", other] else read[0]
+    return own
+
+
+def _older_matmul(own: Mapping[_Node, str]) -> str:
+    """Torch returns it only while the operators' nodes do not contradict it."""
+    with _held_at("ieee", {node: own[node] for node in _MATMULS if node in own}):
+        return str(_torch().get_float32_matmul_precision())
+
+
+def _older_cudnn(own: Mapping[_Node, str]) -> bool:
+    """Torch returns it only while convolutions and recurrent layers agree with it: in TF32 it is true."""
+    nodes = [
+        node for node in (_CUDA, *_CUDNN) if own and (node == _CUDA or own[node] != _INHERITED)
+    ]
+    with suppress(RuntimeError), _held_at("tf32", {node: own[node] for node in nodes}):
+        return bool(_torch().backends.cudnn.allow_tf32)
+    return False
+
+
+@contextmanager
+def _held_at(value: str, own: Mapping[_Node, str]) -> Iterator[None]:
+    """While entered, these nodes hold another value than their own."""
+    for node in own:
+        _set(node, value)
+    try:
+        yield
+    finally:
+        for node, before in own.items():
+            _set(node, before)
+
+
+def _get(node: _Node) -> str:
+    """A node's precision, its own or its parent's.
+
+    By torch's own functions: of the public names, that of cuDNN's recurrent layers came later, and
+    to set `mkldnn.fp32_precision` changes all backends'. Source: torch/backends/__init__.py,
+    mkldnn/__init__.py, torch 2.13.
+    """
+    return str(_torch()._C._get_fp32_precision_getter(*node))  # noqa: SLF001 - see above
+
+
+def _set(node: _Node, value: str) -> None:
+    _torch()._C._set_fp32_precision_setter(*node, value)  # noqa: SLF001 - see _get
+
+
+def _torch() -> Any:
+    import torch
+
+    return torch

@@ -1,0 +1,5 @@
+"""What a user writes, as frozen models: the plan of a search, the settings of a training run, the environment.
+
+Comes in: YAML documents and Python arguments. Goes out: models that are checked once and never
+changed.
+"""

@@ -1,0 +1,285 @@
+"""A command as the workload: `python train.py --lr {lr}`, with placeholders for settings that a patch must not change.
+
+Comes in: the words of a command. Goes out: the same with a configuration's values in it, what it
+starts, and why it can't be a workload. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from os import PathLike, fspath
+from pathlib import PurePath
+from reprlib import repr as short_repr
+from typing import Literal
+
+from autotune.config.training_config import TORCH_PREFETCH_FACTOR, TrainingConfig
+
+PLACEHOLDERS = (
+    "micro_batch_size",
+    "grad_accum_steps",
+    "lr",
+    "amp_dtype",
+    "num_workers",
+    "prefetch_factor",
+)
+"""Settings that a command may take as words of its own, such as `--batch-size {micro_batch_size}`."""
+_PLACE = re.compile(r"(?<!\$)\{([A-Za-z0-9_-]+)\}")  # ${name} is the shell's
+_NEAR = 0.7
+"""From what likeness on an unknown name is taken for a placeholder's: {batch_size} is (0.77),
+{epoch} and {r} are not. Our convention."""
+_PYTHON = re.compile(r"(python|pypy)[0-9.]*t?(\.exe)?")
+_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
+_QUOTED = re.compile(r"\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
+"""What a shell takes as it is. Source: POSIX.1-2017, Shell Command Language, 2.2 (but for $ in
+double quotes)."""
+_PUT_IN = re.compile(r"`|\$[A-Za-z_{(]")
+"""What a shell puts in, between double quotes too."""
+_FOR_A_SHELL = re.compile(r"^(&&|\|\|?|&|[0-9]*[<>].*|&>.*|~(/.*)?)$|;$|`|\$[A-Za-z_{(]")
+"""Words that a shell would not hand on: operators that stand alone, redirections, and what it would
+put in."""
+_TAKING_A_WORD = frozenset("cmWX")
+"""Options of Python that a value follows, in the same word or in the next. Source: python --help."""
+_HARMLESS = frozenset("uB")
+"""Options of Python that change nothing in a process that runs already."""
+_SHUTTING_OUT = ("I", "E", "S")
+"""Options under which Python imports no sitecustomize: nobody can attach. Source: python --help,
+and of module site."""
+_HIDDEN = "***"
+_SECRET_NAME = re.compile(
+    r"(^|[-_.])(passw(or)?d|passphrase|secret|credentials?|api_?key|((api|access|secret|private)[-_.]key))([-_.]|$)"
+    r"|(^-{0,2}|(hf|hub|auth|access|api|bearer|wandb|git|github|gitlab|refresh|session|neptune|comet)[-_.])token$",
+    re.IGNORECASE,
+)
+"""Names of options and variables that hold a secret; --max-tokens, --pad_token and --key are none.
+Our convention."""
+_SECRET_TEXT = re.compile(
+    r"(?<=://)[^/@\s]+(?=@)"
+    r"|(?<![A-Za-z0-9])(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|AKIA|xox[abp]-)[A-Za-z0-9_-]{16,}"
+    r"|(?<=[?&])((?:access_|auth_)?token|sig|signature|api_?key|password|X-Amz-Signature)=[^&#\s]+",
+    re.IGNORECASE,
+)
+"""What stands before a URL's host, tokens by their makers' prefixes, and a URL's signature. Our
+convention."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PythonStart:
+    """A command that starts Python on a script or a module, with no option that a running process can't have."""
+
+    kind: Literal["script", "module"]
+    target: str
+    """The script's path, or the module's name."""
+    arguments: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Interpreted:
+    """What Python's own command line says."""
+
+    options: frozenset[str]
+    """Letters, or long options with their dashes."""
+    kind: Literal["script", "module", "code", "nothing"]
+    target: str
+    arguments: tuple[str, ...]
+
+
+def command_words(command: object) -> tuple[str, ...]:
+    """The words of a command that is written as one text, split as a POSIX shell does, or as a list of words.
+
+    Raises:
+        ValueError: it is neither, or asks for a shell: rule, value, remedy.
+    """
+    if isinstance(command, str):
+        return _split(command)
+    if not isinstance(command, list | tuple):
+        rule = "a command must be a list of words, or one text"
+        raise ValueError(f"{rule}, but got {short_repr(command)}; write [python, train.py]")  # noqa: TRY004 - for pydantic
+    return tuple(_word(word) for word in command)
+
+
+def placeholders_in(command: Sequence[str]) -> tuple[str, ...]:
+    """Names of the settings that a command takes as words, each once."""
+    names = [name for word in command for name in _PLACE.findall(word) if name in PLACEHOLDERS]
+    return tuple(dict.fromkeys(names))
+
+
+def filled(command: Sequence[str], config: TrainingConfig) -> tuple[str, ...]:
+    """The command with a configuration's values in place of its placeholders; other braces stay as they are."""
+
+    def value_of(match: re.Match[str]) -> str:
+        name = match[1]
+        if name not in PLACEHOLDERS:
+            return match[0]
+        value = getattr(config, name)
+        return str(
+            TORCH_PREFETCH_FACTOR if value is None else value
+        )  # of these, prefetch_factor alone may be None
+
+    return tuple(_PLACE.sub(value_of, word) for word in command)
+
+
+def is_python(program: str) -> bool:
+    """Whether a command's first word is a Python by its name."""
+    return _PYTHON.fullmatch(PurePath(program).name) is not None
+
+
+def python_start(command: Sequence[str]) -> PythonStart | None:
+    """What a command has Python run; None where it starts something else, or Python with options of weight."""
+    if not command or not is_python(command[0]):
+        return None
+    found = _interpreted(command[1:])
+    if found.kind not in {"script", "module"} or found.options - _HARMLESS:
+        return None
+    kind: Literal["script", "module"] = "script" if found.kind == "script" else "module"
+    return PythonStart(kind=kind, target=found.target, arguments=found.arguments)
+
+
+def command_fault(command: Sequence[str]) -> str | None:
+    """Why a command can't be a workload: rule, value, remedy; None where nothing speaks against it."""
+    if not command or not command[0]:
+        return "a command must have at least one word, but got none; write what you type to train"
+    torn = next((word for word in command if "\0" in word), None)
+    if torn is not None:
+        return f"a word of a command must be without NUL, but got {short_repr(torn)}; leave it out"
+    if _ASSIGNMENT.fullmatch(command[0]):
+        rule = "a command must begin with a program, but got the variable"
+        return f"{rule} {short_repr(command[0])}; write env before it"
+    return _misspelt(command) or (_python_fault(command[1:]) if is_python(command[0]) else None)
+
+
+def command_name(command: Sequence[str]) -> str:
+    """A few words for reports: the script's or the module's name, else the program's."""
+    scripts = [word for word in command if word.endswith(".py")]
+    start = python_start(command)
+    if start is not None:
+        return PurePath(start.target).name
+    return PurePath((scripts[0].split() or scripts)[-1] if scripts else command[0]).name
+
+
+def _word(word: object) -> str:
+    text = fspath(word) if isinstance(word, PathLike) else word
+    if not isinstance(text, str):
+        rule = "a word of a command must be a text"
+        raise ValueError(f"{rule}, but got {short_repr(word)}; write it in quotes")  # noqa: TRY004 - for pydantic
+    return text
+
+
+def _split(text: str) -> tuple[str, ...]:
+    """The words of one text; what only a shell could do for it is refused."""
+    text = _QUOTED.sub(
+        lambda quoted: " " if quoted[0] == "\\\n" else quoted[0], text
+    )  # as a shell joins lines
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        rule = f"a command must be split into words as by a shell, but got {text!r:.80} ({str(error).lower()})"
+        raise ValueError(f"{rule}; write it as a list of words") from None
+    bare = _QUOTED.sub(_put_in, text)
+    asks = next((word for word in bare.split() if _FOR_A_SHELL.search(word)), None)
+    if asks is not None:
+        rule = f"a command is started without a shell, but got {asks} in {text!r:.80}"
+        raise ValueError(
+            f"{rule}; write bash -c and all of it in single quotes, or {asks} in single quotes"
+        )
+    return words
+
+
+def _put_in(quoted: re.Match[str]) -> str:
+    """Of a quoted text or an escape the words that a shell would change."""
+    if not quoted[0].startswith('"'):
+        return ""
+    return " ".join(
+        word for word in re.sub(r"\\.", "", quoted[0][1:-1]).split() if _PUT_IN.search(word)
+    )
+
+
+def _misspelt(command: Sequence[str]) -> str | None:
+    """That a word holds what is nearly a placeholder, or a setting that can't be one."""
+    rule = f"a placeholder must be one of {', '.join(PLACEHOLDERS)}"
+    for name in (
+        name for word in command for name in _PLACE.findall(word) if name not in PLACEHOLDERS
+    ):
+        near = get_close_matches(name.lower().replace("-", "_"), PLACEHOLDERS, n=1, cutoff=_NEAR)
+        if near or name in TrainingConfig.model_fields:
+            remedy = f"did you mean {{{near[0]}}}?" if near else "write its value, or leave it out"
+            return f"{rule}, but got {{{name}}}; {remedy}"
+    return None
+
+
+def _python_fault(words: Sequence[str]) -> str | None:
+    """What speaks against Python with these words, its name taken off."""
+    found = _interpreted(words)
+    shut = next((letter for letter in _SHUTTING_OUT if letter in found.options), None)
+    if shut is not None:
+        return f"Python must be started without -{shut}, under which nothing can attach to a script; leave -{shut} out"
+    if found.kind in {"code", "nothing"}:
+        got = "-c" if found.kind == "code" else " ".join(words) or "nothing after python"
+        return f"Python must be given a script or -m and a module, but got {short_repr(got)}; write python train.py"
+    return None
+
+
+def _interpreted(words: Sequence[str]) -> _Interpreted:
+    """Python's command line, its name taken off, read as Python reads it."""
+    left = list(words)
+    options = set[str]()
+    while left and left[0].startswith("-") and left[0] != "-":
+        word = left.pop(0)
+        if word == "--":
+            break
+        if word.startswith("--"):
+            options.add(word)
+            left = left[1:] if word == "--check-hash-based-pycs" else left
+            continue
+        plain, option, rest = _cluster(word[1:])
+        options.update(plain)
+        if not option:
+            continue
+        value = rest or (left.pop(0) if left else "")
+        if option in "WX":
+            options.add(option)
+        elif value:
+            kind: Literal["code", "module"] = "code" if option == "c" else "module"
+            return _Interpreted(
+                options=frozenset(options), kind=kind, target=value, arguments=tuple(left)
+            )
+    is_script = bool(left) and left[0] not in {"", "-"}
+    return _Interpreted(
+        options=frozenset(options),
+        kind="script" if is_script else "nothing",
+        target=left[0] if is_script else "",
+        arguments=tuple(left[1:]),
+    )
+
+
+def _cluster(letters: str) -> tuple[str, str, str]:
+    """Letters of a word such as -uWignore: those that stand alone, the one that takes a value, and what follows it."""
+    for place, letter in enumerate(letters):
+        if letter in _TAKING_A_WORD:
+            return letters[:place], letter, letters[place + 1 :]
+    return letters, "", ""
+
+
+def without_secrets(command: Sequence[str]) -> tuple[str, ...]:
+    """A command as it may be written down: the values of passwords and tokens are `***`, as far as they can be told."""
+    shown: list[str] = []
+    is_value = False
+    for word in command:
+        name, is_assigned, _ = word.partition("=")
+        if is_value and not word.startswith("-"):
+            shown.append(_HIDDEN)
+        elif is_assigned and _SECRET_NAME.search(name):
+            shown.append(f"{name}={_HIDDEN}")
+        else:
+            shown.append(_SECRET_TEXT.sub(_hidden, word))
+        is_value = (
+            word.startswith("-") and not is_assigned and _SECRET_NAME.search(word) is not None
+        )
+    return tuple(shown)
+
+
+def _hidden(found: re.Match[str]) -> str:
+    return _HIDDEN if found[1] is None else f"{found[1]}={_HIDDEN}"

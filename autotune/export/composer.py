@@ -1,0 +1,107 @@
+"""Composer: lines of Python around `Trainer`, whose arguments are the export's settings.
+
+Source: composer/trainer/trainer.py, core/precision.py and devices/device_gpu.py, 0.32. The loader
+hands it the batch of a whole optimizer step, which it cuts into micro-batches: it has no
+accumulation of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from autotune.export.table import (
+    Code,
+    Differing,
+    Export,
+    Table,
+    Wanted,
+    as_call,
+    carried,
+    dropped,
+    loader_call,
+    loader_remark,
+    optimizer_remark,
+)
+
+COMPOSER = Table(
+    target="composer",
+    title="Composer's Trainer",
+    precisions={
+        "float32": {"precision": "fp32"},
+        "tf32": {"precision": "fp32"},  # on a GPU it allows TF32 by itself
+        "bfloat16": {"precision": "amp_bf16"},
+        "float16": {"precision": "amp_fp16"},
+    },
+    cpu_precisions=frozenset({"float32", "tf32"}),
+    ddp_reason="it makes DistributedDataParallel itself",
+)
+_IN_THE_TEXT = (
+    "grad_accum_steps max_tokens num_workers prefetch_factor persistent_workers pin_memory "
+    "in_order worker_threads "
+    "channels_last compile compile_mode cudnn_benchmark intra_op_threads"
+)
+
+_UNCUT = (
+    "Composer cuts the batch of an optimizer step by samples, not by tokens; to accumulate {}, "
+    "give a DataSpec with a "
+    "split_batch of your own"
+)
+
+
+def to_composer(found: Wanted) -> Export:
+    """The Trainer and what stands around it."""
+    mode = {"mode": found["compile_mode"]} if "compile_mode" in found.changed else {}
+    settings: dict[str, Any] = {
+        **carried(found, COMPOSER),
+        **({"compile_config": mode} if found["compile"] else {}),
+        **({"device": "cpu"} if found.device == "cpu" else {}),
+    }
+    steps = found["grad_accum_steps"]
+    uncut = {"grad_accum_steps": _UNCUT.format(steps)} if found.has_budget and steps > 1 else {}
+    lost = dropped(found, COMPOSER, also=uncut, but=_IN_THE_TEXT)
+    text = "\n".join(_lines(found, settings)) + "\n"
+    return Export(
+        target="composer", text=text, settings=settings, dropped=lost, defaults=(*_defaults(found),)
+    )
+
+
+def _lines(found: Wanted, settings: dict[str, Any]) -> Iterator[str]:
+    if found["worker_threads"] is not None:
+        yield "import autotune"
+    yield "import torch"
+    yield "from composer import Trainer"
+    if found["channels_last"]:
+        yield "from composer.algorithms import ChannelsLast"
+    yield ""
+    if found["intra_op_threads"] is not None:
+        yield f"torch.set_num_threads({found['intra_op_threads']})"
+    if found["cudnn_benchmark"]:
+        yield "torch.backends.cudnn.benchmark = True"
+    loader = found.loader
+    whole = ""
+    if not found.has_budget and found["grad_accum_steps"] > 1:
+        loader["batch_size"] *= found["grad_accum_steps"]
+        whole = "  # batch_size: that of a whole optimizer step"
+    yield f"# {loader_remark(found['max_tokens'])}:"
+    yield f"loader_arguments = {loader_call(loader, found['num_workers'], found['worker_threads'])}{whole}"
+    own = {
+        "model": Code("model"),
+        "train_dataloader": Code("loader"),
+        "optimizers": Code("optimizer"),
+    }
+    algorithms = {"algorithms": [Code("ChannelsLast()")]} if found["channels_last"] else {}
+    remark = optimizer_remark(found["lr"], is_fused=found["fused"])
+    yield f"trainer = {as_call('Trainer', {**own, **settings, **algorithms})}  # your optimizer takes {remark}"
+
+
+def _defaults(found: Wanted) -> Iterator[Differing]:
+    if found["grad_accum_steps"] > 1 and not found.has_budget:
+        yield Differing(
+            "train_dataloader",
+            "loads the batch of a whole optimizer step at once; trials loaded it in parts",
+        )
+    if found["amp_dtype"] == "float32" and found.device != "cpu":
+        yield Differing(
+            "DeviceGPU.allow_tf32", "true: matrix products take TF32; trials computed in float32"
+        )

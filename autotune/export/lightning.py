@@ -1,0 +1,125 @@
+"""Lightning: lines of Python around `Trainer`, whose arguments are the export's settings.
+
+Source: lightning/pytorch/trainer/trainer.py and strategies/ddp.py, 2.6. A LightningCLI takes the
+arguments of DistributedDataParallel in `strategy.dict_kwargs`, since DDPStrategy itself hands them
+on unnamed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from autotune.export.table import (
+    Code,
+    Differing,
+    Export,
+    Table,
+    Wanted,
+    as_call,
+    carried,
+    compile_call,
+    dropped,
+    loader_call,
+    loader_remark,
+    optimizer_remark,
+)
+
+LIGHTNING = Table(
+    target="lightning",
+    title="Lightning's Trainer",
+    precisions={
+        "float32": {"precision": "32-true"},
+        "tf32": {"precision": "32-true"},  # and torch.set_float32_matmul_precision, in the text
+        "bfloat16": {"precision": "bf16-mixed"},
+        "float16": {"precision": "16-mixed"},  # on a CPU it would silently become bf16-mixed
+    },
+    cpu_precisions=frozenset({"float32", "tf32", "bfloat16"}),
+)
+_IN_THE_TEXT = (
+    "micro_batch_size max_tokens num_workers prefetch_factor persistent_workers pin_memory "
+    "in_order worker_threads "
+    "channels_last compile compile_mode intra_op_threads world_size ddp.bucket_cap_mb "
+    "ddp.gradient_as_bucket_view ddp.static_graph ddp.find_unused_parameters ddp.broadcast_buffers "
+    "ddp.comm_hook"
+)
+_HOOKS = "torch.distributed.algorithms.ddp_comm_hooks"
+_HOOK_NAMES = {"fp16": "fp16_compress_hook", "bf16": "bf16_compress_hook"}
+
+
+def to_lightning(found: Wanted) -> Export:
+    """The Trainer and what stands around it."""
+    settings: dict[str, Any] = {
+        **({"accelerator": "cpu"} if found.device == "cpu" else {}),
+        "devices": found.processes,
+        "strategy": "ddp" if found.processes > 1 else "auto",
+        **carried(found, LIGHTNING),
+    }
+    lost = dropped(found, LIGHTNING, but=_IN_THE_TEXT)
+    text = "\n".join(_lines(found, settings)) + "\n"
+    return Export(
+        target="lightning",
+        text=text,
+        settings=settings,
+        dropped=lost,
+        defaults=(*_defaults(found),),
+    )
+
+
+def _lines(found: Wanted, settings: dict[str, Any]) -> Iterator[str]:
+    strategy = _strategy(found) if found.processes > 1 else {}
+    if found["worker_threads"] is not None:
+        yield "import autotune"
+    yield "import torch"
+    yield "from lightning.pytorch import Trainer"
+    if strategy:
+        yield "from lightning.pytorch.strategies import DDPStrategy"
+    if "ddp_comm_hook" in strategy:
+        yield f"from {_HOOKS} import {'powerSGD_hook' if 'ddp_comm_state' in strategy else 'default_hooks'}"
+    yield ""
+    if found["intra_op_threads"] is not None:
+        yield f"torch.set_num_threads({found['intra_op_threads']})"
+    if found["amp_dtype"] == "tf32":
+        yield 'torch.set_float32_matmul_precision("high")'
+    yield f"# {loader_remark(found['max_tokens'])}:"
+    yield f"loader_arguments = {loader_call(found.loader, found['num_workers'], found['worker_threads'])}"
+    if found["channels_last"]:
+        yield "module = module.to(memory_format=torch.channels_last)"
+    if found["compile"]:
+        call = compile_call("module", found["compile_mode"])
+        yield f"module = {call}"  # module.compile() would leave out training_step
+    written = (
+        {**settings, "strategy": Code(as_call("DDPStrategy", strategy))} if strategy else settings
+    )
+    yield f"trainer = {as_call('Trainer', written)}"
+    yield f"# in configure_optimizers: {optimizer_remark(found['lr'], is_fused=found['fused'])}"
+
+
+def _strategy(found: Wanted) -> dict[str, Any]:
+    """Arguments of DDPStrategy that are not its own; those that it does not know it hands on to torch."""
+    arguments = found.ddp
+    hook = found["ddp.comm_hook"]
+    if hook == "powersgd":
+        state = Code("powerSGD_hook.PowerSGDState(process_group=None)")
+        return {
+            **arguments,
+            "ddp_comm_state": state,
+            "ddp_comm_hook": Code("powerSGD_hook.powerSGD_hook"),
+        }
+    return (
+        arguments
+        if hook is None
+        else {**arguments, "ddp_comm_hook": Code(f"default_hooks.{_HOOK_NAMES[hook]}")}
+    )
+
+
+def _defaults(found: Wanted) -> Iterator[Differing]:
+    if found["worker_threads"] is not None:
+        yield Differing(
+            "worker_init_fn",
+            "seed_everything(workers=True) seeds workers only of loaders that have none",
+        )
+    yield Differing("logger", "on: figures are written while training; trials wrote none")
+    yield Differing(
+        "enable_checkpointing", "on: a checkpoint at the end of each epoch; trials saved none"
+    )

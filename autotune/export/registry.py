@@ -1,0 +1,84 @@
+"""The targets by name: what an export may be made for, and what a file may be read of.
+
+Comes in: a TrainingConfig and a target's name, or what a framework's own file holds. Goes out: an
+Export or a Reading, else a ConfigError that names what there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from autotune.errors import ConfigError
+from autotune.export.accelerate import from_accelerate, to_accelerate
+from autotune.export.axolotl import from_axolotl, to_axolotl
+from autotune.export.composer import to_composer
+from autotune.export.deepspeed import from_deepspeed, to_deepspeed
+from autotune.export.hf import from_hf, to_hf
+from autotune.export.lightning import to_lightning
+from autotune.export.table import Export, Reading, Wanted, wanted
+from autotune.export.timm import to_timm
+from autotune.export.torchrun import to_torchrun
+from autotune.export.ultralytics import to_ultralytics
+
+if TYPE_CHECKING:
+    from autotune.config.training_config import TrainingConfig
+
+
+TARGETS: Mapping[str, Callable[[Wanted], Export]] = {
+    "hf": to_hf,
+    "accelerate": to_accelerate,
+    "lightning": to_lightning,
+    "deepspeed": to_deepspeed,
+    "torchrun": to_torchrun,
+    "timm": to_timm,
+    "axolotl": to_axolotl,
+    "ultralytics": to_ultralytics,
+    "composer": to_composer,
+}
+READERS: Mapping[str, Callable[[Mapping[str, Any]], Reading]] = {
+    "hf": from_hf,
+    "accelerate": from_accelerate,
+    "deepspeed": from_deepspeed,
+    "axolotl": from_axolotl,
+}
+_DEEP = frozenset({"deepspeed"})
+"""Kinds of file whose tables have dots in their names."""
+
+
+def export_to(
+    config: TrainingConfig, target: str, *, device: str | None = None, optimizer: str | None = None
+) -> Export:
+    """A TrainingConfig for a target: see TrainingConfig.to.
+
+    Raises:
+        ConfigError: there is no such target.
+    """
+    if target not in TARGETS:
+        near = get_close_matches(str(target).lower(), TARGETS, n=1)
+        remedy = (
+            f"did you mean {near[0]!r}?"
+            if near
+            else "or take dataloader_kwargs and prepare in your own loop"
+        )
+        raise ConfigError(
+            f"a target must be one of {', '.join(TARGETS)}, but got {target!r:.80}; {remedy}"
+        )
+    return TARGETS[target](wanted(config, device=device, optimizer=optimizer))
+
+
+def read_settings(kind: str, given: Mapping[str, Any]) -> Reading:
+    """What a framework's own file says; the kind is one of READERS."""
+    return READERS[kind](_flat(given) if kind in _DEEP else given)
+
+
+def _flat(given: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for name, value in given.items():
+        result |= (
+            _flat(value, f"{above}{name}.")
+            if isinstance(value, Mapping)
+            else {f"{above}{name}": value}
+        )
+    return result

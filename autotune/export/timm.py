@@ -1,0 +1,74 @@
+"""timm's train.py: options that follow its own on the command line.
+
+Source: train.py of huggingface/pytorch-image-models, 1.0.29, which is in no package;
+timm/data/loader.py and optim/_optim_factory.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autotune.export.table import Differing, Export, Table, Wanted, as_options, carried, dropped
+
+TIMM = Table(
+    target="timm",
+    title="timm's train.py",
+    precisions={
+        "float32": {"amp": False},
+        "tf32": {"amp": False},  # it allows TF32 in matrix products by itself
+        "bfloat16": {"amp": True, "amp_dtype": "bfloat16"},
+        "float16": {"amp": True, "amp_dtype": "float16"},
+    },
+    cpu_precisions=frozenset({"float32", "tf32", "bfloat16"}),
+    ddp_reason="it makes DistributedDataParallel itself, with broadcast_buffers alone",
+)
+
+
+def to_timm(found: Wanted) -> Export:
+    """Options of train.py."""
+    settings = carried(found, TIMM)
+    if found["compile"]:
+        settings["torchcompile"] = "inductor"
+    if found.is_ddp and not found["ddp.broadcast_buffers"]:
+        settings["no_ddp_bb"] = True
+    if found.device == "cpu":
+        settings["device"] = "cpu"
+    by_itself = ["persistent_workers", *(["cudnn_benchmark"] if found.device != "cpu" else [])]
+    kept = " ".join(name for name in by_itself if found[name])
+    lost = dropped(found, TIMM, but=f"compile ddp.broadcast_buffers {kept}")
+    return Export(
+        target="timm",
+        text=as_options(settings),
+        settings=settings,
+        dropped=lost,
+        defaults=(*_defaults(found),),
+    )
+
+
+def _defaults(found: Wanted) -> Iterator[Differing]:
+    yield Differing(
+        "opt",
+        "sgd with momentum 0.9 and weight decay 2e-5; trials trained with your own optimizer, or "
+        "plain SGD",
+    )
+    yield Differing(
+        "sched", "cosine, after 5 warm-up epochs; trials kept the learning rate as it is"
+    )
+    if found["num_workers"] and not found["persistent_workers"]:
+        yield Differing(
+            "persistent_workers", "true: workers stay between epochs; in trials they did not"
+        )
+    if found["amp_dtype"] == "float32" and found.device != "cpu":
+        yield Differing(
+            "allow_tf32",
+            "matrix products on a GPU take TF32 by themselves; trials computed in float32",
+        )
+    if found.device != "cpu" and not found["cudnn_benchmark"]:
+        yield Differing(
+            "torch.backends.cudnn.benchmark",
+            "true on CUDA: it times cuDNN's algorithms; trials did not",
+        )
+    if found.device != "cpu":
+        yield Differing(
+            "no_prefetcher", "false: batches are copied and normalised on a CUDA stream of its own"
+        )

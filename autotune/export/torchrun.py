@@ -1,0 +1,55 @@
+"""torchrun: the beginning of a command line, which the script follows.
+
+Source: torch/distributed/run.py and torch/numa/binding.py, torch 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from autotune.export.table import Differing, Export, Table, Wanted, as_options, dropped
+
+TORCHRUN = Table(
+    target="torchrun",
+    title="torchrun",
+)
+_BINDS_ON = {None, "cuda"}
+"""Kinds of device whose processes it binds, by torch's names; on any other it raises."""
+
+
+def to_torchrun(found: Wanted) -> Export:
+    """How to start the processes; all else is the script's."""
+    settings: dict[str, Any] = {"standalone": True, "nnodes": 1, "nproc_per_node": found.processes}
+    if _binds(found):
+        settings["numa_binding"] = found["numa_binding"]
+    threads = found["intra_op_threads"]
+    before = "" if threads is None else f"env OMP_NUM_THREADS={threads} "
+    return Export(
+        target="torchrun",
+        text=f"{before}torchrun {as_options(settings)}",
+        settings=settings,
+        dropped=dropped(
+            found, TORCHRUN, but="world_size intra_op_threads" + " numa_binding" * _binds(found)
+        ),
+        defaults=(*_defaults(found),),
+    )
+
+
+def _binds(found: Wanted) -> bool:
+    return found["numa_binding"] is not None and found.device in _BINDS_ON
+
+
+def _defaults(found: Wanted) -> Iterator[Differing]:
+    if _binds(found):
+        shares = ", and divides a node's cores among all of its GPUs, used or not; in trials among its ranks"
+        differs = shares if found["numa_binding"] == "exclusive" else ""
+        yield Differing(
+            "--numa-binding",
+            f"needs the program numactl, and no config.prepare beside it, which binds too{differs}",
+        )
+    if found.processes > 1 and found["intra_op_threads"] is None:
+        yield Differing(
+            "OMP_NUM_THREADS",
+            "1 where it is not set; in trials the ranks shared all cores of a machine",
+        )

@@ -1,0 +1,103 @@
+"""Ultralytics YOLO: arguments of `yolo train` or `model.train(**settings)`.
+
+Source: ultralytics/cfg/default.yaml, engine/trainer.py and data/build.py, 8.4.190. `batch` is that
+of all GPUs. Its accumulation is round(nbs / batch), so that nbs carries ours. `optimizer: auto`
+takes a learning rate of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from autotune.export.table import Differing, Export, Table, Wanted, carried, dropped
+
+ULTRALYTICS = Table(
+    target="ultralytics",
+    title="Ultralytics",
+    precisions={"float32": {"amp": False}, "bfloat16": {"amp": "bf16"}, "float16": {"amp": True}},
+    ddp_reason="it makes DistributedDataParallel itself",
+)
+_FUSED = {"Adam", "AdamW"}
+"""Of these the ones that it fuses on CUDA. Source: engine/trainer.py, build_optimizer."""
+_OPTIMIZERS = {"SGD", "Adam", "Adamax", "AdamW", "NAdam", "RAdam", "RMSprop"}
+
+
+def to_ultralytics(found: Wanted) -> Export:
+    """Arguments of a training."""
+    ranks = 1 if found.device == "cpu" else found.processes
+    batch = found["micro_batch_size"] * ranks
+    sizes = {} if found.has_budget else {"batch": batch, "nbs": batch * found["grad_accum_steps"]}
+    settings: dict[str, Any] = {**sizes, **carried(found, ULTRALYTICS)}
+    if "compile_mode" in found.changed:
+        settings["compile"] = found["compile_mode"]
+    if found.optimizer in _OPTIMIZERS:
+        settings["optimizer"] = found.optimizer
+    if found.device == "cpu" or ranks > 1:
+        settings["device"] = "cpu" if found.device == "cpu" else list(range(ranks))
+    taken = "" if found.has_budget else "micro_batch_size grad_accum_steps"
+    lost = dropped(found, ULTRALYTICS, but=" ".join([taken, *_own(found, ranks)]))
+    text = " ".join(f"{name}={_word(value)}" for name, value in settings.items()) + "\n"
+    return Export(
+        target="ultralytics",
+        text=text,
+        settings=settings,
+        dropped=lost,
+        defaults=(*_defaults(found),),
+    )
+
+
+def _own(found: Wanted, ranks: int) -> Iterator[str]:
+    """Settings that it has by itself, or that `device` carries."""
+    yield "compile_mode"  # in the place of `compile`
+    if ranks == found.processes:
+        yield "world_size"
+    if found.optimizer in _FUSED and found.device != "cpu":
+        yield "fused"
+    if found["worker_threads"] == 1 and found["num_workers"]:
+        yield "worker_threads"
+    if found["num_workers"]:
+        yield from (name for name in ("pin_memory", "persistent_workers") if found[name])
+        yield "prefetch_factor" if found["prefetch_factor"] == 4 else ""
+    if found.is_ddp:
+        yield "ddp.broadcast_buffers" if not found["ddp.broadcast_buffers"] else ""
+        yield (
+            "ddp.find_unused_parameters"
+            if found["ddp.find_unused_parameters"] != found["compile"]
+            else ""
+        )
+
+
+def _word(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _defaults(found: Wanted) -> Iterator[Differing]:
+    if found.optimizer not in _OPTIMIZERS:
+        yield Differing(
+            "optimizer",
+            f"auto, which passes lr0={found['lr']!r} over; name the optimizer that you train with",
+        )
+    if found.optimizer in _FUSED and found.device != "cpu" and not found["fused"]:
+        yield Differing(
+            "fused", f"true for {found.optimizer} on a GPU; trials had it as torch has it by itself"
+        )
+    yield Differing(
+        "warmup_epochs",
+        "3: learning rate, momentum and accumulation rise meanwhile; trials kept them as they are",
+    )
+    yield Differing("lrf", "0.01: the learning rate falls to a hundredth; trials kept it as it is")
+    if found["num_workers"] and found["prefetch_factor"] is None:
+        yield Differing("prefetch_factor", "4; trials had torch's own, 2")
+    for name in ("pin_memory", "persistent_workers"):
+        if found["num_workers"] and not found[name]:
+            yield Differing(name, "true; trials ran without")
+    if found["intra_op_threads"] is None:
+        yield Differing("OMP_NUM_THREADS", "1 where it is not set; trials had torch's own")
+    if found.processes > 1 and found["ddp.broadcast_buffers"]:
+        yield Differing("broadcast_buffers", "false; in trials ranks had the buffers of rank 0")
+    if found.processes > 1 and found["ddp.find_unused_parameters"] == found["compile"]:
+        yield Differing(
+            "find_unused_parameters",
+            f"{not found['compile']}, by its own compile; trials did otherwise",
+        )

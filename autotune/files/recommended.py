@@ -1,0 +1,527 @@
+"""Write and read recommended.yaml: settings, evidence, the machine, and comments on how to use them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
+from os.path import isdir
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated, Any
+
+import yaml
+from pydantic import AfterValidator
+
+from autotune.config.environment import COMPARED, Environment
+from autotune.config.plan import ScriptFacts, WorkloadFacts
+from autotune.config.training_config import DdpConfig, TrainingConfig
+from autotune.errors import ConfigError
+from autotune.files.plan_file import validated
+from autotune.files.yaml_document import KeyPath, Problem, read_document
+from autotune.frozen import FrozenModel
+from autotune.models.evidence import rate_of_runs
+from autotune.records.measurement import Interval, Measurement
+from autotune.records.result import Recommendation, RunSummary
+from autotune.records.trial import runs_of
+
+# What recommended.yaml says of the machine that it was found on: written, read back, and compared
+# with another.
+
+
+_KEYS = {"device_name": "name", "device_count": "devices"}
+"""What the file calls the fields by which machines are compared, where that is another name."""
+
+
+def describe_machine(environment: Environment) -> dict[str, object]:
+    """What the file says of a machine: the fields by which two machines are compared, device, Python, fingerprint."""
+    compared = {_KEYS.get(name, name): value for name, value in environment.comparable().items()}
+    plain = {
+        name: list(value) if isinstance(value, tuple) else value for name, value in compared.items()
+    }
+    return {
+        "device": environment.device,
+        **plain,
+        "python": environment.python,
+        "fingerprint": environment.fingerprint,
+    }
+
+
+def read_machine(path: Path) -> dict[str, object]:
+    """What a recommended.yaml says of the machine that it was found on; empty where it says nothing."""
+    machine = read_document(path).data.get("machine")
+    return dict(machine) if isinstance(machine, dict) else {}
+
+
+def differing_fields(there: Mapping[str, object], here: Mapping[str, object]) -> list[str]:
+    """Describe each field in which two machines differ, of those that both have: "driver 550 there, 570 here".
+
+    Args:
+        there: As a file describes it, which may hold anything.
+        here: As `describe_machine` does, or a part of that.
+    """
+    keys = ((name, _KEYS.get(name, name)) for name in COMPARED)
+    return [
+        f"{COMPARED[name]} {_shown(there[key])} there, {_shown(here[key])} here"
+        for name, key in keys
+        if key in there and key in here and there[key] != here[key]
+    ]
+
+
+def _shown(value: object) -> str:
+    """A value of a file, which may hold anything, in a few printable characters."""
+    text = "none" if value is None else str(value)
+    return "".join(character if character.isprintable() else "?" for character in text[:60])
+
+
+# The head of a recommended.yaml: how its settings are used, as comments.
+#
+# Comes in: the RunSummary of a search and its recommendation. Goes out: lines of comments.
+
+
+_HEADER = """\
+# The fastest training settings that autotune {version} found for {name} on {device}.
+# Use them in your own training script:
+#
+#     config = autotune.load("recommended.yaml")
+{loader}#     model = config.prepare(model)
+#     optimizer = ...  # yours, over model.parameters(), with **config.optimizer_kwargs()
+#     accumulator = config.accumulator(model, optimizer)
+#     for batch in loader:
+#         with accumulator:
+#             accumulator.backward(...)  # the loss of config.to_device(batch)
+#
+{ranks}{binding}{taken_off}{malloc}# `settings` is what is read back; everything below it is the evidence, rounded.
+
+"""
+_TRAINER_HEADER = """\
+# The fastest training settings that autotune {version} found for {name} on {device},
+# by the step of {framework}. Use them there:
+#
+#     export = autotune.load("recommended.yaml").to("{target}", device="{kind}"{optimizer})
+{use}#     export.dropped, export.defaults  # what that does not carry, and what {framework} does otherwise by itself
+#
+# Or in a shell: autotune export <this file, or its folder> --to {target}
+{beside}#
+{taken_off}{malloc}# `settings` is what is read back; everything below it is the evidence, rounded.
+
+"""
+_TRAINERS = {
+    "transformers.Trainer": "hf",
+    "Lightning's Trainer": "lightning",
+    "accelerate": "accelerate",
+}
+"""Targets by what notes call a framework."""
+_OF_TRAINERS = {"beside_training", "prepared_by"}
+"""Notes that name the framework whose objects were given."""
+_USES = {
+    "hf": """\
+#     arguments = TrainingArguments(..., **export.settings)  # and all others as in your own
+""",
+    "lightning": """\
+#     print(export.text)  # lines around your Trainer
+""",
+    "accelerate": """\
+#     print(export.text)  # a file for accelerate launch, and lines for your script
+""",
+}
+_SCRIPT_HEADER = """\
+# The fastest settings that autotune {version} found for {name} on {device}.
+# Train with them, your script unchanged:
+#
+#     autotune apply <this file, or its folder> -- {command}
+#
+{lr}# `settings`, `command` and `script` are what is read back; everything else is the evidence, rounded.
+
+"""
+_SCRIPT_LR = """\
+# The script sets its learning rate itself: multiply it by {factor:g} (it began at {before:g}), since the global batch
+# changes, or put {{lr}} into the command where the script has an option for it.
+#
+"""
+_LOADERS = {
+    "map": """\
+#     loader = DataLoader(dataset, shuffle=True, drop_last=True, **config.dataloader_kwargs())
+""",
+    "ranks": """\
+#     sampler = DistributedSampler(dataset, drop_last=True)  # before each epoch: sampler.set_epoch(epoch)
+#     loader = DataLoader(dataset, sampler=sampler, drop_last=True, **config.dataloader_kwargs())
+""",
+    "stream": """\
+#     loader = DataLoader(dataset, drop_last=True, **config.dataloader_kwargs())
+""",
+    "tf_data": """\
+#     loader = TfData(build).loader(config)  # what autotune.TfData was given in the search
+""",
+    "loader": """\
+#     loader = config.loader(loader)  # a copy of your own, with these settings
+""",
+    "beside": """\
+#     loader = ...  # yours, made with what the search had beside it: {beside}
+#     loader = config.loader(loader)  # a copy of it, with these settings
+""",
+    "tokens": """\
+#     batches = ...  # your own batch sampler, made with max_tokens={max_tokens}
+#     loader = DataLoader(dataset, batch_sampler=batches, **config.dataloader_kwargs())
+""",
+    "batches": """\
+#     loader = DataLoader(dataset, batch_sampler=..., {threads}**config.loader_settings)  # your own batch sampler
+""",
+}
+"""A DataLoader refuses `shuffle` beside a sampler or for a stream, and `batch_size` beside a batch
+sampler."""
+_WORKER_THREADS = 'worker_init_fn=config.dataloader_kwargs()["worker_init_fn"], '
+"""For a loader that takes the settings alone."""
+_SHARES = """\
+#     # each rank's loader must draw a share of its own, as by a DistributedSampler: a copy keeps the sampler of yours
+"""
+_DDP = """\
+# It was measured in {count} processes; where one machine has all: torchrun --nproc-per-node {count}.
+# Call torch.distributed.init_process_group before config.prepare. micro_batch_size and num_workers are those of one
+# process.
+#
+"""
+_DP = """\
+# It was measured with the model in torch.nn.DataParallel over {count} devices; micro_batch_size is that of one of them.
+#
+"""
+_BINDING = """\
+# It was measured with each process bound to cores (numa_binding: {binding}). config.prepare binds yours in the same
+# way: start training without another binding (torchrun --numa-binding, numactl), and call it before workers start.
+#
+"""
+_TAKEN_OFF = """\
+# Take out of your own code what it has and this has not: {names}.
+#
+"""
+_SWITCHES = {
+    "fused": "fused=True of the optimizer",
+    "cudnn_benchmark": "torch.backends.cudnn.benchmark = True",
+}
+"""What stands in the user's own code for settings that nothing here switches off there."""
+_MALLOC = """\
+# It was measured in processes that keep the memory that they free. To have the same in training, put this before the
+# command that starts it:
+#
+#     env {switches}
+#
+"""
+
+
+def header_of(summary: RunSummary, recommendation: Recommendation) -> str:
+    """How to train with what is recommended: in one's own loop, or by one's own script."""
+    if summary.facts.script is not None:
+        return _script_header(summary, recommendation)
+    framework = _framework(summary)
+    if framework is not None:
+        return _trainer_header(summary, recommendation.config, framework)
+    return _HEADER.format(
+        version=summary.autotune_version,
+        name=_printable(summary.name),
+        device=_printable(summary.environment.device_name),
+        loader=_loader(summary.facts, recommendation.config),
+        ranks=_ranks(recommendation.config),
+        binding=_binding(recommendation.config),
+        taken_off=_taken_off(summary.baseline, recommendation.config),
+        malloc=_malloc(summary.environment),
+    )
+
+
+def _script_header(summary: RunSummary, recommendation: Recommendation) -> str:
+    config = recommendation.config
+    before = summary.baseline
+    script = summary.facts.script
+    is_left = config.lr != before.lr and script is not None and "lr" not in script.placeholders
+    return _SCRIPT_HEADER.format(
+        version=summary.autotune_version,
+        name=_printable(summary.name),
+        device=_printable(summary.environment.device_name),
+        command=_printable(shlex.join(summary.command)),
+        lr=_SCRIPT_LR.format(before=before.lr, factor=round(config.lr / before.lr, 4))
+        if is_left
+        else "",
+    )
+
+
+def _framework(summary: RunSummary) -> str | None:
+    """Whose trainer was given, by the name that notes have for it; None: the loop is the user's own."""
+    named = (
+        str(found.figures.get("framework")) for found in summary.notes if found.code in _OF_TRAINERS
+    )
+    return next((name for name in named if name in _TRAINERS), None)
+
+
+def _trainer_header(summary: RunSummary, config: TrainingConfig, framework: str) -> str:
+    target = _TRAINERS[framework]
+    beside = _beside(summary.facts, config)
+    return _TRAINER_HEADER.format(
+        version=summary.autotune_version,
+        name=_printable(summary.name),
+        device=_printable(summary.environment.device_name),
+        framework=framework,
+        target=target,
+        kind=_printable(summary.environment.device.partition(":")[0]),
+        optimizer=f', optimizer="{_printable(summary.facts.optimizer.name)}"'
+        if config.fused
+        else "",
+        use=_USES[target],
+        beside=f"# The search had beside your loader, which must be made with it: {beside}.\n"
+        if beside
+        else "",
+        taken_off=_taken_off(summary.baseline, config),
+        malloc=_malloc(summary.environment),
+    )
+
+
+def _loader(facts: WorkloadFacts, config: TrainingConfig) -> str:
+    """How the loader that was measured is made."""
+    lines = _LOADERS[_loader_of(facts, config)]
+    threads = "" if config.worker_threads is None else _WORKER_THREADS
+    made = lines.format(
+        max_tokens=config.loader_max_tokens, beside=_beside(facts, config), threads=threads
+    )
+    is_whole = facts.objects.has_loader and config.process_count > 1 and not facts.is_iterable
+    return made + _SHARES if is_whole else made
+
+
+def _beside(facts: WorkloadFacts, config: TrainingConfig) -> str:
+    """What was given beside a DataLoader, with the size that a batch sampler was made for; "": nothing was."""
+    size = (
+        f"max_tokens={config.loader_max_tokens}"
+        if facts.has_token_budget
+        else f"batch_size={config.loader_batch_size}"
+    )
+    is_made = facts.has_token_budget or facts.fixed_batch_size is None
+    sizes = {"batch_sampler": f"batch_sampler (for {size})"} if is_made else {}
+    return ", ".join(sizes.get(name, name) for name in facts.objects.beside)
+
+
+def _loader_of(facts: WorkloadFacts, config: TrainingConfig) -> str:
+    if facts.objects.has_loader:
+        return "beside" if facts.objects.beside else "loader"
+    if facts.has_token_budget:
+        return "tokens"
+    if facts.fixed_batch_size is not None:
+        return "batches"
+    if facts.is_tf_data:
+        return "tf_data"
+    if facts.is_iterable:
+        return "stream"
+    return "ranks" if config.process_count > 1 else "map"
+
+
+def _ranks(config: TrainingConfig) -> str:
+    """How several devices were used; "" for one."""
+    if config.strategy == "single":
+        return ""
+    return (_DDP if config.strategy == "ddp" else _DP).format(count=config.world_size)
+
+
+def _binding(config: TrainingConfig) -> str:
+    return "" if config.numa_binding is None else _BINDING.format(binding=config.numa_binding)
+
+
+def _taken_off(before: TrainingConfig, config: TrainingConfig) -> str:
+    """Switches of the user's own code that are not recommended; "" where there are none."""
+    names = [
+        name
+        for setting, name in _SWITCHES.items()
+        if getattr(before, setting) and not getattr(config, setting)
+    ]
+    return _TAKEN_OFF.format(names=", ".join(names)) if names else ""
+
+
+def _malloc(environment: Environment) -> str:
+    """How to start training as trials were; "" where that goes without saying."""
+    return _MALLOC.format(switches=" ".join(environment.malloc)) if environment.keeps_memory else ""
+
+
+def _printable(text: str) -> str:
+    """A text for a comment, which must be one line of characters that YAML allows."""
+    return "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))
+
+
+# recommended.yaml, out and in: the settings to use, with their evidence.
+#
+# Comes in: the RunSummary of a search, or the path of a file. Goes out: the file's text, or the
+# TrainingConfig in it. `settings` is exact and is all that is read back; the rest is rounded, for
+# people.
+
+
+_FORMAT = 1
+_DIGITS = 4  # our convention: finer than any measured figure here
+
+
+def recommended_yaml(summary: RunSummary) -> str:
+    """Return the text of recommended.yaml for a summary that has a recommendation."""
+    recommendation = summary.recommendation
+    assert recommendation is not None, "without a recommendation there is nothing to write"  # noqa: S101 -- a bug of ours
+    script = summary.facts.script
+    content = {
+        "format": _FORMAT,
+        "settings": recommendation.config.model_dump(),
+        **({} if script is None else _script(summary, script)),
+        "learning_rate": _learning_rate(recommendation),
+        "evidence": _evidence(summary, recommendation),
+        "same_batch": None
+        if recommendation.same_batch is None
+        else recommendation.same_batch.model_dump(),
+        "baseline": summary.baseline.model_dump(),
+        "machine": describe_machine(summary.environment),
+    }
+    return header_of(summary, recommendation) + yaml.safe_dump(
+        content, sort_keys=False, allow_unicode=True, width=100
+    )
+
+
+def read_recommended(path: str | Path) -> TrainingConfig:
+    """The settings of a recommended.yaml.
+
+    Raises:
+        ConfigError: the file can't be read, is no recommended.yaml, or was changed to what breaks a
+            rule.
+    """
+    path = Path(path)
+    if isdir(path):  # noqa: PTH112 - unlike Path.is_dir, no error for a name that no file system takes
+        raise ConfigError(
+            f"{path}: is a folder; give the file, such as {path / 'recommended.yaml'}"
+        )
+    document = read_document(path)
+    settings = document.data.get("settings")
+    if "format" not in document.data or not isinstance(settings, dict):
+        raise ConfigError(
+            f"{path}: is not a recommended.yaml (it has no `format` and `settings`); give one that "
+            f"autotune wrote"
+        )
+    number = document.data["format"]
+    if number != _FORMAT or isinstance(number, bool):
+        text = f"must be {_FORMAT}, but got {number!r}; read it with the autotune that wrote it, or search again"
+        raise ConfigError(*map(str, document.placed([Problem(text=text, path=("format",))])))
+    config, problems = validated(TrainingConfig, settings)
+    broken = [problem for problem in document.problems if problem.path[:1] in {(), ("settings",)}]
+    broken += document.placed([*_left_out(settings), *problems], below=("settings",))
+    if config is None or broken:
+        raise ConfigError(*map(str, broken))
+    return config
+
+
+def _malloc_switch(switch: str) -> str:
+    """Refuse any other variable: one such as LD_PRELOAD would run code where the file is applied."""
+    if re.fullmatch(r"MALLOC_(MMAP|TRIM)_THRESHOLD_=[0-9]+", switch) is None:
+        raise ValueError(
+            f"must be MALLOC_MMAP_THRESHOLD_=N or MALLOC_TRIM_THRESHOLD_=N, N whole, but got "
+            f"{switch!r}"
+        )
+    return switch
+
+
+class AppliedScript(FrozenModel):
+    """What a recommended.yaml says of the script that it was found for."""
+
+    command: tuple[str, ...]
+    """As it was searched with, placeholders and all."""
+    script: ScriptFacts
+    """How its settings are reached."""
+    malloc: tuple[Annotated[str, AfterValidator(_malloc_switch)], ...] = ()
+    """What was set for glibc's malloc in trials, as NAME=value."""
+
+
+def read_script(path: str | Path) -> AppliedScript:
+    """What a recommended.yaml says of the script that it was found for.
+
+    Raises:
+        ConfigError: the file can't be read, or was not found for a command.
+    """
+    document = read_document(Path(path))
+    given = {name: document.data.get(name) for name in ("command", "script", "malloc")}
+    if given["command"] is None or given["script"] is None:
+        raise ConfigError(
+            f"{path}: must have been found for a command to be applied to one, but it was found "
+            f"for a model and a "
+            "dataset; use autotune.load in your own loop, or search with autotune run -- python "
+            "train.py"
+        )
+    found, problems = validated(
+        AppliedScript, {name: value for name, value in given.items() if value is not None}
+    )
+    if found is None:
+        raise ConfigError(*map(str, document.placed(problems)))
+    return found
+
+
+def _script(summary: RunSummary, script: ScriptFacts) -> dict[str, Any]:
+    kept = script.model_dump(mode="json", exclude={"unreached", "modules", "new_files"})
+    malloc = list(summary.environment.malloc) if summary.environment.keeps_memory else []
+    return {"command": list(summary.command), "malloc": malloc, "script": kept}
+
+
+def _left_out(settings: dict[str, Any]) -> Iterator[Problem]:
+    """The settings that are missing, in their order: a line that was lost must not turn into a default."""
+    ddp = settings.get("ddp")
+    paths: list[KeyPath] = [(name,) for name in TrainingConfig.model_fields if name not in settings]
+    paths += (
+        [("ddp", name) for name in DdpConfig.model_fields if name not in ddp]
+        if isinstance(ddp, dict)
+        else []
+    )
+    for path in paths:
+        yield Problem(text="must be given: autotune writes every setting", path=path)
+
+
+def _learning_rate(recommendation: Recommendation) -> dict[str, Any]:
+    advice = recommendation.lr_advice
+    figures = advice.model_dump(mode="json", include={"rule", "batch_ratio", "betas", "eps"})
+    return {
+        **figures,
+        "batch_ratio": _rounded(advice.batch_ratio),
+        "notes": [*map(str, advice.notes)],
+    }
+
+
+def _evidence(summary: RunSummary, recommendation: Recommendation) -> dict[str, Any]:
+    runs = {
+        "baseline": runs_of(summary.trials, 0),
+        "recommended": runs_of(summary.trials, recommendation.number),
+    }
+    sources = (
+        run.busy_source
+        for measured in runs.values()
+        for run in measured
+        if run.busy_source is not None
+    )
+    peak = max((run.peak_memory_bytes for run in runs["recommended"]), default=None)
+    return {
+        "verdict": recommendation.verdict,
+        "speedup": _interval(recommendation.speedup),
+        "gain_probability": _rounded(recommendation.gain_probability),
+        "samples_per_s": {
+            name: _interval(rate_of_runs(own, summary.run_spread) if own else None)
+            for name, own in runs.items()
+        },
+        "busy_fraction": {
+            **{name: _busy(own) for name, own in runs.items()},
+            "source": next(sources, None),
+        },
+        "peak_memory_gib": None if peak is None else _rounded(peak / 2**30),
+        "memory_limit_gib": _rounded(summary.limit_bytes / 2**30),
+        "memory_source": summary.memory_source,
+        "reasons": [*map(str, recommendation.reasons)],
+        "trials": dict(Counter[str](trial.outcome for trial in summary.trials)),
+        "runs": {name: len(own) for name, own in runs.items()},
+    }
+
+
+def _busy(runs: Sequence[Measurement]) -> float | None:
+    fractions = [run.busy_fraction for run in runs if run.busy_fraction is not None]
+    return _rounded(fmean(fractions)) if fractions else None
+
+
+def _interval(figure: Interval | None) -> dict[str, float | None] | None:
+    return None if figure is None else {name: _rounded(value) for name, value in figure}
+
+
+def _rounded(value: float | None) -> float | None:
+    """Four significant digits; None for what is not known, such as an interval's open end."""
+    return float(f"{value:.{_DIGITS}g}") if value is not None and isfinite(value) else None

@@ -1,0 +1,555 @@
+"""Start, watch and end the processes of a trial: deadline, memory limit, process tree, the stack of a hang."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
+from time import sleep
+from typing import BinaryIO, Literal
+
+import psutil
+
+from autotune.errors import LauncherError
+from autotune.launch.launcher import TOKEN_VARIABLE, EndedFor, Exit, Launch
+from autotune.launch.machine import with_kept_memory
+from autotune.protocol.disk import TrialFolder, disk_error, monotonic
+
+# The stack of a rank shortly before it was ended, as faulthandler has written it.
+#
+# Receives the text; hands on the main thread's frames, whether they wait for other ranks, and which
+# are the user's. Source: Python/traceback.c of CPython (_Py_DumpTracebackThreads): threads come
+# from the newest to the oldest, the main thread last, and frames from the innermost to the
+# outermost.
+
+
+Whereabouts = Literal["elsewhere", "unknown", "ours", "calling", "waiting"]
+"""Of the innermost frame: in user code or what it calls; not known; in autotune; in a wait for
+other ranks that the user's code asked for; in a wait that all ranks come to."""
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x.*\(most recent call first\):$", re.MULTILINE)
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
+_OUR_PACKAGE = str(Path(__file__).resolve().parents[1]) + "/"
+_COLLECTIVES = "/torch/distributed/"
+_WAITS_IN = (_COLLECTIVES, "/torch/nn/parallel/distributed.py")
+_LIBRARIES = ("/site-packages/torch/", "/dist-packages/torch/", _OUR_PACKAGE)
+# Torch/autograd/graph.py; DDP's all-reduce is awaited in it, without a frame.
+_BACKWARD = "_engine_run_backward"
+_DEVICE_WAITS_IN = (
+    "/torch/cuda/",
+    "/torch/accelerator/",
+)  # by synchronize: for kernels, those of NCCL among them
+_NOT_THE_USERS = ("/site-packages/", "/dist-packages/")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """A line that was being run."""
+
+    file: str
+    line: int
+    name: str
+
+    def __str__(self) -> str:
+        return f'  File "{self.file}", line {self.line}, in {self.name}'
+
+
+def read_stack(text: str) -> tuple[Frame, ...]:
+    """The main thread's frames, the innermost last; () where faulthandler wrote none."""
+    frames = _FRAME.finditer(_THREAD.split(text)[-1])
+    parsed = [
+        Frame(file=frame["file"], line=int(frame["line"]), name=frame["name"]) for frame in frames
+    ]
+    return tuple(reversed(parsed))
+
+
+def whereabouts(stack: tuple[Frame, ...]) -> Whereabouts:
+    """What a rank was doing, by its innermost frame."""
+    if not stack:
+        return "unknown"
+    innermost = stack[-1]
+    if innermost.name == _BACKWARD:
+        return "waiting"
+    if any(place in innermost.file for place in _WAITS_IN):
+        caller = next(
+            (frame.file for frame in reversed(stack) if _COLLECTIVES not in frame.file),
+            innermost.file,
+        )
+        return "waiting" if any(place in caller for place in _LIBRARIES) else "calling"
+    if innermost.name == "synchronize" and any(
+        place in innermost.file for place in _DEVICE_WAITS_IN
+    ):
+        return "waiting"
+    return "ours" if innermost.file.startswith(_OUR_PACKAGE) else "elsewhere"
+
+
+def users_part(stack: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    """The frames of the user's own code; where there are none, those that are not ours, else all."""
+    foreign = tuple(frame for frame in stack if not frame.file.startswith(_OUR_PACKAGE))
+    library = sysconfig.get_path("stdlib") + "/"
+    own = tuple(frame for frame in foreign if not frame.file.startswith((library, "<frozen")))
+    return (
+        tuple(frame for frame in own if not any(part in frame.file for part in _NOT_THE_USERS))
+        or foreign
+        or stack
+    )
+
+
+# Starts workers; finds and ends all processes that a trial has started, also those that have left
+# its session.
+#
+# A trial's processes are found by the session and process group of each rank, and by a token in
+# their environment. A session's number is only used while the rank that leads it has not been
+# reaped: after that the kernel may give the number to another process, and killpg would end a
+# stranger's group. The launchers therefore read exit codes without reaping the ranks (`exit_code`,
+# and serve.py in the fork server), and reap them after `kill_all`. Only where the fork server
+# itself dies does init reap its ranks before that. Numbers are given out in turn: one comes round
+# again after 32,768 forks or more (man 5 proc, pid_max), which take seconds, not the moment until
+# `kill_all`.
+#
+# The dead leave shared memory. torch's, by the sharing strategy "file_system": its process that
+# would remove the files (torch_shm_manager) is ended with the trial. Source:
+# torch/csrc/MapAllocator.cpp (NewProcessWideShmHandle): "/torch_", pid, "_", random, "_", counter.
+# NCCL's, which it removes once all ranks have them open. Source: NCCL's src/misc/shmutils.cc
+# (ncclShmOpen): mkstemp of "/dev/shm/nccl-XXXXXX", unlinked by the last rank that attaches.
+
+
+# Our convention: a process that a SIGKILL has not ended by then waits for a device or a disk.
+_GONE_WITHIN_S = 5.0
+_SHARED = Path("/dev/shm")  # noqa: S108 - torch's and NCCL's own place
+_NCCL = "nccl-"
+
+
+def start_worker(
+    *arguments: str,
+    environment: Mapping[str, str],
+    token: str,
+    stdin: int,
+    output: int,
+    descriptors: Collection[int] = (),
+) -> subprocess.Popen[bytes]:
+    """Start an interpreter with the worker's code, in a session of its own.
+
+    Args:
+        arguments: Of its command line.
+        environment: The caller's; its module search path, which the working directory does not
+            change, is added, and what has malloc keep memory.
+        token: Marks all that the worker starts.
+        stdin: What it reads, as for Popen.
+        output: The descriptor that it prints to.
+        descriptors: Others that it inherits.
+
+    Raises:
+        LauncherError: the system refuses.
+    """
+    path = os.pathsep.join(entry for entry in sys.path if isinstance(entry, str) and entry)
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "autotune.worker", *arguments],
+            env={**with_kept_memory(environment), "PYTHONPATH": path, TOKEN_VARIABLE: token},
+            stdin=stdin,
+            stdout=output,
+            stderr=output,
+            pass_fds=descriptors,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise LauncherError(f"a process for trials can't be started: {error}") from error
+
+
+def exit_code(process: subprocess.Popen[bytes]) -> int | None:
+    """Exit code of a child that has ended (negative: a signal), None where it runs; the child is not reaped."""
+    if process.returncode is not None or sys.platform != "linux":
+        return process.poll()
+    return exit_code_of(process.pid)
+
+
+def exit_code_of(child: int) -> int | None:
+    """The same of a child by its number; on Linux alone."""
+    ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if ended is None:
+        return None
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+
+def kill_all(leaders: Collection[int], token: str, *, spare: int | None = None) -> None:
+    """End a trial and wait until all of it is gone: loader workers that live on would disturb the next trial.
+
+    Args:
+        leaders: The trial's ranks, each the leader of a session and process group; not reaped yet.
+        token: The value of TOKEN_VARIABLE in the environment of the trial's processes.
+        spare: A server that has the token too and lives on.
+    """
+    begun = monotonic()
+    pids = set(leaders)
+    pids.update(
+        process.pid for process in _members(leaders, token, spare)
+    )  # the groups' end leaves no trace of them
+    for leader in leaders:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(leader, signal.SIGKILL)
+    while (doomed := _members(leaders, token, spare)) and monotonic() - begun < _GONE_WITHIN_S:
+        for process in doomed:  # again, until none is left: a process may have forked meanwhile
+            with suppress(psutil.Error):
+                process.kill()
+            pids.add(process.pid)
+        sleep(0.002)  # about as long as a killed process needs to be gone
+    for pid in pids:
+        free_shared_memory(pid)
+
+
+def bytes_above(leaders: Collection[int], ceiling_bytes: int) -> int | None:
+    """Memory of the process trees below `leaders` together where it is above the ceiling, else None.
+
+    Resident sizes, which are cheap, count shared pages once for each process; only where they pass
+    the ceiling is the proportional share (PSS) asked for, which takes the process's memory lock.
+    """
+    processes = [process for leader in leaders for process in _tree(leader)]
+    if _summed(processes, lambda process: process.memory_info().rss) <= ceiling_bytes:
+        return None
+    total = _summed(processes, _proportional_bytes)
+    return total if total > ceiling_bytes else None
+
+
+def oom_kills() -> int:
+    """How often the kernel's out-of-memory killer has struck since boot; 0 where the kernel does not count."""
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
+
+
+def _tree(leader: int) -> list[psutil.Process]:
+    with suppress(psutil.Error):
+        root = psutil.Process(leader)
+        return [root, *root.children(recursive=True)]
+    return []
+
+
+def _summed(processes: Iterable[psutil.Process], bytes_of: Callable[[psutil.Process], int]) -> int:
+    total = 0
+    for process in processes:
+        with suppress(psutil.Error):  # it has ended
+            total += bytes_of(process)
+    return total
+
+
+def _proportional_bytes(process: psutil.Process) -> int:
+    full = process.memory_full_info()
+    return int(getattr(full, "pss", full.uss))
+
+
+def _members(leaders: Collection[int], token: str, spare: int | None) -> list[psutil.Process]:
+    others = (
+        process for process in psutil.process_iter() if process.pid not in {os.getpid(), spare}
+    )
+    return [process for process in others if _is_member(process, leaders, token)]
+
+
+def _is_member(process: psutil.Process, leaders: Collection[int], token: str) -> bool:
+    """Whether a process of a trial runs; zombies wait for their parent, which in a container may never reap them."""
+    with suppress(psutil.Error, OSError):
+        is_ours = (
+            os.getsid(process.pid) in leaders or process.environ().get(TOKEN_VARIABLE) == token
+        )
+        return is_ours and process.status() not in {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
+    return False
+
+
+def free_shared_memory(pid: int) -> None:
+    """Remove torch's files in /dev/shm that a dead process has left."""
+    for path in _SHARED.glob(f"torch_{pid}_*"):
+        with suppress(OSError):
+            path.unlink()
+
+
+def segments() -> dict[int, Path]:
+    """This user's files of NCCL that are there now, by their inodes."""
+    found = {}
+    for path in _SHARED.glob(f"{_NCCL}*"):
+        with suppress(OSError):
+            status = path.stat(follow_symlinks=False)
+            if status.st_uid == os.getuid():
+                found[status.st_ino] = path
+    return found
+
+
+def free_segments(before: Collection[int]) -> None:
+    """Remove NCCL's files that were not there before, and that no living process has open or mapped.
+
+    Processes of other containers that share /dev/shm are not visible: a group of this user's that
+    starts in one while a trial's ranks run here may lose its file. Hence this is called after
+    groups only, which may have left some.
+    """
+    new = {inode: path for inode, path in segments().items() if inode not in before}
+    used = _used_names() if new else set()
+    for path in new.values():
+        if path.name not in used:
+            with suppress(OSError):  # its owner has removed it
+                path.unlink()
+
+
+def _used_names() -> set[str]:
+    """Names of such files that living processes have open or mapped."""
+    targets = list[str]()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or is another user's
+            targets += (process / "maps").read_text(errors="replace").splitlines()
+        with suppress(OSError):
+            for descriptor in (process / "fd").iterdir():
+                with suppress(OSError):
+                    targets.append(str(descriptor.readlink()))
+    prefix = f"{_SHARED}/{_NCCL}"
+    return {Path(target[target.index(prefix) :]).name for target in targets if prefix in target}
+
+
+# A trial from its start to its end: reads its output, keeps its deadline, watches its RAM, ends all
+# that is left.
+#
+# The ranks of a group end together: once one has ended, the others soon end by themselves or are
+# ended. Once one has written its stack because the group stands still, and has not removed it
+# since, all are ended. The log takes all that the processes print, or the beginning and the end
+# where that is too much.
+
+
+# Our conventions:
+_TICK_S = 0.05
+_FLOODED_TICK_S = 0.001  # a full pipe blocks the process that prints
+_RAM_CHECK_S = 0.5
+# Of the ceiling gone from the machine's free RAM: to sum up the process tree costs the trial time.
+_WORTH_A_CHECK = 0.5
+_CHECKS_ANYWAY = (
+    10  # one check in so many is made in any case: other processes may have freed RAM meanwhile
+)
+_HEAD_BYTES = _TAIL_BYTES = 256 * 1024  # some thousand lines of each
+_PUMP_BYTES = 1024 * 1024  # then the deadline and the memory are checked again
+_CHUNK_BYTES = 64 * 1024  # what a pipe holds; man 7 pipe
+# Tempfile.mkdtemp; arbitrary_address of multiprocessing/connection.py.
+_SOCKET = "/pymp-12345678/listener-12345678"
+_SOCKET_PATH_BYTES = 104  # sys/un.h, with the zero at its end: 108 on Linux, 104 on macOS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A trial's processes as their launcher knows them."""
+
+    pids: Sequence[int]
+    """The leader of each rank's session, in the order of the ranks; not reaped before `watch`
+    returns."""
+    poll: Callable[[float], Mapping[int, int]]
+    """Waits at most so long; exit codes (negative: a signal) of the ranks that have ended since the
+    last call. Never called once all have ended."""
+    spare: int | None = None
+    """A server that has the trial's token and lives on."""
+
+
+def watch(launch: Launch, token: str, start: Callable[[int, ExitStack], Started]) -> Exit:
+    """Start a trial and wait for its end, or end it; when this returns or raises, nothing of it runs any more.
+
+    Args:
+        launch: The trial.
+        token: Marks its processes.
+        start: Starts its ranks, which print to a descriptor; puts on the stack what is to go with
+            them: `sockets_in`, right before.
+    """
+    with ExitStack() as held:
+        return _watch(launch, token, lambda output: start(output, held))
+
+
+@contextmanager
+def sockets_in(folder: TrialFolder) -> Iterator[None]:
+    """A folder for sockets that is gone with the trial; where none can be made, processes find a place themselves.
+
+    That place may be too long for a socket, and a trial with loader workers then hangs to its
+    deadline.
+
+    Its name is as long as those that multiprocessing gives. Once the fork server knows of it, it is
+    gone even where this process is killed; so nothing is waited for in between.
+    """
+    with ExitStack() as held:
+        with suppress(OSError):
+            made = TemporaryDirectory(
+                prefix="pymp-", dir=_place_for_sockets(), ignore_cleanup_errors=True
+            )
+            folder.sockets.symlink_to(held.enter_context(made))
+        yield
+
+
+def _place_for_sockets() -> str:
+    """Where temporary files go, unless a socket there can't be bound for its path's length: its loader would hang.
+
+    Source: CPython's issue 132124; newer versions of multiprocessing go the same way.
+    """
+    place = gettempdir()
+    return place if len(os.fsencode(place)) + len(_SOCKET) < _SOCKET_PATH_BYTES else "/tmp"  # noqa: S108
+
+
+def _watch(launch: Launch, token: str, start: Callable[[int], Started]) -> Exit:
+    log = LogFile(launch.log)
+    try:
+        started = start(log.output)
+    except BaseException:
+        kill_all((), token)
+        log.close()
+        raise
+    finally:
+        os.close(log.output)
+    begun = monotonic()
+    kills = oom_kills()
+    before = segments()
+    try:
+        end = _wait(started, launch, log, begun)
+    finally:
+        kill_all(started.pids, token, spare=started.spare)
+        if launch.ranks > 1:
+            free_segments(before)
+        log.close()
+    _await_last_exits(started, end.codes.count(None))
+    return replace(end, was_oom_killed=oom_kills() > kills)
+
+
+def _wait(started: Started, launch: Launch, log: LogFile, begun: float) -> Exit:
+    codes: dict[int, int] = {}
+    ends_at: dict[EndedFor, float] = {
+        "deadline": begun + launch.deadline_s,
+        "straggling": inf,
+        "standstill": inf,
+    }
+    ram = _RamWatch(
+        launch.ram_ceiling or (lambda: launch.ram_ceiling_bytes),
+        begun + _RAM_CHECK_S,
+        psutil.virtual_memory().available,
+    )
+    running = started.pids
+    first_s = None
+    taken = None
+    ended_for: EndedFor | None = None
+    while running and ended_for is None:
+        is_flooded = log.pump()
+        ended = started.poll(_FLOODED_TICK_S if is_flooded else _TICK_S)
+        now = monotonic()
+        if ended and not codes:
+            ends_at["straggling"] = now + launch.ending.follow_within_s
+            first_s = now - begun
+        stacks_end = min(ends_at["standstill"], now + launch.ending.stacks_within_s)
+        ends_at["standstill"] = stacks_end if launch.folder.has_stacks() else inf
+        codes.update(ended)
+        running = [pid for rank, pid in enumerate(started.pids) if rank not in codes]
+        if not running:
+            break
+        ended_for = next((reason for reason, at in ends_at.items() if now >= at), None)
+        if ended_for is None and launch.should_end is not None and launch.should_end():
+            ended_for = "cancelled"
+        if ended_for is None and launch.folder.done.exists():
+            ended_for = "done"
+        if ended_for is None and (taken := ram.above_ceiling(running, now)) is not None:
+            ended_for = "memory"
+    by_rank = tuple(codes.get(rank) for rank in range(launch.ranks))
+    return Exit(
+        code=by_rank[0],
+        codes=by_rank,
+        first=next(iter(codes), None),  # they are in the order in which they came
+        first_s=first_s,
+        ended_for=ended_for,
+        memory_bytes=taken,
+        wall_s=monotonic() - begun,
+    )
+
+
+def _await_last_exits(started: Started, count: int) -> None:
+    """Receive the exits of ranks that were ended, so that they are not taken for the next trial's."""
+    begun = monotonic()
+    while (
+        count > 0 and (left_s := begun + 5.0 - monotonic()) > 0
+    ):  # for the codes of ranks that were killed
+        count -= len(started.poll(left_s))
+
+
+@dataclass(slots=True)
+class _RamWatch:
+    """Checks a trial's memory from time to time, and sums up its processes only where that may matter."""
+
+    ceiling: Callable[[], int | None]
+    next_check: float
+    free_bytes: int
+    checks: int = 0
+
+    def above_ceiling(self, leaders: Collection[int], now: float) -> int | None:
+        """Memory of the ranks together where it is above the ceiling."""
+        if now < self.next_check or (ceiling_bytes := self.ceiling()) is None:
+            return None
+        self.next_check = now + _RAM_CHECK_S
+        self.checks = self.checks + 1
+        taken_bytes = self.free_bytes - psutil.virtual_memory().available
+        if taken_bytes < _WORTH_A_CHECK * ceiling_bytes and self.checks % _CHECKS_ANYWAY != 0:
+            return None
+        return bytes_above(leaders, ceiling_bytes)
+
+
+class LogFile:
+    """Writes what comes out of a pipe to a file, at most half a MiB.
+
+    Attributes:
+        output: the descriptor that a trial's processes write to, for the caller to close.
+
+    Raises:
+        RunFolderError: the log can't be written; nothing stays open.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._pipe, self.output = os.pipe()
+        try:
+            descriptor = os.open(
+                path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600
+            )
+        except OSError as error:
+            os.close(self._pipe)
+            os.close(self.output)
+            raise disk_error(path, error) from error
+        self._file: BinaryIO = open(descriptor, "wb", buffering=0)  # noqa: PTH123, SIM115 - a descriptor, closed by close()
+        os.set_blocking(self._pipe, False)
+        self._room = _HEAD_BYTES
+        self._dropped = 0
+        self._tail = bytearray()
+
+    def pump(self) -> bool:
+        """Read what is in the pipe now, 1 MiB at most; whether it was full, so that more may wait."""
+        taken = 0
+        with suppress(BlockingIOError):
+            while taken < _PUMP_BYTES and (chunk := os.read(self._pipe, _CHUNK_BYTES)):
+                self._keep(chunk)
+                taken += len(chunk)
+        return taken >= _CHUNK_BYTES
+
+    def close(self) -> None:
+        """Read the rest and write the end; a full disk costs the log its end, not the study a trial."""
+        while self.pump():
+            pass
+        if self._dropped:
+            self._write(f"\n... {self._dropped:,} bytes left out ...\n".encode())
+        self._write(self._tail)
+        self._file.close()
+        os.close(self._pipe)
+
+    def _keep(self, chunk: bytes) -> None:
+        head = chunk[: self._room]
+        rest = chunk[self._room :]
+        self._room -= len(head)
+        self._write(head)
+        self._tail += rest
+        excess = max(0, len(self._tail) - _TAIL_BYTES)
+        del self._tail[:excess]
+        self._dropped += excess
+
+    def _write(self, data: bytes | bytearray) -> None:
+        with suppress(OSError):
+            self._file.write(data)

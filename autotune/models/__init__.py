@@ -1,0 +1,4 @@
+"""Calculate from measurements: statistics, the throughput model, the memory model, decisions, time estimates.
+
+Comes in: records. Goes out: numbers and decisions. Pure functions; no clock, no device, no files.
+"""

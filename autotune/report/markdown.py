@@ -1,0 +1,93 @@
+"""report.md: the report's sections as GitHub-flavoured Markdown, the same as the page; what it draws stands in tables.
+
+Comes in: a ReportModel. Goes out: Markdown, which needs no plotting library. Text that stems from
+the user's code is escaped; tracebacks stand in fences longer than any run of backticks inside.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from autotune.messages.units import NO_VALUE
+from autotune.report.blocks import (
+    Block,
+    Bullets,
+    Facts,
+    Paragraph,
+    Plot,
+    Section,
+    Table,
+    TimeBars,
+    Trace,
+    bar_table,
+    plot_blocks,
+)
+from autotune.report.model import ReportModel
+from autotune.report.words import one_line
+
+_MARKS = re.compile(r"([\\`*_{}\[\]<>|~&#$])")
+_BACKTICKS = re.compile(r"`+")
+
+
+def render_markdown(report: ReportModel) -> str:
+    """The whole report."""
+    lead = (Paragraph(text=_changes(report)), *report.lead)
+    return render_sections(
+        f"autotune: {report.summary.name}", report.headline, lead, report.sections
+    )
+
+
+def render_sections(
+    title: str, headline: str, lead: Iterable[Block], sections: Iterable[Section]
+) -> str:
+    """Title, headline, what follows it, and the sections, each below its title."""
+    parts = [f"# {_escape(title)}", f"**{_escape(headline)}**", *map(_block, lead)]
+    for section in sections:
+        parts += [f"## {section.title}", *map(_block, section.blocks)]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _changes(report: ReportModel) -> str:
+    """What to change, in a sentence; "" where nothing is."""
+    changes = (
+        f"{name} to {after}{f' (from {before})' * (before != NO_VALUE)}"
+        for name, before, after in report.changes
+    )
+    return f"Set {', '.join(changes)}." if report.changes else ""
+
+
+def _block(block: Block) -> str:  # noqa: PLR0911 - one for each kind of block
+    """A block's text; "" for one without content."""
+    match block:
+        case Paragraph():
+            return _escape(block.text)
+        case Bullets():
+            return "\n".join(f"- {_escape(sentence)}" for sentence in block.sentences)
+        case Table():
+            return _table(block.heads, block.rows)
+        case Facts():
+            return _table(("", ""), block.facts.items())
+        case TimeBars():
+            return _block(bar_table(block))
+        case Plot():
+            return "\n\n".join((f"### {block.title}", *map(_block, plot_blocks(block))))
+        case Trace():
+            head = f"**{_escape(block.count)}** {_escape(block.text)}"
+            return f"{head}\n\n{_fence(block.traceback)}" if block.traceback else head
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [map(_escape, heads), ["---"] * len(heads), *(map(_escape, row) for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _escape(text: str) -> str:
+    """Any text on one line, with everything that Markdown or HTML would obey made plain."""
+    return _MARKS.sub(r"\\\1", one_line(text))
+
+
+def _fence(text: str) -> str:
+    """Any text as a block of code."""
+    fence = max(("```", *(f"{run}`" for run in _BACKTICKS.findall(text))), key=len)
+    return f"{fence}text\n{text}\n{fence}"

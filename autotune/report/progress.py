@@ -1,0 +1,311 @@
+"""Shows the progress of a search: one live line on a terminal, a plain line for each trial elsewhere.
+
+Comes in: records' Progress, after every step. Goes out: text on stderr, in a notebook on stdout. It
+never disturbs the search: once the stream fails (closed, or its reader gone), nothing more is
+written.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import ceil, isfinite
+from typing import IO, Literal, TextIO, cast
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from autotune.messages.units import OUTCOMES, format_count, format_times, show
+from autotune.protocol.disk import monotonic
+from autotune.records.result import Known, Progress
+from autotune.records.trial import TrialRecord
+from autotune.report.words import describe_settings, one_line, shorten
+
+ProgressMode = Literal["auto"] | bool
+ShowProgress = Callable[[Progress], None]
+
+_NARROWEST_TEXT = 8  # cells; below, a text cut with an ellipsis says nothing: our convention
+_BROKEN = (OSError, ValueError)  # a stream that is gone, or closed
+_OFF_FROM = 0.25
+"""Share by which the seconds of a whole search differ from those that were told last, from which
+they are told again: our own convention, the accuracy that a promise should have."""
+_ALONE = {
+    "probe": (
+        "examining model, data and machine",
+        "Examining the model, the data and the machine.",
+    ),
+    "measure": ("measuring today's settings", "Measuring today's settings."),
+    "curves": (
+        "measuring loader and device alone",
+        "Measuring loader and device alone, with today's and other settings.",
+    ),
+}
+"""Phases without steps: on the live line, and in a plain line."""
+
+
+@contextmanager
+def make_progress(mode: ProgressMode) -> Iterator[ShowProgress]:
+    """A callable that shows each Progress it gets, for as long as the context lasts.
+
+    "auto" and True: a live line where stderr is a terminal, plain lines otherwise. False: nothing.
+    """
+    is_notebook = _is_notebook()
+    stream = sys.stdout if is_notebook else sys.stderr
+    if mode is False or stream is None:
+        yield lambda _: None
+        return
+    # rich writes only to the wrapped stream, and from its refreshing thread as well: the wrapper
+    # must not raise.
+    console = Console(
+        file=cast("IO[str]", _QuietStream(stream)),
+        force_jupyter=False,
+        highlight=False,
+        emoji=False,
+    )
+    if is_notebook or not console.is_terminal or console.is_dumb_terminal:
+        yield _plain_lines(console)
+        return
+    line = _LiveLine(console)
+    with Live(
+        get_renderable=line.render,
+        console=console,
+        transient=True,
+        refresh_per_second=2,
+        redirect_stdout=False,  # rich would send the caller's stdout to stderr
+    ):
+        yield line.show
+
+
+def _is_notebook() -> bool:
+    """Whether an ipykernel runs this process, with any shell; IPython is asked only where it is loaded already."""
+    get_shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)
+    return any("ipykernel" in base.__module__ for base in type(get_shell()).__mro__)
+
+
+class _QuietStream:
+    """A text stream that falls silent for good at its first failure."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream: TextIO | None = stream
+        self.encoding: str = getattr(stream, "encoding", None) or "utf-8"
+
+    def write(self, text: str) -> int:
+        self._attempt(
+            lambda stream: stream.write(text.encode(self.encoding, "replace").decode(self.encoding))
+        )
+        return len(text)
+
+    def flush(self) -> None:
+        self._attempt(lambda stream: stream.flush())
+
+    def isatty(self) -> bool:
+        return bool(self._attempt(lambda stream: stream.isatty()))
+
+    def _attempt(self, action: Callable[[TextIO], object]) -> object:
+        """Do something with the stream, and never again once it has failed."""
+        try:
+            return None if self._stream is None else action(self._stream)
+        except _BROKEN:
+            self._stream = None
+            return None
+
+
+def _plain_lines(console: Console) -> ShowProgress:
+    """A line at the start of a phase, one for each finished trial, and one where the time that was told is off."""
+    latest: dict[str, object] = {}
+    told_s: float | None = None
+
+    def print_new(kind: str, key: object, line: str) -> None:
+        if latest.get(kind) != key:
+            latest[kind] = key
+            console.print(Text(line, no_wrap=True, overflow="ellipsis"))
+
+    def show(progress: Progress) -> None:
+        nonlocal told_s
+        print_new("phase", progress.phase, _say_phase(progress))
+        _print_warnings(progress, console)
+        if progress.last is not None:
+            step = (progress.done, progress.last.number, len(progress.last.repeats))
+            print_new("trial", step, _say_trial(progress, progress.last, console.width))
+        if progress.known is not None:
+            line = _say_known(progress, progress.known, console.width)
+            print_new("known", line, line)
+        if progress.phase != "search" or progress.remaining_s is None or progress.remaining_s < 5.0:
+            return
+        whole_s = progress.elapsed_s + progress.remaining_s
+        if told_s is not None and abs(whole_s / told_s - 1) > _OFF_FROM:
+            console.print(Text(_say_left(progress.remaining_s)))
+            told_s = whole_s
+        told_s = told_s or whole_s
+
+    return show
+
+
+class _LiveLine:
+    """The latest Progress as one line, its clock running between steps."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._progress: Progress | None = None
+        self._came_at = monotonic()
+
+    def show(self, progress: Progress) -> None:
+        """Take the latest; the next refresh shows it."""
+        self._progress = progress
+        self._came_at = monotonic()
+        _print_warnings(progress, self._console)
+
+    def render(self) -> Text:
+        """The line, no wider than the console."""
+        if self._progress is None:
+            return Text("")
+        line = _say_state(self._progress, monotonic() - self._came_at, self._console.width - 1)
+        return Text(line, no_wrap=True, overflow="ellipsis")
+
+
+def _print_warnings(progress: Progress, console: Console) -> None:
+    """Each in full, above the live line where there is one."""
+    for warning in progress.warnings:
+        console.print(Text(f"Note: {one_line(str(warning))}", style="bold"))
+
+
+def _say_phase(progress: Progress) -> str:
+    if progress.phase in _ALONE:
+        return _ALONE[progress.phase][1]
+    if progress.phase == "confirm":
+        return "Deciding: the best and the baseline run again, alternately."
+    about = (
+        "" if progress.remaining_s is None else f", about {show(progress.remaining_s, 'duration')}"
+    )
+    return f"Searching: at most {format_count(progress.total, 'trial')}{about}."
+
+
+def _say_left(remaining_s: float) -> str:
+    """Say how long it goes on, where that is otherwise than was told."""
+    return f"Now about {show(remaining_s, 'duration')} are left."
+
+
+def _say_known(progress: Progress, known: Known, width: int) -> str:
+    """Say what is known of the best over the baseline by now, in one line."""
+    low = format_times(known.speedup.low)
+    if known.is_proven:
+        gain = f"Proven: at least {low} times as fast"
+    elif known.speedup.low > 1:
+        gain = f"Not proven yet: probably at least {low} times as fast"
+    else:
+        gain = f"So far between {low} and {format_times(known.speedup.high)} times as fast"
+    if progress.best is None:
+        return gain
+    rest = max(width - cell_len(f"{gain} ()"), _NARROWEST_TEXT)
+    return f"{gain} ({_cut_settings(_say_settings(progress, progress.best), rest)})"
+
+
+def _say_trial(progress: Progress, trial: TrialRecord, width: int) -> str:
+    """Say how the trial's last run ended: a success with the best so far, or a failure with its reason."""
+    total = str(progress.total)
+    outcome = trial.outcome
+    reason = trial.reason
+    run = trial.measurement
+    count = f"{progress.done:>{len(total)}}/{total}"
+    if trial.repeats:
+        again = trial.repeats[-1]
+        count = f"{'again':>{len(count)}}"
+        outcome = again.outcome
+        reason = again.reason
+        run = again.measurement
+    step = f"{count}  #{trial.number:<{len(total)}}"
+    rate = None if run is None else run.samples_per_s
+    settings = _say_settings(progress, trial)
+    if outcome == "ok" and rate is not None:
+        best = f"best {_say_gain(progress) or show(_rate_of(progress.best), 'plain_rate')}"
+        head = f"{step}  {show(rate, 'plain_rate'):>9} samples/s  {best:<11}  "
+        return head + _cut_settings(settings, max(width - cell_len(head), _NARROWEST_TEXT))
+    head = f"{step}  {OUTCOMES[outcome]:>19}  "
+    rest = max(width - cell_len(head), 2 * _NARROWEST_TEXT)  # a reason needs the room of the best
+    if not reason:
+        return head + _cut_settings(settings, rest)
+    settings = _cut_settings(settings, rest // 2)
+    return f"{head}{settings}: {shorten(reason, rest - cell_len(settings) - 2)}"
+
+
+def _say_state(progress: Progress, passed_s: float, width: int) -> str:
+    """Such as `trial 7/40 | best 2,345 samples/s, 1.90× (batch 64) | at most 12 % more | 1 min 20 s left`.
+
+    Where it is too wide, settings are left out first, then what can still be gained.
+    """  # noqa: RUF002 - a times sign
+    if progress.phase in _ALONE:
+        step = _ALONE[progress.phase][0]
+    elif progress.phase == "confirm":
+        step = f"deciding, {format_count(progress.done, 'pair')}"
+    else:
+        step = f"trial {progress.done}/{progress.total}"
+    clock = _say_clock(progress, passed_s)
+    rate = _rate_of(progress.best)
+    gain = _say_gain(progress)
+    if progress.best is None or rate is None:
+        return f"{step} | {clock}"
+    best = f"best {show(rate, 'rate')}" + (f", {gain}" if gain else "")
+    if progress.known is not None and progress.known.speedup.low > 1:
+        least = f"{show(progress.known.speedup.low, 'times')}×"  # noqa: RUF001 - a times sign
+        best = f"{'proven' if progress.known.is_proven else 'probably'} {least}, best {show(rate, 'rate')}"
+    more = _say_more(progress)
+    rest = width - cell_len(f"{step} | {best} | {clock}{more}")
+    if rest < 0:
+        more, rest = "", rest + cell_len(more)
+    rest -= len(" ()")
+    settings = (
+        f" ({_cut_settings(_say_settings(progress, progress.best), rest)})"
+        if rest >= _NARROWEST_TEXT
+        else ""
+    )
+    return f"{step} | {best}{settings}{more} | {clock}"
+
+
+def _say_more(progress: Progress) -> str:
+    """What other settings can still gain at most; "" where that is not known."""
+    if progress.can_win is None or not isfinite(progress.can_win):
+        return ""
+    if progress.can_win < 0.01:  # a gain is shown in whole per cents
+        return " | less than 1 % more"
+    # 1e-6: more than floating point adds to a per cent, less than is shown
+    return f" | at most {ceil(100 * progress.can_win - 1e-6):,} % more"
+
+
+def _say_clock(progress: Progress, passed_s: float) -> str:
+    if progress.remaining_s is None:
+        return f"{_whole_seconds(progress.elapsed_s + passed_s)} so far"
+    return f"{_whole_seconds(progress.remaining_s - passed_s)} left"
+
+
+def _whole_seconds(seconds: float) -> str:
+    return f"{max(round(seconds), 0)} s" if seconds < 60 else show(seconds, "duration")
+
+
+def _say_gain(progress: Progress) -> str:
+    """The best over the baseline; "" where one of them is not known."""
+    best = _rate_of(progress.best)
+    baseline = _rate_of(progress.baseline)
+    return "" if best is None or baseline is None else f"{show(best / baseline, 'times')}×"  # noqa: RUF001 - a times sign
+
+
+def _rate_of(trial: TrialRecord | None) -> float | None:
+    return None if trial is None or trial.measurement is None else trial.measurement.samples_per_s
+
+
+def _say_settings(progress: Progress, trial: TrialRecord) -> str:
+    if progress.baseline is None or trial.number == progress.baseline.number:
+        return one_line(describe_settings(trial.config))
+    return one_line(describe_settings(trial.config, progress.baseline.config))
+
+
+def _cut_settings(settings: str, width: int) -> str:
+    """As many whole settings as fit, the first at least, then an ellipsis."""
+    parts = settings.split(", ")
+    if cell_len(settings) <= width:
+        return settings
+    while len(parts) > 1 and cell_len(", ".join([*parts, "…"])) > width:
+        parts.pop()
+    return shorten(", ".join([*parts, "…"]), width)

@@ -1,0 +1,572 @@
+"""Sentences of a report: footnotes of tables, and what a search found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from math import isinf
+
+from autotune.config.training_config import TrainingConfig
+from autotune.messages.units import (
+    OUTCOMES,
+    THROTTLE_REASONS,
+    format_bytes,
+    format_bytes_beside,
+    format_count,
+    format_duration,
+    format_fraction,
+    format_mean_count,
+    format_short_time,
+    format_times,
+    show_interval,
+)
+from autotune.models.time_estimate import payback_s
+from autotune.records.ceilings import Headroom
+from autotune.records.measurement import (
+    OTHERS_LEAST_BUSY,
+    OTHERS_LEAST_BYTES,
+    Communication,
+    DeviceConditions,
+    Interval,
+    Measurement,
+    disagreement,
+    join_loads,
+)
+from autotune.records.result import (
+    LargerBatch,
+    Recommendation,
+    RunSpread,
+    RunSummary,
+    changed_settings,
+)
+from autotune.records.trial import TrialRecord
+from autotune.report.figures import (
+    Column,
+    find_trial,
+    headroom_in,
+    list_busy,
+    list_known,
+    list_waits,
+)
+from autotune.report.words import describe_settings, format_setting, one_line
+
+# What must be known to read a report's figures: sources, numbers of runs, what disturbed the
+# windows.
+#
+# Comes in: columns or figures by their titles. Goes out: sentences, free of markup.
+
+
+def say_busy(columns: Sequence[Column]) -> Iterator[str]:
+    """Yield where the table's busy fractions come from, and where two sources of a configuration's lie far apart."""
+    shown = zip(columns, list_busy(columns), strict=True)
+    sources = {
+        column.title: one_line(reading.source) for column, reading in shown if reading is not None
+    }
+    if len(set(sources.values())) > 1:
+        yield f"Busy fractions of different sources can't be compared ({_by_title(sources, '; ', ': ')})."
+    elif sources:
+        yield f"Busy: {next(iter(sources.values()))}."
+    for column in columns:
+        pair = None if column.figures is None else disagreement(column.figures.busy_readings)
+        if pair is not None:
+            low, high = pair
+            yield (
+                f"{column.title}: two sources disagree by "
+                f"{100 * (high.fraction - low.fraction):.0f} points: "
+                f"{one_line(high.source)} {format_fraction(high.fraction)}, "
+                f"{one_line(low.source)} {format_fraction(low.fraction)}."
+            )
+
+
+def _by_title(values: Mapping[str, str], separator: str = ", ", between: str = " ") -> str:
+    return separator.join(f"{title}{between}{value}" for title, value in values.items())
+
+
+def say_rates(runs: Mapping[str, Sequence[Measurement]], spread: RunSpread) -> Iterator[str]:
+    """Yield what energy counts, how many runs the throughput comes from, and what its interval rests on."""
+    if any(run.joules_per_sample is not None for own in runs.values() for run in own):
+        yield "Energy: of the whole device, its idle power included."
+    if not runs:
+        return
+    counts = {title: format_count(len(own), "run") for title, own in runs.items()}
+    if len(set(counts.values())) > 1:
+        yield f"Throughput: {_by_title(counts)}."
+    else:
+        yield f"Throughput: {next(iter(counts.values()))} each."
+    for is_held in sorted({is_held_in(own) for own in runs.values()}):
+        yield say_run_spread(spread, is_held_by_device=is_held)
+
+
+def is_held_in(runs: Iterable[Measurement]) -> bool:
+    """Return whether the device set the pace in all of some runs, which steadies their throughput."""
+    return all(run.window.is_held_by_device for run in runs)
+
+
+def say_run_spread(spread: RunSpread, *, is_held_by_device: bool) -> str:
+    """Return the run-to-run variation of one kind of runs, and that intervals include it."""
+    known = spread.of([is_held_by_device])
+    where = ""
+    if spread.device is not None:
+        where = (
+            " where the device sets the pace"
+            if is_held_by_device
+            else " where the device does not set the pace"
+        )
+    variation = f"Run-to-run variation{where}: {format_fraction(known.sd)} (standard deviation)"
+    if known.source == "assumed":
+        return f"{variation}, assumed as usual for such a device; every interval includes it."
+    return f"{variation}; every interval includes it."
+
+
+def describe_exchange(exchange: Communication) -> str:
+    """Return what exchanging gradients takes of a step, in a few words."""
+    return (
+        f"adds {format_short_time(exchange.exposed_s)} to a step "
+        f"({format_fraction(exchange.exposed_fraction)} of it); "
+        f"{format_fraction(exchange.hidden_fraction)} of its "
+        f"{format_short_time(exchange.exchange_s)} are hidden"
+    )
+
+
+def list_doubts(runs: Mapping[str, Sequence[Measurement]]) -> Iterator[str]:
+    """Yield what makes the comparison itself doubtful: cores that others took, throttled windows, changed clocks."""
+    loads = {
+        title: load
+        for title, own in runs.items()
+        if (load := join_loads(run.host_load for run in own))
+    }
+    if any(load.is_loaded for load in loads.values()):
+        cores = {title: f"{load.others_cores:.1f} of {load.cores}" for title, load in loads.items()}
+        yield (
+            f"Other programs used cores during these measurements: {_by_title(cores)}. They slow "
+            f"some settings more "
+            "than others, which may explain the ratio: measure again on a quiet machine."
+        )
+    conditions = {title: conditions_of(own) for title, own in runs.items()}
+    throttled = {title: say_windows_throttled(windows) for title, windows in conditions.items()}
+    if any(throttled.values()):
+        windows = {title: f"({reasons})" for title, reasons in throttled.items() if reasons}
+        yield (
+            f"The device was throttled during these measurements: {_by_title(windows)}. "
+            f"Comparisons are less certain "
+            "than the intervals suggest."
+        )
+    changes = {
+        title: [window.clock_moved_by or 0.0 for window in windows if window.has_moved]
+        for title, windows in conditions.items()
+    }
+    if any(changes.values()):
+        largest = {
+            title: f"({100 * max(moves, key=abs):+.0f} %)"
+            for title, moves in changes.items()
+            if moves
+        }
+        yield f"The device's clock, and the throughput with it, changed within a window: {_by_title(largest)}."
+
+
+def list_conditions(runs: Mapping[str, Sequence[Measurement]]) -> Iterator[str]:
+    """Yield what else moves throughput: the power limit, other users, a full memory, the machine's settings.
+
+    Some windows at the power limit are no doubt: a loop that no longer waits for data gets there by
+    what it has gained. Other processes matter where they started or ended between the
+    configurations; that they ran all along is a note.
+    """
+    conditions = {title: windows for title, own in runs.items() if (windows := conditions_of(own))}
+    if len({window.is_at_power_limit for windows in conditions.values() for window in windows}) > 1:
+        limited = {title: say_windows_at_limit(windows) for title, windows in conditions.items()}
+        yield f"Only some windows ran at the device's power limit, which affects the comparison: {_by_title(limited)}."
+    memory = _of_others(
+        conditions, lambda window: window.others_memory_bytes, OTHERS_LEAST_BYTES, format_bytes
+    )
+    busy = _of_others(
+        conditions, lambda window: window.others_busy_fraction, OTHERS_LEAST_BUSY, format_fraction
+    )
+    used = []
+    if memory:
+        used.append(f"memory in use before each: {_by_title(memory)}")
+    if busy:
+        used.append(f"device busy before each: {_by_title(busy)}")
+    if used:
+        yield f"Other processes started or ended on the device between these; {'; '.join(used)}."
+    yield from say_setup(runs)
+
+
+def say_setup(runs: Mapping[str, Sequence[Measurement]]) -> Iterator[str]:
+    """Yield what the user can change: a batch that hardly fits, environment variables, the driver's mode."""
+    windows = [window for own in runs.values() for window in conditions_of(own)]
+    counts = {
+        title: f"({sum_retries(own):,} times)"
+        for title, own in runs.items()
+        if any(run.memory.is_thrashing for run in own)
+    }
+    if counts:
+        stalled = f"torch's allocator ran out of memory and stalled the device: {_by_title(counts)}"
+        yield f"{stalled}. Use a smaller micro batch."
+    names = sorted({one_line(name) for window in windows for name in window.tf32_overrides})
+    if names:
+        are, them = ("is", "it") if len(names) == 1 else ("are", "them")
+        yield (
+            f"{' and '.join(names)} {are} set, so float32 and tf32 may not compute what their "
+            f"names say; unset {them} "
+            "unless that is intended."
+        )
+    if any(window.persistence_mode is False for window in windows):
+        yield "Persistence mode is off, so the first process waits for the driver: turn it on with nvidia-smi -pm 1."
+
+
+def conditions_of(runs: Iterable[Measurement]) -> list[DeviceConditions]:
+    """Return what the device did during each run's window; empty where it does not report it."""
+    return list_known(run.conditions for run in runs)
+
+
+def sum_retries(runs: Iterable[Measurement]) -> int | None:
+    """Return how often the allocator found no room in the runs' windows; None where the device does not count it."""
+    known = list_known(run.memory.alloc_retries for run in runs)
+    return sum(known) if known else None
+
+
+def say_windows_throttled(windows: Sequence[DeviceConditions]) -> str:
+    """Return how many of the windows were throttled and why: "2 of 3 windows: heat"; "" where none was."""
+    count = sum(bool(window.disturbances) for window in windows)
+    if not count:
+        return ""
+    reasons = sorted(
+        {THROTTLE_REASONS[reason] for window in windows for reason in window.disturbances}
+    )
+    return f"{count} of {format_count(len(windows), 'window')}: {', '.join(reasons)}"
+
+
+def say_windows_at_limit(windows: Sequence[DeviceConditions]) -> str:
+    """Return how many of the windows ran at the power limit: "2 of 3 windows"."""
+    return f"{sum(window.is_at_power_limit for window in windows)} of {format_count(len(windows), 'window')}"
+
+
+def _of_others(
+    conditions: Mapping[str, Sequence[DeviceConditions]],
+    figure: Callable[[DeviceConditions], float | None],
+    least: float,
+    unit: Callable[[float], str],
+) -> dict[str, str]:
+    """Return what other processes used before each configuration; empty where it differs by less than this."""
+    known = {
+        title: max(values)
+        for title, windows in conditions.items()
+        if (values := list_known(map(figure, windows)))
+    }
+    if not known or max(known.values()) - min(known.values()) < least:
+        return {}
+    return {title: unit(value) for title, value in known.items()}
+
+
+# The sentences about a whole search: the headline, the headroom, reasons and advice, the course.
+#
+# Comes in: a RunSummary and its columns. Goes out: sentences, free of markup.
+
+
+_NOTHING_LEFT = 0.005
+"""Headroom that rounds to none: our convention, half of a per cent."""
+_SMALL_HEADROOM = 0.5
+"""Headroom up to which it is worded as a limit: our convention."""
+_NO_ROOM = "Raise memory_limit or allow smaller batches."
+
+
+def say_headline(summary: RunSummary, columns: Sequence[Column]) -> str:
+    """Return the result in a sentence or two."""
+    found = summary.recommendation
+    if found is None:
+        return say_nothing_feasible(summary)
+    is_change = len(columns) > 1 and columns[1].title == "recommended"
+    return " ".join(
+        [
+            _say_verdict(summary, found, is_change=is_change),
+            *_say_batches(summary, found),
+            *_say_load(columns),
+        ]
+    )
+
+
+def _say_verdict(summary: RunSummary, found: Recommendation, *, is_change: bool) -> str:
+    if found.verdict == "already_best" and found.overloaded:
+        return "Keep your configuration: no faster one is known to fit the memory limit on the largest samples."
+    if found.verdict == "already_best":
+        best = "the best usable one" if found.is_outrun else "already the best"
+        is_larger_faster = found.larger_batch is not None and found.larger_batch.is_faster
+        where = " at its global batch" if is_larger_faster else ""
+        return f"Your configuration is {best} found{where}: no measurable gain."
+    if found.verdict == "baseline_infeasible":
+        fault = _say_fault(find_trial(summary, 0), summary.limit_bytes)
+        return f"The recommended configuration works; yours {fault}, so there is no speed-up to report."
+    speedup = found.speedup
+    if found.verdict == "unconfirmed" and (not is_change or speedup is None):
+        return "Not decided: nothing faster than your configuration was found so far."
+    assert speedup is not None, "a baseline that ran is a reference"  # noqa: S101 - our own bug
+    if found.verdict == "unconfirmed":
+        more = f"; about {format_duration(found.more_s)} more should decide" if found.more_s else ""
+        between = f"{_interval(speedup)} times as fast as your configuration"
+        return f"Not decided: {between}, most likely {format_times(speedup.value)}{more}."
+    return f"Proven: {format_times(speedup.value)} times as fast as your configuration (95 %: {_interval(speedup)})."
+
+
+def _interval(ratio: Interval) -> str:
+    return show_interval(ratio.low, ratio.high, "times")
+
+
+def _say_fault(baseline: TrialRecord | None, limit_bytes: int) -> str:
+    """Return why the baseline is no reference, as a predicate."""
+    limit = format_bytes(limit_bytes)
+    if baseline is None:
+        return "could not be measured"
+    run = baseline.measurement
+    if run is not None and run.memory.is_thrashing:
+        return f"has no room to train within the memory limit of {limit}"
+    if run is not None and baseline.outcome == "over_memory":
+        return f"takes {format_bytes_beside(run.peak_memory_bytes, limit_bytes)}, above the memory limit of {limit}"
+    if baseline.outcome in {"over_memory", "oom", "host_oom"}:
+        return f"runs out of memory (limit: {limit})"
+    if baseline.outcome == "timeout":
+        return "does not finish in time"
+    return "failed when run again" if baseline.outcome == "ok" else "could not be measured"
+
+
+def _say_batches(summary: RunSummary, found: Recommendation) -> Iterator[str]:
+    """Yield how the best at a larger global batch compares to the best at the baseline's, where both are known."""
+    larger = found.larger_batch
+    if (
+        larger is None
+        or found.same_batch is None
+        or larger.over_same_batch is None
+        or larger.break_even is None
+    ):
+        return
+    own = found.same_batch.global_batch_size
+    ratio = larger.over_same_batch
+    more = f"{format_times(ratio.value)} times the samples/s"
+    same = found.same_batch_speedup
+    if found.number != larger.number:
+        doubt = _doubt_on(larger, summary.objective.larger_batch_gain)
+        batch = f"A global batch of {larger.config.global_batch_size} instead of {own}"
+        yield f"{batch} gives {more} ({_interval(ratio)}){doubt}."
+    elif found.same_batch_number == 0:
+        yield f"Its global batch is {larger.config.global_batch_size}; at yours, {own}, nothing faster was found."
+    elif same is None:
+        best = f"the best at yours, {own} ({_interval(ratio)})"
+        yield f"Its global batch is {larger.config.global_batch_size}: {more} of {best}."
+    else:
+        times = f"{format_times(same.value)} times as fast ({_interval(same)})"
+        yield f"Its global batch is {larger.config.global_batch_size}; at yours, {own}, the best is {times}."
+    if larger.is_faster:
+        yield _say_break_even(larger.break_even)
+
+
+def _doubt_on(larger: LargerBatch, least_gain: float) -> str:
+    if not larger.is_faster:
+        return ", which may be noise"
+    return (
+        ""
+        if larger.is_worth_it
+        else f", less than the {100 * least_gain:g} % required of a larger batch"
+    )
+
+
+def _say_break_even(scale: Interval) -> str:
+    if scale.value == 0:
+        return "The larger batch trains sooner at any gradient noise scale."
+    low = format_mean_count(scale.low)
+    interval = (
+        f"{low} or more" if isinf(scale.high) else f"{low} to {format_mean_count(scale.high)}"
+    )
+    return (
+        f"The larger batch trains sooner if your gradient noise scale is above "
+        f"{format_mean_count(scale.value)} "
+        f"samples ({interval})."
+    )
+
+
+def _say_load(columns: Sequence[Column]) -> Iterator[str]:
+    """Yield how many cores other programs used, where they did while one side of the ratio was measured."""
+    sides = [column.figures for column in columns if column.title in {"baseline", "recommended"}]
+    loads = [
+        known.host_load for known in sides if known is not None and known.host_load is not None
+    ]
+    loaded = [load for load in loads if load.is_loaded]
+    if loaded:
+        worst = max(loaded, key=lambda load: load.others_cores / load.cores)
+        yield f"Other programs used {worst.others_cores:.1f} of the {format_count(worst.cores, 'core')} meanwhile."
+
+
+def say_nothing_feasible(summary: RunSummary) -> str:
+    """Return why nothing is recommended: the nearest miss of the memory limit, measured ones first."""
+    trials = summary.trials
+    limit = format_bytes(summary.limit_bytes)
+    over = [trial for trial in trials if trial.outcome == "over_memory" and trial.score is not None]
+    ended = [
+        trial
+        for trial in trials
+        if trial.outcome in {"oom", "host_oom"} and trial.result.violation is not None
+    ]
+    nearest = min(over or ended, key=_violation, default=None)
+    if nearest is not None:
+        which = f"trial {nearest.number} ({describe_settings(nearest.config)})"
+        miss = f"{which} {_say_miss(nearest, summary.limit_bytes)}"
+        return f"Nothing fits the memory limit of {limit}. Nearest: {miss}. {_NO_ROOM}"
+    if not trials:
+        return "Nothing was measured."
+    outcome, count = Counter(trial.outcome for trial in trials).most_common(1)[0]
+    first = next(trial for trial in trials if trial.outcome == outcome)
+    again = first.refuted_by
+    how = "failed when run again" if again else OUTCOMES[outcome]
+    nothing = f"Nothing to recommend: {count} of {format_count(len(trials), 'trial')} {how}"
+    if outcome in {"oom", "host_oom"}:
+        return f"{nothing}. The memory limit is {limit}. {_NO_ROOM}"
+    return f"{nothing}: {one_line((again or first).reason)}"
+
+
+def _violation(trial: TrialRecord) -> float:
+    return trial.score.violation if trial.score is not None else trial.result.violation or 0.0
+
+
+def _say_miss(trial: TrialRecord, limit_bytes: int) -> str:
+    """Return by how much a trial missed the memory limit, as a predicate."""
+    if trial.measurement is not None and trial.measurement.memory.is_thrashing:
+        return "had no room: memory was released and requested again during training"
+    least = "" if trial.outcome == "over_memory" else "at least "
+    return f"took {least}{format_bytes_beside(limit_bytes * (1 + _violation(trial)), limit_bytes)}"
+
+
+def say_headroom(summary: RunSummary, columns: Sequence[Column]) -> str:
+    """Return how much of the device is used today, what limits it, and what tuning can still gain; "" if unknown."""
+    found = summary.recommendation
+    if found is None:
+        return ""
+    best = next(column.figures for column in columns if column.number == found.number)
+    present = (
+        ""
+        if found.verdict == "baseline_infeasible"
+        else _say_present(columns[0].figures, summary.baseline)
+    )
+    return f"{present} {_say_best(best, is_own=found.number == 0)}".strip()
+
+
+def _say_present(figures: Measurement | None, config: TrainingConfig) -> str:
+    if figures is None:
+        return ""
+    rate = figures.samples_per_s
+    if figures.device_ceiling:
+        headroom = headroom_in(figures)
+        share = rate / figures.device_ceiling if headroom is None else headroom.share_of_device
+        devices = "this device" if config.world_size == 1 else f"these {config.world_size} devices"
+        limit = (
+            "the loader alone was not measured"
+            if headroom is None
+            else _say_limit(headroom, config)
+        )
+        return f"You run at {_share(share)} of what {devices} can do; {limit}."
+    if figures.loader_ceiling:
+        share = rate / figures.loader_ceiling
+        return f"You run at {_share(share)} of what the loader alone reaches; the device alone was not measured."
+    return ""
+
+
+def _share(share: float) -> str:
+    """Return a share of a ceiling; noise may carry it above the whole."""
+    return format_fraction(min(1.0, share))
+
+
+def _say_limit(headroom: Headroom, config: TrainingConfig) -> str:
+    is_one = config.world_size == 1
+    match headroom.limit:
+        case "loader":
+            return "the loader is the bottleneck"
+        case "copy":
+            return "copying batches to it is the bottleneck"
+        case "host":
+            return f"the host that launches {'its' if is_one else 'their'} work is the bottleneck"
+        case "device":
+            return f"{'the device itself is' if is_one else 'the devices themselves are'} the bottleneck"
+        case None if config.num_workers == 0:
+            return "without workers, loading and computing take turns"
+        case None:
+            return f"no side alone limits it: it reaches {_share(headroom.share_of_lower)} of the lowest ceiling"
+
+
+def _say_best(figures: Measurement | None, *, is_own: bool) -> str:
+    headroom = None if figures is None else headroom_in(figures)
+    if headroom is None:
+        return ""
+    side = "copies'" if headroom.lower == "copy" else f"{headroom.lower}'s"
+    which = "Your configuration" if is_own else "The best configuration"
+    reached = f"{which} reaches {_share(headroom.share_of_lower)} of the lowest ceiling, the {side}"
+    if headroom.room < _NOTHING_LEFT:
+        return f"{reached}: tuning can gain nothing more."
+    room = format_fraction(headroom.room)
+    if headroom.room <= _SMALL_HEADROOM:
+        return f"{reached}: tuning can gain at most {room} more."
+    return f"{reached}: its headroom is {room}."
+
+
+def list_changes(summary: RunSummary) -> tuple[tuple[str, str, str], ...]:
+    """List the settings to change: (name, the baseline's value, the recommended one)."""
+    if summary.recommendation is None:
+        return ()
+    config = summary.recommendation.config
+    baseline = summary.baseline
+    changed = changed_settings(config, baseline)
+    return tuple(
+        (name, format_setting(name, baseline), format_setting(name, config)) for name in changed
+    )
+
+
+def list_reasons(summary: RunSummary, columns: Sequence[Column]) -> Iterator[str]:
+    """Yield why this configuration is recommended, a sentence each."""
+    found = summary.recommendation
+    if found is None:
+        return
+    yield from map(str, found.reasons)
+    if found.number == 0:
+        return
+    before, after, *_ = list_waits(columns)
+    if before is not None and after is not None and found.verdict != "baseline_infeasible":
+        yield f"Waiting for data takes {format_fraction(after)} of the time; before, {format_fraction(before)}."
+    if found.same_batch_number == 0:
+        how = (
+            "is known to fit the memory limit on the largest samples"
+            if found.overloaded
+            else "was found"
+        )
+        yield f"At the baseline's global batch nothing faster {how}."
+
+
+def list_advice(summary: RunSummary) -> Iterator[str]:
+    """Yield what to do about the learning rate and what goes with it, a sentence each."""
+    if summary.recommendation is None:
+        return
+    advice = summary.recommendation.lr_advice
+    if advice.rule != "none":
+        change = f"Change lr from {summary.baseline.lr:.4g} to {advice.lr:.4g}"
+        yield f"{change}: the global batch is {advice.batch_ratio:.4g} times the baseline's ({advice.rule} rule)."
+    if advice.betas is not None:
+        first, second = advice.betas
+        yield f"Set the optimizer's betas to ({first:.4g}, {second:.4g})."
+    if advice.eps is not None:
+        yield f"Set the optimizer's eps to {advice.eps:.3g}."
+    yield from map(str, advice.notes)
+
+
+def say_course(summary: RunSummary) -> str:
+    """Return how the search went: trials, outcomes, time, why it ended, and when it breaks even."""
+    found = summary.recommendation
+    ended = Counter(trial.outcome for trial in summary.trials).most_common()
+    outcomes = ", ".join(f"{count} {OUTCOMES[outcome]}" for outcome, count in ended)
+    course = f"{format_count(len(summary.trials), 'trial')} in {format_duration(summary.wall_s)}"
+    if outcomes:
+        course += f" ({outcomes})"
+    course += f". Stopped: {one_line(str(summary.stopped_because)).rstrip('.')}."
+    # Of a search that was interrupted the time before is not known.
+    is_whole = summary.promised_s is not None
+    speedup = (
+        found.speedup if found is not None and found.verdict == "faster" and is_whole else None
+    )
+    paid_s = None if speedup is None else payback_s(summary.wall_s, speedup.value)
+    if paid_s:
+        course += f" Breaks even after {format_duration(paid_s)} of training at the old speed."
+    return course

@@ -1,0 +1,370 @@
+"""The search space on this machine: ranges, constraints and notes, resolved once before the first trial."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from autotune.config.environment import Environment
+from autotune.config.plan import Choices, Domain, Objective, SettingValue, WorkloadFacts
+from autotune.config.training_config import DdpConfig, TrainingConfig
+from autotune.messages import space as messages
+from autotune.note import Note
+from autotune.policy import POLICY, Policy
+from autotune.settings_table import DDP_PREFIX, SETTINGS
+from autotune.space import constraints as rules
+from autotune.space.constraints import most_ranks, without_effect
+from autotune.space.ranges import Basis, batch_cap, default_ranges, group_sizes, workers_cap
+from autotune.space.scaling import global_batch_of, samples_within
+
+# Notes on a space before it is searched: settings without an effect, and reasons for narrow ranges.
+# Pure.
+
+
+def space_notes(basis: Basis, domains: Mapping[str, Domain]) -> tuple[Note, ...]:
+    """The notes, in the order of the settings in a report."""
+    return (
+        *basis.environment.remarks,
+        *_malloc(basis),
+        *_reserve(basis),
+        *_larger_batch_gain(basis),
+        *_without_effect(basis),
+        *_binding(basis, domains),
+        *_emulated(basis),
+        *_unsharded(basis),
+        *_tf_data(basis),
+        *_out_of_order(basis, domains),
+        *_ranks(basis, domains),
+        *_hosts(basis, domains),
+    )
+
+
+def _malloc(basis: Basis) -> Iterator[Note]:
+    """How trials allocate host memory, where training does not by itself or the user has chosen it."""
+    environment = basis.environment
+    if environment.malloc:
+        yield messages.malloc(switches=environment.malloc, is_ours=environment.keeps_memory)
+
+
+def _reserve(basis: Basis) -> Iterator[Note]:
+    """What trials leave free below the memory limit."""
+    objective = basis.objective
+    device_bytes = basis.environment.device_memory_bytes
+    reserve_bytes = objective.reserve_bytes(device_bytes)
+    if reserve_bytes:
+        yield messages.reserve(reserve_bytes, trial_bytes=objective.limit_bytes(device_bytes))
+
+
+def _larger_batch_gain(basis: Basis) -> Iterator[Note]:
+    if basis.keeps_batch and "larger_batch_gain" in basis.objective.model_fields_set:
+        yield messages.larger_batch_gain_unused()
+
+
+def _without_effect(basis: Basis) -> Iterator[Note]:
+    facts = basis.facts
+    environment = basis.environment
+    for setting, reason in without_effect(basis.baseline, facts, environment).items():
+        yield messages.baseline_without_effect(setting, reason, environment.device)
+    for setting in sorted(one.name for one in SETTINGS if one.idle and not one.is_of_ddp):
+        for value in basis.given.get(setting, ()):
+            config = TrainingConfig().model_copy(update={setting: value})
+            found = without_effect(config, facts, environment).get(setting)
+            if found is not None:
+                yield messages.value_without_effect(
+                    setting, value, reason=found, device=environment.device
+                )
+
+
+def _binding(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[Note]:
+    """Listed bindings that change nothing for any number of ranks that is tried."""
+    facts = basis.facts
+    environment = basis.environment
+    sizes = group_sizes(domains)
+    groups = [TrainingConfig(strategy="ddp", world_size=size) for size in sizes]
+    for value in basis.given.get("numa_binding", ()):
+        reasons = [
+            without_effect(
+                config.model_copy(update={"numa_binding": value}), facts, environment
+            ).get("numa_binding")
+            for config in (TrainingConfig(), *groups)
+        ]
+        if None not in reasons:
+            reason = str(reasons[0])
+            yield messages.value_without_effect("numa_binding", value, reason, environment.device)
+
+
+def _emulated(basis: Basis) -> Iterator[Note]:
+    """Precisions that the device does not compute natively; of TF32 `without_effect` speaks."""
+    known = {"tf32", *basis.environment.native_amp_dtypes}
+    listed = basis.given.get("amp_dtype", Choices(values=(basis.baseline.amp_dtype,)))
+    emulated = [dtype for dtype in listed if dtype not in known]
+    if emulated:
+        yield messages.precision_not_native(
+            device=basis.environment.device_name, precisions=[*map(str, emulated)]
+        )
+
+
+def _unsharded(basis: Basis) -> Iterator[Note]:
+    if not basis.facts.is_sharded:
+        is_listed = "num_workers" in basis.given
+        yield messages.dataset_not_sharded(
+            None if is_listed else max(1, basis.baseline.num_workers)
+        )
+
+
+def _tf_data(basis: Basis) -> Iterator[Note]:
+    if basis.facts.is_tf_data:
+        yield messages.tf_data()
+
+
+def _out_of_order(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[Note]:
+    """What batches out of order change, where they are tried and are not today's; why, where nobody has asked."""
+    if False in domains["in_order"] and basis.baseline.in_order:
+        share = None if "in_order" in basis.given else basis.facts.slow_tail_fraction
+        yield messages.out_of_order_tried(share)
+
+
+def _ranks(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[Note]:
+    """Devices that are left unused, and listed DDP settings that do not do what they seem to."""
+    environment = basis.environment
+    given = basis.given
+    listed = [name for name in given if name.startswith(DDP_PREFIX)]
+    if listed and not group_sizes(domains):
+        yield messages.ddp_settings_without_ddp(listed)
+        return
+    is_named = 1 < most_ranks(environment) < environment.device_count
+    if (
+        is_named
+        and not given.keys() & {"world_size", "strategy"}
+        and environment.device_kind != "cpu"
+    ):
+        yield messages.trials_stay_on_named_device(environment.device)
+    if environment.device_names and max(group_sizes(domains), default=1) > 1:
+        yield messages.unlike_devices(environment.device_names)
+    searches_unused = given.get(f"{DDP_PREFIX}find_unused_parameters")
+    if (
+        searches_unused is not None
+        and True not in searches_unused
+        and basis.facts.has_unused_parameters
+    ):
+        yield messages.unused_parameters_not_searched()
+    yield from _listed_hooks(basis, domains)
+
+
+def _hosts(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[Note]:
+    """A layout that changes nothing, and devices that no group reaches by default."""
+    environment = basis.environment
+    sizes = group_sizes(domains)
+    has_groups = bool(sizes) or basis.baseline.process_count > 1
+    if environment.is_spread and (environment.hosts == 1 or not has_groups):
+        yield messages.spread_without_effect(environment.hosts)
+    most = max(sizes, default=1)
+    device_count = most_ranks(environment)
+    is_device = environment.device_kind != "cpu" and environment.hosts > 1
+    if is_device and sizes and most < device_count and "world_size" not in basis.given:
+        yield messages.world_size_capped(most, devices=device_count, hosts=environment.hosts)
+
+
+def _listed_hooks(basis: Basis, domains: Mapping[str, Domain]) -> Iterator[Note]:
+    """Compression that the user has listed and does not run today: the user alone can judge it."""
+    today = (basis.baseline.ddp or DdpConfig()).comm_hook
+    hooks = [
+        hook for hook in basis.given.get(f"{DDP_PREFIX}comm_hook", ()) if hook not in {None, today}
+    ]
+    if hooks:
+        yield messages.hooks_change_gradients([*map(str, hooks)])
+    unscaled = [dtype for dtype in domains["amp_dtype"] if dtype != "float16"]
+    if "fp16" in hooks and unscaled:
+        yield messages.fp16_hook_overflows([*map(str, unscaled)])
+
+
+# Which settings are searched: what the user allows, completed by default ranges of this machine and
+# workload.
+#
+# `resolve` makes a `ResolvedSpace` of a `Basis`: every setting has a domain in it. `compose` turns
+# proposed values into a TrainingConfig or a reason against it.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedSpace:
+    """A domain for every setting, and what composing a configuration needs to know."""
+
+    domains: Mapping[str, Domain]
+    """By the setting's name; DistributedDataParallel's, such as "ddp.static_graph", only where that
+    is tried."""
+    given: Mapping[str, Domain]
+    """The settings that the user has given, by name."""
+    baseline: TrainingConfig
+    objective: Objective
+    facts: WorkloadFacts
+    environment: Environment
+    drop_last: bool
+    batch_cap: int | None
+    """Most samples of a global batch, raised where a listed grad_accum_steps or world_size needs
+    it; None where the user has listed batch sizes, or keeps the global batch."""
+    workers_cap: int | None = None
+    """Most loader workers of all ranks on a host: more of a proposal are left out; None where the
+    user has listed numbers of workers."""
+    policy: Policy = POLICY
+    notes: tuple[Note, ...] = ()
+    """What has no effect here, and why a default range is narrower than usual."""
+
+    @property
+    def keeps_batch(self) -> bool:
+        """The global batch stays as the baseline's."""
+        return self.objective.global_batch == "keep"
+
+    @property
+    def parameters(self) -> dict[str, Domain]:
+        """The settings that are searched: those with more than one value that do not follow from others."""
+        derived = {"grad_accum_steps"} if self.keeps_batch else set()
+        if self.batch_setting == "max_tokens":
+            derived.add("micro_batch_size")
+        return {
+            name: domain
+            for name, domain in self.domains.items()
+            if len(domain) > 1 and name not in derived
+        }
+
+    @property
+    def batch_setting(self) -> Literal["micro_batch_size", "max_tokens"]:
+        """The setting by which the batch is searched."""
+        return self.facts.batch_setting
+
+    @property
+    def wanted_batch(self) -> int:
+        """The baseline's global batch: in tokens where there is a token budget, else in samples."""
+        return global_batch_of(self.baseline, self.facts)
+
+    @property
+    def limit_bytes(self) -> int:
+        """Memory limit of a trial on the device that was probed."""
+        return self.objective.limit_bytes(self.environment.device_memory_bytes)
+
+    @property
+    def group_sizes(self) -> tuple[int, ...]:
+        """Numbers of ranks, more than one, that are tried under DistributedDataParallel."""
+        return group_sizes(self.domains)
+
+    @property
+    def size(self) -> int:
+        """Combinations of values, including those that the rules exclude or that behave the same."""
+        return prod(len(domain) for domain in self.parameters.values())
+
+    def combinations(self) -> Iterable[dict[str, SettingValue]]:
+        """Every combination of the searched settings."""
+        names = list(self.parameters)
+        for values in product(*(self.parameters[name] for name in names)):
+            yield dict(zip(names, values, strict=True))
+
+
+def resolve(basis: Basis) -> ResolvedSpace:
+    """Complete what the user has given by the default ranges, which include the baseline's values.
+
+    Explicit choices override every cap.
+    """
+    domains = default_ranges(basis)
+    return ResolvedSpace(
+        domains=domains,
+        given=basis.given,
+        baseline=basis.baseline,
+        objective=basis.objective,
+        facts=basis.facts,
+        environment=basis.environment,
+        drop_last=basis.drop_last,
+        batch_cap=batch_cap(basis, domains),
+        workers_cap=workers_cap(basis),
+        policy=basis.policy,
+        notes=space_notes(basis, domains),
+    )
+
+
+def compose(params: Mapping[str, SettingValue], space: ResolvedSpace) -> TrainingConfig | str:
+    """The configuration for proposed values of `space.parameters`, or the reason against it."""
+    for name, value in params.items():
+        if value not in space.domains[name]:
+            return f"{name}={value!r} lies outside the space"
+    settings = _settings_of(params, space)
+    reason = _one_rank_left_out(settings, space) or _keep_global_batch(settings, space)
+    if reason is not None:
+        return reason
+    try:
+        config = TrainingConfig.model_validate(settings)
+    except ValidationError as error:
+        return str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+    if space.batch_cap is not None and config.global_batch_size > space.batch_cap:
+        return f"the global batch must stay within {space.batch_cap}, but got {config.global_batch_size}"
+    reason = rules.obstacle(config, space.facts, space.environment, drop_last=space.drop_last)
+    if (
+        reason is None and f"{DDP_PREFIX}comm_hook" not in space.given
+    ):  # else the rounding is the user's to judge
+        reason = rules.coarse_exchange(config, space.baseline)
+    return reason or config
+
+
+def setting_of(config: TrainingConfig, name: str) -> SettingValue:
+    """A setting's value by the name that it has in a space; None for one of DDP's where another strategy runs."""
+    value: SettingValue
+    if not name.startswith(DDP_PREFIX):
+        value = getattr(config, name)
+        return value
+    value = getattr(config.ddp or DdpConfig(), name.removeprefix(DDP_PREFIX))
+    return value if config.strategy == "ddp" else None
+
+
+def with_batch_setting(config: TrainingConfig, value: int, space: ResolvedSpace) -> TrainingConfig:
+    """A configuration with another value of the setting by which the batch is searched, and what follows from it."""
+    if space.batch_setting == "micro_batch_size":
+        return config.model_copy(update={"micro_batch_size": value})
+    update = {"max_tokens": value, "micro_batch_size": samples_within(value, space.baseline)}
+    return config.model_copy(update=update)
+
+
+def _settings_of(params: Mapping[str, SettingValue], space: ResolvedSpace) -> dict[str, Any]:
+    """Every setting, normalised; the loader's workers within what the ranks on a host share."""
+    plain: dict[str, Any] = {name: next(iter(domain)) for name, domain in space.domains.items()}
+    plain.update(params)
+    ddp = {
+        name.removeprefix(DDP_PREFIX): plain.pop(name)
+        for name in [*plain]
+        if name.startswith(DDP_PREFIX)
+    }
+    plain.update(lr=space.baseline.lr, ddp=ddp or None)
+    if space.batch_setting == "max_tokens":
+        plain["micro_batch_size"] = samples_within(plain["max_tokens"], space.baseline)
+    settings: dict[str, Any] = rules.normalised(plain, space.facts, space.environment)
+    if space.workers_cap is not None and settings["strategy"] == "ddp":
+        share = max(
+            1, space.workers_cap // rules.ranks_on_host(settings["world_size"], space.environment)
+        )
+        settings["num_workers"] = min(settings["num_workers"], share)
+    return settings
+
+
+def _one_rank_left_out(settings: Mapping[str, Any], space: ResolvedSpace) -> str | None:
+    if settings["strategy"] in space.domains["strategy"]:
+        return None
+    return "one rank is strategy 'single', which lies outside the space; list it too, or more than one rank"
+
+
+def _keep_global_batch(settings: dict[str, Any], space: ResolvedSpace) -> str | None:
+    """Split a kept global batch anew; the reason where that can't be done, None where it is done, or none is kept."""
+    if not space.keeps_batch:
+        return None
+    name = space.batch_setting
+    wanted = space.wanted_batch
+    micro = settings[name]
+    ranks = settings["world_size"]
+    steps, rest = divmod(wanted, micro * ranks)
+    if rest or steps == 0:
+        on = f" on {ranks} ranks" if ranks > 1 else ""
+        return f"the global batch of {wanted} is kept, but {name}={micro}{on} does not divide it"
+    if steps not in space.domains["grad_accum_steps"]:
+        return f"the global batch of {wanted} is kept, but grad_accum_steps={steps} lies outside the space"
+    settings["grad_accum_steps"] = steps
+    return None

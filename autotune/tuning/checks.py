@@ -1,0 +1,194 @@
+"""Check what would be recommended: its precision against float32, its memory on the largest samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from autotune.config.training_config import NEUTRAL_WITHOUT_WORKERS, TrainingConfig
+from autotune.launch.runner import TrialRunner
+from autotune.messages.search import (
+    precision_not_compared,
+    precision_refused,
+    stress_failed,
+    stress_near_limit,
+    stress_no_time,
+    stress_out_of_memory,
+    stress_over_limit,
+    stress_remark,
+    stress_thrashing,
+)
+from autotune.models.time_estimate import overhead_s
+from autotune.note import Note
+from autotune.protocol.messages import RankReport
+from autotune.records.trial import (
+    OUT_OF_MEMORY,
+    StressFigures,
+    TrialRecord,
+    TrialResult,
+    guard_key,
+    load_of,
+    needs_guard,
+    objection,
+    sample_scan_s,
+    shortfall,
+)
+from autotune.space.constraints import ranks_on_host
+from autotune.space.space import ResolvedSpace
+from autotune.tuning.outcomes import SearchOutcome
+from autotune.tuning.time_budget import repeat_deadline_s
+
+# The precision guard in a search: one comparison to float32 for each cheaper precision, before a
+# trial of it may win.
+#
+# Only a precision that leads is compared. Comes in: a configuration. Goes out: the guard's figures,
+# or why no trial of its precision may win.
+
+
+@dataclass(slots=True)
+class PrecisionGuard:
+    """The guard's answers so far, by what they depend on."""
+
+    runner: TrialRunner
+    baseline: TrainingConfig
+    answers: dict[tuple[str, str], TrialResult] = field(default_factory=dict)
+    """Figures of each precision that was compared; of one that may not win also outcome and reason."""
+
+    def recall(self, record: TrialRecord) -> None:
+        """Take up the answer that a finished trial holds; where the comparison could not run, there is none."""
+        was_compared = (
+            record.outcome == "diverged" if record.is_refused else record.result.guard is not None
+        )
+        if was_compared:
+            self.answers.setdefault(guard_key(record.config), record.result)
+
+    def known(self, config: TrainingConfig) -> TrialResult | None:
+        """Return the answer on a configuration's precision, "ok" where none is needed; None: it must be compared."""
+        return (
+            self.answers.get(guard_key(config))
+            if needs_guard(config, self.baseline)
+            else TrialResult(outcome="ok")
+        )
+
+    def ask(self, config: TrainingConfig, deadline_s: float) -> TrialResult:
+        """Compare a configuration's precision with float32, and return the answer: "ok", or why it may not win."""
+        self.answers[guard_key(config)] = answer = self._answer(config, deadline_s)
+        return answer
+
+    def _answer(self, config: TrainingConfig, deadline_s: float) -> TrialResult:
+        """Compare at the baseline's micro batch, without loader workers."""
+        batch = {
+            "micro_batch_size": self.baseline.micro_batch_size,
+            "max_tokens": self.baseline.max_tokens,
+        }
+        compared = config.model_copy(
+            update={**batch, "grad_accum_steps": 1, "num_workers": 0, **NEUTRAL_WITHOUT_WORKERS}
+        )
+        name = f"guard-{config.amp_dtype}" + ("-compile" if config.compile else "")
+        name += f"-{config.compile_mode}" if config.compile_mode != "default" else ""
+        report = self.runner.guard(compared, name=name, deadline_s=deadline_s)
+        figures = report.guard
+        result = report.result
+        if result.outcome != "ok" or figures is None:
+            outcome = "crashed" if result.outcome == "ok" else result.outcome
+            reason = str(precision_not_compared(result.reason, result.log))
+            return TrialResult(outcome=outcome, reason=reason)
+        too_few = shortfall(figures)
+        if too_few is not None:
+            reason = str(precision_not_compared(too_few, log=None))
+            return TrialResult(outcome="timeout", reason=reason, guard=figures)
+        against = objection(figures)
+        if against is not None:
+            reason = str(precision_refused(against))
+            return TrialResult(outcome="diverged", reason=reason, guard=figures)
+        return TrialResult(outcome="ok", guard=figures)
+
+
+# The last check of a recommendation: the winner trained for some seconds on the largest samples,
+# under the limit.
+#
+# Comes in: what the search has measured, the trial to check, the time left. Goes out: the figures
+# of the run, whether it refutes the trial, and notes.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StressCheck:
+    """How a stress run ended."""
+
+    figures: StressFigures | None = None
+    """Of a run that was passed; None where it refutes the trial, or could not be made."""
+    is_refuted: bool = False
+    notes: tuple[Note, ...] = ()
+
+
+def may_overload(record: TrialRecord, space: ResolvedSpace) -> bool:
+    """Return True where a batch of the largest samples might pass the limit, so that the run is worth its seconds."""
+    peak = max((run.peak_memory_bytes for run in record.runs), default=0)
+    sharing = (
+        ranks_on_host(record.config.process_count, space.environment)
+        if space.environment.has_only_ram
+        else 1
+    )
+    return space.policy.trials.sure_room * peak * sharing > space.limit_bytes
+
+
+def check_under_stress(
+    record: TrialRecord, found: SearchOutcome, runner: TrialRunner, left_s: float | None
+) -> StressCheck:
+    """Run a trial's configuration on the largest samples; `left_s` is None where there is no time-out."""
+    times = found.space.policy.time
+    start_s = overhead_s(record, found.build_s)
+    longest_s = times.brief_stress_s if found.is_brief else times.stress_s
+    window_s = (
+        longest_s if left_s is None else min(longest_s, left_s - start_s - sample_scan_s(left_s))
+    )
+    if window_s < times.shortest_stress_s:
+        return StressCheck(notes=(stress_no_time(record.number),))
+    deadline_s = repeat_deadline_s(record, found.build_s, times) + window_s
+    report = runner.stress(
+        record.config,
+        name=f"stress-{record.number:03d}",
+        deadline_s=deadline_s if left_s is None else min(deadline_s, left_s),
+        train_s=window_s,
+    )
+    return _judged(record, found, report)
+
+
+def _judged(record: TrialRecord, found: SearchOutcome, report: RankReport) -> StressCheck:
+    """What the run says. That it took too long, or could not be made, refutes nothing.
+
+    Nor does a crash: a model may well assert what a batch of the largest samples alone breaks.
+    """
+    figures = report.stress
+    trial = record.number
+    reason = report.result.reason
+    if report.result.outcome in OUT_OF_MEMORY:
+        return StressCheck(is_refuted=True, notes=(stress_out_of_memory(trial, reason),))
+    if figures is None:
+        return StressCheck(notes=(stress_failed(trial, reason),))
+    load = load_of(figures, record.config, found.space.environment, found.space.facts)
+    limit_bytes = found.space.limit_bytes
+    if load.least_bytes > limit_bytes:
+        over = stress_over_limit(
+            trial,
+            limit_bytes=limit_bytes,
+            own_bytes=load.own_bytes,
+            peak_bytes=load.peak_bytes,
+            bucket_bytes=load.bucket_bytes,
+            ranks=load.ranks,
+            where=load.where,
+            steps=figures.steps,
+            largest_item_bytes=figures.largest_item_bytes,
+            median_item_bytes=figures.median_item_bytes,
+            items_seen=figures.items_seen,
+        )
+        return StressCheck(is_refuted=True, notes=(over,))
+    notes = []
+    if figures.remark is not None:
+        notes.append(stress_remark(trial, figures.remark))
+    if figures.memory.is_thrashing:
+        notes.append(
+            stress_thrashing(trial, figures.memory.alloc_retries, later_steps=figures.steps - 1)
+        )
+    if load.peak_bytes > limit_bytes:
+        notes.append(stress_near_limit(trial, load.ranks, load.peak_bytes, limit_bytes))
+    return StressCheck(figures=figures, notes=tuple(notes))

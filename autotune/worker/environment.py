@@ -1,0 +1,145 @@
+"""The Environment of a trial: hardware and versions, as torch, the drivers and the kernel give them.
+
+Takes an open Device; hands on the record that reports show and studies compare.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from autotune.apply.cores import (
+    SYS,
+    Nodes,
+    allowed_cores,
+    allowed_nodes,
+    node_of_pci,
+    pci_address,
+    processor_name,
+    usable_cores,
+)
+from autotune.config.environment import Environment
+from autotune.config.training_config import AMP_DTYPES, AmpDtype
+from autotune.launch.machine import has_kept_memory, malloc_switches
+from autotune.messages.trials import launches_wait
+from autotune.note import Note
+from autotune.worker import device as machine
+from autotune.worker import nvml
+from autotune.worker.device import Device
+from autotune.worker.failures import blocking_variable
+
+_PACKAGES = ("autotune-torch", "torch", "optuna", "numpy", "nvidia-ml-py", "pydantic")
+_NATIVE_FLAGS = {
+    "bfloat16": {"avx512_bf16", "amx_bf16", "bf16"},
+    "float16": {"avx512_fp16", "amx_fp16"},
+}
+"""Flags of processors that compute in a precision. Source: Linux kernel,
+arch/x86/include/asm/cpufeatures.h and Documentation/arch/arm64/elf_hwcaps.rst."""
+_MIN_TENSOR_CORE_CAPABILITY = (7, 0)  # Volta: the first with float16 matrix units
+_MIN_TF32_CAPABILITY = (8, 0)  # Ampere
+
+
+def describe(device: Device, *, job_blocks: bool = False) -> Environment:
+    """The environment of a trial on this device.
+
+    Args:
+        device: What trials run on.
+        job_blocks: The job itself makes each launch wait for its kernel, so that is no remark on
+            the environment.
+    """
+    names = _device_names(device)
+    nodes = _nodes()
+    return Environment(
+        device=str(device.torch_device),
+        device_kind=device.kind,
+        device_name=names[device.torch_device.index or 0],
+        device_memory_bytes=device.total_memory_bytes,
+        device_count=1 if device.kind == "cpu" else device.module.device_count(),
+        device_names=names if len(set(names)) > 1 else (),
+        native_amp_dtypes=_native_dtypes(device),
+        driver=nvml.driver_version() if device.kind == "cuda" else None,
+        cores=usable_cores(),
+        numa_nodes=max(1, len(nodes)),
+        node_cores=tuple(map(len, nodes.values())),
+        device_nodes=_device_nodes(device, nodes),
+        ram_bytes=machine.usable_ram_bytes(),
+        platform=platform.platform(terse=True),
+        python=platform.python_version(),
+        torch=torch.__version__,
+        cuda=torch.version.cuda,
+        versions=_versions(),
+        tf32_overrides=machine.tf32_overrides() if device.kind == "cuda" else (),
+        malloc=malloc_switches(os.environ),
+        keeps_memory=has_kept_memory(os.environ),
+        remarks=tuple(_remarks(device, job_blocks=job_blocks)),
+    )
+
+
+def _remarks(device: Device, *, job_blocks: bool) -> list[Note]:
+    variable = None if job_blocks else blocking_variable(device.kind)
+    blocking = None if variable is None else launches_wait(variable)
+    return [remark for remark in (device.remark, blocking) if remark is not None]
+
+
+def _device_names(device: Device) -> tuple[str, ...]:
+    """The product of each device of this kind; the processor's for the CPU and on MPS."""
+    if device.kind in {"cpu", "mps"}:
+        return (processor_name(),)
+    return tuple(
+        str(device.module.get_device_name(index)) for index in range(device.module.device_count())
+    )
+
+
+def _nodes() -> Nodes:
+    """The NUMA nodes with cores that this process may use; none where there is no affinity."""
+    allowed = allowed_cores()
+    return allowed_nodes(allowed) if allowed else {}
+
+
+def _device_nodes(device: Device, nodes: Nodes, root: Path = SYS) -> tuple[int, ...]:
+    """For each device the place of its NUMA node among these, -1 where it is not known or has none of the cores."""
+    if device.kind not in {"cuda", "rocm"} or not nodes:
+        return ()
+    kind = device.torch_device.type
+    places = {node: place for place, node in enumerate(nodes)}
+    addresses = [
+        pci_address(torch.device(kind, index)) for index in range(device.module.device_count())
+    ]
+    found = [
+        None if address is None else node_of_pci(address, nodes, root) for address in addresses
+    ]
+    return tuple(-1 if node is None else places.get(node, -1) for node in found)
+
+
+def _native_dtypes(device: Device) -> tuple[AmpDtype, ...]:
+    kind = device.kind
+    if kind in {"cuda", "rocm"}:
+        capability = torch.cuda.get_device_capability(device.torch_device)
+        native = {
+            "tf32": kind == "cuda" and capability >= _MIN_TF32_CAPABILITY,
+            "bfloat16": torch.cuda.is_bf16_supported(including_emulation=False),
+            "float16": kind == "rocm" or capability >= _MIN_TENSOR_CORE_CAPABILITY,
+        }
+    elif kind == "cpu":
+        flags = machine.processor_flags()
+        native = {name: not flags.isdisjoint(told_by) for name, told_by in _NATIVE_FLAGS.items()}
+    elif kind == "other":
+        # see torch.utils.rename_privateuse1_backend
+        known: list[torch.dtype] = getattr(device.module, "get_amp_supported_dtype", list)()
+        native = {name: getattr(torch, name) in known for name in ("bfloat16", "float16")}
+    else:
+        native = {"bfloat16": kind == "xpu", "float16": True}
+    return tuple(name for name in AMP_DTYPES if name == "float32" or native.get(name))
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found

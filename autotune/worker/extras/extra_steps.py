@@ -1,0 +1,309 @@
+"""What a trial measures after its window: each side alone, where the time goes, what an item costs.
+
+Takes a run whose window is over and the Measurement made from it; hands on the same Measurement
+with what was found added. What the window has measured is never changed. A stage that fails leaves
+its field None and a note; the caller is given each state to keep before the next stage begins, so
+that not even the death of the process loses a figure.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from autotune.config.tf_data import TfLoader
+from autotune.messages.trials import (
+    extra_failed,
+    no_time_for_extras,
+    rank_gone_before_extras,
+    trial_ended_before_extras,
+)
+from autotune.models.forecast import PINNING_KINDS
+from autotune.note import Note
+from autotune.protocol.messages import Extras
+from autotune.records.ceilings import host_ceiling_of
+from autotune.records.measurement import Ceilings, Measurement
+from autotune.worker.batch import Held, unpacked
+from autotune.worker.extras.activations import measure_activations
+from autotune.worker.extras.communication import measure_communication
+from autotune.worker.extras.formats import measure_formats
+from autotune.worker.extras.item_costs import measure_items, measure_pipeline, with_batch_rates
+from autotune.worker.extras.lengths import LengthLimits, measure_lengths
+from autotune.worker.extras.profile import break_down
+from autotune.worker.failures import cause_of
+from autotune.worker.feed import Delivery
+from autotune.worker.side_alone import collect, copy_alone, device_alone, loader_alone, resident
+from autotune.worker.step import StepTrainer, Trainer
+from autotune.worker.window import Run
+
+_BATCHES = "batches"
+"""The stage that only makes others possible: nobody misses it by itself."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _After:
+    """What the stages share, and what they have found so far."""
+
+    run: Run
+    trainer: StepTrainer
+    extras: Extras
+    measurement: Measurement
+    scratch: Path | None = None
+    """Where files may lie for a moment."""
+    host: list[Delivery] = field(default_factory=list)
+    """Batches as the loader delivered them."""
+    held: list[Held] = field(default_factory=list)
+    """The same on the device."""
+    begun: float = field(default_factory=perf_counter)
+
+    def add(self, **found: Any) -> None:
+        """Add to the measurement."""
+        self.measurement = self.measurement.model_copy(update=found)
+
+    def remark(self, remark: Note) -> None:
+        """Add why something could not be measured."""
+        self.measurement = self.so_far(remark)
+
+    def so_far(self, *remarks: Note) -> Measurement:
+        """The measurement with further notes, and the time that these stages have taken so far."""
+        remarks = (*self.measurement.remarks, *remarks)
+        spent_s = perf_counter() - self.begun
+        return self.measurement.model_copy(update={"remarks": remarks, "after_s": spent_s})
+
+
+_Stage = Callable[[_After], None]
+
+
+def measure_after_window(
+    run: Run,
+    trainer: StepTrainer,
+    extras: Extras,
+    measurement: Measurement,
+    keep: Callable[[Measurement], None],
+    *,
+    scratch: Path | None = None,
+) -> Measurement:
+    """Measure what is asked for beyond the window.
+
+    Args:
+        run: The run, its feed still delivering; its loader's workers are ended on the way.
+        trainer: What the run trains.
+        extras: What is asked for.
+        measurement: What the window has measured.
+        keep: Called with the measurement so far before each stage: it counts should the process not
+            outlive it.
+        scratch: The trial's folder, for files that lie there for a moment; None: formats of files
+            are not compared.
+
+    Returns:
+        The measurement with ceilings, breakdown and costs, and notes on what could not be measured.
+    """
+    after = _After(
+        run=run, trainer=trainer, extras=extras, measurement=measurement, scratch=scratch
+    )
+    makes_batches = (
+        isinstance(run.feed.loader, DataLoader) and run.feed.loader.batch_sampler is not None
+    )
+    if trainer.device.kind not in PINNING_KINDS:
+        extras = extras.model_copy(update={"copy_ceiling": False})
+    stages = _stages(
+        extras, run.group.size, has_lengths=makes_batches and measurement.tokens is not None
+    )
+    for index, (name, stage) in enumerate(stages):
+        left = [name for name, _ in stages[index:] if name != _BATCHES]
+        try:
+            is_late = run.is_late()
+        except RuntimeError:  # it is asked of all ranks, and the window is safe
+            return after.so_far(rank_gone_before_extras(left))
+        if is_late:
+            return after.so_far(no_time_for_extras(left))
+        keep(after.so_far(trial_ended_before_extras(left)))
+        try:
+            stage(after)
+        except BaseException as error:  # noqa: BLE001 - user code may raise anything, and the window is safe already
+            with suppress(OSError, ValueError):  # the user's code may have closed it
+                traceback.print_exception(error, file=sys.stderr)
+            after.remark(extra_failed(stage=name, cause=cause_of(error)))
+    return after.so_far() if stages else measurement
+
+
+def _stages(extras: Extras, ranks: int, *, has_lengths: bool) -> list[tuple[str, _Stage]]:
+    """What to measure, in order: the loader while it runs, everything else once its workers have ended.
+
+    Ranks come to each stage together, and go through none alone that exchanges anything between
+    them.
+    """
+    needs_batches = extras.device_ceiling or extras.breakdown or extras.activations
+    wanted: list[tuple[bool, str, _Stage]] = [
+        (extras.loader_ceiling, "loader_rate", _measure_loader),
+        (needs_batches or extras.copy_ceiling, _BATCHES, _take_batches),
+        (extras.device_ceiling, "device_rate", _measure_device),
+        (extras.copy_ceiling, "copy_rate", _measure_copy),
+        (needs_batches and ranks > 1, "communication", _measure_communication),
+        (extras.breakdown, "time_breakdown", _break_down),
+        (extras.breakdown, "item_costs", _measure_items),
+        (extras.breakdown and has_lengths, "lengths", _measure_lengths),
+        (extras.activations, "activations", _measure_activations),
+    ]
+    return [(name, stage) for is_wanted, name, stage in wanted if is_wanted]
+
+
+def _measure_loader(after: _After) -> None:
+    run = after.run
+    seconds = after.extras.stretch_s
+    restart_s = after.measurement.window.expected_restart_s
+    ceiling = loader_alone(
+        run.feed, run.trainer.config, seconds=seconds, restart_s=restart_s, ends_at=run.ends_at
+    )
+    after.add(ceilings=Ceilings(loader=ceiling), loader_ceiling=ceiling.samples_per_s)
+
+
+def _take_batches(after: _After) -> None:
+    """Take batches to go on with, then end the loader's workers, so that the device has the machine to itself."""
+    feed = after.run.feed
+    try:
+        after.host = collect(feed, seconds=after.extras.stretch_s)
+    finally:
+        feed.stop(1.0)  # workers that have not ended by then hang, and are killed
+    after.held = resident(after.trainer, after.host)
+
+
+def _measure_device(after: _After) -> None:
+    _need_batches(after)
+    window = after.measurement.window
+    with after.trainer.without_exchange():
+        ceiling = device_alone(
+            after.trainer,
+            after.held,
+            seconds=after.extras.stretch_s,
+            pause_s=window.starved_s / sum(block.batches for block in window.blocks),
+            ends_at=after.run.ends_at,
+        )
+    before = after.measurement.ceilings or Ceilings()
+    after.add(
+        ceilings=before.model_copy(update={"device": ceiling}),
+        device_ceiling=ceiling.samples_per_s,
+        host_ceiling=None if window.is_held_by_device else host_ceiling_of(ceiling, window.take_s),
+    )
+
+
+def _measure_copy(after: _After) -> None:
+    """Copies of batches as the loader has delivered them, pinned where the trial pins."""
+    _need_batches(after)
+    ceiling = copy_alone(
+        after.trainer, after.host, seconds=after.extras.stretch_s, ends_at=after.run.ends_at
+    )
+    before = after.measurement.ceilings or Ceilings()
+    after.add(
+        ceilings=before.model_copy(update={"copy": ceiling}), copy_ceiling=ceiling.samples_per_s
+    )
+
+
+def _measure_communication(after: _After) -> None:
+    batches = [kept.batch for kept in after.held]
+    assert isinstance(after.trainer, Trainer), "a script's ranks are its own"  # noqa: S101 - our own bug
+    figures = measure_communication(
+        after.trainer, batches, after.run.group, seconds=after.extras.stretch_s
+    )
+    after.add(communication=figures)
+
+
+def _break_down(after: _After) -> None:
+    _need_batches(after)
+    communication = after.measurement.communication
+    with after.trainer.without_exchange():
+        breakdown, busy = break_down(
+            after.trainer,
+            host=[delivery.batch for delivery in after.host],
+            held=[kept.batch for kept in after.held],
+            window=after.measurement.window,
+            restarts=after.run.restarts,
+            exchange_s=communication.exposed_s / after.trainer.config.grad_accum_steps
+            if communication
+            else 0.0,
+        )
+    own_reading = () if busy is None else (busy,)
+    after.add(breakdown=breakdown, busy_readings=(*own_reading, *after.measurement.busy_readings))
+
+
+def _measure_items(after: _After) -> None:
+    run = after.run
+    trainer = after.trainer
+    config = after.trainer.config
+
+    def to_device(batch: Any) -> None:
+        """Copy a batch as a step does, and wait until it is there."""
+        trainer.to_device(unpacked(batch))
+        trainer.device.synchronize()
+
+    copy = to_device if trainer.device.kind in PINNING_KINDS else None
+    if isinstance(run.feed.loader, TfLoader):
+        costs = measure_pipeline(run.feed.loader, config, ends_at=run.ends_at)
+    else:
+        costs = measure_items(
+            run.feed.loader, config, remark=after.remark, to_device=copy, ends_at=run.ends_at
+        )
+        after.add(loader_costs=costs)
+        if after.scratch is not None:
+            formats = measure_formats(run.feed.loader, costs.item_s, after.scratch, run.ends_at)
+            costs = costs.model_copy(update={"formats": formats})
+    ceiling = (after.measurement.ceilings or Ceilings()).loader
+    after.add(
+        loader_costs=with_batch_rates(costs, ceiling, config, run.group.local_size)
+        if ceiling
+        else costs
+    )
+
+
+def _measure_lengths(after: _After) -> None:
+    """Lengths of items; on one device alone also the time of batches by their length: a group's ranks would differ."""
+    run = after.run
+    tokens = after.measurement.tokens
+    assert run.tokens is not None and tokens is not None, "only such batches are looked at"  # noqa: S101, PT018 - our own bug
+    if run.feed.loader is None:  # a script without one
+        return
+    timed = after.trainer if run.group.size == 1 and isinstance(after.trainer, Trainer) else None
+    limits = LengthLimits(stretch_s=after.extras.stretch_s, ends_at=run.ends_at)
+    lengths = measure_lengths(
+        run.feed.loader, after.trainer.config, tokens, run.tokens.lengths, timed, limits
+    )
+    after.add(lengths=lengths)
+
+
+def _measure_activations(after: _After) -> None:
+    """Measure what one device keeps for the backward pass, without compiling.
+
+    A group's ranks would come to a different number of passes, and a compiled model shows no
+    blocks.
+    """
+    trainer = after.trainer
+    run = after.run
+    config = after.trainer.config
+    if not isinstance(trainer, Trainer):  # a script's
+        return
+    if config.world_size > 1 or config.compile:
+        return
+    _need_batches(after)
+    seconds = after.extras.stretch_s
+    ends_at = run.ends_at
+    after.add(
+        activations=measure_activations(trainer, after.held, seconds=seconds, ends_at=ends_at)
+    )
+
+
+def _need_batches(after: _After) -> None:
+    """Check that every rank has batches: even by itself each begins with an exchange of the model's buffers.
+
+    Raises:
+        RuntimeError: this rank or another one has none.
+    """
+    if not after.run.group.all(bool(after.held)):
+        raise RuntimeError("there are no batches")

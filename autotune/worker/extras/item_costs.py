@@ -1,0 +1,382 @@
+"""Measure what data costs inside the loader: an item, a batch, its way from a worker, pinning, copying."""
+
+from __future__ import annotations
+
+import random
+import resource
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, count, cycle, islice, repeat
+from math import inf
+from statistics import fmean, median
+from time import perf_counter, process_time, thread_time
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, RandomSampler, Subset
+
+from autotune.apply.cores import usable_cores
+from autotune.config.tf_data import TfLoader
+from autotune.config.training_config import NEUTRAL_WITHOUT_WORKERS, TrainingConfig
+from autotune.messages.trials import extra_failed
+from autotune.note import Note
+from autotune.records.breakdown import LoaderCosts
+from autotune.records.ceilings import Ceiling
+from autotune.worker.batch import batch_bytes, pinned, tensors_of, unwrapped
+from autotune.worker.build import is_stream
+from autotune.worker.device import bytes_from_disk
+from autotune.worker.failures import cause_of
+from autotune.worker.feed import Feed
+from autotune.worker.side_alone import loader_alone
+from autotune.worker.step import torch_threads
+
+# What the data of a tf.data pipeline costs: a sample of a batch, made one after the other by one
+# thread.
+#
+# Takes a trial's loader after its threads have ended; hands on LoaderCosts as `item_costs` does for
+# a DataLoader. A pipeline hands on whole batches, so that a sample's time is its part of its
+# batch's, and collating, transfer and pinning belong to it.
+
+
+def measure_pipeline(
+    loader: TfLoader, config: TrainingConfig, *, ends_at: float = inf
+) -> LoaderCosts:
+    """Time what a sample costs where one thread makes all of it, for about a second.
+
+    Args:
+        loader: What the trial has trained on; its pipeline is built anew.
+        config: What the loader was built for.
+        ends_at: Time of perf_counter at which the deadline is near; no further batch is begun then.
+    """
+    plain = config.model_copy(
+        update={**NEUTRAL_WITHOUT_WORKERS, "num_workers": 0, "pin_memory": False}
+    )
+    alone = TfLoader(loader.dataset, plain, threads=1)
+    timed = time_items(_draws(alone), 1, ends_at)
+    return costs_of(
+        timed, timed.kept[0], len(timed.kept), collate_s=0.0
+    )  # kept: the first batch, for each sample
+
+
+def _draws(loader: TfLoader) -> Iterator[Callable[[], list[Any]]]:
+    batches = chain.from_iterable(iter(partial(iter, loader), None))
+    while True:
+        yield partial(_next_batch, loader, batches)
+
+
+def _next_batch(loader: TfLoader, batches: Iterator[Any]) -> list[Any]:
+    """A batch as often as it has samples."""
+    return [next(batches)] * loader.samples
+
+
+# What data costs inside the loader: one item, one batch through collate_fn, its way from a worker,
+# pinning, copying.
+#
+# Takes a trial's loader after its workers have ended; hands on LoaderCosts. Items are made in this
+# process, one after the other, with one thread for torch's operations, as in a loader worker: the
+# figures are those of one worker that has a core to itself.
+
+
+_ENOUGH_ITEMS = 256  # our own convention: two to three of them are slower than the 99th percentile
+# Cheap items go on so long: a reader that pauses now and then would be timed between two pauses.
+_LEAST_S = 0.25
+_MOST_ITEMS = 50_000  # our own convention: bounds the memory for their times
+_FEWEST_ITEMS = 5  # our own convention: slow items are timed so often, whatever that takes
+_ITEMS_S = 1.0  # our own convention: what items that take long are given
+_TAIL_FACTOR = (
+    8.0  # an item of so many medians is slow; records.breakdown.LoaderCosts.slow_tail_fraction
+)
+_REPEATS = 3  # of a batch's collating, pinning and copying, within _REPEATS_S: our own convention
+_REPEATS_S = 0.3  # our own convention
+_TRANSFER_S = 0.2  # as long as a window's block
+
+
+def measure_items(
+    loader: DataLoader[Any],
+    config: TrainingConfig,
+    *,
+    remark: Callable[[Note], None],
+    to_device: Callable[[Any], object] | None = None,
+    ends_at: float = inf,
+) -> LoaderCosts:
+    """Time what the loader's parts cost, for about two seconds.
+
+    CPU time is that of this whole process, all threads of the user's decoders included, and of
+    processes that an item starts and waits for. torch's own threads do nothing meanwhile, so none
+    of them spins.
+
+    Args:
+        loader: What the trial has trained on; it is not iterated.
+        config: What the loader was built for.
+        remark: Called with a note for each part beside the items that fails, and is left out.
+        to_device: Copies a batch to the accelerator that is trained on, and waits for it; None
+            where pinning has no effect.
+        ends_at: Time of perf_counter at which the deadline is near; no further item is begun then.
+    """
+
+    def tried(stage: str, measure: Callable[[], float]) -> float | None:
+        """What was measured; None and a note where the user's code, or their objects on the way, raise."""
+        try:
+            return measure()
+        except Exception as error:  # noqa: BLE001 - user code may raise anything; the items' costs are worth keeping
+            remark(extra_failed(stage, cause=cause_of(error)))
+            return None
+
+    with torch_threads(1):  # as torch sets it in loader workers
+        timed = time_items(draws_of(loader), config.micro_batch_size, ends_at)
+        batch_items = list(islice(cycle(timed.kept), config.micro_batch_size))
+        begun = perf_counter()
+        batch = loader.collate_fn(list(batch_items))
+        once_s = perf_counter() - begun
+        collate_s = (
+            tried("collate_again", lambda: _mean_s(lambda: loader.collate_fn(list(batch_items))))
+            or once_s
+        )
+    costs: dict[str, float | None] = {}
+    if config.num_workers:
+        costs["transfer_s"] = tried(
+            "transfer", lambda: _transfer_s(loader, config, batch_items, collate_s, ends_at)
+        )
+    if config.pin_memory and torch.accelerator.is_available():
+        costs["pin_s"] = tried("pinning", lambda: _warm_mean_s(pinned, batch))
+    if to_device is not None:
+        costs["copy_s"] = tried("copy", lambda: _warm_mean_s(to_device, batch))
+        costs["pinned_copy_s"] = tried(
+            "pinned_copy", lambda: _warm_mean_s(to_device, pinned(batch))
+        )
+    return costs_of(timed, batch, config.micro_batch_size, collate_s=collate_s, **costs)
+
+
+def costs_of(
+    timed: TimedItems, batch: Any, samples: int, *, collate_s: float, **others: float | None
+) -> LoaderCosts:
+    """The costs of items that were timed, with those that were measured otherwise.
+
+    Args:
+        timed: The items.
+        batch: A batch of such items.
+        samples: How many it holds.
+        collate_s: Seconds of collating it.
+        others: Further fields of LoaderCosts.
+    """
+    seconds = timed.seconds
+    item_bytes = batch_bytes([batch])
+    tensors = tensors_of(batch)
+    float32_bytes = sum(tensor.nbytes for tensor in tensors if tensor.dtype == torch.float32)
+    return LoaderCosts(
+        items=len(seconds),
+        item_s=fmean(seconds),
+        item_cpu_s=timed.cpu_s / len(seconds),
+        item_median_s=median(seconds),
+        item_p99_s=float(np.quantile(seconds, 0.99, method="inverted_cdf")),
+        item_slowest_s=max(seconds),
+        slow_tail_fraction=slow_tail(seconds),
+        disk_bytes_per_item=timed.disk_bytes / len(seconds),
+        item_bytes=item_bytes / samples,
+        float32_fraction=float32_bytes / item_bytes if item_bytes else None,
+        batch_tensors=len(tensors),
+        collate_s=collate_s,
+        **others,
+    )
+
+
+def with_batch_rates(
+    costs: LoaderCosts, ceiling: Ceiling, config: TrainingConfig, local_ranks: int
+) -> LoaderCosts:
+    """The costs with what the loader alone delivers per worker, and per core of one of the ranks on this host."""
+    batches_per_s = ceiling.batches / ceiling.seconds
+    sharing = 1 if config.numa_binding == "exclusive" else local_ranks
+    workers = max(1, config.num_workers)
+    cores = max(1, usable_cores() // sharing)
+    rates = {
+        "batches_per_worker_per_s": batches_per_s / workers,
+        "batches_per_core_per_s": batches_per_s / cores,
+    }
+    return costs.model_copy(update=rates)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedItems:
+    """Items that were timed."""
+
+    kept: list[Any]
+    """Some of the items themselves."""
+    seconds: list[float]
+    """Each item's."""
+    cpu_s: float
+    """Of them all, in all threads and child processes."""
+    own_cpu_s: float
+    """Of them all, in the thread that has asked for them."""
+    others_cpu_s: float
+    """Of them all, in this process's other threads."""
+    disk_bytes: int
+    """Of them all."""
+
+
+def time_items(
+    draws: Iterator[Callable[[], list[Any]]], most_kept: int, ends_at: float
+) -> TimedItems:
+    """Time draw after draw; the first, which may open files, is left out."""
+    kept = next(draws)()
+    seconds = list[float]()
+    cpu_s = 0.0
+    own_cpu_s = 0.0
+    began_children_s = _children_cpu_s()
+    began_disk = bytes_from_disk()
+    begun = perf_counter()
+    for draw in draws:
+        asked_own_s = thread_time()
+        asked_cpu_s = process_time()
+        asked = perf_counter()
+        came = draw()
+        now = perf_counter()
+        now_cpu_s = process_time()
+        now_own_s = thread_time()
+        cpu_s = cpu_s + now_cpu_s - asked_cpu_s
+        own_cpu_s = own_cpu_s + now_own_s - asked_own_s
+        seconds += [(now - asked) / len(came)] * len(came)
+        kept += came[: max(0, most_kept - len(kept))]
+        if _is_enough(len(seconds), now - begun) or now > ends_at:
+            break
+    others_cpu_s = max(0.0, cpu_s - own_cpu_s)
+    cpu_s += _children_cpu_s() - began_children_s
+    disk_bytes = bytes_from_disk() - began_disk
+    return TimedItems(
+        kept=kept,
+        seconds=seconds,
+        cpu_s=cpu_s,
+        own_cpu_s=own_cpu_s,
+        others_cpu_s=others_cpu_s,
+        disk_bytes=disk_bytes,
+    )
+
+
+def _is_enough(done: int, spent_s: float) -> bool:
+    """Whether so many items in so many seconds tell what one item costs, rare pauses included."""
+    if done >= _MOST_ITEMS or (done >= _ENOUGH_ITEMS and spent_s >= _LEAST_S):
+        return True
+    return spent_s > _ITEMS_S and (done >= _FEWEST_ITEMS or spent_s > _FEWEST_ITEMS * _ITEMS_S)
+
+
+def _transfer_s(
+    loader: DataLoader[Any],
+    config: TrainingConfig,
+    items: list[Any],
+    collate_s: float,
+    ends_at: float,
+) -> float:
+    """Seconds that a batch takes from one worker to this process, less collating, which fills the shared memory.
+
+    The worker makes the same batch from ready items over and over: what it does in training, less
+    the items.
+    """
+    dataset: Any = items  # torch asks it for its items alone
+    feed = Feed(
+        DataLoader(
+            dataset,
+            batch_sampler=repeat(list(range(len(items)))),
+            num_workers=1,
+            collate_fn=loader.collate_fn,
+            multiprocessing_context=loader.multiprocessing_context,
+            timeout=10.0,
+        )
+    )
+    try:
+        feed.start()
+        alone = config.model_copy(update={"num_workers": 1, "prefetch_factor": None})
+        ceiling = loader_alone(feed, alone, seconds=_TRANSFER_S, ends_at=ends_at)
+    finally:
+        feed.stop()
+    return max(0.0, ceiling.seconds / ceiling.batches - collate_s)
+
+
+def _warm_mean_s(work: Callable[[Any], Any], batch: Any) -> float:
+    """Mean seconds of a few runs after a first one, which allocates what torch's allocators then keep."""
+    work(batch)
+    return _mean_s(lambda: work(batch))
+
+
+def _mean_s(work: Callable[[], Any]) -> float:
+    """Mean seconds of a few runs; of the first alone where that is long."""
+    begun = perf_counter()
+    done = 0
+    spent_s = 0.0
+    while done < _REPEATS and spent_s <= _REPEATS_S:
+        work()
+        done = done + 1
+        spent_s = perf_counter() - begun
+    return spent_s / done
+
+
+def slow_tail(seconds: list[float]) -> float:
+    """Share of all time in items of over eight medians."""
+    total_s = sum(seconds)
+    from_s = _TAIL_FACTOR * median(seconds)
+    return (
+        min(1.0, sum(item_s for item_s in seconds if item_s > from_s) / total_s)
+        if total_s > 0
+        else 0.0
+    )
+
+
+def _children_cpu_s() -> float:
+    """CPU seconds, the user's and the system's, of the processes that this one has started and waited for."""
+    return sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
+
+
+def draws_of(loader: DataLoader[Any], most: int | None = None) -> Iterator[Callable[[], list[Any]]]:
+    """Functions that make the next item, or the next few where the dataset makes whole batches; without end.
+
+    Args:
+        loader: It is not iterated.
+        most: Items that one function makes at most; None: as many as the loader asks for at once.
+    """
+    dataset: Any = loader.dataset
+    if is_stream(dataset):
+        return repeat(partial(_next_item, _items_without_end(dataset)))
+    indices = _indices(loader)
+    if _makes_batches(dataset):
+        size = most or loader.batch_size or 5
+        return (partial(dataset.__getitems__, list(islice(indices, size))) for _ in count())
+    return (partial(_item, dataset, index) for index in indices)
+
+
+def _item(dataset: Any, index: Any) -> list[Any]:
+    return [dataset[index]]
+
+
+def _next_item(items: Iterator[Any]) -> list[Any]:
+    return [next(items)]
+
+
+def _items_without_end(dataset: Any) -> Iterator[Any]:
+    """Items of an iterable, begun anew at its end; the new start belongs to the item that needs it."""
+    while True:
+        is_empty = True
+        for item in dataset:
+            is_empty = False
+            yield item
+        if is_empty:
+            raise RuntimeError(
+                "an iterable dataset must give an item each time it is begun, but gave none"
+            )
+
+
+def _makes_batches(dataset: Any) -> bool:
+    """Whether the loader asks for whole batches; a Subset does so for what it holds, in a plain loop where need be."""
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return callable(getattr(dataset, "__getitems__", None))
+
+
+def _indices(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Indices as the loader draws them, without end; at random without a permutation of them all where it shuffles."""
+    if type(loader.sampler) is RandomSampler and loader.batch_size is not None:
+        size = len(loader.sampler.data_source)
+        return (random.randrange(size) for _ in count())  # noqa: S311 - no secret
+    if loader.batch_sampler is None:
+        return chain.from_iterable(repeat(loader.sampler))
+    batches = unwrapped(loader).batch_sampler  # one that counts would take these for the feed's
+    return chain.from_iterable(chain.from_iterable(repeat(batches)))

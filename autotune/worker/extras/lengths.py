@@ -1,0 +1,240 @@
+"""Lengths of items, and what training on a batch takes by the length of its longest: what buckets and packing win.
+
+Takes a trial's loader after its workers have ended, and its trainer; hands on Lengths. Items are
+drawn at random where the dataset can be indexed, whatever the sampler draws: a sampler that sorts
+would show a part of the lengths alone. Batches of items of like length are collated as the loader
+does it and timed on the device, in turns.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import count, cycle, islice
+from math import sqrt
+from statistics import fmean, median, stdev
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SequentialSampler
+
+from autotune.apply.loader import drawn_by, fixed_batches
+from autotune.config.training_config import TrainingConfig
+from autotune.models.forecast import forecast_buckets, forecast_packing
+from autotune.records.measurement import Lengths, LengthStep, Tokens
+from autotune.worker.batch import copied, token_tensors, unwrapped
+from autotune.worker.build import is_stream, length_of
+from autotune.worker.extras.item_costs import draws_of
+from autotune.worker.side_alone import train_on
+from autotune.worker.step import Trainer
+
+# What names no source is our own convention.
+_MOST_ITEMS = 1024
+_FEWEST_ITEMS = 64  # of fewer lengths nothing is told: the longest are mostly missing among them
+_ITEMS_S = 1.0  # what reading them may take
+_MOST_TIMED = 7  # lengths whose batches are timed
+_REPEATS = 3  # of each, at least
+_STRETCHES = 2.0  # times the stretch of a ceiling, for all of them
+_OVERTIME = 3.0  # times that, after which slow steps are given up: no time is told then
+_WORDS = "input_ids"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthLimits:
+    """How long it may take."""
+
+    stretch_s: float
+    """Length of the other measurements."""
+    ends_at: float
+    """Time of perf_counter at which the deadline is near."""
+
+
+class _Sized(NamedTuple):
+    """An item and its length."""
+
+    length: int
+    item: Any
+
+
+def measure_lengths(
+    loader: DataLoader[Any],
+    config: TrainingConfig,
+    tokens: Tokens,
+    padded_today: Sequence[int],
+    trainer: Trainer | None,
+    limits: LengthLimits,
+) -> Lengths | None:
+    """Read lengths, and time batches by their length; None where lengths are not known, or all are equal.
+
+    Args:
+        loader: What the trial has trained on; it is not iterated.
+        config: What it was built for.
+        tokens: What the window has counted.
+        padded_today: Padded lengths of its batches.
+        trainer: What trains on one device; None: nothing is timed.
+        limits: How long it may take.
+    """
+    until = min(limits.ends_at, perf_counter() + _ITEMS_S)
+    sized = _sized(loader, config, until)
+    read = {one.length for one in sized}
+    if len(sized) < _FEWEST_ITEMS or len(read) == 1 or not max(read, default=0):
+        return None
+    size = config.loader_batch_size
+    has_size = (
+        config.max_tokens is None and not config.compile
+    )  # else a batch of another length has other samples
+    is_timed = trainer is not None and has_size and perf_counter() < limits.ends_at
+    steps = _timed(loader, sized, size, trainer, limits) if trainer is not None and is_timed else ()
+    widest = max(
+        (*padded_today, *(step.padded for step in steps))
+    )  # beyond it the collate function cuts
+    lengths = [min(one.length, widest) for one in sized]
+    mean = fmean(lengths)
+    by_items = 1 - mean / tokens.per_sample if tokens.per_sample >= mean else None
+    return Lengths(
+        items=len(lengths),
+        mean=mean,
+        median=median(lengths),
+        longest=max(lengths),
+        batch_samples=size,
+        padding=by_items if tokens.padding is None else tokens.padding,
+        steps=steps,
+        buckets=forecast_buckets(
+            lengths, size, padded_today, steps, dataset_length=length_of(loader.dataset)
+        ),
+        packed=forecast_packing(lengths, padded_today, steps),
+    )
+
+
+def length_of_item(item: Any) -> int | None:
+    """The length of an item's first row of whole numbers: a tensor, an array or a list; None where it has none."""
+    if isinstance(item, Tensor):
+        is_row = (
+            item.ndim == 1
+            and not item.is_floating_point()
+            and not item.is_complex()
+            and item.dtype != torch.bool
+        )
+        return len(item) if is_row else None
+    if isinstance(item, np.ndarray):
+        return len(item) if item.ndim == 1 and np.issubdtype(item.dtype, np.integer) else None
+    if isinstance(item, Mapping):
+        parts = [item[_WORDS]] if _WORDS in item else list(item.values())
+    elif isinstance(item, tuple | list):
+        if isinstance(item, list) and item and all(type(part) is int for part in item):
+            return len(item)
+        parts = list(item)
+    else:
+        return None
+    return next((length for part in parts if (length := length_of_item(part)) is not None), None)
+
+
+def _sized(loader: DataLoader[Any], config: TrainingConfig, until: float) -> list[_Sized]:
+    """Items with their lengths, by themselves or as the collate function makes rows of them."""
+    items: list[Any] = []
+    for draw in _draws(loader):
+        items += draw()
+        if len(items) >= _MOST_ITEMS or perf_counter() > until:
+            break
+    lengths = [length_of_item(item) for item in items]
+    if all(length is None for length in lengths):
+        lengths = list(_by_mask(loader, items, config.loader_batch_size, until + _ITEMS_S))
+    return [_Sized(length, item) for length, item in zip(lengths, items, strict=False) if length]
+
+
+def _draws(loader: DataLoader[Any]) -> Iterator[Callable[[], list[Any]]]:
+    """Items at random: of a sampler that leaves some out, or draws some more often, those that an epoch draws."""
+    dataset: Any = loader.dataset
+    total = length_of(dataset)
+    sampler = drawn_by(loader)
+    if is_stream(dataset) or total is None:
+        return draws_of(loader)
+    draws_all = fixed_batches(loader) or isinstance(
+        sampler, RandomSampler | SequentialSampler | DistributedSampler
+    )
+    drawn = range(total) if draws_all else list(islice(sampler, 100_000))
+    chosen = random.sample(drawn, min(len(drawn), _MOST_ITEMS))
+    take = getattr(dataset, "__getitems__", lambda indices: [dataset[index] for index in indices])
+    return (partial(take, [index]) for index in chosen)
+
+
+def _by_mask(loader: DataLoader[Any], items: list[Any], size: int, until: float) -> Iterator[int]:
+    """Lengths of items that are no rows yet, such as texts: by the mask of the batch that is made of them."""
+    for at in range(0, len(items), size):
+        if perf_counter() > until:
+            return
+        group = items[at : at + size]
+        found = token_tensors(unwrapped(loader).collate_fn(list(group)), len(group))
+        if found is None or found[1] is None:
+            return
+        yield from (int(length) for length in (found[1] != 0).sum(1))
+
+
+def _timed(
+    loader: DataLoader[Any],
+    sized: Sequence[_Sized],
+    size: int,
+    trainer: Trainer,
+    limits: LengthLimits,
+) -> tuple[LengthStep, ...]:
+    """Time batches of several lengths in turns, after a first round that counts for nothing."""
+    batches = [trainer.to_device(batch) for batch in _by_length(loader, sized, size)]
+    widths = [_width(batch, size) for batch in batches]
+    longest = [max(one.length for one in group) for group in _groups(sized, size)]
+    planned_s = _STRETCHES * limits.stretch_s
+    until = min(limits.ends_at, perf_counter() + planned_s)
+    given_up = min(limits.ends_at, until + _OVERTIME * planned_s)
+    if None in widths:
+        return ()
+    seconds: list[list[float]] = [[] for _ in batches]
+    for turn in count():
+        for own, batch in zip(seconds, batches, strict=True):
+            spent_s, _ = train_on(
+                trainer, iter([copied(batch) for _ in range(trainer.config.grad_accum_steps)])
+            )
+            if turn:
+                own.append(spent_s / trainer.config.grad_accum_steps)
+            elif perf_counter() > given_up:
+                return ()
+        if (turn >= _REPEATS and perf_counter() > until) or perf_counter() > given_up:
+            break
+    return tuple(
+        LengthStep(longest=most, padded=width, seconds=median(own), relative_sd=_relative_sd(own))
+        for most, width, own in zip(longest, widths, seconds, strict=True)
+        if width is not None and len(own) >= _REPEATS
+    )
+
+
+def _groups(sized: Sequence[_Sized], size: int) -> list[list[_Sized]]:
+    """Items of like length, shortest first: closer together where they are long, as batches go by their longest.
+
+    Of a few items each comes more than once.
+    """
+    ordered = sorted(sized, key=lambda one: one.length)
+    ends = sorted(
+        {round(len(ordered) * (1 - 0.5**power)) for power in range(1, _MOST_TIMED - 1)}
+        | {len(ordered)}
+    )
+    ends = [max(1, len(ordered) // 10), *ends]
+    groups = (ordered[max(0, end - max(1, min(size, len(ordered) // 10))) : end] for end in ends)
+    return [list(islice(cycle(group), size)) for group in groups]
+
+
+def _by_length(loader: DataLoader[Any], sized: Sequence[_Sized], size: int) -> Iterator[Any]:
+    collate = unwrapped(loader).collate_fn
+    return (collate([one.item for one in group]) for group in _groups(sized, size))
+
+
+def _width(batch: Any, samples: int) -> int | None:
+    found = token_tensors(batch, samples)
+    return None if found is None else int(found[0].shape[1])
+
+
+def _relative_sd(seconds: Sequence[float]) -> float:
+    """Of the median, as a share of it: 1.25 times that of a mean, as for normal errors."""
+    return 1.25 * stdev(seconds) / sqrt(len(seconds)) / median(seconds)

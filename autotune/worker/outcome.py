@@ -1,0 +1,102 @@
+"""What a worker's end means: every exception becomes an outcome with a reason, and the user's own traceback."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from autotune.protocol.messages import RankReport
+from autotune.records.trial import Failure, Outcome, TrialResult
+from autotune.worker.build import WorkloadFault
+from autotune.worker.device import DeviceError
+from autotune.worker.failures import (
+    cause_of,
+    is_kernel_failure,
+    launches_block,
+    printable,
+    shortage_of,
+)
+from autotune.worker.group import is_collateral
+from autotune.worker.window import Diverged
+
+_OUR_PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
+_LONGEST_TRACEBACK = 32 * 1024
+"""Characters, some hundred frames: our own convention. A record is read often; a message may hold a
+whole tensor."""
+_OUR_QUOTED_FRAME = re.compile(
+    rf'^  File "{re.escape(_OUR_PACKAGE)}[^"]*", line .*\n(?:    .*\n)*', re.MULTILINE
+)
+"""A frame of ours, with its source, in the traceback of a loader worker that a message quotes."""
+_PLACE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+
+
+def outcome_of(work: Callable[[], RankReport]) -> RankReport:
+    """Run the work; every exception becomes an outcome with a reason."""
+    try:
+        return work()
+    except (WorkloadFault, DeviceError) as fault:
+        return RankReport(
+            result=TrialResult(outcome="invalid", reason=printable(str(fault))),
+            is_workload_fault=True,
+        )
+    except Diverged as divergence:
+        return RankReport(result=TrialResult(outcome="diverged", reason=printable(str(divergence))))
+    except BaseException as error:  # noqa: BLE001 - user code may raise anything, SystemExit among it
+        try:
+            return _crash(error)
+        except Exception as later:  # noqa: BLE001 - torch's handler of SIGCHLD raises wherever a worker's end finds it
+            return _crash(later)
+
+
+def _crash(error: BaseException) -> RankReport:
+    whole = _users_traceback(error)
+    text = _bounded(printable(whole))
+    with suppress(OSError, ValueError):  # the user's code may have closed it
+        print(text, file=sys.stderr, flush=True)  # noqa: T201 - into the trial's log
+    shortage = shortage_of(error)
+    if shortage is not None:
+        outcome: Outcome = "oom" if shortage.memory == "device" else "host_oom"
+        return RankReport(result=TrialResult(outcome=outcome, reason=shortage.reason))
+    failure = Failure(
+        signature=f"{type(error).__name__} at {_place(whole)}",
+        traceback=text,
+        is_asynchronous=is_kernel_failure(error) and not launches_block(),
+    )
+    result = TrialResult(outcome="crashed", reason=cause_of(error), failure=failure)
+    return RankReport(result=result, is_collateral=is_collateral(error))
+
+
+def _users_traceback(error: BaseException) -> str:
+    """The traceback without our own frames; of exceptions that name each other, traceback takes each once."""
+    formatted = traceback.TracebackException.from_exception(error)
+    current: traceback.TracebackException | None = formatted
+    while current is not None:
+        own = [frame for frame in current.stack if not frame.filename.startswith(_OUR_PACKAGE)]
+        current.stack = traceback.StackSummary.from_list(own or list(current.stack))
+        current = current.__cause__ or current.__context__
+    return _OUR_QUOTED_FRAME.sub("", "".join(formatted.format())).rstrip()
+
+
+def _bounded(text: str) -> str:
+    """A text's beginning and end, where it is too long."""
+    if len(text) <= _LONGEST_TRACEBACK:
+        return text
+    half = _LONGEST_TRACEBACK // 2
+    return f"{text[:half]}\n... {len(text) - 2 * half:,} characters left out ...\n{text[-half:]}"
+
+
+def _place(text: str) -> str:
+    """The innermost place in the user's code, also where a loader worker's traceback is quoted in the message."""
+    places = _PLACE.findall(text) or [("unknown", "0")]
+    own = [
+        place
+        for place in places
+        if "site-packages" not in place[0] and not place[0].startswith(_OUR_PACKAGE)
+    ]
+    file, line = (own or places)[-1]
+    return f"{Path(file).name}:{line}"

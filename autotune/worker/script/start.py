@@ -1,0 +1,297 @@
+"""Start the command of a job in a trial's process, and attach to it."""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import io
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter, sleep
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from autotune.apply.cores import compile_cache_variables
+from autotune.config.command import PythonStart, python_start
+from autotune.protocol import messages
+from autotune.protocol.attach import (
+    ATTACH_VARIABLE,
+    attached_environment,
+    framework_environment,
+    is_own_python,
+    quiet_environment,
+    words_to_start,
+)
+from autotune.protocol.messages import RankReport
+from autotune.worker.build import WorkloadFault
+from autotune.worker.failures import HangDump
+from autotune.worker.place import Place
+from autotune.worker.script.files.protection import protect_files
+from autotune.worker.script.hooks import after_import
+from autotune.worker.script.overrides import follow_variables
+from autotune.worker.script.session import Session
+
+if TYPE_CHECKING:
+    from autotune.worker.script.overrides import Overrides
+
+
+# Attaches in a process: to the script that a forked rank becomes, or in a Python process that a
+# command has started.
+#
+# Comes in: a job, or what `AUTOTUNE_ATTACH` tells. Goes out: a Session that watches torch from then
+# on. What is told is a trial's folder with its job, or, for a training that is run to its end,
+# settings and the facts of its script.
+
+
+def begin() -> None:
+    """In a Python process that a command has started: protect files at once, attach once torch is imported."""
+    told = json.loads(os.environ[ATTACH_VARIABLE])
+    if "folder" in told:
+        from autotune.protocol.disk import TrialFolder
+        from autotune.worker.script.files.protection import protect_files
+
+        folder = TrialFolder(Path(told["folder"]))
+        protect_files(folder.overlay, own=[*map(Path, told.get("own_folders", [folder.path]))])
+        if "started" not in told:  # a loader's worker
+            return
+    after_import("torch", lambda _: _attach(told))
+
+
+def open_session(
+    job: messages.WorkloadJob, place: Place, dump: HangDump, started: float
+) -> Session:
+    """Watch torch in this process, and do a job once the script trains."""
+    from autotune.worker.build import seed_all
+    from autotune.worker.place import DEADLINE_SHARE, Start
+    from autotune.worker.script.files.protection import protect_torch
+    from autotune.worker.script.hooks import install
+    from autotune.worker.script.session import Session, doer_of
+
+    protect_torch()
+    overrides = overrides_of(job)
+    overrides.in_process()
+    seed_all(job.process.seed)
+    ends_at = started + DEADLINE_SHARE * job.process.deadline_s
+    start = Start(started=started, built_from=perf_counter(), ends_at=ends_at, before={})
+    session = Session(job, overrides, place, doer_of(job, place, dump, start))
+    install(session)
+    return session
+
+
+def overrides_of(job: messages.WorkloadJob) -> Overrides:
+    """What a script is to have for a job; where settings are switched later on, it begins with its own."""
+    from autotune.protocol import messages as kinds
+    from autotune.worker.script.overrides import Overrides
+
+    config = job.config
+    is_switched = isinstance(job, kinds.PrecisionJob | kinds.CurvesJob)
+    if is_switched and job.script is not None:
+        own = {
+            name: getattr(job.script.observed, name)
+            for name in ("amp_dtype", "channels_last", "intra_op_threads")
+        }
+        config = config.model_copy(update=own)
+    return Overrides(config, job.script, is_switched=is_switched)
+
+
+def _attach(told: dict[str, Any]) -> None:
+    """Whatever is amiss with us, torch can be imported."""
+    try:
+        session = _session_of(told)
+    except Exception as error:  # noqa: BLE001 - the trial's folder is gone, or of another version
+        sys.stderr.write(
+            f"autotune: could not attach to this process: {type(error).__name__}: {error}\n"
+        )
+        return
+    if session.job is None:
+        return
+    before = sys.excepthook
+    seen = session.sightings
+
+    def on_error(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
+        before(kind, error, traceback)
+        if seen.made or seen.outermost or seen.steps:
+            session.script_ended(error)
+
+    def on_end() -> None:
+        if (
+            seen.steps
+        ):  # else it only prepares something, or loads batches for a process that trains
+            session.script_ended()
+
+    sys.excepthook = on_error
+    atexit.register(on_end)
+
+
+def _session_of(told: dict[str, Any]) -> Session:
+    from autotune.config.plan import ScriptFacts
+    from autotune.config.training_config import TrainingConfig
+    from autotune.protocol.disk import TrialFolder
+    from autotune.protocol.messages import RankReport, WorkloadJob, read_job
+    from autotune.records.trial import TrialResult
+    from autotune.worker.device import DeviceError
+    from autotune.worker.failures import HangDump
+    from autotune.worker.place import Place
+    from autotune.worker.script.bench import no_job
+    from autotune.worker.script.hooks import install
+    from autotune.worker.script.overrides import Overrides
+    from autotune.worker.script.session import Session
+
+    if "folder" in told:
+        folder = TrialFolder(Path(told["folder"]))
+        started = float(told["started"])
+        job: WorkloadJob = read_job(folder.job)  # type: ignore[assignment] # a command's job has a workload
+        place = Place(folder, 0, 0)
+        dump = HangDump(file=sys.stderr, ends_at=started + job.process.deadline_s)
+        try:
+            return open_session(job, place, dump, started)
+        except DeviceError as refusal:  # to run on would train otherwise than is to be measured
+            place.write(RankReport(result=TrialResult(outcome="invalid", reason=str(refusal))))
+            os._exit(1)
+    config = TrainingConfig.model_validate(told["config"])
+    overrides = Overrides(config, ScriptFacts.model_validate(told["script"]), is_trial=False)
+    overrides.in_process()
+    session = Session(None, overrides, Place(TrialFolder(Path()), 0, 0), no_job)
+    install(session)
+    return session
+
+
+# Runs the command of a job in a trial's process: in this very process where it is Python on a
+# script, else below it.
+#
+# Comes in: a job with a command. Goes out: nothing where the script was measured, since that ends
+# the process; else why it could not be. A rank that was forked becomes the script: no interpreter
+# is started and torch is imported already. Launchers and shells (torchrun, accelerate, bash) are
+# started as they are; the Python processes below them attach by `site/sitecustomize.py`, which
+# stands first on their PYTHONPATH.
+
+
+_DEADLY = frozenset(
+    {signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
+)
+"""Signals that end a process at its own fault, or by the kernel's choice."""
+
+
+def run_command(
+    job: messages.WorkloadJob, place: Place, dump: HangDump, started: float
+) -> RankReport:
+    """Run a job's command; does not return where it was measured.
+
+    Raises:
+        WorkloadFault: it has come to its end, and nothing of it was measured.
+        BaseException: what it raised itself.
+    """
+    config = overrides_of(job).config
+    words = words_to_start(job.command or (), config)
+    overlay = place.folder.overlay
+    overlay.mkdir(mode=0o700, exist_ok=True)
+    compile_cache = compile_cache_variables()
+    own_folders = [place.folder.path, *map(Path, compile_cache.values())]
+    attached = {
+        "folder": str(place.folder.path),
+        "started": started,
+        "own_folders": [*map(str, own_folders)],
+    }
+    own = framework_environment(config, job.script)
+    environment = {
+        **quiet_environment(overlay),
+        **attached_environment(attached),
+        **compile_cache,
+        **own,
+    }
+    os.environ.update(environment)
+    start = python_start(words) if is_own_python(words[0]) else None
+    is_well = True
+    if start is None:
+        is_well = _run_below(words, place)
+    else:
+        protect_files(overlay, own=own_folders)
+        session = open_session(job, place, dump, started)
+        if "intra_op_threads" not in session.overrides.changed:
+            follow_variables()
+        _run_here(start, place, session)
+    if place.report.exists():
+        os._exit(0 if is_well else 1)
+    raise WorkloadFault(
+        "a command must start a training that autotune can see, but it ended before an optimizer "
+        "had stepped; start "
+        "Python on the script itself where a launcher keeps its environment from it"
+    )
+
+
+def _run_below(words: Sequence[str], place: Place) -> bool:
+    """Run the command in processes of its own until it ends or was measured; whether it ended well."""
+    try:
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL)
+    except OSError as error:
+        raise WorkloadFault(
+            f"a command must name a program that can be started, but {words[0]!r} can't be "
+            f"({error.strerror}); check "
+            "its path"
+        ) from error
+    while process.poll() is None:
+        if place.folder.done.exists():
+            os._exit(0)  # whatever of it still runs is ended by the parent
+        sleep(0.1)  # little next to a start, and cheap for the training
+    code = process.returncode
+    if (number := -code if code < 0 else code - 128) in _DEADLY:
+        os.kill(
+            os.getpid(), number
+        )  # as a rank would have died of it: the parent knows what that means
+    if not code or place.report.exists():
+        return not code
+    raise WorkloadFault(
+        f"a command must train until it is measured, but it ended with exit code {code} before that"
+    )
+
+
+def _run_here(start: PythonStart, place: Place, session: Session) -> None:
+    error: BaseException | None = None
+    try:
+        _become(start)
+        for thread in threading.enumerate():  # as Python does at its end
+            if thread is not threading.current_thread() and not thread.daemon:
+                thread.join()
+    except BaseException as raised:  # noqa: BLE001 - the script's own, SystemExit among it
+        error = raised
+    session.script_ended(error)
+    if error is not None and not place.report.exists() and not isinstance(error, SystemExit):
+        raise error
+
+
+def _become(start: PythonStart) -> None:
+    """Make this process's `__main__` the script, and run it as `python` would."""
+    searched = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[1:1] = [entry for entry in searched if entry not in sys.path]
+    main = ModuleType("__main__")
+    main.__dict__.update(__builtins__=builtins, __spec__=None, __cached__=None)
+    sys.modules["__main__"] = main
+    sys.argv = [start.target, *start.arguments]
+    if start.kind == "module":
+        sys.path[:1] = [str(Path.cwd())]
+        runpy._run_module_as_main(start.target)  # type: ignore[attr-defined] # noqa: SLF001 - what python -m does
+        return
+    path = Path(start.target).absolute()
+    if path.is_dir() or path.suffix in {".zip", ".pyz"}:
+        sys.path[:1] = [str(path)]
+        runpy.run_path(str(path), run_name="__main__")
+        return
+    sys.path[:1] = [str(path.resolve().parent)]
+    main.__file__ = str(path)
+    try:
+        with io.open_code(str(path)) as file:
+            source = file.read()
+    except OSError as error:
+        raise WorkloadFault(
+            f"a command must name a script that can be read, but {start.target!r} can't be "
+            f"({error.strerror}); check "
+            "its path"
+        ) from error
+    exec(compile(source, str(path), "exec", dont_inherit=True), main.__dict__)  # noqa: S102 - the user's script is what is run

@@ -1,0 +1,535 @@
+"""A loop of the user's own that has a configuration's helpers trains as a trial does, setting by setting."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, distributed, nn
+
+from autotune.apply import prepare
+from autotune.apply.precision import Float32Precision
+from autotune.apply.prepare import Accumulator
+from autotune.config.plan import Workload
+from autotune.config.training_config import DdpConfig, TrainingConfig
+from autotune.errors import ConfigError
+from autotune.protocol.messages import TrialJob
+from autotune.worker import rank
+from autotune.worker.build import build_model, build_optimizer
+from autotune.worker.device import open_device
+from autotune.worker.group import open_group
+from autotune.worker.step import Step, make_trainer
+from tests.factories import make_process
+
+Seen = list[tuple[Any, ...]]
+BATCHES = [(torch.randn(4, 3, 6, 6), torch.randint(0, 2, (4,))) for _ in range(6)]
+
+
+@pytest.fixture(autouse=True)
+def process_as_before() -> Iterator[None]:
+    """What a loop sets for the whole process ends with its test."""
+    threads, benchmark = torch.get_num_threads(), torch.backends.cudnn.benchmark
+    with Float32Precision(lambda _: None):
+        yield
+    torch.set_num_threads(threads)
+    torch.backends.cudnn.benchmark = benchmark
+    if distributed.is_initialized():
+        gc.collect()  # a model in a cycle would let go of the group on one of gloo's own threads, which then aborts
+        distributed.destroy_process_group()
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 4 * 4, 2))
+
+
+class Watched:
+    """A step that notes what the process, the model and the batch are like when it is called."""
+
+    def __init__(self) -> None:
+        self.seen: Seen = []
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        images, labels = batch
+        outputs = model(images)
+        backends: Any = torch.backends
+        self.seen.append(
+            (
+                type(model).__name__,
+                outputs.dtype,
+                images.is_contiguous(memory_format=torch.channels_last),
+                next(model.parameters()).is_contiguous(memory_format=torch.channels_last),
+                torch.is_autocast_enabled("cpu"),
+                torch.get_num_threads(),
+                backends.cuda.matmul.fp32_precision,
+                backends.cudnn.benchmark,
+                getattr(model, "require_backward_grad_sync", None),
+            )
+        )
+        return nn.functional.cross_entropy(outputs, labels)
+
+
+def as_a_trial_does(config: TrainingConfig, folder: Path) -> tuple[Seen, list[Tensor]]:
+    device, step = open_device("cpu"), Watched()
+    rank._set_threads(
+        TrialJob(process=make_process(folder), payload=folder, config=config), 0, device
+    )
+    model = build_model(Workload(model=network, dataset=None), config, device)
+    optimizer = build_optimizer(
+        Workload(model=None, dataset=None), model, config.lr, fused=config.fused
+    )
+    trainer = make_trainer(model, optimizer, Step(step, "given"), config, device)
+    for batch in BATCHES:
+        trainer.train(batch)
+    return step.seen, [parameter.detach() for parameter in model.parameters()]
+
+
+def as_a_user_does(config: TrainingConfig) -> tuple[Seen, list[Tensor]]:
+    loss_of = Watched()
+    model = config.prepare(network(), "cpu")
+    accumulator = config.accumulator(
+        model, torch.optim.SGD(model.parameters(), **config.optimizer_kwargs())
+    )
+    for batch in BATCHES:
+        with accumulator:
+            accumulator.backward(loss_of(model, config.to_device(batch, "cpu")))
+    return loss_of.seen, [parameter.detach() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"amp_dtype": "bfloat16"},
+        {"amp_dtype": "float16"},
+        {"amp_dtype": "tf32"},
+        {"channels_last": True},
+        {"intra_op_threads": 1},
+        {"cudnn_benchmark": True},
+        {"fused": True},
+        {"grad_accum_steps": 3},
+        {"strategy": "ddp"},
+        {
+            "strategy": "ddp",
+            "grad_accum_steps": 2,
+            "ddp": DdpConfig(gradient_as_bucket_view=True, comm_hook="fp16"),
+        },
+        {"strategy": "ddp", "ddp": DdpConfig(static_graph=True)},
+        {"strategy": "ddp", "amp_dtype": "bfloat16", "grad_accum_steps": 2, "channels_last": True},
+        {"strategy": "dp"},
+    ],
+    ids=str,
+)
+def test_each_setting_is_applied_as_in_a_trial(settings: dict[str, Any], tmp_path: Path) -> None:
+    config = TrainingConfig(micro_batch_size=4, lr=0.1, **settings)
+    if config.strategy == "ddp":
+        rendezvous = f"file://{tmp_path}/rendezvous"
+        job = TrialJob(
+            process=make_process(tmp_path), payload=tmp_path, config=config, rendezvous=rendezvous
+        )
+        open_group(job, 0, open_device("cpu"))
+    torch.set_num_threads(2)
+    with Float32Precision(lambda _: None):
+        theirs, their_weights = as_a_trial_does(config, tmp_path)
+    torch.set_num_threads(2)
+    ours, our_weights = as_a_user_does(config)
+    assert ours == theirs
+    assert all(
+        torch.equal(one, other) for one, other in zip(our_weights, their_weights, strict=True)
+    )
+
+
+def test_a_compiled_model_is_compiled_once_it_is_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[tuple[str, bool]] = []
+
+    def note_down(model: nn.Module, *, mode: str) -> nn.Module:
+        assert mode == "default"
+        weight = next(model.parameters())
+        compiled.append(
+            (type(model).__name__, weight.is_contiguous(memory_format=torch.channels_last))
+        )
+        return model
+
+    monkeypatch.setattr(torch, "compile", note_down)
+    TrainingConfig(compile=True, channels_last=True).prepare(network())
+    assert compiled == [("Sequential", True)]
+
+
+def in_float16(*, steps: int, optimizer: Any = torch.optim.SGD) -> tuple[nn.Linear, Accumulator]:
+    """A model whose gradients are all one, and what steps after so many batches with a learning rate of one."""
+    model = nn.Linear(2, 1, bias=False)
+    scaler = torch.amp.GradScaler("cpu", init_scale=128.0)  # nothing overflows
+    config = TrainingConfig(amp_dtype="float16", grad_accum_steps=steps)
+    return model, config.accumulator(model, optimizer(model.parameters(), lr=1.0), scaler=scaler)
+
+
+def test_gradients_can_be_changed_right_before_a_step_as_they_are() -> None:
+    model, accumulator = in_float16(steps=2)
+    before, seen = model.weight.detach().clone(), list[Any]()
+
+    def clip() -> None:
+        assert model.weight.grad is not None
+        seen.append(model.weight.grad.tolist())
+        model.weight.grad.fill_(0.5)
+
+    due = []
+    for _ in range(4):
+        with accumulator:
+            loss = model(torch.ones(1, 2)).sum()
+            due.append(accumulator.backward(loss, before_step=clip))
+    assert due == [False, True, False, True]
+    assert seen == [[[1.0, 1.0]], [[1.0, 1.0]]]
+    assert torch.allclose(before - model.weight, torch.ones(1, 2))
+
+
+def test_a_block_that_raises_leaves_nothing_entered() -> None:
+    config = TrainingConfig(amp_dtype="bfloat16", grad_accum_steps=2)
+    model = nn.Linear(2, 1)
+    accumulator = config.accumulator(model, torch.optim.SGD(model.parameters()))
+    with suppress(ArithmeticError), accumulator:
+        assert torch.is_autocast_enabled("cpu")
+        raise ArithmeticError
+    assert not torch.is_autocast_enabled("cpu")
+    assert accumulator.accumulated == 0
+    with accumulator:
+        loss = model(torch.ones(1, 2)).sum()
+        accumulator.backward(loss)
+    assert not torch.is_autocast_enabled("cpu")
+    assert accumulator.accumulated == 1
+
+
+class _Precision(torch.autograd.Function):
+    """Notes whether its backward pass is run under autocast."""
+
+    seen: list[bool] = []  # noqa: RUF012 - of the class, since torch makes no object of it
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor) -> Tensor:
+        return inputs.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        _Precision.seen.append(torch.is_autocast_enabled("cpu"))
+        return gradient
+
+
+def test_the_backward_pass_has_no_autocast_and_puts_back_what_it_found() -> None:
+    config = TrainingConfig(amp_dtype="bfloat16")
+    one, other = nn.Linear(2, 1), nn.Linear(2, 1)
+    first, second = (
+        config.accumulator(model, torch.optim.SGD(model.parameters())) for model in (one, other)
+    )
+    _Precision.seen.clear()
+    with first, second:
+        noted: Any = _Precision
+        losses = [noted.apply(model(torch.ones(1, 2)).sum()) for model in (one, other)]
+        first.backward(losses[0])
+        assert torch.is_autocast_enabled("cpu")
+        with torch.autocast("cpu", enabled=False):
+            second.backward(losses[1])
+            assert not torch.is_autocast_enabled("cpu")
+        assert torch.is_autocast_enabled("cpu")
+    assert not torch.is_autocast_enabled("cpu")
+    assert _Precision.seen == [False, False]
+
+
+def test_a_batch_has_one_block_and_one_backward() -> None:
+    model = nn.Linear(2, 1)
+    accumulator = TrainingConfig(amp_dtype="bfloat16").accumulator(
+        model, torch.optim.SGD(model.parameters())
+    )
+
+    def loss() -> Tensor:
+        total: Tensor = model(torch.ones(1, 2)).sum()
+        return total
+
+    with pytest.raises(RuntimeError, match="with accumulator"):
+        accumulator.backward(loss())
+    with accumulator:
+        with pytest.raises(RuntimeError, match="with accumulator"), accumulator:
+            raise AssertionError("entered twice")
+        accumulator.backward(loss())
+        with pytest.raises(RuntimeError, match="with accumulator"):
+            accumulator.backward(loss())
+    assert not torch.is_autocast_enabled("cpu")
+    with accumulator:
+        assert accumulator.backward(loss())
+
+
+def test_an_exception_drops_its_batches_and_the_next_step_is_whole() -> None:
+    model, accumulator = in_float16(steps=2)
+    before, seen = model.weight.detach().clone(), list[Any]()
+
+    def refuse() -> None:
+        raise ArithmeticError
+
+    def look() -> None:
+        assert model.weight.grad is not None
+        seen.append(model.weight.grad.tolist())
+
+    for hooks in ((None, refuse), (None, look)):
+        for hook in hooks:
+            with suppress(ArithmeticError), accumulator:
+                accumulator.backward(model(torch.ones(1, 2)).sum(), before_step=hook)
+    assert seen == [[[1.0, 1.0]]]
+    assert torch.allclose(before - model.weight, torch.ones(1, 2))
+
+
+@pytest.mark.parametrize("before_step", [None, lambda: None])
+def test_a_step_that_raises_leaves_the_scaler_as_for_the_first_one(before_step: Any) -> None:
+    class Full(torch.optim.SGD):
+        """Runs out of memory for its state in its first step."""
+
+        is_full = True
+
+        def step(self, closure: Any = None) -> Any:
+            if Full.is_full:
+                Full.is_full = False
+                raise MemoryError
+            return super().step(closure)
+
+    model, accumulator = in_float16(steps=1, optimizer=Full)
+    before = model.weight.detach().clone()
+    for _ in range(2):
+        with suppress(MemoryError), accumulator:
+            accumulator.backward(model(torch.ones(1, 2)).sum(), before_step=before_step)
+    assert torch.allclose(before - model.weight, torch.ones(1, 2))
+
+
+def test_what_a_loop_broken_off_has_left_can_be_dropped() -> None:
+    model = nn.Linear(2, 1, bias=False)
+    accumulator = TrainingConfig(grad_accum_steps=4).accumulator(
+        model, torch.optim.SGD(model.parameters())
+    )
+    with accumulator:
+        accumulator.backward(model(torch.ones(1, 2)).sum())
+    accumulator.reset()
+    assert (accumulator.accumulated, model.weight.grad) == (0, None)
+
+
+@pytest.mark.parametrize("settings", [{"strategy": "ddp", "world_size": 4}, {}], ids=str)
+def test_a_group_of_another_size_is_refused(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group: Any = distributed
+    monkeypatch.setattr(group, "is_initialized", lambda: True)
+    monkeypatch.setattr(group, "get_world_size", lambda: 2)
+    monkeypatch.setattr(group, "destroy_process_group", lambda: None)
+    with pytest.raises(ConfigError, match=r"has 2; .*torchrun"):
+        TrainingConfig.model_validate(settings).prepare(network(), "cpu")
+
+
+def test_what_names_no_device_lies_on_the_one_that_was_prepared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from autotune.apply.cores import set_current
+
+    current: list[int] = []
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "set_device_index", current.append)
+    for name in ("cpu", "cuda:1", "cuda", "xpu:2"):
+        set_current(torch.device(name))
+    assert current == [1]
+
+
+@pytest.mark.parametrize(
+    ("is_rank", "local_rank", "expected"),
+    [
+        (True, "1", "cuda:1"),
+        (False, "1", "cuda:0"),
+        (True, None, "cuda:0"),
+        (True, "none", "cuda:0"),
+    ],
+)
+def test_a_rank_of_torchrun_trains_on_the_device_of_its_number(
+    is_rank: bool, local_rank: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from autotune.apply.cores import own_device
+
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    if local_rank is not None:
+        monkeypatch.setenv("LOCAL_RANK", local_rank)
+    assert str(own_device(is_rank=is_rank)) == expected
+
+
+def test_a_batch_goes_where_prepare_was_told_to_put_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    current: list[int] = [0]
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: current[-1])
+    monkeypatch.setattr(torch.accelerator, "set_device_index", current.append)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    found: list[str] = []
+
+    class Moving:
+        def to(self, device: Any) -> None:
+            found.append(str(device))
+
+    config = TrainingConfig()
+    monkeypatch.setattr(prepare, "arranged", lambda _, model, device: model)
+    config.prepare(network(), "cuda:1")
+    config.to_device(Moving())
+    assert found == ["cuda:1"]
+
+
+@pytest.mark.parametrize(("given", "expected"), [("2", 3), ("", 1), ("none", 1)])
+def test_ranks_share_the_cores_of_their_host(
+    given: str, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from autotune.apply import cores
+
+    set_to: list[int] = []
+    monkeypatch.setattr(cores, "usable_cores", lambda: 6)
+    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", given)
+    with pytest.raises((ValueError, RuntimeError)):
+        TrainingConfig(strategy="ddp", world_size=8).prepare(
+            network(), "cpu"
+        )  # there is no process group
+    assert set_to == [expected]
+
+
+def test_cudnn_benchmark_is_switched_on_but_never_off() -> None:
+    for is_on, before in ((True, False), (False, True), (False, False)):
+        torch.backends.cudnn.benchmark = before
+        TrainingConfig(cudnn_benchmark=is_on).prepare(network(), "cpu")
+        assert torch.backends.cudnn.benchmark is (is_on or before)
+
+
+class _OfAGraph(torch.autograd.Function):
+    """A product whose gradients lie in memory that the next backward pass writes over, as a CUDA graph's do."""
+
+    memory = torch.zeros(2, 1)
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(inputs)
+        return inputs @ weight
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+        (inputs,) = ctx.saved_tensors
+        torch.mm(inputs.T, gradient, out=_OfAGraph.memory)
+        return None, _OfAGraph.memory.view(2, 1)
+
+
+def test_gradients_in_a_cuda_graphs_memory_are_accumulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    marked = list[int]()
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marked.append(1))
+    batches = [torch.randn(3, 2) for _ in range(6)]
+
+    def trained(product: Any, *, records_graphs: bool) -> tuple[Tensor, Tensor | None]:
+        weight, unused = nn.Parameter(torch.ones(2, 1)), nn.Parameter(torch.ones(1))
+        optimizer = torch.optim.SGD([weight, unused], lr=0.1, weight_decay=0.1)
+        scaler = torch.amp.GradScaler("cpu", enabled=False)
+        accumulator = Accumulator(
+            optimizer=optimizer, scaler=scaler, steps=3, records_graphs=records_graphs
+        )
+        for batch in batches:
+            with accumulator:
+                accumulator.backward(product(batch, weight).square().mean())
+        assert torch.equal(unused, torch.ones(1)), "without a gradient a parameter must not decay"
+        return weight.detach(), weight.grad
+
+    expected, _ = trained(torch.matmul, records_graphs=False)
+    assert not marked
+    wrong, _ = trained(_OfAGraph.apply, records_graphs=False)
+    assert not torch.allclose(wrong, expected), "the stand-in must write over its gradients"
+    found, gradient = trained(_OfAGraph.apply, records_graphs=True)
+    torch.testing.assert_close(found, expected)
+    assert gradient is None
+    assert len(marked) == len(batches)
+
+
+def test_gradients_are_copied_out_of_a_graph_by_one_call_a_dtype(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copied, copy_all = list[int](), torch._foreach_copy_
+
+    def copying(copies: list[Tensor], gradients: list[Tensor]) -> None:
+        copied.append(len(copies))
+        copy_all(copies, gradients)
+
+    monkeypatch.setattr(torch, "_foreach_copy_", copying)
+    special = torch.tensor([0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e-45])
+    image = torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
+    sparse = torch.tensor([0.0, 1.0]).to_sparse()
+    gradients = [
+        special,
+        image,
+        torch.randn(()),
+        torch.randn(7).bfloat16(),
+        torch.randn(8).bfloat16(),
+        sparse,
+    ]
+    parameters = [nn.Parameter(torch.zeros_like(gradient.to_dense())) for gradient in gradients]
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    without = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([*parameters, without], lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    accumulator = Accumulator(
+        optimizer=optimizer, scaler=scaler, steps=2, records_graphs=True, accumulated=1
+    )
+    accumulator._keep_gradients()
+    assert copied == [3, 2], "of float32 and of bfloat16; one that is sparse is cloned"
+    assert without.grad is None
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        copy = parameter.grad
+        assert copy is not None
+        assert copy is not gradient
+        assert torch.equal(bits_of(copy), bits_of(gradient))
+        if gradient.layout == torch.strided:
+            assert copy.data_ptr() != gradient.data_ptr()
+            assert copy.stride() == gradient.stride()
+
+
+def bits_of(tensor: Tensor) -> Tensor:
+    """A tensor's bytes, in which NaN equals itself and -0 differs from 0."""
+    return tensor.to_dense().reshape(-1).view(torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("settings", "device", "records"),
+    [
+        ({"compile": True, "compile_mode": "reduce-overhead"}, "cuda", True),
+        ({"compile": True, "compile_mode": "max-autotune"}, "cuda:1", True),
+        ({"compile": True, "compile_mode": "max-autotune-no-cudagraphs"}, "cuda", False),
+        ({"compile": True}, "cuda", False),
+        ({"compile": True, "compile_mode": "reduce-overhead"}, "cpu", False),
+    ],
+    ids=str,
+)
+def test_an_accumulator_knows_of_the_graphs_that_a_mode_records(
+    settings: dict[str, Any], device: str, records: bool
+) -> None:
+    model = nn.Linear(2, 1)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    config = TrainingConfig.model_validate(settings)
+    made = config.accumulator(
+        model, torch.optim.SGD(model.parameters()), device=device, scaler=scaler
+    )
+    assert made.records_graphs is records
+
+
+def test_a_model_is_compiled_in_the_mode_that_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    modes = list[str]()
+
+    def note_down(model: nn.Module, *, mode: str) -> nn.Module:
+        modes.append(mode)
+        return model
+
+    monkeypatch.setattr(torch, "compile", note_down)
+    TrainingConfig(compile=True, compile_mode="max-autotune").prepare(network(), "cpu")
+    assert modes == ["max-autotune"]

@@ -1,0 +1,410 @@
+"""Lines of memory against the micro batch, one for each kind of settings, and the largest batch that ran."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.config.training_config import TrainingConfig
+from autotune.models.memory import (
+    MemoryLine,
+    MemoryModel,
+    Peak,
+    largest_batch_note,
+    memory_kind,
+    memory_lines,
+    memory_of_trials,
+)
+from autotune.models.observations import ConfiguredPoint, configured_points
+from autotune.note import Note
+from autotune.policy import POLICY
+from autotune.records.measurement import Block
+from autotune.records.result import CurvePoint, Curves
+from autotune.records.trial import Score, TrialRecord, TrialResult
+from tests.factories import make_measurement, make_point, make_record, make_space
+
+MIB = 2**20
+LIMIT = 1_000
+ONE = TrainingConfig()
+BATCHES = st.lists(st.integers(1, 4096), min_size=2, max_size=12).filter(
+    lambda batches: len(set(batches)) > 1
+)
+MakeTrial = Callable[..., TrialRecord]
+
+
+@pytest.fixture
+def trial() -> MakeTrial:
+    """(number, micro batch, MiB) of a trial under a limit of 1000 MiB; outcome "oom" for no memory figure."""
+
+    def make(number: int, batch: int, peak_mib: int | None, **settings: object) -> TrialRecord:
+        config = TrainingConfig.model_validate({"micro_batch_size": batch, **settings})
+        if peak_mib is None:
+            return TrialRecord(number=number, config=config, results=(TrialResult(outcome="oom"),))
+        measurement = make_measurement(peak_memory_bytes=peak_mib * MIB)
+        score = Score(value=1.0, feasible=peak_mib <= 1000)
+        return TrialRecord(
+            number=number,
+            config=config,
+            results=(TrialResult(outcome="ok", measurement=measurement),),
+            score=score,
+        )
+
+    return make
+
+
+def lines_of(
+    records: Sequence[TrialRecord], config: TrainingConfig = ONE, *, limit_is_ram: bool = False
+) -> tuple[MemoryLine, ...]:
+    return memory_lines(records, config, 1000 * MIB, limit_is_ram=limit_is_ram)
+
+
+def fitted(points: Sequence[tuple[int, int]]) -> MemoryLine:
+    peaks = [Peak(TrainingConfig(micro_batch_size=batch), peak) for batch, peak in points]
+    model = MemoryModel(observed=peaks, has_workers_in_ram=False)
+    return MemoryLine(
+        model=model, config=TrainingConfig(), batches=tuple(sorted(batch for batch, _ in points))
+    )
+
+
+@given(BATCHES, st.integers(0, 10**10), st.integers(1, 10**8))
+def test_memory_that_is_a_line_is_found_again(batches: list[int], fixed: int, slope: int) -> None:
+    line = fitted([(batch, fixed + slope * batch) for batch in batches])
+    for batch in (*batches, 2 * max(batches)):
+        expected, error = line.predict(batch)
+        assert abs(expected - fixed - slope * batch) < 1.5 * error
+
+
+@given(
+    BATCHES,
+    st.lists(st.integers(10**6, 10**9), min_size=12, max_size=12),
+    st.integers(10**6, 10**10),
+)
+def test_the_largest_batch_is_sure_to_fit_and_the_next_is_not(
+    batches: list[int], peaks: list[int], limit: int
+) -> None:
+    line = fitted(list(zip(batches, peaks, strict=False)))
+    largest, most = line.largest_batch(limit, 200), 200
+    assert line.bytes_per_sample >= 0
+    sizes = [
+        line.config.model_copy(update={"micro_batch_size": size})
+        for size in (largest, largest + 1)
+        if size
+    ]
+    chances = line.model.chance_to_fit(sizes, limit).tolist()
+    assert largest == 0 or chances[0] >= POLICY.trials.sure_to_fit
+    assert largest == most or chances[-1] < POLICY.trials.sure_to_fit
+
+
+@given(BATCHES, st.lists(st.integers(10**6, 10**9), min_size=12, max_size=12))
+def test_the_error_grows_away_from_the_points(batches: list[int], peaks: list[int]) -> None:
+    line = fitted(list(zip(batches, peaks, strict=False)))
+    far = [line.predict(max(batches) * times)[1] for times in (1, 2, 4)]
+    assert far == sorted(far)
+
+
+def test_one_batch_makes_no_line_and_more_trials_a_surer_one(trial: MakeTrial) -> None:
+    records = [trial(0, 32, 132), trial(1, 64, 164)]
+    assert lines_of([records[0], records[0]]) == ()
+    (two,), (eight,) = lines_of(records), lines_of(records * 4)
+    assert 0 < eight.error_bytes < two.error_bytes / 1.5
+
+
+def test_memory_that_falls_with_the_batch_is_noise() -> None:
+    assert fitted([(32, 110 * MIB), (64, 60 * MIB), (128, 50 * MIB)]).bytes_per_sample == 0
+
+
+def test_each_precision_has_its_own_line(trial: MakeTrial) -> None:
+    records = [
+        trial(0, 32, 100),
+        trial(1, 64, 200),
+        trial(2, 32, 60, amp_dtype="bfloat16"),
+        trial(3, 64, None),
+    ]
+    (line,) = lines_of(records)
+    assert (line.config.amp_dtype, line.batches) == ("float32", (32, 64))
+
+
+def test_trials_on_other_devices_have_lines_of_their_own(trial: MakeTrial) -> None:
+    """One rank takes 100 MiB and 1 MiB a sample, the two of a group twice that: one line would be off by far."""
+    groups: list[dict[str, Any]] = [
+        {},
+        {"strategy": "ddp", "world_size": 2},
+        {"strategy": "dp", "world_size": 2},
+    ]
+    records = [
+        trial(number, batch, settings.get("world_size", 1) * (100 + batch), **settings)
+        for number, (batch, settings) in enumerate(
+            (batch, one) for batch in (32, 64, 128) for one in groups
+        )
+    ]
+    lines = lines_of(records)
+    assert [(line.config.strategy, line.config.world_size) for line in lines] == [
+        ("single", 1),
+        ("ddp", 2),
+        ("dp", 2),
+    ]
+    assert [memory_kind(line.config) for line in lines] == [
+        memory_kind(record.config) for record in records[:3]
+    ]
+    assert [line.predict(64)[0] / MIB for line in lines] == pytest.approx([164, 328, 328], rel=0.02)
+    assert max(line.error_bytes for line in lines) < 30 * MIB
+    largest = note_of(records, records[-2].config, 32, 64, 128)
+    assert largest is not None
+    assert largest.figures["bounded_by"] == "space"
+    assert mib_of(largest)[:3] == [1000, 456, pytest.approx(456, abs=30)]
+    assert largest.figures["micro_batch_size"] == 128
+
+
+# Loader workers
+
+
+@given(st.integers(0, 10**10), st.integers(1, 10**8), st.integers(1, 10**9), st.integers(0, 8))
+def test_what_a_worker_takes_is_found_beside_the_batch(
+    base: int, sample: int, worker: int, workers: int
+) -> None:
+    peaks = [
+        Peak(
+            TrainingConfig(micro_batch_size=batch, num_workers=own),
+            base + sample * batch + worker * own,
+        )
+        for batch in (32, 64, 128)
+        for own in (0, 2, 4, 8)
+    ]
+    model = MemoryModel(observed=peaks, has_workers_in_ram=True)
+    (expected,), (sd,) = model.expect([TrainingConfig(micro_batch_size=100, num_workers=workers)])
+    assert abs(expected - base - sample * 100 - worker * workers) < 2 * sd
+
+
+def test_a_line_is_less_sure_for_workers_that_were_not_tried(trial: MakeTrial) -> None:
+    peaks = [(32, 132, 0), (32, 191, 2), (64, 166, 0), (64, 224, 2), (128, 226, 0), (128, 291, 2)]
+    records = [
+        trial(number, batch, peak, num_workers=own)
+        for number, (batch, peak, own) in enumerate(peaks)
+    ]
+    (seen,), (beyond,) = (
+        lines_of(records, TrainingConfig(num_workers=count), limit_is_ram=True) for count in (2, 8)
+    )
+    assert seen.workers_bytes == pytest.approx(60 * MIB, rel=0.1)
+    assert seen.predict(64)[0] == pytest.approx(224 * MIB, rel=0.03)
+    assert 2 * seen.error_bytes < beyond.error_bytes
+    (mixed,) = lines_of(records, TrainingConfig(num_workers=8))
+    assert mixed.workers_bytes == 0
+    assert mixed.error_bytes > 2 * seen.error_bytes
+
+
+def test_workers_do_not_shrink_memory(trial: MakeTrial) -> None:
+    points = [(32, 140, 0), (64, 160, 2), (128, 228, 0), (256, 350, 2), (512, 612, 0)]
+    records = [
+        trial(number, batch, peak, num_workers=own)
+        for number, (batch, peak, own) in enumerate(points)
+    ]
+    (line,) = lines_of(records, TrainingConfig(num_workers=2), limit_is_ram=True)
+    assert line.workers_bytes >= 0
+
+
+def test_the_biggest_batch_is_predicted_for_its_own_workers(trial: MakeTrial) -> None:
+    """It ran with 8 workers of 30 MiB, the others with none to four."""
+    workers = {32: (0, 4), 64: (0, 2), 128: (0, 4), 512: (8,)}
+    ran = [(batch, own) for batch, counts in workers.items() for own in counts]
+    records = [
+        trial(number, batch, 100 + batch + 30 * own, num_workers=own)
+        for number, (batch, own) in enumerate(ran)
+    ]
+    own, mixed = (
+        note_of(records, records[-1].config, 32, 64, 128, 512, limit_is_ram=counts)
+        for counts in (True, False)
+    )
+    assert own is not None
+    assert mixed is not None
+    _, peak, predicted, error = mib_of(own)
+    assert abs(predicted - peak) < error
+    assert abs(mib_of(mixed)[2] - peak) > abs(predicted - peak)
+
+
+def mib_of(largest: Note) -> list[float]:
+    """Limit, peak, prediction and its error."""
+    names = ("limit_bytes", "peak_bytes", "predicted_bytes", "error_bytes")
+    return [
+        float(figure) / MIB
+        for name in names
+        if isinstance(figure := largest.figures[name], int | float)
+    ]
+
+
+def note_of(
+    records: list[TrialRecord], config: TrainingConfig, *batches: int, limit_is_ram: bool = False
+) -> Note | None:
+    return largest_batch_note(
+        records, config, 1000 * MIB, batches=batches, limit_is_ram=limit_is_ram
+    )
+
+
+def largest_of(
+    records: list[TrialRecord], *batches: int, overloaded: tuple[int, ...] = ()
+) -> tuple[str, int] | None:
+    """Return what bounds the batch, and the batch."""
+    largest = largest_batch_note(
+        records,
+        TrainingConfig(),
+        1000 * MIB,
+        batches=batches,
+        limit_is_ram=False,
+        overloaded=overloaded,
+    )
+    if largest is None:
+        return None
+    batch = largest.figures["micro_batch_size"]
+    assert isinstance(batch, int)
+    return str(largest.figures["bounded_by"]), batch
+
+
+def test_the_largest_batch_ran_and_stands_beside_its_prediction(trial: MakeTrial) -> None:
+    records = [
+        trial(0, 32, 132),
+        trial(1, 64, 164),
+        trial(2, 128, 228),
+        trial(3, 512, 700),
+        trial(4, 1024, 1124),
+    ]
+    batches = (32, 64, 128, 256, 512, 1024)
+    assert largest_of(records, *batches) == ("limit", 512)
+    largest = note_of(records, TrainingConfig(), *batches)
+    assert largest is not None
+    assert mib_of(largest)[:3] == pytest.approx([1000, 700, 612], abs=60)
+
+
+def test_without_two_other_batches_there_is_no_prediction(trial: MakeTrial) -> None:
+    largest = note_of([trial(0, 32, 132)], TrainingConfig(), 32)
+    assert largest is not None
+    assert mib_of(largest) == [1000, 132]
+
+
+def test_out_of_memory_shows_a_largest_batch_too(trial: MakeTrial) -> None:
+    assert largest_of([trial(0, 32, 132), trial(1, 64, None)], 32, 64) == ("limit", 32)
+
+
+def test_a_trial_that_thrashed_is_too_big_and_no_point_of_a_line(trial: MakeTrial) -> None:
+    thrashing = trial(2, 128, 999)
+    assert thrashing.measurement is not None
+    memory = thrashing.measurement.memory.model_copy(update={"alloc_retries": 5})
+    result = TrialResult(
+        outcome="ok", measurement=thrashing.measurement.model_copy(update={"memory": memory})
+    )
+    thrashing = thrashing.model_copy(
+        update={"results": (result,), "score": Score(value=1.0, feasible=False)}
+    )
+    records = [trial(0, 32, 132), trial(1, 64, 164), thrashing]
+    assert largest_of(records, 32, 64, 128) == ("limit", 64)
+    (line,) = lines_of(records)
+    assert line.batches == (32, 64)
+
+
+def test_a_batch_between_that_never_ran_leaves_open_what_the_limit_allows(trial: MakeTrial) -> None:
+    records = [trial(0, 32, 132), trial(1, 64, 164), trial(2, 512, None)]
+    assert largest_of(records, 32, 64, 512) == ("limit", 64)
+    assert largest_of(records, 32, 64, 256, 512) == ("trials", 64)
+
+
+def test_a_batch_that_failed_on_the_largest_samples_counts_as_too_big(trial: MakeTrial) -> None:
+    records = [
+        trial(0, 32, 132),
+        trial(1, 64, 164),
+        trial(2, 128, 228),
+        trial(3, 128, 228),
+        trial(4, 256, 356),
+    ]
+    assert largest_of(records, 32, 64, 128, 256) == ("space", 256)
+    assert largest_of(records, 32, 64, 128, 256, overloaded=(2,)) == ("limit", 64)
+    assert largest_of(records, 32, 64, 128, 256, overloaded=(0,)) is None
+
+
+def test_without_a_batch_that_was_too_big_nothing_is_claimed_of_the_limit(trial: MakeTrial) -> None:
+    records = [trial(0, 32, 132), trial(1, 64, 164)]
+    assert largest_of(records, 32, 64) == ("space", 64)
+    assert largest_of(records, 32, 64, 256) == ("trials", 64)
+
+
+def test_where_nothing_is_within_the_limit_there_is_no_largest_batch(trial: MakeTrial) -> None:
+    assert largest_of([trial(0, 32, 2000)], 32, 64) is None
+
+
+# Peaks of trials and of curves
+
+
+def peaks(
+    looks: list[ConfiguredPoint], *records: TrialRecord, limit_is_ram: bool = False
+) -> list[tuple[int, int]]:
+    """Micro batch and peak of each."""
+    seen = memory_of_trials(looks, records, LIMIT, limit_is_ram=limit_is_ram).observed
+    return [(peak.config.micro_batch_size, peak.peak_bytes) for peak in seen]
+
+
+def test_peaks_are_those_of_looks_and_of_trials() -> None:
+    point = CurvePoint(changes={"micro_batch_size": 64}, ceiling=None, peak_memory_bytes=300)
+    looks = configured_points(Curves(device=(point,), loader=(make_point(500.0),)), make_space())
+    result = TrialResult(outcome="ok", measurement=make_measurement(peak_memory_bytes=200))
+    assert peaks(looks, make_record(result=result)) == [(64, 300), (32, 200)]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "limit_is_ram", "violation", "peak"),
+    [("oom", False, 0.5, 1_500), ("oom", False, None, 1_250), ("host_oom", True, 0.5, 1_500)],
+)
+def test_out_of_memory_counts_by_how_much_it_passed_the_limit(
+    outcome: str, limit_is_ram: bool, violation: float | None, peak: int
+) -> None:
+    result = TrialResult.model_validate({"outcome": outcome, "violation": violation})
+    record = make_record(config=TrainingConfig(micro_batch_size=256), result=result, score=None)
+    assert peaks([], record, limit_is_ram=limit_is_ram) == [(256, peak)]
+
+
+def test_what_thrashed_has_not_shown_what_it_would_have_taken() -> None:
+    measured = make_measurement(peak_memory_bytes=LIMIT)
+    memory = measured.memory.model_copy(update={"alloc_retries": 2})
+    result = TrialResult(outcome="ok", measurement=measured.model_copy(update={"memory": memory}))
+    record = make_record(config=TrainingConfig(micro_batch_size=256), result=result)
+    assert peaks([], record) == [(256, 1_250)], "as one that ran out of memory"
+
+
+@pytest.mark.parametrize(("limit_is_ram", "violation"), [(False, 0.5), (False, None), (True, None)])
+def test_what_ran_out_of_something_else_than_the_limit_is_on_tells_no_peak(
+    limit_is_ram: bool, violation: float | None
+) -> None:
+    result = TrialResult(outcome="host_oom", violation=violation)
+    assert peaks([], make_record(result=result, score=None), limit_is_ram=limit_is_ram) == []
+
+
+def test_a_look_at_the_device_has_no_workers() -> None:
+    baseline = TrainingConfig(num_workers=4, prefetch_factor=2, persistent_workers=True)
+    point = CurvePoint(changes={}, ceiling=None, peak_memory_bytes=300)
+    looks = configured_points(Curves(device=(point,)), make_space(baseline=baseline))
+    assert memory_of_trials(looks, [], LIMIT, limit_is_ram=True).observed == [
+        Peak(TrainingConfig(), 300, "alone")
+    ]
+
+
+@pytest.mark.parametrize("outcome", ["crashed", "timeout", "invalid"])
+def test_other_failures_tell_no_peak(outcome: str) -> None:
+    assert (
+        peaks([], make_record(result=TrialResult.model_validate({"outcome": outcome}), score=None))
+        == []
+    )
+
+
+def test_a_trial_that_was_stopped_early_tells_no_peak() -> None:
+    stopped = TrialResult(
+        outcome="pruned", blocks=(Block(samples=90, batches=4, seconds=1.0, data_wait_s=0.0),)
+    )
+    assert peaks([], make_record(result=stopped, score=None)) == []
+
+
+def test_batches_three_times_as_large_take_what_is_said_on_an_h200_too() -> None:
+    """GPT-2 there, in bytes: benchmarks/results/gpu-nvidia-h200.json, memory_line."""
+    line = fitted([(4, 5_109_514_240), (8, 7_921_795_072), (16, 12_839_616_512)])
+    for batch, seen in ((42, 31_567_183_872), (56, 41_511_878_656)):
+        expected, half = line.predict(batch)
+        assert abs(expected - seen) <= half < 0.1 * expected

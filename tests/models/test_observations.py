@@ -1,0 +1,392 @@
+"""What counts as an observation of the machine, and how sure each is."""
+
+from __future__ import annotations
+
+from math import hypot, sqrt
+from typing import Any
+
+import pytest
+
+from autotune.config.plan import OptimizerFacts
+from autotune.config.training_config import TrainingConfig
+from autotune.messages.search import one_side_not_measured
+from autotune.messages.trials import curves_cut, curves_ended
+from autotune.models.observations import (
+    adds_workers_in_vain,
+    changed,
+    configured_points,
+    device_variations,
+    failed_side,
+    loader_variations,
+    observed_rate,
+    rate_observations,
+)
+from autotune.models.throughput import Observation
+from autotune.records.ceilings import Ceiling, CeilingBook, loader_key
+from autotune.records.measurement import Block, Ceilings
+from autotune.records.result import CurvePoint, Curves
+from autotune.records.trial import TrialRecord, TrialResult
+from tests.factories import (
+    FOUR_DEVICES,
+    GPU,
+    make_measurement,
+    make_point,
+    make_record,
+    make_space,
+    make_window,
+)
+
+FOUR = TrainingConfig(num_workers=4, prefetch_factor=2)
+
+
+def blocks(*rates: float) -> tuple[Block, ...]:
+    return tuple(
+        Block(samples=round(rate), batches=4, seconds=1.0, data_wait_s=0.0) for rate in rates
+    )
+
+
+def runs_of(*records: TrialRecord) -> list[Observation]:
+    return list(rate_observations([], records, "cuda"))
+
+
+def test_a_trial_is_as_sure_as_its_window_and_each_repeat_is_a_run_of_its_own() -> None:
+    uneven = make_window(blocks=[*blocks(180, 220, 180, 220, 180, 220, 180, 220, 180, 220)])
+    result = TrialResult(outcome="ok", measurement=make_measurement(200.0, window=uneven))
+    again = TrialResult(outcome="ok", measurement=make_measurement(210.0))
+    first, second = runs_of(
+        make_record(config=FOUR, results=(result, again, TrialResult(outcome="timeout")))
+    )
+    assert (first.kind, first.config, first.samples_per_s, second.samples_per_s) == (
+        "run",
+        FOUR,
+        200.0,
+        210.0,
+    )
+    assert first.relative_sd == pytest.approx(0.1 * sqrt(10 / 9) / sqrt(10), rel=0.1)
+
+
+def test_a_trial_shows_a_rate_whether_it_was_stopped_early_or_not() -> None:
+    assert (
+        observed_rate(
+            make_record(result=TrialResult(outcome="ok", measurement=make_measurement(200.0, 0.1)))
+        )
+        == 200.0
+    )
+    assert (
+        observed_rate(make_record(result=TrialResult(outcome="pruned", blocks=blocks(90, 110))))
+        == 100.0
+    )
+    assert observed_rate(make_record(result=TrialResult(outcome="timeout"))) is None
+
+
+def test_no_trial_is_surer_than_a_fifth_of_a_percent() -> None:
+    result = TrialResult(outcome="ok", measurement=make_measurement(200.0, 0.0001))
+    assert runs_of(make_record(result=result))[0].relative_sd == 0.002
+
+
+def test_a_trial_that_looked_at_its_own_sides_is_an_observation_of_each() -> None:
+    loader, device = (
+        Ceiling(samples_per_s=rate, samples=100, seconds=1.0, batches=4) for rate in (300.0, 500.0)
+    )
+    measured = make_measurement(200.0, 0.1).model_copy(
+        update={"ceilings": Ceilings(loader=loader, device=device)}
+    )
+    seen = runs_of(make_record(config=FOUR, result=TrialResult(outcome="ok", measurement=measured)))
+    assert [(one.kind, one.samples_per_s) for one in seen] == [
+        ("run", 200.0),
+        ("loader", 300.0),
+        ("device", 500.0),
+    ]
+    assert {one.config for one in seen} == {FOUR}
+    only = measured.model_copy(update={"ceilings": Ceilings(loader=loader)})
+    assert (
+        len(runs_of(make_record(config=FOUR, result=TrialResult(outcome="ok", measurement=only))))
+        == 2
+    )
+
+
+def test_copies_that_a_trial_or_a_curve_has_measured_are_observations_of_their_own() -> None:
+    copy = Ceiling(samples_per_s=700.0, samples=100, seconds=1.0, batches=4)
+    measured = make_measurement(200.0, 0.1).model_copy(update={"ceilings": Ceilings(copy=copy)})
+    record = make_record(config=FOUR, result=TrialResult(outcome="ok", measurement=measured))
+    curves = Curves(
+        copy=(
+            make_point(600.0),
+            make_point(1800.0, pin_memory=True),
+            make_point(None, pin_memory=False),
+        )
+    )
+    looks = configured_points(curves, make_space())
+    assert {look.side for look in looks} == {"copy"}
+    seen = list(rate_observations(looks, [record], "cuda"))
+    assert [(one.kind, one.config.pin_memory, one.samples_per_s) for one in seen] == [
+        ("run", False, 200.0),
+        ("copy", False, 600.0),
+        ("copy", True, 1800.0),
+        ("copy", False, 700.0),
+    ]
+
+
+def test_a_trial_that_was_stopped_early_counts_by_its_blocks_and_less_surely() -> None:
+    result = TrialResult(outcome="pruned", reason="stopped early", blocks=blocks(90, 100, 110))
+    (run,) = runs_of(make_record(config=FOUR, result=result, score=None))
+    assert (run.config, run.samples_per_s) == (FOUR, 100.0)
+    assert run.relative_sd == pytest.approx(0.05 + 4.303 * 10 / 3**0.5 / 100 / 1.96, rel=1e-3)
+
+
+def test_one_that_was_stopped_early_is_less_sure_than_one_that_ended() -> None:
+    steady = blocks(*[100] * 10)
+    ended = make_record(result=TrialResult(outcome="ok", measurement=make_measurement(100.0, 0.0)))
+    stopped = make_record(result=TrialResult(outcome="pruned", blocks=steady))
+    assert runs_of(stopped)[0].relative_sd >= 2 * runs_of(ended)[0].relative_sd
+
+
+@pytest.mark.parametrize(
+    "outcome", ["crashed", "oom", "host_oom", "timeout", "invalid", "diverged", "pruned"]
+)
+def test_a_trial_that_failed_tells_no_rate(outcome: str) -> None:
+    assert (
+        runs_of(make_record(result=TrialResult.model_validate({"outcome": outcome}), score=None))
+        == []
+    )
+
+
+def test_a_refused_precision_tells_its_rate_all_the_same() -> None:
+    result = TrialResult(outcome="diverged", reason="loss", measurement=make_measurement(200.0))
+    assert [run.samples_per_s for run in runs_of(make_record(result=result, score=None))] == [200.0]
+
+
+def test_each_point_of_a_curve_is_a_look_at_its_side() -> None:
+    space = make_space()
+    loader = make_point(500.0, 0.002, num_workers=2)
+    device = make_point(900.0, None, micro_batch_size=64)
+    looks = configured_points(Curves(loader=(loader,), device=(device,)), space)
+    seen = list(rate_observations(looks, [], "cuda"))
+    assert [(one.kind, one.samples_per_s, one.cpu_s_per_sample) for one in seen] == [
+        ("loader", 500.0, 0.002),
+        ("device", 900.0, None),
+    ]
+    assert [one.config.num_workers for one in seen] == [2, 0]
+    assert [one.config.micro_batch_size for one in seen] == [32, 64]
+
+
+def test_looks_are_less_sure_where_both_sides_share_the_cores() -> None:
+    looks = configured_points(Curves(loader=(make_point(500.0),)), make_space())
+    on_cpu, on_cuda = (
+        next(rate_observations(looks, [], kind)).relative_sd for kind in ("cpu", "cuda")
+    )
+    assert on_cpu > on_cuda
+
+
+def test_a_look_is_no_surer_than_its_own_stretch() -> None:
+    space, sure = make_space(), make_point(500.0)
+    assert sure.ceiling is not None
+    open_ = sure.model_copy(
+        update={"ceiling": sure.ceiling.model_copy(update={"relative_sd": 0.6})}
+    )
+    looks = configured_points(Curves(loader=(sure, open_)), space)
+    one, other = (seen.relative_sd for seen in rate_observations(looks, [], "cuda"))
+    assert other == pytest.approx(hypot(one, 0.6))
+
+
+def test_a_point_that_was_not_reached_tells_no_rate() -> None:
+    looks = configured_points(Curves(device=(make_point(None, micro_batch_size=64),)), make_space())
+    assert list(rate_observations(looks, [], "cuda")) == []
+
+
+def test_a_change_is_made_to_the_baseline_on_one_device() -> None:
+    group = TrainingConfig(strategy="ddp", world_size=4, num_workers=2, prefetch_factor=4)
+    space = make_space(baseline=group, environment=FOUR_DEVICES)
+    assert changed(space, {"micro_batch_size": 64}) == TrainingConfig(
+        micro_batch_size=64, num_workers=2, prefetch_factor=4
+    )
+
+
+def test_a_change_leaves_out_what_has_no_effect() -> None:
+    space = make_space(
+        baseline=TrainingConfig(num_workers=2, prefetch_factor=4, persistent_workers=True)
+    )
+    assert changed(space, {"num_workers": 0}) == TrainingConfig()
+
+
+SEEN: dict[str, Any] = {"slow_tail_fraction": 0.5, "cores_per_item": 2.0}
+
+
+@pytest.mark.parametrize("workers", [0, 1, 6])
+def test_what_workers_hold_each_other_up_by_is_measured_among_several(workers: int) -> None:
+    space = make_space(baseline=TrainingConfig(num_workers=workers), **SEEN)
+    assert {*space.domains["in_order"]} == {True, False}
+    varied = list(loader_variations(space, CeilingBook()))
+    counts = {
+        one.num_workers for one in varied if not one.in_order or one.worker_threads is not None
+    }
+    (count,) = counts
+    assert count == max(workers, min(4, space.environment.cores))
+    alike = [
+        one
+        for one in varied
+        if one.num_workers == count and one.in_order and one.worker_threads is None
+    ]
+    assert alike, "beside the same workers as they are today"
+
+
+def test_what_is_not_in_the_range_is_not_measured() -> None:
+    for space in (
+        make_space(),
+        make_space({"num_workers": [0, 1], "worker_threads": None}, **SEEN),
+    ):
+        varied = list(loader_variations(space, CeilingBook()))
+        assert {(one.in_order, one.worker_threads) for one in varied} == {(True, None)}
+
+
+@pytest.mark.parametrize("workers", [0, 1, 4, 8])
+def test_the_loader_is_looked_at_with_the_number_of_cores_first_and_in_no_settings_twice(
+    workers: int,
+) -> None:
+    space = make_space(baseline=TrainingConfig(num_workers=workers), environment=GPU)
+    varied = list(loader_variations(space, CeilingBook()))
+    counts = list(dict.fromkeys(one.num_workers for one in varied))
+    assert counts[0] == space.environment.cores == 8
+    assert counts == sorted(counts, key=lambda count: count < 2), "none and one come last"
+    keys = [loader_key(one) for one in (space.baseline, *varied)]
+    assert len(set(keys)) == len(keys)
+
+
+def test_a_fused_optimizer_is_looked_at_before_batches_where_it_is_tried() -> None:
+    space = make_space(optimizer=OptimizerFacts(name="SGD", can_fuse=True))
+    looks = list(device_variations(space, CeilingBook()))
+    first_batch = next(
+        at
+        for at, one in enumerate(looks)
+        if one.micro_batch_size != space.baseline.micro_batch_size
+    )
+    assert changed(space, {"fused": True}) in looks[:first_batch]
+    assert not any(one.fused for one in device_variations(make_space(), CeilingBook()))
+
+
+def test_cudnns_timing_which_one_process_can_not_compare_is_left_to_trials() -> None:
+    space = make_space(has_convolutions=True, has_fixed_shapes=True)
+    assert True in space.domains["cudnn_benchmark"]
+    assert not any(one.cudnn_benchmark for one in device_variations(space, CeilingBook()))
+
+
+def test_of_thousands_of_trials_those_that_tell_most_are_observed() -> None:
+    def rate(number: int) -> float:
+        return 9000.0 - number if 100 <= number < 130 else 100.0 + number / 1000
+
+    def workers(number: int) -> int:
+        return 3 if number in {7, 8} else 2
+
+    records = [
+        make_record(
+            number,
+            config=TrainingConfig(num_workers=workers(number)),
+            result=TrialResult(outcome="ok", measurement=make_measurement(rate(number))),
+        )
+        for number in range(600)
+    ]
+    seen = [one.samples_per_s for one in runs_of(*records)]
+    fastest, latest = map(rate, range(100, 130)), map(rate, range(575, 600))
+    assert {rate(0), *fastest, rate(8), *latest} <= {*seen}, "8: the fastest with three workers"
+    assert rate(7) not in seen
+    assert len(seen) == 60
+
+
+MEASURED, EMPTY, ENDED = make_point(500.0), make_point(None), curves_ended(reason="it hung")
+
+
+@pytest.mark.parametrize(
+    ("curves", "ended", "side", "reason"),
+    [
+        (Curves(loader=(MEASURED,), device=(MEASURED, EMPTY)), "it hung", None, ""),
+        (Curves(loader=(MEASURED,)), "", None, ""),
+        (Curves(loader=(MEASURED,)), "it hung", "device", "it hung"),
+        (Curves(device=(MEASURED,)), "it hung", "loader", "it hung"),
+        (
+            Curves(loader=(MEASURED,), device=(EMPTY,), remarks=(ENDED,)),
+            "",
+            "device",
+            "no figures came",
+        ),
+    ],
+)
+def test_a_side_that_was_measured_in_no_setting_is_told(
+    curves: Curves, ended: str, side: str | None, reason: str
+) -> None:
+    expected = None if side is None else one_side_not_measured(side=side, reason=reason)
+    assert failed_side(curves, ended) == expected
+
+
+def test_why_a_look_ended_early_is_told_where_both_sides_have_figures() -> None:
+    curves = Curves(
+        loader=(MEASURED,), device=(MEASURED,), remarks=(curves_cut(), ENDED), is_cut=True
+    )
+    assert failed_side(curves, "it hung") == ENDED
+
+
+def test_a_side_that_a_run_exceeds_is_as_uncertain_as_it_is_far_off() -> None:
+    space, slowed = make_space(), Curves(device=(make_point(300.0),))
+    run = make_record(
+        config=space.baseline,
+        result=TrialResult(outcome="ok", measurement=make_measurement(1200.0)),
+    )
+    credible, doubted = (
+        next(
+            seen
+            for seen in rate_observations(configured_points(slowed, space), records, "cuda")
+            if seen.kind == "device"
+        )
+        for records in ([], [run])
+    )
+    assert credible.relative_sd < 0.1
+    assert doubted.relative_sd > 1.0
+
+
+@pytest.mark.parametrize(
+    ("rates", "is_vain"),
+    [
+        ({1: 100.0, 2: 190.0}, False),
+        ({1: 100.0, 2: 190.0, 4: 195.0}, True),
+        ({2: 190.0}, False),
+        ({1: 100.0, 2: 190.0, 16: 100.0}, False),
+    ],
+    ids=["grows", "has stopped", "one number", "more than asked for"],
+)
+def test_workers_are_added_while_the_loader_grows(rates: dict[int, float], is_vain: bool) -> None:
+    points = [make_point(50.0)]
+    points += [
+        make_point(rate, num_workers=count, persistent_workers=True)
+        for count, rate in rates.items()
+    ]
+    assert adds_workers_in_vain(points, {"num_workers": 8, "persistent_workers": True}) is is_vain
+    assert not adds_workers_in_vain(points, {"num_workers": 8, "micro_batch_size": 64}), (
+        "the batch tells more"
+    )
+
+
+@pytest.mark.parametrize(
+    ("device", "batches"), [(900.0, {16, 32, 64}), (9000.0, {64})], ids=["near", "far above"]
+)
+def test_of_a_device_that_no_loader_could_keep_busy_only_the_largest_batch_is_measured(
+    device: float, batches: set[int]
+) -> None:
+    space = make_space({"num_workers": [0, 2, 4], "micro_batch_size": [16, 32, 64]})
+    alone = [
+        Ceiling(samples_per_s=rate, samples=100, seconds=1.0, batches=4) for rate in (300.0, device)
+    ]
+    book = CeilingBook()
+    book.keep("loader", space.baseline, alone[0])
+    book.keep("device", space.baseline, alone[1])
+    varied = [one for one in device_variations(space, book) if one.micro_batch_size != 32]
+    assert {one.micro_batch_size for one in varied} == batches - {32}
+
+
+def test_what_the_baselines_trial_has_measured_and_a_curve_took_over_is_one_observation() -> None:
+    space, own = make_space(), Ceiling(samples_per_s=500.0, samples=100, seconds=1.0, batches=4)
+    measured = make_measurement(200.0, 0.1).model_copy(update={"ceilings": Ceilings(device=own)})
+    record = make_record(
+        config=space.baseline, result=TrialResult(outcome="ok", measurement=measured)
+    )
+    curves = Curves(device=(CurvePoint(changes={}, ceiling=own),))
+    seen = list(rate_observations(configured_points(curves, space), [record], "cuda"))
+    assert [one.kind for one in seen].count("device") == 1

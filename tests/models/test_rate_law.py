@@ -1,0 +1,243 @@
+"""The law of a training rate: times that add up, sides that limit each other, and derivatives that are its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.models.throughput_law import COSTS, Circumstances, Rates, rates_of, slopes_of
+
+AMPLE = {"items": 9.0, "most_workers": 9.0, "per_batch": -9.0}
+"""A loader that limits nothing."""
+
+
+def here(**changes: Any) -> Circumstances:
+    values: dict[str, Any] = {
+        "workers": 1.0,
+        "ranks": 1.0,
+        "relative_batch": 1.0,
+        "micro_batches": 1.0,
+        "is_overlapped": True,
+        "is_crowded": False,
+        "is_copied": False,
+        "is_blocking": False,
+        "is_launched": False,
+        "is_taken": False,
+        "busy": 0.0,
+        "cores": 64.0,
+    } | changes
+    arrays = {name: np.array([value]) for name, value in values.items() if name != "loader_cpu_s"}
+    return Circumstances(**arrays, loader_cpu_s=values.get("loader_cpu_s", 0.0))
+
+
+def state(**logs: float) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    usual = {"items": 0.0, "samples": 0.0, "shortfall": 0.0, "softness": np.log(8)}
+    return np.array([[logs.get(cost, usual.get(cost, -30.0))] for cost in COSTS])
+
+
+def rates(known: Rates) -> tuple[float, float, float]:
+    """Of loader, device and run."""
+    return tuple(float(np.exp(values[0])) for values in known[:3])  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("batch", [0.5, 1.0, 8.0])
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_step_takes_each_micro_batch_and_once_what_belongs_to_the_step(
+    batch: float, count: int
+) -> None:
+    # 1 second for the samples of a usual batch, 0.5 for any micro batch, 2 for a step, 3 for an exchange
+    costs = state(**AMPLE, per_micro_batch=np.log(0.5), per_step=np.log(2), exchange=np.log(3))
+    for ranks, exchange_s in ((1, 0.0), (4, 3.0)):
+        step_s, samples = count * (0.5 + batch) + 2, ranks * count * batch
+        _, device, run = rates(
+            rates_of(costs, here(relative_batch=batch, micro_batches=count, ranks=ranks))
+        )
+        assert device == pytest.approx(samples / step_s)
+        assert run == pytest.approx(samples / (step_s + exchange_s))
+
+
+@pytest.mark.parametrize(("workers", "rate"), [(1, 10.0), (2, 20.0), (64, 80.0)])
+def test_workers_share_the_items_until_more_no_longer_help(workers: int, rate: float) -> None:
+    costs = state(items=np.log(10), most_workers=np.log(8))
+    assert rates(rates_of(costs, here(workers=workers)))[0] == pytest.approx(rate, rel=1e-3)
+
+
+def test_handing_a_batch_over_costs_a_worker_alone_and_counts_less_in_a_larger_batch() -> None:
+    costs = state(per_batch=0.0, most_workers=9.0)
+    for batch in (1.0, 4.0):
+        worker, itself = (
+            rates(rates_of(costs, here(relative_batch=batch, workers=workers)))[0]
+            for workers in (1.0, 0.0)
+        )
+        assert [worker, itself] == pytest.approx([batch / (1 + batch), 1.0], rel=1e-3)
+
+
+def test_in_turns_times_add_up_and_side_by_side_the_slower_holds_the_rate() -> None:
+    costs = state(items=np.log(1), samples=np.log(3), most_workers=9.0)
+    in_turns, side_by_side = (
+        rates(rates_of(costs, here(is_overlapped=value)))[2] for value in (False, True)
+    )
+    assert in_turns == pytest.approx(0.75)
+    assert side_by_side == pytest.approx(1.0, rel=0.01)
+
+
+@pytest.mark.parametrize(("softness", "rate"), [(1, 1 / 2), (2, 2**-0.5), (1_000, 1.0)])
+def test_of_two_equal_sides_the_softness_says_what_is_left(softness: float, rate: float) -> None:
+    costs = state(most_workers=9.0, softness=np.log(softness))
+    assert rates(rates_of(costs, here()))[2] == pytest.approx(rate, rel=1e-2)
+
+
+def test_a_run_falls_short_by_its_share_and_neither_side_does() -> None:
+    costs = state(**AMPLE, shortfall=np.log(0.8))
+    _, device, run = rates(rates_of(costs, here()))
+    assert [device, run] == pytest.approx([1.0, 0.8], rel=1e-3)
+
+
+@pytest.mark.parametrize(("hidden", "added_s"), [(0.0, 0.5), (0.5, 0.25), (1 - 1e-12, 0.0)])
+@pytest.mark.parametrize("count", [1, 4])
+def test_the_copies_that_a_run_does_not_hide_add_to_each_micro_batch(
+    hidden: float, added_s: float, count: int
+) -> None:
+    # 1 second for the samples of a usual batch, 2 for a step, half a second for its copy
+    logit = np.log(max(hidden, 1e-12) / (1 - hidden))
+    costs = state(**AMPLE, per_step=np.log(2), copies=np.log(2), hidden=logit)
+    known = rates_of(costs, here(is_copied=True, micro_batches=count))
+    _, device, run = rates(known)
+    assert device == pytest.approx(count / (count + 2)), "the device alone copies nothing"
+    assert run == pytest.approx(count / (count * (1 + added_s) + 2))
+    assert np.exp(known.copy[0]) == pytest.approx(2.0)
+
+
+def test_each_rank_copies_to_its_own_device() -> None:
+    costs = state(**AMPLE, copies=np.log(2), hidden=-30.0)
+    one, four = (rates_of(costs, here(is_copied=True, ranks=ranks)) for ranks in (1, 4))
+    assert np.exp(
+        np.array([four.copy[0] - one.copy[0], four.run[0] - one.run[0]])
+    ) == pytest.approx([4.0, 4.0])
+
+
+def test_a_loader_that_is_slow_enough_leaves_the_time_for_copies() -> None:
+    costs = state(items=np.log(0.1), most_workers=9.0, copies=np.log(2), hidden=-30.0)
+    assert rates(rates_of(costs, here(is_copied=True)))[2] == pytest.approx(0.1, rel=1e-3)
+
+
+@given(st.floats(-5, 5), st.floats(-5, 5), st.sampled_from([1.0, 4.0]), st.booleans())
+def test_where_nothing_is_copied_no_cost_of_copies_changes_anything(
+    copies: float, hidden: float, ranks: float, is_overlapped: bool
+) -> None:
+    where = here(ranks=ranks, is_overlapped=is_overlapped)
+    known, other = (
+        state(per_step=0.0, exchange=-1.0, copies=value, hidden=logit)
+        for value, logit in ((0.0, 0.0), (copies, hidden))
+    )
+    assert rates_of(known, where) == rates_of(other, where)
+    for row in (COSTS.index("copies"), COSTS.index("hidden")):
+        assert not any(slope[row].any() for slope in slopes_of(other, where))
+
+
+def hosted(**changes: Any) -> Rates:
+    """Of a host that launches a batch of one sample in 1 s alone, in 1.5 s in a loop, and takes one in 0.5 s."""
+    costs = state(
+        **AMPLE, samples=9.0, launching=0.0, slower=np.log(1.5), taking=np.log(2), copies=np.log(4)
+    )
+    return rates_of(costs, here(**{"is_launched": True, "is_taken": True} | changes))
+
+
+def test_a_host_takes_and_launches_one_after_the_other_and_holds_a_run() -> None:
+    known = hosted()
+    assert np.exp([known.launch[0], known.take[0], known.host[0]]) == pytest.approx([1.0, 2.0, 0.5])
+    assert rates(known)[2] == pytest.approx(0.5, rel=1e-3)
+
+
+@pytest.mark.parametrize("batch", [0.5, 4.0])
+def test_a_larger_batch_costs_the_host_as_much(batch: float) -> None:
+    assert np.exp(hosted(relative_batch=batch).host[0]) == pytest.approx(0.5 * batch)
+
+
+def test_each_rank_has_a_host_process_of_its_own() -> None:
+    assert np.exp(hosted(ranks=4.0).host[0]) == pytest.approx(2.0)
+
+
+def test_copies_that_block_and_items_that_no_worker_makes_add_to_the_hosts_time() -> None:
+    blocking = hosted(is_copied=True, is_blocking=True)
+    assert np.exp(blocking.host[0]) == pytest.approx(1 / (1.5 + 0.5 + 0.25))
+    pinned = hosted(is_copied=True)
+    assert np.exp(pinned.host[0]) == pytest.approx(0.5)
+    costs = state(items=np.log(2), most_workers=9.0, samples=9.0, launching=0.0, slower=np.log(1.5))
+    alone = rates_of(costs, here(is_launched=True, workers=0.0))
+    assert np.exp(alone.host[0]) == pytest.approx(1 / (1.5 + 0.5))
+
+
+def test_a_device_alone_is_the_slower_of_its_kernels_and_their_launching_without_the_loops_slowness() -> (
+    None
+):
+    for kernels, device in ((9.0, 1.0), (np.log(0.1), 0.1)):
+        costs = state(**AMPLE, samples=kernels, launching=0.0, slower=np.log(1.5))
+        assert rates(rates_of(costs, here(is_launched=True)))[1] == pytest.approx(device, rel=1e-3)
+
+
+@pytest.mark.parametrize(("is_crowded", "rate"), [(False, 1.0), (True, 0.25)])
+def test_too_many_threads_cost_a_run_alone(is_crowded: bool, rate: float) -> None:
+    costs = state(**AMPLE, crowding=np.log(np.log(4)))
+    _, device, run = rates(rates_of(costs, here(is_crowded=is_crowded)))
+    assert [device, run] == pytest.approx([1.0, rate], rel=1e-3)
+
+
+@given(
+    st.lists(st.floats(-5, 5), min_size=len(COSTS), max_size=len(COSTS)),
+    st.booleans(),
+    st.sampled_from([1.0, 4.0]),
+    st.floats(0.1, 10.0),
+    st.sampled_from([0.0, 1e-3]),
+    st.sampled_from([0.0, 0.5, 2.0]),
+    st.sampled_from([0.0, 4.0]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_slopes_are_the_derivatives_of_the_rates(
+    logs: list[float],
+    is_overlapped: bool,
+    ranks: float,
+    batch: float,
+    loader_cpu_s: float,
+    busy: float,
+    workers: float,
+    is_copied: bool,
+    is_launched: bool,
+) -> None:
+    where = here(
+        is_overlapped=is_overlapped,
+        is_crowded=is_overlapped,
+        ranks=ranks,
+        relative_batch=batch,
+        workers=workers,
+        micro_batches=2.0,
+        is_copied=is_copied,
+        is_blocking=is_copied,
+        is_launched=is_launched,
+        is_taken=is_launched and workers > 0,
+    )
+    where = replace(where, busy=np.array([busy]), loader_cpu_s=loader_cpu_s)
+    costs, step = np.array(logs)[:, None], 1e-5
+    known = rates_of(costs, where)
+    assert np.isfinite(known[:3]).all()
+    sides = [name for name, rate in known._asdict().items() if np.isfinite(rate).all()]
+    is_taken = bool(where.is_taken.all())
+    assert {"copy", "launch", "take", "host"} & {*sides} == {
+        *(["copy"] if is_copied else []),
+        *(["launch", "host"] if is_launched else []),
+        *(["take"] if is_taken else []),
+    }
+    for row in range(len(COSTS)):
+        moved = np.zeros_like(costs)
+        moved[row] = step
+        after, before = (rates_of(costs + sign * moved, where)._asdict() for sign in (1, -1))
+        slopes = slopes_of(costs, where)._asdict()
+        for side in sides:
+            found = slopes[side][row]
+            assert found == pytest.approx((after[side] - before[side]) / (2 * step), abs=1e-4)

@@ -1,0 +1,168 @@
+"""Which configuration is recommended: the simplest of the best, and the baseline where nothing is worth a change."""
+
+from __future__ import annotations
+
+from math import log, log1p
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.config.training_config import DdpConfig, TrainingConfig
+from autotune.models.evidence import (
+    break_even_noise_scale,
+    choose,
+    simplest_of_the_best,
+    simplicity,
+    worth_its_batch,
+)
+from autotune.records.measurement import Interval
+from autotune.records.trial import TrialRecord
+from tests.factories import make_record
+
+_FIELD = st.lists(
+    st.tuples(
+        st.floats(-0.5, 0.5) | st.sampled_from([0.0, 0.01]),
+        st.integers(0, 3),
+        st.sampled_from([16, 32, 64]),
+    ),
+    min_size=1,
+    max_size=6,
+)
+"""Gains over the baseline, workers and batches."""
+
+
+def test_a_config_is_simpler_with_fewer_workers_then_a_smaller_batch_then_a_plainer_precision() -> (
+    None
+):
+    ordered = [
+        TrainingConfig(),
+        TrainingConfig(numa_binding="node"),
+        TrainingConfig(numa_binding="exclusive"),
+        TrainingConfig(fused=True),
+        TrainingConfig(compile=True),
+        TrainingConfig(compile=True, compile_mode="reduce-overhead"),
+        TrainingConfig(amp_dtype="tf32"),
+        TrainingConfig(amp_dtype="bfloat16"),
+        TrainingConfig(amp_dtype="float16"),
+        TrainingConfig(micro_batch_size=64),
+        TrainingConfig(num_workers=1, micro_batch_size=1),
+        TrainingConfig(num_workers=1),
+        TrainingConfig(num_workers=1, prefetch_factor=2),
+        TrainingConfig(num_workers=1, persistent_workers=True),
+    ]
+    keys = [simplicity(config) for config in ordered]
+    assert keys == sorted(keys)
+    assert len(set(keys)) == len(keys)
+
+
+def test_a_config_is_simpler_on_fewer_devices_then_with_fewer_workers_of_all_ranks() -> None:
+    ordered = [
+        TrainingConfig(num_workers=9),
+        TrainingConfig(strategy="dp", world_size=2, num_workers=1),
+        TrainingConfig(strategy="ddp", world_size=2, num_workers=1),
+        TrainingConfig(
+            strategy="ddp", world_size=2, num_workers=1, ddp=DdpConfig(static_graph=True)
+        ),
+        TrainingConfig(strategy="dp", world_size=2, num_workers=3),
+    ]
+    keys = [simplicity(config) for config in ordered]
+    assert keys == sorted(keys)
+    assert len(set(keys)) == len(keys)
+
+
+def test_the_simplest_of_the_best_is_within_two_percent_and_of_equals_the_baseline() -> None:
+    scores = {0: 50.0, 1: 100.0, 2: 98.5, 3: 97.5}
+    settings = {0: {}, 1: {"fused": True, "pin_memory": True}, 2: {"fused": True}, 3: {}}
+    records = [make_record(number, config=TrainingConfig(**settings[number])) for number in scores]
+    assert simplest_of_the_best(records, lambda record: scores[record.number]).number == 2
+    scores[0] = 98.1
+    assert simplest_of_the_best(records, lambda record: scores[record.number]).number == 0
+
+
+def trials(*configs: TrainingConfig) -> list[TrialRecord]:
+    return [make_record(number, config=config) for number, config in enumerate(configs)]
+
+
+def test_the_fastest_is_chosen_where_the_gain_is_clear() -> None:
+    baseline, fast = trials(TrainingConfig(), TrainingConfig(num_workers=8))
+    assert choose([baseline, fast], {0: 0.0, 1: log(1.5)}).number == 1
+
+
+def test_of_those_within_two_percent_the_simplest_is_chosen_and_the_baseline_before_all() -> None:
+    _, plain, rich = field = trials(
+        TrainingConfig(),
+        TrainingConfig(num_workers=2),
+        TrainingConfig(num_workers=6, amp_dtype="bfloat16"),
+    )
+    assert choose([rich, plain], {1: 0.0, 2: 0.01}) is plain
+    assert choose([rich, plain], {1: 0.0, 2: 0.03}) is rich
+    assert choose(field, {0: -0.01, 1: 0.0, 2: 0.005}).number == 0
+
+
+def test_of_equals_what_the_race_has_settled_on_stays() -> None:
+    _, plain, rich = trials(
+        TrainingConfig(), TrainingConfig(num_workers=2), TrainingConfig(num_workers=6)
+    )
+    assert choose([plain, rich], {1: 0.0, 2: 0.01}, settled=2) is rich
+    assert choose([plain, rich], {1: 0.0, 2: -0.05}, settled=2) is plain
+
+
+@given(field=_FIELD, data=st.data())
+def test_choosing_keeps_its_promises_in_any_order(
+    field: list[tuple[float, int, int]], data: st.DataObject
+) -> None:
+    candidates = trials(
+        *(
+            TrainingConfig(num_workers=workers, micro_batch_size=batch)
+            for _, workers, batch in field
+        )
+    )
+    gains = {number: gain for number, (gain, _, _) in enumerate(field)}
+    best = choose(candidates, gains)
+    assert choose(data.draw(st.permutations(candidates)), gains) == best
+    near = [one for one in candidates if gains[one.number] >= max(gains.values()) + log1p(-0.02)]
+    assert best in near
+    assert best.number == 0 or candidates[0] not in near
+    assert best.number == 0 or simplicity(best.config) == min(
+        simplicity(one.config) for one in near
+    )
+
+
+@pytest.mark.parametrize(
+    ("low", "value", "high", "is_worth_it"),
+    [
+        (1.02, 1.10, 1.2, True),
+        (1.01, 1.03, 1.2, None),
+        (0.97, 1.10, 1.2, None),
+        (0.9, 0.95, 1.0, False),
+        (1.01, 1.02, 1.04, False),
+    ],
+)
+def test_a_larger_batch_must_win_beyond_noise_and_by_enough(
+    low: float, value: float, high: float, is_worth_it: bool | None
+) -> None:
+    assert worth_its_batch(Interval(value=value, low=low, high=high), 1.05) is is_worth_it
+
+
+@given(st.integers(1, 4096), st.integers(1, 64), st.floats(1.001, 100.0))
+def test_at_the_break_even_samples_are_worth_as_much_less_as_they_come_faster(
+    batch: int, times: int, ratio: float
+) -> None:
+    larger = batch * times
+    scale = break_even_noise_scale(batch, larger, ratio)
+    assert scale is not None
+    worth = (scale + batch) / (scale + larger)
+    assert worth * ratio >= 1 - 1e-9
+    if scale > 0:
+        assert worth * ratio == pytest.approx(1)
+
+
+@pytest.mark.parametrize("ratio", [0.5, 1.0])
+def test_a_larger_batch_that_is_no_faster_never_pays(ratio: float) -> None:
+    assert break_even_noise_scale(32, 64, ratio) is None
+
+
+def test_a_batch_that_is_faster_by_more_than_it_is_larger_always_pays() -> None:
+    assert break_even_noise_scale(32, 64, 2.0) == 0.0
+    assert break_even_noise_scale(32, 64, 3.0) == 0.0

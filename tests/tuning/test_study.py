@@ -1,0 +1,748 @@
+from __future__ import annotations
+
+import gc
+import sqlite3
+import stat
+import tracemalloc
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.storages._rdb.models import BaseModel
+
+from autotune.config.plan import Choices, SettingValue
+from autotune.config.training_config import DdpConfig, TrainingConfig
+from autotune.errors import RunFolderError, StudyMismatchError
+from autotune.messages.search import (
+    nothing_new_drawn,
+    space_exhausted,
+    would_not_fit,
+    would_tell_nothing,
+)
+from autotune.policy import POLICY
+from autotune.records.trial import Score, TrialResult
+from autotune.space.space import ResolvedSpace
+from autotune.testing import fake_environment
+from autotune.tuning.proposals import params_of
+from autotune.tuning.study import Study, read_records
+from tests.factories import make_environment, make_fake_space, make_measurement, make_space
+
+IDENTITY = {"model": "Net", "space": "abc"}
+OOM = TrialResult(outcome="oom", reason="no memory", violation=0.3)
+CRASH = TrialResult(outcome="crashed", reason="boom")
+TIMEOUT = TrialResult(outcome="timeout", reason="too slow")
+UNFIT, REDUNDANT = would_not_fit(chance_fraction=0.1), would_tell_nothing()
+
+
+TWO_DEVICES = fake_environment(device_count=2)
+SMALL: dict[str, Any] = {
+    "micro_batch_size": [32, 64],
+    "num_workers": [0, 2],
+    "grad_accum_steps": 1,
+    "amp_dtype": "float32",
+    "prefetch_factor": 2,
+    "persistent_workers": False,
+    "pin_memory": False,
+}
+
+
+@pytest.fixture
+def open_study(tmp_path: Path) -> Callable[..., Study]:
+    def opened(space: ResolvedSpace | None = None, **identity: str) -> Study:
+        return Study.open(
+            tmp_path / "study.db",
+            space or make_fake_space(),
+            identity={**IDENTITY, **identity},
+            seed=0,
+        )
+
+    return opened
+
+
+def test_the_baseline_is_the_first_trial(open_study: Callable[..., Study]) -> None:
+    trial = open_study().ask()
+    assert trial is not None
+    assert (trial.number, trial.config) == (0, TrainingConfig())
+
+
+def test_a_baseline_outside_the_space_is_still_the_first_trial(
+    open_study: Callable[..., Study],
+) -> None:
+    study = open_study(
+        make_fake_space(num_workers=[2, 4], micro_batch_size={"low": 64, "high": 128})
+    )
+    configs = []
+    for _ in range(6):
+        trial = study.ask()
+        assert trial is not None
+        configs.append(trial.config)
+        study.tell(trial, CRASH, None)
+    assert configs[0] == TrainingConfig()
+    assert all(
+        config.num_workers in {2, 4} and config.micro_batch_size >= 64 for config in configs[1:]
+    )
+
+
+def test_no_configuration_is_asked_for_twice_until_the_space_is_exhausted(
+    open_study: Callable[..., Study],
+) -> None:
+    study, seen = open_study(make_fake_space(**SMALL)), []
+    while (trial := study.ask()) is not None:
+        seen.append(trial.config)
+        study.tell(trial, TrialResult(outcome="timeout", reason="slow"), None)
+    assert len(seen) == len(set(seen)) == 4
+
+
+def test_repeats_are_told_with_what_is_known_and_do_not_make_records(
+    open_study: Callable[..., Study],
+) -> None:
+    study = open_study(make_fake_space(**SMALL))
+    while (trial := study.ask()) is not None:
+        study.tell(trial, CRASH, None)
+    outcomes = [trial.user_attrs["outcome"] for trial in study.optuna_study.trials]
+    assert len(study.records) == 4
+    assert len(outcomes) > 4
+    assert any(outcome.startswith("repeat of") for outcome in outcomes)
+
+
+def test_what_the_sampler_finds_and_would_not_fit_is_told_so_and_not_run(
+    open_study: Callable[..., Study],
+) -> None:
+    space = make_fake_space(micro_batch_size=[32, 64, 128, 512])
+    study, large = open_study(space), TrainingConfig(micro_batch_size=512)
+    for _ in range(12):
+        trial = study.ask(lambda config: None if config.micro_batch_size <= 64 else UNFIT)
+        assert trial is not None
+        assert trial.config.micro_batch_size <= 64
+        study.tell(trial, TIMEOUT, None)
+    unfit = [
+        trial
+        for trial in study.optuna_study.trials
+        if trial.user_attrs["outcome"] == "would_not_fit"
+    ]
+    assert unfit
+    assert all(
+        trial.state is optuna.trial.TrialState.PRUNED and trial.constraints["memory"] > 0
+        for trial in unfit
+    )
+    assert study.is_open(large), "it was not measured: whoever proposes it has it tried"
+    assert study.propose(params_of(large, space))
+    asked = study.ask(lambda _: UNFIT)
+    assert asked is not None
+    assert asked.config.micro_batch_size == 512
+
+
+def test_a_proposal_without_information_is_neither_run_nor_learned(
+    open_study: Callable[..., Study],
+) -> None:
+    study = open_study(make_fake_space(micro_batch_size=[32, 64, 128, 512]))
+    for _ in range(12):
+        trial = study.ask(lambda config: None if config.micro_batch_size <= 64 else REDUNDANT)
+        assert trial is not None
+        assert trial.config.micro_batch_size <= 64
+        study.tell(trial, TIMEOUT, None)
+    idle = [
+        trial
+        for trial in study.optuna_study.trials
+        if trial.user_attrs["outcome"] == "would_tell_nothing"
+    ]
+    assert idle
+    assert all(
+        trial.state is optuna.trial.TrialState.FAIL and not trial.constraints for trial in idle
+    )
+    asked = study.ask(lambda config: UNFIT if config.micro_batch_size == 512 else REDUNDANT)
+    assert asked is not None, "where nothing else is left it is tried after all"
+    assert asked.config.micro_batch_size != 512, "and before what would not fit"
+
+
+def test_oom_is_told_as_a_violated_constraint_with_its_magnitude(
+    open_study: Callable[..., Study],
+) -> None:
+    study = open_study()
+    trial = study.ask()
+    assert trial is not None
+    study.tell(trial, OOM, None)
+    told = study.optuna_study.trials[0]
+    assert told.state is optuna.trial.TrialState.PRUNED
+    assert told.constraints == {"memory": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("result", "state"),
+    [(CRASH, optuna.trial.TrialState.FAIL), (TIMEOUT, optuna.trial.TrialState.PRUNED)],
+)
+def test_crashes_are_told_as_failed_and_timeouts_as_pruned(
+    open_study: Callable[..., Study], result: TrialResult, state: optuna.trial.TrialState
+) -> None:
+    study = open_study()
+    trial = study.ask()
+    assert trial is not None
+    study.tell(trial, result, None)
+    assert study.optuna_study.trials[0].state is state
+
+
+def test_a_proposed_configuration_comes_next(open_study: Callable[..., Study]) -> None:
+    study = open_study(make_fake_space(**SMALL))
+    assert study.propose({"micro_batch_size": 64, "num_workers": 2})
+    first, second = study.ask(), study.ask()
+    assert first is not None
+    assert second is not None
+    assert second.config == TrainingConfig(micro_batch_size=64, num_workers=2, prefetch_factor=2)
+
+
+def test_an_excluded_value_is_not_asked_for(open_study: Callable[..., Study]) -> None:
+    study = open_study(make_fake_space(**SMALL))
+    study.leave_out({"num_workers": frozenset({2})})
+    seen = []
+    while (trial := study.ask()) is not None:
+        seen.append(trial.config.num_workers)
+        study.tell(trial, TIMEOUT, None)
+    assert set(seen) == {0}
+    assert not study.propose({"micro_batch_size": 64, "num_workers": 2})
+
+
+def test_settings_that_are_refused_together_are_not_asked_for_together(
+    open_study: Callable[..., Study],
+) -> None:
+    study = open_study(make_fake_space(**SMALL))
+    study.leave_out({"micro_batch_size": frozenset({64}), "num_workers": frozenset({2})})
+    seen = []
+    while (trial := study.ask()) is not None:
+        seen.append((trial.config.micro_batch_size, trial.config.num_workers))
+        study.tell(trial, TIMEOUT, None)
+    assert sorted(seen) == [(32, 0), (32, 2), (64, 0)]
+
+
+RANKS: dict[str, Any] = {
+    **SMALL,
+    "micro_batch_size": 32,
+    "num_workers": 0,
+    "world_size": [1, 2],
+    "strategy": ["single", "ddp"],
+    "ddp": {
+        "static_graph": [False, True],
+        "gradient_as_bucket_view": False,
+        "bucket_cap_mb": None,
+        "comm_hook": None,
+    },
+}
+
+
+def configs_of(study: Study) -> list[TrainingConfig]:
+    """Every configuration that a study asks for, each of which times out."""
+    seen = []
+    while (trial := study.ask()) is not None:
+        seen.append(trial.config)
+        study.tell(trial, TIMEOUT, None)
+    return seen
+
+
+def test_one_rank_is_asked_for_once_whatever_else_is_drawn(
+    open_study: Callable[..., Study],
+) -> None:
+    seen = configs_of(open_study(make_fake_space(TWO_DEVICES, **RANKS)))
+    group = TrainingConfig(strategy="ddp", world_size=2)
+    static = group.model_copy(update={"ddp": DdpConfig(static_graph=True)})
+    assert seen[0] == TrainingConfig()
+    assert set(seen) == {TrainingConfig(), group, static}
+    assert len(seen) == 3
+
+
+def test_an_excluded_setting_of_ddp_leaves_the_rest_of_it(open_study: Callable[..., Study]) -> None:
+    study = open_study(make_fake_space(TWO_DEVICES, **RANKS))
+    study.leave_out({"ddp.static_graph": frozenset({True})})
+    assert set(configs_of(study)) == {
+        TrainingConfig(),
+        TrainingConfig(strategy="ddp", world_size=2),
+    }
+
+
+def test_a_group_that_is_the_baseline_is_the_first_trial_as_it_is(
+    open_study: Callable[..., Study],
+) -> None:
+    ddp = DdpConfig(bucket_cap_mb=12.5, comm_hook="powersgd")
+    baseline = TrainingConfig(strategy="ddp", world_size=2, ddp=ddp)
+    trial = open_study(make_fake_space(TWO_DEVICES, baseline=baseline)).ask()
+    assert trial is not None
+    assert (trial.number, trial.config) == (0, baseline)
+
+
+def test_a_trial_that_was_running_is_not_retried_once_it_is_refused(
+    open_study: Callable[..., Study],
+) -> None:
+    space = make_fake_space(**{**SMALL, "amp_dtype": ["float32", "bfloat16"]})
+    study = open_study(space)
+    first = study.ask()
+    assert first is not None
+    study.tell(first, TIMEOUT, None)
+    study.propose({"amp_dtype": "bfloat16", "num_workers": 2, "micro_batch_size": 32})
+    running = study.ask()
+    assert running is not None
+    assert running.config.amp_dtype == "bfloat16"
+    study.close()
+    again = open_study(space)
+    again.leave_out({"amp_dtype": frozenset({"bfloat16"}), "compile": frozenset({False})})
+    while (trial := again.ask()) is not None:
+        assert trial.config.amp_dtype == "float32"
+        again.tell(trial, TIMEOUT, None)
+
+
+def test_a_guard_out_of_memory_says_nothing_of_the_trials_own(
+    open_study: Callable[..., Study],
+) -> None:
+    study = open_study()
+    trial = study.ask()
+    assert trial is not None
+    study.tell(trial, OOM.model_copy(update={"measurement": make_measurement(100.0)}), None)
+    told = study.optuna_study.trials[0]
+    assert told.state is optuna.trial.TrialState.PRUNED
+    assert told.constraints == {}
+
+
+def test_a_reopened_study_knows_its_records(open_study: Callable[..., Study]) -> None:
+    study = open_study()
+    for result in (TIMEOUT, OOM, CRASH):
+        trial = study.ask()
+        assert trial is not None
+        study.tell(
+            trial,
+            result,
+            Score(value=1.0, feasible=False, violation=0.1) if result is OOM else None,
+        )
+    assert open_study().records == study.records
+    assert read_records(study.optuna_study) == [*study.records]
+
+
+def test_a_running_trial_is_retried_and_a_finished_one_never(
+    open_study: Callable[..., Study],
+) -> None:
+    study = open_study()
+    first = study.ask()
+    assert first is not None
+    study.tell(first, TIMEOUT, None)
+    running = study.ask()
+    assert running is not None
+    reopened = open_study()
+    retried = reopened.ask()
+    assert retried is not None
+    assert retried.config == running.config
+    assert retried.number > running.number
+    assert [record.config for record in reopened.records] == [first.config]
+    assert reopened.optuna_study.trials[running.number].state is optuna.trial.TrialState.FAIL
+
+
+def test_a_promising_proposal_stays_promising_when_retried(
+    open_study: Callable[..., Study],
+) -> None:
+    study = open_study(make_fake_space(**SMALL))
+    first = study.ask()
+    assert first is not None
+    study.tell(first, TIMEOUT, None)
+    study.propose({"micro_batch_size": 64, "num_workers": 2}, is_promising=True)
+    study.propose({"micro_batch_size": 64, "num_workers": 0})
+    study.ask()  # and is cut off
+    study.close()
+    reopened = open_study(make_fake_space(**SMALL))
+    for _ in range(2):
+        trial = reopened.ask()
+        assert trial is not None
+        reopened.tell(trial, TIMEOUT, None)
+    (promising,) = reopened.promising
+    assert (promising.config.micro_batch_size, promising.config.num_workers) == (64, 2)
+    assert open_study(make_fake_space(**SMALL)).promising == [promising]
+
+
+def test_a_baseline_that_was_running_is_retried_as_the_baseline(
+    open_study: Callable[..., Study],
+) -> None:
+    open_study().ask()
+    retried = open_study().ask()
+    assert retried is not None
+    assert (retried.number, retried.config) == (0, TrainingConfig())
+
+
+@pytest.mark.parametrize("result", [CRASH, TrialResult(outcome="invalid", reason="no tensor")])
+def test_after_a_failed_baseline_the_study_begins_anew(
+    open_study: Callable[..., Study], result: TrialResult
+) -> None:
+    study = open_study()
+    first = study.ask()
+    assert first is not None
+    study.tell(first, result, None)
+    again = open_study().ask()
+    assert again is not None
+    assert (again.number, again.config) == (0, TrainingConfig())
+
+
+def test_what_is_running_is_not_asked_for_again(open_study: Callable[..., Study]) -> None:
+    study = open_study(make_fake_space(**SMALL))
+    running = list(iter(study.ask, None))
+    assert study.running == running
+    assert len(running) == len({trial.config for trial in running}) == 4
+    assert not study.is_exhausted
+    repeats = [trial for trial in study.optuna_study.trials if "outcome" in trial.user_attrs]
+    assert repeats
+    numbers = {trial.number for trial in running}
+    for repeat in repeats:
+        assert repeat.state is optuna.trial.TrialState.FAIL, "samplers learn nothing from it"
+        assert int(repeat.user_attrs["outcome"].removeprefix("repeat of running ")) in numbers
+    for trial in reversed(running):
+        study.tell(trial, TIMEOUT, None)
+    assert study.running == []
+    assert study.is_exhausted
+
+
+def test_a_space_without_anything_left_is_not_drawn_from_again(
+    open_study: Callable[..., Study],
+) -> None:
+    study = open_study(make_fake_space(**SMALL))
+    last = [trial for trial in iter(study.ask, None) if trial is not None][-1]
+    drawn = len(study.optuna_study.trials)
+    assert study.ask() is None
+    study.tell(last, TIMEOUT, None)
+    assert study.ask() is None
+    assert len(study.optuna_study.trials) == drawn
+
+
+def test_what_is_running_can_be_proposed_no_more(open_study: Callable[..., Study]) -> None:
+    study, params = open_study(make_fake_space(**SMALL)), {"micro_batch_size": 64, "num_workers": 2}
+    study.ask()
+    assert study.propose(params)
+    running, other = study.ask(), study.ask()
+    assert running is not None
+    assert other is not None
+    assert (
+        running.config
+        == TrainingConfig(micro_batch_size=64, num_workers=2, prefetch_factor=2)
+        != other.config
+    )
+    assert not study.propose(params)
+    study.tell(running, TIMEOUT, None)
+    assert not study.propose(params)
+
+
+def test_all_that_were_running_are_retried_once_each(open_study: Callable[..., Study]) -> None:
+    study = open_study()
+    asked = [study.ask() for _ in range(4)]
+    assert asked[0] is not None
+    study.tell(asked[0], TIMEOUT, None)
+    study.close()
+    again = open_study()
+    retried = [again.ask() for _ in range(3)]
+    assert [trial.config for trial in retried if trial] == [
+        trial.config for trial in asked[1:] if trial
+    ]
+    states = [trial.state.name for trial in again.optuna_study.trials]
+    assert states == ["PRUNED", *["FAIL"] * 3, *["RUNNING"] * 3]
+
+
+def test_records_are_in_order_of_number_and_in_that_of_their_end(
+    open_study: Callable[..., Study],
+) -> None:
+    study = open_study()
+    trials = [trial for trial in (study.ask() for _ in range(4)) if trial is not None]
+    order = [0, 3, 1, 2]
+    for number in order:
+        study.tell(trials[number], TIMEOUT, None)
+    for one in (study, open_study()):
+        assert [record.number for record in one.records] == [0, 1, 2, 3]
+        assert [record.number for record in one.ended] == order
+
+
+def test_another_searchs_study_is_refused_with_what_differs(
+    open_study: Callable[..., Study],
+) -> None:
+    open_study()
+    with pytest.raises(StudyMismatchError, match=r"model: Net.*Other.*--fresh"):
+        open_study(model="Other")
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "study.db"
+    path.write_bytes(b"no database at all, but long enough to be read as one" * 100)
+    with pytest.raises(RunFolderError, match=r"study\.db"):
+        Study.open(path, make_fake_space(), identity=IDENTITY, seed=0)
+
+
+def test_the_study_is_an_ordinary_optuna_study(
+    open_study: Callable[..., Study], tmp_path: Path
+) -> None:
+    study = open_study()
+    trial = study.ask()
+    assert trial is not None
+    study.tell(trial, CRASH, None)
+    storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path / 'study.db'}")
+    (name,) = optuna.get_all_study_names(storage)
+    assert len(optuna.load_study(study_name=name, storage=storage).trials) >= 1
+    storage.engine.dispose()
+    with closing(sqlite3.connect(tmp_path / "study.db")) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_optunas_verbosity_is_the_users_afterwards(open_study: Callable[..., Study]) -> None:
+    optuna.logging.set_verbosity(optuna.logging.DEBUG)
+    try:
+        open_study().ask()
+        assert optuna.logging.get_verbosity() == optuna.logging.DEBUG
+    finally:
+        optuna.logging.set_verbosity(optuna.logging.INFO)
+
+
+def test_the_same_seed_proposes_the_same_configurations(tmp_path: Path) -> None:
+    def asked(path: Path) -> list[TrainingConfig]:
+        study, found = Study.open(path, make_fake_space(), identity=IDENTITY, seed=3), []
+        for _ in range(12):
+            trial = study.ask()
+            assert trial is not None
+            found.append(trial.config)
+            study.tell(trial, TIMEOUT, None)
+        return found
+
+    assert asked(tmp_path / "a.db") == asked(tmp_path / "b.db")
+
+
+def test_file_modes_are_kept_from_others(tmp_path: Path) -> None:
+    path = tmp_path / "study.db"
+    path.touch(mode=0o600)
+    Study.open(path, make_fake_space(), identity=IDENTITY, seed=0)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_what_waits_to_be_tried_is_not_proposed_again(open_study: Callable[..., Study]) -> None:
+    study = open_study(make_fake_space(**SMALL))
+    study.ask()
+    params = {"micro_batch_size": 64, "num_workers": 2}
+    assert [study.propose(params), study.propose(params)] == [True, False]
+    assert study.has_waiting
+    trial = study.ask()
+    assert trial is not None
+    assert (trial.config.micro_batch_size, trial.config.num_workers) == (64, 2)
+    assert not study.has_waiting
+
+
+def test_what_an_earlier_sitting_has_left_waiting_is_not_proposed_again(
+    open_study: Callable[..., Study],
+) -> None:
+    study, params = open_study(make_fake_space(**SMALL)), {"micro_batch_size": 64, "num_workers": 2}
+    asked = study.ask()
+    assert asked is not None
+    study.tell(asked, TIMEOUT, None)
+    study.propose(params)
+    study.close()
+    again = open_study(make_fake_space(**SMALL))
+    assert again.has_waiting
+    assert not again.propose(params)
+    assert again.propose({"micro_batch_size": 64, "num_workers": 0})
+
+
+def test_running_or_left_out_configurations_are_not_tried_again(
+    open_study: Callable[..., Study],
+) -> None:
+    study = open_study(make_fake_space(**SMALL))
+    study.propose({"micro_batch_size": 64, "num_workers": 2})
+    waiting, other = (
+        TrainingConfig(micro_batch_size=64, num_workers=2),
+        TrainingConfig(micro_batch_size=64),
+    )
+    study.ask()
+    assert not study.is_open(TrainingConfig())
+    assert study.is_open(waiting)
+    assert study.is_open(other)
+    study.leave_out({"micro_batch_size": frozenset({64})})
+    assert not study.is_open(other)
+
+
+def test_to_ask_whether_anything_is_left_changes_nothing(
+    open_study: Callable[..., Study], tmp_path: Path
+) -> None:
+    def asked(path: Path, *, is_curious: bool) -> list[TrainingConfig]:
+        study, found = Study.open(path, make_fake_space(**SMALL), identity=IDENTITY, seed=3), []
+        while (trial := study.ask()) is not None:
+            found.append(trial.config)
+            study.tell(trial, TIMEOUT, None)
+            assert not is_curious or study.is_exhausted == study.is_exhausted == (len(found) == 4)
+        return found
+
+    assert asked(tmp_path / "a.db", is_curious=True) == asked(tmp_path / "b.db", is_curious=False)
+
+
+def test_a_resumed_study_keeps_its_choices_despite_another_probe(
+    open_study: Callable[..., Study],
+) -> None:
+    def space_seen(slow_tail_fraction: float, cores_per_item: float) -> ResolvedSpace:
+        return make_space(
+            SMALL | {"num_workers": [0, 2]},
+            environment=make_environment(cores=8),
+            slow_tail_fraction=slow_tail_fraction,
+            cores_per_item=cores_per_item,
+        )
+
+    def choices(study: Study) -> dict[str, set[SettingValue]]:
+        return {name: {*study.space.domains[name]} for name in ("in_order", "worker_threads")}
+
+    first = open_study(space_seen(0.21, 2.0))
+    ask_and_tell(first)
+    begun = choices(first)
+    assert begun == {"in_order": {True, False}, "worker_threads": {None, 1, 2}}
+    for seen in ((0.19, 3.1), (0.21, 1.0)):
+        resumed = open_study(space_seen(*seen))
+        assert choices(resumed) == begun
+        ask_and_tell(resumed)
+    assert [record.number for record in resumed.records] == [0, 1, 2]
+
+
+def ask_and_tell(study: Study) -> None:
+    """Measure one more."""
+    trial = study.ask()
+    assert trial is not None
+    study.tell(trial, TIMEOUT, None)
+
+
+def test_a_space_that_can_be_listed_is_said_to_be_measured_whole(
+    open_study: Callable[..., Study],
+) -> None:
+    study = open_study(make_fake_space(**SMALL))
+    configs_of(study)
+    assert study.none_left == space_exhausted()
+
+
+def test_of_a_space_that_is_drawn_from_only_what_was_drawn_is_said(
+    open_study: Callable[..., Study],
+) -> None:
+    policy = replace(POLICY, trials=replace(POLICY.trials, most_listed=3))
+    study = open_study(make_fake_space(policy=policy, **SMALL))
+    assert len(configs_of(study)) == 4
+    assert study.none_left == nothing_new_drawn(draws=500)
+    assert study.is_exhausted, "as far as so many draws can tell"
+
+
+def test_a_skipped_sample_is_kept_with_its_code_and_figures(
+    open_study: Callable[..., Study],
+) -> None:
+    study = open_study(make_fake_space(micro_batch_size=[32, 64, 128, 512]))
+    for _ in range(12):
+        trial = study.ask(lambda config: None if config.micro_batch_size <= 64 else UNFIT)
+        assert trial is not None
+        study.tell(trial, TIMEOUT, None)
+    kept = [
+        one.user_attrs
+        for one in study.optuna_study.trials
+        if one.user_attrs["outcome"] == UNFIT.code
+    ]
+    assert kept
+    assert all(one["figures"] == UNFIT.figures for one in kept)
+
+
+def test_a_recorded_trial_is_not_run_again_after_a_kill(
+    open_study: Callable[..., Study], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = open_study()
+    for _ in range(2):
+        trial = study.ask()
+        assert trial is not None
+        study.tell(trial, TIMEOUT, None)
+    killed = study.ask()
+    assert killed is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(optuna.Study, "tell", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            study.tell(killed, OOM, None)
+    for _ in range(2):
+        again = open_study()
+        assert [record.number for record in again.records] == [0, 1, 2]
+        assert again.ended[-1].config == killed.config
+        assert not again.has_waiting
+
+
+def test_a_trial_killed_while_asked_for_is_retried_whole(
+    open_study: Callable[..., Study], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = open_study()
+    first = study.ask()
+    assert first is not None
+    study.tell(first, TIMEOUT, None)
+    wanted = params_of(TrainingConfig(num_workers=2, micro_batch_size=64), study.space)
+    assert study.propose(wanted)
+    with monkeypatch.context() as patched:
+        patched.setattr(optuna.Trial, "_suggest", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            study.ask()
+    trial = open_study().ask()
+    assert trial is not None
+    assert params_of(trial.config, study.space) == wanted
+
+
+def test_a_study_that_was_killed_before_it_knew_its_search_is_begun_anew(
+    open_study: Callable[..., Study], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(optuna.Study, "set_user_attr", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            open_study()
+    trial = open_study().ask()
+    assert trial is not None
+    assert trial.number == 0
+
+
+def interrupt(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_trial_adds_at_most_30_kib_to_the_memory_of_the_parent() -> None:
+    space = make_fake_space(micro_batch_size=list(range(1, 65)), num_workers=[0, 1, 2, 4])
+    study = Study.open(None, space, identity=IDENTITY, seed=0, method="random")
+    written = TrialResult(outcome="ok", measurement=make_measurement()).model_dump_json()
+    count = 40
+
+    def held_bytes_after_trials() -> int:
+        for _ in range(count):
+            trial = study.ask()
+            assert trial is not None
+            study.tell(
+                trial, TrialResult.model_validate_json(written), Score(value=1.0, feasible=True)
+            )
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    before, after = (
+        held_bytes_after_trials(),
+        held_bytes_after_trials(),
+    )  # the first hold what is held once
+    tracemalloc.stop()
+    assert (after - before) / count < 30 * 2**10
+
+
+def test_a_study_that_is_closed_leaves_no_statements_behind(tmp_path: Path) -> None:
+    gc.collect()  # else a study of another test, let go of meanwhile, may have all forgotten
+    study = Study.open(tmp_path / "study.db", make_fake_space(), identity={}, seed=0)
+    assert study.ask() is not None
+    held = [mapper for mapper in BaseModel.registry.mappers if vars(mapper).get("_compiled_cache")]
+    assert held, "SQLAlchemy keeps statements elsewhere: _let_go has to forget them there"
+    study.close()
+    assert not any(vars(mapper).get("_compiled_cache") for mapper in BaseModel.registry.mappers)
+
+
+def test_values_that_a_study_was_widened_by_are_searched_also_when_it_is_opened_again(
+    open_study: Callable[..., Study],
+) -> None:
+    study = open_study(make_fake_space(**SMALL | {"num_workers": 2, "micro_batch_size": 32}))
+    first = study.ask()
+    assert first is not None
+    study.tell(first, TrialResult(outcome="ok", measurement=make_measurement()), None)
+    study.widen({"compile": Choices(values=(False, True))})
+    assert study.propose({**params_of(first.config, study.space), "compile": True})
+    study.close()
+    study = open_study(make_fake_space(**SMALL | {"num_workers": 2, "micro_batch_size": 32}))
+    second = study.ask()
+    assert second is not None
+    assert second.config.compile
+    study.tell(second, CRASH, None)
+    study.close()
+    again = open_study(make_fake_space(**SMALL | {"num_workers": 2, "micro_batch_size": 32}))
+    assert set(again.space.domains["compile"]) == {False, True}
+    assert [record.config.compile for record in again.records] == [False, True]

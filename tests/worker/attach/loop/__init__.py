@@ -1,1 +1,0 @@
-"""What is done with a script's training loop, once it is found."""

@@ -1,1 +1,0 @@
-"""Torch's seams: what is put into a script there, and how."""

@@ -1,1 +1,0 @@
-"""What a Python process runs before its first line, where a command has started it."""

@@ -1,0 +1,334 @@
+"""What follows a window adds to its measurement, and never changes or loses it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+from threading import Event, active_count
+from time import perf_counter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from autotune.config.plan import Workload
+from autotune.config.training_config import TrainingConfig
+from autotune.messages.trials import (
+    curves_cut,
+    extra_failed,
+    no_time_for_extras,
+    trial_ended_before_extras,
+)
+from autotune.policy import WindowRules
+from autotune.protocol.disk import TrialFolder, read_model
+from autotune.protocol.messages import NO_EXTRAS, Extras, RankReport
+from autotune.records.ceilings import Ceiling
+from autotune.records.measurement import Block, Ceilings, Measurement
+from autotune.records.result import Curves
+from autotune.records.trial import TrialResult
+from autotune.worker.build import build_model, build_optimizer
+from autotune.worker.device import Device, open_device
+from autotune.worker.extras import extra_steps as after
+from autotune.worker.extras import item_costs
+from autotune.worker.extras.extra_steps import measure_after_window
+from autotune.worker.feed import Feed
+from autotune.worker.group import Group
+from autotune.worker.loader import build_loader
+from autotune.worker.place import Place, Start
+from autotune.worker.step import Step, Trainer, infer_step, make_trainer
+from autotune.worker.trial import ended_when_stuck, longest_after_s, measure
+from autotune.worker.window import Run
+
+RULES = WindowRules(max_s=0.1, precision=10.0, block_s=0.01, warm_up_min_s=0.0)
+ALL = Extras(loader_ceiling=True, device_ceiling=True, breakdown=True, stretch_s=0.02)
+WINDOW = (
+    "samples_per_s",
+    "samples_per_s_ci",
+    "busy_fraction",
+    "busy_source",
+    "peak_memory_bytes",
+    "window",
+    "loss",
+)
+EVERYTHING = ["loader_rate", "device_rate", "time_breakdown", "item_costs"]
+
+
+@pytest.fixture(autouse=True)
+def _few_items(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(item_costs, "_TRANSFER_S", 0.01)
+    monkeypatch.setattr(item_costs, "_LEAST_S", 0.0)
+
+
+class Scene:
+    """A trial in this process, its window just over."""
+
+    def __init__(self, dataset: Any = None, **settings: Any) -> None:
+        config = TrainingConfig(**({"micro_batch_size": 8} | settings))
+        data = dataset or TensorDataset(torch.randn(512, 4), torch.randint(0, 2, (512,)))
+        workload, device = Workload(model=nn.Linear(4, 2), dataset=data), open_device("cpu")
+        feed = Feed(build_loader(workload, data, config, Path("/nowhere")))
+        first = feed.start()
+        model = build_model(workload, config, device)
+        step = infer_step(workload, first.batch)
+        self.trainer: Trainer = make_trainer(
+            model, build_optimizer(workload, model, 1e-3), step, config, device
+        )
+        self.run = Run(feed, self.trainer, feed.queue_capacity, perf_counter() + 60)
+        start = Start(started=0.0, built_from=0.0, ends_at=inf, before={})
+        self.measured = measure(self.run, RULES, first, start, lambda _: None)
+        self.kept: list[Measurement] = []
+
+    def after(self, extras: Extras = ALL) -> Measurement:
+        return measure_after_window(self.run, self.trainer, extras, self.measured, self.kept.append)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_all_that_is_asked_for_is_added_and_the_window_stays(num_workers: int) -> None:
+    scene = Scene(num_workers=num_workers)
+    found = scene.after()
+    assert found.remarks == ()
+    assert found.ceilings is not None
+    assert found.ceilings.loader is not None
+    assert found.ceilings.device is not None
+    assert found.loader_ceiling == found.ceilings.loader.samples_per_s
+    assert found.device_ceiling == found.ceilings.device.samples_per_s
+    assert found.breakdown is not None
+    assert found.loader_costs is not None
+    assert (found.loader_costs.transfer_s is not None) == (num_workers > 0)
+    assert {name: getattr(found, name) for name in WINDOW} == {
+        name: getattr(scene.measured, name) for name in WINDOW
+    }
+    assert Measurement.model_validate_json(found.model_dump_json()) == found
+
+
+def test_the_window_is_kept_before_anything_else_and_each_figure_as_it_comes() -> None:
+    scene = Scene()
+    found = scene.after()
+    assert scene.kept[0].model_copy(update={"remarks": (), "after_s": 0.0}) == scene.measured
+    assert scene.kept[0].remarks == (trial_ended_before_extras(stages=EVERYTHING),)
+    last = {"remarks": (), "loader_costs": found.loader_costs, "after_s": found.after_s}
+    assert scene.kept[-1].model_copy(update=last) == found
+    spent = [0.0, *(known.after_s for known in scene.kept), found.after_s]
+    assert spent == sorted(set(spent)), "what has come of the time so far stands in each"
+    assert scene.kept[-1].remarks == (trial_ended_before_extras(stages=["item_costs"]),)
+
+
+def test_nothing_is_done_where_nothing_is_asked_for() -> None:
+    scene = Scene()
+    assert scene.after(NO_EXTRAS) is scene.measured
+    assert not scene.kept
+    assert scene.run.feed.take().batch is not None, "the loader still runs"
+
+
+@pytest.mark.parametrize(
+    ("extras", "given"),
+    [
+        (Extras(loader_ceiling=True, stretch_s=0.01), {"loader_ceiling"}),
+        (Extras(device_ceiling=True, stretch_s=0.01), {"device_ceiling"}),
+        (Extras(breakdown=True, stretch_s=0.01), {"breakdown", "loader_costs"}),
+    ],
+)
+def test_only_what_is_asked_for_is_measured(extras: Extras, given: set[str]) -> None:
+    found = Scene().after(extras)
+    fields = {"loader_ceiling", "device_ceiling", "breakdown", "loader_costs"}
+    assert {name for name in fields if getattr(found, name) is not None} == given
+
+
+def test_copies_are_measured_where_the_device_has_memory_that_pinning_is_for() -> None:
+    scene = Scene()
+    scene.trainer.device = replace(scene.trainer.device, kind="xpu")
+    found = scene.after(Extras(copy_ceiling=True, stretch_s=0.01))
+    assert found.remarks == ()
+    assert found.ceilings is not None
+    assert found.ceilings.copy is not None
+    assert found.copy_ceiling == found.ceilings.copy.samples_per_s > 0
+    assert (found.loader_ceiling, found.device_ceiling) == (None, None)
+
+
+def test_on_a_cpu_nothing_is_copied_and_nothing_is_said_of_it() -> None:
+    scene = Scene()
+    assert scene.after(Extras(copy_ceiling=True, stretch_s=0.01)) is scene.measured
+    assert scene.after(ALL.model_copy(update={"copy_ceiling": True})).copy_ceiling is None
+
+
+def test_nothing_begins_near_the_deadline() -> None:
+    scene = Scene()
+    scene.run.ends_at = 0.0
+    found = scene.after()
+    assert found.loader_ceiling is None
+    assert found.remarks == (no_time_for_extras(stages=EVERYTHING),)
+
+
+@pytest.mark.parametrize(
+    ("stage", "field", "what", "error"),
+    [
+        ("loader_alone", "loader_ceiling", "loader_rate", ValueError("at last\nbroken")),
+        ("device_alone", "device_ceiling", "device_rate", torch.OutOfMemoryError("at last")),
+        ("break_down", "breakdown", "time_breakdown", MemoryError()),
+        ("measure_items", "loader_costs", "item_costs", SystemExit("at last")),
+    ],
+)
+def test_a_stage_that_fails_leaves_a_remark_and_the_others_their_figures(
+    stage: str, field: str, what: str, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(after, stage, fail)
+    scene = Scene()
+    found = scene.after()
+    reason = "no message" if isinstance(error, MemoryError) else "at last"
+    assert found.remarks == (extra_failed(stage=what, cause=f"{type(error).__name__}: {reason}"),)
+    fields = ["loader_ceiling", "device_ceiling", "breakdown", "loader_costs"]
+    assert [name for name in fields if getattr(found, name) is None] == [field]
+    assert found.window == scene.measured.window
+
+
+def test_what_is_kept_for_the_backward_pass_is_measured_where_asked_for_and_the_window_stays() -> (
+    None
+):
+    scene = Scene()
+    found = scene.after(Extras(activations=True, stretch_s=0.01))
+    assert found.remarks == ()
+    assert found.activations is not None
+    assert found.activations.whole.samples == 8
+    assert {name: getattr(found, name) for name in WINDOW} == {
+        name: getattr(scene.measured, name) for name in WINDOW
+    }
+    assert Measurement.model_validate_json(found.model_dump_json()) == found
+
+
+def test_users_code_that_fails_while_its_memory_is_looked_at_costs_that_alone() -> None:
+    scene = Scene()
+
+    def failing(*_: Any) -> Tensor:
+        raise RuntimeError("at last")
+
+    scene.trainer.step = Step(failing, "given")
+    found = scene.after(Extras(activations=True, stretch_s=0.01))
+    assert found.remarks == (extra_failed(stage="activations", cause="RuntimeError: at last"),)
+    assert found.activations is None
+    assert found.window == scene.measured.window
+
+
+def test_a_compiled_model_is_not_looked_into() -> None:
+    scene = Scene()
+    scene.trainer.config = scene.trainer.config.model_copy(update={"compile": True})
+    found = scene.after(Extras(activations=True, stretch_s=0.01))
+    assert (found.activations, found.remarks) == (None, ())
+
+
+@pytest.mark.parametrize(("kind", "copies"), [("cpu", False), ("mps", False), ("cuda", True)])
+def test_items_are_measured_beside_the_ranks_and_the_device_that_are_there(
+    kind: Any, copies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene, told, waited = Scene(), list[Any](), list[Any]()
+    monkeypatch.setattr(after, "measure_items", lambda *_, to_device, **__: told.append(to_device))
+    monkeypatch.setattr(after, "with_batch_rates", lambda *given: told.append(given[-1]))
+    monkeypatch.setattr(torch.cpu, "synchronize", waited.append)
+    scene.run.group = Group(local_size=3)
+    scene.trainer.device = Device(torch.device("cpu"), kind)
+    rate = Ceiling(samples_per_s=80.0, samples=80, seconds=1.0, batches=10)
+    measured = scene.measured.model_copy(update={"ceilings": Ceilings(loader=rate)})
+    after._measure_items(
+        after._After(run=scene.run, trainer=scene.trainer, extras=ALL, measurement=measured)
+    )
+    to_device, ranks = told
+    assert ranks == 3
+    assert (to_device is not None) == copies
+    if copies:
+        to_device([torch.zeros(2)])
+        assert waited == [torch.device("cpu")], "the clock stops when the copy is there"
+
+
+def test_a_loader_that_fails_after_the_window_leaves_its_items_cost(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    class Failing(TensorDataset):
+        fails = False
+
+        def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+            if self.fails:
+                raise OSError("disk gone")
+            return tuple(tensor[index] for tensor in self.tensors)
+
+    data = Failing(torch.randn(512, 4), torch.randint(0, 2, (512,)))
+    scene = Scene(data)
+    data.fails = True
+    found = scene.after()
+    stages = ["loader_rate", "batches", "device_rate", "time_breakdown", "item_costs"]
+    assert [remark.figures["stage"] for remark in found.remarks] == stages
+    assert found.remarks[0].figures["cause"] == "OSError: disk gone"
+    assert found.samples_per_s == scene.measured.samples_per_s
+    assert "OSError: disk gone" in capfd.readouterr().err, "the log has the traceback"
+
+
+def test_what_hangs_after_the_window_ends_the_process_with_its_stack_in_the_log_and_its_time_in_the_report(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    ended, codes, place = Event(), list[int](), Place(TrialFolder(tmp_path), 0, 0)
+
+    def end(code: int) -> None:
+        codes.append(code)
+        ended.set()
+
+    monkeypatch.setattr(os, "_exit", end)
+    measured = Scene().measured
+    place.keep(RankReport(result=TrialResult(outcome="ok", measurement=measured)))
+    begun = perf_counter()
+    with ended_when_stuck(0.2, place.report):
+        assert ended.wait(30)
+    spent_s = perf_counter() - begun
+    assert codes == [0], "the report that was kept stands"
+    assert "test_extra_steps.py" in capfd.readouterr().err
+    kept = read_model(place.report, RankReport).result.measurement
+    assert kept is not None
+    assert 0.2 <= kept.after_s <= spent_s
+    assert kept.model_copy(update={"after_s": 0.0}) == measured
+
+
+@pytest.mark.parametrize("written", [None, b"{}"])
+def test_what_hangs_ends_the_process_whatever_became_of_the_report(
+    written: bytes | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ended, folder = Event(), TrialFolder(tmp_path)
+    monkeypatch.setattr(os, "_exit", lambda _: ended.set())
+    if written is not None:
+        folder.report.write_bytes(written)
+    with ended_when_stuck(0.0, folder.report):
+        assert ended.wait(30)
+
+
+def test_curves_that_were_kept_are_a_report_of_their_own(tmp_path: Path) -> None:
+    place = Place(TrialFolder(tmp_path), 0, 0)
+    known = Curves(threads=3, remarks=(curves_cut(),))
+    place.keep(RankReport(result=TrialResult(outcome="ok"), curves=known))
+    report = read_model(place.report, RankReport)
+    assert (report.result.outcome, report.curves) == ("ok", known)
+
+
+def test_long_steps_are_given_longer_before_they_are_taken_to_hang() -> None:
+    measured = Scene().measured
+    block = Block(samples=16, batches=2, seconds=20.0, data_wait_s=0.0)
+    slow = measured.model_copy(
+        update={"window": measured.window.model_copy(update={"blocks": (block,)})}
+    )
+    config = TrainingConfig(micro_batch_size=8, grad_accum_steps=2)
+    assert longest_after_s(slow, config) == 60 + 70 * 2 * 10
+
+
+def test_what_ends_in_time_ends_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    codes = list[int]()
+    monkeypatch.setattr(os, "_exit", codes.append)
+    before = active_count()
+    with ended_when_stuck(60.0, TrialFolder(tmp_path).report):
+        pass
+    while active_count() > before:
+        pass
+    assert not codes

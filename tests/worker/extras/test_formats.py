@@ -1,0 +1,306 @@
+"""Formats of the user's files: what is found to be read faster, where nothing is, and that nothing is touched."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter, thread_time
+from typing import Any
+
+import pytest
+from PIL import ImageFile
+from torch.utils.data import DataLoader, Dataset
+
+from autotune.records.breakdown import FormatCost
+from autotune.worker.extras import formats
+from autotune.worker.extras.formats import Call, Watch, measure_formats, watched
+from tests.worker.extras.format_datasets import (
+    SIDE,
+    SMALL,
+    Arrays,
+    Drafted,
+    Files,
+    Photos,
+    PhotosInMemory,
+    PhotosOfAnotherSize,
+    PhotosOfAnySize,
+    Texts,
+    TextsOfOpenFiles,
+    Whole,
+    write_photos,
+    write_texts,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+
+
+def found(dataset: Dataset[Any], scratch: Path, **settings: Any) -> dict[str, FormatCost]:
+    costs = measure_formats(DataLoader(dataset, **settings), 0.01, scratch, perf_counter() + 60)
+    return {cost.kind: cost for cost in costs}
+
+
+@pytest.fixture(autouse=True)
+def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time what this thread computes, so that no neighbor on the machine decides what is found."""
+    for clock in (formats, formats):
+        monkeypatch.setattr(clock, "perf_counter", thread_time)
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Path:
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "users"
+    folder.mkdir()
+    return folder
+
+
+def test_text_that_is_parsed_costs_more_than_an_array_that_is_mapped(
+    folder: Path, scratch: Path
+) -> None:
+    texts, _ = write_texts(folder)
+    cost = found(Texts(texts), scratch, batch_size=4)["text"]
+    assert cost.calls_per_item == 1
+    assert cost.better_s < cost.now_s
+    assert cost.saved_fraction == pytest.approx(
+        cost.item_fraction * (1 - cost.better_s / cost.now_s)
+    )
+    assert 0 < cost.item_fraction <= 1
+
+
+@pytest.fixture
+def _time_is_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A way of decoding takes a nanosecond for each pixel that it decodes."""
+    load, decoded = ImageFile.ImageFile.load, list[int]()
+
+    def counted(image: ImageFile.ImageFile) -> Any:
+        if image.tile:
+            decoded.append(image.width * image.height)
+        return load(image)
+
+    def timed(way: Callable[[], object], **_: object) -> float:
+        decoded.clear()
+        with (
+            monkeypatch.context() as patch
+        ):  # not before: the user's own calls are known by the function
+            patch.setattr(ImageFile.ImageFile, "load", counted)
+            way()
+        return sum(decoded) * 1e-9
+
+    monkeypatch.setattr(formats, "_usual_s", timed)
+
+
+@pytest.mark.usefixtures("_time_is_pixels")
+@pytest.mark.parametrize("kind", [Photos, PhotosInMemory])
+def test_photographs_that_are_made_small_are_decoded_faster_small(
+    kind: type[Files], folder: Path, scratch: Path
+) -> None:
+    costs = found(kind(write_photos(folder)), scratch)
+    assert set(costs) == {"image_draft", "image_copy"}
+    sizes = {"width": SIDE, "height": SIDE, "to_width": SMALL, "to_height": SMALL}
+    assert all(cost.figures == sizes and cost.better_s < cost.now_s for cost in costs.values())
+
+
+def test_a_decoder_that_cannot_draft_is_not_told_to(folder: Path, scratch: Path) -> None:
+    assert set(found(Photos(write_photos(folder, "png")), scratch)) == {"image_copy"}
+
+
+def test_where_one_decoder_of_several_cannot_draft_none_is_told_to(
+    folder: Path, scratch: Path
+) -> None:
+    assert "image_draft" not in found(
+        Photos([*write_photos(folder)[:1], *write_photos(folder, "png")[1:]]), scratch
+    )
+
+
+@pytest.mark.parametrize("kind", [PhotosOfAnySize, PhotosOfAnotherSize])
+def test_no_copies_are_advised_where_sizes_are_drawn_at_random(
+    kind: type[Files], folder: Path, scratch: Path
+) -> None:
+    assert set(found(kind(write_photos(folder)), scratch)) == {"image_draft"}
+
+
+class InBatches(Texts):
+    """Makes whole batches."""
+
+    asked: list[int]
+
+    def __getitem__(self, index: int) -> Any:
+        raise AssertionError("it is asked for whole batches")
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        self.asked = [*getattr(self, "asked", []), len(indices)]
+        return [super(InBatches, self).__getitem__(index) for index in indices]
+
+
+def test_one_item_at_a_time_is_asked_of_a_dataset_that_makes_whole_batches(
+    folder: Path, scratch: Path
+) -> None:
+    dataset = InBatches(write_texts(folder)[0])
+    assert set(found(dataset, scratch, batch_size=32)) == {"text"}
+    assert set(dataset.asked) == {1}
+
+
+def test_waiting_for_a_file_is_not_saved(
+    folder: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What takes long the first time alone was waiting."""
+    timed = found(Texts(write_texts(folder)[0]), scratch)["text"]
+    end = Watch._end
+
+    def waited(self: Watch, call: Call, *others: Any) -> None:
+        call.seconds += 10.0  # the clock's, as if the file had come from afar
+        self.spent_s += 10.0
+        end(self, call, *others)
+
+    monkeypatch.setattr(Watch, "_end", waited)
+    cold = found(Texts(write_texts(folder)[0]), scratch)["text"]
+    assert cold.now_s < 1.0
+    assert cold.saved_fraction < 0.1 < timed.saved_fraction
+
+
+def test_text_of_an_open_file_is_timed_again_from_its_beginning(
+    folder: Path, scratch: Path
+) -> None:
+    assert set(found(TextsOfOpenFiles(write_texts(folder)[0]), scratch)) == {"text"}
+
+
+def test_no_kind_is_begun_after_the_deadline(
+    folder: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends_at, begun = perf_counter() + 60, list[str]()
+
+    def last(*_: object) -> list[FormatCost]:
+        begun.append("texts")
+        monkeypatch.setattr(formats, "perf_counter", lambda: ends_at + 1)
+        return []
+
+    monkeypatch.setattr(formats, "_texts", last)
+    monkeypatch.setattr(formats, "_images", lambda *_: begun.append("images"))
+    measure_formats(DataLoader(Texts(write_texts(folder)[0])), 0.01, scratch, ends_at)
+    assert begun == ["texts"]
+
+
+def test_arrays_are_kept_within_a_limit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats, "_MOST_BYTES", 60_000)  # an array has 25,600
+    dataset = Texts(write_texts(folder)[0])
+    with watched() as watch:
+        assert watch is not None
+        for index in range(4):
+            dataset[index]
+            watch.item += 1
+    assert [call.array is not None for call in watch.calls] == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("kind", "files"),
+    [
+        (Arrays, lambda folder: write_texts(folder)[1]),
+        (Drafted, write_photos),
+        (Whole, write_photos),
+    ],
+)
+def test_what_is_read_well_gets_no_figure(
+    kind: type[Files], files: Callable[[Path], list[Path]], folder: Path, scratch: Path
+) -> None:
+    assert found(kind(files(folder)), scratch) == {}
+
+
+@pytest.mark.parametrize("kind", [Texts, Photos])
+def test_the_users_files_stay_as_they_are_and_nothing_is_left_in_the_scratch(
+    kind: type[Files], folder: Path, scratch: Path
+) -> None:
+    files = write_texts(folder)[0] if kind is Texts else write_photos(folder)
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()}
+    assert found(kind(files), scratch)
+    assert {
+        path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()
+    } == before
+    assert list(scratch.iterdir()) == []
+    assert sys.getprofile() is None
+
+
+class Failing(Texts):
+    """Raises from the third item on."""
+
+    made = 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.made += 1
+        if self.made > 2:
+            raise KeyError(index)
+        return super().__getitem__(index)
+
+
+def test_an_item_that_raises_ends_the_looking_and_is_logged(
+    folder: Path, scratch: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG, "autotune.worker.extras.formats"):
+        assert found(Failing(write_texts(folder)[0]), scratch) == {}
+    assert [record.exc_info is not None for record in caplog.records] == [True]
+    assert sys.getprofile() is None
+
+
+def test_a_format_that_cannot_be_timed_gets_no_figure(
+    folder: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> Any:
+        raise OSError("no room")
+
+    texts, photos = write_texts(folder)[0], write_photos(folder)
+    monkeypatch.setattr(formats, "_small_copy", broken)
+    monkeypatch.setattr(formats, "_mapped_s", broken)
+    assert found(Photos(photos), scratch) == {}
+    assert found(Texts(texts), scratch) == {}
+
+
+def test_slow_items_and_a_deadline_that_is_near_are_left_alone(folder: Path, scratch: Path) -> None:
+    loader = DataLoader(Failing(write_texts(folder)[0]))
+    assert measure_formats(loader, 5.0, scratch, perf_counter() + 60) == ()
+    assert measure_formats(loader, 0.01, scratch, 0.0) == ()
+    assert loader.dataset.made == 0  # type: ignore[attr-defined] # nothing was made
+
+
+def test_looking_at_what_a_call_makes_in_turn_is_none_of_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock_s = [0.0]
+
+    def look(*_: object) -> None:
+        clock_s[0] += 5.0
+
+    def inner() -> None:
+        clock_s[0] += 1.0
+
+    def outer() -> None:
+        clock_s[0] += 2.0
+        inner()
+
+    monkeypatch.setattr(formats, "perf_counter", lambda: clock_s[0])
+    monkeypatch.setattr(Watch, "_look", look)
+    watch = Watch({outer.__code__: "resize", inner.__code__: "text"})
+    sys.setprofile(watch)
+    try:
+        outer()
+    finally:
+        sys.setprofile(None)
+    assert {call.reader: call.seconds for call in watch.calls} == {"text": 1.0, "resize": 3.0}
+
+
+def test_somebody_elses_profile_is_not_replaced() -> None:
+    def own(*_: object) -> None: ...
+
+    sys.setprofile(own)
+    try:
+        with watched() as watch:
+            assert watch is None
+            assert sys.getprofile() is own
+    finally:
+        sys.setprofile(None)

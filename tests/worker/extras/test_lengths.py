@@ -1,0 +1,270 @@
+"""Lengths of items are read at random, and batches of several lengths are trained on, as the loader collates them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from itertools import count
+from math import inf
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler
+
+from autotune.config.plan import Workload
+from autotune.config.training_config import TrainingConfig
+from autotune.records.measurement import Lengths, Tokens
+from autotune.worker.device import open_device
+from autotune.worker.extras import lengths as timed
+from autotune.worker.extras.lengths import LengthLimits, length_of_item, measure_lengths
+from autotune.worker.feed import Feed
+from autotune.worker.loader import build_loader
+from autotune.worker.step import open_trainer
+from tests.factories.lengths import (
+    ByLength,
+    Sequences,
+    Tagger,
+    padded_rows,
+    rows_with_mask,
+    tagging_step,
+)
+
+_TICK_S = 5e-4
+
+
+@pytest.fixture(autouse=True)
+def _clock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each look at the clock take as long, so that no busy machine keeps steps from being timed."""
+    if "real_clock" not in request.fixturenames:
+        monkeypatch.setattr(timed, "perf_counter", count(step=_TICK_S).__next__)
+
+
+@pytest.fixture
+def real_clock() -> None:
+    """For what depends on the seconds that pass."""
+
+
+VARIED = [(4, 8, 16, 64)[number % 4] for number in range(400)]
+
+
+def built(
+    workload: Workload, dataset: Any, config: TrainingConfig, folder: Path
+) -> DataLoader[Any]:
+    loader = build_loader(workload, dataset, config, folder)
+    assert isinstance(loader, DataLoader)
+    return loader
+
+
+def found(
+    folder: Path,
+    lengths: Any = VARIED,
+    *,
+    is_trained: bool = True,
+    config: TrainingConfig | None = None,
+    padded: Sequence[int] = (16, 64, 64),
+    **parts: Any,
+) -> Lengths | None:
+    config = config or TrainingConfig(micro_batch_size=8)
+    dataset = Sequences(lengths) if isinstance(lengths, list) else lengths
+    known: dict[str, Any] = {"collate_fn": rows_with_mask, "step": tagging_step}
+    workload = Workload(model=None, dataset=None, **(known | parts))
+    loader, device = built(workload, dataset, config, folder), open_device("cpu")
+    trainer = (
+        open_trainer(workload, Tagger(), next(iter(loader)), config, device) if is_trained else None
+    )
+    tokens = Tokens(per_sample=60.0, batches=9, shortest=64, longest=64, padding=0.6)
+    limits = LengthLimits(stretch_s=0.002, ends_at=inf)
+    return measure_lengths(loader, config, tokens, padded, trainer, limits)
+
+
+@pytest.mark.parametrize(
+    ("item", "length"),
+    [
+        (torch.ones(5, dtype=torch.long), 5),
+        (np.ones(6, dtype=np.int32), 6),
+        ([1, 2, 3], 3),
+        (([1, 2, 3], 0), 3),
+        ({"labels": [1], "input_ids": [1, 2]}, 2),
+        ({"words": torch.ones(4, dtype=torch.int32), "label": 1}, 4),
+        ((torch.ones(5), 1), None),
+        (torch.ones(5, dtype=torch.bool), None),
+        (torch.ones(3, 8, dtype=torch.uint8), None),
+        ("some words", None),
+        ([], None),
+        (3, None),
+    ],
+)
+def test_the_length_is_that_of_the_first_row_of_whole_numbers(
+    item: Any, length: int | None
+) -> None:
+    assert length_of_item(item) == length
+
+
+def test_batches_of_several_lengths_are_timed(tmp_path: Path) -> None:
+    lengths = found(tmp_path)
+    assert lengths is not None
+    assert (lengths.items, lengths.longest, lengths.batch_samples) == (400, 64, 8)
+    assert lengths.mean == pytest.approx(23)
+    assert {step.padded for step in lengths.steps} == {4, 8, 16, 64}
+    assert all(step.longest == step.padded and step.seconds > 0 for step in lengths.steps)
+    assert lengths.padding == 0.6
+    assert lengths.buckets.device_time is not None
+    assert lengths.packed is not None
+    assert lengths.packed.row_tokens == 64
+
+
+@pytest.mark.parametrize("lengths", [[16] * 400, [4, 8] * 10, [(1.0, 2.0)] * 400])
+def test_nothing_is_told_of_equal_or_few_or_no_lengths(lengths: Any, tmp_path: Path) -> None:
+    if isinstance(lengths[0], tuple):
+        items = [torch.ones(3) for _ in lengths]
+        step = lambda model, batch: model(torch.ones(1, 1, dtype=torch.long)).mean()  # noqa: E731 - a step on no tokens
+        assert found(tmp_path, tuple(items), collate_fn=torch.stack, step=step) is None
+    else:
+        assert found(tmp_path, lengths) is None
+
+
+def test_a_sampler_that_sorts_does_not_hide_the_other_lengths(tmp_path: Path) -> None:
+    class Sorted(ByLength):
+        def __iter__(self) -> Any:
+            return iter(self.batches)
+
+    lengths = found(tmp_path, batch_sampler=Sorted)
+    assert lengths is not None
+    assert lengths.mean == pytest.approx(23)
+
+
+def test_items_are_those_that_a_sampler_leaves_in(tmp_path: Path) -> None:
+    long = [at for at, length in enumerate(VARIED) if length >= 16]
+    lengths = found(tmp_path, sampler=SubsetRandomSampler(long))
+    assert lengths is not None
+    assert lengths.mean == pytest.approx(40)
+
+
+class WholeBatches(Sequences):
+    """Hands out the items of a batch at once."""
+
+    def __getitems__(self, indices: list[int]) -> list[Tensor]:
+        return [self[index] for index in indices]
+
+
+def test_a_dataset_that_hands_out_batches_is_read_at_random_too(tmp_path: Path) -> None:
+    lengths = found(tmp_path, WholeBatches(VARIED), sampler=range(len(VARIED)))
+    assert lengths is not None
+    assert lengths.items == 400
+    assert lengths.mean == pytest.approx(23)
+
+
+def test_lengths_end_where_the_collate_function_cuts(tmp_path: Path) -> None:
+    lengths = found(
+        tmp_path,
+        collate_fn=lambda items: rows_with_mask([item[:8] for item in items]),
+        padded=[8, 8],
+    )
+    assert lengths is not None
+    assert lengths.longest == 8
+    assert lengths.mean == pytest.approx(7)
+
+
+@pytest.mark.usefixtures("real_clock")
+def test_steps_that_are_too_slow_are_given_up(tmp_path: Path) -> None:
+    def slow(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        seen.append(batch)
+        time.sleep(0.1)
+        return tagging_step(model, batch)
+
+    seen: list[Any] = []
+    lengths = found(tmp_path, step=slow)
+    assert lengths is not None
+    assert lengths.steps == ()
+    assert len(seen) < 4
+
+
+class Stream(IterableDataset[Tensor]):
+    """The same rows, one after the other."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(Sequences(VARIED))
+
+
+def test_a_stream_whose_batches_are_counted_is_collated_without_its_count(tmp_path: Path) -> None:
+    config = TrainingConfig(micro_batch_size=8)
+    workload = Workload(
+        model=None, dataset=None, collate_fn=rows_with_mask, step=tagging_step, drop_last=False
+    )
+    loader = built(workload, Stream(), config, tmp_path)
+    feed = Feed(loader)
+    trainer = open_trainer(workload, Tagger(), feed.start().batch, config, open_device("cpu"))
+    tokens = Tokens(per_sample=60.0, batches=9, shortest=64, longest=64)
+    lengths = measure_lengths(
+        loader, config, tokens, [64], trainer, LengthLimits(stretch_s=0.002, ends_at=inf)
+    )
+    assert lengths is not None
+    assert {step.padded for step in lengths.steps} == {4, 8, 16, 64}
+
+
+def test_texts_have_the_lengths_that_the_collate_function_gives_them(tmp_path: Path) -> None:
+    def tokenised(texts: list[str]) -> dict[str, Tensor]:
+        return rows_with_mask([torch.ones(len(text.split()), dtype=torch.long) for text in texts])
+
+    texts = tuple("word " * length for length in VARIED)
+    lengths = found(tmp_path, texts, collate_fn=tokenised)
+    assert lengths is not None
+    assert lengths.mean == pytest.approx(23)
+    assert {step.padded for step in lengths.steps} == {4, 8, 16, 64}
+
+
+@pytest.mark.parametrize("changes", [{"max_tokens": 512}, {"compile": True}])
+def test_batches_that_another_length_would_change_otherwise_are_not_timed(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    own = TrainingConfig.model_validate({"micro_batch_size": 8} | changes)
+    config = TrainingConfig(micro_batch_size=8)
+    workload = Workload(model=None, dataset=None, collate_fn=padded_rows, step=tagging_step)
+    loader = built(workload, Sequences(VARIED), config, tmp_path)
+    trainer = open_trainer(workload, Tagger(), next(iter(loader)), config, open_device("cpu"))
+    tokens = Tokens(per_sample=60.0, batches=9, shortest=64, longest=64)
+    limits = LengthLimits(stretch_s=0.002, ends_at=inf)
+    lengths = measure_lengths(loader, own, tokens, [64], trainer, limits)
+    assert lengths is not None
+    assert lengths.steps == ()
+    assert lengths.buckets.device_time is None
+    assert lengths.padding == pytest.approx(1 - 23 / 60)
+
+
+@pytest.mark.usefixtures("real_clock")
+def test_near_the_deadline_nothing_is_timed(tmp_path: Path) -> None:
+    config = TrainingConfig(micro_batch_size=8)
+    loader = built(
+        Workload(model=None, dataset=None, collate_fn=padded_rows),
+        Sequences(VARIED),
+        config,
+        tmp_path,
+    )
+    tokens = Tokens(per_sample=60.0, batches=9, shortest=64, longest=64)
+    assert (
+        measure_lengths(
+            loader,
+            config,
+            tokens,
+            [64],
+            None,
+            LengthLimits(stretch_s=0.002, ends_at=perf_counter() - 1.0),
+        )
+        is None
+    )
+
+
+def test_the_step_is_the_users_own(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def step(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        seen.append(batch["input_ids"].shape[1])
+        return tagging_step(model, batch)
+
+    assert found(tmp_path, step=step) is not None
+    assert set(seen) == {4, 8, 16, 64}

@@ -1,0 +1,49 @@
+"""A script's variables set torch's threads, though torch was imported before the script."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+import torch
+
+from autotune.worker.script.overrides import follow_variables
+
+
+@pytest.fixture(autouse=True)
+def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("MKL_NUM_THREADS", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    threads, plain = torch.get_num_threads(), builtins.__import__
+    torch.set_num_threads(2)
+    follow_variables()
+    yield
+    builtins.__import__ = plain
+    torch.set_num_threads(threads)
+
+
+def run(code: str) -> None:
+    """A script's lines."""
+    exec(code, ModuleType("__main__").__dict__)
+
+
+def test_a_variable_that_is_set_before_the_import_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    run("from torch import nn")
+    assert torch.get_num_threads() == 3
+
+
+def test_one_that_is_set_later_does_not_as_in_any_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    run("import torch")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    run("import torch.nn")
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize("value", ["", "two", "0", "3,1"])
+def test_what_is_no_number_is_left_to_torch(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", value)
+    run("import torch")
+    assert torch.get_num_threads() == 2

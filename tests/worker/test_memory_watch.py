@@ -1,0 +1,110 @@
+"""A training that keeps something of every batch shows by how much it grows; one that keeps nothing does not."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from autotune.records.measurement import Block, MemoryGrowth
+from autotune.worker import conditions
+from autotune.worker.conditions import open_memory_watch
+from autotune.worker.device import open_device
+
+LEAK_BYTES = 32 * 1024
+BATCHES = 40
+BLOCKS = 24
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="host memory is read from /proc")
+
+
+def block(seconds: float = 0.2) -> Block:
+    return Block(samples=4 * BATCHES, batches=BATCHES, seconds=seconds, data_wait_s=0.0)
+
+
+def of_new_pages() -> torch.Tensor:
+    """A tensor outside the heap, in which much may be free already, and which gives all back at its end."""
+    pages = mmap.mmap(-1, LEAK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=torch.uint8).fill_(1)
+
+
+def growth_of_training(kept: list[torch.Tensor] | None) -> dict[str, MemoryGrowth]:
+    """Of a loop whose steps make a tensor, and keep it where there is a list for it."""
+    with open_memory_watch(open_device("cpu")) as watch:
+        for _ in range(BLOCKS):
+            for _ in range(BATCHES):
+                made = of_new_pages()  # as the loss whose graph a list of losses keeps
+                if kept is not None:
+                    kept.append(made)
+            watch.after(block())
+    return {found.kind: found for found in watch.growth()}
+
+
+def test_a_list_that_keeps_tensors_is_a_growth_of_their_size_a_batch() -> None:
+    found = growth_of_training([])
+    assert {*found} == {"host"}  # the CPU has no memory of its own
+    assert found["host"].low > 0
+    assert 0.7 * LEAK_BYTES < found["host"].bytes_per_batch < 1.5 * LEAK_BYTES
+
+
+def test_training_that_keeps_nothing_shows_no_such_growth() -> None:
+    assert growth_of_training(None)["host"].bytes_per_batch < LEAK_BYTES / 8
+
+
+def test_a_window_of_seven_blocks_tells_how_memory_grows() -> None:
+    with open_memory_watch(open_device("cpu")) as watch:
+        for _ in range(7):
+            watch.after(block())
+    assert [found.kind for found in watch.growth()] == ["host"]
+
+
+def test_where_a_worker_has_ended_no_growth_is_made_up_of_the_rest() -> None:
+    worker = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with open_memory_watch(open_device("cpu")) as watch:
+        watch.after(block())
+        worker.communicate(b"\n")
+        for _ in range(BLOCKS):
+            watch.after(block())
+        assert watch.growth() == ()
+
+
+def test_a_process_is_read_by_one_call_a_block_and_its_file_is_closed_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened, read, open_file, read_file = list[int](), list[int](), os.open, os.pread
+
+    def opening(path: str, flags: int) -> int:
+        opened.append(open_file(path, flags))
+        return opened[-1]
+
+    def reading(descriptor: int, length: int, offset: int) -> bytes:
+        read.append(descriptor)
+        return read_file(descriptor, length, offset)
+
+    monkeypatch.setattr(os, "open", opening)
+    monkeypatch.setattr(os, "pread", reading)
+    with open_memory_watch(open_device("cpu")) as watch:
+        for _ in range(BLOCKS):
+            watch.after(block())
+    assert read == BLOCKS * opened
+    for descriptor in opened:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
+
+
+def test_time_before_the_first_block_has_ended_and_after_the_last_is_none_of_the_growths(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [50.0]
+    monkeypatch.setattr(conditions, "perf_counter", lambda: now[0])
+    with open_memory_watch(open_device("cpu")) as watch:
+        for _ in range(BLOCKS):
+            watch.after(block())
+            now[0] += 2.0
+        now[0] += 1000.0
+    (found,) = watch.growth()
+    assert found.seconds / found.batches == pytest.approx(2.0 / BATCHES)
