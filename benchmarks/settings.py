@@ -154,10 +154,10 @@ def _here(case: SettingCase, arguments: argparse.Namespace) -> dict[str, Any]:
                 )
             runs.append(
                 {
-                    "today": measurement_figures(measured[0]),
-                    "changed": measurement_figures(measured[1]),
+                    "today": measurement_figures(measured[0]),  # type: ignore[arg-type] # not None
+                    "changed": measurement_figures(measured[1]),  # type: ignore[arg-type] # not None
                 }
-            )  # type: ignore[arg-type] # not None
+            )
     times = [pair["changed"]["samples_per_s"] / pair["today"]["samples_per_s"] for pair in runs]
     result = search(case.case, timeout_s=20 if arguments.quick else None)
     return {"times": times, "pairs": runs, "search": search_figures(result), **_found(case, result)}

@@ -530,8 +530,8 @@ def _absent(command: tuple[str, ...]) -> str | None:
         start is not None
         and start.kind == "script"
         and "{" not in start.target
-        and not exists(start.target)
-    ):  # noqa: PTH110 - no error for any name
+        and not exists(start.target)  # noqa: PTH110 - no error for any name
+    ):
         rule = "the script of a command must exist"
         return f"{rule}, but {_SHORT.repr(start.target)} is not in {Path.cwd()}; check the path"
     if not is_python(command[0]) and shutil.which(with_own_python(command)[0]) is None:

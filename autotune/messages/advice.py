@@ -187,12 +187,13 @@ def fix_slowest_items(
     return (
         (
             f"Make the slowest items faster: they take up to {format_short_time(item_slowest_s)}, "
-            f"the median "
-            f"{format_short_time(item_median_s)}; without them the loader would reach "
+            f"the median {format_short_time(item_median_s)}; without them the loader would reach "
             f"{_rate(loader_samples_per_s)}"
         ),
-        f"{format_fraction(slow_tail_fraction)} of the loading time goes into items over 8 times "
-        f"the median",
+        (
+            f"{format_fraction(slow_tail_fraction)} of the loading time goes into items over "
+            "8 times the median"
+        ),
     )
 
 
@@ -213,7 +214,10 @@ def one_thread_per_worker(
             "threadpoolctl.threadpool_limits(1) for NumPy, or "
             "OMP_NUM_THREADS=1 in the environment"
         )
-    item = f"an item's CPU time of {format_short_time(item_cpu_s)} allows {_rate(allowed_samples_per_s)} on {cores} cores"
+    item = (
+        f"an item's CPU time of {format_short_time(item_cpu_s)} allows "
+        f"{_rate(allowed_samples_per_s)} on {cores} cores"
+    )
     if loader_samples_per_s is None:
         return text, f"{item}, and the device's ceiling"
     return text, f"{item}, and the loader alone reaches {_rate(loader_samples_per_s)} today"
@@ -349,7 +353,8 @@ def pin_memory(
         pageable = format_rate(pageable_samples_per_s)
         basis = f"copies alone reach {pinned} samples/s from it instead of {pageable}"
     elif copy_s is not None and pinned_copy_s is not None:
-        basis = f"copying a batch takes {format_short_time(pinned_copy_s)} from it instead of {format_short_time(copy_s)}"
+        pinned = format_short_time(pinned_copy_s)
+        basis = f"copying a batch takes {pinned} from it instead of {format_short_time(copy_s)}"
     else:
         basis = "an upper limit, since copies from page-locked memory were not measured"
     exposed = (
@@ -388,11 +393,12 @@ def copy_uint8(
     return (
         (
             f"Copy fewer bytes{_item_size(item_bytes)}: uint8 images instead of float32, converted "
-            f"and normalised on the "
-            "device"
+            "and normalised on the device"
         ),
-        f"uint8 has a quarter of float32's bytes, and copies take {format_fraction(share)} of the "
-        f"time; {known}",
+        (
+            f"uint8 has a quarter of float32's bytes, and copies take {format_fraction(share)} of "
+            f"the time; {known}"
+        ),
     )
 
 

@@ -260,7 +260,8 @@ def describe_computing(share: float, peak_fraction: float | None) -> str:
     computing = f"the device computes {format_fraction(share)} of the time"
     if peak_fraction is None:
         return computing
-    return f"{computing}, at {format_fraction(peak_fraction)} of the speed of a large matrix product in the same precision"
+    peak = f"{format_fraction(peak_fraction)} of the speed of a large matrix product"
+    return f"{computing}, at {peak} in the same precision"
 
 
 @message

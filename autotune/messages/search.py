@@ -125,7 +125,8 @@ def trials_shared(build_s: float, is_brief: bool, assumed_hours: float | None) -
     if is_brief:
         text += " The search was kept short, with few trials and runs."
     if assumed_hours:
-        text += f" It assumed {assumed_hours:.0f} more hours of training (budget: {{training_hours: {assumed_hours:.0f}}})."
+        hours = f"{assumed_hours:.0f}"
+        text += f" It assumed {hours} more hours of training (budget: {{training_hours: {hours}}})."
     return text
 
 
@@ -308,7 +309,8 @@ def baseline_is_no_reference() -> str:
 
 @message
 def faster_ones_overloaded(has_untried: bool) -> str:
-    return f"Faster configurations failed on the largest samples{', or were not tested on them' if has_untried else ''}."
+    untried = ", or were not tested on them" if has_untried else ""
+    return f"Faster configurations failed on the largest samples{untried}."
 
 
 @message

@@ -206,7 +206,8 @@ def batch_too_large(expected_bytes: float, limit_bytes: int) -> str:
 
 @message
 def queue_too_large(expected_bytes: float, free_bytes: float) -> str:
-    return f"prefetched batches might need {format_bytes(expected_bytes)} of the {format_bytes(free_bytes)} that are free"
+    needed = format_bytes(expected_bytes)
+    return f"prefetched batches might need {needed} of the {format_bytes(free_bytes)} that are free"
 
 
 @message
@@ -269,4 +270,7 @@ def others_on_device(*, held_bytes: int, busy_fraction: float | None) -> str:
             "device of its own"
         )
     held = format_bytes(held_bytes)
-    return f"Before the first trial other processes held {held} of the device's memory, which counts in every peak{busy}."
+    return (
+        f"Before the first trial other processes held {held} of the device's memory, which counts "
+        f"in every peak{busy}."
+    )

@@ -186,8 +186,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle ships n
         if (
             torch is not None
             and isinstance(obj, torch.utils.data.DataLoader)
-            and obj._iterator is not None
-        ):  # noqa: SLF001 - no public name
+            and obj._iterator is not None  # noqa: SLF001 - no public name
+        ):
             idle = copy(obj)
             idle._iterator = None  # noqa: SLF001 - as above
             return idle.__reduce_ex__(_PROTOCOL)

@@ -278,7 +278,10 @@ _COPYING = "copying alone"
 _COPIES = "Copying alone: batches moved to the device, and not trained on."
 _HOST = "host alone"
 _LAUNCHING = "Host alone: prefetched batches fetched and their work launched, without waiting for the device."
-_HELD_ALONE = "Launching held up the device alone as well: the share of the device's is that of the time in which it is busy."
+_HELD_ALONE = (
+    "Launching held up the device alone as well: the share of the device's is that of the time in "
+    "which it is busy."
+)
 _FULLNESS = {
     "sm_fraction": "multiprocessors in use (GPM)",
     "sm_occupancy": "warps resident (GPM)",
@@ -824,7 +827,10 @@ _HEADS = (
     _ENERGY,
     "reason",
 )
-_PRECISION_REMARK = "The same weights and batches, trained in float32 and with the trial's settings; the result is for that precision."
+_PRECISION_REMARK = (
+    "The same weights and batches, trained in float32 and with the trial's settings; the result is "
+    "for that precision."
+)
 
 
 def trial_section(summary: RunSummary, table: Table) -> Section:
@@ -834,8 +840,10 @@ def trial_section(summary: RunSummary, table: Table) -> Section:
     if len(table.rows) < len(summary.trials):
         count = f"{len(table.rows)} of {format_count(len(summary.trials), 'trial')}"
         left_out = (
-            f"{count} are shown: the baseline, what ran more than once, the best, and failures; "
-            f"trials.jsonl has all.",
+            (
+                f"{count} are shown: the baseline, what ran more than once, the best, and "
+                "failures; trials.jsonl has all."
+            ),
         )
     blocks = (table, Bullets(sentences=left_out, is_remark=True), sources)
     return Section(title="Trials, each by its first run", blocks=blocks)
@@ -966,7 +974,8 @@ def _reason(trial: TrialRecord, limit_bytes: int) -> str:
     peak = 0 if trial.measurement is None else trial.measurement.peak_memory_bytes
     if trial.outcome != "over_memory" or peak <= limit_bytes:
         return trial.reason
-    return f"peak memory must stay within {show(limit_bytes, 'bytes')}, but was {format_bytes_beside(peak, limit_bytes)}"
+    limit = show(limit_bytes, "bytes")
+    return f"peak memory must stay within {limit}, but was {format_bytes_beside(peak, limit_bytes)}"
 
 
 def precision_section(summary: RunSummary) -> Section:

@@ -134,11 +134,9 @@ def _leaves(value: Any, above: tuple[int, ...]) -> Iterator[Any]:
 def _parts(value: Any) -> list[Any] | None:
     """What a value holds; None for what is not taken apart."""
     if isinstance(value, Tensor) and value.layout in _SPARSE:
-        return (
-            [value._indices(), value._values()]
-            if value.layout == torch.sparse_coo
-            else [value.values()]
-        )  # noqa: SLF001 - the public names ask for a coalesced tensor
+        if value.layout == torch.sparse_coo:  # the public names ask for a coalesced tensor
+            return [value._indices(), value._values()]  # noqa: SLF001
+        return [value.values()]
     if isinstance(value, _PLAIN):
         return None
     if isinstance(value, Mapping):

@@ -213,9 +213,9 @@ _PERHAPS = re.compile(
 )
 
 # The host's. Sources: c10/core/impl/alloc_cpu.cpp, aten/src/ATen/MapAllocator.cpp,
-# torch/csrc/DataLoader.cpp, torch/utils/data/_utils/signal_handling.py, strerror(3), cudnn_graph.h,
-# unified-runtime's ur_api.h, and NCCL's src/include/alloc.h and src/misc/shmutils.cc (ncclShmOpen),
-# of which older versions give no error's name.
+# of torch: torch/csrc/DataLoader.cpp and torch/utils/data/_utils/signal_handling.py; strerror(3),
+# cudnn_graph.h, unified-runtime's ur_api.h; NCCL: src/include/alloc.h and src/misc/shmutils.cc, ncclShmOpen,
+# whose older versions give no error's name.
 _FILES = re.compile("Too many open files|received 0 items of ancdata")
 _SHARED_MEMORY = re.compile(
     r"Bus error|bus error encountered in worker|No space left on device.*shm|/shm/.*No space left on device"

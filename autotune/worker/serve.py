@@ -107,10 +107,8 @@ def _preload(connection: socket.socket, descriptor: int, *, is_close: bool) -> N
     signal.alarm(0)
     os.close(descriptor)
     found = f"it has {result.reason} now" if result.reason else "it can be forked"
-    print(
-        f"imported {result.preloaded} of {len(names)} modules in {result.seconds:.1f} s: {found}",
-        flush=True,
-    )  # noqa: T201 - the server's log
+    preloaded = f"imported {result.preloaded} of {len(names)} modules in {result.seconds:.1f} s"
+    print(f"{preloaded}: {found}", flush=True)  # noqa: T201 - the server's log
     _share_with_forks()
     answer = {name: getattr(result, name) for name in ("preloaded", "reason", "culprit", "chain")}
     _answer(connection, answer)

@@ -85,9 +85,8 @@ def test_a_run_that_can_not_be_written_is_opened_with_what_its_log_holds_and_lef
     assert again.study.user_attrs["noted"] == "later"
     again.study.set_user_attr("changed", True)
     assert {path.name: path.read_bytes() for path in run_dir.iterdir() if path.is_file()} == files
-    folder = Path(
-        str(again.study._storage._backend.engine.url.database).removeprefix("file:")
-    ).parent  # type: ignore[attr-defined]
+    backend = again.study._storage._backend  # type: ignore[attr-defined]
+    folder = Path(str(backend.engine.url.database).removeprefix("file:")).parent
     assert folder.is_dir()
     del again
     gc.collect()

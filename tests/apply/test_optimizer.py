@@ -97,9 +97,8 @@ def test_a_fused_optimizer_trains_the_same_weights(kind: Any, amp_dtype: str, st
 def test_after_the_constructor_it_is_as_one_that_was_made_fused(kind: Any) -> None:
     made, switched = kind(numbers(), lr=LR, fused=True), kind(numbers(), lr=LR, foreach=True)
     set_fused(switched, is_on=True)
-    assert getattr(switched, "_step_supports_amp_scaling") == getattr(
-        made, "_step_supports_amp_scaling"
-    )  # noqa: B009
+    own, theirs = (vars(one)["_step_supports_amp_scaling"] for one in (made, switched))
+    assert own == theirs
     assert made.defaults == switched.defaults
     (one,), (other,) = made.param_groups, switched.param_groups
     assert {**one, "params": ()} == {**other, "params": ()}

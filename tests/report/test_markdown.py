@@ -25,7 +25,10 @@ from tests.factories import (
 from tests.report.cases import remarked_guard
 from tests.report.forms import as_markdown, report_of
 
-ATTACK = '"><script>alert(1)</script> | [x](javascript:alert(2)) `code` **b** \x1b[31mred\x1b[0m </td>\n# title\n| a | b |'
+ATTACK = (
+    '"><script>alert(1)</script> | [x](javascript:alert(2)) `code` **b** \x1b[31mred\x1b[0m </td>'
+)
+ATTACK += "\n# title\n| a | b |"
 
 
 def table_after(text: str, heading: str, *, level: int = 2, head: str = "") -> list[str]:

@@ -107,9 +107,8 @@ def test_a_run_folder_seeds_its_recommendation_that_at_the_users_batch_and_its_b
     earlier = read_summary(there)
     assert earlier.recommendation is not None
     assert earlier.recommendation.same_batch is not None
-    feasible = sorted(
-        (one for one in earlier.trials if one.score), key=lambda one: -one.score.value
-    )  # type: ignore[union-attr]
+    scored = [one for one in earlier.trials if one.score]
+    feasible = sorted(scored, key=lambda one: -one.score.value)  # type: ignore[union-attr]
     wanted = [
         earlier.recommendation.config,
         earlier.recommendation.same_batch,

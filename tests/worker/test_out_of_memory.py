@@ -29,7 +29,10 @@ RUNTIME = (
     "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
 )
 # torch/csrc/distributed/c10d/NCCLUtils.hpp, C10D_NCCL_CHECK, and getNcclErrorDetailStr of NCCLUtils.cpp
-NCCL = "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, {}, NCCL version 2.27.5\n{}\nLast error:\n{}"
+NCCL = (
+    "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, {}, NCCL version 2.27.5"
+    "\n{}\nLast error:\n{}"
+)
 CUDA_CALL = "ncclUnhandledCudaError: Call to CUDA function failed."
 SYSTEM_CALL = "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error. "
 

@@ -626,7 +626,7 @@ def _dtype_of(module: nn.Module) -> torch.dtype:
 
 def _framework() -> str:
     """Who calls the optimizer: by the stack, else by what was imported."""
-    frame = sys._getframe(2)
+    frame = sys._getframe(2)  # noqa: SLF001 - the way that inspect goes, without its cost
     files = set[str]()
     while frame is not None:
         files.add(str(frame.f_globals.get("__name__")))

@@ -153,8 +153,8 @@ def test_a_model_is_exported_as_it_would_be_without_us() -> None:
     copies = [
         copy.deepcopy(model),
         torch.jit.script(model),
-        torch.jit.trace(model, X),
+        torch.jit.trace(model, X),  # type: ignore[no-untyped-call]
         symbolic_trace(model),
-    ]  # type: ignore[no-untyped-call]
+    ]
     copies.append(torch.compile(model, backend="eager"))
     assert all(torch.equal(one.eval()(X), expected) for one in copies)

@@ -358,7 +358,8 @@ def test_what_can_not_be_started_is_named(
 
 @pytest.mark.slow
 def test_trackers_and_hubs_are_kept_quiet(rig: ScriptRig) -> None:
-    own = 'import json, os\nprint("SEEN", json.dumps([os.environ[name] for name in ("WANDB_MODE", "HF_HUB_OFFLINE")]))\n'
+    names = ["WANDB_MODE", "HF_HUB_OFFLINE"]
+    own = f'import json, os\nprint("SEEN", json.dumps([os.environ[name] for name in {names}]))\n'
     rig.measured(rig.write(own + LOOP))
     assert rig.printed() == ["disabled", "1"]
 

@@ -114,9 +114,8 @@ def _protect(name: str, _: ModuleType | None = None) -> None:
 def _cache_folders() -> tuple[str, ...]:
     """Return where libraries keep what they have downloaded or compiled, for every later process."""
     named = [os.environ[name] for name in _CACHES if os.environ.get(name)]
-    return tuple(
-        os.path.realpath(os.path.expanduser(folder)) for folder in (*_CACHES_AT_HOME, *named)
-    )  # noqa: PTH111
+    folders = map(os.path.expanduser, (*_CACHES_AT_HOME, *named))
+    return tuple(map(os.path.realpath, folders))
 
 
 def _join_capabilities(replacements: Mapping[Any, Any]) -> None:
