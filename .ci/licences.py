@@ -56,7 +56,11 @@ def licence_of(name: str) -> str:
     known = metadata.metadata(name)
     if (expression := known.get("License-Expression")) is not None:
         return expression
-    classifiers = [line.removeprefix(_CLASSIFIER) for line in known.get_all("Classifier") or () if _CLASSIFIER in line]
+    classifiers = [
+        line.removeprefix(_CLASSIFIER)
+        for line in known.get_all("Classifier") or ()
+        if _CLASSIFIER in line
+    ]
     field = (known.get("License") or "").strip()
     is_short = field and len(field) <= _LONGEST and "\n" not in field
     return ", ".join(classifiers) or (field if is_short else "see its package")

@@ -43,7 +43,10 @@ def main(dist: Path) -> int:
         return 1
     if installed[0] != installed[1]:
         differ = {*installed[0]} ^ {*installed[1]}
-        print(f"wheel and sdist install other files, or ask for other packages: {differ}", file=sys.stderr)
+        print(
+            f"wheel and sdist install other files, or ask for other packages: {differ}",
+            file=sys.stderr,
+        )
         return 1
     return 0
 
@@ -53,10 +56,21 @@ def tried(archive: Path, here: Path) -> list[str]:
     python, autotune = here / "venv" / "bin" / "python", here / "venv" / "bin" / "autotune"
     place = here / archive.name.replace(".", "-")
     place.mkdir()
-    (example, *_) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    (example, *_) = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
+    )
     assert EXAMPLES in example, "the README's example must be made brief"
     (place / "example.py").write_text(example.replace(EXAMPLES, BRIEF))
-    install = (python, "-m", "pip", "install", "--quiet", "--no-compile", "--constraint", ROOT / "constraints.txt")
+    install = (
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-compile",
+        "--constraint",
+        ROOT / "constraints.txt",
+    )
     run(python, "-m", "pip", "uninstall", "--quiet", "--yes", "autotune-torch", cwd=here)
     run(*install, archive, cwd=here)
     run(python, "-m", "pip", "check", cwd=here)
@@ -70,7 +84,8 @@ def run(*command: str | Path, cwd: Path) -> str:
     """Run a command, say which, and return what it printed; an error shows that as well."""
     words = [str(word) for word in command]
     print("+", *words, flush=True)
-    with tempfile.TemporaryFile("w+") as said:  # a pipe would keep a hung command's children waited for
+    # A pipe would wait for a hung command's children.
+    with tempfile.TemporaryFile("w+") as said:
         try:
             subprocess.run(words, cwd=cwd, stdout=said, stderr=said, check=True, timeout=LONGEST_S)
         finally:

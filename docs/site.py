@@ -40,10 +40,20 @@ TAKEN_IN = {
     "SECURITY.md": "reporting.md",
 }
 """Pages outside docs/, each with its name in the site."""
-_CODE_OR_LINK = re.compile(r"^```.*?^```|\]\((?P<place>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)", re.MULTILINE | re.DOTALL)
-_MARKER = re.compile(r"^<!-- schema: (?P<home>[\w.]+)\.(?P<name>\w+)(?P<parts> and parts)? -->$", re.MULTILINE)
+_CODE_OR_LINK = re.compile(
+    r"^```.*?^```|\]\((?P<place>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)", re.MULTILINE | re.DOTALL
+)
+_MARKER = re.compile(
+    r"^<!-- schema: (?P<home>[\w.]+)\.(?P<name>\w+)(?P<parts> and parts)? -->$", re.MULTILINE
+)
 _WORDS = {"None": "null", "True": "true", "False": "false"}
-_TYPES = {"string": "text", "boolean": "true or false", "null": "null", "object": "mapping", "array": "list"}
+_TYPES = {
+    "string": "text",
+    "boolean": "true or false",
+    "null": "null",
+    "object": "mapping",
+    "array": "list",
+}
 
 Schema = Mapping[str, Any]
 
@@ -59,7 +69,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Turn each link of a page to where its target lies in the site, and each schema's line to its tables."""
     name = page.file.src_uri
     source = next((source for source, own in TAKEN_IN.items() if own == name), f"docs/{name}")
-    turned = _CODE_OR_LINK.sub(partial(_turned, source=source, config=config, files=files), markdown)
+    turned = _CODE_OR_LINK.sub(
+        partial(_turned, source=source, config=config, files=files), markdown
+    )
     return _MARKER.sub(partial(_tables, shown=set()), turned)
 
 
@@ -84,7 +96,9 @@ def _tables(found: re.Match[str], shown: set[str]) -> str:
     known = schema.get("$defs", {})
     parts = known if found["parts"] else {}
     shown.add(found["name"])
-    text = f'<a id="{found["name"].lower()}"></a>\n\n{_table(schema, known, linked={*parts, *shown})}'
+    text = (
+        f'<a id="{found["name"].lower()}"></a>\n\n{_table(schema, known, linked={*parts, *shown})}'
+    )
     for name in sorted(set(parts) - shown):
         shown.add(name)
         if "properties" in parts[name]:
@@ -117,7 +131,9 @@ def _docstrings(module: str, name: str) -> dict[str, str]:
     if package != "autotune":
         return {}
     fields = _package()[f"{inner}.{name}"].attributes
-    return {key: field.docstring.value for key, field in fields.items() if field.docstring is not None}
+    return {
+        key: field.docstring.value for key, field in fields.items() if field.docstring is not None
+    }
 
 
 @cache
@@ -128,7 +144,9 @@ def _package() -> griffe.Object | griffe.Alias:
 
 def _table(schema: Schema, known: Schema, linked: set[str]) -> str:
     head = "| key | value | default | meaning |\n| --- | --- | --- | --- |"
-    return "\n".join([head, *(_row(name, own, known, linked) for name, own in schema["properties"].items())])
+    return "\n".join(
+        [head, *(_row(name, own, known, linked) for name, own in schema["properties"].items())]
+    )
 
 
 def _row(name: str, schema: Schema, known: Schema, linked: set[str]) -> str:
@@ -143,12 +161,20 @@ def _value(schema: Schema, linked: set[str]) -> str:
     """What a key takes, in words."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
-        return "any" if name == "JsonValue" else f"[{name}](#{name.lower()})" if name in linked else f"`{name}`"
+        return (
+            "any"
+            if name == "JsonValue"
+            else f"[{name}](#{name.lower()})"
+            if name in linked
+            else f"`{name}`"
+        )
     if "anyOf" in schema:
         return " or ".join(dict.fromkeys(_value(own, linked) for own in schema["anyOf"]))
     if "const" in schema or "enum" in schema:
         return ", ".join(map(_literal, schema.get("enum", [schema.get("const")])))
-    return _collection(schema, linked) or _number(schema) or _TYPES.get(schema.get("type", ""), "any")
+    return (
+        _collection(schema, linked) or _number(schema) or _TYPES.get(schema.get("type", ""), "any")
+    )
 
 
 def _collection(schema: Schema, linked: set[str]) -> str:
@@ -156,7 +182,11 @@ def _collection(schema: Schema, linked: set[str]) -> str:
     if "prefixItems" in schema:
         return f"list: {', '.join(_value(own, linked) for own in schema['prefixItems'])}"
     inner = schema.get("items", schema.get("additionalProperties"))
-    return f"{_TYPES[schema['type']]} of {_value(inner, linked)}" if isinstance(inner, Mapping) and inner else ""
+    return (
+        f"{_TYPES[schema['type']]} of {_value(inner, linked)}"
+        if isinstance(inner, Mapping) and inner
+        else ""
+    )
 
 
 def _number(schema: Schema) -> str:
@@ -165,7 +195,12 @@ def _number(schema: Schema) -> str:
 
 
 def _bounds(schema: Schema) -> Iterator[str]:
-    for key, word in {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}.items():
+    for key, word in {
+        "minimum": "≥",
+        "exclusiveMinimum": ">",
+        "maximum": "≤",
+        "exclusiveMaximum": "<",
+    }.items():
         if key in schema:
             yield f"{word} {schema[key]:,}"
 

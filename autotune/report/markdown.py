@@ -57,7 +57,7 @@ def _changes(report: ReportModel) -> str:
     return f"Set {', '.join(changes)}." if report.changes else ""
 
 
-def _block(block: Block) -> str:  # noqa: PLR0911 - one for each kind of block
+def _block(block: Block) -> str:
     """A block's text; "" for one without content."""
     match block:
         case Paragraph():

@@ -17,7 +17,11 @@ _BRIGHTEST = 16.0
 def model() -> nn.Module:
     """Two hidden layers."""
     return nn.Sequential(
-        nn.Linear(PIXELS, _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, CLASSES)
+        nn.Linear(PIXELS, _HIDDEN),
+        nn.ReLU(),
+        nn.Linear(_HIDDEN, _HIDDEN),
+        nn.ReLU(),
+        nn.Linear(_HIDDEN, CLASSES),
     )
 
 
@@ -30,7 +34,9 @@ def dataset() -> TensorDataset:
             "this example takes its digits from scikit-learn: pip install 'autotune-torch[examples]'"
         ) from error
     images, digits = load_digits(return_X_y=True)
-    return TensorDataset(torch.from_numpy(images).float() / _BRIGHTEST, torch.from_numpy(digits).long())
+    return TensorDataset(
+        torch.from_numpy(images).float() / _BRIGHTEST, torch.from_numpy(digits).long()
+    )
 
 
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -22,7 +22,9 @@ from torch.utils.data import Dataset
 try:
     from PIL import Image
 except ImportError as error:
-    raise ImportError("this example reads photographs with Pillow: pip install 'autotune-torch[examples]'") from error
+    raise ImportError(
+        "this example reads photographs with Pillow: pip install 'autotune-torch[examples]'"
+    ) from error
 
 __all__ = ["Photos", "dataset", "model", "optimizer"]
 
@@ -42,7 +44,9 @@ class Photos(Dataset[tuple[Tensor, int]]):
 
     def __init__(self, folder: Path) -> None:
         self._items = [
-            (path, label) for label, name in enumerate(CLASSES) for path in sorted((folder / name).glob("*.jpg"))
+            (path, label)
+            for label, name in enumerate(CLASSES)
+            for path in sorted((folder / name).glob("*.jpg"))
         ]
 
     def __len__(self) -> int:
@@ -62,7 +66,9 @@ class Photos(Dataset[tuple[Tensor, int]]):
 def model() -> nn.Module:
     """Three convolutions and a classifier."""
     blocks = _block(3, 16, stride=4), _block(16, 32, stride=2), _block(32, 64, stride=2)
-    return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, len(CLASSES)))
+    return nn.Sequential(
+        *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, len(CLASSES))
+    )
 
 
 def dataset(folder: Path = FOLDER) -> Photos:
@@ -78,7 +84,9 @@ def optimizer(params: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimize
 
 
 def _block(channels_in: int, channels_out: int, stride: int) -> nn.Sequential:
-    convolution = nn.Conv2d(channels_in, channels_out, 2 * stride - 1, stride=stride, padding=stride - 1, bias=False)
+    convolution = nn.Conv2d(
+        channels_in, channels_out, 2 * stride - 1, stride=stride, padding=stride - 1, bias=False
+    )
     return nn.Sequential(convolution, nn.BatchNorm2d(channels_out), nn.ReLU(inplace=True))
 
 

@@ -27,7 +27,9 @@ class SleepingVectors(Dataset[tuple[Tensor, Tensor]]):
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(0)
         self._vectors = torch.randn(_STORED, FEATURES, generator=generator)
-        self._labels = (self._vectors @ torch.randn(FEATURES, CLASSES, generator=generator)).argmax(dim=1)
+        self._labels = (self._vectors @ torch.randn(FEATURES, CLASSES, generator=generator)).argmax(
+            dim=1
+        )
 
     def __len__(self) -> int:
         return LENGTH

@@ -51,22 +51,31 @@ class TinyGpt(nn.Module):
         """Logits (batch, seq, 128) and the mean cross-entropy, from ids and labels (batch, seq)."""
         features = self.tokens(input_ids) + self.positions[: input_ids.shape[1]]
         logits = self.head(self.blocks(features))
-        return {"loss": nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits}
+        return {
+            "loss": nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()),
+            "logits": logits,
+        }
 
 
 class _Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.queries_keys_values = nn.Sequential(nn.LayerNorm(_WIDTH), nn.Linear(_WIDTH, 3 * _WIDTH))
+        self.queries_keys_values = nn.Sequential(
+            nn.LayerNorm(_WIDTH), nn.Linear(_WIDTH, 3 * _WIDTH)
+        )
         self.mixed = nn.Linear(_WIDTH, _WIDTH)
         self.feed_forward = nn.Sequential(
-            nn.LayerNorm(_WIDTH), nn.Linear(_WIDTH, 4 * _WIDTH), nn.GELU(), nn.Linear(4 * _WIDTH, _WIDTH)
+            nn.LayerNorm(_WIDTH),
+            nn.Linear(_WIDTH, 4 * _WIDTH),
+            nn.GELU(),
+            nn.Linear(4 * _WIDTH, _WIDTH),
         )
 
     def forward(self, features: Tensor) -> Tensor:
         batch, length, _ = features.shape
         heads = self.queries_keys_values(features).view(batch, length, 3, _HEADS, -1)
-        queries, keys, values = heads.permute(2, 0, 3, 1, 4)  # each (batch, heads, seq, features of a head)
+        # each (batch, heads, seq, features of a head)
+        queries, keys, values = heads.permute(2, 0, 3, 1, 4)
         attended = nn.functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
         features = features + self.mixed(attended.transpose(1, 2).reshape(batch, length, _WIDTH))
         return features + self.feed_forward(features)  # type: ignore[no-any-return] # nn.Module's call is untyped
