@@ -287,7 +287,10 @@ class TrainingConfig(FrozenModel):
                 worker after that.
         """
         size = {} if self.max_tokens is not None else {"batch_size": self.loader_batch_size}
-        return {**size, **self.loader_settings, **self._worker_init(worker_init_fn)}
+        settings = self.loader_settings
+        if settings["multiprocessing_context"] is None:  # yours, or torch's default
+            del settings["multiprocessing_context"]
+        return {**size, **settings, **self._worker_init(worker_init_fn)}
 
     def _worker_init(self, own: Callable[[int], None] | None) -> dict[str, Any]:
         if self.worker_threads is None:

@@ -242,7 +242,7 @@ def test_a_killed_search_leaves_nothing_goes_on_and_writes_no_secret(
     assert _ours(folder) == []
     done = call("run", "tune.yaml", "--json")
     assert done.exit_code == 0, done.stderr
-    assert json.loads(done.stdout)["format"] == 1
+    assert json.loads(done.stdout)["format"] == 2
     assert (folder / "run" / "trials.jsonl").read_text().splitlines()[0] == first
     for path in (folder / "run").rglob("*"):
         assert path.is_dir() or b"s3cr3t-value" not in path.read_bytes(), path
@@ -287,7 +287,7 @@ def test_the_users_own_exception_is_shown_with_his_traceback_and_none_of_ours() 
 def test_a_limit_that_nothing_meets_exits_3_with_the_nearest_miss() -> None:
     done = call("run", "tune.yaml", "--set", "objective.memory_limit=1MiB", "--quiet")
     assert done.exit_code == 3, done.stderr
-    assert "nearest miss" in done.stderr
+    assert "Nearest: trial 0" in done.stderr
 
 
 @pytest.mark.usefixtures("_here")

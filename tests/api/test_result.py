@@ -88,7 +88,7 @@ def test_a_run_that_can_not_be_written_is_opened_with_what_its_log_holds_and_lef
     backend = again.study._storage._backend  # type: ignore[attr-defined]
     folder = Path(str(backend.engine.url.database).removeprefix("file:")).parent
     assert folder.is_dir()
-    del again
+    del again, backend
     gc.collect()
     assert not folder.exists()
 

@@ -54,7 +54,7 @@ def test_a_precision_that_breaks_is_told_as_diverged_with_its_figures(tmp_path: 
     assert [(one.outcome, one.config.amp_dtype) for one in refused] == [("diverged", "bfloat16")]
     (one,) = refused
     assert one.result.guard is not None
-    assert one.reason == "precision_refused"
+    assert one.reason.startswith("precision guard:")
     assert one.measurement is not None, "what was measured stays"
     assert one.score is None
     assert not one.is_feasible
@@ -147,7 +147,7 @@ def test_a_guard_that_could_not_run_lets_nobody_win(tmp_path: Path, outcome: Out
     search = searched(tmp_path, FailingLauncher(failures={"guard": failure}), n_trials=16)
     refused = [record for record in search.study.records if record.is_refused]
     assert {one.outcome for one in refused} == {outcome}
-    assert all(one.reason == "precision_not_compared" for one in refused)
+    assert all(one.reason.startswith("precision guard could not run:") for one in refused)
     assert {one.config.amp_dtype for one in search.study.records if one.is_feasible} == {"float32"}
 
 
