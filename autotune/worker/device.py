@@ -259,9 +259,7 @@ class Device:
         if not self.has_own_memory:
             return None
         held: list[Any] = [self._ask("memory_allocated", device) for device in self.devices]
-        if None in held:
-            return None
-        return sum(held)
+        return None if None in held else sum(held)
 
     def _peak_of(self, device: torch.device) -> MemorySample:
         reserved = int(self.module.max_memory_reserved(device))
@@ -292,9 +290,7 @@ class Device:
         for device in self.devices:
             stats = self._ask("memory_stats", device) or {}
             counts.append(stats.get(name))
-        if None in counts:
-            return None
-        return sum(counts)
+        return None if None in counts else sum(counts)
 
     def _ask(self, name: str, *arguments: Any) -> Any:
         """Return the result of a function of the module; None if it has no such function."""
