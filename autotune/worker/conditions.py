@@ -180,10 +180,11 @@ class HostLoadProbe:
     def __init__(self) -> None:
         folders = cgroup_folders("cpu")
         self._cores = usable_cores()
-        self._reachable = (
-            os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
-        )
-        self._tick_s = 1 / os.sysconf("SC_CLK_TCK") if self._reachable else 0.0
+        self._reachable = set[int]()
+        self._tick_s = 0.0
+        if hasattr(os, "sched_getaffinity"):
+            self._reachable = os.sched_getaffinity(0)
+            self._tick_s = 1 / os.sysconf("SC_CLK_TCK")
         self._limited = _limiting_group(folders, len(self._reachable))
         own = [folder / "cpu.pressure" for folder in folders[:1]]
         self._pressure = next((path for path in own if path.exists()), _PROC / "pressure" / "cpu")
@@ -471,12 +472,9 @@ def others_before(device: str, first: int, count: int, quiet_s: float) -> Mappin
     ):
         return {}
     start = int(number or 0) + first
-    found = dict[str, Others]()
-    for index in range(start, start + count):
-        gpu = nvml.visible_gpu(index)
-        if gpu is not None:
-            found[gpu.uuid] = _others_on(gpu, min(quiet_s, BEFORE_S))
-    return found
+    gpus = [nvml.visible_gpu(index) for index in range(start, start + count)]
+    stretch_s = min(quiet_s, BEFORE_S)
+    return {gpu.uuid: _others_on(gpu, stretch_s) for gpu in gpus if gpu is not None}
 
 
 def _others_on(gpu: Gpu, stretch_s: float) -> Others:

@@ -51,12 +51,8 @@ def tf32_overrides() -> tuple[str, ...]:
 
     Source: c10::utils::check_env for torch's; NVIDIA's is documented for 0 only.
     """
-    found = list[str]()
-    for name in _TF32_VARIABLES:
-        value = os.environ.get(name)
-        if value in {"0", "1"}:
-            found.append(f"{name}={value}")
-    return tuple(found)
+    names = [name for name in _TF32_VARIABLES if os.environ.get(name) in {"0", "1"}]
+    return tuple(f"{name}={os.environ[name]}" for name in names)
 
 
 def bytes_from_disk() -> int:
@@ -354,6 +350,7 @@ def opened_device() -> Device | None:
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is None:
         return None
+    # a module without this function has opened nothing (bool() is False)
     module: Any = torch.get_device_module(accelerator)
     if not getattr(module, "is_initialized", bool)():
         return None
@@ -450,14 +447,16 @@ def unusable(found: Detection) -> str | None:
     """Return why torch can't use the GPU that it was built for, with a remedy; None if that is not so."""
     if found.usable is not None or found.built_for is None or found.gpu is None:
         return None
-    driver = "a driver of unknown version" if found.driver is None else f"driver {found.driver}"
-    visible = "" if found.visible is None else f" and {found.visible}"
-    torch_warning = "" if found.torch_warning is None else f" (torch says: {found.torch_warning})"
-    return (
-        f"torch {found.torch}, built for {found.built_for}, can't use the {found.gpu} GPU here "
-        f"with {driver}{visible}"
-        f"{torch_warning}; {_remedy(found)}"
-    )
+    reason = f"torch {found.torch}, built for {found.built_for}, can't use the {found.gpu} GPU here"
+    if found.driver is None:
+        reason += " with a driver of unknown version"
+    else:
+        reason += f" with driver {found.driver}"
+    if found.visible is not None:
+        reason += f" and {found.visible}"
+    if found.torch_warning is not None:
+        reason += f" (torch says: {found.torch_warning})"
+    return f"{reason}; {_remedy(found)}"
 
 
 def _remedy(found: Detection) -> str:

@@ -347,55 +347,43 @@ class BatchFeed(Protocol):
     @property
     def loader(self) -> Any:
         """The DataLoader; None if there is none."""
-        ...
 
     @property
     def start_s(self) -> float:
         """Seconds of starting the loader."""
-        ...
 
     @property
     def first_wait_s(self) -> float:
         """Seconds of waiting for its first batch."""
-        ...
 
     @property
     def queue_capacity(self) -> int:
         """Most batches that workers hold ready."""
-        ...
 
     @property
     def is_iterable(self) -> bool:
         """Return whether only the dataset knows when an epoch ends."""
-        ...
 
     def take(self) -> Delivery:
         """Return the next batch; at the end of an epoch, the first of the next one."""
-        ...
 
     def take_apart_s(self) -> float:
         """Return the seconds of evaluation since the last batch, which belong to no block, and reset them."""
-        ...
 
     def is_at_end(self) -> bool:
         """Return whether the next batch starts a new epoch, as far as the epoch's length is known."""
-        ...
 
     def ready(self) -> int | None:
         """Return the batches that workers have finished and nobody has taken; None if unknown."""
-        ...
 
     def asked_batches(self) -> int | None:
         """Return the batches that workers are asked for, ready ones included; None if unknown."""
-        ...
 
     def made(self) -> int | None:
         """Return the samples that workers have made so far, taken or not; None if unknown."""
-        ...
 
     def allow_full_queue(self) -> None:
         """Allow a queue that was kept short its configured length, from the first time it is empty."""
-        ...
 
     def stop(self, within_s: float = 1.0) -> None:
         """End the loader's workers.
@@ -403,7 +391,6 @@ class BatchFeed(Protocol):
         Args:
             within_s: Seconds after which workers that hang are killed.
         """
-        ...
 
 
 class Feed:

@@ -86,24 +86,19 @@ class StepTrainer(Protocol):
     @property
     def scaler(self) -> torch.amp.GradScaler:
         """The GradScaler; disabled unless the precision is float16."""
-        ...
 
     @property
     def accumulated(self) -> int:
         """Batches since the optimizer's last step."""
-        ...
 
     def train(self, batch: Any) -> Any:
         """Train on a batch; return the loss without synchronizing."""
-        ...
 
     def to_device(self, batch: Any) -> Any:
         """Return the batch on the device, in the configuration's layout."""
-        ...
 
     def without_exchange(self) -> AbstractContextManager[None]:
         """Train without exchanging gradients within this context, if that is possible."""
-        ...
 
 
 @dataclass(slots=True)

@@ -694,6 +694,8 @@ def _launch(run: Run, batches: int, first: Delivery | None = None) -> Launched:
         if run.splits_restarts and feed.is_at_end():
             # work launched so far belongs to the block, not to the restart
             trainer.device.synchronize()
+
+        # Take a batch and train on it.
         delivery = _next_delivery(run, first, begun)
         if delivery is None:
             break
@@ -714,6 +716,8 @@ def _launch(run: Run, batches: int, first: Delivery | None = None) -> Launched:
             break
         evaluated_s = feed.take_apart_s()
         apart_s += evaluated_s
+
+        # Count it as part of a restart that is split off, or of the block.
         restart_s = None
         if is_restart or run.refill_left:
             restart_s = _note_restart(run, delivery, came, evaluated_s)
@@ -726,6 +730,7 @@ def _launch(run: Run, batches: int, first: Delivery | None = None) -> Launched:
             wait_s += waited_s
             if waited_s > _STARVED_FROM * take_s:
                 starved_s += waited_s - take_s
+
     return Launched(
         samples=samples,
         batches=taken,
@@ -744,6 +749,7 @@ def _launch(run: Run, batches: int, first: Delivery | None = None) -> Launched:
 def _readings(
     begun: float, at_begin: int | None, at_end: int | None, apart: int
 ) -> MadeReadings | None:
+    """Return the readings of a block that ends now; None if the loader has no count."""
     if at_begin is None or at_end is None:
         return None
     return MadeReadings(
