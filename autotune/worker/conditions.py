@@ -343,14 +343,13 @@ class BusyProbe:
                 source is available.
         """
         ended = [probe.stop() for probe in self._probes]
+        all_shares = [shares for shares, _ in ended]
         readings = (
-            *_least(GPM_SOURCE, [shares.get(_BUSY) for shares, _ in ended]),
+            *_least(GPM_SOURCE, [shares.get(_BUSY) for shares in all_shares]),
             *_least(NVML_SOURCE, [sampled for _, sampled in ended]),
             BusyReading(fraction=1.0 - data_wait_fraction, source=WAIT_SOURCE),
         )
-        least_busy = min(
-            (shares for shares, _ in ended), key=lambda shares: shares.get(_BUSY, 1.0), default={}
-        )
+        least_busy = min(all_shares, key=lambda shares: shares.get(_BUSY, 1.0), default={})
         return Busyness(reading=readings[0], readings=readings, fullness=_fullness(least_busy))
 
 
@@ -522,9 +521,8 @@ class ConditionsProbe:
     def stop(self) -> DeviceConditions | None:
         """Read the second edge, after the clock has stopped; return the conditions of all devices as one."""
         last = tuple(map(nvml.read_edge, self._gpus))
-        conditions = merged_conditions(
-            [self._conditions(*edge) for edge in zip(self._gpus, self._first, last, strict=True)]
-        )
+        edges = zip(self._gpus, self._first, last, strict=True)
+        conditions = merged_conditions([self._conditions(*edge) for edge in edges])
         overrides = tf32_overrides() if self._has_cuda else ()
         if not overrides:
             return conditions

@@ -598,6 +598,8 @@ def measure_window(
     if knows_made and not whole:
         # else a block that holds the end of the queue could outlast the window
         run.pause_at = begun + rules.max_s
+
+    # Train block by block. With timed edges a block is returned once the next one is launched.
     edges.begin()
     while stopped_by is None:
         launched = _launch(run, int(size))
@@ -615,6 +617,7 @@ def measure_window(
             needed = _block_batches(run, rules, _pace_s(stretches), whole=False)
             size = run.group.most(max(size, needed))
 
+    # Add the block that was still under way.
     last = edges.finish()
     if last is not None:
         window = add(last)
@@ -647,7 +650,7 @@ def _verdict(
         return "deadline"
     batches = sum(block.batches for block in window.blocks) + ahead
     elapsed_s = done_at - begun
-    # twice (CONTRIBUTING, Rules of measuring)
+    # the queue has to be used up twice (CONTRIBUTING, Rules of measuring)
     has_used_queue = bool(window.made) or batches >= 2 * run.queue_capacity
     enough = _MIN_EPOCH_BLOCKS if window.whole_epochs else BATCH_MEANS
     may_judge = has_used_queue and len(window.blocks) >= enough
@@ -689,6 +692,7 @@ def _launch(run: Run, batches: int, first: Delivery | None = None) -> Launched:
     made_apart = 0
     begun = perf_counter()
     came_at = inf
+    # a block that ends early still has one batch
     while taken < batches and not (taken and perf_counter() > may_end_at and _must_end(run)):
         made_before = feed.made() if run.splits_restarts else None
         if run.splits_restarts and feed.is_at_end():
