@@ -470,7 +470,15 @@ class _Sums:
 
 
 def token_count(batch: Any, samples: int) -> TokenCount | None:
-    """Return a counter for batches like this one; None without an integer tensor (batch, length)."""
+    """Return a counter for batches like this one.
+
+    Args:
+        batch: A batch of the loader.
+        samples: Its number of samples.
+
+    Returns:
+        None if it has no integer tensor (batch, length).
+    """
     try:
         found = list(_paths(batch, (), 2))  # as deep as (inputs, targets) with a mapping as inputs
     except Exception:  # noqa: BLE001 - a batch of a user's own type may raise anything: then nobody knows its tokens
@@ -491,7 +499,15 @@ def token_count(batch: Any, samples: int) -> TokenCount | None:
 
 
 def token_tensors(batch: Any, samples: int) -> tuple[Tensor, Tensor | None] | None:
-    """Return a batch's tokens and their mask; None if it has no tokens."""
+    """Return a batch's tokens and their mask.
+
+    Args:
+        batch: A batch of the loader.
+        samples: Its number of samples.
+
+    Returns:
+        Tensors (batch, length); the mask is None if there is none. None if there are no tokens.
+    """
     count = token_count(batch, samples)
     if count is None:
         return None

@@ -64,6 +64,11 @@ def build_model(workload: Workload, config: TrainingConfig, device: Device) -> n
 
     That is its layout, strategy and compilation. For strategy ddp, the process group must be open.
 
+    Args:
+        workload: The user's workload, resolved.
+        config: The trial's settings.
+        device: The device of this rank.
+
     Raises:
         WorkloadFault: The workload gives no model.
     """
@@ -149,6 +154,7 @@ def build_optimizer(
 
 
 def _own_optimizer(workload: Workload, model: nn.Module, lr: float) -> torch.optim.Optimizer:
+    """Return the user's optimizer, fused or not as their code chooses, or SGD."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         raise WorkloadFault("the model must have parameters to train, but none requires a gradient")
@@ -218,6 +224,11 @@ def _made(part: str, given: Any, rule: str, fits: Callable[[Any], bool]) -> Any:
 
 
 def _called(part: str, factory: Any) -> Any:
+    """Return the result of the user's factory for a part.
+
+    Raises:
+        WorkloadFault: It can't be called, or not without arguments.
+    """
     if not callable(factory):
         raise WorkloadFault(
             f"{part} must be an object of its kind or a callable that returns one, but got "
@@ -235,6 +246,7 @@ def _called(part: str, factory: Any) -> Any:
 
 
 def _resolve(part: str, ref: Ref) -> Any:
+    """Return the object that a reference names, `module:name` or `file.py:name`."""
     place, _, names = ref.target.rpartition(":")
     is_file = place.endswith(".py")
     value: Any = _module_from_file(part, place, ref) if is_file else _module_by_name(part, place)
@@ -250,6 +262,7 @@ def _resolve(part: str, ref: Ref) -> Any:
 
 
 def _module_by_name(part: str, name: str) -> ModuleType:
+    """Import a module; raise `WorkloadFault` only if this module itself is missing."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -263,6 +276,7 @@ def _module_by_name(part: str, name: str) -> ModuleType:
 
 def _module_from_file(part: str, place: str, ref: Ref) -> ModuleType:
     # Find the file in the folders of the reference, else in the current one.
+    """Import a file as a module, once per process."""
     candidates = [Path(folder, place).resolve() for folder in ref.folders or (".",)]
     path = next((candidate for candidate in candidates if candidate.is_file()), None)
     if path is None:
@@ -316,7 +330,13 @@ def kept_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def put_back(model: nn.Module, kept: Mapping[str, Tensor]) -> None:
-    """Restore parameters and buffers in place; buffers that the model made since are its own cache."""
+    """Restore parameters and buffers in place.
+
+    Args:
+        model: The model.
+        kept: Result of `kept_weights`; buffers that the model made since are its own cache and
+            stay.
+    """
     with torch.no_grad():
         for name, tensor in _tensors(model).items():
             if name in kept and tensor.shape == kept[name].shape:

@@ -212,6 +212,7 @@ class HostLoadProbe:
         )
 
     def _read(self) -> _Reading | None:
+        """Return the counters now; None if this system has none."""
         if not self._reachable:
             return None
         with suppress(OSError, ValueError, IndexError):
@@ -486,7 +487,15 @@ def _others_on(gpu: Gpu, stretch_s: float) -> Others:
 
 
 def conditions_before(gpus: Sequence[Gpu], before: Mapping[str, Others]) -> DeviceConditions | None:
-    """Return what was on this process's devices before; None if nothing is known."""
+    """Return what was on this process's devices before, as one.
+
+    Args:
+        gpus: The devices that the process drives.
+        before: What was on the devices that it was about to open, by UUID.
+
+    Returns:
+        None if nothing is known of any of them.
+    """
     return merged_conditions([before[gpu.uuid] for gpu in gpus if gpu.uuid in before])
 
 
@@ -529,6 +538,7 @@ class ConditionsProbe:
         return (conditions or DeviceConditions()).model_copy(update={"tf32_overrides": overrides})
 
     def _conditions(self, gpu: Gpu, first: EdgeReading, last: EdgeReading) -> DeviceConditions:
+        """Return the conditions of one GPU from its readings at both edges."""
         before = self._before.get(gpu.uuid, DeviceConditions())
         energy_j = _energy_j(first, last)
         return DeviceConditions(

@@ -258,6 +258,7 @@ class Device:
         return None if None in held else sum(held)
 
     def _peak_of(self, device: torch.device) -> MemorySample:
+        """Return the peak memory of one device."""
         reserved = int(self.module.max_memory_reserved(device))
         outside = self._outside_bytes(device)
         return MemorySample(
@@ -366,6 +367,7 @@ def _kind_of(device: torch.device) -> DeviceKind:
 
 
 def _refuse_absent(name: str, device: torch.device) -> None:
+    """Raise `DeviceError` unless torch can use a device of this kind."""
     found = detect()
     if found.usable is not None and device.type == torch.device(found.usable).type:
         return

@@ -94,6 +94,7 @@ def printable(text: str) -> str:
 
 
 def _errors_of(error: BaseException) -> Iterator[ErrorText]:
+    """Yield the errors that an exception quotes, the innermost first; without any, the exception itself."""
     message = str(error)
     kinds = tuple(kind.__name__ for kind in type(error).__mro__)
     quotes = list[str]()

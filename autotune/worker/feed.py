@@ -131,6 +131,8 @@ def _count_in_fetchers(slots: Any, at: int) -> None:
 
 
 def _counted(plain: Callable[[Any, Any], Any], slots: Any, at: int) -> Callable[[Any, Any], Any]:
+    """Return torch's `fetch` with a count of the items it makes; `at` is the index of the slot."""
+
     def fetch(self: Any, indices: Any) -> Any:
         info = get_worker_info()
         if info is None or self.dataset is not info.dataset:  # a loader inside the dataset
@@ -177,6 +179,7 @@ class _Counted(Sequence[Any]):
         return chain.from_iterable(self._parts())
 
     def _parts(self) -> Iterator[Iterable[Any]]:
+        """Yield the indices in parts that take about _PART_S each, and count each part."""
         indices = iter(self._indices)
         size = 1
         begun = perf_counter()
@@ -507,6 +510,7 @@ class Feed:
         self._depth.allow_full_queue(self.loader, self._iterator)
 
     def _begin_epoch(self) -> None:
+        """Pass the epoch's number to samplers and dataset, and start the loader's iterator."""
         self._in_epoch = 0
         for part in (self.loader.sampler, self.loader.batch_sampler, self.loader.dataset):
             tell_epoch(part, self._epoch)

@@ -82,6 +82,11 @@ def refuse_budget(config: TrainingConfig) -> None:
 def made_batches(sampler: Any, dataset: Any, config: TrainingConfig) -> Iterable[Any]:
     """Return what draws the batches of a configuration: the user's sampler, or what their factory makes.
 
+    Args:
+        sampler: The user's batch sampler, or a factory of one.
+        dataset: The dataset to draw from.
+        config: Batch size or token budget.
+
     Raises:
         WorkloadFault: A token budget is given but not taken, or taken but not given.
     """

@@ -58,6 +58,7 @@ def outcome_of(work: Callable[[], RankReport]) -> RankReport:
 
 
 def _crash(error: BaseException) -> RankReport:
+    """Print the user's traceback into the trial's log; return a report of the exception's kind."""
     whole = _users_traceback(error)
     text = _bounded(printable(whole))
     with suppress(OSError, ValueError):  # the user's code may have closed it

@@ -282,7 +282,15 @@ def collect(
 
 
 def resident(trainer: StepTrainer, host: Sequence[Held | Delivery]) -> list[Held]:
-    """Return batches on the device, in the trainer's layout; only the first if all have the same shapes."""
+    """Move batches to the device, in the trainer's layout.
+
+    Args:
+        trainer: Moves a batch by `to_device`.
+        host: Batches in host memory.
+
+    Returns:
+        The batches; only the first if all have tensors of the same shapes.
+    """
     shapes = {tuple(tuple(tensor.shape) for tensor in tensors_of(kept.batch)) for kept in host}
     have_same_shapes = len(shapes) == 1 and shapes != {()}
     chosen = host[:1] if have_same_shapes else host
@@ -366,7 +374,11 @@ def _check_trained(trainer: StepTrainer, scale: float, loss: float) -> None:
 
 
 def train_on(trainer: StepTrainer, batches: Iterator[Any]) -> tuple[float, Any]:
-    """Return the seconds of training on some batches, from synchronization to synchronization, and the last loss."""
+    """Train on some batches, from one synchronization to the next.
+
+    Returns:
+        The seconds that it took, and the last loss.
+    """
     loss: Any = 0.0
     trainer.device.synchronize()
     begun = perf_counter()

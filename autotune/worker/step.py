@@ -38,6 +38,10 @@ class Step:
 def infer_step(workload: Workload, batch: Any) -> Step:
     """Return the user's step, or the one that the form of a batch implies.
 
+    Args:
+        workload: The user's workload, with or without step and loss.
+        batch: A batch as the loader delivers it.
+
     Raises:
         WorkloadFault: No step is given, and the batch holds no tensor or has no known form.
     """
@@ -227,7 +231,15 @@ def make_trainer(
     config: TrainingConfig,
     device: Device,
 ) -> Trainer:
-    """Return a trainer in the configuration's precision; set TF32 and cuDNN's benchmark for this process."""
+    """Return a trainer in the configuration's precision; set TF32 and cuDNN's benchmark for this process.
+
+    Args:
+        model: The model, built for this configuration.
+        optimizer: Optimizer of its parameters.
+        step: Computes the loss of a batch.
+        config: Precision, layout and accumulation.
+        device: The device that the model is on.
+    """
     set_cudnn_benchmark(config.cudnn_benchmark)
     if config.amp_dtype == "tf32":
         config.autocast(device.torch_device).__enter__()  # for the whole life of this process

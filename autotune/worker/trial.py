@@ -96,6 +96,7 @@ def gpus_used(device: Device) -> tuple[Gpu, ...]:
 def _build(
     workload: Workload, job: TrialJob, device: Device, place: Place
 ) -> tuple[Trainer, Feed, Delivery]:
+    """Build what the trial trains, start its loader, and return both with the first batch."""
     data = build_dataset(workload)
     config = job.config
     model = build_model(workload, config, device)
@@ -244,7 +245,13 @@ def measure(
 
 
 def of_rank(measurement: Measurement, place: Place, device: Device) -> RankReport:
-    """Return the report of a measurement; in a group, with this rank's own figures."""
+    """Return the report of a measurement.
+
+    Args:
+        measurement: This rank's measurement.
+        place: Its group; with several ranks the report has this rank's own figures.
+        device: Its device.
+    """
     if place.group.size > 1:
         own = RankFigures(
             rank=place.rank,
@@ -262,7 +269,12 @@ def of_rank(measurement: Measurement, place: Place, device: Device) -> RankRepor
 
 
 def longest_after_s(measurement: Measurement, config: TrainingConfig) -> float:
-    """Return the seconds after which measurements that follow a window count as hanging."""
+    """Return the seconds after which measurements that follow a window count as hanging.
+
+    Args:
+        measurement: The window's measurement: longer steps take more time.
+        config: The trial's settings.
+    """
     blocks = measurement.blocks
     batch_s = sum(block.seconds for block in blocks) / sum(block.batches for block in blocks)
     return _LONGEST_AFTER_S + _STEPS_AFTER * config.grad_accum_steps * batch_s

@@ -307,6 +307,7 @@ def _stretch(
     *,
     most_wait_s: float = inf,
 ) -> Stretch:
+    """Return a launched block as finished, with its waits limited to `most_wait_s`."""
     block = Block(
         samples=launched.samples,
         batches=launched.batches,
@@ -666,6 +667,11 @@ def train_block(run: Run, batches: int, first: Delivery | None = None) -> Stretc
 
     Restarts are taken out of the block if the run splits them off.
 
+    Args:
+        run: The run.
+        batches: Batches to train on; fewer near the deadline.
+        first: A batch that was taken before, used as the first.
+
     Raises:
         FeedEnded: No batch came.
         Diverged: The loss is not finite.
@@ -842,7 +848,15 @@ def window_of(
     *,
     whole_epochs: bool,
 ) -> Window:
-    """Return the raw record of some stretches, as if the time had ended the window there."""
+    """Return the raw record of some stretches, as if the time had ended the window there.
+
+    Args:
+        run: The run that was measured.
+        stretches: The window's blocks so far.
+        warm: Result of the warm-up before it.
+        queue_at_start: Batches ready when the clock started; None if unknown.
+        whole_epochs: The blocks are whole epochs.
+    """
     blocks = tuple(stretch.block for stretch in stretches)
     batches = sum(block.batches for block in blocks)
     epoch_batches = run.feed.epoch_batches
