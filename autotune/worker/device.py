@@ -504,7 +504,7 @@ def detect() -> Detection:
 
     # Look for a GPU without torch.
     is_nvidia = maker == "NVIDIA"
-    has_gpu = (is_nvidia and nvml.gpu_count() > 0) or _has_node(maker)
+    has_gpu = (is_nvidia and nvml.gpu_count()) or _has_node(maker)
     return replace(
         found,
         gpu=maker if has_gpu else None,

@@ -52,7 +52,9 @@ def describe(device: Device, *, job_blocks: bool = False) -> Environment:
         job_blocks: The job itself makes each launch wait for its kernel, so that deserves no note.
     """
     names = _device_names(device)
-    nodes = _nodes()
+    # the NUMA nodes with cores that this process may use
+    allowed = allowed_cores()
+    nodes = allowed_nodes(allowed) if allowed else {}
     return Environment(
         device=str(device.torch_device),
         device_kind=device.kind,
@@ -98,12 +100,6 @@ def _device_names(device: Device) -> tuple[str, ...]:
     )
 
 
-def _nodes() -> Nodes:
-    """Return the NUMA nodes with cores that this process may use; {} without affinity."""
-    allowed = allowed_cores()
-    return allowed_nodes(allowed) if allowed else {}
-
-
 def _device_nodes(device: Device, nodes: Nodes, root: Path = SYS) -> tuple[int, ...]:
     """Return the position of each device's NUMA node among these; -1 if unknown or not among them."""
     if device.kind not in {"cuda", "rocm"} or not nodes:
@@ -112,11 +108,12 @@ def _device_nodes(device: Device, nodes: Nodes, root: Path = SYS) -> tuple[int, 
     places = {node: place for place, node in enumerate(nodes)}
     found = list[int]()
     for index in range(device.module.device_count()):
-        node = None
+        place = -1
         address = pci_address(torch.device(kind, index))
         if address is not None:
             node = node_of_pci(address, nodes, root)
-        found.append(-1 if node is None else places.get(node, -1))
+            place = -1 if node is None else places.get(node, -1)
+        found.append(place)
     return tuple(found)
 
 

@@ -238,9 +238,7 @@ def read_edge(gpu: Gpu) -> EdgeReading:
 
 def _throttled_ns(handle: Any) -> dict[int, int]:
     values = _ask("nvmlDeviceGetFieldValues", handle, _THROTTLED_NS)
-    if values is None:
-        return {}
-    return {value.fieldId: value.value.ullVal for value in values if value.nvmlReturn == 0}
+    return {value.fieldId: value.value.ullVal for value in values or () if value.nvmlReturn == 0}
 
 
 def _from_thousandths(value: int | None) -> float | None:
@@ -266,11 +264,11 @@ def utilization_since(gpu: Gpu, since_us: int) -> list[GpuSample] | None:
     answer = _ask("nvmlDeviceGetSamples", gpu.handle, _UTILIZATION_SAMPLES, since_us)
     if answer is None:
         return None
-    young = list[GpuSample]()
-    for sample in answer[1]:
-        if sample.timeStamp > since_us:
-            busy_fraction = min(1.0, sample.sampleValue.uiVal / 100)
-            young.append(GpuSample(time_us=sample.timeStamp, busy_fraction=busy_fraction))
+    young = [
+        GpuSample(time_us=sample.timeStamp, busy_fraction=min(1.0, sample.sampleValue.uiVal / 100))
+        for sample in answer[1]
+        if sample.timeStamp > since_us
+    ]
     return sorted(young, key=lambda sample: sample.time_us) or None
 
 
@@ -319,11 +317,11 @@ def gpm_shares(first: Any, second: Any, metrics: Sequence[int]) -> dict[int, flo
         asked.metrics[index].metricId = metric
     if not _does("nvmlGpmMetricsGet", asked):
         return {}
-    shares = dict[int, float]()
-    for answer in asked.metrics[: len(metrics)]:
-        if answer.nvmlReturn == 0 and isfinite(answer.value):
-            shares[answer.metricId] = min(1.0, max(0.0, answer.value / 100))
-    return shares
+    return {
+        answer.metricId: min(1.0, max(0.0, answer.value / 100))
+        for answer in asked.metrics[: len(metrics)]
+        if answer.nvmlReturn == 0 and isfinite(answer.value)
+    }
 
 
 def _ask(name: str, *arguments: Any) -> Any:

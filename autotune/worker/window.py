@@ -866,6 +866,7 @@ def window_of(
     samples_per_batch = sum(block.samples for block in blocks) / batches
     if epoch_batches is not None and not is_uneven:
         epoch_samples = round(epoch_batches * samples_per_batch)
+    ahead = [stretch.host_ahead_s for stretch in stretches if stretch.host_ahead_s is not None]
     return Window(
         blocks=blocks,
         restarts=tuple(run.restarts) if run.splits_restarts else (),
@@ -878,19 +879,13 @@ def window_of(
         queue_at_start=queue_at_start,
         queue_at_end=blocks[-1].ready_at_end,
         take_s=run.take_s,
-        host_ahead_s=_host_ahead_s(stretches),
+        host_ahead_s=median(ahead) if ahead else None,
         warm_up_batches=warm.batches,
         warm_up_s=warm.seconds,
         is_drained=warm.is_drained,
         is_steady=warm.is_steady,
         stopped_by="time",
     )
-
-
-def _host_ahead_s(stretches: Sequence[Stretch]) -> float | None:
-    """Return the median of `host_ahead_s`; None if no block has it."""
-    ahead = [stretch.host_ahead_s for stretch in stretches if stretch.host_ahead_s is not None]
-    return median(ahead) if ahead else None
 
 
 def _expected_restart_s(run: Run, stretches: list[Stretch]) -> float:
