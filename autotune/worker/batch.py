@@ -271,12 +271,16 @@ def size_counter(
         return lambda batch: (batch, loader.samples)
     if loader.batch_sampler is None:  # the dataset makes whole batches
         return lambda batch: (batch, length_of_batch(batch))
+
+    # Count the indices that the sampler draws, if batches arrive in that order.
     is_out_of_order = loader.num_workers > 0 and not loader.in_order
     is_counted_as_drawn = not is_out_of_order or hasattr(loader.dataset, "__getitems__")
     if is_counted_as_drawn and not isinstance(loader.dataset, IterableDataset):
         # past __setattr__, by which torch refuses another sampler: an iterator might hold the old one
         vars(loader)["batch_sampler"] = _Counted(loader.batch_sampler, drawn)
         return lambda batch: (batch, drawn.popleft())
+
+    # Otherwise all batches have one size, or workers count them.
     size = loader.batch_size
     if loader.drop_last and size is not None:
         return lambda batch: (batch, size)

@@ -305,6 +305,7 @@ def _used_up(text: ErrorText, is_full: Callable[[], bool]) -> tuple[_Memory, str
         return _FULL_RAM
     if not {"RuntimeError", "OSError"} & set(text.kinds):
         return None
+    # Some errors are recognized by where they were raised, all others by their message.
     if _was_pinning(text):
         return "host", "the machine ran out of memory that can be page-locked (pin_memory)"
     if _was_making_a_semaphore(text):

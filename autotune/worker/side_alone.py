@@ -92,6 +92,7 @@ def loader_alone(
     queue_at_start = feed.ready()
     feed.watches_queue = False
 
+    # Take blocks until the time is up and the queue was used up twice.
     begun = perf_counter()
     stretches = [train_block(run, unit)]
     while not _has_seen_enough(run, stretches, perf_counter() - begun, seconds):
@@ -144,9 +145,9 @@ def device_alone(
     taken = 0
     spent_s = 0.0
     scale = trainer.scaler.get_scale()
-    while taken == 0 or (
-        (taken < fewest * per_step or spent_s < seconds) and perf_counter() < ends_at
-    ):
+    while taken == 0 or taken < fewest * per_step or spent_s < seconds:
+        if taken and perf_counter() >= ends_at:
+            break
         step_s = spent_s * per_step / taken if taken else warm_s
         steps = max(1, fewest - taken // per_step, ceil((seconds - spent_s) / max(step_s, 1e-6)))
         stretch_s, loss = train_on(trainer, iter(supply.take(steps, per_step)))
@@ -195,6 +196,8 @@ def _launch_s(
     pause_s = min(pause_s, _LONGEST_PAUSE_S)
     if pause_s < _LEAST_PAUSE_S:
         pause_s = 0.0
+
+    # Launch up to five steps, each on an idle device, and keep the fastest.
     least_s = inf
     stop_at = min(ends_at, perf_counter() + seconds)
     for _ in range(5):
@@ -246,7 +249,8 @@ def copy_alone(
         trainer.device.synchronize()
         return max(perf_counter() - begun, 1e-9), sum(kept.samples for kept in batches)
 
-    for _ in range(2):  # the last one is timed to plan the stretch
+    # Move one batch twice; the second time plans the first stretch.
+    for _ in range(2):
         once_s, _ = moved(1)
     while taken == 0 or (spent_s < seconds and perf_counter() < ends_at):
         batch_s = spent_s / taken if taken else once_s

@@ -711,14 +711,14 @@ def _launch(run: Run, batches: int, first: Delivery | None = None) -> Launched:
             break
         first = None
         came_at = min(came_at, perf_counter())
-        batch, came, _, waited_s, is_restart, had_to_wait, outside_s = delivery
+        batch, batch_samples, _, waited_s, is_restart, had_to_wait, outside_s = delivery
         if had_to_wait:
             waits_in_a_row += 1
         else:
             waits_in_a_row = 0
         apart_s += outside_s
         if run.tokens is not None:
-            run.tokens.add(batch, came)
+            run.tokens.add(batch, batch_samples)
         try:
             run.loss = trainer.train(batch)
         except FeedEnded:  # the script may or may not have trained on this batch
@@ -730,12 +730,12 @@ def _launch(run: Run, batches: int, first: Delivery | None = None) -> Launched:
         # Count it as part of a restart that is split off, or of the block.
         restart_s = None
         if is_restart or run.refill_left:
-            restart_s = _note_restart(run, delivery, came, evaluated_s)
+            restart_s = _note_restart(run, delivery, batch_samples, evaluated_s)
         if run.splits_restarts and restart_s is not None:
             apart_s += restart_s
             made_apart += (feed.made() or 0) - (made_before or 0)
         else:
-            samples += came
+            samples += batch_samples
             taken += 1
             wait_s += waited_s
             if waited_s > _STARVED_FROM * take_s:
