@@ -502,7 +502,7 @@ def detect() -> Detection:
     if _is_hidden(maker):
         return found
 
-    # Look for a GPU without torch.
+    # Look for a GPU in NVML and /dev, since torch sees none.
     is_nvidia = maker == "NVIDIA"
     has_gpu = (is_nvidia and nvml.gpu_count()) or _has_node(maker)
     return replace(

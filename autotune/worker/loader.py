@@ -263,6 +263,8 @@ def _like(
 ) -> DataLoader[Any]:
     """Return a copy of the user's loader with a trial's settings and the workload's overrides."""
     dataset = given.dataset
+
+    # Decide who draws: the workload's sampler, the dataset itself, or the loader's own sampler.
     sampler: Any = None
     batch_sampler: Any = None
     if workload.batch_sampler is not None:
@@ -273,17 +275,9 @@ def _like(
         pass  # it shards itself
     elif given.batch_sampler is not None and fixed_batches(given):
         batch_sampler = _shared(given.batch_sampler, group)
-    elif type(drawn := drawn_by(given)) is DistributedSampler or (
-        group.size > 1 and _is_plain(drawn)
-    ):
-        shuffles = isinstance(drawn, RandomSampler)
-        if isinstance(drawn, DistributedSampler):
-            shuffles = drawn.shuffle
-        sampler = DistributedSampler(
-            dataset, group.size, group.rank, shuffle=shuffles, drop_last=drops_last(given)
-        )
-    elif group.size > 1:
-        sampler = EachNth(drawn, group)
+    else:
+        sampler = _own_share(given, group)
+
     loader = loader_like(
         given,
         config.loader_settings,
@@ -296,6 +290,22 @@ def _like(
     if workload.worker_init_fn is not None:
         loader.worker_init_fn = workload.worker_init_fn
     return loader
+
+
+def _own_share(given: DataLoader[Any], group: Group) -> Any:
+    """Return this rank's share of what a loader's own sampler draws; None to copy the sampler.
+
+    Torch's DistributedSampler is made for this group, and replaces sequential and random samplers.
+    """
+    drawn = drawn_by(given)
+    if type(drawn) is DistributedSampler or (group.size > 1 and _is_plain(drawn)):
+        shuffles = isinstance(drawn, RandomSampler)
+        if isinstance(drawn, DistributedSampler):
+            shuffles = drawn.shuffle
+        return DistributedSampler(
+            given.dataset, group.size, group.rank, shuffle=shuffles, drop_last=drops_last(given)
+        )
+    return EachNth(drawn, group) if group.size > 1 else None
 
 
 def _is_plain(sampler: Any) -> bool:
