@@ -41,7 +41,7 @@ _NATIVE_FLAGS = {
 """Flags of processors that compute in a precision. Source: Linux kernel,
 arch/x86/include/asm/cpufeatures.h and Documentation/arch/arm64/elf_hwcaps.rst."""
 _MIN_TENSOR_CORE_CAPABILITY = (7, 0)  # Volta: the first with float16 matrix units
-_MIN_TF32_CAPABILITY = (8, 0)  # Ampere
+_MIN_TF32_CAPABILITY = (8, 0)  # Ampere: the first with TF32
 
 
 def describe(device: Device, *, job_blocks: bool = False) -> Environment:

@@ -241,21 +241,21 @@ def _sampling(
     if workload.batch_sampler is not None:
         made = made_batches(workload.batch_sampler, dataset, config)
         return {"batch_sampler": _shared(made, group)}
-    batches = {"batch_size": config.loader_batch_size, "drop_last": workload.drop_last}
+    batches: dict[str, Any] = {
+        "batch_size": config.loader_batch_size,
+        "drop_last": workload.drop_last,
+    }
     if is_stream(dataset):
         return batches
     if workload.sampler is not None:
-        return batches | {"sampler": _drawn(workload.sampler, dataset, group)}
-    if group.size > 1:
-        sampler: Any = DistributedSampler(
-            dataset,
-            group.size,
-            group.rank,
-            shuffle=workload.shuffle,
-            drop_last=workload.drop_last,
+        batches["sampler"] = _drawn(workload.sampler, dataset, group)
+    elif group.size > 1:
+        batches["sampler"] = DistributedSampler(
+            dataset, group.size, group.rank, workload.shuffle, drop_last=workload.drop_last
         )
-        return batches | {"sampler": sampler}
-    return batches | {"shuffle": workload.shuffle}
+    else:
+        batches["shuffle"] = workload.shuffle
+    return batches
 
 
 def _like(

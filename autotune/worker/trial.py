@@ -64,6 +64,7 @@ def run_trial(
         start: When the process started, and the deadline.
     """
     with ExitStack() as at_end:
+        # Build what is trained, and measure the window.
         trainer, feed, first = _build(workload, job, device, place)
         if place.is_shared:  # else the workers end with the process
             at_end.callback(feed.stop)
@@ -71,10 +72,11 @@ def run_trial(
         run.longest_s = feed.start_s + feed.first_wait_s  # an epoch's restart may take as long
         if place.earlier_trials > 0:  # one-time work of the process is done
             run.first_steps = 1
-        measurement = measure(
-            run, job.window, first, start, after_block_of(job, place, dump, run, at_end)
-        )
-        dump.before_deadline()  # what follows has no blocks
+        after_block = after_block_of(job, place, dump, run, at_end)
+        measurement = measure(run, job.window, first, start, after_block)
+
+        # Measure what explains the window. Without blocks, only the deadline shows a hang.
+        dump.before_deadline()
         if job.extras != NO_EXTRAS:
             with ended_when_stuck(longest_after_s(measurement, job.config), place.report):
                 measurement = measure_after_window(
