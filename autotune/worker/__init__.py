@@ -1,7 +1,8 @@
-"""Inside a trial's process: the only room that uses torch.
+"""Run a trial in a process of its own; the only package that imports torch and runs user code.
 
-Comes in: a job in a trial's folder. Goes out: one RankReport, whatever happens. `rank` is a rank's
-whole life; `serve` and `__main__` start ranks. `setup` opens the device and builds what is trained,
-`measure` times it, `after_window` explains the figures, `jobs` holds what is not a plain trial, and
-`failure` says what an exception means. The user's code runs here and nowhere else.
+Comes in: a job in a trial's folder. Goes out: one `RankReport`, whatever happens. `rank` is a
+rank's whole life; `serve` and `__main__` start ranks. `trial` runs a trial: `build`, `loader` and
+`step` make what is trained, `feed` and `window` time it, `conditions` reads what explains it,
+`extras` measures more after the window. `jobs` holds jobs that are not plain trials, `script` runs
+the user's own script, `failures` and `outcome` classify exceptions.
 """

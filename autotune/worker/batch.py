@@ -1,4 +1,9 @@
-"""What a batch is made of: its tensors and bytes, its way to the device, the samples and tokens in it."""
+"""Take batches apart: tensors and bytes in them, copies for reuse, samples and tokens.
+
+Comes in: whatever a loader delivers: a tensor, a mapping, a sequence, a dataclass, or any other
+object (a graph of torch_geometric, an encoding of a tokenizer). Samples are counted where the
+loader puts a batch together, never guessed.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +30,7 @@ from autotune.apply.loader import rebuilt
 from autotune.config.tf_data import TfLoader
 from autotune.records.measurement import Tokens
 
-# What a batch is made of, whatever type it has: the tensors in it, their bytes, and its way to the
-# device.
-#
-# Takes what a loader delivers: a tensor, a mapping, a sequence, a dataclass, or any other object (a
-# graph of torch_geometric, an encoding of a tokenizer). Nothing here guesses how many samples a
-# batch holds: see feed.
-#
-# Batches that are trained on more than once are handed out each time as they came, since the user's
-# code may change them in place: containers and other objects are copied for each use, their tensors
-# only where a first use has changed them.
-
+# The parts of a batch, and copies of it for reuse.
 
 _PLAIN = (
     Tensor,
@@ -52,9 +47,9 @@ _PLAIN = (
 )
 """Types that are not taken apart."""
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
-_CLONED_BYTES = (
-    64 * 2**20
-)  # held at once beyond the batches themselves, our own convention; at least one step's
+_CLONED_BYTES = 64 * 2**20
+"""Most bytes of clones held at once, in addition to the batches; at least one step's. Source: our
+own convention."""
 _REBUILT = frozenset({dict, list, tuple})
 
 
@@ -66,34 +61,42 @@ class Held(NamedTuple):
 
 
 def leaves_of(value: Any) -> Iterator[Any]:
-    """All that a batch or a sample holds, in order: tensors, arrays, numbers, texts; of an object, its attributes'."""
+    """Return all leaves of a batch or sample, in order: tensors, arrays, numbers, texts, attributes."""
     return _leaves(value, ())
 
 
 def tensors_of(batch: Any) -> list[Tensor]:
-    """All tensors of a batch, in order."""
+    """Return all tensors of a batch, in order."""
     return [leaf for leaf in leaves_of(batch) if isinstance(leaf, Tensor)]
 
 
 def batch_bytes(batches: Iterable[Any]) -> int:
-    """Bytes of the tensors of some batches."""
+    """Return the bytes of all tensors of some batches."""
     return sum(tensor.nbytes for batch in batches for tensor in tensors_of(batch))
 
 
 def batch_fingerprint(batch: Any) -> int:
-    """A number that differs between batches of different items: of the first values of the first tensors.
+    """Return a number that differs between batches of different items.
 
-    Where no tensor is found, it differs between processes: nothing is known of the items.
+    It hashes the first values of the first tensors. Without any tensor the items are unknown, and
+    the number differs between processes.
     """
     parts = [tensor.detach().flatten()[:256].tolist() for tensor in islice(tensors_of(batch), 4)]
-    return crc32(repr(parts).encode()) if parts else os.getpid()
+    if not parts:
+        return os.getpid()
+    return crc32(repr(parts).encode())
 
 
 def resized(batch: Any, count: int, size: int) -> Any:
-    """A batch with `size` samples, made from one with `count` samples, which are repeated as often as needed.
+    """Return a batch of another size, made by repeating samples as often as needed.
+
+    Args:
+        batch: The batch.
+        count: Its number of samples.
+        size: Number of samples of the result.
 
     Raises:
-        ValueError: its type can't be rebuilt, or a tensor in it does not have the samples in its
+        ValueError: Its type can't be rebuilt, or a tensor in it does not have the samples in its
             first dimension.
     """
     if not any(tensor.ndim for tensor in tensors_of(batch)):
@@ -121,9 +124,11 @@ def resized(batch: Any, count: int, size: int) -> Any:
 
 
 def _leaves(value: Any, above: tuple[int, ...]) -> Iterator[Any]:
-    """The leaves of a value; objects whose ids are in `above` hold it, and are not taken apart again."""
-    # guards against objects that reach half of a program
-    parts = None if len(above) > 8 or id(value) in above else _parts(value)
+    """Yield the leaves of a value; `above` holds the ids of its containers, which are not entered again."""
+    parts = None
+    # the depth guards against objects that reach half of a program
+    if len(above) <= 8 and id(value) not in above:
+        parts = _parts(value)
     if parts is None:
         yield value
         return
@@ -132,7 +137,7 @@ def _leaves(value: Any, above: tuple[int, ...]) -> Iterator[Any]:
 
 
 def _parts(value: Any) -> list[Any] | None:
-    """What a value holds; None for what is not taken apart."""
+    """Return the parts of a value; None if it is not taken apart."""
     if isinstance(value, Tensor) and value.layout in _SPARSE:
         if value.layout == torch.sparse_coo:  # the public names ask for a coalesced tensor
             return [value._indices(), value._values()]  # noqa: SLF001
@@ -145,20 +150,24 @@ def _parts(value: Any) -> list[Any] | None:
         return list(value)
     if is_dataclass(value):
         return [getattr(value, field.name) for field in fields(value)]
-    return list(vars(value).values()) or None if hasattr(value, "__dict__") else None
+    if hasattr(value, "__dict__"):
+        return list(vars(value).values()) or None
+    return None
 
 
 class Reused:
-    """Batches in turns without end. The first is handed out as a whole copy, and checked when the next is asked for.
+    """Cycle through batches without end, safe against code that changes them in place.
 
-    So the first has to be trained on before more are taken.
+    The first batch is handed out as a full copy and checked for changes when the next one is asked
+    for, so it has to be trained on before more are taken. Containers and other objects are copied
+    for each use, tensors only if the first use has changed them.
     """
 
     def __init__(self, batches: Sequence[Any]) -> None:
         self._turns = cycle(batches)
         self.handed_out = 0
         self._lent: list[tuple[Tensor, int]] | None = None
-        """The first one's tensors, with their versions."""
+        """Tensors of the first batch with their versions."""
         self._clones = False
 
     def __iter__(self) -> Iterator[Any]:
@@ -171,14 +180,21 @@ class Reused:
             own = copied(batch)
             self._lent = [(tensor, _version(tensor)) for tensor in tensors_of(own)]
             return own
-        self._clones = self._clones or any(
-            _version(tensor) != version for tensor, version in self._lent
-        )
+        # Once the first batch was trained on: clone all others if its tensors have changed.
+        if any(_version(tensor) != version for tensor, version in self._lent):
+            self._clones = True
         self._lent = []
-        return copied(batch) if self._clones else unpacked(batch)
+        if self._clones:
+            return copied(batch)
+        return unpacked(batch)
 
     def take(self, steps: int, per_step: int) -> list[Any]:
-        """Batches of some optimizer steps, made before a clock starts; of fewer where they have to be cloned."""
+        """Return batches for some optimizer steps, before a clock starts; fewer if they have to be cloned.
+
+        Args:
+            steps: Optimizer steps.
+            per_step: Batches per step.
+        """
         first = next(self)
         if self._clones:
             step_bytes = per_step * batch_bytes([first])
@@ -187,82 +203,84 @@ class Reused:
 
 
 def pinned(batch: Any) -> Any:
-    """A batch in page-locked memory, as torch's DataLoader pins one."""
-    pin: Callable[[Any], Any] = pin_memory  # torch has not typed it
+    """Return a batch in page-locked memory, pinned as torch's DataLoader does it."""
+    pin: Callable[[Any], Any] = pin_memory  # untyped in torch
     return pin(batch)
 
 
 def copied(batch: Any) -> Any:
-    """A batch of its own in pageable memory; one whose tensors are shared where a user's class refuses to be copied."""
+    """Return a full copy in pageable memory; tensors are shared if a user's class can't be copied."""
     return _tried(deepcopy, batch, unpacked)
 
 
 def unpacked(value: Any) -> Any:
-    """The same tensors in a batch that can be emptied: objects that `Trainer.train` does not build anew are copied."""
+    """Return the same tensors in containers that may be emptied; objects of other types are copied."""
     if isinstance(value, Tensor):
         return value
-    return (
-        rebuilt(value, unpacked)
-        if type(value) in _REBUILT
-        else _tried(copy, value, lambda own: own)
-    )
+    if type(value) in _REBUILT:
+        return rebuilt(value, unpacked)
+    return _tried(copy, value, lambda own: own)
 
 
 def _tried(copy_of: Callable[[Any], Any], value: Any, otherwise: Callable[[Any], Any]) -> Any:
+    """Return a copy of a value, or what `otherwise` returns if copying fails."""
     with suppress(Exception):  # a user's class may refuse in any way
         return copy_of(value)
     return otherwise(value)
 
 
 def _version(tensor: Tensor) -> int:
-    """How often a tensor was changed in place; torch does not count it for one that was made for inference."""
-    return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001 - no public way to ask
+    """Return how often a tensor was changed in place; torch does not count it for inference tensors."""
+    if tensor.is_inference():
+        return 0
+    return tensor._version  # noqa: SLF001 - no public way to ask
 
 
-# How many samples a batch holds: counted where the loader puts it together, never guessed; and how
-# many tokens.
-#
-# Comes in: a loader. Goes out: what makes a batch and its size from each delivery. A map-style
-# dataset's batch has as many as the sampler drew indices for it. A stream's has the loader's batch
-# size where short batches are dropped; else a wrapper around `collate_fn` counts them in the
-# worker, and sends the number along with the batch. A tf.data pipeline's loader counts them by what
-# its elements are specified as. A dataset that makes whole batches: their tensors' first dimension.
-#
-# Tokens are the numbers in a batch's first integer tensor of two dimensions, (batch, length),
-# padding included. Within a window its shape alone is read.
-
+# Samples and tokens of a batch.
 
 _TOKENS = "input_ids"
-"""What the tokens are called wherever a batch has names: transformers' own."""
+"""Name of the tokens in batches with names. Source: transformers."""
 _MASK = "attention_mask"
-"""The only one that is read: others mark special tokens, or mean the padding itself (torch's
-key_padding_mask)."""
+"""Name of the only mask that is read: others mark special tokens, or mean the padding itself
+(torch's key_padding_mask)."""
 _ANY_MASK = "mask"
 
 
 def size_counter(
     loader: DataLoader[Any] | TfLoader, drawn: deque[int]
 ) -> Callable[[Any], tuple[Any, int]]:
-    """What makes a batch and its number of samples from each delivery of a loader, whose sizes are noted in `drawn`.
+    """Return a function that turns each delivery of a loader into a batch and its number of samples.
 
-    It raises IndexError for a batch that was begun before this was called.
+    The samples are: for a map-style dataset, the indices that the sampler drew; for a stream, the
+    loader's batch size if short batches are dropped, else a count by a wrapper around `collate_fn`,
+    which workers send along; for a tf.data pipeline, the size in its element spec; for a dataset
+    that makes whole batches, the first dimension of their tensors.
 
-    Workers that deliver batches in the order in which they are ready have them counted where they
-    are collated. Of a dataset with `__getitems__`, which may hand anything to `collate_fn`, the
-    sizes are those that were drawn: with `in_order=False` an epoch's sum is right, each alone may
-    not be.
+    Workers that deliver batches out of order have them counted where they are collated. For a
+    dataset with `__getitems__`, which may pass anything to `collate_fn`, sizes are those that were
+    drawn: with `in_order=False` an epoch's sum is right, single batches may not be.
+
+    Args:
+        loader: The loader; its batch sampler or collate function may be wrapped.
+        drawn: Queue for the sizes of batches that were drawn and not yet delivered.
+
+    Returns:
+        A function that raises IndexError for a batch that was begun before this call.
     """
     if isinstance(loader, TfLoader):
         return lambda batch: (batch, loader.samples)
-    if loader.batch_sampler is None:  # whole batches are made elsewhere
+    if loader.batch_sampler is None:  # the dataset makes whole batches
         return lambda batch: (batch, length_of_batch(batch))
+
+    # Count the indices that the sampler draws, if batches arrive in that order.
     is_out_of_order = loader.num_workers > 0 and not loader.in_order
     is_counted_as_drawn = not is_out_of_order or hasattr(loader.dataset, "__getitems__")
     if is_counted_as_drawn and not isinstance(loader.dataset, IterableDataset):
-        # torch refuses another sampler once a loader is made, since its iterator might hold the old
-        # one
+        # past __setattr__, by which torch refuses another sampler: an iterator might hold the old one
         vars(loader)["batch_sampler"] = _Counted(loader.batch_sampler, drawn)
         return lambda batch: (batch, drawn.popleft())
+
+    # Otherwise all batches have one size, or workers count them.
     size = loader.batch_size
     if loader.drop_last and size is not None:
         return lambda batch: (batch, size)
@@ -271,21 +289,21 @@ def size_counter(
 
 
 class CountedBatch(NamedTuple):
-    """A batch with its number of samples, as a worker sends both; a tuple, so that torch pins what is in it."""
+    """A batch with its number of samples, as a worker sends them; torch pins the contents of a tuple."""
 
     batch: Any
     samples: int
 
 
 class Parts(NamedTuple):
-    """What puts a loader's batches together."""
+    """The batch sampler and collate function of a loader."""
 
     batch_sampler: Any
     collate_fn: Callable[[Any], Any]
 
 
 def unwrapped(loader: DataLoader[Any]) -> Parts:
-    """A loader's own batch sampler and collate function, without what `size_counter` has put around them."""
+    """Return a loader's own batch sampler and collate function, without the wrappers of `size_counter`."""
     sampler = loader.batch_sampler
     collate = loader.collate_fn
     if isinstance(sampler, _Counted):
@@ -296,7 +314,7 @@ def unwrapped(loader: DataLoader[Any]) -> Parts:
 
 
 class _Counted:
-    """A batch sampler that notes the size of each batch as the loader draws it; all else is the sampler's own."""
+    """A batch sampler that records the size of each batch it draws; everything else is passed through."""
 
     def __init__(self, sampler: Any, drawn: deque[int]) -> None:
         self.counted = sampler
@@ -311,7 +329,7 @@ class _Counted:
         return len(self.counted)
 
     def __getattr__(self, name: str) -> Any:
-        if name in _OWN:  # not set yet: it is being copied, or unpickled
+        if name in _OWN:  # not set yet while this object is copied or unpickled
             raise AttributeError(name)
         return getattr(self.counted, name)
 
@@ -326,23 +344,28 @@ _OWN = frozenset({"counted", "_drawn"})
 
 
 def _with_count(collate: Callable[[Any], Any], samples: Any) -> CountedBatch:
-    """A batch, and how many samples the collate function was given for it."""
+    """Return a collated batch with the number of samples passed to the collate function."""
     return CountedBatch(collate(samples), len(samples))
 
 
 def length_of_batch(batch: Any) -> int:
-    """Samples of a batch that a dataset has made: the length of its first tensor or array, else of a list; else one."""
+    """Return the samples of a batch that a dataset has made.
+
+    It is the length of its first tensor or array, else of a list; else 1.
+    """
     first = next((leaf for leaf in leaves_of(batch) if getattr(leaf, "shape", ())), None)
     if first is not None:
         return int(first.shape[0])
-    return len(batch) if isinstance(batch, list) else 1
+    if isinstance(batch, list):
+        return len(batch)
+    return 1
 
 
 def _apart(counted: Any) -> tuple[Any, int]:
-    """A batch and its samples.
+    """Return a batch and its samples.
 
     Raises:
-        IndexError: it was collated before anybody counted.
+        IndexError: It was collated before counting began.
     """
     if type(counted) is not CountedBatch:
         raise IndexError
@@ -354,7 +377,11 @@ _INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.
 
 
 class TokenCount:
-    """Counts the tokens of batches that are like a first one. Before the window masks are read too."""
+    """Counts the tokens of batches that have the form of a first one.
+
+    Tokens are the numbers in a batch's first integer tensor of two dimensions, (batch, length),
+    padding included. Within a window only its shape is read; before it, masks too.
+    """
 
     def __init__(self, tokens: _Path, mask: _Path | None, *, has_name: bool) -> None:
         self._tokens = tokens
@@ -368,12 +395,13 @@ class TokenCount:
         self._sums = _Sums()
 
     def begin_window(self) -> None:
-        """Begin anew; from here on shapes alone are read."""
-        self._mask, self._sums = None, _Sums()
+        """Start counting from zero; from here on only shapes are read."""
+        self._mask = None
+        self._sums = _Sums()
         self.lengths.clear()
 
     def add(self, batch: Any, samples: int) -> None:
-        """Count a batch; one that is unlike the first ends the count."""
+        """Count a batch; one whose form differs from the first ends the count."""
         if self._is_lost:
             return
         try:
@@ -390,12 +418,14 @@ class TokenCount:
             self._real += int((mask != 0).sum())
 
     def figures(self) -> Tokens | None:
-        """What was counted; None where batches are unlike each other, or where nothing tells that these are tokens.
+        """Return the counts; None if batches differ in form, or nothing shows that these are tokens.
 
-        A table of whole numbers has two dimensions as well: tokens have a name, lengths that vary,
+        A table of integers has two dimensions as well: tokens also have a name, lengths that vary,
         or padding.
         """
-        padding = 1 - self._real / self._masked if self._masked else None
+        padding = None
+        if self._masked:
+            padding = 1 - self._real / self._masked
         sums = self._sums
         if self._is_lost or not sums.samples or not sums.tokens:
             return None
@@ -413,7 +443,7 @@ class TokenCount:
 
 @dataclass(slots=True)
 class _Sums:
-    """Sums over batches, from which their figures come, however many there are."""
+    """Running sums over batches, from which the token figures are derived."""
 
     batches: int = 0
     samples: int = 0
@@ -421,19 +451,20 @@ class _Sums:
     shortest: int = 2**63
     longest: int = 0
     moments: tuple[int, int, int] = (0, 0, 0)
-    """Of samples squared, times the length, and times its square."""
+    """Sums of samples squared: alone, times the length, and times its square."""
 
     def add(self, samples: int, rows: int, length: int) -> None:
-        """Count a batch."""
         self.batches += 1
         self.samples += samples
         self.tokens += rows * length
-        self.shortest, self.longest = min(self.shortest, length), max(self.longest, length)
-        none, one, two, square = *self.moments, samples * samples
+        self.shortest = min(self.shortest, length)
+        self.longest = max(self.longest, length)
+        square = samples * samples
+        none, one, two = self.moments
         self.moments = none + square, one + square * length, two + square * length * length
 
     def relative_sd(self) -> float | None:
-        """Standard error of the mean tokens of a sample, as a share of it: that of a ratio of sums."""
+        """Return the standard error of the mean tokens per sample, as a share of it: that of a ratio of sums."""
         if self.batches < 2 or not self.tokens:
             return None
         mean = self.tokens / self.samples
@@ -443,28 +474,51 @@ class _Sums:
 
 
 def token_count(batch: Any, samples: int) -> TokenCount | None:
-    """What counts the tokens of batches like this one; None where it has no integer tensor (batch, length)."""
+    """Return a counter for batches like this one.
+
+    Args:
+        batch: A batch of the loader.
+        samples: Its number of samples.
+
+    Returns:
+        None if it has no integer tensor (batch, length).
+    """
     try:
-        found = list(_paths(batch, (), 2))  # (inputs, targets) whose inputs are a mapping
+        found = list(_paths(batch, (), 2))  # as deep as (inputs, targets) with a mapping as inputs
     except Exception:  # noqa: BLE001 - a batch of a user's own type may raise anything: then nobody knows its tokens
         return None
     rows = [(path, names) for path, names, tensor in found if _is_tokens(tensor, samples, names)]
     if not rows:
         return None
+
+    # Prefer the tensor that is called input_ids, and take a mask of its shape.
     path, names = next((one for one in rows if one[1][-1:] == (_TOKENS,)), rows[0])
     shape = _at(batch, path).shape
-    masks = (
-        own for own, called, tensor in found if called[-1:] == (_MASK,) and tensor.shape == shape
-    )
-    return TokenCount(path, next(masks, None), has_name=names[-1:] == (_TOKENS,))
+    mask = None
+    for mask_path, mask_names, tensor in found:
+        if mask_names[-1:] == (_MASK,) and tensor.shape == shape:
+            mask = mask_path
+            break
+    return TokenCount(path, mask, has_name=names[-1:] == (_TOKENS,))
 
 
 def token_tensors(batch: Any, samples: int) -> tuple[Tensor, Tensor | None] | None:
-    """A batch's tokens and their mask; None where it has none."""
+    """Return a batch's tokens and their mask.
+
+    Args:
+        batch: A batch of the loader.
+        samples: Its number of samples.
+
+    Returns:
+        Tensors (batch, length); the mask is None if there is none. None if there are no tokens.
+    """
     count = token_count(batch, samples)
     if count is None:
         return None
-    return _at(batch, count._tokens), None if count._mask is None else _at(batch, count._mask)  # noqa: SLF001 - its own module
+    tokens = _at(batch, count._tokens)  # noqa: SLF001 - its own module
+    if count._mask is None:  # noqa: SLF001 - its own module
+        return tokens, None
+    return tokens, _at(batch, count._mask)  # noqa: SLF001 - its own module
 
 
 def _is_tokens(tensor: Tensor, samples: int, names: tuple[str, ...]) -> bool:
@@ -479,7 +533,7 @@ def _at(batch: Any, path: _Path) -> Any:
 
 
 def _paths(value: Any, path: _Path, deeper: int) -> Iterator[tuple[_Path, tuple[str, ...], Tensor]]:
-    """The tensors of a batch, each with the way to it and the names on that way."""
+    """Yield the tensors of a batch, each with its path and the names along it."""
     for step, name, part in _steps(value):
         names = (name,) if name else ()
         if isinstance(part, Tensor):
@@ -489,6 +543,7 @@ def _paths(value: Any, path: _Path, deeper: int) -> Iterator[tuple[_Path, tuple[
 
 
 def _steps(value: Any) -> list[tuple[Callable[[Any], Any], str, Any]]:
+    """Return the parts of a value, each with its getter and its name."""
     if isinstance(value, Tensor):
         return [(_itself, "", value)]
     if isinstance(value, Mapping):
@@ -497,7 +552,7 @@ def _steps(value: Any) -> list[tuple[Callable[[Any], Any], str, Any]]:
         names = [field.name for field in fields(value)]
         return [(attrgetter(name), name, getattr(value, name, None)) for name in names]
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        # a list of a thousand rows is no batch with lengths
+        # 8 are enough: a list of a thousand rows is no batch with lengths
         return [(itemgetter(at), "", part) for at, part in enumerate(islice(value, 8))]
     return []
 

@@ -1,7 +1,8 @@
-"""From a Workload to what a trial trains: model, dataset and optimizer, on the device and in the layout asked.
+"""Build what a trial trains from a `Workload`: model, dataset and optimizer.
 
-User code runs here. What is wrong with the workload itself is a WorkloadFault: a complete sentence
-for the user.
+Comes in: the user's workload and a configuration. Goes out: objects on the device and in the layout
+asked for. User code runs here; a fault in it is a `WorkloadFault`, a complete sentence for the
+user.
 """
 
 from __future__ import annotations
@@ -41,31 +42,41 @@ from autotune.worker.device import Device
 
 
 class WorkloadFault(Exception):  # noqa: N818 - a fault of the workload, not an error of ours
-    """Something about the user's workload can't be used; the message states rule, value and remedy."""
+    """Part of the user's workload can't be used; the message states rule, value and remedy."""
 
 
 def resolved(workload: Workload) -> Workload:
-    """The workload with every Ref replaced by the object it names.
+    """Return the workload with each Ref replaced by the object it names.
 
     Raises:
-        WorkloadFault: a reference names nothing.
+        WorkloadFault: A reference names nothing.
     """
-    found = {
-        name: getattr(workload, name) for name in PARTS if isinstance(getattr(workload, name), Ref)
-    }
-    return replace(workload, **{name: _resolve(name, ref) for name, ref in found.items()})
+    objects = dict[str, Any]()
+    for name in PARTS:
+        value = getattr(workload, name)
+        if isinstance(value, Ref):
+            objects[name] = _resolve(name, value)
+    return replace(workload, **objects)
 
 
 def build_model(workload: Workload, config: TrainingConfig, device: Device) -> nn.Module:
-    """The user's model in training mode, on the device, in the configuration's layout and strategy, compiled if asked.
+    """Return the user's model in training mode, on the device, arranged by the configuration.
 
-    For strategy ddp, the process group must be open.
+    That is its layout, strategy and compilation. For strategy ddp, the process group must be open.
+
+    Args:
+        workload: The user's workload, resolved.
+        config: The trial's settings.
+        device: The device of this rank.
+
+    Raises:
+        WorkloadFault: The workload gives no model.
     """
     return config.arrange(made_model(workload).train(), device.torch_device, is_trial=True)
 
 
 def made_model(workload: Workload) -> nn.Module:
-    """The user's model as it comes."""
+    """Return the user's model as it is, before any configuration."""
     model: nn.Module = _made(
         "model", workload.model, "be an nn.Module or", lambda found: isinstance(found, nn.Module)
     )
@@ -73,7 +84,13 @@ def made_model(workload: Workload) -> nn.Module:
 
 
 def build_dataset(workload: Workload) -> Any:
-    """The user's dataset, DataLoader or TfData: a map-style dataset has __getitem__, an iterable one __iter__."""
+    """Return the user's dataset, DataLoader or TfData.
+
+    A map-style dataset has __getitem__, an iterable one __iter__.
+
+    Raises:
+        WorkloadFault: It is none of these, or empty, or a bare tf.data pipeline.
+    """
     made = made_dataset(workload)
     if type(made).__module__.partition(".")[0] == "tensorflow":
         raise WorkloadFault(
@@ -94,44 +111,41 @@ def build_dataset(workload: Workload) -> Any:
 
 
 def made_dataset(workload: Workload) -> Any:
-    """The user's dataset as it comes."""
+    """Return the user's dataset as it is, with wrappers."""
     return _made("dataset", workload.dataset, "have __getitem__ or __iter__, or be", _holds_items)
 
 
 def dataset_of(data: Any) -> Any:
-    """The dataset of a DataLoader; a dataset as it is."""
+    """Return the dataset of a DataLoader; a dataset is returned as it is."""
     return data.dataset if isinstance(data, DataLoader) else data
 
 
 def length_of(data: Any) -> int | None:
-    """Items of a dataset, or batches of a loader's epoch; None where it has no length."""
+    """Return the items of a dataset, or the batches of a loader's epoch; None if it has no length."""
     with suppress(TypeError, NotImplementedError):
         return len(data)
     return None
 
 
 def is_stream(dataset: Any) -> bool:
-    """Whether the dataset itself says which items come and when an epoch ends, by `__iter__`."""
+    """Return whether the dataset itself decides, by `__iter__`, which items come and when an epoch ends."""
     return isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
 
 
 def build_optimizer(
     workload: Workload, model: nn.Module, lr: float, *, fused: bool | None = None
 ) -> torch.optim.Optimizer:
-    """The user's optimizer, or SGD.
+    """Return the user's optimizer, or SGD.
 
     Args:
-        workload: Whose optimizer.
-        model: Its parameters that require a gradient are trained.
+        workload: The workload.
+        model: The model, whose parameters that require a gradient are trained.
         lr: The learning rate.
-        fused: As a configuration has it: by torch's fused implementation, or not, whatever the
-            user's own code chooses.
-            None: as that chooses, which an optimizer keeps too that is fused in a way of its own
-                (see can_fuse).
+        fused: Use torch's fused implementation or not, whatever the user's code chooses; None: keep
+            that choice. An optimizer that is fused in a way of its own (see can_fuse) keeps it too.
 
     Raises:
-        WorkloadFault: there is nothing to train, or what the user has given makes no optimizer of
-            it.
+        WorkloadFault: There is nothing to train, or the user's optimizer can't be made for it.
     """
     optimizer = _own_optimizer(workload, model, lr)
     if fused is not None and fused != is_fused(optimizer) and (fused or can_fuse(optimizer)):
@@ -140,17 +154,17 @@ def build_optimizer(
 
 
 def _own_optimizer(workload: Workload, model: nn.Module, lr: float) -> torch.optim.Optimizer:
+    """Return the user's optimizer, fused or not as their code chooses, or SGD."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         raise WorkloadFault("the model must have parameters to train, but none requires a gradient")
     if workload.optimizer is None:
         return torch.optim.SGD(parameters, lr=lr)
     try:
-        optimizer = (
-            optimizer_like(workload.optimizer, parameters, lr)
-            if isinstance(workload.optimizer, torch.optim.Optimizer)
-            else workload.optimizer(parameters, lr)
-        )
+        if isinstance(workload.optimizer, torch.optim.Optimizer):
+            optimizer = optimizer_like(workload.optimizer, parameters, lr)
+        else:
+            optimizer = workload.optimizer(parameters, lr)
     except ForeignParametersError as error:
         raise WorkloadFault(str(error)) from error
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -162,14 +176,17 @@ def _own_optimizer(workload: Workload, model: nn.Module, lr: float) -> torch.opt
 
 
 def optimizer_facts(optimizer: torch.optim.Optimizer, *, can_fuse: bool = False) -> OptimizerFacts:
-    """Name, betas and eps of an optimizer, and whether torch has it fused, which is for the caller to find out."""
+    """Return the name, betas and eps of an optimizer.
+
+    Args:
+        optimizer: The optimizer.
+        can_fuse: Torch has a fused implementation of it, as found by the caller.
+    """
     betas = optimizer.defaults.get("betas")
     eps = optimizer.defaults.get("eps")
-    pair = (
-        (float(betas[0]), float(betas[1]))
-        if isinstance(betas, tuple | list) and len(betas) == 2
-        else None
-    )
+    pair = None
+    if isinstance(betas, tuple | list) and len(betas) == 2:
+        pair = float(betas[0]), float(betas[1])
     return OptimizerFacts(
         name=type(optimizer).__name__,
         betas=pair,
@@ -181,13 +198,23 @@ def optimizer_facts(optimizer: torch.optim.Optimizer, *, can_fuse: bool = False)
 def _holds_items(found: Any) -> bool:
     if isinstance(found, TfData):
         return True
-    return not isinstance(found, type) and (
-        hasattr(found, "__getitem__") or hasattr(found, "__iter__")
-    )
+    if isinstance(found, type):
+        return False
+    return hasattr(found, "__getitem__") or hasattr(found, "__iter__")
 
 
 def _made(part: str, given: Any, rule: str, fits: Callable[[Any], bool]) -> Any:
-    """What the user has given for a part, or what it returns where it is a factory; of the kind that the rule names."""
+    """Return the part that the user has given, or what their factory returns.
+
+    Args:
+        part: Name of the part.
+        given: The object or factory.
+        rule: What the part must be, for the message.
+        fits: Returns whether an object is of that kind.
+
+    Raises:
+        WorkloadFault: It is of another kind.
+    """
     made = given if fits(given) else _called(part, given)
     if not fits(made):
         raise WorkloadFault(
@@ -197,6 +224,11 @@ def _made(part: str, given: Any, rule: str, fits: Callable[[Any], bool]) -> Any:
 
 
 def _called(part: str, factory: Any) -> Any:
+    """Return the result of the user's factory for a part.
+
+    Raises:
+        WorkloadFault: It can't be called, or not without arguments.
+    """
     if not callable(factory):
         raise WorkloadFault(
             f"{part} must be an object of its kind or a callable that returns one, but got "
@@ -209,27 +241,28 @@ def _called(part: str, factory: Any) -> Any:
             f"{part} must be callable without arguments, but {_kind(factory)} is not ({error})"
         ) from error
     except ValueError:
-        return factory()  # a builtin that has no signature to look at
+        return factory()  # a builtin has no signature
     return factory()
 
 
 def _resolve(part: str, ref: Ref) -> Any:
+    """Return the object that a reference names, `module:name` or `file.py:name`."""
     place, _, names = ref.target.rpartition(":")
-    value: Any = (
-        _module_from_file(part, place, ref)
-        if place.endswith(".py")
-        else _module_by_name(part, place)
-    )
+    is_file = place.endswith(".py")
+    value: Any = _module_from_file(part, place, ref) if is_file else _module_by_name(part, place)
     for name in names.split("."):
         if not hasattr(value, name):
             near = get_close_matches(name, dir(value), n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = ""
+            if near:
+                hint = f"; did you mean {near[0]!r}?"
             raise WorkloadFault(f"workload.{part}: {place} has no attribute {name!r}{hint}")
         value = getattr(value, name)
     return value
 
 
 def _module_by_name(part: str, name: str) -> ModuleType:
+    """Import a module; raise `WorkloadFault` only if this module itself is missing."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -242,13 +275,15 @@ def _module_by_name(part: str, name: str) -> ModuleType:
 
 
 def _module_from_file(part: str, place: str, ref: Ref) -> ModuleType:
-    candidates = [Path(folder, place).resolve() for folder in ref.folders] or [
-        Path(place).resolve()
-    ]
+    # Find the file in the folders of the reference, else in the current one.
+    """Import a file as a module, once per process."""
+    candidates = [Path(folder, place).resolve() for folder in ref.folders or (".",)]
     path = next((candidate for candidate in candidates if candidate.is_file()), None)
     if path is None:
         places = " and ".join(str(candidate) for candidate in candidates)
         raise WorkloadFault(f"workload.{part}: there is no file {place} (looked for {places})")
+
+    # Import it under a name of its own, so that files with equal names do not collide.
     name = f"{path.stem}_{sha256(str(path).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
@@ -257,13 +292,11 @@ def _module_from_file(part: str, place: str, ref: Ref) -> ModuleType:
         raise WorkloadFault(f"workload.{part}: {path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    sys.path.append(
-        str(path.parent)
-    )  # the file's neighbours, as when it is run as a script; behind all else
+    # it may import files of its own folder, as when run as a script; after everything else
+    sys.path.append(str(path.parent))
     spec.loader.exec_module(module)
-    cloudpickle.register_pickle_by_value(
-        module
-    )  # loader workers that are not forked can't import it by name
+    # loader workers that are not forked can't import it by name
+    cloudpickle.register_pickle_by_value(module)
     return module
 
 
@@ -272,19 +305,19 @@ def _kind(value: object) -> str:
 
 
 def seed_all(seed: int) -> None:
-    """Seed Python's, NumPy's and torch's random generators."""
+    """Seed the random generators of Python, NumPy and torch."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
 def random_state() -> tuple[Any, ...]:
-    """Where those generators are."""
+    """Return the state of the random generators of Python, NumPy and torch."""
     return random.getstate(), np.random.get_state(), torch.get_rng_state()
 
 
 def put_random_state(state: tuple[Any, ...]) -> None:
-    """Put them back to where they were."""
+    """Restore a state returned by `random_state`."""
     of_python, of_numpy, of_torch = state
     random.setstate(of_python)
     np.random.set_state(of_numpy)
@@ -292,12 +325,18 @@ def put_random_state(state: tuple[Any, ...]) -> None:
 
 
 def kept_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Copies of all parameters and buffers, on the CPU."""
+    """Return copies of all parameters and buffers, on the CPU."""
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in _tensors(model).items()}
 
 
 def put_back(model: nn.Module, kept: Mapping[str, Tensor]) -> None:
-    """Put weights and buffers back in place; buffers that the model has made since are its own cache."""
+    """Restore parameters and buffers in place.
+
+    Args:
+        model: The model.
+        kept: Result of `kept_weights`; buffers that the model made since are its own cache and
+            stay.
+    """
     with torch.no_grad():
         for name, tensor in _tensors(model).items():
             if name in kept and tensor.shape == kept[name].shape:

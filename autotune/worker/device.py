@@ -1,4 +1,8 @@
-"""All that differs between CUDA, ROCm, MPS, XPU and the CPU; and which device "auto" stands for."""
+"""Hide the differences between CUDA, ROCm, MPS, XPU and the CPU behind one `Device`.
+
+Comes in: a device's name, or "auto". Goes out: a `Device` that synchronizes it, caps its memory and
+reads its peak; also what the machine grants this process, and which GPUs torch can use.
+"""
 
 from __future__ import annotations
 
@@ -25,40 +29,34 @@ from autotune.note import Note
 from autotune.records.measurement import MemorySample
 from autotune.worker import nvml
 
-# What this machine grants a process, and what a process tree takes of it, read from the kernel.
-#
-# Hands on RAM, the processor's flags, bytes read from disks, and the peak memory of a process tree.
-
+# The machine: RAM, processor flags, bytes read from disks, peak memory of a process tree.
 
 _TF32_VARIABLES = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
-"""Variables of the environment that change what float32 means: NVIDIA's libraries' own switch, and
-torch's. Source: cuBLAS's documentation; aten/src/ATen/Context.h."""
+"""Environment variables that change what float32 means: of NVIDIA's libraries, and of torch.
+Source: cuBLAS's documentation; aten/src/ATen/Context.h."""
 
 
 def usable_ram_bytes() -> int:
-    """RAM that this process may use: the lesser of the machine's and the cgroup's."""
+    """Return the RAM that this process may use: the lesser of the machine's and the cgroup's."""
     return int(min([psutil.virtual_memory().total, *map(_memory_limit, cgroup_folders("memory"))]))
 
 
 def processor_flags() -> frozenset[str]:
-    """Instruction-set flags as Linux lists them; empty elsewhere."""
+    """Return the instruction-set flags as Linux lists them; empty elsewhere."""
     return frozenset(cpuinfo("flags", "Features").split())
 
 
 def tf32_overrides() -> tuple[str, ...]:
-    """Those of _TF32_VARIABLES that are set, as NAME=0 or NAME=1: what else one may hold means nothing.
+    """Return the _TF32_VARIABLES that are set, as NAME=0 or NAME=1; other values have no effect.
 
-    Source: c10::utils::check_env for torch's; NVIDIA's is documented for 0 alone.
+    Source: c10::utils::check_env for torch's; NVIDIA's is documented for 0 only.
     """
-    return tuple(
-        f"{name}={os.environ[name]}"
-        for name in _TF32_VARIABLES
-        if os.environ.get(name) in {"0", "1"}
-    )
+    names = [name for name in _TF32_VARIABLES if os.environ.get(name) in {"0", "1"}]
+    return tuple(f"{name}={os.environ[name]}" for name in names)
 
 
 def bytes_from_disk() -> int:
-    """Bytes that this process has had read from disks so far, the page cache not counted; 0 elsewhere than on Linux.
+    """Return the bytes read from disks for this process so far, without page cache hits; 0 outside of Linux.
 
     Source: man 5 proc, /proc/pid/io.
     """
@@ -69,29 +67,30 @@ def bytes_from_disk() -> int:
 
 
 def reset_tree_peak() -> None:
-    """Begin a new peak of the memory of this process and of all below it. Source: man 5 proc, /proc/pid/clear_refs."""
+    """Start a new memory peak for this process and all below it. Source: man 5 proc, /proc/pid/clear_refs."""
     for process in _process_tree():
         with suppress(OSError):
             Path(f"/proc/{process.pid}/clear_refs").write_text("5")
 
 
 def tree_peak() -> tuple[int, str]:
-    """Peak memory of this process and of all below it, such as loader workers, and what the figure is made of.
+    """Return the peak memory of this process and all below it, such as loader workers, and its source.
 
-    It is what they have now (on Linux their proportional set sizes, so that shared pages count
-    once), and what each has had resident beyond that at its own peak since `reset_tree_peak`. Their
-    peaks need not have come at the same time: the sum is an upper bound, never less than the tree
-    had. Takes milliseconds.
+    It is the sum of the present memory (on Linux the proportional set sizes, so that shared pages
+    count once) and of what each process had resident beyond that at its own peak since
+    `reset_tree_peak`. Their peaks need not coincide: the sum is an upper bound, never too small.
+    Takes milliseconds.
+
+    Returns:
+        Bytes, and the name of the figure.
     """
     total = 0
     for process in _process_tree():
         with suppress(psutil.Error):
             full = process.memory_full_info()
             total += int(getattr(full, "pss", full.uss)) + _above_present_bytes(process.pid)
-    return (
-        total,
-        "PSS of the process tree" if sys.platform == "linux" else "USS of the process tree",
-    )
+    kind = "PSS" if sys.platform == "linux" else "USS"
+    return total, f"{kind} of the process tree"
 
 
 def _process_tree() -> list[psutil.Process]:
@@ -100,7 +99,7 @@ def _process_tree() -> list[psutil.Process]:
 
 
 def _above_present_bytes(pid: int) -> int:
-    """How much more a process has had resident at its peak than now. 0 where unknown."""
+    """Return how much more memory a process had resident at its peak than now; 0 if unknown."""
     with suppress(OSError, KeyError, ValueError):
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         values = {line.partition(":")[0]: line.split() for line in lines}
@@ -109,61 +108,61 @@ def _above_present_bytes(pid: int) -> int:
 
 
 def _memory_limit(folder: Path) -> float:
+    """Return the memory limit of a cgroup in bytes; infinity if it has none."""
     for name in ("memory.max", "memory.limit_in_bytes"):
         with suppress(OSError, ValueError):
             return int((folder / name).read_text())
     return inf
 
 
-# The device room: all that differs between CUDA, ROCm, MPS, XPU, other accelerators and the CPU.
-#
-# Opens a device by name and hands on one object whose functions synchronise it, cap its memory and
-# read its peak. An accelerator is reached through torch's module of its kind (torch.cuda,
-# torch.xpu, or what a plug-in has registered), whose functions have the same names; what a module
-# lacks is left out, whatever its version.
-
+# The device of a rank.
 
 _KINDS: dict[str, DeviceKind] = {"cuda": "cuda", "mps": "mps", "xpu": "xpu"}
 
 
 @dataclass(frozen=True)
 class Device:
-    """The device of a rank; under strategy dp, all the devices of its one process. On the CPU, memory is RAM."""
+    """The device of a rank; with strategy dp, all devices of its one process. On the CPU, memory is RAM.
+
+    An accelerator is reached through torch's module of its kind (torch.cuda, torch.xpu, or what a
+    plug-in has registered), whose functions share their names; functions that a module lacks are
+    left out, whatever its version.
+    """
 
     torch_device: torch.device
-    """The first one, which batches go to."""
+    """The first device, which batches go to."""
     kind: DeviceKind
     beside: tuple[torch.device, ...] = ()
     """The further devices that strategy dp splits a batch over."""
     limit_bytes: int | None = None
-    """Memory that may be in use on each device, what is not ours included; None: not limited."""
+    """Memory that may be in use on each device, by all processes; None: no limit."""
     remark: Note | None = None
-    """What the user should know of the choice of this device."""
+    """A note for the user on how this device was chosen."""
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
-        """All that the process trains on."""
+        """All devices that the process trains on."""
         return (self.torch_device, *self.beside)
 
     @property
     def module(self) -> Any:
-        """Torch's functions for this kind of device: torch.cuda, torch.xpu, torch.mps, torch.cpu and their like."""
+        """Torch's module for this kind of device: torch.cuda, torch.xpu, torch.mps, torch.cpu and the like."""
         return torch.get_device_module(self.torch_device)
 
     @property
     def has_own_memory(self) -> bool:
-        """Whether the device has an allocator whose peak torch counts."""
+        """Return whether the device has an allocator whose peak torch counts."""
         return self.kind not in {"cpu", "mps"} and hasattr(self.module, "max_memory_reserved")
 
     @cached_property
     def total_memory_bytes(self) -> int:
-        """Memory of the device; the process's share of RAM on the CPU and on MPS. Of several, the smallest one's."""
+        """Memory of the device, of several the smallest; on the CPU and MPS the RAM that this process may use."""
         if not self.has_own_memory:
             return usable_ram_bytes()
         return min(self._total_bytes(device) for device in self.devices)
 
     def synchronize(self) -> None:
-        """Wait until all work given to the devices is done."""
+        """Wait until the devices have finished all their work."""
         if self.kind == "mps":
             torch.mps.synchronize()
         elif self.kind != "cpu":
@@ -171,46 +170,45 @@ class Device:
                 self.module.synchronize(device)
 
     def cap_memory(self) -> None:
-        """Make torch's allocator refuse what would pass the limit, so that a trial is measured under it.
+        """Make torch's allocator refuse requests above the limit, so that a trial is measured under it.
 
-        The cap is the limit less what lies outside torch (context, libraries, other processes).
-        That grows: kernels are loaded when they are first called, and a communicator's buffers come
-        with the first exchange of a kind. So the cap is set again once they are there; the
-        allocator checks its next request against it, with all that it has reserved so far. No
-        effect on the CPU, and where torch can't do so. Source: c10/cuda/CUDACachingAllocator.cpp,
-        setMemoryFraction and alloc_block.
+        The cap is the limit minus memory outside torch (context, libraries, other processes). That
+        grows: kernels are loaded when first called, and a communicator's buffers come with the
+        first exchange of a kind. So the cap is set again once they exist; the allocator checks its
+        next request against it, with everything reserved so far. No effect on the CPU, or if torch
+        has no such function. Source: c10/cuda/CUDACachingAllocator.cpp, setMemoryFraction and
+        alloc_block.
         """
         cap = getattr(self.module, "set_per_process_memory_fraction", None)
         if self.limit_bytes is None or not self.has_own_memory or cap is None:
             return
         for device in self.devices:
-            share = (self.limit_bytes - (self._outside_bytes(device) or 0)) / self._total_bytes(
-                device
-            )
+            allowed_bytes = self.limit_bytes - (self._outside_bytes(device) or 0)
+            share = allowed_bytes / self._total_bytes(device)
             cap(max(0.0, min(1.0, share)), device)
 
     def alloc_retries(self) -> int | None:
-        """How often the allocators have found no room, given back what they held and asked again, since the start.
+        """Return how often the allocators found no room, freed their cache and tried again, since the start.
 
-        None where they do not count that. Source: num_alloc_retries in
+        None if they do not count that. Source: num_alloc_retries in
         c10/cuda/CUDACachingAllocator.cpp, alloc_block.
         """
         return self._counted("num_alloc_retries")
 
     def refusals(self) -> int:
-        """How often the allocators have refused memory, since the start; 0 where they do not count that.
+        """Return how often the allocators have refused memory since the start; 0 if they do not count that.
 
-        A refusal counts when it is raised, even if the exception is caught later; cuDNN, which
-        tries for an engine that needs less, does. Source: c10/cuda/CUDACachingAllocator.cpp
-        (malloc: stats.num_ooms).
+        A refusal counts when it is raised, even if the exception is caught later, as cuDNN does to
+        try an engine that needs less. Source: c10/cuda/CUDACachingAllocator.cpp (malloc:
+        stats.num_ooms).
         """
         return self._counted("num_ooms") or 0
 
     def free_bytes(self) -> int | None:
-        """Memory that nobody uses, of several devices the fullest one's; None without own memory, or where one is lost.
+        """Return the free memory of the fullest device; None without own memory, or if a device is lost.
 
-        Source of the last: a failed kernel fails each later call (CUDA Runtime API,
-        cudaErrorIllegalAddress).
+        After a failed kernel each later call fails. Source: CUDA Runtime API,
+        cudaErrorIllegalAddress.
         """
         with suppress(RuntimeError):
             if self.has_own_memory and hasattr(self.module, "mem_get_info"):
@@ -218,7 +216,7 @@ class Device:
         return None
 
     def reset_peak(self) -> None:
-        """Start a new peak: what was needed to build the workload is not what training needs."""
+        """Start a new peak: building the workload may have needed more than training does."""
         if self.has_own_memory:
             self.give_back()
             for device in self.devices:
@@ -227,15 +225,17 @@ class Device:
         reset_tree_peak()
 
     def give_back(self) -> None:
-        """Have the allocators give back what they hold in reserve, where they do."""
+        """Free the memory that the allocators cache, if they can."""
         if self.has_own_memory:
             self._ask("empty_cache")
 
     def peak_memory(self, retries_before: int | None = None) -> MemorySample:
-        """Peak memory since `reset_peak`, of several devices the fullest one's. Takes milliseconds: never in a window.
+        """Return the peak memory since `reset_peak`, of the fullest device.
+
+        Takes milliseconds: never call it in a window.
 
         Args:
-            retries_before: `alloc_retries` at the beginning of what retries are to be counted in;
+            retries_before: `alloc_retries` at the start of the period in which retries are counted;
                 None: not counted.
         """
         if not self.has_own_memory:
@@ -248,9 +248,9 @@ class Device:
         return sample.model_copy(update={"alloc_retries": retries - retries_before})
 
     def allocated_bytes(self) -> int | None:
-        """What tensors take now of the allocators' memory, of all devices; None without own memory, or where unknown.
+        """Return the bytes of all tensors on all devices; None without own memory, or if unknown.
 
-        Waits for nothing.
+        Does not synchronize.
         """
         if not self.has_own_memory:
             return None
@@ -258,6 +258,7 @@ class Device:
         return None if None in held else sum(held)
 
     def _peak_of(self, device: torch.device) -> MemorySample:
+        """Return the peak memory of one device."""
         reserved = int(self.module.max_memory_reserved(device))
         outside = self._outside_bytes(device)
         return MemorySample(
@@ -269,7 +270,7 @@ class Device:
         )
 
     def _outside_bytes(self, device: torch.device) -> int | None:
-        """Memory in use outside torch's allocator; None where the module does not tell what is free."""
+        """Return the memory in use outside torch's allocator; None if the module does not report free memory."""
         if not hasattr(self.module, "mem_get_info"):
             return None
         free, total = self.module.mem_get_info(device)
@@ -279,36 +280,41 @@ class Device:
         return int(self.module.get_device_properties(device).total_memory)
 
     def _counted(self, name: str) -> int | None:
-        """A count of the allocators' since the start, of all devices; None where one does not keep it."""
+        """Return an allocator count since the start, summed over the devices; None if one does not keep it."""
         if not self.has_own_memory:
             return None
-        counts: list[Any] = [
-            (self._ask("memory_stats", device) or {}).get(name) for device in self.devices
-        ]
+        counts = list[Any]()
+        for device in self.devices:
+            stats = self._ask("memory_stats", device) or {}
+            counts.append(stats.get(name))
         return None if None in counts else sum(counts)
 
     def _ask(self, name: str, *arguments: Any) -> Any:
-        """What a function of the module answers; None where the module has no such function."""
+        """Return the result of a function of the module; None if it has no such function."""
         function = getattr(self.module, name, None)
-        return None if function is None else function(*arguments)
+        if function is None:
+            return None
+        return function(*arguments)
 
 
 def open_device(
     name: str, rank: int = 0, *, count: int = 1, limit_bytes: int | None = None
 ) -> Device:
-    """Open a device by torch's name, or the machine's accelerator for "auto", else the CPU.
+    """Open a device by torch's name; for "auto", the machine's accelerator, else the CPU.
 
     Args:
-        name: As torch names it, or "auto".
-        rank: Number of this rank on its host: the ranks take the devices from the one named on, in
+        name: Torch's name of a device, or "auto".
+        rank: Number of this rank on its host: ranks take the devices from the named one on, in
             order; on the CPU they share it.
         count: Devices that this process trains on, from that one on.
-        limit_bytes: Memory that may be in use on each.
+        limit_bytes: Memory that may be in use on each device.
 
     Raises:
-        DeviceError: there is no such device here, or "auto" would pass over a GPU.
+        DeviceError: There is no such device here, or "auto" would ignore a GPU.
     """
-    name, remark = choose(detect()) if name == "auto" else (name, None)
+    remark = None
+    if name == "auto":
+        name, remark = choose(detect())
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -318,6 +324,8 @@ def open_device(
     if device.type == "cpu":
         return Device(torch.device("cpu"), "cpu", limit_bytes=limit_bytes, remark=remark)
     _refuse_absent(name, device)
+
+    # Take this rank's devices: `count` of them, behind those of lower ranks.
     module = torch.get_device_module(device)
     first = (device.index or 0) + rank
     there_are = module.device_count()
@@ -329,20 +337,21 @@ def open_device(
             f"{device.type}:{there_are}"
         )
     own, *beside = (torch.device(device.type, index) for index in range(first, last + 1))
-    if hasattr(module, "set_device"):  # Apple's has one device, and no way to choose it
+    if hasattr(module, "set_device"):  # torch.mps has one device and no such function
         module.set_device(own)
     return Device(own, _kind_of(own), beside=tuple(beside), limit_bytes=limit_bytes, remark=remark)
 
 
 def opened_device() -> Device | None:
-    """The current device of the accelerator that this process has in use; None where it has opened none.
+    """Return the current device of the accelerator that this process has opened; None if it has none.
 
-    Opens none itself: a job on the CPU leaves a GPU's driver alone. Which accelerator it could be
-    is known from how torch was built. Source: aten/src/ATen/DeviceAccelerator.cpp, getAccelerator.
+    Opens none itself: a job on the CPU leaves a GPU's driver alone. The kind of accelerator follows
+    from how torch was built. Source: aten/src/ATen/DeviceAccelerator.cpp, getAccelerator.
     """
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is None:
         return None
+    # a module without this function has opened nothing (bool() is False)
     module: Any = torch.get_device_module(accelerator)
     if not getattr(module, "is_initialized", bool)():
         return None
@@ -352,76 +361,77 @@ def opened_device() -> Device | None:
 
 def _kind_of(device: torch.device) -> DeviceKind:
     is_rocm = device.type == "cuda" and torch.version.hip is not None
-    return "rocm" if is_rocm else _KINDS.get(device.type, "other")
+    if is_rocm:
+        return "rocm"
+    return _KINDS.get(device.type, "other")
 
 
 def _refuse_absent(name: str, device: torch.device) -> None:
+    """Raise `DeviceError` unless torch can use a device of this kind."""
     found = detect()
-    if found.usable is None or device.type != torch.device(found.usable).type:
-        why = unusable(found) if device.type == "cuda" else None
-        reason = why or f"torch {torch.__version__} sees none here; set device: auto"
-        raise DeviceError(f"device {name!r} was asked for, but {reason}")
+    if found.usable is not None and device.type == torch.device(found.usable).type:
+        return
+    reason = None
+    if device.type == "cuda":
+        reason = unusable(found)
+    if reason is None:
+        reason = f"torch {torch.__version__} sees none here; set device: auto"
+    raise DeviceError(f"device {name!r} was asked for, but {reason}")
 
 
-# Which device "auto" stands for, and whether a GPU would be passed over by that.
-#
-# Takes a Detection of torch and of the machine (`detect`, the only reader); hands on a name, or
-# refuses: a torch that can't use the GPU of this machine would tune the CPU, and the user would not
-# notice.
-
+# The choice of a device for "auto", from a `Detection` of torch and of the machine.
 
 _NODES = {"NVIDIA": "nvidia[0-9]*", "AMD": "kfd"}
-"""Files in /dev by which a maker's driver gives its GPUs. Source: NVIDIA driver README,
-nvidia-modprobe; ROCm documentation, running containers."""
+"""Files in /dev of a vendor's GPUs. Source: NVIDIA driver README, nvidia-modprobe; ROCm
+documentation, running containers."""
 _VISIBLE = {
     "NVIDIA": (("CUDA_VISIBLE_DEVICES",),),
     "AMD": (("ROCR_VISIBLE_DEVICES",), ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")),
 }
-"""Variables that leave a process a part of the GPUs, one after the other; of those side by side the
-first that is set counts. Source: CUDA C++ Programming Guide, environment variables; ROCm
-documentation, GPU isolation techniques."""
-_HIDDEN = (
-    "",
-    "-1",
-    "NoDevFiles",
-)  # the first two by CUDA's rules, the last by Slurm where a job has no GPU
+"""Variables that restrict the GPUs of a process, applied in turn; of alternatives the first that is
+set counts. Source: CUDA C++ Programming Guide, environment variables; ROCm documentation, GPU
+isolation techniques."""
+_HIDDEN = ("", "-1", "NoDevFiles")
+"""Values that hide all GPUs: two by CUDA's rules, one by Slurm for a job without GPUs."""
 
 
 class DeviceError(Exception):
-    """The device that was asked for is not there; the message is a complete sentence."""
+    """The requested device is not available; the message is a complete sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detection:
-    """What torch can use, and which GPUs this machine has."""
+    """The accelerator that torch can use, and the GPUs of this machine."""
 
     torch: str
     """Torch's version."""
     usable: str | None = None
-    """The accelerator that torch can use now, such as "cuda"; None: none, and the other fields show
-    why."""
+    """The accelerator that torch can use, such as "cuda"; None: none, and the other fields explain
+    it."""
     built_for: str | None = None
-    """What torch was built for, such as "CUDA 13.0" or "ROCm 7.0"; None: for neither."""
+    """Platform that torch was built for, such as "CUDA 13.0" or "ROCm 7.0"; None: neither."""
     gpu: str | None = None
-    """Maker of a GPU that is physically here and not hidden from this process: "AMD" for a torch
-    that was built for ROCm, "NVIDIA" for any other; None: there is none."""
+    """Vendor of a GPU that is present and not hidden from this process: "AMD" for a torch built for
+    ROCm, "NVIDIA" for any other; None: there is none."""
     driver: str | None = None
-    """Version of its driver; None where it is not known."""
+    """Version of its driver; None if unknown."""
     driver_cuda: int | None = None
-    """The newest major version of CUDA that this driver is for; None where its library libcuda is
-    not found."""
+    """Newest major version of CUDA that the driver supports; None if its library libcuda is not
+    found."""
     visible: str | None = None
-    """The variable of the environment that restricts the GPUs that this process may see, as
-    NAME=value; None: none."""
+    """Environment variable that restricts the GPUs visible to this process, as NAME=value; None:
+    none."""
     torch_warning: str | None = None
-    """Why torch can't use the GPU, in its own words; None where it gave none."""
+    """Torch's own warning about why it can't use the GPU; None if it gave none."""
 
 
 def choose(found: Detection) -> tuple[str, Note | None]:
-    """The device for "auto", and what the user should know of it: the accelerator that torch can use, else the CPU.
+    """Return the device for "auto" and a note on the choice: torch's accelerator, else the CPU.
+
+    Refuses to ignore a GPU: the user would not notice that the CPU is tuned.
 
     Raises:
-        DeviceError: torch was built for the GPU that is here, and can't use it.
+        DeviceError: Torch was built for a GPU that is here and can't use it.
     """
     if found.usable is not None:
         return found.usable, None
@@ -430,27 +440,31 @@ def choose(found: Detection) -> tuple[str, Note | None]:
         raise DeviceError(
             f"device: auto must not pass over a GPU, but {reason}, or set device: cpu"
         )
-    return "cpu", None if found.gpu is None else torch_without_cuda(found.gpu, found.torch)
+    if found.gpu is None:
+        return "cpu", None
+    return "cpu", torch_without_cuda(found.gpu, found.torch)
 
 
 def unusable(found: Detection) -> str | None:
-    """Why torch can't use the GPU that it was built for, with a remedy; None where that is not so."""
+    """Return why torch can't use the GPU that it was built for, with a remedy; None if that is not so."""
     if found.usable is not None or found.built_for is None or found.gpu is None:
         return None
-    driver = "a driver of unknown version" if found.driver is None else f"driver {found.driver}"
-    visible = "" if found.visible is None else f" and {found.visible}"
-    torch_warning = "" if found.torch_warning is None else f" (torch says: {found.torch_warning})"
-    return (
-        f"torch {found.torch}, built for {found.built_for}, can't use the {found.gpu} GPU here "
-        f"with {driver}{visible}"
-        f"{torch_warning}; {_remedy(found)}"
-    )
+    reason = f"torch {found.torch}, built for {found.built_for}, can't use the {found.gpu} GPU here"
+    if found.driver is None:
+        reason += " with a driver of unknown version"
+    else:
+        reason += f" with driver {found.driver}"
+    if found.visible is not None:
+        reason += f" and {found.visible}"
+    if found.torch_warning is not None:
+        reason += f" (torch says: {found.torch_warning})"
+    return f"{reason}; {_remedy(found)}"
 
 
 def _remedy(found: Detection) -> str:
-    """What most likely helps, by what is known for certain first.
+    """Return the most likely remedy, the most certain cause first.
 
-    The driver is too old where CUDA's major version is newer than its own: it runs all minor ones.
+    The driver is too old if CUDA's major version is newer than its own: it runs all minor ones.
     Source: NVIDIA, CUDA Compatibility, "Minor Version Compatibility"; NVIDIA Container Toolkit,
     driver capabilities.
     """
@@ -467,10 +481,10 @@ def _remedy(found: Detection) -> str:
 
 
 def detect() -> Detection:
-    """Find out what torch can use, and where that is nothing, which GPU there is. To be called first.
+    """Find out what torch can use, and, if that is nothing, which GPU is present.
 
-    torch warns only once in a process why it can't use a GPU. Source: c10/cuda/CUDAFunctions.cpp,
-    device_count.
+    Call it before anything else asks torch: it warns only once per process why it can't use a GPU.
+    Source: c10/cuda/CUDAFunctions.cpp, device_count.
     """
     is_available, torch_warning = _ask_torch()
     if is_available:
@@ -487,10 +501,13 @@ def detect() -> Detection:
     found = Detection(torch=torch.__version__, built_for=version and f"{platform} {version}")
     if _is_hidden(maker):
         return found
+
+    # Look for a GPU in NVML and /dev, since torch sees none.
     is_nvidia = maker == "NVIDIA"
+    has_gpu = (is_nvidia and nvml.gpu_count()) or _has_node(maker)
     return replace(
         found,
-        gpu=maker if (is_nvidia and nvml.gpu_count()) or _has_node(maker) else None,
+        gpu=maker if has_gpu else None,
         driver=nvml.driver_version() if is_nvidia else None,
         driver_cuda=nvml.driver_cuda() if is_nvidia else None,
         visible=_visible(maker),
@@ -499,22 +516,26 @@ def detect() -> Detection:
 
 
 def _ask_torch() -> tuple[bool, str | None]:
-    """Whether torch can use an accelerator, and what it warns of meanwhile; the warning is passed on to the log."""
+    """Return whether torch can use an accelerator, and its warning, which is raised again for the log."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         is_available = torch.accelerator.is_available()
     for warning in caught:
         warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-    words = [line for warning in caught for line in str(warning.message).splitlines()[:1]]
-    return is_available, words[0].partition(" (Triggered internally")[0].strip() if words else None
+    for warning in caught:
+        message = str(warning.message)
+        if message:
+            first_line = message.splitlines()[0]
+            return is_available, first_line.partition(" (Triggered internally")[0].strip()
+    return is_available, None
 
 
 def _variables(maker: str) -> list[str]:
-    """The names of the variables that count."""
-    firsts = (
-        next((name for name in names if name in os.environ), None) for names in _VISIBLE[maker]
-    )
-    return [name for name in firsts if name is not None]
+    """Return the names of the variables that apply."""
+    found = list[str]()
+    for alternatives in _VISIBLE[maker]:
+        found.extend([name for name in alternatives if name in os.environ][:1])
+    return found
 
 
 def _visible(maker: str) -> str | None:
@@ -522,12 +543,12 @@ def _visible(maker: str) -> str | None:
 
 
 def _is_hidden(maker: str) -> bool:
-    """Whether the environment hides all GPUs from this process."""
+    """Return whether the environment hides all GPUs from this process."""
     return any(os.environ[name].split(",")[0].strip() in _HIDDEN for name in _variables(maker))
 
 
 def _has_node(maker: str) -> bool:
-    """Whether there is a GPU that this process may open: a container or a job may see one that is not its own."""
+    """Return whether this process may open a GPU; a container may see GPUs that are not its own."""
     return any(_can_open(node) for node in Path("/dev").glob(_NODES[maker]))
 
 
@@ -538,17 +559,14 @@ def _can_open(node: Path) -> bool:
     return False
 
 
-# Which of torch's algorithms a training may use: whether modules convolve, and whether runs are to
-# be alike.
-#
-# Comes in: modules, and what the user's code has asked torch for. Goes out: facts of the workload.
+# Facts of a workload that decide which of torch's algorithms it may use.
 
 
 def has_convolutions(modules: Iterable[nn.Module]) -> bool:
-    """Whether there are modules that convolve among these and all within; functions that do are not seen."""
+    """Return whether these modules, or modules inside them, convolve; functional calls are not seen."""
     return any(isinstance(part, _ConvNd) for module in modules for part in module.modules())
 
 
 def is_deterministic() -> bool:
-    """Whether this process is to compute alike in each run, as far as the user's code has asked torch for it."""
+    """Return whether the user's code has asked torch for deterministic algorithms."""
     return torch.are_deterministic_algorithms_enabled() or torch.backends.cudnn.deterministic

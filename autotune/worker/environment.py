@@ -1,6 +1,6 @@
-"""The Environment of a trial: hardware and versions, as torch, the drivers and the kernel give them.
+"""Describe the environment of a trial: hardware and versions, from torch, drivers and kernel.
 
-Takes an open Device; hands on the record that reports show and studies compare.
+Comes in: an open `Device`. Goes out: the `Environment` that reports show and studies compare.
 """
 
 from __future__ import annotations
@@ -41,19 +41,20 @@ _NATIVE_FLAGS = {
 """Flags of processors that compute in a precision. Source: Linux kernel,
 arch/x86/include/asm/cpufeatures.h and Documentation/arch/arm64/elf_hwcaps.rst."""
 _MIN_TENSOR_CORE_CAPABILITY = (7, 0)  # Volta: the first with float16 matrix units
-_MIN_TF32_CAPABILITY = (8, 0)  # Ampere
+_MIN_TF32_CAPABILITY = (8, 0)  # Ampere: the first with TF32
 
 
 def describe(device: Device, *, job_blocks: bool = False) -> Environment:
-    """The environment of a trial on this device.
+    """Return the environment of a trial on this device.
 
     Args:
-        device: What trials run on.
-        job_blocks: The job itself makes each launch wait for its kernel, so that is no remark on
-            the environment.
+        device: The device that trials run on.
+        job_blocks: The job itself makes each launch wait for its kernel, so that deserves no note.
     """
     names = _device_names(device)
-    nodes = _nodes()
+    # the NUMA nodes with cores that this process may use
+    allowed = allowed_cores()
+    nodes = allowed_nodes(allowed) if allowed else {}
     return Environment(
         device=str(device.torch_device),
         device_kind=device.kind,
@@ -81,13 +82,17 @@ def describe(device: Device, *, job_blocks: bool = False) -> Environment:
 
 
 def _remarks(device: Device, *, job_blocks: bool) -> list[Note]:
-    variable = None if job_blocks else blocking_variable(device.kind)
-    blocking = None if variable is None else launches_wait(variable)
-    return [remark for remark in (device.remark, blocking) if remark is not None]
+    remarks = list[Note]()
+    if device.remark is not None:
+        remarks.append(device.remark)
+    variable = blocking_variable(device.kind)
+    if variable is not None and not job_blocks:
+        remarks.append(launches_wait(variable))
+    return remarks
 
 
 def _device_names(device: Device) -> tuple[str, ...]:
-    """The product of each device of this kind; the processor's for the CPU and on MPS."""
+    """Return the product name of each device of this kind; the processor's for the CPU and on MPS."""
     if device.kind in {"cpu", "mps"}:
         return (processor_name(),)
     return tuple(
@@ -95,28 +100,25 @@ def _device_names(device: Device) -> tuple[str, ...]:
     )
 
 
-def _nodes() -> Nodes:
-    """The NUMA nodes with cores that this process may use; none where there is no affinity."""
-    allowed = allowed_cores()
-    return allowed_nodes(allowed) if allowed else {}
-
-
 def _device_nodes(device: Device, nodes: Nodes, root: Path = SYS) -> tuple[int, ...]:
-    """For each device the place of its NUMA node among these, -1 where it is not known or has none of the cores."""
+    """Return the position of each device's NUMA node among these; -1 if unknown or not among them."""
     if device.kind not in {"cuda", "rocm"} or not nodes:
         return ()
     kind = device.torch_device.type
     places = {node: place for place, node in enumerate(nodes)}
-    addresses = [
-        pci_address(torch.device(kind, index)) for index in range(device.module.device_count())
-    ]
-    found = [
-        None if address is None else node_of_pci(address, nodes, root) for address in addresses
-    ]
-    return tuple(-1 if node is None else places.get(node, -1) for node in found)
+    found = list[int]()
+    for index in range(device.module.device_count()):
+        place = -1
+        address = pci_address(torch.device(kind, index))
+        if address is not None:
+            node = node_of_pci(address, nodes, root)
+            place = -1 if node is None else places.get(node, -1)
+        found.append(place)
+    return tuple(found)
 
 
 def _native_dtypes(device: Device) -> tuple[AmpDtype, ...]:
+    """Return the precisions that the device computes in natively."""
     kind = device.kind
     if kind in {"cuda", "rocm"}:
         capability = torch.cuda.get_device_capability(device.torch_device)
@@ -127,7 +129,7 @@ def _native_dtypes(device: Device) -> tuple[AmpDtype, ...]:
         }
     elif kind == "cpu":
         flags = machine.processor_flags()
-        native = {name: not flags.isdisjoint(told_by) for name, told_by in _NATIVE_FLAGS.items()}
+        native = {name: not flags.isdisjoint(any_of) for name, any_of in _NATIVE_FLAGS.items()}
     elif kind == "other":
         # see torch.utils.rename_privateuse1_backend
         known: list[torch.dtype] = getattr(device.module, "get_amp_supported_dtype", list)()

@@ -1,5 +1,9 @@
 # ruff: noqa: SLF001 - torch has no public way to ask for more batches
-"""Batches without end for the measuring loop: waits, ready batches, items made, the length of the queue."""
+"""Deliver batches without end to the measuring loop, with the time each one took.
+
+Comes in: a DataLoader or a tf.data loader. Goes out: `Delivery` after delivery, epoch after epoch,
+and what is known of the loader: batches ready, items made by its workers, length of the queue.
+"""
 
 from __future__ import annotations
 
@@ -27,44 +31,42 @@ from autotune.worker.batch import length_of_batch, size_counter
 from autotune.worker.build import WorkloadFault, length_of
 from autotune.worker.loader import tell_epoch
 
-# Counts the items that a loader's workers have made, while they make them: the loader's own rate,
-# whatever is queued.
-#
-# Comes in: a DataLoader that is about to be iterated, and the batches that are taken of it. Goes
-# out: items made so far. The count lies in shared memory, a slot for each worker, so that no lock
-# is needed. Workers count inside torch's fetcher, which is patched in their processes alone, by the
-# `worker_init_fn` that they are started with: dataset, sampler and collate function stay as they
-# are, and so does the loader once its iterator is made.
-#
-# Where torch names these parts otherwise, where a loader has workers of its own kind, or where the
-# counts do not fit the batches that came, nothing is known.
-
+# Items made by a loader's workers, counted while they make them.
 
 _STRIDE = 8
-"""Numbers of 8 bytes from one slot to the next: a cache line, lest workers on several cores wait
-for one another."""
+"""Integers from one slot to the next: a cache line, so that workers do not invalidate each other's
+cache."""
 _PART_S = 1e-3
-"""Seconds of making the items that are counted at once, within a factor of 2: our own convention.
-Counting them takes half a microsecond; items that are slower are counted one by one."""
+"""Seconds of making the items that are counted at once, within a factor of 2. Counting takes half a
+microsecond; slower items are counted one by one. Source: our own convention."""
 
 
 @dataclass(slots=True)
 class ItemCounter:
-    """The items that the workers of a loader have made, and the samples that were taken of it."""
+    """Counts the items that a loader's workers have made, while they make them.
+
+    It gives the loader's own throughput, whatever is queued. The count lies in shared memory, one
+    slot per worker, so that no lock is needed. Workers count in torch's fetcher, which is patched
+    only in their processes, by a wrapped `worker_init_fn`: dataset, sampler and collate function
+    stay as they are, and so does the loader once its iterator is made.
+
+    The count is unknown if torch has other names for these parts, if the loader has workers of its
+    own kind, or if the counts do not fit the batches that arrived.
+    """
 
     _slots: Any = None
     _size: int = 0
     _given: Callable[[int], None] | None = None
-    """The loader's own worker_init_fn, while ours stands in its place."""
+    """The loader's own worker_init_fn, while it is wrapped."""
     _came: int = 0
     _largest: int = 0
     """Samples of the largest batch."""
     _most_batches: int = 0
-    """Batches that workers hold at most, unfinished ones included."""
+    """Most batches that workers hold, unfinished ones included."""
     _is_known: bool = True
 
     def begin(self, loader: DataLoader[Any]) -> None:
-        """Have the workers count that the loader starts until `end`; it is about to be iterated."""
+        """Make the workers count that the loader starts before `end`; call it before iterating."""
         if loader.num_workers == 0 or not self._is_known:
             return
         if self._slots is None:
@@ -74,26 +76,26 @@ class ItemCounter:
             self._is_known = False
             return
         self._most_batches = (loader.prefetch_factor or TORCH_PREFETCH_FACTOR) * loader.num_workers
-        self.end(loader)  # where its iterator could not be made
+        self.end(loader)  # if the last iterator could not be made
         self._given = loader.worker_init_fn
         loader.worker_init_fn = _Counting(self._slots, self._given)
 
     def end(self, loader: DataLoader[Any]) -> None:
-        """Give the loader its own worker_init_fn back: its iterator is made."""
+        """Restore the loader's own worker_init_fn, once its iterator is made."""
         if isinstance(loader.worker_init_fn, _Counting):
             loader.worker_init_fn = self._given
         self._given = None
 
     def add(self, samples: int) -> None:
-        """Note a batch that was taken."""
+        """Count a batch that was taken."""
         self._came += samples
         self._largest = max(self._largest, samples)
 
     def made(self) -> int | None:
-        """Return the items made so far; None where that is not known.
+        """Return the items made so far; None if unknown.
 
-        Since each is made before it comes, and workers hold few batches, the counts of another way
-        of loading do not fit.
+        Each item is made before it is delivered, and workers hold few batches: counts outside of
+        these bounds come from another way of loading, and are dropped.
         """
         if not self._is_known or self._slots is None or self._came == 0:
             return None
@@ -104,7 +106,7 @@ class ItemCounter:
 
 @dataclass(frozen=True, slots=True)
 class _Counting:
-    """A worker_init_fn that has its worker count, after the loader's own."""
+    """A worker_init_fn that calls the loader's own, then makes its worker count."""
 
     slots: Any
     then: Callable[[int], None] | None
@@ -112,10 +114,10 @@ class _Counting:
     """The process that starts the workers."""
 
     def __call__(self, worker_id: int) -> None:
-        """Called by torch in each worker as it starts, before it makes its fetcher."""
+        """Start counting; torch calls it in each worker before it makes its fetcher."""
         if self.then is not None:
             self.then(worker_id)
-        if os.getpid() != self.pid:  # else workers are threads
+        if os.getpid() != self.pid:  # else the workers are threads
             _count_in_fetchers(self.slots, worker_id * _STRIDE)
 
 
@@ -129,9 +131,11 @@ def _count_in_fetchers(slots: Any, at: int) -> None:
 
 
 def _counted(plain: Callable[[Any, Any], Any], slots: Any, at: int) -> Callable[[Any, Any], Any]:
+    """Return torch's `fetch` with a count of the items it makes; `at` is the index of the slot."""
+
     def fetch(self: Any, indices: Any) -> Any:
         info = get_worker_info()
-        if info is None or self.dataset is not info.dataset:  # a loader that the dataset itself has
+        if info is None or self.dataset is not info.dataset:  # a loader inside the dataset
             return plain(self, indices)
         if not self.auto_collation:
             batch = plain(self, indices)
@@ -147,7 +151,7 @@ def _counted(plain: Callable[[Any, Any], Any], slots: Any, at: int) -> Callable[
 
 
 def _takes_each(dataset: Any) -> bool:
-    """Return whether torch alone iterates the indices of a batch: no `__getitems__` of the user's is given them."""
+    """Return whether torch itself iterates the indices of a batch, without the user's `__getitems__`."""
     if isinstance(dataset, IterableDataset):
         return True
     if type(dataset) is Subset:
@@ -156,7 +160,7 @@ def _takes_each(dataset: Any) -> bool:
 
 
 class _Counted(Sequence[Any]):
-    """The indices of a batch; a part of them is counted when the next one is asked for."""
+    """The indices of a batch; each part of them is counted when the next one is asked for."""
 
     __slots__ = ("_at", "_indices", "_slots")
 
@@ -175,6 +179,7 @@ class _Counted(Sequence[Any]):
         return chain.from_iterable(self._parts())
 
     def _parts(self) -> Iterator[Iterable[Any]]:
+        """Yield the indices in parts that take about _PART_S each, and count each part."""
         indices = iter(self._indices)
         size = 1
         begun = perf_counter()
@@ -182,6 +187,7 @@ class _Counted(Sequence[Any]):
             yield part
             self._slots[self._at] += len(part)
             ended = perf_counter()
+            # Double or halve the part, so that it takes about _PART_S.
             if ended - begun < _PART_S / 2:
                 size *= 2
             elif ended - begun > _PART_S * 2:
@@ -189,81 +195,79 @@ class _Counted(Sequence[Any]):
             begun = ended
 
 
-# How many batches a loader's workers make in advance: one each at first, the configured number once
-# it matters.
-#
-# Comes in: the DataLoader that is measured, and its iterators. Goes out: the same iterators, whose
-# queue a slow first step can't fill, so that little has to be drained; later with a deeper queue.
-# Where torch names these parts otherwise, or a loader has an iterator of its own kind, the queue is
-# the configured one from the start.
-
+# Depth of the queue: one batch per worker at first, the configured number once it matters.
 
 _WHILE_FULL = 2
-"""Batches that each worker is asked for while none has been missed: our own convention, and torch's
-usual number."""
+"""Batches that each worker is asked for while none was missed: torch's default. Source: our own
+convention."""
 
 
 class QueueDepth:
-    """Keep the queue of the loader that is measured short, until a batch is asked for that is not ready.
+    """Keep the queue of a loader short until a batch that is not ready is asked for.
 
-    A loader that is slower than training so piles up few batches, and one that is faster does not
-    need more.
+    A loader slower than training then queues few batches that have to be drained, even if the first
+    steps are slow; a faster one does not need more. The queue has its configured length from the
+    start if torch has other names for its parts, or if the loader has an iterator of its own kind.
 
     Args:
-        is_shallow: Ask each worker for one batch in advance at first; else the queue is the
-            configured one throughout.
+        is_shallow: Ask each worker for one batch in advance at first; else the queue has its
+            configured length throughout.
     """
 
     def __init__(self, *, is_shallow: bool) -> None:
         self._is_shallow = is_shallow
         self.may_deepen = False
-        """The queue is short, and is to be the configured one as soon as it is found empty."""
+        """The queue is short, and gets its configured length as soon as it is found empty."""
 
     @contextmanager
     def applied(self, loader: Any) -> Iterator[None]:
-        """Within this context a loader's iterator is made with a short queue, where that can be changed later."""
+        """Make iterators with a short queue within this context, if it can be deepened later."""
         if not self._is_shallow or not _can_deepen(loader):
             yield
             return
         configured = loader.prefetch_factor
-        # with fewer a worker would have nothing to do
-        loader.prefetch_factor = 1  # the iterator keeps it
+        # the least that keeps a worker busy; the iterator keeps the value
+        loader.prefetch_factor = 1
         try:
             yield
         finally:
             loader.prefetch_factor = configured
 
     def allow_full_queue(self, loader: Any, iterator: Any) -> None:
-        """Let the queue become as long as it is configured: when it is empty for once.
+        """Allow the queue its configured length, from the first time it is empty.
 
-        Until then each worker gets a second batch to make. Workers that had come to the end of
-        their first one so work all at once again, as they do in the long run where the loader is
-        the limit.
+        Until then each worker gets a second batch to make. Workers that finished their first one
+        thus all work again, as they do in the long run if the loader is the bottleneck.
         """
         self.may_deepen = self._is_shallow
         if self._is_shallow:
             deepen(loader, iterator, _WHILE_FULL)
 
     def fill(self, loader: Any, iterator: Any) -> None:
-        """Let the queue, which was found empty, become as long as it is configured, where that is allowed by now."""
+        """Give a queue that was found empty its configured length, if that is allowed by now."""
         if self.may_deepen:
             self.end()
             deepen(loader, iterator)
 
     def end(self) -> None:
-        """Keep no queue short any more; iterators that were made before are deepened by `settle`."""
+        """Stop keeping queues short; `settle` deepens iterators that were made before."""
         self._is_shallow = self.may_deepen = False
 
     def settle(self, loader: Any, iterator: Any) -> None:
-        """Deepen an iterator that was made with a short queue and is asked for batches after that has ended."""
+        """Deepen an iterator that was made with a short queue, once queues are no longer kept short."""
         if not self._is_shallow:
             deepen(loader, iterator)
 
 
 def deepen(loader: Any, iterator: Any, most: int | None = None) -> None:
-    """Ask each worker for the configured number of batches in advance, or for `most` where that is fewer.
+    """Ask each worker for the configured number of batches in advance.
 
     Call it in the thread that takes the iterator's batches.
+
+    Args:
+        loader: The loader that made the iterator; any that can't be deepened is left alone.
+        iterator: Torch's iterator.
+        most: Upper limit of the batches that each worker is asked for; None: no limit.
     """
     if not isinstance(iterator, _MultiProcessingDataLoaderIter) or not _can_deepen(loader):
         return
@@ -272,148 +276,132 @@ def deepen(loader: Any, iterator: Any, most: int | None = None) -> None:
     missing = (depth - iterator._prefetch_factor) * loader.num_workers
     if missing > 0:
         iterator._prefetch_factor = depth
-    with suppress(
-        AssertionError
-    ):  # of a torch that knows the depth elsewhere: the queue stays short
+    # a torch that keeps the depth elsewhere raises it: the queue stays short
+    with suppress(AssertionError):
         for _ in range(missing):
             iterator._try_put_index()
 
 
 def asked_of(iterator: Any) -> int | None:
-    """Return the batches that an iterator's workers are asked for at present; None where that is not known.
-
-    Batches that lie ready are among them.
-    """
-    depth, workers = (
-        getattr(iterator, name, None) for name in ("_prefetch_factor", "_num_workers")
-    )
-    return depth * workers if isinstance(depth, int) and isinstance(workers, int) else None
+    """Return the batches that an iterator's workers are asked for, ready ones included; None if unknown."""
+    depth = getattr(iterator, "_prefetch_factor", None)
+    workers = getattr(iterator, "_num_workers", None)
+    if isinstance(depth, int) and isinstance(workers, int):
+        return depth * workers
+    return None
 
 
 def _can_deepen(loader: Any) -> bool:
+    """Return whether a loader has workers and iterators whose queue torch lets us deepen."""
     if not isinstance(loader, DataLoader):
         return False
-    plain = (
-        type(loader).__iter__ is DataLoader.__iter__
-        and type(loader)._get_iterator is DataLoader._get_iterator
+    kind = type(loader)
+    has_own_iterator = (
+        kind.__iter__ is not DataLoader.__iter__
+        or kind._get_iterator is not DataLoader._get_iterator
     )
-    is_known = (
-        hasattr(_MultiProcessingDataLoaderIter, "_try_put_index")
-        and "_prefetch_factor" in _MultiProcessingDataLoaderIter.__init__.__code__.co_names
-    )
-    return plain and is_known and loader.num_workers > 0
+    if has_own_iterator or not hasattr(_MultiProcessingDataLoaderIter, "_try_put_index"):
+        return False
+    names = _MultiProcessingDataLoaderIter.__init__.__code__.co_names
+    return "_prefetch_factor" in names and loader.num_workers > 0
 
 
-# Batches without end: iterates the loader epoch after epoch, times each wait, and counts the
-# batches that lie ready.
-#
-# `Feed.stop` ends the loader's workers, also such that hang, so that what is measured next has the
-# machine to itself.
+# The feed: iterates a loader epoch after epoch and times each wait.
 
-
-_new = tuple.__new__  # a named tuple's own takes twice as long, once a batch
+_new = tuple.__new__  # takes half as long as a named tuple's own
 
 
 class FeedEnded(Exception):  # noqa: N818 - an end, not an error
-    """No further batch will come: somebody else's script has come to its end."""
+    """No further batch will come: the user's script has ended."""
 
 
 class LoopMoved(Exception):  # noqa: N818 - an event, not an error of ours
-    """Somebody else's script trains on another loader by now: what was measured so far belongs to the former one."""
+    """The user's script trains on another loader now; what was measured belongs to the former one."""
 
 
 class Delivery(NamedTuple):
-    """A batch, and what it took to get it. Made for every batch of a window: a tuple costs least."""
+    """A batch and what it took to get it; a tuple, since one is made for every batch."""
 
     batch: Any
     samples: int
     asked: float
     """Time of perf_counter when it was asked for."""
     wait_s: float
-    """Seconds from asking to having it."""
+    """Seconds from asking for it to having it."""
     is_restart: bool
-    """It is the first of a new epoch: the wait holds the end of the old one and the start of the
-    new one."""
+    """It is the first of an epoch: its wait holds the end of the old epoch and the start of the new
+    one."""
     had_to_wait: bool
-    """No batch lay ready when it was asked for; False where that was not checked."""
+    """No batch was ready when it was asked for; False if that was not checked."""
     apart_s: float = 0.0
-    """Seconds at the epoch's end before it was asked for that are no training: a script's
+    """Seconds before it was asked for, at the end of an epoch, that are no training: a script's
     evaluation."""
 
 
 class BatchFeed(Protocol):
-    """Batches without end, as the measuring loop takes them: a loader's (Feed), or those of somebody else's script."""
+    """Batches without end for the measuring loop: from a loader (`Feed`) or from the user's script."""
 
     watches_queue: bool
-    """Check before each batch whether one lies ready; off inside a window, where it would cost
+    """Check before each batch whether one is ready; off inside a window, where it would cost
     time."""
     epoch_batches: int | None
-    """Batches of an epoch; None where that is not known."""
+    """Batches per epoch; None if unknown."""
 
     @property
     def loader(self) -> Any:
-        """The DataLoader; None where there is none."""
-        ...
+        """The DataLoader; None if there is none."""
 
     @property
     def start_s(self) -> float:
         """Seconds of starting the loader."""
-        ...
 
     @property
     def first_wait_s(self) -> float:
         """Seconds of waiting for its first batch."""
-        ...
 
     @property
     def queue_capacity(self) -> int:
-        """Batches that workers hold ready at most."""
-        ...
+        """Most batches that workers hold ready."""
 
     @property
     def is_iterable(self) -> bool:
-        """Whether the dataset alone says when an epoch ends."""
-        ...
+        """Return whether only the dataset knows when an epoch ends."""
 
     def take(self) -> Delivery:
-        """The next batch; at an epoch's end the first of the next epoch."""
-        ...
+        """Return the next batch; at the end of an epoch, the first of the next one."""
 
     def take_apart_s(self) -> float:
-        """Seconds since the last batch that were no training: a script's evaluation. They belong to no block."""
-        ...
+        """Return the seconds of evaluation since the last batch, which belong to no block, and reset them."""
 
     def is_at_end(self) -> bool:
-        """Whether the next batch is the first of a new epoch, as far as the epoch's length is known."""
-        ...
+        """Return whether the next batch starts a new epoch, as far as the epoch's length is known."""
 
     def ready(self) -> int | None:
-        """Batches that workers have finished and nobody has taken; None where that is not known."""
-        ...
+        """Return the batches that workers have finished and nobody has taken; None if unknown."""
 
     def asked_batches(self) -> int | None:
-        """Return the batches that workers are asked for at present, those that lie ready included; None: not known."""
-        ...
+        """Return the batches that workers are asked for, ready ones included; None if unknown."""
 
     def made(self) -> int | None:
-        """Return the samples that workers have made so far, taken or not; None where that is not known."""
-        ...
+        """Return the samples that workers have made so far, taken or not; None if unknown."""
 
     def allow_full_queue(self) -> None:
-        """Let the queue become as long as it is configured, where it was kept short: when it is empty for once."""
-        ...
+        """Allow a queue that was kept short its configured length, from the first time it is empty."""
 
     def stop(self, within_s: float = 1.0) -> None:
-        """End the loader's workers."""
-        ...
+        """End the loader's workers.
+
+        Args:
+            within_s: Seconds after which workers that hang are killed.
+        """
 
 
 class Feed:
-    """Holds the loader's iterator. Epoch lengths are counted as they come.
+    """Iterates a loader epoch after epoch; the length of epochs is counted as they end.
 
     Args:
-        loader: What is iterated.
-        is_shallow: Keep the queue short until it matters, see QueueDepth.
+        loader: The loader to iterate.
+        is_shallow: Keep the queue short until it matters, see `QueueDepth`.
     """
 
     def __init__(self, loader: DataLoader[Any] | TfLoader, *, is_shallow: bool = False) -> None:
@@ -427,14 +415,16 @@ class Feed:
         self._epoch = 0
         self._in_epoch = 0
         self.watches_queue = True
-        """Check before each batch whether one lies ready; off inside a window, where it would cost
-        time."""
         self.epoch_batches: int | None = length_of(loader)
         self.start_s = 0.0
         self.first_wait_s = 0.0
 
     def start(self) -> Delivery:
-        """Start the loader's workers and take the first batch."""
+        """Start the loader's workers and return the first batch.
+
+        Raises:
+            WorkloadFault: An epoch has no batch.
+        """
         begun = perf_counter()
         self._begin_epoch()
         self.start_s = perf_counter() - begun
@@ -443,10 +433,10 @@ class Feed:
         return delivery
 
     def take(self) -> Delivery:
-        """The next batch; at an epoch's end the first of the next epoch.
+        """Return the next batch; at the end of an epoch, the first of the next one.
 
         Raises:
-            WorkloadFault: an epoch has no batch at all.
+            WorkloadFault: An epoch has no batch.
         """
         assert self._iterator is not None, "start() comes first"  # noqa: S101 - our own bug
         is_empty = (self.watches_queue or self._depth.may_deepen) and self.ready() == 0
@@ -455,6 +445,7 @@ class Feed:
         restarted = False
         if is_empty:
             self._depth.fill(self.loader, self._iterator)
+        # Take a batch; at the end of an epoch, start the next one first.
         while True:
             try:
                 batch = next(self._iterator)
@@ -472,50 +463,54 @@ class Feed:
             return _new(Delivery, (batch, samples, begun, wait_s, restarted, had_to_wait, 0.0))
 
     def take_apart_s(self) -> float:
-        """None: between two batches it is trained."""
+        """Return 0: nothing but training happens between two batches."""
         return 0.0
 
     @property
     def queue_capacity(self) -> int:
-        """Batches that workers hold ready at most: prefetch_factor * num_workers, or an epoch's."""
+        """Most batches that workers hold ready: prefetch_factor * num_workers, or an epoch's."""
         return queue_capacity(self.loader, self.epoch_batches)
 
     @property
     def is_iterable(self) -> bool:
-        """Whether the dataset alone says when an epoch ends: a length that it promises may not be what comes."""
+        """Return whether only the dataset knows when an epoch ends; its length may be wrong."""
         return isinstance(self.loader.dataset, IterableDataset | TfData)
 
     def stop(self, within_s: float = 1.0) -> None:
-        """End the loader's workers; what does not end by itself in time, such as a reader that hangs, is killed.
+        """End the loader's workers; kill those that hang, such as in a reader.
 
-        Nothing can be taken afterwards. Batches that were taken stay as they are. Does nothing
-        without workers, and where another torch names its iterator's parts otherwise.
+        No batch can be taken afterwards; batches taken before stay valid. Does nothing without
+        workers, or if this torch has other names for its iterator's parts.
+
+        Args:
+            within_s: Seconds after which workers that hang are killed.
         """
         iterator = self._iterator
         self._iterator = None
         stop_iterator(self.loader, iterator, within_s)
 
     def is_at_end(self) -> bool:
-        """Whether the next batch is the first of a new epoch, as far as the epoch's length is known."""
+        """Return whether the next batch starts a new epoch, as far as the epoch's length is known."""
         return self._in_epoch == self.epoch_batches
 
     def ready(self) -> int | None:
-        """Batches that workers have finished and the loop has not taken; None where that is not known."""
+        """Return the batches that workers have finished and nobody has taken; None if unknown."""
         return ready_in(self.loader, self._iterator)
 
     def asked_batches(self) -> int | None:
-        """Return the batches that workers are asked for at present, those that lie ready included; None: not known."""
+        """Return the batches that workers are asked for, ready ones included; None if unknown."""
         return asked_of(_inner(self._iterator))
 
     def made(self) -> int | None:
-        """Return the samples that workers have made so far, taken or not; None where that is not known."""
+        """Return the samples that workers have made so far, taken or not; None if unknown."""
         return self._counter.made()
 
     def allow_full_queue(self) -> None:
-        """Let the queue become as long as it is configured, where it was kept short: when it is empty for once."""
+        """Allow a queue that was kept short its configured length, from the first time it is empty."""
         self._depth.allow_full_queue(self.loader, self._iterator)
 
     def _begin_epoch(self) -> None:
+        """Pass the epoch's number to samplers and dataset, and start the loader's iterator."""
         self._in_epoch = 0
         for part in (self.loader.sampler, self.loader.batch_sampler, self.loader.dataset):
             tell_epoch(part, self._epoch)
@@ -531,20 +526,26 @@ class Feed:
 
 
 def queue_capacity(loader: DataLoader[Any] | TfLoader, epoch_batches: int | None) -> int:
-    """Batches that a loader's workers hold ready at most: prefetch_factor * num_workers, or an epoch's."""
+    """Return the most batches that a loader's workers hold ready.
+
+    Args:
+        loader: The loader.
+        epoch_batches: Batches per epoch, which is an upper limit; None if unknown.
+    """
     if isinstance(loader, TfLoader):
         capacity = loader.queue_capacity
     else:
         capacity = (loader.prefetch_factor or TORCH_PREFETCH_FACTOR) * loader.num_workers
-    return capacity if epoch_batches is None else min(capacity, epoch_batches)
+    if epoch_batches is None:
+        return capacity
+    return min(capacity, epoch_batches)
 
 
 def ready_in(loader: DataLoader[Any] | TfLoader, iterator: Any) -> int | None:
-    """Batches that workers have finished and nobody has taken; None where that is not known.
+    """Return the batches that workers have finished and nobody has taken; None if unknown.
 
-    Reads the iterator of torch.utils.data.dataloader from outside: its queue of results, the queue
-    behind the pinning thread, and what came out of order. None where another torch names these
-    otherwise.
+    Reads torch's iterator from outside: its queue of results, the queue of the pin-memory thread,
+    and batches that arrived out of order. None if this torch has other names for these.
     """
     if loader.num_workers == 0:
         return 0
@@ -553,7 +554,7 @@ def ready_in(loader: DataLoader[Any] | TfLoader, iterator: Any) -> int | None:
     iterator = _inner(iterator)
     with suppress(AttributeError, NotImplementedError, OSError):
         count = int(iterator._data_queue.qsize())
-        if isinstance(iterator._data_queue, queue.Queue):
+        if isinstance(iterator._data_queue, queue.Queue):  # filled by the pin-memory thread
             count += int(iterator._worker_result_queue.qsize())
         early = sum(len(info) == 2 for info in list(iterator._task_info.values()))
         return count + early
@@ -561,10 +562,14 @@ def ready_in(loader: DataLoader[Any] | TfLoader, iterator: Any) -> int | None:
 
 
 def stop_iterator(loader: DataLoader[Any] | TfLoader, iterator: Any, within_s: float) -> None:
-    """End a loader's workers; what does not end by itself in time, such as a reader that hangs, is killed.
+    """End a loader's workers; kill those that hang, such as in a reader.
 
-    Threads of a tf.data pipeline can't be killed: such that hang are left behind, and end with the
-    process.
+    Threads of a tf.data pipeline can't be killed: those that hang end with the process.
+
+    Args:
+        loader: The loader.
+        iterator: Its current iterator.
+        within_s: Seconds after which workers that hang are killed.
     """
     if isinstance(loader, TfLoader):
         if isinstance(iterator, TfBatches):
@@ -577,13 +582,13 @@ def stop_iterator(loader: DataLoader[Any] | TfLoader, iterator: Any, within_s: f
     shut_down = getattr(iterator, "_shutdown_workers", None)
     if shut_down is None:
         return
-    ending = Thread(target=_ignoring_what_is_gone, args=(shut_down,), daemon=True)
-    ending.start()  # torch would wait for each worker in turn, 5 s
+    ending = Thread(target=_shut_down_quietly, args=(shut_down,), daemon=True)
+    # torch would wait up to 5 s for each worker in turn
+    ending.start()
     ending.join(within_s)
     if ending.is_alive():
-        with suppress(
-            ValueError
-        ):  # else torch's handler takes the kill for an accident, and raises
+        # else torch's handler takes the kill for an accident, and raises
+        with suppress(ValueError):
             signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
         for worker in iterator._workers:
             worker.kill()
@@ -591,18 +596,18 @@ def stop_iterator(loader: DataLoader[Any] | TfLoader, iterator: Any, within_s: f
 
 
 def _inner(iterator: Any) -> Any:
-    """Torch's iterator inside of what a loader's class puts around it, as torch_geometric's do."""
+    """Return torch's own iterator, unwrapped from a loader class such as torch_geometric's."""
     return getattr(iterator, "iterator", iterator)
 
 
-def _ignoring_what_is_gone(shut_down: Callable[[], None]) -> None:
-    with suppress(
-        ValueError, OSError
-    ):  # the workers were killed meanwhile, and torch no longer knows them
+def _shut_down_quietly(shut_down: Callable[[], None]) -> None:
+    """Shut workers down, ignoring errors for workers that were killed meanwhile."""
+    with suppress(ValueError, OSError):
         shut_down()
 
 
 def _empty_epoch(loader: DataLoader[Any] | TfLoader) -> WorkloadFault:
+    """Return the fault of an epoch without batches."""
     if isinstance(loader, TfLoader):
         return WorkloadFault(
             "an epoch must hold at least one batch, but the tf.data pipeline came to its end "

@@ -1,8 +1,8 @@
-"""The ranks of one trial as one: opens the process group, and lets them agree on what all must do alike.
+"""Join the ranks of a trial into one group, and let them agree on what all must do alike.
 
-Takes a job, this rank's number and its device; hands on a Group. A single process is a Group of
-one, for which agreeing costs nothing. Ranks that train in step must take the same number of
-batches: whatever depends on a clock is agreed on here first, over the CPU, also where gradients go
+Comes in: a job, this rank's number and its device. Goes out: a `Group`; a single process is a group
+of one, for which agreeing costs nothing. Ranks that train in step must take the same number of
+batches: whatever depends on a clock is agreed on here first, over the CPU, even if gradients go
 over NCCL.
 """
 
@@ -29,7 +29,9 @@ _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 _COLLATERAL = re.compile(
     r"Connection (closed|reset|refused)|closed by peer|Broken pipe|remote process exited|pair closure|timed? ?out",
     re.IGNORECASE,
-)  # messages of gloo and NCCL; NCCL's others, such as its own lack of memory, are the rank's own failure
+)
+"""Messages of gloo and NCCL. NCCL's other ones, such as its own lack of memory, are this rank's own
+failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +41,20 @@ class Group:
     rank: int = 0
     size: int = 1
     control: Any = None
-    """A gloo group for agreeing; None for one alone."""
+    """A gloo group for agreeing; None for a single process."""
     local_size: int = 1
     """Ranks on this host."""
 
     def any(self, flag: bool) -> bool:
-        """Whether it holds for any rank. Every rank must ask."""
+        """Return whether a flag is set on any rank. Every rank must call it."""
         return bool(self.most(float(flag)))
 
     def all(self, flag: bool) -> bool:
-        """Whether it holds for all ranks. Every rank must ask."""
+        """Return whether a flag is set on all ranks. Every rank must call it."""
         return not self.any(not flag)
 
     def most(self, value: float) -> float:
-        """The largest value of any rank. Every rank must ask."""
+        """Return the largest value of all ranks. Every rank must call it."""
         if self.control is None:
             return value
         shared = torch.tensor([value], dtype=torch.float64)
@@ -60,7 +62,7 @@ class Group:
         return float(shared.item())
 
     def is_equal(self, value: float) -> bool:
-        """Whether all ranks have the same value. Every rank must ask."""
+        """Return whether all ranks have the same value. Every rank must call it."""
         return self.most(value) == -self.most(-value)
 
     def wait(self) -> None:
@@ -70,17 +72,22 @@ class Group:
 
 
 ALONE = Group()
-"""A single process."""
+"""The group of a single process."""
 
 
 def open_group(job: TrialJob, rank: int, device: Device) -> Group:
-    """Join the other ranks of a DDP trial; for any other trial, the group of one.
+    """Join the other ranks of a DDP trial; for any other trial, return the group of one.
 
-    A rendezvous by a file keeps all traffic on the loopback interface: nothing outside the machine
-    is asked for a name. Ranks on several hosts meet at a TCP store of rank 0.
+    A rendezvous by file keeps all traffic on the loopback interface: no name server outside the
+    machine is asked. Ranks on several hosts meet at a TCP store of rank 0.
+
+    Args:
+        job: The trial's job.
+        rank: Number of this rank among all of the trial.
+        device: The device of this rank.
 
     Raises:
-        DeviceError: torch has no backend for this kind of device.
+        DeviceError: Torch has no backend for this kind of device.
     """
     if job.config.strategy != "ddp" or job.rendezvous is None:
         return ALONE
@@ -97,19 +104,23 @@ def open_group(job: TrialJob, rank: int, device: Device) -> Group:
         )
     size = job.config.world_size
     part = job.part
-    first, here = (0, size) if part is None else (part.first_rank, part.ranks)
-    places = {
-        "RANK": rank,
-        "LOCAL_RANK": rank - first,
-        "WORLD_SIZE": size,
-        "LOCAL_WORLD_SIZE": here,
-    }
-    os.environ.update(
-        {name: str(value) for name, value in places.items()}
-    )  # as torchrun does, loader workers included
+    first = 0
+    local_size = size
+    interface = None
+    if part is not None:
+        first = part.first_rank
+        local_size = part.ranks
+        interface = part.interface
+
+    # Set torchrun's variables, which loader workers inherit.
+    os.environ["RANK"] = str(rank)
+    os.environ["LOCAL_RANK"] = str(rank - first)
+    os.environ["WORLD_SIZE"] = str(size)
+    os.environ["LOCAL_WORLD_SIZE"] = str(local_size)
+
     distributed.init_process_group(
         backend,
-        **_meeting_place(job.rendezvous, size, None if part is None else part.interface),
+        **_meeting_place(job.rendezvous, size, interface),
         rank=rank,
         world_size=size,
         # a waiting rank fails shortly before all are ended
@@ -120,31 +131,30 @@ def open_group(job: TrialJob, rank: int, device: Device) -> Group:
         _exchange_once(device)
     if size == 1:
         return Group(rank, size)
-    control = distributed.new_group(
-        backend="gloo"
-    )  # never that of the gradients: no order would hold
-    return Group(rank, size, control, here)
+    # apart from the gradients' group, with whose calls the order would not be defined
+    control = distributed.new_group(backend="gloo")
+    return Group(rank, size, control, local_size)
 
 
 def _exchange_once(device: Device) -> None:
-    """Exchange one number, so that the communicator and its buffers exist before anything is made of the memory left.
+    """Exchange one number, so that the communicator and its buffers exist before memory is divided.
 
-    NCCL connects for each algorithm when it is first chosen, so large gradients may still bring
-    more: the cap on memory is set again after the first steps. Source: NCCL_RUNTIME_CONNECT in
-    NCCL's user guide.
+    NCCL connects for each algorithm when it is first chosen, so large gradients may add more: the
+    cap on memory is set again after the first steps. Source: NCCL_RUNTIME_CONNECT in NCCL's user
+    guide.
     """
     distributed.all_reduce(torch.zeros(1, device=device.torch_device))
     device.synchronize()
 
 
 def _meeting_place(rendezvous: str, size: int, interface: str | None) -> dict[str, Any]:
-    """Arguments of init_process_group that say where the ranks meet.
+    """Return the arguments of init_process_group that say where the ranks meet.
 
-    A file is opened here: torch does not take a path apart that holds a question mark. For ranks on
-    several hosts the interface is set: gloo would take the one that the host's name leads to, which
-    is the loopback one on many machines. NCCL leaves that one out by itself; given a name, it would
-    use neither several interfaces nor the faster ones that it favours, and would ignore nccl.conf.
-    Source: NCCL_SOCKET_IFNAME in NCCL's user guide.
+    A file is opened here, since torch's URL parser fails on a path with a question mark. For ranks
+    on several hosts gloo's interface is set: gloo would take the one that the host's name resolves
+    to, which is the loopback one on many machines. NCCL skips that one by itself; given a name, it
+    would use neither several interfaces nor the faster ones that it prefers, and would ignore
+    nccl.conf. Source: NCCL_SOCKET_IFNAME in NCCL's user guide.
     """
     if not rendezvous.startswith(_FILE):
         if interface is not None:
@@ -156,7 +166,10 @@ def _meeting_place(rendezvous: str, size: int, interface: str | None) -> dict[st
 
 
 def is_collateral(error: BaseException) -> bool:
-    """Whether an exception only means that another rank is gone: a closed connection, a collective that timed out."""
+    """Return whether an exception only means that another rank is gone.
+
+    That is a closed connection, or a collective that timed out.
+    """
     if not distributed.is_available() or not (
         distributed.is_initialized() or _comes_from_torch_distributed(error)
     ):
@@ -167,6 +180,6 @@ def is_collateral(error: BaseException) -> bool:
 
 
 def _comes_from_torch_distributed(error: BaseException) -> bool:
-    """Whether it was raised while the ranks were still meeting."""
+    """Return whether an exception was raised while the ranks were still meeting."""
     frames = traceback.walk_tb(error.__traceback__)
     return any(_TORCH_DISTRIBUTED in frame.f_code.co_filename for frame, _ in frames)

@@ -1,4 +1,8 @@
-"""Build the loader of a trial, or of one rank's share, with the user's own samplers."""
+"""Build the loader of a trial, or of one rank's share, with the user's own samplers.
+
+Comes in: the workload, its dataset or DataLoader, and a configuration. Goes out: a DataLoader or a
+tf.data loader with that configuration's settings.
+"""
 
 from __future__ import annotations
 
@@ -33,45 +37,38 @@ from autotune.worker.build import WorkloadFault, is_stream, length_of
 from autotune.worker.group import ALONE, Group
 
 # The user's own batch sampler: made for a batch size or for a token budget.
-#
-# Comes in: the part of the workload, the dataset and a configuration. Goes out: what draws the
-# batches; or the facts that a probe finds about it: whether it takes a token budget, and how many
-# samples such a batch holds.
-
 
 _BUDGET = "max_tokens"
 _MOST_COUNTED = 1000
-"""Batches that are drawn, not loaded, to know their mean size: our own convention."""
+"""Batches that are drawn, not loaded, for their mean size. Source: our own convention."""
 
 
 def is_factory(sampler: Any) -> bool:
-    """Whether a sampler has to be called first: a function or a class, not a thing to iterate."""
+    """Return whether a sampler has to be called first: a function or class, not an iterable."""
     return callable(sampler) and (isinstance(sampler, type) or not hasattr(sampler, "__iter__"))
 
 
 def takes_budget(sampler: Any) -> bool:
-    """Whether a batch sampler is made for a token budget: it is a factory with a parameter `max_tokens`."""
+    """Return whether a batch sampler is made for a token budget: a factory with a parameter `max_tokens`."""
     found = _parameters(sampler).get(_BUDGET)
     return found is not None and found.kind is not inspect.Parameter.POSITIONAL_ONLY
 
 
 def takes_batch_size(sampler: Any) -> bool:
-    """Whether such a factory can't be called without a batch size beside the dataset and the budget."""
-    required = [
-        one
-        for name, one in _parameters(sampler).items()
-        if name != _BUDGET
-        and one.default is one.empty
-        and one.kind not in {one.VAR_POSITIONAL, one.VAR_KEYWORD}
-    ]
-    return len(required) > 1
+    """Return whether such a factory requires a batch size besides the dataset and the budget."""
+    required = 0
+    for name, parameter in _parameters(sampler).items():
+        is_variadic = parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}
+        if name != _BUDGET and parameter.default is parameter.empty and not is_variadic:
+            required += 1
+    return required > 1
 
 
 def refuse_budget(config: TrainingConfig) -> None:
     """Refuse a token budget that nothing fills.
 
     Raises:
-        WorkloadFault: there is one.
+        WorkloadFault: The configuration has one.
     """
     if config.max_tokens is not None:
         raise WorkloadFault(
@@ -83,16 +80,21 @@ def refuse_budget(config: TrainingConfig) -> None:
 
 
 def made_batches(sampler: Any, dataset: Any, config: TrainingConfig) -> Iterable[Any]:
-    """What draws the batches of a configuration: the user's sampler, or what their function makes.
+    """Return what draws the batches of a configuration: the user's sampler, or what their factory makes.
+
+    Args:
+        sampler: The user's batch sampler, or a factory of one.
+        dataset: The dataset to draw from.
+        config: Batch size or token budget.
 
     Raises:
-        WorkloadFault: a token budget is given and not taken, or the other way round.
+        WorkloadFault: A token budget is given but not taken, or taken but not given.
     """
     if not takes_budget(sampler):
         refuse_budget(config)
-        drawn: Iterable[Any] = (
-            sampler(dataset, config.loader_batch_size) if is_factory(sampler) else sampler
-        )
+        drawn: Iterable[Any] = sampler
+        if is_factory(sampler):
+            drawn = sampler(dataset, config.loader_batch_size)
         return drawn
     if config.max_tokens is None:
         raise WorkloadFault(
@@ -106,60 +108,66 @@ def made_batches(sampler: Any, dataset: Any, config: TrainingConfig) -> Iterable
 
 
 def mean_samples(batches: Iterable[Any], dataset_length: int | None) -> float | None:
-    """Samples of a batch in the mean over the first ones that a batch sampler draws; None of none.
+    """Return the mean samples of the first batches that a batch sampler draws; None if it draws none.
 
-    Of a longer epoch, whose first batches may be the shortest, over all of it where its length is
-    known.
+    The first batches of a longer epoch may be its shortest: there the mean is over the whole epoch,
+    if its length is known.
+
+    Args:
+        batches: The batch sampler.
+        dataset_length: Items of the dataset; None if unknown.
     """
     epoch = length_of(batches)
     if epoch is not None and epoch > _MOST_COUNTED and dataset_length is not None:
         return dataset_length / epoch
     sizes = [len(batch) for batch in islice(batches, _MOST_COUNTED) if isinstance(batch, Sized)]
-    return fmean(sizes) if sizes else None
+    if not sizes:
+        return None
+    return fmean(sizes)
 
 
 def _parameters(sampler: Any) -> dict[str, inspect.Parameter]:
     if is_factory(sampler):
-        with suppress(ValueError, TypeError):  # a builtin has no signature to look at
+        with suppress(ValueError, TypeError):  # a builtin has no signature
             return dict(inspect.signature(sampler).parameters)
     return {}
 
 
-# The loader of a trial, or of one rank's share: which items make a batch, and how they reach its
-# workers.
-#
-# A DataLoader of the user's is copied with a trial's settings; for a dataset one is made.
-#
-# Every rank draws the same order, from the same seed, and takes each `size`-th of it: of a
-# map-style dataset, of the user's sampler or batch sampler. An iterable dataset must share its
-# items out by itself: ranks whose first batches are equal show that it does not.
-#
-# Workers that are not forked (spawn, forkserver; Python 3.14's default) pickle by name, which fails
-# for what was defined in `__main__` or loaded from a file. The dataset and the functions go to them
-# as a payload instead: written once a trial, mapped by each worker.
+# The loader of a trial.
 
 
 def build_loader(
     workload: Workload, data: Any, config: TrainingConfig, scratch: Path, group: Group = ALONE
 ) -> DataLoader[Any] | TfLoader:
-    """The loader of a trial, of one rank's share where it has several.
+    """Build the loader of a trial, or of this rank's share.
+
+    A DataLoader of the user's is copied with the trial's settings; for a dataset a new one is made.
+
+    Every rank draws the same order, from the same seed, and takes every `size`-th item of it: of a
+    map-style dataset, of the user's sampler or batch sampler. An iterable dataset must shard
+    itself; equal first batches on all ranks show that it does not.
+
+    Workers that are not forked (spawn, forkserver; the default of Python 3.14) pickle by name,
+    which fails for objects defined in `__main__` or loaded from a file. They get the dataset and
+    functions as a payload instead, written once per trial and mapped by each worker.
 
     Args:
-        workload: What the user says of sampling, collating and workers.
-        data: A dataset, a TfData, or a DataLoader, of which the workload says only what is to be
-            different.
+        workload: The user's sampling, collating and worker settings.
+        data: A dataset, a TfData, or a DataLoader, in which the workload only overrides settings.
         config: The trial's settings.
-        scratch: A folder for what loader workers that are not forked read.
-        group: This rank among the others.
+        scratch: A folder for files read by loader workers that are not forked.
+        group: This rank's group.
 
     Raises:
-        WorkloadFault: a tf.data pipeline can't be used, or what stands beside it; or a token budget
-            that nothing fills.
+        WorkloadFault: A tf.data pipeline, or a setting given with it, can't be used; or nothing
+            fills a token budget.
     """
     if workload.batch_sampler is None:
         refuse_budget(config)
     if isinstance(data, TfData):
         return _tf_loader(workload, data, config)
+
+    # Copy the user's loader, or make one for the dataset.
     if isinstance(data, DataLoader):
         loader = _like(data, workload, config, group)
     else:
@@ -170,15 +178,16 @@ def build_loader(
     loader.worker_init_fn = limited(loader.worker_init_fn, config.worker_threads)
     if config.num_workers == 0:
         return loader
+
+    # Choose how workers start, and make the user's objects portable for workers that are not forked.
     method = config.multiprocessing_context or workload.multiprocessing_context
     if method is not None or loader.multiprocessing_context is None:
         loader.multiprocessing_context = torch.multiprocessing.get_context(method)
     if loader.multiprocessing_context.get_start_method() != "fork":
         ForkingPickler.register(type(loader.dataset), partial(_as_payload, folder=scratch))
         loader.collate_fn = _PortableFunction(loader.collate_fn, scratch)
-        loader.worker_init_fn = loader.worker_init_fn and _PortableFunction(
-            loader.worker_init_fn, scratch
-        )
+        if loader.worker_init_fn:
+            loader.worker_init_fn = _PortableFunction(loader.worker_init_fn, scratch)
     return loader
 
 
@@ -193,11 +202,11 @@ def _tf_loader(workload: Workload, data: TfData, config: TrainingConfig) -> TfLo
 
 
 class EachNth(Sampler[Any]):
-    """A rank's share of what a sampler, or a batch sampler, draws: equally much for each rank.
+    """A rank's share of a sampler or batch sampler; all ranks get equally many items.
 
     Args:
-        drawn: the user's sampler; it must draw the same order on every rank.
-        group: this rank among the others.
+        drawn: The user's sampler; it must draw the same order on every rank.
+        group: This rank's group.
     """
 
     def __init__(self, drawn: Iterable[Any], group: Group) -> None:
@@ -207,19 +216,19 @@ class EachNth(Sampler[Any]):
     def __iter__(self) -> Iterator[Any]:
         drawn = iter(self.drawn)
         size = self.group.size
-        while len(one_each := list(islice(drawn, size))) == size:  # what is left over goes to none
+        while len(one_each := list(islice(drawn, size))) == size:  # no rank gets the remainder
             yield one_each[self.group.rank]
 
     def __len__(self) -> int:
-        return len(self.drawn) // self.group.size  # type: ignore[arg-type] # raises TypeError as the user's own does
+        return len(self.drawn) // self.group.size  # type: ignore[arg-type] # raises the user's TypeError
 
     def set_epoch(self, epoch: int) -> None:
-        """Hand the epoch on to a sampler that asks for it."""
+        """Pass the epoch on to the user's sampler."""
         tell_epoch(self.drawn, epoch)
 
 
 def tell_epoch(sampler: Any, epoch: int) -> None:
-    """Tell a sampler or dataset which epoch begins, where it has torch's method for that."""
+    """Call `set_epoch` of a sampler or dataset, if it has that method of torch's."""
     set_epoch = getattr(sampler, "set_epoch", None)
     if callable(set_epoch):
         set_epoch(epoch)
@@ -228,32 +237,34 @@ def tell_epoch(sampler: Any, epoch: int) -> None:
 def _sampling(
     workload: Workload, dataset: Any, config: TrainingConfig, group: Group
 ) -> dict[str, Any]:
-    """Arguments of the DataLoader that say which items come, in which order, and which of them make a batch."""
+    """Return the DataLoader arguments that decide which items come, in which order and which batches."""
     if workload.batch_sampler is not None:
-        return {
-            "batch_sampler": _shared(made_batches(workload.batch_sampler, dataset, config), group)
-        }
-    batches = {"batch_size": config.loader_batch_size, "drop_last": workload.drop_last}
+        made = made_batches(workload.batch_sampler, dataset, config)
+        return {"batch_sampler": _shared(made, group)}
+    batches: dict[str, Any] = {
+        "batch_size": config.loader_batch_size,
+        "drop_last": workload.drop_last,
+    }
     if is_stream(dataset):
         return batches
     if workload.sampler is not None:
-        return batches | {"sampler": _drawn(workload.sampler, dataset, group)}
-    if group.size > 1:
-        shuffle = workload.shuffle
-        drop_last = workload.drop_last
-        return batches | {
-            "sampler": DistributedSampler(
-                dataset, group.size, group.rank, shuffle=shuffle, drop_last=drop_last
-            )
-        }
-    return batches | {"shuffle": workload.shuffle}
+        batches["sampler"] = _drawn(workload.sampler, dataset, group)
+    elif group.size > 1:
+        batches["sampler"] = DistributedSampler(
+            dataset, group.size, group.rank, workload.shuffle, drop_last=workload.drop_last
+        )
+    else:
+        batches["shuffle"] = workload.shuffle
+    return batches
 
 
 def _like(
     given: DataLoader[Any], workload: Workload, config: TrainingConfig, group: Group
 ) -> DataLoader[Any]:
-    """A copy of the user's loader under other settings, with what the workload says in place of the loader's own."""
+    """Return a copy of the user's loader with a trial's settings and the workload's overrides."""
     dataset = given.dataset
+
+    # Decide who draws: the workload's sampler, the dataset itself, or the loader's own sampler.
     sampler: Any = None
     batch_sampler: Any = None
     if workload.batch_sampler is not None:
@@ -261,22 +272,12 @@ def _like(
     elif workload.sampler is not None:
         sampler = _drawn(workload.sampler, dataset, group)
     elif is_stream(dataset):
-        pass  # it shares its items out by itself
+        pass  # it shards itself
     elif given.batch_sampler is not None and fixed_batches(given):
         batch_sampler = _shared(given.batch_sampler, group)
-    elif type(drawn := drawn_by(given)) is DistributedSampler or (
-        group.size > 1 and _is_plain(drawn)
-    ):
-        shuffles = (
-            drawn.shuffle
-            if isinstance(drawn, DistributedSampler)
-            else isinstance(drawn, RandomSampler)
-        )
-        sampler = DistributedSampler(
-            dataset, group.size, group.rank, shuffle=shuffles, drop_last=drops_last(given)
-        )
-    elif group.size > 1:
-        sampler = EachNth(drawn, group)
+    else:
+        sampler = _own_share(given, group)
+
     loader = loader_like(
         given,
         config.loader_settings,
@@ -291,24 +292,44 @@ def _like(
     return loader
 
 
+def _own_share(given: DataLoader[Any], group: Group) -> Any:
+    """Return this rank's share of what a loader's own sampler draws; None to copy the sampler.
+
+    Torch's DistributedSampler is made for this group, and replaces sequential and random samplers.
+    """
+    drawn = drawn_by(given)
+    if type(drawn) is DistributedSampler or (group.size > 1 and _is_plain(drawn)):
+        shuffles = isinstance(drawn, RandomSampler)
+        if isinstance(drawn, DistributedSampler):
+            shuffles = drawn.shuffle
+        return DistributedSampler(
+            given.dataset, group.size, group.rank, shuffle=shuffles, drop_last=drops_last(given)
+        )
+    return EachNth(drawn, group) if group.size > 1 else None
+
+
 def _is_plain(sampler: Any) -> bool:
-    """Whether a sampler's order says no more than whether it is random."""
+    """Return whether a sampler's order is nothing but sequential or random."""
     if type(sampler) is RandomSampler:
         return not sampler.replacement and sampler._num_samples is None  # noqa: SLF001 - num_samples is never None
     return type(sampler) is SequentialSampler
 
 
 def _drawn(sampler: Any, dataset: Any, group: Group) -> Any:
-    """The user's sampler, or what their function makes for the dataset; of several ranks this one's share of it."""
-    return _shared(sampler(dataset) if is_factory(sampler) else sampler, group)
+    """Return the user's sampler, or what their factory makes for the dataset; of several ranks, the share."""
+    if is_factory(sampler):
+        sampler = sampler(dataset)
+    return _shared(sampler, group)
 
 
 def _shared(drawn: Any, group: Group) -> Any:
-    return drawn if group.size == 1 else EachNth(drawn, group)
+    if group.size == 1:
+        return drawn
+    return EachNth(drawn, group)
 
 
 class _PortableFunction:
-    """A callable of the user's that pickles as a payload; torch.utils.data gets it in place of the function."""
+    """A callable of the user's that pickles as a payload, for workers that are not forked."""
 
     def __init__(self, function: Callable[..., Any], folder: Path) -> None:
         self._function = function
@@ -323,7 +344,7 @@ class _PortableFunction:
 
 
 def _as_payload(value: object, folder: Path) -> tuple[Callable[[Path], Any], tuple[Path]]:
-    """Write a value below a folder; how a worker reads it."""
+    """Write a value into a new folder; return a function that reads it, and its arguments."""
     payload = Path(tempfile.mkdtemp(prefix="loader-", dir=folder))
     write_payload(value, payload)
     return read_payload, (payload,)

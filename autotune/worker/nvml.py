@@ -1,10 +1,10 @@
-"""All that a worker asks of NVML: a handle for torch's device, and its readings.
+"""Ask NVML for a handle of torch's device, and for its readings.
 
-Takes torch's devices; hands on Gpus and readings in this project's units. Nothing else in the
-worker knows pynvml. Whatever NVML refuses (not supported, no permission, not found, lacking in this
-driver or pynvml) is None, reading by reading; without a driver all are. What readings mean is
-judged elsewhere (utilization.py, conditions.py). Source: NVML API reference; function names and
-structures as in nvidia-ml-py's pynvml.
+Comes in: torch's devices. Goes out: `Gpu`s and readings in this project's units. No other module of
+the worker knows pynvml. A reading that NVML refuses (not supported, no permission, not found,
+unknown to this driver or pynvml) is None; without a driver all are. Their meaning is judged in
+conditions.py. Source: NVML API reference; function names and structures as in nvidia-ml-py's
+pynvml.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 GPM_LEAST_S = 0.1
-"""Seconds between two samples of GPM, which refreshes them no sooner. Source: nvmlGpmMetricsGet."""
+"""Seconds between two samples of GPM, which updates them no sooner. Source: nvmlGpmMetricsGet."""
 
 _SM_CLOCK = 1
 _MEMORY_CLOCK = 2  # nvmlClockType_t
@@ -29,13 +29,13 @@ _MEMORY_V2 = 0x02000028  # nvmlMemory_v2
 _METRICS_VERSION = 1  # NVML_GPM_METRICS_GET_VERSION
 _MIG_ENABLED = 1  # NVML_DEVICE_MIG_ENABLE
 _THROTTLED_NS = (74, 269, 270, 271)
-"""NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP, _SW_THERM_SLOWDOWN, _HW_THERM_SLOWDOWN,
-_HW_POWER_BRAKE_SLOWDOWN: how long each has held the clock down, in ns. By number: an older pynvml
-lacks the names."""
+"""NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP, _SW_THERM_SLOWDOWN, _HW_THERM_SLOWDOWN and
+_HW_POWER_BRAKE_SLOWDOWN: nanoseconds for which each has lowered the clock. Numbers, since an older
+pynvml lacks the names."""
 
 _REFUSED = object()
 _OLDER_NAMES = {
-    # Before driver 535.
+    # before driver 535
     "nvmlDeviceGetCurrentClocksEventReasons": "nvmlDeviceGetCurrentClocksThrottleReasons",
     "nvmlDeviceGetTemperatureV": "nvmlDeviceGetTemperature",  # before CUDA 12.8
 }
@@ -43,15 +43,15 @@ _OLDER_NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A device of torch's as NVML knows it: a whole GPU, or an instance into which MIG has split one."""
+    """A device of torch's as NVML knows it: a whole GPU, or a MIG instance."""
 
     uuid: str
-    """With its prefix: "GPU-..." or "MIG-..."."""
+    """UUID with its prefix: "GPU-..." or "MIG-..."."""
     handle: Any
-    """NVML's handle for the device itself: for an instance it has the memory, and little else."""
+    """NVML's handle of the device itself; an instance's gives its memory, and little else."""
     whole: Any
-    """NVML's handle for the GPU that an instance is a part of: clocks and temperature are the whole
-    GPU's."""
+    """NVML's handle of the GPU that an instance is part of, which has the clocks and
+    temperature."""
     instance: int | None = None
     """Number of the GPU instance; None for a whole GPU."""
 
@@ -61,63 +61,71 @@ class GpuSample:
     """A sample of NVML's buffer."""
 
     time_us: int
-    """When its period ended, by the clock of the CPU (time.time)."""
+    """End of its period, by the CPU's clock (time.time)."""
     busy_fraction: float
     """Share of the period in which at least one kernel ran."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgeReading:
-    """What a GPU is like at one moment; None, and no entry, where it has no reading."""
+    """State of a GPU at one moment; None, or no entry, for readings that it does not have."""
 
     sm_clock_mhz: int | None
     memory_clock_mhz: int | None
     temperature_c: int | None
     event_bits: int | None
-    """What holds the clock where it is: nvmlClocksEventReasons."""
+    """Reasons for the present clock: nvmlClocksEventReasons."""
     throttled_ns: Mapping[int, int]
-    """For how long the clock has been held down so far, by the number of NVML's field."""
+    """Nanoseconds for which the clock was lowered so far, by the number of NVML's field."""
     power_w: float | None
-    """Mean of the last second on Ampere (but GA100) and newer. Source: nvmlDeviceGetPowerUsage."""
+    """Mean of the last second on Ampere (except GA100) and newer. Source:
+    nvmlDeviceGetPowerUsage."""
     energy_j: float | None
-    """Since the driver was loaded."""
+    """Energy since the driver was loaded."""
     at_s: float
-    """Time of perf_counter at which the energy was read."""
+    """Time of perf_counter when the energy was read."""
 
 
 def driver_version() -> str | None:
-    """The version of NVIDIA's driver."""
+    """Return the version of NVIDIA's driver."""
     _does("nvmlInit")
     version: str | None = _ask("nvmlSystemGetDriverVersion")
     return version
 
 
 def driver_cuda() -> int | None:
-    """The newest major version of CUDA that the driver is for; None where its library libcuda is not found."""
+    """Return the newest major version of CUDA that the driver supports; None if libcuda is not found."""
     _does("nvmlInit")
     version: int | None = _ask("nvmlSystemGetCudaDriverVersion_v2")
-    return None if version is None else version // 1000
+    if version is None:
+        return None
+    return version // 1000
 
 
 def gpu_count() -> int:
-    """NVIDIA's GPUs that this process may use, whether or not CUDA works."""
+    """Return the number of NVIDIA GPUs that this process may use, whether or not CUDA works."""
     _does("nvmlInit")
     return _ask("nvmlDeviceGetCount") or 0
 
 
 def gpus_of(devices: Sequence[torch.device]) -> tuple[Gpu, ...]:
-    """NVML's view of CUDA devices that are open; () where it does not know one of them."""
-    known = [gpu for device in devices if (gpu := _gpu_of(device)) is not None]
-    return tuple(known) if len(known) == len(devices) else ()
+    """Return NVML's view of open CUDA devices; () if it does not know one of them."""
+    found = list[Gpu]()
+    for device in devices:
+        gpu = _gpu_of(device)
+        if gpu is None:
+            return ()
+        found.append(gpu)
+    return tuple(found)
 
 
 def _gpu_of(device: torch.device) -> Gpu | None:
-    """By UUID, since CUDA_VISIBLE_DEVICES renumbers.
+    """Return NVML's view of an open CUDA device, by UUID, since CUDA_VISIBLE_DEVICES renumbers.
 
-    torch gives it without a prefix; of a GPU that MIG has split it is that of the instance in use.
-    Where it is the whole GPU's in spite of that, the instance is not known, and nothing is read:
-    other jobs have a part in the whole GPU's power, memory and GPM. Source:
-    torch/csrc/cuda/Module.cpp (uuid_to_string); CUDA driver API, cuDeviceGetUuid_v2.
+    torch gives the UUID without a prefix; for a GPU split by MIG it is that of the instance in use.
+    If it is the whole GPU's nevertheless, the instance is unknown and nothing is read: other jobs
+    share the whole GPU's power, memory and GPM. Source: torch/csrc/cuda/Module.cpp
+    (uuid_to_string); CUDA driver API, cuDeviceGetUuid_v2.
     """
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
     if uuid is None:
@@ -127,11 +135,13 @@ def _gpu_of(device: torch.device) -> Gpu | None:
     if instance is not None:
         return instance
     gpu = gpu_with_uuid(f"GPU-{bare}")
-    return None if gpu is None or _is_split(gpu) else gpu
+    if gpu is None or _is_split(gpu):
+        return None
+    return gpu
 
 
 def _is_split(gpu: Gpu) -> bool:
-    """Return whether MIG divides a GPU into instances now; a GPU that has no MIG refuses to answer.
+    """Return whether MIG divides a GPU into instances now; NVML refuses for a GPU without MIG.
 
     Source: nvmlDeviceGetMigMode, which gives the current mode and the one after the next reset.
     """
@@ -140,7 +150,7 @@ def _is_split(gpu: Gpu) -> bool:
 
 
 def gpu_with_uuid(uuid: str) -> Gpu | None:
-    """NVML's view of the device with a UUID, "GPU-..." or "MIG-..."."""
+    """Return NVML's view of the device with a UUID, "GPU-..." or "MIG-..."; None if there is none."""
     _does("nvmlInit")
     handle = _ask("nvmlDeviceGetHandleByUUID", uuid)
     if handle is None:
@@ -154,11 +164,11 @@ def gpu_with_uuid(uuid: str) -> Gpu | None:
 
 
 def visible_gpu(index: int) -> Gpu | None:
-    """NVML's view of the device that CUDA is about to number so, asked for before CUDA is initialised.
+    """Return NVML's view of the device that CUDA will give a number, before CUDA is initialized.
 
-    CUDA_VISIBLE_DEVICES is taken apart by torch, which does the same to count devices before a
-    fork; in a torch without that function the answer is None. CUDA may number unlike GPUs another
-    way (CUDA_DEVICE_ORDER), and a GPU that MIG has split by its instances: compare UUIDs once the
+    CUDA_VISIBLE_DEVICES is parsed by torch, which does so to count devices before a fork; the
+    answer is None if torch lacks that function. CUDA may number different GPU models in another
+    order (CUDA_DEVICE_ORDER), and a GPU split by MIG by its instances: compare UUIDs once the
     device is open. Source: torch/cuda/__init__.py, _parse_visible_devices and _device_count_nvml.
     """
     visible: Sequence[int | str] = getattr(torch.cuda, "_parse_visible_devices", tuple)()
@@ -172,39 +182,45 @@ def visible_gpu(index: int) -> Gpu | None:
 
 
 def _gpu_that_begins_with(prefix: str) -> Gpu | None:
-    """CUDA takes the beginning of a UUID for the whole, where one GPU alone has it."""
-    fitting = [uuid for index in range(gpu_count()) if (uuid := _uuid_at(index)).startswith(prefix)]
-    return gpu_with_uuid(fitting[0]) if len(fitting) == 1 else None
+    """Return the only GPU whose UUID starts with a prefix, as CUDA does; None if several do."""
+    uuids = [_uuid_at(index) for index in range(gpu_count())]
+    fitting = [uuid for uuid in uuids if uuid.startswith(prefix)]
+    if len(fitting) != 1:
+        return None
+    return gpu_with_uuid(fitting[0])
 
 
 def _uuid_at(index: int) -> str:
-    """The UUID of the GPU that NVML numbers so; "", which none has, where there is no such GPU."""
+    """Return the UUID of the GPU with NVML's number; "" if there is none."""
     return _ask("nvmlDeviceGetUUID", _ask("nvmlDeviceGetHandleByIndex", index)) or ""
 
 
 def memory_in_use(gpu: Gpu) -> int | None:
-    """Bytes that processes hold, without what the driver keeps for itself: separate since driver 510."""
+    """Return the bytes that processes hold, without the driver's own (separate since driver 510)."""
     memory = _ask("nvmlDeviceGetMemoryInfo", gpu.handle, _MEMORY_V2)
-    return None if memory is None else int(memory.used)
+    if memory is None:
+        return None
+    return int(memory.used)
 
 
 def has_persistence(gpu: Gpu) -> bool | None:
-    """Whether the driver keeps the GPU initialised while nobody uses it."""
+    """Return whether the driver keeps the GPU initialized while nobody uses it."""
     mode = _ask("nvmlDeviceGetPersistenceMode", gpu.whole)
-    return None if mode is None else bool(mode)
+    if mode is None:
+        return None
+    return bool(mode)
 
 
 def max_sm_clock_mhz(gpu: Gpu) -> int | None:
-    """The highest clock that the multiprocessors can be set to."""
+    """Return the highest clock that the multiprocessors can be set to."""
     clock: int | None = _ask("nvmlDeviceGetMaxClockInfo", gpu.whole, _SM_CLOCK)
     return clock
 
 
 def read_edge(gpu: Gpu) -> EdgeReading:
-    """Clocks, power and the like now; energy comes last, with its time.
+    """Return clocks, power and the like now; the energy is read last, with its time.
 
-    Power and energy are the whole GPU's: of an instance, beside which others draw it too, they are
-    None.
+    Power and energy are the whole GPU's: None for an instance, which shares them with others.
     """
     whole = gpu.whole
     alone = gpu.whole if gpu.instance is None else None
@@ -226,50 +242,68 @@ def _throttled_ns(handle: Any) -> dict[int, int]:
 
 
 def _from_thousandths(value: int | None) -> float | None:
-    return None if value is None else value / 1000
+    if value is None:
+        return None
+    return value / 1000
 
 
 def utilization_since(gpu: Gpu, since_us: int) -> list[GpuSample] | None:
-    """The samples of NVML's buffer that are younger than a moment, the oldest first.
+    """Return the samples of NVML's buffer that are younger than a time, the oldest first.
 
-    None where there is none; NVML has none of an instance, nor of the GPU that it is a part of. The
-    buffer may change between the calls for its size and for its content, which looks the same.
-    Source: nvmlDeviceGetSamples.
+    NVML has none for an instance, nor for the GPU that it is part of. The buffer may change between
+    the calls for its size and its content, which looks like an empty one. Source:
+    nvmlDeviceGetSamples.
+
+    Args:
+        gpu: The GPU.
+        since_us: Time by the CPU's clock (time.time).
+
+    Returns:
+        None if there are no such samples.
     """
-    _, samples = _ask("nvmlDeviceGetSamples", gpu.handle, _UTILIZATION_SAMPLES, since_us) or (
-        None,
-        (),
-    )
+    answer = _ask("nvmlDeviceGetSamples", gpu.handle, _UTILIZATION_SAMPLES, since_us)
+    if answer is None:
+        return None
     young = [
         GpuSample(time_us=sample.timeStamp, busy_fraction=min(1.0, sample.sampleValue.uiVal / 100))
-        for sample in samples
+        for sample in answer[1]
         if sample.timeStamp > since_us
     ]
     return sorted(young, key=lambda sample: sample.time_us) or None
 
 
 def take_gpm(gpu: Gpu) -> Any:
-    """GPM's counters now, to be freed by `free_gpm`; None where there are none, or not for this user."""
+    """Return GPM's counters now, to be freed by `free_gpm`; None if unavailable, or not for this user."""
     support = _ask("nvmlGpmQueryDeviceSupport", gpu.whole)
-    sample = (
-        _ask("nvmlGpmSampleAlloc") if support is not None and support.isSupportedDevice else None
-    )
+    sample = None
+    if support is not None and support.isSupportedDevice:
+        sample = _ask("nvmlGpmSampleAlloc")
     if gpu.instance is None:
         is_taken = _does("nvmlGpmSampleGet", gpu.whole, sample)
     else:
         is_taken = _does("nvmlGpmMigSampleGet", gpu.whole, gpu.instance, sample)
     if not is_taken:
         free_gpm(sample)
-    return sample if is_taken else None
+        return None
+    return sample
 
 
 def free_gpm(sample: Any) -> None:
-    """Free what `take_gpm` gave; None is passed over."""
+    """Free a sample of `take_gpm`; None is ignored."""
     _does("nvmlGpmSampleFree", sample)
 
 
 def gpm_shares(first: Any, second: Any, metrics: Sequence[int]) -> dict[int, float]:
-    """Metrics in per cent between two of GPM's samples, as shares; those that it does not give are left out."""
+    """Return metrics between two of GPM's samples, converted from per cent to shares.
+
+    Args:
+        first: The earlier sample.
+        second: The later sample.
+        metrics: Numbers of the metrics.
+
+    Returns:
+        Shares from 0 to 1 by metric; metrics that GPM does not give are missing.
+    """
     if first is None or second is None:
         return {}
     import pynvml
@@ -291,21 +325,28 @@ def gpm_shares(first: Any, second: Any, metrics: Sequence[int]) -> dict[int, flo
 
 
 def _ask(name: str, *arguments: Any) -> Any:
-    """The answer of one of pynvml's functions; None where it refuses. Of a function without an answer: `_does`."""
-    return None if (answer := _call(name, *arguments)) is _REFUSED else answer
+    """Return the result of a pynvml function, None if it refuses; for functions without a result: `_does`."""
+    answer = _call(name, *arguments)
+    return None if answer is _REFUSED else answer
 
 
 def _does(name: str, *arguments: Any) -> bool:
-    """Whether one of pynvml's functions succeeded."""
+    """Return whether a pynvml function succeeded."""
     return _call(name, *arguments) is not _REFUSED
 
 
 def _call(name: str, *arguments: Any) -> Any:
-    """The answer, if need be by an older name; _REFUSED where NVML refuses, pynvml lacks it or an argument is None."""
+    """Call a pynvml function, by its older name if necessary.
+
+    Returns:
+        Its result; _REFUSED if NVML refuses, pynvml lacks the function, or an argument is None.
+    """
     import pynvml
 
     function = getattr(pynvml, name, None)
     if function is not None and None not in arguments:
         with suppress(pynvml.NVMLError):
             return function(*arguments)
-    return _call(_OLDER_NAMES[name], *arguments) if name in _OLDER_NAMES else _REFUSED
+    if name in _OLDER_NAMES:
+        return _call(_OLDER_NAMES[name], *arguments)
+    return _REFUSED

@@ -1,4 +1,7 @@
-"""What a worker's end means: every exception becomes an outcome with a reason, and the user's own traceback."""
+"""Turn the end of a worker's job into a report: every exception becomes an outcome with a reason.
+
+Comes in: the work. Goes out: its `RankReport`; for a crash, one with the user's own traceback.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +29,18 @@ from autotune.worker.window import Diverged
 
 _OUR_PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 _LONGEST_TRACEBACK = 32 * 1024
-"""Characters, some hundred frames: our own convention. A record is read often; a message may hold a
-whole tensor."""
+"""Most characters of a traceback, some hundred frames: a record is read often, and a message may
+hold a whole tensor. Source: our own convention."""
 _OUR_QUOTED_FRAME = re.compile(
     rf'^  File "{re.escape(_OUR_PACKAGE)}[^"]*", line .*\n(?:    .*\n)*', re.MULTILINE
 )
-"""A frame of ours, with its source, in the traceback of a loader worker that a message quotes."""
+"""A frame of this package, with its source line, in a loader worker's traceback quoted by a
+message."""
 _PLACE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
 def outcome_of(work: Callable[[], RankReport]) -> RankReport:
-    """Run the work; every exception becomes an outcome with a reason."""
+    """Run the work and return its report; every exception becomes an outcome with a reason."""
     try:
         return work()
     except (WorkloadFault, DeviceError) as fault:
@@ -54,6 +58,7 @@ def outcome_of(work: Callable[[], RankReport]) -> RankReport:
 
 
 def _crash(error: BaseException) -> RankReport:
+    """Print the user's traceback into the trial's log; return a report of the exception's kind."""
     whole = _users_traceback(error)
     text = _bounded(printable(whole))
     with suppress(OSError, ValueError):  # the user's code may have closed it
@@ -72,7 +77,7 @@ def _crash(error: BaseException) -> RankReport:
 
 
 def _users_traceback(error: BaseException) -> str:
-    """The traceback without our own frames; of exceptions that name each other, traceback takes each once."""
+    """Return the traceback without frames of this package; each exception of a cycle appears once."""
     formatted = traceback.TracebackException.from_exception(error)
     current: traceback.TracebackException | None = formatted
     while current is not None:
@@ -83,7 +88,7 @@ def _users_traceback(error: BaseException) -> str:
 
 
 def _bounded(text: str) -> str:
-    """A text's beginning and end, where it is too long."""
+    """Return a text, shortened to its beginning and end if it is too long."""
     if len(text) <= _LONGEST_TRACEBACK:
         return text
     half = _LONGEST_TRACEBACK // 2
@@ -91,12 +96,11 @@ def _bounded(text: str) -> str:
 
 
 def _place(text: str) -> str:
-    """The innermost place in the user's code, also where a loader worker's traceback is quoted in the message."""
+    """Return the innermost place in the user's code, also in a quoted traceback of a loader worker."""
     places = _PLACE.findall(text) or [("unknown", "0")]
-    own = [
-        place
-        for place in places
-        if "site-packages" not in place[0] and not place[0].startswith(_OUR_PACKAGE)
-    ]
-    file, line = (own or places)[-1]
-    return f"{Path(file).name}:{line}"
+    found = places[-1]
+    for file, line in reversed(places):
+        if "site-packages" not in file and not file.startswith(_OUR_PACKAGE):
+            found = file, line
+            break
+    return f"{Path(found[0]).name}:{found[1]}"

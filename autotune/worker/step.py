@@ -1,7 +1,7 @@
-"""One training step: how a batch becomes a loss, in the configuration's precision, layout and accumulation.
+"""Train on one batch, in the configuration's precision, layout and accumulation.
 
-`infer_step` decides from a first batch what to call; `Trainer.train` is what the measuring loop
-runs for each batch.
+Comes in: a built model, an optimizer and a first batch, from which `infer_step` decides how the
+loss is computed. Goes out: a `Trainer`, whose `train` the measuring loop calls for each batch.
 """
 
 from __future__ import annotations
@@ -29,17 +29,21 @@ _ADVICE = "pass step=lambda model, batch: ... that returns the loss"
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """How a batch becomes a loss, and in words where that comes from."""
+    """The function that computes the loss of a batch, and a description of where it comes from."""
 
     function: Callable[[nn.Module, Any], Tensor]
     source: str
 
 
 def infer_step(workload: Workload, batch: Any) -> Step:
-    """What computes the loss: the user's step, or what the batch's form says.
+    """Return the user's step, or the one that the form of a batch implies.
+
+    Args:
+        workload: The user's workload, with or without step and loss.
+        batch: A batch as the loader delivers it.
 
     Raises:
-        WorkloadFault: no step is given, and the batch holds no tensor, or its form says nothing.
+        WorkloadFault: No step is given, and the batch holds no tensor or has no known form.
     """
     if workload.step is not None:
         return Step(workload.step, "the step that was given")
@@ -78,37 +82,32 @@ def infer_step(workload: Workload, batch: Any) -> Step:
 
 
 class StepTrainer(Protocol):
-    """Trains on one batch after another: a workload's step (Trainer), none at all, or somebody else's script."""
+    """Trains batch after batch: a workload's step (`Trainer`), none (`NoTrainer`), or a user's script."""
 
     config: TrainingConfig
     device: Device
 
     @property
     def scaler(self) -> torch.amp.GradScaler:
-        """The GradScaler, a pass-through but for float16."""
-        ...
+        """The GradScaler; disabled unless the precision is float16."""
 
     @property
     def accumulated(self) -> int:
         """Batches since the optimizer's last step."""
-        ...
 
     def train(self, batch: Any) -> Any:
-        """Train on a batch; hands on the loss without waiting for it."""
-        ...
+        """Train on a batch; return the loss without synchronizing."""
 
     def to_device(self, batch: Any) -> Any:
-        """The batch on the device, in the configuration's layout."""
-        ...
+        """Return the batch on the device, in the configuration's layout."""
 
     def without_exchange(self) -> AbstractContextManager[None]:
-        """Train without exchanging gradients, where that can be done."""
-        ...
+        """Train without exchanging gradients within this context, if that is possible."""
 
 
 @dataclass(slots=True)
 class Trainer:
-    """The state of training: trains on one batch after another, and steps the optimizer after each accumulation."""
+    """The state of training: trains batch after batch, with an optimizer step after each accumulation."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -119,7 +118,7 @@ class Trainer:
 
     @property
     def scaler(self) -> torch.amp.GradScaler:
-        """The GradScaler, a pass-through but for float16."""
+        """The GradScaler; disabled unless the precision is float16."""
         return self.accumulator.scaler
 
     @property
@@ -132,7 +131,7 @@ class Trainer:
         """Train without exchanging gradients: each rank may take as many steps as its own time allows.
 
         Raises:
-            RuntimeError: DDP can't do without the exchange.
+            RuntimeError: DDP needs the exchange.
         """
         has_ranks = self.config.process_count > 1
         if has_ranks and self.accumulator.no_sync is None:
@@ -144,7 +143,11 @@ class Trainer:
             self.accumulator.exchanges_nothing = False
 
     def train(self, batch: Any) -> Tensor:
-        """Forward, backward, and the optimizer's step where one is due; hands on the loss without waiting for it."""
+        """Run forward, backward, and the optimizer's step if one is due; return the loss without synchronizing.
+
+        Raises:
+            WorkloadFault: The step does not return a scalar loss.
+        """
         batch = self.to_device(batch)
         with self.accumulator:
             loss = self.step.function(self.model, batch)
@@ -152,22 +155,24 @@ class Trainer:
                 wrong = f"the step must return a scalar loss tensor, but returned {_shape(loss)}"
                 raise WorkloadFault(f"{wrong}; {_ADVICE}")
             self.accumulator.backward(loss)
-        return loss.detach().mean() if loss.ndim else loss.detach()
+        if loss.ndim:
+            return loss.detach().mean()
+        return loss.detach()
 
     def to_device(self, batch: Any) -> Any:
-        """The batch on the device, in the configuration's layout; copies from pinned memory don't block."""
+        """Return the batch on the device, in the configuration's layout; pinned memory is copied asynchronously."""
         return self.config.to_device(batch, self.device.torch_device)
 
     def _is_loss(self, loss: Any) -> bool:
-        """One value, or under dp one for each device where the model computes its own."""
-        return isinstance(loss, Tensor) and (
-            loss.numel() == 1 or (self.accumulator.gathers and loss.ndim == 1)
-        )
+        """Return whether this is one value, or under dp one per device if the model computes its own loss."""
+        if not isinstance(loss, Tensor):
+            return False
+        return loss.numel() == 1 or (self.accumulator.gathers and loss.ndim == 1)
 
 
 @dataclass(slots=True)
 class NoTrainer:
-    """Learns nothing: where the loader is measured alone, batches are taken and dropped."""
+    """Discard batches; used to time the loader alone."""
 
     config: TrainingConfig
     device: Device = field(default_factory=lambda: Device(torch.device("cpu"), "cpu"))
@@ -176,22 +181,22 @@ class NoTrainer:
     )
     accumulated: int = 0
 
-    def train(self, batch: Any) -> float:  # noqa: ARG002 - as a Trainer has it
-        """Do nothing with a batch."""
+    def train(self, batch: Any) -> float:  # noqa: ARG002 - the signature of StepTrainer
+        """Discard a batch."""
         return 0.0
 
     def to_device(self, batch: Any) -> Any:
-        """The batch stays where it is."""
+        """Return the batch as it is."""
         return batch
 
     def without_exchange(self) -> AbstractContextManager[None]:
-        """There is nothing to exchange."""
+        """Return an empty context: there is nothing to exchange."""
         return nullcontext()
 
 
 @contextmanager
 def torch_threads(count: int | None) -> Iterator[None]:
-    """So many threads for each of torch's operations, and as many as before afterwards; None: as they are."""
+    """Set the threads of each torch operation within this context; None: leave them as they are."""
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
     try:
@@ -203,7 +208,18 @@ def torch_threads(count: int | None) -> Iterator[None]:
 def open_trainer(
     workload: Workload, model: nn.Module, batch: Any, config: TrainingConfig, device: Device
 ) -> Trainer:
-    """A trainer of a built model, by the workload's own optimizer and step; the step is inferred from a first batch."""
+    """Return a trainer of a built model, with the workload's optimizer and step.
+
+    Args:
+        workload: The user's workload.
+        model: The model, built for this configuration.
+        batch: A first batch, from which the step is inferred if none is given.
+        config: Precision, layout and accumulation.
+        device: The device that the model is on.
+
+    Raises:
+        WorkloadFault: No step can be inferred, or the optimizer can't be used.
+    """
     optimizer = build_optimizer(workload, model, config.lr, fused=config.fused)
     return make_trainer(model, optimizer, infer_step(workload, batch), config, device)
 
@@ -215,7 +231,15 @@ def make_trainer(
     config: TrainingConfig,
     device: Device,
 ) -> Trainer:
-    """A trainer in the configuration's precision; sets TF32 and cuDNN's benchmark for this process."""
+    """Return a trainer in the configuration's precision; set TF32 and cuDNN's benchmark for this process.
+
+    Args:
+        model: The model, built for this configuration.
+        optimizer: Optimizer of its parameters.
+        step: Computes the loss of a batch.
+        config: Precision, layout and accumulation.
+        device: The device that the model is on.
+    """
     set_cudnn_benchmark(config.cudnn_benchmark)
     if config.amp_dtype == "tf32":
         config.autocast(device.torch_device).__enter__()  # for the whole life of this process
@@ -240,7 +264,10 @@ def _pair_step(loss: Callable[[Any, Any], Tensor], model: nn.Module, batch: Any)
 
 
 def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Classes in the last dimension, (batch, length, classes), or in torch's place, (batch, classes, ...)."""
+    """Return the loss for classes in the last dimension, (batch, length, classes), or in torch's place.
+
+    Torch's place is (batch, classes, ...).
+    """
     if not isinstance(outputs, Tensor) or outputs.ndim != targets.ndim + 1:
         raise WorkloadFault(
             "for integer targets the model must return one score a class, one dimension more than "
@@ -264,10 +291,15 @@ def _mse(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _shape(value: Any) -> str:
-    """What an error shows of a value: its shape, or its type where it has none."""
-    return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+    """Return the shape of a value for an error message, or the name of its type."""
+    if isinstance(value, Tensor):
+        return f"shape {tuple(value.shape)}"
+    return type(value).__name__
 
 
 def _form(batch: Any) -> str:
+    """Return the type and length of a batch for an error message."""
     name = type(batch).__name__
-    return f"a {name} of {len(batch)}" if isinstance(batch, tuple | list) else name
+    if isinstance(batch, tuple | list):
+        return f"a {name} of {len(batch)}"
+    return name

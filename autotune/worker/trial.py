@@ -1,7 +1,7 @@
-"""A trial's job in one rank: build, warm up, measure the window, then what explains it. Hands on the rank's report.
+"""Run a trial in one rank: build, warm up, measure the window, then measure what explains it.
 
-The report is kept while a rank still measures what follows the window: it counts, whatever becomes
-of the process.
+Comes in: a `TrialJob`, the workload and a device. Goes out: this rank's `RankReport`. A report is
+kept while measurements that follow the window run: it counts, whatever becomes of the process.
 """
 
 from __future__ import annotations
@@ -40,33 +40,43 @@ from autotune.worker.place import Place, Start
 from autotune.worker.step import Trainer, open_trainer
 from autotune.worker.window import Run, measure_window, warm_up
 
-_LONGEST_AFTER_S = (
-    60.0  # our convention: apart from its steps, what follows the window takes a few seconds
-)
-# The most optimizer steps that follow the window (extra_steps.py); the profiled ones are slower.
+_LONGEST_AFTER_S = 60.0
+"""Seconds: besides its steps, what follows the window takes a few. Source: our own convention."""
 _STEPS_AFTER = 70
+"""Most optimizer steps that follow the window (extra_steps.py); the profiled ones are slower."""
 
 
 class EndedEarly(Exception):  # noqa: N818 - an outcome, not an error of ours
-    """The parent has seen enough of a trial whose process lives on."""
+    """The parent has seen enough of a trial; the process lives on."""
 
 
 def run_trial(
     job: TrialJob, workload: Workload, device: Device, place: Place, dump: HangDump, start: Start
 ) -> RankReport:
-    """Measure a configuration as one rank of its group."""
+    """Measure a configuration as one rank of its group.
+
+    Args:
+        job: The configuration, the rules of its window, and the measurements that follow it.
+        workload: The user's workload.
+        device: The device of this rank.
+        place: The trial's folder, and this rank's group.
+        dump: Writes the stacks if the trial hangs.
+        start: When the process started, and the deadline.
+    """
     with ExitStack() as at_end:
+        # Build what is trained, and measure the window.
         trainer, feed, first = _build(workload, job, device, place)
-        if place.is_shared:  # elsewhere its workers end with the process
+        if place.is_shared:  # else the workers end with the process
             at_end.callback(feed.stop)
         run = Run(feed, trainer, feed.queue_capacity, start.ends_at, group=place.group)
         run.longest_s = feed.start_s + feed.first_wait_s  # an epoch's restart may take as long
-        if place.earlier_trials > 0:  # what the process does once was done
+        if place.earlier_trials > 0:  # one-time work of the process is done
             run.first_steps = 1
-        measurement = measure(
-            run, job.window, first, start, after_block_of(job, place, dump, run, at_end)
-        )
-        dump.before_deadline()  # what follows has no blocks
+        after_block = after_block_of(job, place, dump, run, at_end)
+        measurement = measure(run, job.window, first, start, after_block)
+
+        # Measure what explains the window. Without blocks, only the deadline shows a hang.
+        dump.before_deadline()
         if job.extras != NO_EXTRAS:
             with ended_when_stuck(longest_after_s(measurement, job.config), place.report):
                 measurement = measure_after_window(
@@ -81,26 +91,30 @@ def run_trial(
 
 
 def gpus_used(device: Device) -> tuple[Gpu, ...]:
-    """The GPUs that this process uses, as NVML knows them."""
+    """Return NVML's view of the GPUs that this process uses."""
     return gpus_of(device.devices) if device.kind == "cuda" else ()
 
 
 def _build(
     workload: Workload, job: TrialJob, device: Device, place: Place
 ) -> tuple[Trainer, Feed, Delivery]:
+    """Build what the trial trains, start its loader, and return both with the first batch."""
     data = build_dataset(workload)
     config = job.config
     model = build_model(workload, config, device)
-    feed = Feed(
-        build_loader(workload, data, config, place.folder.path, place.group), is_shallow=True
-    )
+    loader = build_loader(workload, data, config, place.folder.path, place.group)
+    feed = Feed(loader, is_shallow=True)
     first = feed.start()
     _refuse_repeated(feed.loader.dataset, first.batch, place.group)
     return open_trainer(workload, model, first.batch, config, device), feed, first
 
 
 def _refuse_repeated(dataset: Any, batch: Any, group: Group) -> None:
-    """Refuse an iterable dataset that gives each rank the same items: its rate would count them several times."""
+    """Refuse an iterable dataset that gives each rank the same items: they would count several times.
+
+    Raises:
+        WorkloadFault: All ranks got the same first batch.
+    """
     if group.size > 1 and is_stream(dataset) and group.is_equal(batch_fingerprint(batch)):
         raise WorkloadFault(
             f"an iterable dataset must share its items out among ranks, but all {group.size} got "
@@ -113,21 +127,32 @@ def _refuse_repeated(dataset: Any, batch: Any, group: Group) -> None:
 def after_block_of(
     job: TrialJob, place: Place, dump: HangDump, run: Run, at_end: ExitStack
 ) -> Callable[[Block], None]:
-    """What is done after each block of the window: a parent that asks is sent it, a group's hang timer starts again.
+    """Return the function to call after each block of the window.
+
+    It sends the block to a parent that asks for it, and restarts the hang timer of a group.
 
     The file stays open until `at_end`: opening and closing it for each block would delay the loop
-    where the folder is far away. In a shared process EndedEarly is raised once the parent has seen
-    enough.
+    if the folder is on a network drive.
+
+    Args:
+        job: Whether to send blocks.
+        place: The trial's folder.
+        dump: The hang timer.
+        run: The run, whose longest block sets the timer.
+        at_end: Closes the file.
+
+    Returns:
+        A function that, in a shared process, raises EndedEarly once the parent has seen enough.
     """
     descriptor: int | None = None
     if job.streams_blocks and place.rank == 0:
-        with suppress(OSError):  # a full disk: the trial is not stopped early, that is all
+        with suppress(OSError):  # on a full disk the trial is just not stopped early
             descriptor = os.open(place.folder.blocks, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             at_end.callback(os.close, descriptor)
 
     def after_block(block: Block) -> None:
         if descriptor is not None:
-            with suppress(OSError):  # as above; a line may be cut off
+            with suppress(OSError):  # as above; a line may be incomplete
                 os.write(descriptor, f"{block.model_dump_json()}\n".encode())
         if place.is_shared and job.streams_blocks and place.folder.enough.exists():
             raise EndedEarly
@@ -140,12 +165,22 @@ def after_block_of(
 def measure(
     run: Run, rules: WindowRules, first: Delivery, start: Start, on_block: Callable[[Block], None]
 ) -> Measurement:
-    """Warm up, measure the window and derive its figures, before anything else is measured."""
+    """Warm up, measure the window and derive its figures, before anything else is measured.
+
+    Args:
+        run: A run that was just started.
+        rules: The rules of its window.
+        first: The loader's first batch.
+        start: When the process started, and what was on its devices before.
+        on_block: Called after each block of the warm-up and the window.
+    """
     arrived = perf_counter()
     device = run.trainer.device
     device.reset_peak()
     run.scale = run.trainer.scaler.get_scale()
-    gpus = gpus_used(device)  # NVML first: its start lets the queue fill
+
+    # Prepare the probes; NVML first, since the queue fills while it starts.
+    gpus = gpus_used(device)
     busy = BusyProbe(gpus)
     conditions = ConditionsProbe(gpus, start.before, has_cuda=device.kind == "cuda")
     host = HostLoadProbe()
@@ -157,8 +192,9 @@ def measure(
         stops.start()
         host.start()
         conditions.start()
-        busy.start()  # last, as it ends first: the other calls to NVML lie outside its span
+        busy.start()  # last; stopped first, so that its span has no other calls to NVML
 
+    # Warm up and measure the window.
     with open_memory_watch(device) as memory_watch:
 
         def after_block(block: Block) -> None:
@@ -167,15 +203,16 @@ def measure(
 
         run.tokens = token_count(first.batch, first.samples)
         warmed = warm_up(run, rules, first, on_block)
-        retries = (
-            device.alloc_retries()
-        )  # of the window alone: retries while the allocator settles are no fault
+        # only retries in the window count: before it the allocator settles
+        retries = device.alloc_retries()
         try:
             window = measure_window(run, rules, warmed, at_edge, after_block)
         except (EndedEarly, LoopMoved):
             tuple(stops.stop())
             busy.stop(0.0)
             raise
+
+    # Derive the figures of the window.
     stopped = tuple(stops.stop())
     ddp = run.trainer.config.ddp
     waited = wait_fraction(window)
@@ -184,10 +221,11 @@ def measure(
     ineffective = () if ddp is None else without_effect_here(ddp)
     memory = device.peak_memory(retries)
     spread = assumed_spread(device.kind).of([window.is_held_by_device])
-    rate = with_run_spread(window_rate(window), spread)
+    throughput = with_run_spread(window_rate(window), spread)
+    disturbances = () if found is None else remarks_on(found)
     return Measurement(
-        samples_per_s=rate.value,
-        samples_per_s_ci=(rate.low, rate.high),
+        samples_per_s=throughput.value,
+        samples_per_s_ci=(throughput.low, throughput.high),
         busy_fraction=busyness.reading.fraction,
         busy_source=busyness.reading.source,
         busy_readings=busyness.readings,
@@ -204,12 +242,18 @@ def measure(
         skipped_steps=run.skipped_steps,
         tokens=None if run.tokens is None else run.tokens.figures(),
         growth=memory_watch.growth(),
-        remarks=(*ineffective, *stopped, *(() if found is None else remarks_on(found))),
+        remarks=(*ineffective, *stopped, *disturbances),
     )
 
 
 def of_rank(measurement: Measurement, place: Place, device: Device) -> RankReport:
-    """The report of a measurement; in a group, with this rank's own figures."""
+    """Return the report of a measurement.
+
+    Args:
+        measurement: This rank's measurement.
+        place: Its group; with several ranks the report has this rank's own figures.
+        device: Its device.
+    """
     if place.group.size > 1:
         own = RankFigures(
             rank=place.rank,
@@ -227,7 +271,12 @@ def of_rank(measurement: Measurement, place: Place, device: Device) -> RankRepor
 
 
 def longest_after_s(measurement: Measurement, config: TrainingConfig) -> float:
-    """Seconds after which what follows a window is taken to hang; more where steps are long."""
+    """Return the seconds after which measurements that follow a window count as hanging.
+
+    Args:
+        measurement: The window's measurement: longer steps take more time.
+        config: The trial's settings.
+    """
     blocks = measurement.blocks
     batch_s = sum(block.seconds for block in blocks) / sum(block.batches for block in blocks)
     return _LONGEST_AFTER_S + _STEPS_AFTER * config.grad_accum_steps * batch_s
@@ -235,16 +284,22 @@ def longest_after_s(measurement: Measurement, config: TrainingConfig) -> float:
 
 @contextmanager
 def ended_when_stuck(longest_s: float, report: Path) -> Iterator[None]:
-    """End the process, with the report that was kept, where what follows a window hangs: the deadline may be late."""
+    """End the process, with the report that was kept, if the code in this context hangs.
+
+    The trial's deadline may be much later.
+
+    Args:
+        longest_s: Seconds after which the process ends.
+        report: The kept report.
+    """
     begun = perf_counter()
 
     def end() -> None:
         try:
             with suppress(OSError, ValueError):  # the user's code may have closed it
                 faulthandler.dump_traceback()
-            with suppress(
-                OSError, ValueError, RunFolderError
-            ):  # the user's code may have written over it
+            # the user's code may have overwritten it
+            with suppress(OSError, ValueError, RunFolderError):
                 _write_after_s(report, perf_counter() - begun)
         finally:
             os._exit(0)
@@ -259,7 +314,7 @@ def ended_when_stuck(longest_s: float, report: Path) -> Iterator[None]:
 
 
 def _write_after_s(report: Path, after_s: float) -> None:
-    """Write the time since the window into the kept report: time in which the process hung is not the trial's own."""
+    """Write the seconds since the window into the kept report: time in which the process hung."""
     kept = read_model(report, RankReport)
     if kept.result.measurement is not None:
         measurement = kept.result.measurement.model_copy(update={"after_s": after_s})

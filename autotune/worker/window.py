@@ -1,4 +1,10 @@
-"""The measuring loop: warm-up, then a window of blocks timed at their edges, by the rules of measuring."""
+"""Measure a trial's throughput: warm up, then train for a window of timed blocks.
+
+Comes in: a started feed, a trainer (or none) and the rules of the window. Goes out: the raw
+`Window`; statistics are derived from it elsewhere. The clock covers the whole loop, loader
+included, and the device is waited for only at block edges. The window ends as soon as its
+confidence interval (batch means) is narrow enough, or when its time is up.
+"""
 
 from __future__ import annotations
 
@@ -23,105 +29,108 @@ from autotune.worker.feed import BatchFeed, Delivery, FeedEnded
 from autotune.worker.group import ALONE, Group
 from autotune.worker.step import StepTrainer
 
-# The edges of the measuring loop's blocks: when a block's work is done on the device, and how long
-# it took.
-#
-# Takes blocks as the loop has launched them; hands on Stretches, once their edges have passed.
-# `DrainedEdges` waits for the device at each edge, and only then is more launched: on the CPU,
-# which is its own device, that costs nothing. An accelerator would be idle until the host has
-# fetched, copied and launched again, at every edge. `TimedEdges` therefore records an event in the
-# device's queue, and waits for it once the next block is queued behind it: the host is at most a
-# block ahead, and the device never waits for an edge.
+# Block edges: turn launched blocks into finished ones, with their seconds.
 
-
-_LEAST_S = 1e-9  # of a block, so that a rate exists
+_LEAST_S = 1e-9  # of a block, so that it has a throughput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launched:
-    """A block as the host has launched it: its work may not be done yet."""
+    """A block that the host has launched; the device may still be working on it."""
 
     samples: int
     batches: int
     data_wait_s: float
-    """Seconds in which the host waited for the loader, restarts that are split off left out."""
+    """Seconds in which the host waited for the loader, without restarts that are split off."""
     waits_in_a_row: int
-    """Batches up to the last one for which the queue was empty."""
+    """Batches for which the queue was empty, counted back from the last one."""
     starved_s: float
-    """The part of `data_wait_s` in which no batch lay ready."""
+    """Part of `data_wait_s` in which no batch was ready."""
     ready_at_end: int | None
-    """Batches that lay ready once the last one was launched; None where that is not known."""
+    """Batches ready when the last one was launched; None if unknown."""
     begun: float
-    """Time of perf_counter at which the first batch was asked for."""
+    """Time of perf_counter when the first batch was asked for."""
     came: float
-    """Time of perf_counter at which the first batch had come."""
+    """Time of perf_counter when the first batch arrived."""
     apart_s: float
-    """Seconds of restarts that are split off; the device has nothing else to do at both of their
-    ends."""
+    """Seconds of restarts that are split off; the device is idle at both of their ends."""
     loss: Any
     """Loss of the last batch, on the device."""
     made: MadeReadings | None = None
-    """The loader's count of samples made; None where it has none."""
+    """The loader's count of samples made; None if it has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class MadeReadings:
-    """How many samples a loader's workers had made, read by the host."""
+    """Two readings of the samples that a loader's workers have made, taken by the host."""
 
     begun: float
     """Time of perf_counter of the first reading, before the block's first batch was asked for."""
     at_begin: int
     ended: float
-    """Time of perf_counter of the last one, after the block's last batch was launched."""
+    """Time of perf_counter of the last reading, after the block's last batch was launched."""
     at_end: int
     apart: int = 0
-    """Samples made between the two in restarts that are split off."""
+    """Samples made between the two readings in restarts that are split off."""
 
     def since(self, before: MadeReadings | None) -> MadeReadings:
-        """Return these readings from the end of the block before on, where there was one."""
-        return self if before is None else replace(self, begun=before.ended, at_begin=before.at_end)
+        """Return these readings, starting at the end of the previous block if there is one."""
+        if before is None:
+            return self
+        return replace(self, begun=before.ended, at_begin=before.at_end)
 
     def within(self, seconds: float, apart_s: float) -> float | None:
-        """Return the samples made in a block of some seconds, at the rate seen by the host, restarts left out.
+        """Return the samples made in a block, at the throughput that the host saw without restarts.
 
-        None where a script has made its loader anew, which begins to count again.
+        Args:
+            seconds: Seconds of the block, without restarts.
+            apart_s: Seconds between the two readings that belong to restarts.
+
+        Returns:
+            None if a script has replaced its loader, whose count starts at 0 again.
         """
         host_s = self.ended - self.begun - apart_s
         made = self.at_end - self.at_begin - self.apart
-        return made * seconds / host_s if host_s > 0 and made >= 0 else None
+        if host_s <= 0 or made < 0:
+            return None
+        return made * seconds / host_s
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A block that is done, and what the loop checks in it."""
+    """A finished block, with the values that the loop checks."""
 
     block: Block
     waits_in_a_row: int
     spent_s: float
-    """Its seconds with the restarts that are split off."""
+    """Seconds of the block, including restarts that are split off."""
     loss: float
     """Loss of the last batch."""
     host_ahead_s: float | None = None
-    """Seconds of work that the device had left when the next block's first batch had come; None
-    where not known."""
+    """Seconds of work that the device had left when the next block's first batch arrived; None if
+    unknown."""
 
     @property
     def compute_s(self) -> float:
-        """Seconds of a batch, waits left out."""
+        """Seconds per batch, without waits."""
         return (self.block.seconds - self.block.waited_s) / self.block.batches
 
 
 @dataclass(frozen=True, slots=True)
 class DrainedEdges:
-    """The device has done all when a block ends. Its seconds are the host's, from its first batch on."""
+    """Edges at which the device has finished all its work.
+
+    A block's seconds are the host's, counted from its own first batch. On the CPU, which is its own
+    device, waiting costs nothing.
+    """
 
     device: Device
 
     def begin(self) -> None:
-        """Nothing to record: each block has a beginning of its own."""
+        """Do nothing: each block has its own start."""
 
     def end_block(self, launched: Launched) -> Stretch:
-        """Wait for the device; hands on this block."""
+        """Wait for the device and return this block."""
         self.device.synchronize()
         spent_s = perf_counter() - launched.begun
         seconds = max(spent_s - launched.apart_s, _LEAST_S)
@@ -130,33 +139,34 @@ class DrainedEdges:
         )
 
     def under_way(self) -> tuple[int, float]:
-        """No batch, which is done now."""
+        """Return no batches, done now."""
         return 0, perf_counter()
 
     def finish(self) -> None:
-        """No block is left."""
+        """Do nothing: no block is left."""
 
 
 class TimedEdges:
-    """Edges are events in the device's queue, each waited for when the next block is launched behind it.
+    """Edges that are events in the device's queue, so that an accelerator never idles at an edge.
 
-    A block's seconds lie between its two events, by the device's clock: its own work and the time
-    in which the device had none, whatever the host does meanwhile. The last block gets what is left
-    of the host's time between the first edge and the last, at which the device is waited for: so
-    the sum is that of the wall. Waits for the loader are the host's, which may be a block ahead: a
-    single block's may be longer than the block, their sum is never too long.
+    Each event is waited for once the next block is queued behind it: the host is at most one block
+    ahead.
 
-    What the loop does between blocks (intervals, agreeing with other ranks) is done while a block
-    is under way, and belongs to the time as everything does.
+    A block's seconds lie between its two events, by the device's clock: its own work and any idle
+    time in between. The last block gets the rest of the host's time from the first edge to the
+    last, at which the device is waited for, so the sum equals wall time. Waits for the loader are
+    the host's, which may be a block ahead: a single block's wait may exceed its seconds, their sum
+    never does.
+
+    The loop's own work between blocks (intervals, agreeing with other ranks) runs while a block is
+    under way and counts as part of the window.
     """
 
     def __init__(self, device: Device, new_event: Callable[[], Any]) -> None:
         self._device = device
         self._new_event = new_event
-        self._losses = [
-            _landing_place(),
-            _landing_place(),
-        ]  # one is read while the other is written
+        # one is read while the other is written
+        self._losses = [_landing_place(), _landing_place()]
         self._begun = 0.0
         self._passed_s = 0.0
         self._passed_batches = 0
@@ -165,17 +175,17 @@ class TimedEdges:
         self._made: MadeReadings | None = None
 
     def begin(self) -> None:
-        """The first event, which has passed as soon as it is recorded."""
-        self._begun, self._edge = perf_counter(), self._recorded()
+        """Record the first event, which passes at once."""
+        self._begun = perf_counter()
+        self._edge = self._recorded()
 
     def end_block(self, launched: Launched) -> Stretch | None:
-        """Mark this block's end; waits for the end of the one before, and hands that on."""
+        """Mark this block's end, wait for the end of the previous block, and return that one."""
         before = self._ahead
         loss = self._losses[0]
         self._losses.reverse()
-        loss.copy_(
-            self._on_own_device(launched.loss.reshape(())), non_blocking=True
-        )  # it has come when the event has
+        # the copy is done once the event behind it has passed
+        loss.copy_(self._on_own_device(launched.loss.reshape(())), non_blocking=True)
         self._ahead = launched, self._recorded(), loss
         if before is None:
             return None
@@ -187,33 +197,38 @@ class TimedEdges:
         return replace(stretch, host_ahead_s=max(0.0, self._begun + self._passed_s - launched.came))
 
     def under_way(self) -> tuple[int, float]:
-        """Batches of the block under way, and when they will be done, at the speed of those before; never past."""
-        batches = 0 if self._ahead is None else self._ahead[0].batches
+        """Return the batches of the block under way and the time when they should be done.
+
+        Returns:
+            The batches, and a time of perf_counter estimated from earlier blocks, never in the
+                past.
+        """
+        batches = self._ahead[0].batches if self._ahead else 0
         left_s = batches * self._passed_s / max(1, self._passed_batches)
         return batches, max(perf_counter(), self._begun + self._passed_s + left_s)
 
     def finish(self) -> Stretch | None:
-        """Wait for the device; the block that was under way gets the time that is left."""
+        """Wait for the device and return the block that was under way, with the time that is left."""
         self._device.synchronize()
         last = self._ahead
         self._ahead = None
-        return (
-            None
-            if last is None
-            else self._passed(last, perf_counter() - self._begun - self._passed_s)
-        )
+        if last is None:
+            return None
+        return self._passed(last, perf_counter() - self._begun - self._passed_s)
 
     def _on_own_device(self, loss: Tensor) -> Tensor:
-        """Return a loss on the device whose queue the events are in.
+        """Return a loss on the device whose queue holds the events.
 
-        A script may have split its model, so that its loss lies on another device, whose queue the
-        event says nothing of. torch has the receiving device's stream wait for a copy between two
-        devices, so what follows there, the copy to the host and the event, comes after it. A copy
-        straight to the host would run on the loss's device. Source:
-        aten/src/ATen/native/cuda/Copy.cu, copy_device_to_device and copy_kernel_cuda.
+        A script may have split its model, so that the loss lies on another device, whose queue
+        these events do not cover. For a copy between two devices torch makes the receiving device's
+        stream wait, so the copy to the host and the event come after it. A copy straight to the
+        host would run on the loss's device. Source: aten/src/ATen/native/cuda/Copy.cu,
+        copy_device_to_device and copy_kernel_cuda.
         """
         own = self._device.torch_device
-        return loss if loss.device.type != own.type else loss.to(own, non_blocking=True)
+        if loss.device.type != own.type:
+            return loss
+        return loss.to(own, non_blocking=True)
 
     def _recorded(self) -> Any:
         event = self._new_event()
@@ -222,45 +237,61 @@ class TimedEdges:
 
     def _passed(self, block: tuple[Launched, Any, Tensor], spent_s: float) -> Stretch:
         launched, _, loss = block
-        self._passed_s = self._passed_s + spent_s
-        self._passed_batches = self._passed_batches + launched.batches
+        self._passed_s += spent_s
+        self._passed_batches += launched.batches
         seconds = max(spent_s - launched.apart_s, _LEAST_S)
-        # Between two blocks the host waits for the device, and workers go on.
+        # the workers go on while the host waits for the device between two blocks
         made = launched.made and launched.made.since(self._made)
         self._made = launched.made
         return _stretch(launched, made, seconds, spent_s, float(loss))
 
 
 Edges: TypeAlias = DrainedEdges | TimedEdges
-"""Ends blocks. Between `begin` and `finish` the blocks' `spent_s` leave out no time that belongs to
-a block."""
+"""Ways to end blocks. Between `begin` and `finish` the blocks' `spent_s` cover all time that
+belongs to blocks."""
 
 
 class Mark:
-    """A place in the device's queue, and when the device came to it, by the host's clock."""
+    """A position in the device's queue whose passing is timed by the host's clock."""
 
     def __init__(self, new_event: Callable[[], Any]) -> None:
-        self._place, self._now = new_event(), new_event()
+        self._place = new_event()
+        self._now = new_event()
 
     def set(self) -> None:
-        """Put the mark behind what was launched so far."""
+        """Put the mark behind everything launched so far."""
         self._place.record()
 
     def passed_at(self) -> float:
-        """Time of perf_counter at which all before the mark was done; waits for what was launched since."""
+        """Return the time of perf_counter when all work before the mark was done.
+
+        Waits for everything launched since.
+        """
         self._now.record()
         self._now.synchronize()
         return perf_counter() - float(self._place.elapsed_time(self._now)) * 1e-3
 
 
 def open_mark(device: Device) -> Mark | None:
-    """A mark; None where the device can't time events: there, work that it did during a restart counts as restart."""
+    """Return a mark, or None if the device can't time events.
+
+    Without one, work that the device did during a restart counts as part of the restart.
+    """
     new_event = timed_events(device)
     return None if new_event is None else Mark(new_event)
 
 
 def open_edges(device: Device, group: Group, *, drains: bool = False) -> Edges:
-    """The edges for a window: timed where the devices of all ranks can time events, else drained, or if asked for."""
+    """Return the edges for a window.
+
+    Args:
+        device: The device of this rank.
+        group: The ranks that train in step; all use the same kind of edges.
+        drains: Wait for the device at every edge.
+
+    Returns:
+        Timed edges if the devices of all ranks can time events, else drained ones.
+    """
     new_event = None if drains else timed_events(device)
     if group.all(new_event is not None) and new_event is not None:
         return TimedEdges(device, new_event)
@@ -276,6 +307,7 @@ def _stretch(
     *,
     most_wait_s: float = inf,
 ) -> Stretch:
+    """Return a launched block as finished, with its waits limited to `most_wait_s`."""
     block = Block(
         samples=launched.samples,
         batches=launched.batches,
@@ -289,143 +321,134 @@ def _stretch(
 
 
 def timed_events(device: Device) -> Callable[[], Any] | None:
-    """A maker of events that give the time between two of them; None where the device has none.
+    """Return a factory of events that can be timed; None if the device has none.
 
-    It is tried, since some backends have the class and refuse to time. Not on MPS: an event with
-    timing commits the queue's command buffer there, which costs as much as waiting, and has not
-    been tried. Source: torch/cuda/streams.py (Event, whose class torch.xpu has as well);
+    A pair is tried first, since some backends have the class but refuse to time. MPS is left out:
+    an event with timing commits the queue's command buffer there, which costs as much as waiting,
+    and has not been tested. Source: torch/cuda/streams.py (Event; torch.xpu has the same class);
     aten/src/ATen/mps/MPSEvent.mm.
     """
     if device.kind in {"cpu", "mps"}:
         return None
-    with suppress(
-        AttributeError, RuntimeError, TypeError, ValueError
-    ):  # what breaks a device shows again
+    # a device that is broken will raise again when it is used
+    with suppress(AttributeError, RuntimeError, TypeError, ValueError):
         new_event = partial(device.module.Event, enable_timing=True)
         first = new_event()
         second = new_event()
         first.record()
         second.record()
         second.synchronize()
-        return new_event if first.elapsed_time(second) >= 0 else None
+        if first.elapsed_time(second) >= 0:
+            return new_event
     return None
 
 
 def _landing_place() -> Tensor:
-    """Where a loss is copied to on the host: the copy blocks the host only where the memory is not page-locked.
+    """Return a host tensor that a loss is copied to, page-locked if possible.
 
-    Source: "Asynchronous" in CUDA's runtime API: a copy to pageable memory returns when it is done.
+    A copy to pageable memory blocks the host until it is done. Source: CUDA Runtime API,
+    "Asynchronous".
     """
-    with suppress(
-        RuntimeError
-    ):  # so is what a device without page-locked memory raises, NotImplementedError
-        return torch.empty(
-            (), pin_memory=True, device="cpu"
-        )  # whatever torch.set_default_device says
+    # NotImplementedError, raised without page-locked memory, is a RuntimeError
+    with suppress(RuntimeError):
+        # named, since the user may have called torch.set_default_device
+        return torch.empty((), pin_memory=True, device="cpu")
     return torch.empty((), device="cpu")
 
 
-# The measuring loop: warm-up, then a window of blocks, by the rules of measuring.
-#
-# Takes a started Feed and a Trainer (or none); hands on the raw Window. The clock covers the whole
-# loop, loader included, and the device is waited for at block edges alone (see edges.py for how).
-# The window ends when its own interval, by batch means, is narrow enough, or when its time is over;
-# the interval that is reported includes the spread between runs as well. Longer than other files:
-# the warm-up and the window are one loop over one state, and are read together.
+# The loop itself. Constants without a source are our own convention.
 
-
-# What names no source is our own convention.
 FIRST_STEPS = 3
-"""Optimizer steps of a process that are waited for one by one: compilation, cuDNN's search, first
-allocations."""
-_LONGEST_BLOCK = 5.0  # times its own seconds that a block may take, with what belongs to none
-_SHORT_EPOCH_QUEUES = (
-    4  # so are epochs of so few queues that little would be left of them without the restart
-)
-_REFILL_SHARE = 4  # at most a quarter of an epoch counts as its start
-_MIN_BLOCKS = 3  # fewer have no spread to judge by
-_MIN_EPOCH_BLOCKS = (
-    5  # blocks of whole epochs are independent: fewer are needed than by batch means
-)
-_HARDLY_WAITED = (
-    0.1  # of a block's time: beyond it a block of the warm-up depends on how far the workers are
-)
-_STARVED_FROM = (
-    1.5  # times the usual taking of a ready batch, from which on the loop has waited for one
-)
-_OVERTIME = 2.0  # how far past its time a window goes on until it has used up the queue twice
+"""Optimizer steps of a process that are waited for one by one: they hold compilation, cuDNN's
+benchmark and first allocations."""
+_LONGEST_BLOCK = 5.0
+"""Max ratio of wall time to training time in a block."""
+_SHORT_EPOCH_QUEUES = 4
+"""Epochs of up to this many queues are measured whole: little is left of them without the restart."""
+_REFILL_SHARE = 4
+"""At most one batch in this many of an epoch counts as part of its restart."""
+_MIN_BLOCKS = 3
+"""Fewest blocks whose variation can be judged."""
+_MIN_EPOCH_BLOCKS = 5
+"""Fewest blocks of whole epochs: these are independent, so fewer are needed than for batch means."""
+_HARDLY_WAITED = 0.1
+"""Share of a block's time; a warm-up block that waited longer depends on the workers' progress."""
+_STARVED_FROM = 1.5
+"""Ratio to the usual time of taking a ready batch; longer takes count as waits."""
+_OVERTIME = 2.0
+"""Max ratio of a window's seconds to its time, to use up the queue twice."""
 
 _Verdict = Literal["precision", "time", "deadline"]
 _VERDICTS: tuple[_Verdict | None, ...] = (None, "precision", "time", "deadline")  # by urgency
 
 
 class Diverged(Exception):  # noqa: N818 - an outcome, not an error of ours
-    """The loss is not finite, or every step is skipped for its gradients; the message says which."""
+    """The loss is not finite, or the GradScaler skips the steps; the message says which."""
 
 
 @dataclass(slots=True)
 class Run:
-    """A trial's training under way: what the loop needs, and what it counts."""
+    """State of a trial's training loop: what it needs, and what it counts."""
 
     feed: BatchFeed
     trainer: StepTrainer
     queue_capacity: int
     ends_at: float
-    """Time of perf_counter at which the deadline is too near to go on."""
+    """Time of perf_counter after which the deadline is too near to go on."""
     loss: Any = None
     scale: float = 1.0
     skipped_steps: int = 0
     splits_restarts: bool = False
-    """Take restarts out of the blocks: in a window whose blocks do not cover whole epochs."""
+    """Take restarts out of the blocks; used for windows whose blocks are not whole epochs."""
     pause_at: float = inf
-    """Time of perf_counter at which a block ends after its next optimizer step, however few batches
+    """Time of perf_counter after which a block ends at its next optimizer step, however few batches
     it has."""
     refill_left: int = 0
     """Batches still to come that belong to the last restart."""
     mark: Mark | None = None
-    """Where an epoch may end unforeseen: set before each batch is asked for."""
+    """Set before each batch is asked for, if an epoch may end without warning."""
     restarts: list[Restart] = field(default_factory=list)
-    """Restarts so far; where `splits_restarts` holds, they are taken out of the blocks."""
+    """Restarts so far; with `splits_restarts` they are taken out of the blocks."""
     group: Group = ALONE
-    """The ranks that train in step: they take the same batches, and end together."""
+    """The ranks that train in step: they take the same batches and end together."""
     tokens: TokenCount | None = None
-    """Counts the tokens of its batches; None where they have no lengths."""
+    """Counts the tokens of the batches; None if they have no lengths."""
     longest_s: float = 0.0
     """Seconds of the longest block so far, restarts included."""
     first_steps: int = FIRST_STEPS
-    """Optimizer steps that are waited for one by one, before any counts as steady."""
+    """Optimizer steps that are waited for one by one before any counts as steady."""
     takes_s: list[float] = field(default_factory=list)
-    """Seconds of taking each batch of the warm-up that lay ready."""
+    """Seconds of taking each batch of the warm-up that was ready."""
     take_s: float | None = None
-    """Their median, once the warm-up is over; None where too few lay ready."""
+    """Their median, set after the warm-up; None if too few were ready."""
 
     @property
     def learns_takes(self) -> bool:
-        """Return True where taking a ready batch is a host's work; a processor that is its own device has none."""
+        """Return whether taking a ready batch is the host's work alone, on a device that is not the CPU."""
         return self.trainer.config.num_workers > 0 and self.trainer.device.kind != "cpu"
 
     @property
     def knows_made(self) -> bool:
-        """Return True where the loader's workers count what they make."""
+        """Return whether the loader's workers count what they make."""
         return self.feed.made() is not None
 
     def is_late(self) -> bool:
-        """Whether the deadline is near, for any rank; every rank must ask."""
+        """Return whether the deadline is near for any rank. Every rank must call it."""
         return self.group.any(perf_counter() > self.ends_at)
 
 
 @dataclass(frozen=True, slots=True)
 class WarmUpResult:
-    """What the warm-up has found; without arguments, that there was none to speak of."""
+    """Result of the warm-up; the defaults stand for one that was too short to matter."""
 
     batches: int = 0
     seconds: float = 0.0
     is_drained: bool = True
     is_steady: bool = True
     batch_s: float = 0.0
-    """Seconds of a batch, waits included."""
+    """Seconds per batch, waits included."""
     pace_s: float = 0.0
-    """Seconds of a batch by which blocks are sized."""
+    """Seconds per batch by which blocks are sized."""
 
 
 def warm_up(
@@ -434,17 +457,17 @@ def warm_up(
     first: Delivery,
     on_block: Callable[[Block], None] = lambda _: None,
 ) -> WarmUpResult:
-    """Train until steps are steady and, where it matters, what piled up during slow first steps is used up.
+    """Train until steps are steady and batches queued during slow first steps are used up.
 
-    It does not matter where the loader's workers count what they make: their rate is right while a
-    queue is used up. Elsewhere as many batches as the queue holds must have been taken since the
-    last slow step, or, sooner, the loop must have found the queue empty as many times in a row as
-    there are workers. Gives up after 8 s, or twice the window's time where that is shorter; the
-    result says so.
+    The queue does not matter if the loader's workers count what they make: their throughput is
+    right even while a queue is used up. Otherwise either as many batches as the queue holds must
+    have been taken since the last slow step, or the queue must have been empty as many times in a
+    row as there are workers. Gives up after `warm_up_max_s`, or `warm_up_windows` times the
+    window's time if that is shorter; the result says so.
 
     Args:
-        run: The run; its loader gets its whole queue after the first steps, once it needs it.
-        rules: Those of the window that follows.
+        run: The run; its loader may fill its whole queue after the first steps, once it needs it.
+        rules: The rules of the window that follows.
         first: The loader's first batch.
         on_block: Called with each block in which training cannot have been faster than it seems,
             see `_can_tell`.
@@ -456,8 +479,10 @@ def warm_up(
     while len(stretches) < run.first_steps and not run.is_late():
         stretches.append(train_block(run, config.grad_accum_steps))
     run.feed.allow_full_queue()
-    # Again: by now most of what lies outside the allocator has come.
+    # again: most memory outside the allocator is in use by now
     run.trainer.device.cap_memory()
+
+    # Train in short blocks until all ranks are ready, or one runs out of time.
     begun_steady = perf_counter()
     first_steady = len(stretches) - 1
     since_slow = list[Stretch]()
@@ -472,33 +497,46 @@ def warm_up(
         )
         if run.group.all(is_ready) or run.group.any(took >= longest_s) or run.is_late():
             break
-        size = run.group.most(
-            batches_in(rules.warm_up_block_s, _pace_s(stretches[-1:]), config.grad_accum_steps)
+        batches = batches_in(
+            rules.warm_up_block_s, _pace_s(stretches[-1:]), config.grad_accum_steps
         )
-        stretch = train_block(run, int(size))
+        stretch = train_block(run, int(run.group.most(batches)))
         stretches.append(stretch)
+
+        # A slow block, or a skipped step, starts the count of steady blocks again.
         usual_s = median(stretch.compute_s for stretch in stretches[first_steady:])
         is_slow = stretch.compute_s > rules.slow_factor * usual_s or _skips(run) > 0
-        since_slow = [] if is_slow else [*since_slow, stretch]
+        if is_slow:
+            since_slow = []
+        else:
+            since_slow.append(stretch)
         if run.group.all(not is_slow and _can_tell(run, stretches)):
             on_block(stretch.block.model_copy(update={"is_warm_up": True}))
         all_waited = stretch.waits_in_a_row == stretch.block.batches
-        waits = stretch.waits_in_a_row + (waits if all_waited else 0)
-    run.take_s = median(run.takes_s) if len(run.takes_s) >= 3 else None
+        if not all_waited:
+            waits = 0
+        waits += stretch.waits_in_a_row
+
+    if len(run.takes_s) >= 3:
+        run.take_s = median(run.takes_s)
+    else:
+        run.take_s = None
+    steady = stretches[run.first_steps :] or stretches
     return WarmUpResult(
         batches=sum(stretch.block.batches for stretch in stretches),
         seconds=perf_counter() - begun,
         is_drained=is_drained,
         is_steady=len(since_slow) >= 2,
-        batch_s=_long_run_batch_s(stretches[run.first_steps :] or stretches),
-        pace_s=_pace_s(stretches[run.first_steps :] or stretches),
+        batch_s=_long_run_batch_s(steady),
+        pace_s=_pace_s(steady),
     )
 
 
 def _can_tell(run: Run, stretches: Sequence[Stretch]) -> bool:
-    """Return whether the last block of a warm-up shows no less than the rate that training has in the long run.
+    """Return whether the last warm-up block shows no less than the long-run throughput.
 
-    Until each worker has had its turn, the loop may have waited for one that had yet to start.
+    Until each worker has delivered a batch, the loop may have waited for one that was still
+    starting.
     """
     block = stretches[-1].block
     has_waited = block.waited_s > _HARDLY_WAITED * block.seconds
@@ -513,12 +551,21 @@ def measure_window(
     at_edge: Callable[[], None],
     on_block: Callable[[Block], None] = lambda _: None,
 ) -> Window:
-    """Train for a timed window.
+    """Train for a timed window and return its raw record.
 
-    `at_edge` is called right before the clock starts (passive probes begin there), `on_block` after
-    each block: outside its time where the device is drained at edges, else while the next block is
-    under way.
+    Args:
+        run: The run, warmed up.
+        rules: Length, precision and block size of the window.
+        warm: Result of the warm-up.
+        at_edge: Called right before the clock starts; passive probes begin there.
+        on_block: Called after each block: outside its time if the device is drained at edges, else
+            while the next block is under way.
+
+    Raises:
+        FeedEnded: The feed ended before the window's first batch.
+        Diverged: The loss is not finite, or most optimizer steps were skipped.
     """
+    # Decide with the other ranks which blocks the window has, and whether restarts are split off.
     is_even = run.group.is_equal(run.feed.epoch_batches or 0)
     whole = is_even and run.group.all(_covers_whole_epochs(run, rules, warm.batch_s))
     run.splits_restarts = not whole and (
@@ -530,13 +577,15 @@ def measure_window(
     knows_made = run.group.all(run.knows_made)
     size = run.group.most(_block_batches(run, rules, warm.pace_s, whole=whole))
     edges = open_edges(run.trainer.device, run.group, drains=rules.drains_at_edges)
-    # a restart that is split off may show as one only once it is over
+    # a restart of unknown time is recognized only once it is over
     is_unforeseen = run.splits_restarts and (run.feed.epoch_batches is None or run.feed.is_iterable)
     run.mark = open_mark(run.trainer.device) if is_unforeseen else None
+
+    # Start the probes, then the clock, on all ranks together.
     run.trainer.device.synchronize()
     at_edge()
-    run.group.wait()  # after the probes, whose time differs between ranks: all begin together
-    queue_at_start = run.feed.ready()  # last: while the probes read, the queue fills
+    run.group.wait()  # after the probes, whose time differs between ranks
+    queue_at_start = run.feed.ready()  # last, since the queue fills while the probes read
     run.feed.watches_queue = False
     stretches = list[Stretch]()
 
@@ -547,10 +596,11 @@ def measure_window(
 
     begun = perf_counter()
     stopped_by = None
-    if (
-        knows_made and not whole
-    ):  # else a block may hold the end of one queue and outlast the window
+    if knows_made and not whole:
+        # else a block that holds the end of the queue could outlast the window
         run.pause_at = begun + rules.max_s
+
+    # Train block by block. With timed edges a block is returned once the next one is launched.
     edges.begin()
     while stopped_by is None:
         launched = _launch(run, int(size))
@@ -565,9 +615,10 @@ def measure_window(
         window = add(stretch)
         stopped_by = _agreed(run.group, _verdict(run, rules, window, edges, begun))
         if stopped_by is None and not whole:
-            size = run.group.most(
-                max(size, _block_batches(run, rules, _pace_s(stretches), whole=False))
-            )
+            needed = _block_batches(run, rules, _pace_s(stretches), whole=False)
+            size = run.group.most(max(size, needed))
+
+    # Add the block that was still under way.
     last = edges.finish()
     if last is not None:
         window = add(last)
@@ -576,7 +627,10 @@ def measure_window(
 
 
 def _agreed(group: Group, verdict: _Verdict | None) -> _Verdict | None:
-    """One verdict for all ranks: precision once all have it, the time or the deadline for all when it is up for one."""
+    """Return one verdict for all ranks.
+
+    Time and deadline end the window as soon as one rank reports them; precision needs all ranks.
+    """
     urgency = int(group.most(_VERDICTS.index(verdict)))
     if _VERDICTS[urgency] == "precision" and not group.all(verdict is not None):
         return None
@@ -586,7 +640,10 @@ def _agreed(group: Group, verdict: _Verdict | None) -> _Verdict | None:
 def _verdict(
     run: Run, rules: WindowRules, window: Window, edges: Edges, begun: float
 ) -> _Verdict | None:
-    """Why the window should end, for this rank: by all that is launched, and when that will be done."""
+    """Return this rank's reason to end the window; None to go on.
+
+    Counts all launched batches and estimates when they will be done.
+    """
     ahead, done_at = edges.under_way()
     if len(window.blocks) + (ahead > 0) < _MIN_BLOCKS:
         return None
@@ -594,15 +651,11 @@ def _verdict(
         return "deadline"
     batches = sum(block.batches for block in window.blocks) + ahead
     elapsed_s = done_at - begun
-    has_used_queue = (
-        bool(window.made) or batches >= 2 * run.queue_capacity
-    )  # twice (CONTRIBUTING, Rules of measuring)
+    # the queue has to be used up twice (CONTRIBUTING, Rules of measuring)
+    has_used_queue = bool(window.made) or batches >= 2 * run.queue_capacity
     enough = _MIN_EPOCH_BLOCKS if window.whole_epochs else BATCH_MEANS
-    if (
-        has_used_queue
-        and len(window.blocks) >= enough
-        and window_rate(window).relative_half_width <= rules.precision
-    ):
+    may_judge = has_used_queue and len(window.blocks) >= enough
+    if may_judge and window_rate(window).relative_half_width <= rules.precision:
         return "precision"
     if elapsed_s >= rules.max_s and (has_used_queue or elapsed_s >= _OVERTIME * rules.max_s):
         return "time"
@@ -610,10 +663,18 @@ def _verdict(
 
 
 def train_block(run: Run, batches: int, first: Delivery | None = None) -> Stretch:
-    """Train on so many batches, then synchronise. What belongs to a restart is taken out where it is split off.
+    """Train on a number of batches, wait for the device, and return the block.
+
+    Restarts are taken out of the block if the run splits them off.
+
+    Args:
+        run: The run.
+        batches: Batches to train on; fewer near the deadline.
+        first: A batch that was taken before, used as the first.
 
     Raises:
-        FeedEnded: no batch has come.
+        FeedEnded: No batch came.
+        Diverged: The loss is not finite.
     """
     launched = _launch(run, batches, first)
     if launched.batches == 0:
@@ -622,7 +683,7 @@ def train_block(run: Run, batches: int, first: Delivery | None = None) -> Stretc
 
 
 def _launch(run: Run, batches: int, first: Delivery | None = None) -> Launched:
-    """Take so many batches and train on them; nothing here waits for the device, except at a restart."""
+    """Take a number of batches and train on them, without waiting for the device except at restarts."""
     feed = run.feed
     trainer = run.trainer
     samples = 0
@@ -637,42 +698,49 @@ def _launch(run: Run, batches: int, first: Delivery | None = None) -> Launched:
     made_apart = 0
     begun = perf_counter()
     came_at = inf
+    # a block that ends early still has one batch
     while taken < batches and not (taken and perf_counter() > may_end_at and _must_end(run)):
         made_before = feed.made() if run.splits_restarts else None
         if run.splits_restarts and feed.is_at_end():
-            # What was asked of the device belongs to the block, not to the restart.
+            # work launched so far belongs to the block, not to the restart
             trainer.device.synchronize()
+
+        # Take a batch and train on it.
         delivery = _next_delivery(run, first, begun)
         if delivery is None:
             break
         first = None
         came_at = min(came_at, perf_counter())
-        batch, came, _, waited_s, is_restart, had_to_wait, outside_s = delivery
-        waits_in_a_row = waits_in_a_row + 1 if had_to_wait else 0
+        batch, batch_samples, _, waited_s, is_restart, had_to_wait, outside_s = delivery
+        if had_to_wait:
+            waits_in_a_row += 1
+        else:
+            waits_in_a_row = 0
         apart_s += outside_s
         if run.tokens is not None:
-            run.tokens.add(batch, came)
+            run.tokens.add(batch, batch_samples)
         try:
             run.loss = trainer.train(batch)
-        except FeedEnded:  # it may have trained on this batch, or not
+        except FeedEnded:  # the script may or may not have trained on this batch
             run.ends_at = -inf
             break
         evaluated_s = feed.take_apart_s()
         apart_s += evaluated_s
-        restart_s = (
-            _note_restart(run, delivery, came, evaluated_s)
-            if is_restart or run.refill_left
-            else None
-        )
+
+        # Count it as part of a restart that is split off, or of the block.
+        restart_s = None
+        if is_restart or run.refill_left:
+            restart_s = _note_restart(run, delivery, batch_samples, evaluated_s)
         if run.splits_restarts and restart_s is not None:
             apart_s += restart_s
             made_apart += (feed.made() or 0) - (made_before or 0)
         else:
-            samples = samples + came
-            taken = taken + 1
-            wait_s = wait_s + waited_s
+            samples += batch_samples
+            taken += 1
+            wait_s += waited_s
             if waited_s > _STARVED_FROM * take_s:
                 starved_s += waited_s - take_s
+
     return Launched(
         samples=samples,
         batches=taken,
@@ -691,6 +759,7 @@ def _launch(run: Run, batches: int, first: Delivery | None = None) -> Launched:
 def _readings(
     begun: float, at_begin: int | None, at_end: int | None, apart: int
 ) -> MadeReadings | None:
+    """Return the readings of a block that ends now; None if the loader has no count."""
     if at_begin is None or at_end is None:
         return None
     return MadeReadings(
@@ -699,7 +768,7 @@ def _readings(
 
 
 def _next_delivery(run: Run, first: Delivery | None, begun: float) -> Delivery | None:
-    """Take a batch, or return a first one that was taken before the clock started; None where none comes any more."""
+    """Take a batch, or return a first one taken before the clock started; None if the feed has ended."""
     if run.mark is not None:
         run.mark.set()
     if first is not None:
@@ -714,18 +783,17 @@ def _next_delivery(run: Run, first: Delivery | None, begun: float) -> Delivery |
             return None
         if has_ready and not delivery.is_restart:
             run.takes_s.append(delivery.wait_s)
-    if (
-        run.mark is not None and delivery.is_restart
-    ):  # until then the device worked on what belongs to the block
+    if run.mark is not None and delivery.is_restart:
+        # until the mark the device worked on the block
         delivery = delivery._replace(asked=max(delivery.asked, run.mark.passed_at()))
     return delivery
 
 
 def _checked(run: Run, stretch: Stretch) -> Stretch:
-    """Record a block that is done.
+    """Return a finished block after recording its length.
 
     Raises:
-        Diverged: its loss is not finite.
+        Diverged: Its loss is not finite.
     """
     run.longest_s = max(run.longest_s, stretch.spent_s)
     if not isfinite(stretch.loss):
@@ -737,9 +805,9 @@ def _checked(run: Run, stretch: Stretch) -> Stretch:
 
 
 def _must_end(run: Run) -> bool:
-    """Whether a block ends before it is full: near the deadline at once, at a pause after a whole optimizer step.
+    """Return whether a block ends early: near the deadline at once, else after an optimizer step.
 
-    Ranks in step must take the same batches: there a block is never cut.
+    Ranks in step must take the same batches: their blocks are never cut.
     """
     now = perf_counter()
     is_pausing = now > run.pause_at and run.trainer.accumulated == 0
@@ -747,7 +815,7 @@ def _must_end(run: Run) -> bool:
 
 
 def _note_restart(run: Run, delivery: Delivery, samples: int, evaluated_s: float) -> float:
-    """Add a batch to the restart it belongs to; returns its seconds, from when it was asked for, of training alone."""
+    """Add a batch to its restart and return its seconds, from asking for it, without evaluation."""
     if delivery.is_restart:
         share = _REFILL_SHARE if run.splits_restarts else 2
         longest = max(1, (run.feed.epoch_batches or 1) // share)
@@ -763,7 +831,7 @@ def _note_restart(run: Run, delivery: Delivery, samples: int, evaluated_s: float
 
 
 def _covers_whole_epochs(run: Run, rules: WindowRules, batch_s: float) -> bool:
-    """Whether the window is made of whole epochs: where they are short, or hold only a few queues."""
+    """Return whether the window consists of whole epochs: short ones, or ones of few queues."""
     batches = inf if run.feed.epoch_batches is None else run.feed.epoch_batches
     epoch_s = batches * batch_s
     is_few = (
@@ -780,21 +848,30 @@ def window_of(
     *,
     whole_epochs: bool,
 ) -> Window:
-    """The raw record of some stretches, as if the time had ended the window there."""
+    """Return the raw record of some stretches, as if the time had ended the window there.
+
+    Args:
+        run: The run that was measured.
+        stretches: The window's blocks so far.
+        warm: Result of the warm-up before it.
+        queue_at_start: Batches ready when the clock started; None if unknown.
+        whole_epochs: The blocks are whole epochs.
+    """
     blocks = tuple(stretch.block for stretch in stretches)
     batches = sum(block.batches for block in blocks)
     epoch_batches = run.feed.epoch_batches
-    is_uneven = (
-        not whole_epochs and not run.splits_restarts
-    )  # ranks whose epochs differ: restarts fall where they do
+    # ranks whose epochs differ: their restarts stay in the blocks
+    is_uneven = not whole_epochs and not run.splits_restarts
+    epoch_samples = None
     samples_per_batch = sum(block.samples for block in blocks) / batches
+    if epoch_batches is not None and not is_uneven:
+        epoch_samples = round(epoch_batches * samples_per_batch)
+    ahead = [stretch.host_ahead_s for stretch in stretches if stretch.host_ahead_s is not None]
     return Window(
         blocks=blocks,
         restarts=tuple(run.restarts) if run.splits_restarts else (),
         whole_epochs=whole_epochs,
-        epoch_samples=None
-        if epoch_batches is None or is_uneven
-        else round(epoch_batches * samples_per_batch),
+        epoch_samples=epoch_samples,
         expected_restart_s=_expected_restart_s(run, stretches),
         queue_capacity=run.queue_capacity,
         workers=run.trainer.config.num_workers,
@@ -802,7 +879,7 @@ def window_of(
         queue_at_start=queue_at_start,
         queue_at_end=blocks[-1].ready_at_end,
         take_s=run.take_s,
-        host_ahead_s=_host_ahead_s(stretches),
+        host_ahead_s=median(ahead) if ahead else None,
         warm_up_batches=warm.batches,
         warm_up_s=warm.seconds,
         is_drained=warm.is_drained,
@@ -811,94 +888,97 @@ def window_of(
     )
 
 
-def _host_ahead_s(stretches: Sequence[Stretch]) -> float | None:
-    """Return the median of what the device had left to do at blocks' ends; None where that was not timed."""
-    ahead = [stretch.host_ahead_s for stretch in stretches if stretch.host_ahead_s is not None]
-    return median(ahead) if ahead else None
-
-
 def _expected_restart_s(run: Run, stretches: list[Stretch]) -> float:
-    """What a restart should cost where none was measured, from the loader's first start.
+    """Return the expected cost of a restart if none was measured, from the loader's first start.
 
-    The first wait includes what workers do first (imports, worker_init_fn). Persistent workers
-    don't do it again; an iterable is begun anew in them as well, which may take long: there this is
-    an upper bound.
+    The first wait includes one-time work of the workers (imports, worker_init_fn), which persistent
+    workers do not repeat. An iterable dataset is restarted even in persistent workers, which may
+    take long: there the result is an upper bound.
     """
     config = run.trainer.config
     feed = run.feed
     if config.persistent_workers and not feed.is_iterable:
         return 0.0
-    # each worker's first batch comes while the loop waits
+    # the loop waits while each worker makes its first batch
     filling_s = max(1, config.num_workers) * mean_batch_s(stretches)
     start_s = 0.0 if config.persistent_workers else feed.start_s
     return start_s + max(0.0, feed.first_wait_s - filling_s)
 
 
 def _block_batches(run: Run, rules: WindowRules, pace_s: float, *, whole: bool) -> int:
-    """Batches of a block: at least 0.2 s of them; whole epochs, or whole optimizer steps.
+    """Return the batches of a block: at least `block_s` of them, in whole epochs or optimizer steps.
 
-    Workers may come to the end of their batches at the same time. Where these alone are counted, a
-    block has one of each.
+    Workers may finish their batches at the same time. If only finished batches are counted, a block
+    holds at least one of each worker.
     """
-    unit = (
-        run.feed.epoch_batches
-        if whole and run.feed.epoch_batches
-        else run.trainer.config.grad_accum_steps
-    )
-    return batches_in(
-        rules.block_s, pace_s, unit, least=1 if run.knows_made else run.trainer.config.num_workers
-    )
+    unit = run.trainer.config.grad_accum_steps
+    if whole and run.feed.epoch_batches:
+        unit = run.feed.epoch_batches
+    least = 1 if run.knows_made else run.trainer.config.num_workers
+    return batches_in(rules.block_s, pace_s, unit, least=least)
 
 
 def batches_in(seconds: float, batch_s: float, unit: int, least: int = 1) -> int:
-    """Batches that take at least so many seconds, in whole units, and at least so many."""
-    return ceil(max(ceil(seconds / max(batch_s, 1e-6)), least, 1) / unit) * unit
+    """Return how many batches take at least some seconds, rounded up to whole units.
+
+    Args:
+        seconds: Least duration.
+        batch_s: Seconds per batch.
+        unit: The result is a multiple of this.
+        least: Least number of batches.
+    """
+    batches = max(ceil(seconds / max(batch_s, 1e-6)), least, 1)
+    return ceil(batches / unit) * unit
 
 
 def mean_batch_s(stretches: Sequence[Stretch]) -> float:
-    """Seconds of a batch in some stretches, waits included."""
-    return sum(stretch.block.seconds for stretch in stretches) / sum(
-        stretch.block.batches for stretch in stretches
-    )
+    """Return the mean seconds per batch of some stretches, waits included."""
+    seconds = sum(stretch.block.seconds for stretch in stretches)
+    return seconds / sum(stretch.block.batches for stretch in stretches)
 
 
 def _long_run_batch_s(stretches: Sequence[Stretch]) -> float:
-    """Return the seconds of a batch once the queue is used up, where the loader makes fewer than it gives out."""
+    """Return the seconds per batch once the queue is used up, if workers make fewer than are taken."""
     samples = sum(stretch.block.samples for stretch in stretches)
     counts = [stretch.block.made for stretch in stretches if stretch.block.made is not None]
     is_falling = len(counts) == len(stretches) and 0 < sum(counts) < samples
-    return mean_batch_s(stretches) * (samples / sum(counts) if is_falling else 1.0)
+    batch_s = mean_batch_s(stretches)
+    if is_falling:
+        return batch_s * (samples / sum(counts))
+    return batch_s
 
 
 def _pace_s(stretches: Sequence[Stretch]) -> float:
-    """Seconds of a batch; more where most of the time passes beside training, lest a block of it take minutes."""
-    passed_s = sum(stretch.spent_s for stretch in stretches) / sum(
-        stretch.block.batches for stretch in stretches
-    )
-    return max(_long_run_batch_s(stretches), passed_s / _LONGEST_BLOCK)
+    """Return the seconds per batch by which blocks are sized.
+
+    More than the training time if most time passes outside of training, so that a block does not
+    take minutes.
+    """
+    batches = sum(stretch.block.batches for stretch in stretches)
+    spent_s = sum(stretch.spent_s for stretch in stretches) / batches
+    return max(_long_run_batch_s(stretches), spent_s / _LONGEST_BLOCK)
 
 
 def _skips(run: Run) -> int:
-    """Steps that the GradScaler has skipped since the last call: its scale is halved each time."""
+    """Return the steps that the GradScaler has skipped since the last call; each halves its scale."""
     if run.trainer.config.amp_dtype != "float16":
         return 0
     scale = run.trainer.scaler.get_scale()
-    if (
-        scale == 0
-    ):  # halved by every step until nothing was left; from here on skipping can't be counted
+    if scale == 0:  # halved until nothing is left: further skips can't be counted
         raise Diverged(
             "float16 must train, but the GradScaler skipped every step: the gradients are never "
             "finite"
         )
     skipped = max(0, round(log2(run.scale / scale)))
-    run.scale, run.skipped_steps = scale, run.skipped_steps + skipped
+    run.scale = scale
+    run.skipped_steps += skipped
     return skipped
 
 
 def _refuse_skipping(run: Run, stretches: list[Stretch]) -> None:
-    steps = (
-        sum(stretch.block.batches for stretch in stretches) / run.trainer.config.grad_accum_steps
-    )
+    """Raise `Diverged` if more than half of the window's optimizer steps were skipped."""
+    batches = sum(stretch.block.batches for stretch in stretches)
+    steps = batches / run.trainer.config.grad_accum_steps
     skipped = _skips(run)
     if skipped > steps / 2:
         raise Diverged(
