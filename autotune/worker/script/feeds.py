@@ -155,7 +155,8 @@ class ScriptTrainer:
         self.conductor.give(batch)
         if self.loss is None:
             return torch.zeros((), device=self.device.torch_device)
-        return self.loss
+        loss: Tensor = self.loss
+        return loss
 
     def to_device(self, batch: Any) -> Any:
         """Copy a batch to the device as the configuration's settings say."""
