@@ -128,10 +128,10 @@ class Watch:
         if reader == "decode" and not getattr(arguments["self"], "tile", None):
             return  # the image was decoded before
         with suppress(Exception):  # fields that can't be read stay empty
-            self._read_arguments(call, frame.f_code.co_name, arguments)
+            self._look(call, frame.f_code.co_name, arguments)
         self._open.append((frame, call, perf_counter(), self.own_s))
 
-    def _read_arguments(self, call: Call, name: str, arguments: dict[str, Any]) -> None:
+    def _look(self, call: Call, name: str, arguments: dict[str, Any]) -> None:
         """Record the arguments of a call."""
         if call.reader == "text":
             path = _path_of(arguments["fname"])
