@@ -97,7 +97,8 @@ def measure_lengths(
     if len(sized) < _FEWEST_ITEMS or len(read) == 1 or not max(read, default=0):
         return None
 
-    # Time batches by length. With a token budget their number of samples depends on the length.
+    # Time batches by length; not with a token budget, which ties their number of samples to it, and
+    # not compiled, since each length would be compiled again.
     size = config.loader_batch_size
     has_size = config.max_tokens is None and not config.compile
     steps: tuple[LengthStep, ...] = ()
