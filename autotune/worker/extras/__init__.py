@@ -1,5 +1,4 @@
-"""Measure what explains a window, once it is over: profile, cost of items, communication, roofline.
+"""Measure the causes of a window's throughput once it is over: profile, items, communication, roofline.
 
-Comes in: the workload of a trial and its window. Goes out: records for the diagnosis and the
-report.
+In: the workload of a trial and its window. Out: records for the diagnosis and the report.
 """

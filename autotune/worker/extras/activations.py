@@ -1,4 +1,9 @@
-"""Measure what a micro batch keeps for its backward pass, and what checkpointing would leave of it."""
+"""Measure the activations kept for the backward pass, and how much checkpointing would free.
+
+In: a trainer and batches on its device. Out: Activations. It takes some steps: two under hooks of
+saved tensors, the others to time a step and the blocks' forward passes. Hooks are on the model, and
+around its forward pass, only meanwhile; nothing of the user's is wrapped or replaced.
+"""
 
 from __future__ import annotations
 
@@ -20,44 +25,46 @@ from autotune.worker.side_alone import train_on
 from autotune.worker.step import Step, Trainer
 from autotune.worker.window import timed_events
 
-# What one forward pass keeps for its backward pass, storage by storage, and inside which block.
-#
-# Takes the tensors that autograd keeps and the calls of blocks; hands on SavedBytes. Hooks stand on
-# blocks only as long as a context lasts.
+# The saved tensors of one forward pass, by storage and by block
 
 
 Hook: TypeAlias = tuple[nn.Module, Callable[[Iterable[Any]], None], Callable[[], None]]
-"""A block, what is called before it with its inputs, and what is called after it."""
+"""A block, the function called before it with its inputs, and the function called after it."""
 
 
 @dataclass(slots=True)
 class _Kept:
-    """A storage that is kept for the backward pass, and where that was asked for."""
+    """A storage kept for the backward pass, and the calls in which tensors of it were saved."""
 
     size: int
+    """Bytes of the storage."""
     places: set[tuple[int | None, ...]] = field(default_factory=set)
-    """For each class of blocks the number of the block's call; None: outside of all."""
+    """For each class of blocks the number of the block's call; None outside all blocks."""
 
 
 @dataclass(slots=True)
 class Watch:
-    """What one forward pass keeps, by storages, and the blocks' calls in it."""
+    """Record the storages that one forward pass keeps, and the blocks' calls in it.
+
+    Blocks come in classes (module types), of which one is chosen in the end.
+    """
 
     left_out: frozenset[int]
     """Addresses of parameters and buffers."""
     calls: list[int]
-    """So far, of each class of blocks."""
+    """Number of calls so far, for each class of blocks."""
     inside: list[list[int]]
-    """Numbers of the calls under way, of each class: a block may hold another of its class."""
+    """Numbers of the calls under way, for each class: a block may contain another of its class."""
     is_over: bool = False
     kept: dict[int, _Kept] = field(default_factory=dict)
+    """Kept storages by address."""
     inputs: list[dict[int, int]] = field(default_factory=list)
-    """Bytes of what blocks were given, by address, for each class."""
+    """Bytes of the blocks' inputs by address, for each class."""
     alive: list[Any] = field(default_factory=list)
-    """Storages, so that no address stands for two of them."""
+    """Storages held so that no address is used twice."""
 
     def enter(self, kind: int, inputs: Iterable[Any]) -> None:
-        """A block's forward pass begins."""
+        """Record the start of a block's forward pass, with its inputs."""
         if self.is_over:
             return
         if not self.inside[kind]:
@@ -69,16 +76,15 @@ class Watch:
         self.inside[kind].append(self.calls[kind] - 1)
 
     def leave(self, kind: int) -> None:
-        """It has ended, or failed."""
+        """Record the end of a block's forward pass, whether it failed or not."""
         if not self.is_over and self.inside[kind]:
             self.inside[kind].pop()
 
     def keep(self, tensor: Tensor) -> Tensor:
-        """A tensor is kept; its values stay as they are.
+        """Record a saved tensor, and return a detached alias of it.
 
-        Handed on is never the tensor itself: an operation that keeps its own output would hold
-        itself through it until a backward pass comes (torch,
-        torch.autograd.graph.saved_tensors_hooks).
+        Returning the tensor itself would make an operation that saves its own output keep itself
+        alive until the backward pass. Source: torch.autograd.graph.saved_tensors_hooks.
         """
         if not self.is_over:
             address, size = self._storage(tensor)
@@ -88,15 +94,21 @@ class Watch:
         return tensor.detach()
 
     def end(self) -> None:
-        """The forward pass is over: the backward pass may free what it has used."""
+        """Stop recording, so that the backward pass can free its tensors."""
         self.is_over = True
         self.alive.clear()
 
     def saved(self, kind: int | None, samples: int) -> SavedBytes:
-        """The bytes, as a class of blocks divides them; None: none does."""
+        """Return the kept bytes, divided by a class of blocks.
+
+        Args:
+            kind: Number of the class; None for the total only.
+            samples: Number of samples in the batch.
+        """
         total = sum(one.size for one in self.kept.values())
         if kind is None:
             return SavedBytes(samples=samples, total_bytes=total)
+        # Storages saved only inside blocks, which checkpointing frees; the blocks' inputs stay.
         within = {
             at: one
             for at, one in self.kept.items()
@@ -107,9 +119,12 @@ class Watch:
             for at, size in self.inputs[kind].items()
             if at in within or at not in self.kept
         }
+        # Bytes of each call, which exist again while its block is recomputed.
         of_calls = [0] * self.calls[kind]
         for at, one in within.items():
-            for call in {place[kind] for place in one.places} if at not in inputs else ():
+            if at in inputs:
+                continue
+            for call in {place[kind] for place in one.places}:
                 of_calls[call or 0] += one.size
         return SavedBytes(
             samples=samples,
@@ -120,12 +135,12 @@ class Watch:
         )
 
     def left_bytes(self, kind: int) -> int:
-        """What is left at the most where each block of a class is checkpointed."""
+        """Return the most bytes that are left if each block of a class is checkpointed."""
         saved = self.saved(kind, 1)
         return saved.total_bytes - saved.least_saved_bytes
 
     def _storage(self, tensor: Tensor) -> tuple[int, int]:
-        """Address and bytes; no bytes of what is left out, and of tensors without a storage of their own."""
+        """Return a storage's address and bytes; (0, 0) if it is left out, or there is none."""
         try:
             storage = tensor.untyped_storage()
             address = storage.data_ptr()
@@ -140,7 +155,7 @@ class Watch:
 
 @contextmanager
 def hooked(hooks: Sequence[Hook]) -> Iterator[None]:
-    """Call a function before each block with its inputs, and another after it, whether it fails or not."""
+    """Call functions before and after each block, also if the block fails."""
     handles = list[Any]()
 
     def before(
@@ -163,32 +178,28 @@ def hooked(hooks: Sequence[Hook]) -> Iterator[None]:
             handle.remove()
 
 
-# What a micro batch keeps for its backward pass, and what checkpointing the model's repeated blocks
-# would leave of it.
-#
-# Takes a Trainer and batches on its device; returns Activations. Costs some steps: two under hooks
-# of saved tensors, the others for the time of a step and of the blocks' forward pass. Hooks stand
-# on the model and around its forward pass only for these; nothing of the user's is wrapped or
-# replaced.
+# The measurement
 
 
-_FEWEST_TURNS = 3  # from which on a scatter is told
-_OVERTIME = 3.0  # times the time for it, after which fewer turns have to do: our own convention
+_FEWEST_TURNS = 3
+"""Number of rounds from which a standard deviation is given."""
+_OVERTIME = 3.0
+"""Multiple of the time after which fewer rounds must suffice. Source: our convention."""
 
 
 def measure_activations(
     trainer: Trainer, held: Sequence[Held], *, seconds: float, ends_at: float
 ) -> Activations:
-    """Train on a batch, and on half of it, to see what is kept; then time steps and the blocks' forward pass.
+    """Measure the activations of a batch and of half of it, and time steps and blocks.
 
     Args:
-        trainer: What trains on one device; its model goes on learning.
+        trainer: A trainer on one device; its model goes on learning.
         held: Batches on the device, at least one; the largest is taken.
-        seconds: How long steps are timed; at least one is.
-        ends_at: Time of perf_counter at which the deadline is near: nothing but what is needed is
-            begun then.
+        seconds: Seconds to time steps for; at least one step is timed.
+        ends_at: Time of perf_counter after which only the necessary steps are begun.
     """
-    if trainer.accumulated:  # a window that the deadline has cut may end within a step
+    # Record a step on the largest batch, and choose the blocks that free most.
+    if trainer.accumulated:  # a window cut short by the deadline may end within a step
         trainer.accumulator.reset()
     largest = max(held, key=lambda one: one.samples)
     candidates = _repeated(trainer.model)
@@ -196,50 +207,59 @@ def measure_activations(
     chosen = min(range(len(candidates)), key=whole.left_bytes, default=None)
     if chosen is not None and not whole.saved(chosen, largest.samples).most_saved_bytes:
         chosen = None
+    blocks = [] if chosen is None else candidates[chosen]
+
+    # Record a step on half of it, which shows what grows with the batch.
+    batches = [largest.batch]
+    saved_on_half = None
     half = _half_of(largest) if perf_counter() < ends_at else None
     half_watch = None if half is None else _on_half(trainer, half, candidates)
-    blocks = [] if chosen is None else candidates[chosen]
-    batches = [largest.batch, *([] if half is None or half_watch is None else [half.batch])]
-    limits = (min(ends_at, perf_counter() + times * seconds) for times in (1.0, _OVERTIME))
-    times = _timed(trainer, batches, blocks, *limits)
+    if half is not None and half_watch is not None:
+        batches.append(half.batch)
+        saved_on_half = half_watch.saved(chosen, half.samples)
+
+    # Time steps on both, and the blocks' forward passes.
+    until = min(ends_at, perf_counter() + seconds)
+    given_up = min(ends_at, perf_counter() + _OVERTIME * seconds)
+    times = _timed(trainer, batches, blocks, until, given_up)
     return Activations(
         block=type(blocks[0]).__name__ if blocks else None,
         blocks=0 if chosen is None else whole.calls[chosen],
         whole=whole.saved(chosen, largest.samples),
-        half=None if half is None or half_watch is None else half_watch.saved(chosen, half.samples),
+        half=saved_on_half,
         half_step=times.half,
         forward=times.forward,
     )
 
 
 class _Times(NamedTuple):
-    """Half a batch, and the blocks' forward pass, over an optimizer step on the whole one."""
+    """Times as ratios to that of an optimizer step on the whole batch."""
 
     half: PairedRatio | None
+    """Ratio for a step on half of the batch."""
     forward: PairedRatio | None
+    """Ratio for the blocks' forward passes."""
 
 
 def _repeated(model: nn.Module) -> list[list[nn.Module]]:
-    """The blocks with parameters of each class that comes several times in the model's ModuleLists and Sequentials."""
+    """Return the blocks with parameters, by class, that repeat in ModuleLists and Sequentials."""
     found: dict[type, dict[int, nn.Module]] = {}
     for container in model.modules():
-        for child in (
-            container.children() if isinstance(container, nn.ModuleList | nn.Sequential) else ()
-        ):
-            if next(child.parameters(), None) is not None and not isinstance(
-                child, torch.jit.ScriptModule
-            ):
+        if not isinstance(container, nn.ModuleList | nn.Sequential):
+            continue
+        for child in container.children():
+            has_parameters = next(child.parameters(), None) is not None
+            if has_parameters and not isinstance(child, torch.jit.ScriptModule):
                 found.setdefault(type(child), {})[id(child)] = child
     return [list(blocks.values()) for blocks in found.values() if len(blocks) > 1]
 
 
 def _watched(trainer: Trainer, held: Held, candidates: Sequence[Sequence[nn.Module]]) -> Watch:
-    """An optimizer step on a batch, the first micro batch of which is watched."""
+    """Train an optimizer step on a batch, and return the record of its first micro batch."""
     model = trainer.model
+    tensors = (*model.parameters(), *model.buffers())
     watch = Watch(
-        left_out=frozenset(
-            one.untyped_storage().data_ptr() for one in (*model.parameters(), *model.buffers())
-        ),
+        left_out=frozenset(tensor.untyped_storage().data_ptr() for tensor in tensors),
         calls=[0 for _ in candidates],
         inside=[[] for _ in candidates],
         inputs=[{} for _ in candidates],
@@ -249,7 +269,7 @@ def _watched(trainer: Trainer, held: Held, candidates: Sequence[Sequence[nn.Modu
         if watch.is_over:
             return trainer.step.function(model, batch)
         try:
-            with torch.autograd.graph.saved_tensors_hooks(watch.keep, _as_it_is):
+            with torch.autograd.graph.saved_tensors_hooks(watch.keep, lambda tensor: tensor):
                 return trainer.step.function(model, batch)
         finally:
             watch.end()
@@ -265,7 +285,7 @@ def _watched(trainer: Trainer, held: Held, candidates: Sequence[Sequence[nn.Modu
 
 
 def _half_of(held: Held) -> Held | None:
-    """Half of a batch; None where it has one sample, or a type that can't be made smaller."""
+    """Return half of a batch; None if it has one sample, or can't be made smaller."""
     samples = held.samples // 2
     with suppress(ValueError):
         return Held(resized(held.batch, held.samples, samples), samples) if samples else None
@@ -275,10 +295,10 @@ def _half_of(held: Held) -> Held | None:
 def _on_half(
     trainer: Trainer, half: Held, candidates: Sequence[Sequence[nn.Module]]
 ) -> Watch | None:
-    """The same on half of a batch; None where the user's code refuses it."""
+    """Record a step on half of a batch; return None if the user's code refuses it."""
     try:
         return _watched(trainer, half, candidates)
-    except Exception:  # noqa: BLE001 - the user's code runs in it; without it all that is kept counts as growing
+    except Exception:  # noqa: BLE001 - it runs the user's code; without it all bytes count as growing
         trainer.accumulator.reset()
         return None
 
@@ -290,23 +310,29 @@ def _timed(
     until: float,
     given_up: float,
 ) -> _Times:
-    """Steps on each batch, then one whose forward passes through the blocks are timed: in turns, whatever load comes.
+    """Time steps on each batch and the blocks' forward passes, in turn, so that load affects all.
 
-    Until the first of two times; at least three turns unless they take longer than to the second.
+    Args:
+        trainer: The trainer.
+        batches: The whole batch, and half of it if that can be trained on.
+        blocks: The blocks; may be empty.
+        until: Time of perf_counter at which to stop after three rounds.
+        given_up: Time of perf_counter at which to stop after one.
     """
     turns = 0
     halves = list[float]()
     forwards = list[float]()
     while not turns or (perf_counter() < (until if turns >= _FEWEST_TURNS else given_up)):
-        whole_s, *half_s = (_train_step(trainer, batch) for batch in batches)
+        whole_s, *half_s = [_train_step(trainer, batch) for batch in batches]
         turns += 1
         halves += [one / whole_s for one in half_s]
-        forwards += [_forward_s(trainer, batches[0], blocks) / whole_s] if blocks else []
+        if blocks:
+            forwards.append(_forward_s(trainer, batches[0], blocks) / whole_s)
     return _Times(_ratio(halves), _ratio(forwards))
 
 
 def _ratio(turns: Sequence[float]) -> PairedRatio | None:
-    """The median, and 1.25 times the standard error of a mean, as for normal errors."""
+    """Return the median of ratios, with its standard error for normal errors (1.25 of a mean's)."""
     if not turns:
         return None
     sd = 1.25 * stdev(turns) / sqrt(len(turns)) if len(turns) >= _FEWEST_TURNS else None
@@ -314,7 +340,7 @@ def _ratio(turns: Sequence[float]) -> PairedRatio | None:
 
 
 def _forward_s(trainer: Trainer, batch: Any, blocks: Sequence[nn.Module]) -> float:
-    """Seconds of an optimizer step's forward passes through the blocks, by the device's clock where it has one."""
+    """Measure the seconds of the blocks' forward passes in a step, by the device's clock if it has one."""
     new_event = timed_events(trainer.device)
     spans = list[tuple[Any, Any]]()
     open_spans = list[Any]()
@@ -341,26 +367,18 @@ def _forward_s(trainer: Trainer, batch: Any, blocks: Sequence[nn.Module]) -> flo
         try:
             return trainer.step.function(model, batch)
         finally:
-            is_forward = (
-                False  # what the user's own checkpoints compute once more is no forward pass
-            )
+            is_forward = False  # the user's own checkpoints recompute blocks in the backward pass
 
+    watched = replace(trainer, step=Step(forward, trainer.step.source))
     with hooked([(block, enter, leave) for block in blocks]):
-        _train_step(
-            replace(trainer, step=Step(forward, trainer.step.source)), batch
-        )  # ends with a synchronisation
+        _train_step(watched, batch)  # synchronizes at its end
     if new_event is None:
         return float(sum(end - begun for begun, end in spans))
     return sum(float(begun.elapsed_time(end)) for begun, end in spans) * 1e-3
 
 
 def _train_step(trainer: Trainer, batch: Any) -> float:
-    """Seconds of one optimizer step, each of its micro batches a copy of this batch."""
-    seconds, _ = train_on(
-        trainer, iter([copied(batch) for _ in range(trainer.config.grad_accum_steps)])
-    )
+    """Measure the seconds of one optimizer step on copies of a batch."""
+    copies = [copied(batch) for _ in range(trainer.config.grad_accum_steps)]
+    seconds, _ = train_on(trainer, iter(copies))
     return seconds
-
-
-def _as_it_is(tensor: Any) -> Any:
-    return tensor

@@ -1,8 +1,7 @@
-"""What exchanging gradients takes of a step: the step with and without exchange, and the exchange alone.
+"""Measure the exchange of gradients: steps with it, steps without it, and the exchange alone.
 
-Takes a Trainer whose model is a DistributedDataParallel, and batches that lie on the device; hands
-on a Communication. All ranks come here together and take the same number of steps. Nothing here
-changes what a window has measured.
+In: a trainer whose model is a DistributedDataParallel, and batches on the device. Out: a
+Communication. All ranks come here together and take the same number of steps.
 """
 
 from __future__ import annotations
@@ -21,25 +20,28 @@ from autotune.records.measurement import Communication
 from autotune.worker.group import Group
 from autotune.worker.step import Trainer
 
-# Of both kinds of step in turns, so that a drift hits both; the fastest counts: our own convention.
 _ROUNDS = 3
-_FEWEST_STEPS = 3  # our own convention: as many as peaks of memory cover
+"""Rounds of both kinds of step in turn, so that a drift affects both; the fastest counts. Source:
+our convention."""
+_FEWEST_STEPS = 3
+"""Steps of a round at least, as for peaks of memory. Source: our convention."""
 _HALVED = frozenset({"fp16", "bf16"})
 
 
 def measure_communication(
     trainer: Trainer, held: Sequence[Any], group: Group, *, seconds: float
 ) -> Communication:
-    """Time whole optimizer steps in turns, with the exchange and without, and all-reduces of the gradients' bytes.
+    """Time optimizer steps with and without the exchange, in turn, and the all-reduces alone.
 
     Args:
-        trainer: Where training stands; its ranks' weights differ afterwards.
+        trainer: The trainer; its ranks' weights differ afterwards.
         held: Batches on the device.
-        group: All ranks; each must call this.
-        seconds: Length of each of the three stretches.
+        group: All ranks; each must call this function.
+        seconds: Seconds of each of the three measurements.
 
     Raises:
-        RuntimeError: there are no batches on some rank, or its model has no no_sync.
+        RuntimeError: Some rank has no batches, its model has no no_sync, or it has no memory for
+            the all-reduces.
     """
     if not group.all(bool(held) and trainer.accumulator.no_sync is not None):
         raise RuntimeError("each rank must hold batches, and its model must have no_sync")
@@ -66,13 +68,13 @@ def measure_communication(
 
 
 def _repeats(once_s: float, seconds: float) -> int:
-    """How often something is done in so many seconds; within bounds."""
-    # bounds a stretch whose first, timed step was a fluke
+    """Return the number of repeats that fill some seconds, within bounds."""
+    # The upper bound limits a measurement whose first, timed step was too fast by chance.
     return max(_FEWEST_STEPS, min(200, ceil(seconds / max(once_s, 1e-6))))
 
 
 def _mean_s(work: Callable[[], None], repeats: int, trainer: Trainer, group: Group) -> float:
-    """Mean seconds of some work on the slowest rank, and so the same on all ranks; all begin together."""
+    """Measure the mean seconds of some work on the slowest rank; all ranks begin together."""
     group.wait()
     trainer.device.synchronize()
     begun = perf_counter()
@@ -83,15 +85,15 @@ def _mean_s(work: Callable[[], None], repeats: int, trainer: Trainer, group: Gro
 
 
 def _bucket_bytes(trainer: Trainer) -> list[int]:
-    """Bytes of each bucket on its way: gradients in the order of the backward pass, as DDP joins them."""
+    """Return the bytes of each bucket that is sent: gradients in backward order, as DDP joins them."""
     wanted = trainer.config.ddp or DdpConfig()
     cap = wanted.first_bucket_mb or wanted.bucket_cap_mb or TORCH_FIRST_BUCKET_MB
     share = 0.5 if wanted.comm_hook in _HALVED else 1.0
     buckets = list[int]()
     filled = 0.0
-    for parameter in reversed(
-        [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
-    ):
+    for parameter in reversed(list(trainer.model.parameters())):
+        if not parameter.requires_grad:
+            continue
         filled += parameter.nbytes * share
         if filled >= cap * 2**20 * share:
             buckets.append(int(filled))
@@ -101,10 +103,10 @@ def _bucket_bytes(trainer: Trainer) -> list[int]:
 
 
 def _exchange_s(sizes: Sequence[int], trainer: Trainer, group: Group, seconds: float) -> float:
-    """Seconds of all-reducing buckets of these sizes one after the other, with nothing beside it.
+    """Measure the seconds of all-reducing buckets of these sizes, with nothing else running.
 
     Raises:
-        RuntimeError: some rank has no memory for them.
+        RuntimeError: Some rank has no memory for them.
     """
     tensors = _alike(sizes, trainer.device.torch_device, group)
 
@@ -120,8 +122,8 @@ def _exchange_s(sizes: Sequence[int], trainer: Trainer, group: Group, seconds: f
 def _alike(sizes: Sequence[int], device: torch.device, group: Group) -> list[Tensor]:
     """Allocate tensors of these sizes on all ranks, or on none.
 
-    They take as much memory as all gradients. A rank that alone ran out of it would leave the
-    others waiting in the first all-reduce, so they agree before it.
+    They take as much memory as all gradients. If only one rank ran out of memory, the others would
+    wait in the first all-reduce, so all agree before it.
     """
     tensors = list[Tensor]()
     refusal = None

@@ -1,9 +1,9 @@
-"""What a trial measures after its window: each side alone, where the time goes, what an item costs.
+"""Measure the extras of a trial after its window: ceilings, breakdown of a step, costs of items.
 
-Takes a run whose window is over and the Measurement made from it; hands on the same Measurement
-with what was found added. What the window has measured is never changed. A stage that fails leaves
-its field None and a note; the caller is given each state to keep before the next stage begins, so
-that not even the death of the process loses a figure.
+In: a run whose window is over, and its Measurement. Out: the same Measurement with the new figures
+added; those of the window never change. A stage that fails leaves its field None, and a note. The
+measurement is passed to the caller before each stage, so that even the death of the process loses
+no figure.
 """
 
 from __future__ import annotations
@@ -45,35 +45,35 @@ from autotune.worker.step import StepTrainer, Trainer
 from autotune.worker.window import Run
 
 _BATCHES = "batches"
-"""The stage that only makes others possible: nobody misses it by itself."""
+"""Name of the stage that only prepares others, so that it is not reported as missing."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _After:
-    """What the stages share, and what they have found so far."""
+    """Shared state of the stages, with the measurement so far."""
 
     run: Run
     trainer: StepTrainer
     extras: Extras
     measurement: Measurement
     scratch: Path | None = None
-    """Where files may lie for a moment."""
+    """Folder for temporary files."""
     host: list[Delivery] = field(default_factory=list)
     """Batches as the loader delivered them."""
     held: list[Held] = field(default_factory=list)
-    """The same on the device."""
+    """The same batches on the device."""
     begun: float = field(default_factory=perf_counter)
 
     def add(self, **found: Any) -> None:
-        """Add to the measurement."""
+        """Set fields of the measurement."""
         self.measurement = self.measurement.model_copy(update=found)
 
     def remark(self, remark: Note) -> None:
-        """Add why something could not be measured."""
+        """Add a note on something that could not be measured."""
         self.measurement = self.so_far(remark)
 
     def so_far(self, *remarks: Note) -> Measurement:
-        """The measurement with further notes, and the time that these stages have taken so far."""
+        """Return the measurement with further notes, and the seconds of these stages so far."""
         remarks = (*self.measurement.remarks, *remarks)
         spent_s = perf_counter() - self.begun
         return self.measurement.model_copy(update={"remarks": remarks, "after_s": spent_s})
@@ -91,20 +91,18 @@ def measure_after_window(
     *,
     scratch: Path | None = None,
 ) -> Measurement:
-    """Measure what is asked for beyond the window.
+    """Measure the extras that a job asks for.
 
     Args:
-        run: The run, its feed still delivering; its loader's workers are ended on the way.
-        trainer: What the run trains.
-        extras: What is asked for.
-        measurement: What the window has measured.
-        keep: Called with the measurement so far before each stage: it counts should the process not
-            outlive it.
-        scratch: The trial's folder, for files that lie there for a moment; None: formats of files
-            are not compared.
+        run: The run, whose feed still delivers; its loader's workers are ended on the way.
+        trainer: The run's trainer.
+        extras: The extras to measure.
+        measurement: The window's measurement.
+        keep: Called with the measurement so far before each stage; it counts if the process dies.
+        scratch: The trial's folder for temporary files; None to skip comparing file formats.
 
     Returns:
-        The measurement with ceilings, breakdown and costs, and notes on what could not be measured.
+        The measurement with ceilings, breakdown and costs, and notes on failed stages.
     """
     after = _After(
         run=run, trainer=trainer, extras=extras, measurement=measurement, scratch=scratch
@@ -121,25 +119,24 @@ def measure_after_window(
         left = [name for name, _ in stages[index:] if name != _BATCHES]
         try:
             is_late = run.is_late()
-        except RuntimeError:  # it is asked of all ranks, and the window is safe
+        except RuntimeError:  # another rank is gone; this rank's window is complete
             return after.so_far(rank_gone_before_extras(left))
         if is_late:
             return after.so_far(no_time_for_extras(left))
         keep(after.so_far(trial_ended_before_extras(left)))
         try:
             stage(after)
-        except BaseException as error:  # noqa: BLE001 - user code may raise anything, and the window is safe already
-            with suppress(OSError, ValueError):  # the user's code may have closed it
+        except BaseException as error:  # noqa: BLE001 - user code may raise anything; the window is complete
+            with suppress(OSError, ValueError):  # the user's code may have closed stderr
                 traceback.print_exception(error, file=sys.stderr)
             after.remark(extra_failed(stage=name, cause=cause_of(error)))
     return after.so_far() if stages else measurement
 
 
 def _stages(extras: Extras, ranks: int, *, has_lengths: bool) -> list[tuple[str, _Stage]]:
-    """What to measure, in order: the loader while it runs, everything else once its workers have ended.
+    """Return the stages in order: the loader while it runs, the others once its workers have ended.
 
-    Ranks come to each stage together, and go through none alone that exchanges anything between
-    them.
+    All ranks come to each stage together; stages that only one rank runs exchange nothing.
     """
     needs_batches = extras.device_ceiling or extras.breakdown or extras.activations
     wanted: list[tuple[bool, str, _Stage]] = [
@@ -167,12 +164,12 @@ def _measure_loader(after: _After) -> None:
 
 
 def _take_batches(after: _After) -> None:
-    """Take batches to go on with, then end the loader's workers, so that the device has the machine to itself."""
+    """Take batches for the other stages, then end the workers, so that the device runs alone."""
     feed = after.run.feed
     try:
         after.host = collect(feed, seconds=after.extras.stretch_s)
     finally:
-        feed.stop(1.0)  # workers that have not ended by then hang, and are killed
+        feed.stop(1.0)  # workers that have not ended by then are killed
     after.held = resident(after.trainer, after.host)
 
 
@@ -187,16 +184,19 @@ def _measure_device(after: _After) -> None:
             pause_s=window.starved_s / sum(block.batches for block in window.blocks),
             ends_at=after.run.ends_at,
         )
+    host_ceiling = None
+    if not window.is_held_by_device:
+        host_ceiling = host_ceiling_of(ceiling, window.take_s)
     before = after.measurement.ceilings or Ceilings()
     after.add(
         ceilings=before.model_copy(update={"device": ceiling}),
         device_ceiling=ceiling.samples_per_s,
-        host_ceiling=None if window.is_held_by_device else host_ceiling_of(ceiling, window.take_s),
+        host_ceiling=host_ceiling,
     )
 
 
 def _measure_copy(after: _After) -> None:
-    """Copies of batches as the loader has delivered them, pinned where the trial pins."""
+    """Measure copies of the loader's batches, pinned if the trial pins."""
     _need_batches(after)
     ceiling = copy_alone(
         after.trainer, after.host, seconds=after.extras.stretch_s, ends_at=after.run.ends_at
@@ -219,6 +219,9 @@ def _measure_communication(after: _After) -> None:
 def _break_down(after: _After) -> None:
     _need_batches(after)
     communication = after.measurement.communication
+    exchange_s = 0.0
+    if communication:
+        exchange_s = communication.exposed_s / after.trainer.config.grad_accum_steps
     with after.trainer.without_exchange():
         breakdown, busy = break_down(
             after.trainer,
@@ -226,9 +229,7 @@ def _break_down(after: _After) -> None:
             held=[kept.batch for kept in after.held],
             window=after.measurement.window,
             restarts=after.run.restarts,
-            exchange_s=communication.exposed_s / after.trainer.config.grad_accum_steps
-            if communication
-            else 0.0,
+            exchange_s=exchange_s,
         )
     own_reading = () if busy is None else (busy,)
     after.add(breakdown=breakdown, busy_readings=(*own_reading, *after.measurement.busy_readings))
@@ -240,7 +241,7 @@ def _measure_items(after: _After) -> None:
     config = after.trainer.config
 
     def to_device(batch: Any) -> None:
-        """Copy a batch as a step does, and wait until it is there."""
+        """Copy a batch as a step does, and wait for it."""
         trainer.to_device(unpacked(batch))
         trainer.device.synchronize()
 
@@ -256,15 +257,16 @@ def _measure_items(after: _After) -> None:
             formats = measure_formats(run.feed.loader, costs.item_s, after.scratch, run.ends_at)
             costs = costs.model_copy(update={"formats": formats})
     ceiling = (after.measurement.ceilings or Ceilings()).loader
-    after.add(
-        loader_costs=with_batch_rates(costs, ceiling, config, run.group.local_size)
-        if ceiling
-        else costs
-    )
+    if ceiling:
+        costs = with_batch_rates(costs, ceiling, config, run.group.local_size)
+    after.add(loader_costs=costs)
 
 
 def _measure_lengths(after: _After) -> None:
-    """Lengths of items; on one device alone also the time of batches by their length: a group's ranks would differ."""
+    """Measure lengths of items; on one device also the time of batches by length.
+
+    A group's ranks would train on different lengths.
+    """
     run = after.run
     tokens = after.measurement.tokens
     assert run.tokens is not None and tokens is not None, "only such batches are looked at"  # noqa: S101, PT018 - our own bug
@@ -279,10 +281,9 @@ def _measure_lengths(after: _After) -> None:
 
 
 def _measure_activations(after: _After) -> None:
-    """Measure what one device keeps for the backward pass, without compiling.
+    """Measure the activations kept for the backward pass, on one device and without compiling.
 
-    A group's ranks would come to a different number of passes, and a compiled model shows no
-    blocks.
+    A group's ranks would make different numbers of passes, and a compiled model shows no blocks.
     """
     trainer = after.trainer
     run = after.run
@@ -300,10 +301,10 @@ def _measure_activations(after: _After) -> None:
 
 
 def _need_batches(after: _After) -> None:
-    """Check that every rank has batches: even by itself each begins with an exchange of the model's buffers.
+    """Check that every rank has batches: without an exchange of gradients, buffers are still sent.
 
     Raises:
-        RuntimeError: this rank or another one has none.
+        RuntimeError: This rank or another one has none.
     """
     if not after.run.group.all(bool(after.held)):
         raise RuntimeError("there are no batches")

@@ -1,4 +1,11 @@
-"""Find which file formats items are read from, and what a faster format would cost for the same input."""
+"""Find the file formats that items are read from, and time a faster format on the same input.
+
+In: a trial's loader, after its items were timed. Out: FormatCosts. A few items are made while their
+calls to np.loadtxt, Pillow and pyarrow are watched; then each kind of call is timed on the data
+that the user's own calls have read, and so is the better format. Nothing of the user's is written:
+copies lie in memory, or in the trial's scratch folder. Calls that can't be timed are left out and
+noted in the debug log; they never end a trial.
+"""
 
 from __future__ import annotations
 
@@ -26,88 +33,79 @@ from autotune.records.breakdown import FormatCost
 from autotune.worker.extras.item_costs import draws_of
 from autotune.worker.step import torch_threads
 
-# Which calls that read files make an item: of np.loadtxt, Pillow and pyarrow, by whatever name they
-# have.
-#
-# Watches this thread for a while; hands on the calls that were made in it, with their seconds. A
-# profile function sees calls by their code, so that `from numpy import loadtxt` or another library
-# in between hides none. It sees every call of Python, which slows down Python's own work: an item's
-# time is not measured here, and these functions work in C.
-#
-# What the calls return is the user's: of most only sizes are kept, and little of what is timed
-# again.
+# The watch: a profile function identifies calls by their code object, so that `from numpy import
+# loadtxt`, or another library in between, hides none. It slows down Python code, so items are not
+# timed here; the watched functions work in C.
 
 
 _Reader = Literal["text", "decode", "resize", "table"]
 Size = tuple[int, int]
-"""Width and height."""
+"""Width and height in pixels."""
 _MOST_BYTES = 64 * 2**20
-"""Of all images' files and arrays that are kept to be timed again: our own convention."""
+"""Bytes of all image files and arrays that are kept to be timed again. Source: our convention."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Call:
-    """A call that was watched."""
+    """A call that was watched; only its sizes and a little of its data are kept."""
 
     reader: _Reader
     item: int
-    """Which of the watched items it made."""
+    """Number of the watched item that it belongs to."""
     is_inside: bool = False
-    """Another one that is watched has made it."""
+    """True if another watched call made it."""
     seconds: float = 0.0
 
     again: Callable[[], Any] | None = None
-    """Of a text's file: reads it once more."""
+    """Text: function that reads the file again."""
     array: np.ndarray[Any, Any] | None = None
-    """What was read of it."""
+    """Text: the array that was read."""
 
     encoded: bytes | None = None
-    """Of an image that is decoded: its file."""
+    """Decoded image: the bytes of its file."""
     size: Size = (0, 0)
-    """Of an image: decoded, or before it is resized."""
+    """Image: its size after decoding, or before resizing."""
     to_size: Size | None = None
-    """Of an image that is resized as a whole: what it becomes."""
+    """Image resized as a whole: its new size."""
     resample: Any = None
-    """How."""
+    """Resized image: the resampling filter."""
 
     source: Hashable = None
-    """Which part of which file a table was read from; None where that is not known."""
+    """Table: file and part of it that was read; None if unknown."""
     rows: int = 0
     columns: int = 0
     row_s: float | None = None
-    """Seconds of taking a row out of the table; None where it was not timed."""
+    """Table: seconds to take out one row; None if not timed."""
 
 
 @dataclass(slots=True)
 class Watch:
-    """The calls so far."""
+    """Record the watched calls of a thread; a profile function for sys.setprofile."""
 
     codes: dict[CodeType, _Reader]
     calls: list[Call] = field(default_factory=list)
     item: int = 0
-    """Items that were made."""
+    """Number of items made."""
     spent_s: float = 0.0
-    """Seconds of all of them."""
+    """Seconds of all items."""
     own_s: float = 0.0
-    """Seconds of those that watching itself took."""
+    """Seconds of these that the watch itself took."""
     _kept_bytes: int = 0
     _open: list[tuple[FrameType, Call, float, float]] = field(default_factory=list)
-    """Calls under way, when each began, and what watching itself had taken by then."""
+    """Calls under way, with the start time of each and `own_s` at that time."""
     _sources: dict[int, Hashable] = field(default_factory=dict)
-    """Files of the ParquetFiles that were opened, by their id."""
+    """Files of the open ParquetFiles, by id."""
 
     def __call__(self, frame: FrameType, event: str, value: Any) -> None:
-        """Take one of Python's profile events."""
+        """Handle one of Python's profile events."""
         if event == "call" and frame.f_code in self.codes:
             begun = perf_counter()
             open_before = len(self._open)
-            with suppress(
-                Exception
-            ):  # objects may be anything; what is raised here would end the user's item
+            with suppress(Exception):  # an exception here would end the user's item
                 self._begin(frame, self.codes[frame.f_code])
             now = perf_counter()
             self.own_s += now - begun
-            if len(self._open) > open_before:  # its time begins where looking at it has ended
+            if len(self._open) > open_before:  # the call's time begins after the watch's own
                 self._open[-1] = (frame, self._open[-1][1], now, self.own_s)
         elif event == "return" and self._open and self._open[-1][0] is frame:
             ended = perf_counter()
@@ -121,20 +119,20 @@ class Watch:
     def _begin(self, frame: FrameType, reader: _Reader) -> None:
         arguments = frame.f_locals
         if frame.f_code.co_name == "__init__":
-            self._sources[id(arguments["self"])] = None  # one that is gone may have had its id
+            self._sources[id(arguments["self"])] = None  # an earlier object may have had this id
             self._sources[id(arguments["self"])] = _path_of(arguments["source"])
             return
         if any(call.reader == reader for _, call, *_ in self._open):
-            return  # one of its own
+            return  # a call that the reader makes to itself
         call = Call(reader=reader, item=self.item, is_inside=bool(self._open))
         if reader == "decode" and not getattr(arguments["self"], "tile", None):
-            return  # it was decoded before
-        with suppress(Exception):  # what is not known of it stays so
+            return  # the image was decoded before
+        with suppress(Exception):  # fields that can't be read stay empty
             self._look(call, frame.f_code.co_name, arguments)
         self._open.append((frame, call, perf_counter(), self.own_s))
 
     def _look(self, call: Call, name: str, arguments: dict[str, Any]) -> None:
-        """Note what a call is given."""
+        """Record the arguments of a call."""
         if call.reader == "text":
             path = _path_of(arguments["fname"])
             if path is not None:
@@ -145,21 +143,19 @@ class Watch:
         elif call.reader == "resize":
             call.size = arguments["self"].size
             call.resample = arguments["resample"]
-            call.to_size = (
-                None
-                if arguments.get("box")
-                else (int(arguments["size"][0]), int(arguments["size"][1]))
-            )
+            if not arguments.get("box"):  # with a box it is not resized as a whole
+                width, height, *_ = arguments["size"]
+                call.to_size = (int(width), int(height))
         elif "source" in arguments:
             path = _path_of(arguments["source"])
             call.source = None if path is None else (path, repr(arguments.get("filters")))
-        else:  # a ParquetFile that was open before has no other that could be mistaken for it
+        else:  # a ParquetFile opened before the watch is identified by its id
             file = self._sources.get(id(arguments["self"]), id(arguments["self"]))
             part = arguments.get("i", arguments.get("row_groups"))
             call.source = None if file is None else (file, repr(part))
 
     def _end(self, call: Call, frame: FrameType, value: Any) -> None:
-        """Note what a call has come to."""
+        """Record the result of a call."""
         if call.reader == "text" and isinstance(value, np.ndarray):
             if call.again is not None and self._kept_bytes + value.nbytes <= _MOST_BYTES:
                 call.array = value.copy()  # the user's code may change its own
@@ -175,7 +171,7 @@ class Watch:
 
 @contextmanager
 def watched() -> Iterator[Watch | None]:
-    """Watch this thread's calls; None where nothing that can be watched is loaded, or somebody else profiles."""
+    """Watch this thread's calls; yield None if no reader is imported, or another profiler runs."""
     codes = _codes()
     if not codes or sys.getprofile() is not None:
         yield None
@@ -189,15 +185,18 @@ def watched() -> Iterator[Watch | None]:
 
 
 def _codes() -> dict[CodeType, _Reader]:
-    """The code of what is watched, of the libraries that the user's code has loaded."""
+    """Return the code objects of the readers in libraries that the user's code has imported."""
     found: dict[CodeType, _Reader] = {}
     for reader, module, names in _READERS:
-        loaded = sys.modules.get(module)
-        for name in names if loaded is not None else ():
-            value: Any = loaded
+        if sys.modules.get(module) is None:
+            continue
+        for name in names:
+            value: Any = sys.modules[module]
             for part in name.split("."):
                 value = getattr(value, part, None)
-            code = getattr(inspect.unwrap(value), "__code__", None) if callable(value) else None
+            if not callable(value):
+                continue
+            code = getattr(inspect.unwrap(value), "__code__", None)
             if code is not None:
                 found[code] = reader
     return found
@@ -222,22 +221,24 @@ _READERS: Iterable[tuple[_Reader, str, tuple[str, ...]]] = (
 
 
 def _path_of(source: Any) -> str | None:
-    """The file that is read from its beginning; None where that is not known."""
+    """Return the path of a file that is read from its beginning; None if unknown."""
     if isinstance(source, str | os.PathLike):
         return os.fspath(source)
     name = getattr(source, "name", None)
-    return name if isinstance(name, str) and Path(name).is_file() and source.tell() == 0 else None
+    if isinstance(name, str) and Path(name).is_file() and source.tell() == 0:
+        return name
+    return None
 
 
 def _row_s(table: Any) -> float:
-    """Seconds of taking one row out of a table."""
+    """Measure the seconds to take one row out of a table."""
     begun = perf_counter()
     table.slice(table.num_rows // 2, 1).to_pydict()
     return perf_counter() - begun
 
 
 def image_bytes(image: Any, most: int = _MOST_BYTES) -> bytes | None:
-    """The file that an image is decoded from, read beside what the user's code reads; None where it is too large."""
+    """Return the bytes of an image's file, leaving its position as it is; None above `most` bytes."""
     path = Path(image.filename) if image.filename else None
     if path is not None and path.is_file():
         return path.read_bytes() if path.stat().st_size <= most else None
@@ -250,53 +251,59 @@ def image_bytes(image: Any, most: int = _MOST_BYTES) -> bytes | None:
     return encoded if len(encoded) <= most else None
 
 
-# What the formats that items are read from cost here, beside a better one for the same input.
-#
-# Takes a trial's loader after its items were timed; returns FormatCosts. A few items are made while
-# their calls are watched; then each kind of call is timed on what the user's own calls have read,
-# and so is the better way. Nothing of the user's is written: copies lie in memory, or in the
-# trial's scratch. What can't be timed is left out, and noted in the debug log: it is not the user's
-# fault, and never a trial's end.
+# The comparison with a better format
 
 
 _Found = TypeVar("_Found")
 _LOG = logging.getLogger(__name__)
-# What names no source is our own convention.
-_ITEMS = 8  # watched, within _WATCH_S
+# Numbers without a source are our convention.
+_ITEMS = 8
+"""Number of items to watch, within `_WATCH_S`."""
 _WATCH_S = 0.5
-_SLOWEST_ITEM_S = 1.0  # of items that take longer nothing is measured
-_TIMED = 3  # calls of each kind, and repeats of each way
-_WAY_S = 0.15  # of repeats of one way, beyond the first
-_KIND_S = 1.0  # of all images, or all texts, together
-_REDUCING_GAP = 2.0  # times the wanted size: what Pillow's own thumbnail() drafts to, lest it shows
-_CALLS_AN_ITEM = 0.5  # from so many on, an item reads its table for itself
+"""Seconds to watch items for."""
+_SLOWEST_ITEM_S = 1.0
+"""Seconds of an item from which nothing is measured."""
+_TIMED = 3
+"""Number of calls of each kind, and of repeats of each format."""
+_WAY_S = 0.15
+"""Seconds of repeats of one format, without the first."""
+_KIND_S = 1.0
+"""Seconds for all images, or for all texts."""
+_REDUCING_GAP = 2.0
+"""Ratio of the drafted size to the wanted size at which quality does not suffer. Source: Pillow,
+Image.thumbnail (reducing_gap)."""
+_CALLS_AN_ITEM = 0.5
+"""Table reads per item from which each item reads its own table."""
 
 
 def measure_formats(
     loader: DataLoader[Any], item_s: float, scratch: Path, ends_at: float
 ) -> tuple[FormatCost, ...]:
-    """Time the calls that make items, and better ways, for about a second.
+    """Time the calls that make items, and better formats, for about a second.
 
     Args:
-        loader: What the trial has trained on; it is not iterated.
-        item_s: Mean seconds of an item, as they were timed before.
-        scratch: Where a copy may lie for a moment.
+        loader: The trial's loader; it is not iterated.
+        item_s: Mean seconds of an item, as timed before.
+        scratch: A folder for temporary copies.
         ends_at: Time of perf_counter after which nothing is begun.
+
+    Returns:
+        One cost for each better format that was found to be faster.
     """
     if item_s > _SLOWEST_ITEM_S or perf_counter() > ends_at:
         return ()
     found = list[FormatCost]()
     with torch_threads(1):
         watch = _tried(lambda: _watch_items(loader, min(ends_at, perf_counter() + _WATCH_S)))
-        for way in (_texts, _images, _tables):
+        for compare in (_texts, _images, _tables):
             if watch is None or perf_counter() > ends_at:
                 break
-            found += _tried(partial(way, watch, scratch)) or []
+            found += _tried(partial(compare, watch, scratch)) or []
     return tuple(found)
 
 
 def _tried(work: Callable[[], _Found]) -> _Found | None:
-    """What the work finds; None where it raises."""
+    """Return the result of the work; None if it raises."""
     try:
         return work()
     except Exception:  # noqa: BLE001 - the user's formats and objects may raise anything
@@ -305,10 +312,10 @@ def _tried(work: Callable[[], _Found]) -> _Found | None:
 
 
 def _watch_items(loader: DataLoader[Any], until: float) -> Watch | None:
-    """The calls of a few items; None without any. The first item, which may open files, is left out.
+    """Watch the calls of a few items; return None if there are none.
 
-    The last one is made twice, also by a dataset that makes whole batches: what it does anew, it
-    does at random.
+    The first item, which may open files, is left out. The last item is made twice, so that calls
+    with random arguments show up as different.
     """
     draws = draws_of(loader, 1)
     draw = next(draws)
@@ -328,24 +335,25 @@ def _watch_items(loader: DataLoader[Any], until: float) -> Watch | None:
 
 
 def _calls(watch: Watch, reader: str) -> list[Call]:
-    """The calls that have made the items, without those of the last one's repetition."""
+    """Return the calls of one reader, without those of the repeated last item."""
     return [call for call in watch.calls if call.reader == reader and call.item < watch.item]
 
 
 def _texts(watch: Watch, scratch: Path) -> list[FormatCost]:
-    """Text that is parsed, against the same array in a file that is mapped; both from files that lie in RAM.
+    """Compare parsing text with mapping a file of the same array; both files lie in RAM.
 
-    Waiting for a disk is not counted: an array may have to wait for it as well.
+    Waits for a disk are left out: an array would have to wait for it as well.
     """
     now = list[float]()
     better = list[float]()
     until = perf_counter() + _KIND_S
     calls = [call for call in _calls(watch, "text") if call.again is not None]
-    for call in (call for call in calls if call.array is not None):
+    for call in calls:
         if len(now) == _TIMED or (now and perf_counter() > until):
             break
-        now.append(min(call.seconds, _usual_s(call.again, is_warm=True)))  # type: ignore[arg-type] # not None, see above
-        better.append(_mapped_s(call.array, scratch))  # type: ignore[arg-type] # as above
+        if call.again is not None and call.array is not None:
+            now.append(min(call.seconds, _usual_s(call.again, is_warm=True)))
+            better.append(_mapped_s(call.array, scratch))
     if not now or min(now) <= max(better):
         return []
     spent = [min(call.seconds, max(now)) for call in calls]
@@ -353,7 +361,7 @@ def _texts(watch: Watch, scratch: Path) -> list[FormatCost]:
 
 
 def _mapped_s(array: np.ndarray[Any, Any], scratch: Path) -> float:
-    """Seconds of reading all of an array from a file that is mapped."""
+    """Measure the seconds to read a whole array from a mapped file."""
     with TemporaryDirectory(prefix="format-", dir=scratch) as folder:
         path = Path(folder, "array.npy")
         np.save(path, array, allow_pickle=False)
@@ -361,33 +369,42 @@ def _mapped_s(array: np.ndarray[Any, Any], scratch: Path) -> float:
 
 
 def _images(watch: Watch, _: Path) -> list[FormatCost]:
-    """Images that are decoded whole and then made smaller, against decoding them smaller, and against small copies."""
+    """Compare decoding images in full size with decoding them smaller, and with smaller copies."""
+    # Choose some images that were decoded in full size and then made smaller.
     shrunk = list(_shrunk(watch))
     pairs = [pair for pair in shrunk if pair[0].item < watch.item and pair[0].encoded is not None]
     pairs = list(islice(filter(_is_whole, pairs), _TIMED))
     if not pairs:
         return []
-    now, drafted, copied = (list[float]() for _ in range(3))
+
+    # Time the present way, and those of the two better ones that are possible.
+    now = list[float]()
+    drafted = list[float]()
+    copied = list[float]()
     can_draft = all(_can_draft(*pair) for pair in pairs)
     is_copied = _has_one_size(shrunk, watch.item)
     until = perf_counter() + _KIND_S
     for decoded, resized in pairs:
+        if now and perf_counter() > until:
+            break
         encoded = decoded.encoded or b""
         size = resized.to_size or (1, 1)
         resample = resized.resample
-        if now and perf_counter() > until:
-            break
         now.append(_usual_s(partial(_decoded, encoded, size, resample)))
         if can_draft:
             drafted.append(_usual_s(partial(_decoded, encoded, size, resample, is_draft=True)))
         if is_copied:
             copied.append(_usual_s(partial(_decoded, _small_copy(encoded, size, resample))))
-    spent = [
-        both.seconds + (0.0 if one.is_inside else one.seconds)
-        for one, both in shrunk
-        if one.item < watch.item
-    ]
-    (width, height), (to_width, to_height) = pairs[0][0].size, pairs[0][1].to_size or (1, 1)
+
+    # Add up the seconds of all such calls; resizing may contain decoding.
+    spent = []
+    for decoded, resized in shrunk:
+        if decoded.item < watch.item:
+            decoded_s = 0.0 if decoded.is_inside else decoded.seconds
+            spent.append(resized.seconds + decoded_s)
+    decoded, resized = pairs[0]
+    width, height = decoded.size
+    to_width, to_height = resized.to_size or (1, 1)
     figures = {"width": width, "height": height, "to_width": to_width, "to_height": to_height}
     return [
         _cost(kind, watch, spent, fmean(now), fmean(better), **figures)
@@ -397,16 +414,14 @@ def _images(watch: Watch, _: Path) -> list[FormatCost]:
 
 
 def _shrunk(watch: Watch) -> Iterator[tuple[Call, Call]]:
-    """Calls that decode an image and, in the same item, make all of it smaller."""
+    """Yield calls that decode an image, each with the call of its item that makes it smaller."""
     for decoded in watch.calls:
         if decoded.reader != "decode":
             continue
         for resized in watch.calls:
-            if (
-                resized.reader != "resize"
-                or resized.item != decoded.item
-                or resized.size != decoded.size
-            ):
+            if resized.reader != "resize":
+                continue
+            if resized.item != decoded.item or resized.size != decoded.size:
                 continue
             to = resized.to_size
             if to is not None and to[0] * to[1] < decoded.size[0] * decoded.size[1]:
@@ -415,23 +430,33 @@ def _shrunk(watch: Watch) -> Iterator[tuple[Call, Call]]:
 
 
 def _has_one_size(shrunk: Sequence[tuple[Call, Call]], items: int) -> bool:
-    """Whether the same rule gives each image its size, and an image has the same size each time.
+    """Return whether one rule gives all images their sizes, so that copies can have them.
 
-    A rule is a whole size, the shorter or the longer side, or a part of the image's own size: else
-    the size is drawn at random, or grows in the course of training, and a copy would have the wrong
-    one.
+    The rule may be a fixed size, a fixed shorter or longer side, or a fixed ratio to the image's
+    size. Otherwise the size is random, or grows in the course of training. The last item, made
+    twice, must have the same sizes both times.
+
+    Args:
+        shrunk: Calls that decode, and the calls that make the images smaller.
+        items: Number of items; also the number of the repeated one.
     """
     sizes = [resized.to_size for _, resized in shrunk if resized.to_size is not None]
-    parts = {
+    ratios = {
         round(16 * resized.size[0] / to[0]) for (_, resized), to in zip(shrunk, sizes, strict=True)
     }
-    rules: list[set[Any]] = [{*sizes}, {min(to) for to in sizes}, {max(to) for to in sizes}, parts]
-    last, again = ([r.to_size for _, r in shrunk if r.item == item] for item in (items - 1, items))
-    return any(len(rule) == 1 for rule in rules) and (last == again or not again)
+    has_rule = (
+        len({*sizes}) == 1
+        or len({min(to) for to in sizes}) == 1
+        or len({max(to) for to in sizes}) == 1
+        or len(ratios) == 1
+    )
+    last = [resized.to_size for _, resized in shrunk if resized.item == items - 1]
+    again = [resized.to_size for _, resized in shrunk if resized.item == items]
+    return has_rule and (last == again or not again)
 
 
 def _is_whole(pair: tuple[Call, Call]) -> bool:
-    """Whether an image was decoded in its full size: draft() may have made it smaller already."""
+    """Return whether an image was decoded in full size; draft() may have made it smaller."""
     from PIL import Image
 
     decoded, _ = pair
@@ -440,7 +465,7 @@ def _is_whole(pair: tuple[Call, Call]) -> bool:
 
 
 def _can_draft(decoded: Call, resized: Call) -> bool:
-    """Whether an image's decoder makes it smaller for the size that is wanted."""
+    """Return whether an image's decoder can decode it in a smaller size, near the wanted one."""
     from PIL import Image
 
     with Image.open(BytesIO(decoded.encoded or b"")) as image:
@@ -473,16 +498,17 @@ def _small_copy(encoded: bytes, size: Size, resample: Any) -> bytes:
         kind = image.format
         smaller = image.resize(size, resample)
     copy = BytesIO()
-    smaller.save(
-        copy, kind, **({"quality": 95} if kind == "JPEG" else {})
-    )  # Pillow's documentation calls more a waste
+    # Pillow's documentation advises against a JPEG quality above 95.
+    options = {"quality": 95} if kind == "JPEG" else {}
+    smaller.save(copy, kind, **options)
     return copy.getvalue()
 
 
 def _tables(watch: Watch, _: Path) -> list[FormatCost]:
-    """Tables of many rows that several items read, each for itself, against a row of a table that is read once.
+    """Compare reading a whole table for each item with taking a row of a table that is read once.
 
-    A table that one item alone reads may be all its own: a series of many steps.
+    Only tables that several items read count: one that a single item reads may be all its own (a
+    time series).
     """
     read = [call for call in _calls(watch, "table") if call.rows > 1 and call.source is not None]
     items_of: dict[Any, set[int]] = {}
@@ -496,25 +522,15 @@ def _tables(watch: Watch, _: Path) -> list[FormatCost]:
     better = [call.seconds / call.rows + row_s for call, row_s in timed]
     if min(now) <= max(better):
         return []
-    rows = timed[0][0].rows
-    columns = timed[0][0].columns
-    return [
-        _cost(
-            "parquet",
-            watch,
-            [call.seconds for call in calls],
-            fmean(now),
-            fmean(better),
-            rows=rows,
-            columns=columns,
-        )
-    ]
+    spent = [call.seconds for call in calls]
+    figures = {"rows": timed[0][0].rows, "columns": timed[0][0].columns}
+    return [_cost("parquet", watch, spent, fmean(now), fmean(better), **figures)]
 
 
 def _cost(
     kind: Any, watch: Watch, spent: Sequence[float], now_s: float, better_s: float, **figures: int
 ) -> FormatCost:
-    """The cost of calls that took so long while they were watched."""
+    """Return the cost of calls, given the seconds of each while it was watched."""
     return FormatCost(
         kind=kind,
         calls_per_item=len(spent) / watch.item,
@@ -526,7 +542,7 @@ def _cost(
 
 
 def _usual_s(work: Callable[[], object], *, is_warm: bool = False) -> float:
-    """Median seconds of a few runs, after a first one that is left out; is_warm: the user's own call was that."""
+    """Return the median seconds of a few runs; a first run is left out unless `is_warm`."""
     if not is_warm:
         work()
     seconds = list[float]()

@@ -1,4 +1,9 @@
-"""Measure what data costs inside the loader: an item, a batch, its way from a worker, pinning, copying."""
+"""Measure the costs inside a loader: an item, collating, transfer from a worker, pinning, copying.
+
+In: a trial's loader, after its workers have ended. Out: LoaderCosts. Items are made in this
+process, one after the other, with one thread for torch's operations, as in a loader worker: the
+figures are those of one worker that has a core to itself.
+"""
 
 from __future__ import annotations
 
@@ -32,65 +37,63 @@ from autotune.worker.feed import Feed
 from autotune.worker.side_alone import loader_alone
 from autotune.worker.step import torch_threads
 
-# What the data of a tf.data pipeline costs: a sample of a batch, made one after the other by one
-# thread.
-#
-# Takes a trial's loader after its threads have ended; hands on LoaderCosts as `item_costs` does for
-# a DataLoader. A pipeline hands on whole batches, so that a sample's time is its part of its
-# batch's, and collating, transfer and pinning belong to it.
+# A tf.data pipeline: it returns whole batches, so a sample's time is its share of its batch's,
+# which includes collating, transfer and pinning
 
 
 def measure_pipeline(
     loader: TfLoader, config: TrainingConfig, *, ends_at: float = inf
 ) -> LoaderCosts:
-    """Time what a sample costs where one thread makes all of it, for about a second.
+    """Time samples for about a second, with one thread for the whole pipeline.
 
     Args:
-        loader: What the trial has trained on; its pipeline is built anew.
-        config: What the loader was built for.
-        ends_at: Time of perf_counter at which the deadline is near; no further batch is begun then.
+        loader: The trial's loader; its pipeline is built again.
+        config: The configuration that the loader was built for.
+        ends_at: Time of perf_counter after which no batch is begun.
     """
     plain = config.model_copy(
         update={**NEUTRAL_WITHOUT_WORKERS, "num_workers": 0, "pin_memory": False}
     )
     alone = TfLoader(loader.dataset, plain, threads=1)
     timed = time_items(_draws(alone), 1, ends_at)
-    return costs_of(
-        timed, timed.kept[0], len(timed.kept), collate_s=0.0
-    )  # kept: the first batch, for each sample
+    # `kept` holds the first batch once for each of its samples.
+    return costs_of(timed, timed.kept[0], len(timed.kept), collate_s=0.0)
 
 
 def _draws(loader: TfLoader) -> Iterator[Callable[[], list[Any]]]:
+    """Yield functions that make the next batch, without end."""
     batches = chain.from_iterable(iter(partial(iter, loader), None))
     while True:
         yield partial(_next_batch, loader, batches)
 
 
 def _next_batch(loader: TfLoader, batches: Iterator[Any]) -> list[Any]:
-    """A batch as often as it has samples."""
+    """Return the next batch, repeated once for each of its samples."""
     return [next(batches)] * loader.samples
 
 
-# What data costs inside the loader: one item, one batch through collate_fn, its way from a worker,
-# pinning, copying.
-#
-# Takes a trial's loader after its workers have ended; hands on LoaderCosts. Items are made in this
-# process, one after the other, with one thread for torch's operations, as in a loader worker: the
-# figures are those of one worker that has a core to itself.
+# A DataLoader
 
 
-_ENOUGH_ITEMS = 256  # our own convention: two to three of them are slower than the 99th percentile
-# Cheap items go on so long: a reader that pauses now and then would be timed between two pauses.
+# Numbers without a source are our convention.
+_ENOUGH_ITEMS = 256
+"""Number of items after which to stop; two or three of them are above the 99th percentile."""
 _LEAST_S = 0.25
-_MOST_ITEMS = 50_000  # our own convention: bounds the memory for their times
-_FEWEST_ITEMS = 5  # our own convention: slow items are timed so often, whatever that takes
-_ITEMS_S = 1.0  # our own convention: what items that take long are given
-_TAIL_FACTOR = (
-    8.0  # an item of so many medians is slow; records.breakdown.LoaderCosts.slow_tail_fraction
-)
-_REPEATS = 3  # of a batch's collating, pinning and copying, within _REPEATS_S: our own convention
-_REPEATS_S = 0.3  # our own convention
-_TRANSFER_S = 0.2  # as long as a window's block
+"""Seconds to time cheap items at least: a reader may pause now and then."""
+_MOST_ITEMS = 50_000
+"""Number of items to time at most, which bounds the memory of their times."""
+_FEWEST_ITEMS = 5
+"""Number of slow items to time at least, however long they take."""
+_ITEMS_S = 1.0
+"""Seconds to time slow items."""
+_TAIL_FACTOR = 8.0
+"""Multiple of the median above which an item is slow; see LoaderCosts.slow_tail_fraction."""
+_REPEATS = 3
+"""Repeats of collating, pinning and copying a batch."""
+_REPEATS_S = 0.3
+"""Seconds after which there are no more repeats."""
+_TRANSFER_S = 0.2
+"""Seconds to time the transfer: as long as a window's block."""
 
 
 def measure_items(
@@ -101,39 +104,43 @@ def measure_items(
     to_device: Callable[[Any], object] | None = None,
     ends_at: float = inf,
 ) -> LoaderCosts:
-    """Time what the loader's parts cost, for about two seconds.
+    """Time the parts of a loader's work, for about two seconds.
 
     CPU time is that of this whole process, all threads of the user's decoders included, and of
-    processes that an item starts and waits for. torch's own threads do nothing meanwhile, so none
-    of them spins.
+    processes that an item starts and waits for. torch's own threads are idle meanwhile, without
+    spinning.
 
     Args:
-        loader: What the trial has trained on; it is not iterated.
-        config: What the loader was built for.
-        remark: Called with a note for each part beside the items that fails, and is left out.
-        to_device: Copies a batch to the accelerator that is trained on, and waits for it; None
-            where pinning has no effect.
-        ends_at: Time of perf_counter at which the deadline is near; no further item is begun then.
+        loader: The trial's loader; it is not iterated.
+        config: The configuration that the loader was built for.
+        remark: Called with a note for each part other than the items that fails, and is left out.
+        to_device: Function that copies a batch to the accelerator and waits for it; None if pinning
+            has no effect.
+        ends_at: Time of perf_counter after which no item is begun.
     """
 
     def tried(stage: str, measure: Callable[[], float]) -> float | None:
-        """What was measured; None and a note where the user's code, or their objects on the way, raise."""
+        """Return a measurement; None, with a note, if the user's code or objects raise."""
         try:
             return measure()
         except Exception as error:  # noqa: BLE001 - user code may raise anything; the items' costs are worth keeping
             remark(extra_failed(stage, cause=cause_of(error)))
             return None
 
+    # Time items, then collating some of them.
     with torch_threads(1):  # as torch sets it in loader workers
         timed = time_items(draws_of(loader), config.micro_batch_size, ends_at)
         batch_items = list(islice(cycle(timed.kept), config.micro_batch_size))
         begun = perf_counter()
         batch = loader.collate_fn(list(batch_items))
         once_s = perf_counter() - begun
-        collate_s = (
-            tried("collate_again", lambda: _mean_s(lambda: loader.collate_fn(list(batch_items))))
-            or once_s
-        )
+
+        def collate() -> object:
+            return loader.collate_fn(list(batch_items))
+
+        collate_s = tried("collate_again", lambda: _mean_s(collate)) or once_s
+
+    # Time the other parts of a batch's way to the device.
     costs: dict[str, float | None] = {}
     if config.num_workers:
         costs["transfer_s"] = tried(
@@ -152,13 +159,13 @@ def measure_items(
 def costs_of(
     timed: TimedItems, batch: Any, samples: int, *, collate_s: float, **others: float | None
 ) -> LoaderCosts:
-    """The costs of items that were timed, with those that were measured otherwise.
+    """Return the costs of timed items, together with other costs.
 
     Args:
         timed: The items.
         batch: A batch of such items.
-        samples: How many it holds.
-        collate_s: Seconds of collating it.
+        samples: Number of samples in it.
+        collate_s: Seconds to collate it.
         others: Further fields of LoaderCosts.
     """
     seconds = timed.seconds
@@ -185,7 +192,14 @@ def costs_of(
 def with_batch_rates(
     costs: LoaderCosts, ceiling: Ceiling, config: TrainingConfig, local_ranks: int
 ) -> LoaderCosts:
-    """The costs with what the loader alone delivers per worker, and per core of one of the ranks on this host."""
+    """Add the loader's batches/s per worker and per core.
+
+    Args:
+        costs: The costs.
+        ceiling: The loader's throughput alone.
+        config: The configuration that the loader was built for.
+        local_ranks: Number of ranks on this host, which share its cores.
+    """
     batches_per_s = ceiling.batches / ceiling.seconds
     sharing = 1 if config.numa_binding == "exclusive" else local_ranks
     workers = max(1, config.num_workers)
@@ -199,26 +213,32 @@ def with_batch_rates(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedItems:
-    """Items that were timed."""
+    """Items with their times."""
 
     kept: list[Any]
     """Some of the items themselves."""
     seconds: list[float]
-    """Each item's."""
+    """Seconds of each item."""
     cpu_s: float
-    """Of them all, in all threads and child processes."""
+    """CPU seconds of all items, in all threads and child processes."""
     own_cpu_s: float
-    """Of them all, in the thread that has asked for them."""
+    """CPU seconds of all items in the calling thread."""
     others_cpu_s: float
-    """Of them all, in this process's other threads."""
+    """CPU seconds of all items in this process's other threads."""
     disk_bytes: int
-    """Of them all."""
+    """Bytes read from the disk for all items."""
 
 
 def time_items(
     draws: Iterator[Callable[[], list[Any]]], most_kept: int, ends_at: float
 ) -> TimedItems:
-    """Time draw after draw; the first, which may open files, is left out."""
+    """Time items until there are enough; the first draw, which may open files, is left out.
+
+    Args:
+        draws: Functions that make the next item, or the next few, without end.
+        most_kept: Number of items to keep.
+        ends_at: Time of perf_counter after which no item is begun.
+    """
     kept = next(draws)()
     seconds = list[float]()
     cpu_s = 0.0
@@ -236,6 +256,7 @@ def time_items(
         now_own_s = thread_time()
         cpu_s = cpu_s + now_cpu_s - asked_cpu_s
         own_cpu_s = own_cpu_s + now_own_s - asked_own_s
+        # Items of one draw share its time.
         seconds += [(now - asked) / len(came)] * len(came)
         kept += came[: max(0, most_kept - len(kept))]
         if _is_enough(len(seconds), now - begun) or now > ends_at:
@@ -254,7 +275,7 @@ def time_items(
 
 
 def _is_enough(done: int, spent_s: float) -> bool:
-    """Whether so many items in so many seconds tell what one item costs, rare pauses included."""
+    """Return whether the items timed so far suffice for one item's cost, rare pauses included."""
     if done >= _MOST_ITEMS or (done >= _ENOUGH_ITEMS and spent_s >= _LEAST_S):
         return True
     return spent_s > _ITEMS_S and (done >= _FEWEST_ITEMS or spent_s > _FEWEST_ITEMS * _ITEMS_S)
@@ -267,10 +288,10 @@ def _transfer_s(
     collate_s: float,
     ends_at: float,
 ) -> float:
-    """Seconds that a batch takes from one worker to this process, less collating, which fills the shared memory.
+    """Measure the seconds of a batch's way from one worker to this process.
 
-    The worker makes the same batch from ready items over and over: what it does in training, less
-    the items.
+    The worker makes the same batch from finished items over and over: its work in training, without
+    the items. The time of collating, which fills the shared memory, is subtracted.
     """
     dataset: Any = items  # torch asks it for its items alone
     feed = Feed(
@@ -293,45 +314,46 @@ def _transfer_s(
 
 
 def _warm_mean_s(work: Callable[[Any], Any], batch: Any) -> float:
-    """Mean seconds of a few runs after a first one, which allocates what torch's allocators then keep."""
+    """Measure the mean seconds of a few runs, after one in which torch's allocators take memory."""
     work(batch)
     return _mean_s(lambda: work(batch))
 
 
 def _mean_s(work: Callable[[], Any]) -> float:
-    """Mean seconds of a few runs; of the first alone where that is long."""
+    """Measure the mean seconds of a few runs; of only one if it is long."""
     begun = perf_counter()
     done = 0
     spent_s = 0.0
     while done < _REPEATS and spent_s <= _REPEATS_S:
         work()
-        done = done + 1
+        done += 1
         spent_s = perf_counter() - begun
     return spent_s / done
 
 
 def slow_tail(seconds: list[float]) -> float:
-    """Share of all time in items of over eight medians."""
+    """Return the share of all time that items above eight medians take."""
     total_s = sum(seconds)
+    if total_s <= 0:
+        return 0.0
     from_s = _TAIL_FACTOR * median(seconds)
-    return (
-        min(1.0, sum(item_s for item_s in seconds if item_s > from_s) / total_s)
-        if total_s > 0
-        else 0.0
-    )
+    return min(1.0, sum(item_s for item_s in seconds if item_s > from_s) / total_s)
 
 
 def _children_cpu_s() -> float:
-    """CPU seconds, the user's and the system's, of the processes that this one has started and waited for."""
+    """Return the user and system CPU seconds of child processes that have ended."""
     return sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
 
 
 def draws_of(loader: DataLoader[Any], most: int | None = None) -> Iterator[Callable[[], list[Any]]]:
-    """Functions that make the next item, or the next few where the dataset makes whole batches; without end.
+    """Yield functions that make the next item, without end.
+
+    If the dataset makes whole batches (`__getitems__`), each function makes the next few items.
 
     Args:
-        loader: It is not iterated.
-        most: Items that one function makes at most; None: as many as the loader asks for at once.
+        loader: The loader; it is not iterated.
+        most: Number of items that one function makes at most; None for as many as the loader asks
+            for at once.
     """
     dataset: Any = loader.dataset
     if is_stream(dataset):
@@ -352,7 +374,7 @@ def _next_item(items: Iterator[Any]) -> list[Any]:
 
 
 def _items_without_end(dataset: Any) -> Iterator[Any]:
-    """Items of an iterable, begun anew at its end; the new start belongs to the item that needs it."""
+    """Yield the items of an iterable, begun again at its end by the item that needs it."""
     while True:
         is_empty = True
         for item in dataset:
@@ -365,18 +387,18 @@ def _items_without_end(dataset: Any) -> Iterator[Any]:
 
 
 def _makes_batches(dataset: Any) -> bool:
-    """Whether the loader asks for whole batches; a Subset does so for what it holds, in a plain loop where need be."""
+    """Return whether the dataset makes whole batches; a Subset does if the dataset inside it does."""
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     return callable(getattr(dataset, "__getitems__", None))
 
 
 def _indices(loader: DataLoader[Any]) -> Iterator[Any]:
-    """Indices as the loader draws them, without end; at random without a permutation of them all where it shuffles."""
+    """Yield indices as the loader draws them, without end; a shuffle draws without a permutation."""
     if type(loader.sampler) is RandomSampler and loader.batch_size is not None:
         size = len(loader.sampler.data_source)
         return (random.randrange(size) for _ in count())  # noqa: S311 - no secret
     if loader.batch_sampler is None:
         return chain.from_iterable(repeat(loader.sampler))
-    batches = unwrapped(loader).batch_sampler  # one that counts would take these for the feed's
+    batches = unwrapped(loader).batch_sampler  # a counting wrapper would count these as the feed's
     return chain.from_iterable(chain.from_iterable(repeat(batches)))

@@ -1,9 +1,9 @@
-"""Lengths of items, and what training on a batch takes by the length of its longest: what buckets and packing win.
+"""Measure the lengths of items and the time of batches by length: the gain of buckets and packing.
 
-Takes a trial's loader after its workers have ended, and its trainer; hands on Lengths. Items are
-drawn at random where the dataset can be indexed, whatever the sampler draws: a sampler that sorts
-would show a part of the lengths alone. Batches of items of like length are collated as the loader
-does it and timed on the device, in turns.
+In: a trial's loader, after its workers have ended, and its trainer. Out: Lengths. If the dataset
+can be indexed, items are drawn at random, whatever the sampler draws: one that sorts would show
+only a part of the lengths. Batches of items of similar length are collated as the loader does it,
+and timed on the device, in turn.
 """
 
 from __future__ import annotations
@@ -33,25 +33,33 @@ from autotune.worker.extras.item_costs import draws_of
 from autotune.worker.side_alone import train_on
 from autotune.worker.step import Trainer
 
-# What names no source is our own convention.
+# Numbers without a source are our convention.
 _MOST_ITEMS = 1024
-_FEWEST_ITEMS = 64  # of fewer lengths nothing is told: the longest are mostly missing among them
-_ITEMS_S = 1.0  # what reading them may take
-_MOST_TIMED = 7  # lengths whose batches are timed
-_REPEATS = 3  # of each, at least
-_STRETCHES = 2.0  # times the stretch of a ceiling, for all of them
-_OVERTIME = 3.0  # times that, after which slow steps are given up: no time is told then
+"""Number of items to read at most."""
+_FEWEST_ITEMS = 64
+"""Number of items below which nothing is reported: the longest are mostly missing among them."""
+_ITEMS_S = 1.0
+"""Seconds to read items."""
+_MOST_TIMED = 7
+"""Number of lengths whose batches are timed, at most."""
+_REPEATS = 3
+"""Repeats of each, at least."""
+_STRETCHES = 2.0
+"""Seconds to time all of them, as a multiple of `LengthLimits.stretch_s`."""
+_OVERTIME = 3.0
+"""Multiple of that time after which slow steps are given up, without a result."""
 _WORDS = "input_ids"
+"""Key of an item's tokens. Source: transformers, BatchEncoding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthLimits:
-    """How long it may take."""
+    """Time limits of the measurement."""
 
     stretch_s: float
-    """Length of the other measurements."""
+    """Seconds of the other measurements."""
     ends_at: float
-    """Time of perf_counter at which the deadline is near."""
+    """Time of perf_counter after which nothing is begun."""
 
 
 class _Sized(NamedTuple):
@@ -69,30 +77,36 @@ def measure_lengths(
     trainer: Trainer | None,
     limits: LengthLimits,
 ) -> Lengths | None:
-    """Read lengths, and time batches by their length; None where lengths are not known, or all are equal.
+    """Read lengths, and time batches by their length.
 
     Args:
-        loader: What the trial has trained on; it is not iterated.
-        config: What it was built for.
-        tokens: What the window has counted.
-        padded_today: Padded lengths of its batches.
-        trainer: What trains on one device; None: nothing is timed.
-        limits: How long it may take.
+        loader: The trial's loader; it is not iterated.
+        config: The configuration that it was built for.
+        tokens: The window's counts of tokens.
+        padded_today: Padded lengths of the window's batches.
+        trainer: A trainer on one device; None to time nothing.
+        limits: Time limits.
+
+    Returns:
+        The lengths; None if they are unknown, or all equal.
     """
+    # Read the lengths of some items.
     until = min(limits.ends_at, perf_counter() + _ITEMS_S)
     sized = _sized(loader, config, until)
     read = {one.length for one in sized}
     if len(sized) < _FEWEST_ITEMS or len(read) == 1 or not max(read, default=0):
         return None
+
+    # Time batches by length; not with a token budget, which ties their number of samples to it, and
+    # not compiled, since each length would be compiled again.
     size = config.loader_batch_size
-    has_size = (
-        config.max_tokens is None and not config.compile
-    )  # else a batch of another length has other samples
-    is_timed = trainer is not None and has_size and perf_counter() < limits.ends_at
-    steps = _timed(loader, sized, size, trainer, limits) if trainer is not None and is_timed else ()
-    widest = max(
-        (*padded_today, *(step.padded for step in steps))
-    )  # beyond it the collate function cuts
+    has_size = config.max_tokens is None and not config.compile
+    steps: tuple[LengthStep, ...] = ()
+    if trainer is not None and has_size and perf_counter() < limits.ends_at:
+        steps = _timed(loader, sized, size, trainer, limits)
+
+    # The collate function truncates longer items.
+    widest = max((*padded_today, *(step.padded for step in steps)))
     lengths = [min(one.length, widest) for one in sized]
     mean = fmean(lengths)
     by_items = 1 - mean / tokens.per_sample if tokens.per_sample >= mean else None
@@ -112,14 +126,13 @@ def measure_lengths(
 
 
 def length_of_item(item: Any) -> int | None:
-    """The length of an item's first row of whole numbers: a tensor, an array or a list; None where it has none."""
+    """Return the length of an item's first row of integers; None if it has none.
+
+    The row may be a 1-D tensor or array, or a list; mappings, tuples and lists are searched.
+    """
     if isinstance(item, Tensor):
-        is_row = (
-            item.ndim == 1
-            and not item.is_floating_point()
-            and not item.is_complex()
-            and item.dtype != torch.bool
-        )
+        is_real = not item.is_floating_point() and not item.is_complex()
+        is_row = item.ndim == 1 and is_real and item.dtype != torch.bool
         return len(item) if is_row else None
     if isinstance(item, np.ndarray):
         return len(item) if item.ndim == 1 and np.issubdtype(item.dtype, np.integer) else None
@@ -131,11 +144,15 @@ def length_of_item(item: Any) -> int | None:
         parts = list(item)
     else:
         return None
-    return next((length for part in parts if (length := length_of_item(part)) is not None), None)
+    for part in parts:
+        length = length_of_item(part)
+        if length is not None:
+            return length
+    return None
 
 
 def _sized(loader: DataLoader[Any], config: TrainingConfig, until: float) -> list[_Sized]:
-    """Items with their lengths, by themselves or as the collate function makes rows of them."""
+    """Return items with their lengths, from the items or from the rows that collating makes."""
     items: list[Any] = []
     for draw in _draws(loader):
         items += draw()
@@ -148,7 +165,10 @@ def _sized(loader: DataLoader[Any], config: TrainingConfig, until: float) -> lis
 
 
 def _draws(loader: DataLoader[Any]) -> Iterator[Callable[[], list[Any]]]:
-    """Items at random: of a sampler that leaves some out, or draws some more often, those that an epoch draws."""
+    """Yield functions that make random items of an epoch.
+
+    A sampler that leaves out items, or repeats some, decides which items an epoch has.
+    """
     dataset: Any = loader.dataset
     total = length_of(dataset)
     sampler = drawn_by(loader)
@@ -164,7 +184,7 @@ def _draws(loader: DataLoader[Any]) -> Iterator[Callable[[], list[Any]]]:
 
 
 def _by_mask(loader: DataLoader[Any], items: list[Any], size: int, until: float) -> Iterator[int]:
-    """Lengths of items that are no rows yet, such as texts: by the mask of the batch that is made of them."""
+    """Yield the lengths of items that are no rows yet (texts), from the mask of their batch."""
     for at in range(0, len(items), size):
         if perf_counter() > until:
             return
@@ -182,7 +202,7 @@ def _timed(
     trainer: Trainer,
     limits: LengthLimits,
 ) -> tuple[LengthStep, ...]:
-    """Time batches of several lengths in turns, after a first round that counts for nothing."""
+    """Time batches of several lengths in turn, after a warm-up round; return () if too slow."""
     batches = [trainer.to_device(batch) for batch in _by_length(loader, sized, size)]
     widths = [_width(batch, size) for batch in batches]
     longest = [max(one.length for one in group) for group in _groups(sized, size)]
@@ -194,9 +214,8 @@ def _timed(
     seconds: list[list[float]] = [[] for _ in batches]
     for turn in count():
         for own, batch in zip(seconds, batches, strict=True):
-            spent_s, _ = train_on(
-                trainer, iter([copied(batch) for _ in range(trainer.config.grad_accum_steps)])
-            )
+            copies = [copied(batch) for _ in range(trainer.config.grad_accum_steps)]
+            spent_s, _ = train_on(trainer, iter(copies))
             if turn:
                 own.append(spent_s / trainer.config.grad_accum_steps)
             elif perf_counter() > given_up:
@@ -211,17 +230,17 @@ def _timed(
 
 
 def _groups(sized: Sequence[_Sized], size: int) -> list[list[_Sized]]:
-    """Items of like length, shortest first: closer together where they are long, as batches go by their longest.
+    """Return groups of items of similar length, shortest first, each of a batch's size.
 
-    Of a few items each comes more than once.
+    Groups lie closer together where items are long, as a batch is padded to its longest item. If
+    there are few items, each comes several times.
     """
     ordered = sorted(sized, key=lambda one: one.length)
-    ends = sorted(
-        {round(len(ordered) * (1 - 0.5**power)) for power in range(1, _MOST_TIMED - 1)}
-        | {len(ordered)}
-    )
-    ends = [max(1, len(ordered) // 10), *ends]
-    groups = (ordered[max(0, end - max(1, min(size, len(ordered) // 10))) : end] for end in ends)
+    total = len(ordered)
+    tenth = max(1, total // 10)
+    ends = {round(total * (1 - 0.5**power)) for power in range(1, _MOST_TIMED - 1)} | {total}
+    width = max(1, min(size, total // 10))
+    groups = [ordered[max(0, end - width) : end] for end in [tenth, *sorted(ends)]]
     return [list(islice(cycle(group), size)) for group in groups]
 
 
@@ -236,5 +255,5 @@ def _width(batch: Any, samples: int) -> int | None:
 
 
 def _relative_sd(seconds: Sequence[float]) -> float:
-    """Of the median, as a share of it: 1.25 times that of a mean, as for normal errors."""
+    """Return the median's standard error as a share of it (1.25 of a mean's, for normal errors)."""
     return 1.25 * stdev(seconds) / sqrt(len(seconds)) / median(seconds)

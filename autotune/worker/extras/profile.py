@@ -1,4 +1,9 @@
-"""Find where a step's time goes: a few extra steps under torch's profiler, read from its trace."""
+"""Find where a step's time goes, from a few extra steps under torch's profiler.
+
+In: a trainer, batches and the window's figures. Out: a TimeBreakdown and, on an accelerator, its
+busy fraction. A profiled step is slower than others, so no throughput is taken from it: the work is
+compared to the window's step.
+"""
 
 from __future__ import annotations
 
@@ -30,36 +35,26 @@ from autotune.worker.batch import Reused
 from autotune.worker.device import Device
 from autotune.worker.step import StepTrainer
 
-# What torch's profiler has recorded: events of the host and of devices, and which of them belong to
-# the marked steps.
+# The profiler's trace
 #
-# Takes Kineto's events; hands on TraceEvents, and from these what a device did, when the host
-# waited for it, and how long no operator ran. Pure functions over nanoseconds; the profiler itself
-# is started in profile.py.
-#
-# A device's events carry the time of the device's clock, which Kineto converts: some microseconds
-# may be left between it and the host's clock, now and then milliseconds. What belongs to the marked
-# steps is therefore decided by what launched it.
+# Kineto converts the times of a device's events from the device's clock to the host's, with errors
+# of microseconds, now and then milliseconds. The call that launched an event therefore decides if
+# it belongs to the marked steps.
 
 
 MARK = "autotune: profiled steps"
-"""Name of the span on the host that holds the profiled steps. The device has nothing to do at both
-of its ends."""
-_WORK = (
-    "kernel",
-    "memcpy",
-    "memset",
-)  # of kineto's activity types on a device; gpu_user_annotation is none
-_CALLS = (
-    "_runtime",
-    "_driver",
-)  # ends of those on the host that launch: cuda_runtime, xpu_driver; ActivityType.h
+"""Name of the host's span around the profiled steps. The device is idle at both of its ends."""
+_WORK = ("kernel", "memcpy", "memset")
+"""Kineto's activity types of work on a device; gpu_user_annotation is not one."""
+_CALLS = ("_runtime", "_driver")
+"""Ends of Kineto's activity types of launches on the host (cuda_runtime, xpu_driver). Source:
+kineto, ActivityType.h."""
 _CALL = re.compile(r"(cu|cuda|hip)[A-Z]\w*")
-"""Names of such calls, which have a number of their own: cudaLaunchKernel, cuLaunchKernelEx,
-hipMemcpyAsync. torch 2.11 does not give the activity types of a trace (seen on an H200)."""
+"""Names of such calls (cudaLaunchKernel, cuLaunchKernelEx, hipMemcpyAsync), for torch versions that
+give no activity types: 2.11 on an H200 did not."""
 _WAIT = re.compile(r"(cuda|hip)\w*Synchronize")
-# A compiled graph's own kernels are no operators, its call is marked so.
 _COMPILED = "## Call CompiledFxGraph"
+"""Name of the call of a compiled graph, whose kernels belong to no operator."""
 _WRAPPERS = (
     "autograd::engine::",
     "TorchDynamo",
@@ -67,60 +62,65 @@ _WRAPPERS = (
     "AOTDispatcher",
     "Pregraph",
 )
-"""Events of the host's own doings around operators: the engine's nodes, and what enters a compiled
-graph."""
+"""Starts of the names of host events that contain operators: nodes of the autograd engine, and
+entries to compiled graphs."""
+_USER_SCOPE = 7
+"""Number of RecordScope::USER_SCOPE, of torch.profiler.record_function. Source:
+ATen/record_function.h."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceEvent:
-    """An event of a trace, as far as it matters here; times in nanoseconds, on the device on a clock of its own."""
+    """An event of a trace; times in nanoseconds, on a device by the device's own clock."""
 
     name: str
     activity: str = ""
-    """Kineto's activity type, such as "kernel"; empty where torch does not give it."""
+    """Kineto's activity type, such as "kernel"; empty if torch does not give it."""
     start_ns: int
     end_ns: int
     is_on_device: bool
     is_annotation: bool
-    """A span that somebody has marked: it holds work and gaps alike."""
+    """True for a span that somebody has marked; it contains both work and gaps."""
     device_index: int = 0
     correlation_id: int = 0
-    """Shared by an event on a device and the runtime's call that launched it; an operator has a
-    number of its own among operators. 0 where there is none."""
+    """Number shared by a device event and the runtime call that launched it; operators are numbered
+    separately. 0 if there is none."""
     linked_id: int = 0
-    """The operator within which a device's event was launched, by that operator's `correlation_id`;
-    0 for none."""
+    """`correlation_id` of the operator that launched a device event; 0 if there is none."""
 
 
 def read_kineto(events: Iterable[Any]) -> list[TraceEvent]:
-    """The events of `profiler.kineto_results.events()`; methods that other versions lack are tried, not assumed.
+    """Convert the events of `profiler.kineto_results.events()`; their methods differ by version.
 
     Source: torch/csrc/autograd/profiler_kineto.cpp, KinetoEvent::correlationId and
     linkedCorrelationId.
     """
     on_host = torch.autograd.DeviceType.CPU  # type: ignore[attr-defined] # torch does not list it
-    return [
-        TraceEvent(
+    found = []
+    for event in events:
+        is_annotation = _call(event, "is_user_annotation", default=False)
+        trace = TraceEvent(
             name=event.name(),
-            activity=event.activity_type() if hasattr(event, "activity_type") else "",
+            activity=_call(event, "activity_type", default=""),
             start_ns=event.start_ns(),
             end_ns=event.start_ns() + event.duration_ns(),
             is_on_device=event.device_type() != on_host,
-            # RecordScope::USER_SCOPE, ATen/record_function.h: torch.profiler.record_function
-            is_annotation=event.scope() == 7
-            or (hasattr(event, "is_user_annotation") and event.is_user_annotation()),
+            is_annotation=is_annotation or event.scope() == _USER_SCOPE,
             device_index=event.device_index(),
-            correlation_id=event.correlation_id() if hasattr(event, "correlation_id") else 0,
-            linked_id=event.linked_correlation_id()
-            if hasattr(event, "linked_correlation_id")
-            else 0,
+            correlation_id=_call(event, "correlation_id", default=0),
+            linked_id=_call(event, "linked_correlation_id", default=0),
         )
-        for event in events
-    ]
+        found.append(trace)
+    return found
+
+
+def _call(event: Any, method: str, *, default: Any) -> Any:
+    """Call a method that some versions of torch lack."""
+    return getattr(event, method)() if hasattr(event, method) else default
 
 
 def device_events(traces: Sequence[TraceEvent], device_index: int) -> list[DeviceEvent]:
-    """What a device did: kernels, copies and memsets; spans that are marked on its timeline are none."""
+    """Return the kernels, copies and memsets of a device, without spans marked on its timeline."""
     marked = {trace.name for trace in traces if trace.is_annotation}
     return [
         DeviceEvent(
@@ -136,7 +136,7 @@ def device_events(traces: Sequence[TraceEvent], device_index: int) -> list[Devic
 
 
 def host_waits(traces: Iterable[TraceEvent]) -> list[tuple[int, int]]:
-    """When the host waited for a device, in nanoseconds: cudaStreamSynchronize and its kin, hip's too."""
+    """Return the host's waits for a device (cudaStreamSynchronize and others), in nanoseconds."""
     return [
         (trace.start_ns, trace.end_ns)
         for trace in traces
@@ -145,22 +145,32 @@ def host_waits(traces: Iterable[TraceEvent]) -> list[tuple[int, int]]:
 
 
 def gap_fraction(traces: Iterable[TraceEvent], span_s: float) -> float:
-    """Share of a span on the CPU in which no operator ran on any thread: Python, and the engine between operators."""
+    """Return the share of a span in which no operator ran on any thread of the CPU.
+
+    Args:
+        traces: The events of the span.
+        span_s: Its length in seconds.
+    """
+    if span_s <= 0:
+        return 0.0
     operators = (trace for trace in traces if not trace.is_on_device and _is_operator(trace))
     busy_s = length(union((operator.start_ns, operator.end_ns) for operator in operators)) * 1e-9
-    return min(1.0, max(0.0, 1.0 - busy_s / span_s)) if span_s > 0 else 0.0
+    return min(1.0, max(0.0, 1.0 - busy_s / span_s))
 
 
 def marked_part(traces: Sequence[TraceEvent]) -> tuple[list[TraceEvent], float]:
-    """The events of our own mark, and its length in seconds by the host's clock; none without the mark.
+    """Return the events of the marked steps, and their length in seconds by the host's clock.
 
-    An event on a device belongs to the mark when its operator, or the call that launched it, began
-    within it, whatever the device's clock says. Its own time counts only where neither is known.
-    Handed on are the device's events in the host's time, as far as cause and effect determine it.
+    A device event belongs to them if its operator, or the call that launched it, began within the
+    mark, whatever the device's clock says. Its own time counts only if neither is known. The times
+    of device events are converted to the host's clock, as far as cause and effect determine it.
+    Without the mark there are no events, and the length is 0.
     """
     mark = next((trace for trace in traces if trace.name == MARK and not trace.is_on_device), None)
     if mark is None:
         return [], 0.0
+
+    # Find the device events that were launched within the mark.
     on_host = [trace for trace in traces if not trace.is_on_device]
     operators = {trace.correlation_id: trace.start_ns for trace in on_host if not _is_call(trace)}
     calls = {trace.correlation_id: trace.start_ns for trace in on_host if _is_call(trace)}
@@ -168,21 +178,21 @@ def marked_part(traces: Sequence[TraceEvent]) -> tuple[list[TraceEvent], float]:
     unknown = []
     launched = []
     for trace in traces:
-        if trace.is_on_device:
-            launch_ns = max(
-                operators.get(trace.linked_id or -1, 0), calls.get(trace.correlation_id or -1, 0)
-            )
-            if launch_ns and _holds(mark, launch_ns, launch_ns):
-                launched.append((trace, launch_ns))
-            elif not launch_ns and _holds(mark, trace.start_ns, trace.end_ns):
-                unknown.append(trace)
-    waited_ns = max(
-        (end for start, end in host_waits(traces) if _holds(mark, start, start)),
-        default=mark.end_ns,
-    )
-    return [*inside, *unknown, *_in_host_time(launched, waited_ns)], (
-        mark.end_ns - mark.start_ns
-    ) * 1e-9
+        if not trace.is_on_device:
+            continue
+        operator_ns = operators.get(trace.linked_id or -1, 0)
+        call_ns = calls.get(trace.correlation_id or -1, 0)
+        launch_ns = max(operator_ns, call_ns)
+        if launch_ns and _holds(mark, launch_ns, launch_ns):
+            launched.append((trace, launch_ns))
+        elif not launch_ns and _holds(mark, trace.start_ns, trace.end_ns):
+            unknown.append(trace)
+
+    # All of them have ended by the host's last wait.
+    waits_ns = [end for start, end in host_waits(traces) if _holds(mark, start, start)]
+    waited_ns = max(waits_ns, default=mark.end_ns)
+    events = [*inside, *unknown, *_in_host_time(launched, waited_ns)]
+    return events, (mark.end_ns - mark.start_ns) * 1e-9
 
 
 def _holds(span: TraceEvent, start_ns: int, end_ns: int) -> bool:
@@ -190,21 +200,22 @@ def _holds(span: TraceEvent, start_ns: int, end_ns: int) -> bool:
 
 
 def _is_call(event: TraceEvent) -> bool:
-    """Whether it is a call of the device's runtime, whose correlation ids are others than the operators'."""
-    return (
-        event.activity.endswith(_CALLS)
-        if event.activity
-        else _CALL.fullmatch(event.name) is not None
-    )
+    """Return whether an event is a call of the device's runtime, numbered apart from operators."""
+    if event.activity:
+        return event.activity.endswith(_CALLS)
+    return _CALL.fullmatch(event.name) is not None
 
 
 def _in_host_time(launched: Sequence[tuple[TraceEvent, int]], waited_ns: int) -> list[TraceEvent]:
-    """Events on devices with the times of their launches, each device's moved together to where they are possible.
+    """Shift each device's events to the host's clock, so that causes precede effects.
 
-    None begins before its launch, and none ends after the host's last wait for all of them. Where
-    that does not hold as it is, the clocks differ by something between the two bounds; both are
-    some microseconds off, and so the middle is taken, as in the Network Time Protocol (RFC 5905,
-    section 8).
+    No event may begin before its launch, and none may end after the host's last wait. If the
+    recorded times violate this, the shift lies between these two bounds; both are some microseconds
+    off, so the middle is taken, as in the Network Time Protocol (RFC 5905, section 8).
+
+    Args:
+        launched: Device events, each with the time of its launch.
+        waited_ns: End of the host's last wait.
     """
     moved = []
     for index in {event.device_index for event, _ in launched}:
@@ -224,9 +235,8 @@ def _is_work(event: TraceEvent, marked: set[str]) -> bool:
         return False
     if event.activity:
         return any(word in event.activity for word in _WORK)
-    return (
-        event.name not in marked
-    )  # an older torch: the span on the device bears the name of that on the host
+    # In an older torch a device's span has the name of the host's span.
+    return event.name not in marked
 
 
 def _is_operator(event: TraceEvent) -> bool:
@@ -235,16 +245,13 @@ def _is_operator(event: TraceEvent) -> bool:
     return event.activity in {"", "cpu_op"} and not event.name.startswith(_WRAPPERS)
 
 
-# Where a step's time goes: a few extra steps under torch's profiler, joined with the times of the
-# window.
-#
-# Takes a Trainer, batches and the window; hands on a TimeBreakdown and, on an accelerator, how busy
-# it was. A profiled step is slower than another one: no rate is ever taken from here, the window's
-# step is what the work is compared to.
+# The profiled steps
 
 
-_STEPS = 5  # our own convention: enough for a mean, few enough that the trace stays small
-_LONGEST_S = 1.0  # our own convention, as steps go without the profiler
+_STEPS = 5
+"""Number of steps: enough for a mean, few enough for a small trace. Source: our convention."""
+_LONGEST_S = 1.0
+"""Seconds of all steps, as they take without the profiler. Source: our convention."""
 _CUPTI_DETACHES_FROM = (12, 6)
 """Version of CUDA from which CUPTI can be detached and attached again next to CUDA graphs; it
 crashes before. Source: torch/profiler/profiler.py, start_trace; pytorch #112507, #151124."""
@@ -252,14 +259,14 @@ crashes before. Source: torch/profiler/profiler.py, start_trace; pytorch #112507
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """What a batch of a long run takes, in seconds; a run takes `step_s + restart_s` for each."""
+    """Seconds of a batch in a long run; each batch takes `step_s + restart_s`."""
 
     step_s: float
-    """Without the restarts of epochs."""
+    """Seconds without the restarts of epochs."""
     data_wait_s: float
-    """The part of it in which the loop waits for the loader."""
+    """Seconds of `step_s` in which the loop waits for the loader."""
     restart_s: float
-    """A batch's share of its epoch's restart."""
+    """Seconds of its epoch's restart, divided by the epoch's batches."""
 
 
 def break_down(
@@ -271,17 +278,20 @@ def break_down(
     restarts: Sequence[Restart],
     exchange_s: float = 0.0,
 ) -> tuple[TimeBreakdown, BusyReading | None]:
-    """Profile a few extra steps and say where the time goes, and how busy an accelerator was (None: it is the CPU).
+    """Profile a few extra steps, and divide the window's step by its causes.
 
     Args:
-        trainer: Where training stands.
+        trainer: The trainer, whose training continues.
         host: Batches as the loader delivers them: on an accelerator their copies belong to the
             step.
-        held: The same on the device.
+        held: The same batches on the device.
         window: The trial's window.
-        restarts: The restarts that fell into it, also where its blocks hold them.
-        exchange_s: By how many seconds the exchange of gradients makes a batch longer; the extra
-            steps are without it.
+        restarts: All restarts in the window, inside its blocks or between them.
+        exchange_s: Seconds that exchanging gradients adds to a batch; the extra steps do not
+            exchange them.
+
+    Returns:
+        The breakdown, and the busy fraction of an accelerator (None on a CPU).
 
     Raises:
         RuntimeError: torch's profiler records nothing of this device.
@@ -292,9 +302,8 @@ def break_down(
     if trainer.device.kind == "cpu":
         copy_s = _copy_s(trainer, host)
         traces, span_s = marked_part(profile_steps(trainer, held, steps))
-        return breakdown_on_cpu(
-            copy_s=copy_s, gap_fraction=gap_fraction(traces, span_s), **known
-        ), None
+        gaps = gap_fraction(traces, span_s)
+        return breakdown_on_cpu(copy_s=copy_s, gap_fraction=gaps, **known), None
     traces, _ = marked_part(profile_steps(trainer, host, steps))
     events = device_events(traces, trainer.device.torch_device.index or 0)
     if not events:
@@ -308,18 +317,24 @@ def break_down(
 
 
 def profile_steps(trainer: StepTrainer, batches: Sequence[Any], steps: int) -> list[TraceEvent]:
-    """All that the profiler records of training on so many batches, in turns; those after the first step are marked."""
+    """Train under the profiler, and return its events; the steps after the first are marked.
+
+    Args:
+        trainer: The trainer.
+        batches: Batches, used in turn.
+        steps: Number of marked steps.
+    """
     known: Callable[[], set[ProfilerActivity]] = supported_activities  # torch has not typed it
     wanted = {ProfilerActivity.CPU} if trainer.device.kind == "cpu" else known()
     supply = Reused(batches)
     _detach_cupti_afterwards(trainer.device)
-    with profile(
-        activities=sorted(wanted, key=str), acc_events=True
-    ) as profiler:  # one cycle; else torch 2.11 warns
-        _train(
-            trainer, islice(supply, trainer.config.grad_accum_steps)
-        )  # starts what is started once
-        given = list(islice(supply, steps))  # copies, where there are any, are no part of a step
+    # There is one cycle; without acc_events torch 2.11 warns.
+    with profile(activities=sorted(wanted, key=str), acc_events=True) as profiler:
+        # The first step also does what happens only once.
+        _train(trainer, islice(supply, trainer.config.grad_accum_steps))
+        given = list(
+            islice(supply, steps)
+        )  # made now, since copies of batches are no part of a step
         with record_function(MARK):
             _train(trainer, given)
     results = profiler.profiler.kineto_results if profiler.profiler is not None else None
@@ -327,18 +342,18 @@ def profile_steps(trainer: StepTrainer, batches: Sequence[Any], steps: int) -> l
 
 
 def _detach_cupti_afterwards(device: Device) -> None:
-    """Have Kineto detach CUPTI once a profile is over, unless the user has decided on that.
+    """Let Kineto detach CUPTI after a profile, unless the user's environment decides on that.
 
-    CUPTI stays attached otherwise, and training is 10 to 20 % slower for as long as the process
-    lives: the trials that share it would be held against a baseline that was measured before its
-    profile. The variable stays set, since Kineto reads it again when it has detached, which takes
-    until the next calls of CUDA, and when it attaches for the next profile. Our processes alone
-    have it: `autotune apply` profiles nothing.
+    CUPTI would stay attached, and make training 10 to 20 % slower as long as the process lives: the
+    trials that share it would be compared to a baseline that was measured before its profile. The
+    variable stays set, since Kineto reads it again when it has detached (at the next CUDA calls),
+    and when it attaches for the next profile. Only our processes have it: `autotune apply` profiles
+    nothing.
 
-    Below that version CUPTI stays attached. That is the guard which `compile_mode: reduce-overhead`
-    needs: torch's own goes by inductor's configuration, which a mode given to torch.compile does
-    not change, but Kineto detaches nothing unless this variable is 1. Source: pytorch #144455,
-    #146604; kineto, CuptiActivityApi.cpp, teardownContext and cuptiTearDown_.
+    Below `_CUPTI_DETACHES_FROM` CUPTI stays attached, which `compile_mode: reduce-overhead` needs:
+    torch's own guard reads inductor's configuration, which a mode given to torch.compile does not
+    change, but Kineto detaches only if this variable is 1. Source: pytorch #144455, #146604;
+    kineto, CuptiActivityApi.cpp, teardownContext and cuptiTearDown_.
     """
     version = torch.version.cuda
     if device.kind != "cuda" or version is None:
@@ -348,11 +363,15 @@ def _detach_cupti_afterwards(device: Device) -> None:
 
 
 def step_times(window: Window, restarts: Sequence[Restart]) -> StepTimes:
-    """A batch's times in a long run, from a window and the restarts that fell into it.
+    """Return a batch's times in a long run.
 
-    Where the blocks hold the restarts, what these cost beyond the samples that came with them is
-    taken out. Otherwise they are added in proportion, as in `window_rate`, whose correction for the
-    batches that lay ready is wait as well.
+    Restarts inside the window's blocks are taken out of the step, less the time of the samples that
+    came with them. Restarts between blocks are added in proportion, as in `window_rate`, whose
+    correction for batches that lay ready counts as wait.
+
+    Args:
+        window: The trial's window.
+        restarts: All restarts in the window, inside its blocks or between them.
     """
     batches = sum(block.batches for block in window.blocks)
     samples = sum(block.samples for block in window.blocks)
@@ -376,7 +395,10 @@ def step_times(window: Window, restarts: Sequence[Restart]) -> StepTimes:
 
 
 def _restart_total_s(samples: int, seconds: float, restarts: Sequence[Restart]) -> float:
-    """What restarts inside some blocks cost beyond the samples that came with them; all their time where all did."""
+    """Return the seconds of restarts inside blocks, less the time of the samples they came with.
+
+    If all samples came with restarts, return all of their seconds.
+    """
     apart_s = sum(restart.seconds for restart in restarts)
     came = sum(restart.samples for restart in restarts)
     if came >= samples or apart_s >= seconds:
@@ -391,14 +413,14 @@ def _train(trainer: StepTrainer, batches: Iterable[Any]) -> None:
 
 
 def _steps_to_profile(trainer: StepTrainer, step_s: float) -> int:
-    """Batches: five, fewer where they are long, in whole optimizer steps."""
+    """Return the number of batches to profile: five or fewer, rounded up to whole optimizer steps."""
     wanted = min(_STEPS, max(1, round(_LONGEST_S / max(step_s, 1e-6))))
     unit = trainer.config.grad_accum_steps
     return ceil(wanted / unit) * unit
 
 
 def _copy_s(trainer: StepTrainer, batches: Sequence[Any]) -> float:
-    """Seconds of moving a batch, by the clock: on the CPU nothing else runs meanwhile."""
+    """Measure the seconds to move a batch; on the CPU nothing else runs meanwhile."""
     trainer.to_device(batches[0])
     begun = perf_counter()
     for batch in batches:

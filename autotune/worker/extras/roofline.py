@@ -1,8 +1,7 @@
-"""A batch's roofline: what training on it asks of the device, and what the device can do, each measured.
+"""Measure a batch's roofline: its floating-point operations and bytes, and the device's two peaks.
 
-Takes a Trainer and a batch on its device; hands on a Roofline. Costs an optimizer step and a batch
-more under dispatch modes, which slow them down, and some 0.5 s for the two peaks: never inside a
-window.
+In: a trainer and a batch on its device. Out: a Roofline. It takes one optimizer step and one batch
+under dispatch modes, which slow them down, and some 0.5 s for the peaks: never inside a window.
 """
 
 from __future__ import annotations
@@ -24,12 +23,15 @@ from autotune.records.result import Roofline
 from autotune.worker.device import Device
 from autotune.worker.step import StepTrainer
 
-_PEAK_S = 0.2  # as long as a window's block
-_MATRIX = {
-    "cpu": 1024
-}  # rows and columns; large enough for the device's best rate: our own convention
-_COPY_BYTES = 256 * 2**20  # beyond every cache
-_DRAWN_BYTES = 2**20  # at random, and repeated: to draw them all takes a second on a CPU
+_PEAK_S = 0.2
+"""Seconds to measure a peak: as long as a window's block."""
+_MATRIX = {"cpu": 1024}
+"""Rows and columns of a square matrix, by device; large enough for the best throughput. Source: our
+convention."""
+_COPY_BYTES = 256 * 2**20
+"""Bytes of a copy; more than every cache holds."""
+_DRAWN_BYTES = 2**20
+"""Random bytes, which are repeated: to draw all would take a second on a CPU."""
 _OVERWRITING = (
     "copy_",
     "fill_",
@@ -40,13 +42,16 @@ _OVERWRITING = (
     "_foreach_fill_",
     "_foreach_zero_",
 )
-"""Operators that write their target without reading it; so is every target named `out`."""
+"""Operators that write their target without reading it, as all do with a target named `out`."""
 _PICKING = ("embedding", "gather", "index", "index_select")
 """Operators that read as many values of their first argument as they return."""
 
 
 class BytesMode(TorchDispatchMode):
-    """Counts the operators that run inside it, and the bytes of what they read and write; views move nothing."""
+    """Count the operators that run inside it, and the bytes that they read and write.
+
+    Views move nothing.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # torch
@@ -60,6 +65,7 @@ class BytesMode(TorchDispatchMode):
         if _only_views(schema) or name.startswith(("empty", "new_empty")):
             return out
         self.operators += 1
+        # Pair the arguments with the schema's; those changed in place are both read and written.
         by_name = [
             (argument, kwargs[argument.name])
             for argument in schema.arguments
@@ -67,9 +73,7 @@ class BytesMode(TorchDispatchMode):
         ]
         named = [*zip(schema.arguments, args, strict=False), *by_name]
         changed = [value for argument, value in named if argument.alias_info is not None]
-        returned = (
-            [] if changed else tree_leaves(out)
-        )  # what is changed in place is returned as well
+        returned = [] if changed else tree_leaves(out)  # an in-place operator returns its target
         read = [value for argument, value in named if not _is_overwritten(name, argument)]
         if name in _PICKING:
             read[0] = out
@@ -78,11 +82,17 @@ class BytesMode(TorchDispatchMode):
 
 
 def trace_roofline(trainer: StepTrainer, batch: Any, device: Device) -> Roofline:
-    """Count a batch of training with its share of the optimizer's step, and measure the device's two peaks.
+    """Count the work of a batch with its share of the optimizer's step, and measure both peaks.
 
-    The peaks are those of the trainer's precision; of TF32 where float32's convolutions, which most
-    of the floating-point operations belong to, run in that.
+    The peaks are those of the trainer's precision; of TF32 if torch runs float32's convolutions in
+    TF32 and most of the floating-point operations belong to these.
+
+    Args:
+        trainer: The trainer.
+        batch: A batch on the device.
+        device: The device.
     """
+    # Count the work.
     with FlopCounterMode(display=False) as flops:
         trainer.train(batch)
     per_step = trainer.config.grad_accum_steps
@@ -90,6 +100,8 @@ def trace_roofline(trainer: StepTrainer, batch: Any, device: Device) -> Roofline
         for _ in range(per_step):
             trainer.train(batch)
     device.synchronize()
+
+    # Measure the peaks.
     in_tf32 = _runs_in_tf32(trainer.config, device.kind, flops.get_flop_counts().get("Global", {}))
     with tf32_products() if in_tf32 else nullcontext():
         peak_flops_per_s = _peak_flops_per_s(trainer, device)
@@ -103,25 +115,22 @@ def trace_roofline(trainer: StepTrainer, batch: Any, device: Device) -> Roofline
 
 
 def _runs_in_tf32(config: TrainingConfig, device_kind: str, flops: Mapping[Any, int]) -> bool:
-    """Whether most of some operators' work is done by convolutions that torch lets run in TF32, as it does unasked."""
+    """Return whether most of the work is in convolutions that torch runs in TF32 by default."""
     cudnn: Any = torch.backends.cudnn  # not typed by torch
-    if (
-        config.amp_dtype != "float32"
-        or device_kind != "cuda"
-        or cudnn.conv.fp32_precision != "tf32"
-    ):
+    if config.amp_dtype != "float32" or device_kind != "cuda":
         return False
-    return 2 * sum(count for operator, count in flops.items() if "conv" in str(operator)) > sum(
-        flops.values()
-    )
+    if cudnn.conv.fp32_precision != "tf32":
+        return False
+    convolutions = sum(count for operator, count in flops.items() if "conv" in str(operator))
+    return 2 * convolutions > sum(flops.values())
 
 
 def _peak_flops_per_s(trainer: StepTrainer, device: Device) -> float:
-    """Of a product of normal values, which draws the power that training does.
+    """Measure the FLOP/s of a matrix product of normal values, which draws as much power as training.
 
-    Ones and zeros switch fewer transistors: under its limit of power a GPU then keeps a higher
-    clock, and the peak reads up to 15 % high. Source: Horace He, "Strangely, Matrix Multiplications
-    on GPUs Run Faster When Given 'Predictable' Data!", thonking.ai, 2024.
+    Ones and zeros switch fewer transistors: under its power limit a GPU then keeps a higher clock,
+    and the peak is up to 15 % too high. Source: Horace He, "Strangely, Matrix Multiplications on
+    GPUs Run Faster When Given 'Predictable' Data!", thonking.ai, 2024.
     """
     amp = trainer.config.amp_dtype
     dtype = getattr(torch, amp) if amp in {"bfloat16", "float16"} else torch.float32
@@ -133,12 +142,10 @@ def _peak_flops_per_s(trainer: StepTrainer, device: Device) -> float:
 
 
 def _peak_bytes_per_s(device: Device) -> float:
-    size = min(
-        _COPY_BYTES, device.total_memory_bytes // 16
-    )  # at most a sixteenth of the device's memory
-    drawn = torch.randint(
-        256, (min(size, _DRAWN_BYTES),), dtype=torch.uint8, device=device.torch_device
-    )
+    """Measure the bytes/s of a copy, reads and writes together; at most 1/16 of the memory."""
+    size = min(_COPY_BYTES, device.total_memory_bytes // 16)
+    shape = (min(size, _DRAWN_BYTES),)
+    drawn = torch.randint(256, shape, dtype=torch.uint8, device=device.torch_device)
     source = drawn.repeat(size // len(drawn))
     size = len(source)
     target = torch.empty_like(source)
@@ -146,7 +153,7 @@ def _peak_bytes_per_s(device: Device) -> float:
 
 
 def _repeats_per_s(work: Callable[[], object], device: Device) -> float:
-    """How often a second something runs; warmed up twice, the device synchronised at the edges of growing rounds."""
+    """Measure how often work runs per second: after two warm-up runs, in growing rounds."""
     for _ in range(2):
         work()
     count = 1
@@ -173,7 +180,7 @@ def _is_overwritten(name: str, argument: Any) -> bool:
 
 
 def _size(values: Iterable[Any]) -> int:
-    """Bytes of the tensors among some values; of one that repeats its memory (expanded), the memory."""
+    """Return the bytes of the tensors among some values; of an expanded tensor, of its storage."""
     return sum(
         min(value.nbytes, value.untyped_storage().nbytes())
         for value in values

@@ -1,6 +1,5 @@
-"""What a worker does beside a plain trial: probe, precision check, curves of a diagnosis, stress run, gradients' noise.
+"""Do the jobs of a worker other than trials: probe, precision check, curves and stress run.
 
-Comes in: a Workload and a Job. Goes out: WorkloadFacts or the job's own figures, see RankReport.
-One file a job; the curves have two more, for their points and for what is refused before it fills
-the memory.
+In: a Workload and a job. Out: WorkloadFacts, or the job's own figures; see RankReport. There is one
+module for each job, and `bench` for the curves.
 """

@@ -1,6 +1,7 @@
-"""What the two sides are measured on: a workload's own parts, built for it. A script's stand in attach/loop/bench.
+"""Build the feeds and trainers on which loader and device are measured alone.
 
-Comes in: a workload and the job. Goes out: feeds and trainers in any configuration.
+In: a workload and a curves job. Out: feeds and trainers in any configuration. A script has a bench
+of its own, `worker.script.bench`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from autotune.worker.step import Step, StepTrainer, Trainer, infer_step, make_tr
 
 
 class Bench(Protocol):
-    """What is measured: a workload's own parts, or a script's."""
+    """Source of the parts to measure: a workload's, or a script's."""
 
     @property
     def kept_bytes(self) -> int:
@@ -38,25 +39,25 @@ class Bench(Protocol):
         ...
 
     def feed(self, config: TrainingConfig) -> Feed:
-        """A feed of a configuration's loader, not started."""
+        """Return a feed of a configuration's loader, not started."""
         ...
 
     def prepare(self, batch: Any) -> None:
-        """Have a model ready for the device's points; a batch of the job's own configuration."""
+        """Prepare a model for the device's points, given a batch of the job's own configuration."""
         ...
 
     def trainer(self, config: TrainingConfig) -> StepTrainer:
-        """A trainer of that model, in the configuration's layout and precision."""
+        """Return a trainer of that model, in a configuration's layout and precision."""
         ...
 
     def after_point(self, *, is_failed: bool) -> None:
-        """Let gradients go; where the point has failed, put the weights back that it began from."""
+        """Free the gradients; if the point failed, put the initial weights back."""
         ...
 
 
 @dataclass(slots=True)
 class WorkloadBench:
-    """The bench of a workload: loaders and a model are built for it."""
+    """Build loaders and a model from a workload; implements Bench."""
 
     workload: Workload
     job: CurvesJob
@@ -74,22 +75,22 @@ class WorkloadBench:
 
     @property
     def kept_bytes(self) -> int:
-        """See Bench."""
+        """Bytes of the weights that are kept aside."""
         return sum(tensor.nbytes for tensor in self._initial.values())
 
     def feed(self, config: TrainingConfig) -> Feed:
-        """See Bench."""
+        """Return a feed of a configuration's loader, not started."""
         return Feed(build_loader(self.workload, self.dataset, config, self.scratch))
 
     def prepare(self, batch: Any) -> None:
-        """See Bench."""
+        """Build the model, and keep its weights."""
         self._model = build_model(self.workload, self.job.config, self.device)
         self._step = infer_step(self.workload, batch)
         self._is_channels_last = self.job.config.channels_last
         self._initial = kept_weights(self._model)
 
     def trainer(self, config: TrainingConfig) -> Trainer:
-        """See Bench; each trainer has an optimizer of its own."""
+        """Return a trainer in a configuration's layout and precision, with its own optimizer."""
         model = self._model
         step = self._step
         assert model is not None and step is not None, "prepare() comes first"  # noqa: S101, PT018 - our own bug
@@ -101,8 +102,12 @@ class WorkloadBench:
         return make_trainer(model, optimizer, step, config, self.device)
 
     def after_point(self, *, is_failed: bool) -> None:
-        """See Bench. Weights that diverged are put back: products of zeros would cost less power."""
-        if self._model is not None:
-            self._model.zero_grad(set_to_none=True)
-            if is_failed:
-                put_back(self._model, self._initial)
+        """Free the gradients; if the point failed, put the initial weights back.
+
+        Weights may have diverged, and products of zeros would take less power.
+        """
+        if self._model is None:
+            return
+        self._model.zero_grad(set_to_none=True)
+        if is_failed:
+            put_back(self._model, self._initial)

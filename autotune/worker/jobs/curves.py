@@ -1,4 +1,11 @@
-"""Measure the ceilings around a configuration: loader, device, copies and host, each alone."""
+"""Measure the ceilings around a configuration: loader, device and copies, each alone.
+
+In: a bench (the workload's own parts, or a script's) and a curves job. Out: Curves, passed to the
+caller around each point, so that even the death of the process loses none. A setting that fails (out of
+memory, an exception of the user's code) leaves a reason in its point and spares the others; near
+the deadline the rest is left out. After a failed kernel nothing works in this process any more: the
+curves end there, and another process can continue them.
+"""
 
 from __future__ import annotations
 
@@ -46,27 +53,23 @@ from autotune.worker.jobs.bench import Bench
 from autotune.worker.side_alone import collect, copy_alone, device_alone, loader_alone, resident
 from autotune.worker.step import torch_threads
 
-# What is not even tried, since it might fill the host's memory: loaders that hold too much ready,
-# batches too large.
-#
-# Takes what was measured so far and a configuration to try; hands on a Note that says why not, or
-# None. Where memory is the host's, nothing else refuses it until it is full and the system ends the
-# whole job.
+# Configurations that are refused, since they might fill the host's memory: the system would end the
+# whole job
 
 
 def refusal_of_queue(
     batches: Iterable[Any], config: TrainingConfig, job: CurvesJob, device: Device
 ) -> Note | None:
-    """Why a loader whose workers might fill the memory is not tried; None where it is.
+    """Return the reason not to try a loader whose queue might fill the memory; None to try it.
 
-    They hold batches ready in shared memory, or page-locked; these may take no more than a part of
-    what is free.
+    Workers hold finished batches in shared memory, or page-locked; these may take only a part of
+    the free memory.
 
     Args:
         batches: Batches of the job's own configuration.
-        config: The loader's settings: its batches are so much larger, and so many lie ready.
-        job: The job; its limit counts where memory is the host's.
-        device: What is trained on.
+        config: The loader's settings, with its batch size and queue length.
+        job: The job; its memory limit counts if the device uses the host's memory.
+        device: The device that trains.
     """
     ready = config.num_workers * config.batches_per_worker
     growth = config.micro_batch_size / job.config.micro_batch_size
@@ -74,21 +77,25 @@ def refusal_of_queue(
     shared = ready * max(shared for shared, _ in sizes)
     pins = config.pin_memory and device.kind in PINNING_KINDS
     pinned = ready * max(pinned for _, pinned in sizes) if pins else 0
-    for expected, free in (
-        (shared, _free_shared_bytes()),
-        (shared + pinned, _free_ram_bytes(job, device)),
-    ):
-        if expected > POLICY.trials.queue_share * free:
-            return queue_too_large(expected_bytes=expected, free_bytes=free)
+    free = _free_shared_bytes()
+    if shared > POLICY.trials.queue_share * free:
+        return queue_too_large(expected_bytes=shared, free_bytes=free)
+    free = _free_ram_bytes(job, device)
+    if shared + pinned > POLICY.trials.queue_share * free:
+        return queue_too_large(expected_bytes=shared + pinned, free_bytes=free)
     return None
 
 
 def refusal_of_batch(
     peaks: Sequence[Peak], config: TrainingConfig, limit_bytes: int | None, device: Device
 ) -> Note | None:
-    """Why a configuration that might pass the limit is not tried; None where it is.
+    """Return the reason not to try a configuration that might exceed the limit; None to try it.
 
-    `peaks` were measured in this process, which has no loader workers now; there is at least one.
+    Args:
+        peaks: Peaks measured in this process, which has no loader workers now; at least one.
+        config: The configuration to try.
+        limit_bytes: Limit of the host's memory; None if there is none.
+        device: The device that trains.
     """
     if device.has_own_memory or limit_bytes is None:
         return None
@@ -96,17 +103,16 @@ def refusal_of_batch(
     if memory.chance_to_fit([config], limit_bytes)[0] >= POLICY.trials.sure_to_fit:
         return None
     expected, sd = memory.expect([config])
-    might_be = float(
-        expected[0] + t_quantile(POLICY.trials.sure_to_fit, memory.degrees_of_freedom) * sd[0]
-    )
-    return batch_too_large(expected_bytes=might_be, limit_bytes=limit_bytes)
+    quantile = t_quantile(POLICY.trials.sure_to_fit, memory.degrees_of_freedom)
+    upper_bound = float(expected[0] + quantile * sd[0])
+    return batch_too_large(expected_bytes=upper_bound, limit_bytes=limit_bytes)
 
 
 def _batch_sizes(batch: Any, growth: float) -> tuple[int, int]:
-    """Bytes of a batch with so many times the samples: in shared memory, and page-locked.
+    """Return the bytes of a batch with `growth` times the samples, shared and page-locked.
 
-    torch's allocator of page-locked memory takes a power of two for each tensor, and keeps it once
-    the batch has gone to the device; the batches that follow lie in shared memory meanwhile.
+    torch's allocator of page-locked memory rounds each tensor up to a power of two, and keeps the
+    memory once the batch is on the device; the next batches lie in shared memory meanwhile.
     Source: aten/src/ATen/core/CachingHostAllocator.h (allocate, free).
     """
     sizes = [ceil(growth * tensor.nbytes) for tensor in tensors_of(batch)]
@@ -114,24 +120,19 @@ def _batch_sizes(batch: Any, growth: float) -> tuple[int, int]:
 
 
 def _free_ram_bytes(job: CurvesJob, device: Device) -> int:
-    """Bytes of RAM that are free now, and no more than may be used at all."""
+    """Return the bytes of RAM that are free now, within the limits of the host and of the job."""
     limit_bytes = None if device.has_own_memory else job.process.limit_bytes
     return min(psutil.virtual_memory().available, usable_ram_bytes(), limit_bytes or sys.maxsize)
 
 
 def _free_shared_bytes() -> int:
-    """Bytes of shared memory that are free now."""
+    """Return the bytes of shared memory that are free now; unlimited if there is no /dev/shm."""
     with suppress(OSError):  # not on Linux
         return shutil.disk_usage("/dev/shm").free  # noqa: S108 - where torch's workers put batches
     return sys.maxsize
 
 
-# The points of curves as they come: each measured on its own, and kept before and after it is
-# measured.
-#
-# Takes a function that measures a point; hands on CurvePoints, and the Curves so far. The caller is
-# given these to keep: before each point with that point as one that the process did not outlive,
-# then with its figures. A failed kernel ends them all.
+# Points of the curves, kept before and after each is measured
 
 
 _Side = Literal["loader", "device", "copy"]
@@ -139,7 +140,7 @@ _Side = Literal["loader", "device", "copy"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointFigures:
-    """What a point has shown: a ceiling, or the reason why it has none; for the rest see CurvePoint."""
+    """Figures of one point: a ceiling, or the reason why it has none. For the rest see CurvePoint."""
 
     ceiling: Ceiling | None = None
     cpu_s_per_sample: float | None = None
@@ -148,16 +149,19 @@ class PointFigures:
 
 
 class DeviceLostError(Exception):
-    """A kernel has failed: everything measured in this process from here on would fail too."""
+    """A kernel failed; everything measured in this process afterwards would fail too."""
 
 
 @dataclass(slots=True)
 class CurvesSoFar:
-    """The points so far, each kept before and after it is measured."""
+    """Collect points, and pass the curves to the caller around each.
+
+    Before a point is measured the curves hold it as one that ended the process, in case it does.
+    """
 
     keep: Callable[[Curves], None]
     known: Curves
-    """What an earlier process has left."""
+    """Curves of an earlier process that did not survive; empty if there was none."""
     points: dict[_Side, tuple[CurvePoint, ...]] = field(
         default_factory=lambda: {"loader": (), "device": (), "copy": ()}
     )
@@ -169,10 +173,16 @@ class CurvesSoFar:
         measure: Callable[[], PointFigures],
         ends_at: float,
     ) -> CurvePoint:
-        """Take over a point of an earlier process, or measure it; a failure becomes the point's reason.
+        """Reuse a point of an earlier process, or measure it; a failure becomes its reason.
+
+        Args:
+            side: The curve that the point belongs to.
+            changes: Settings that differ from the job's own configuration, with their values.
+            measure: Function that measures the point.
+            ends_at: Time of perf_counter after which no point is begun.
 
         Raises:
-            DeviceLostError: nothing can be measured in this process any more; the point is kept,
+            DeviceLostError: Nothing can be measured in this process any more; the point is kept,
                 with its reason.
         """
         before = self.points[side]
@@ -189,14 +199,14 @@ class CurvesSoFar:
         return point
 
     def curves(self, roofline: Roofline | None, *remarks: Note, is_cut: bool = False) -> Curves:
-        """All that is known."""
+        """Return the curves with all points so far."""
         threads = torch.get_num_threads()
         return Curves(
             **self.points, roofline=roofline, threads=threads, remarks=remarks, is_cut=is_cut
         )
 
     def cut(self) -> Curves:
-        """All that is known where the process ends here."""
+        """Return the curves so far, marked as cut short."""
         return self.curves(None, curves_cut(), is_cut=True)
 
     def _take(self, side: _Side, points: tuple[CurvePoint, ...]) -> None:
@@ -207,14 +217,14 @@ class CurvesSoFar:
 def _measure(
     changes: dict[str, object], measure: Callable[[], PointFigures], ends_at: float
 ) -> tuple[CurvePoint, bool]:
-    """Measure a point where there is time; the point, with the reason where it failed; and whether a kernel has."""
+    """Measure a point if there is time; return it, and whether a kernel failed."""
     begun = perf_counter()
     is_lost = False
     if begun > ends_at:
         return CurvePoint(changes=changes, ceiling=None, reason=no_time_left()), False
     try:
         figures = measure()
-    except Exception as error:  # noqa: BLE001 - the user's code runs in it: one point fails, not the curve
+    except Exception as error:  # noqa: BLE001 - it runs the user's code: one point fails, not the curve
         shortage = shortage_of(error)
         is_lost = is_kernel_failure(error)
         figures = PointFigures(reason=cause_of(error) if shortage is None else shortage.reason)
@@ -229,36 +239,29 @@ def _measure(
     return point, is_lost
 
 
-# Ceilings around a configuration: loader, device and copy alone, each in settings that differ from
-# it.
-#
-# Takes a curves job; hands on Curves. A setting that fails (out of memory, an exception of the
-# user's code) leaves a reason in its point and spares the others; near the deadline the rest is
-# left out. Around each point the caller is given the curves so far to keep, so that not even the
-# death of the process loses them. After a kernel has failed nothing works in a process any more:
-# the curves end there, and another process can go on with them.
+# The curves
 
 
 _SLOWER_SHARE = 0.75
-"""Of the time, for the side that is known to be the slower one of today's settings: our own
-convention, since it is what other settings can make faster."""
-_COLLECTING_S = (
-    1.0  # a loader that needs longer for a few batches delivers too few to train on in turns anyway
-)
+"""Share of the time for the slower side of the baseline: other settings can make that one faster.
+Source: our convention."""
+_COLLECTING_S = 1.0
+"""Seconds to collect batches for the device. A slower loader gives too few to train on in turn
+anyway."""
 _MOST_AGAIN = 3
-"""Points that are measured again because other processes took cores: our own convention; where
-these stay, a second measurement is no better."""
+"""Number of points measured again because other processes took cores. If these persist, a second
+measurement is no better. Source: our convention."""
 _WORTH = 1.03
-"""A setting that makes the device so much faster goes into the combined point: our own convention."""
+"""Ratio of throughputs from which a setting goes into the combined point. Source: our convention."""
 _LONG_S = 4.0
-"""Of a point's two steps, from which on a larger batch is left out: our own convention, half of a
-trial's window."""
+"""Seconds of two steps from which a larger batch is left out: half of a trial's window. Source: our
+convention."""
 _LOADER_CHANGES = {*LOADER_SETTINGS, "micro_batch_size", "max_tokens"}
 
 
 @dataclass(slots=True)
 class _Scene:
-    """What the points of all curves share."""
+    """Shared state of the points of all curves."""
 
     bench: Bench
     job: CurvesJob
@@ -268,13 +271,13 @@ class _Scene:
     host: Sequence[Delivery] = ()
     """Batches of the job's own configuration, on the host."""
     peaks: list[Peak] = field(default_factory=list)
-    """What the device's points took."""
+    """Peak memory of the device's points."""
     again_left: int = _MOST_AGAIN
-    """Points that may still be measured again because other processes took cores meanwhile."""
+    """Number of points that may still be measured again because other processes took cores."""
 
     @contextmanager
     def feed(self, config: TrainingConfig) -> Iterator[Feed]:
-        """A feed of a configuration's loader, not started; its workers are ended behind it."""
+        """Yield a feed of a configuration's loader, not started, and end its workers afterwards."""
         feed = self.bench.feed(config)
         try:
             yield feed
@@ -282,36 +285,31 @@ class _Scene:
             feed.stop()
 
     def changes(self, config: TrainingConfig, settings: Collection[str]) -> dict[str, object]:
-        """Those of some settings that differ from the job's own, with their values."""
+        """Return those of the settings that differ from the job's own configuration, with values."""
         changed = changed_settings(config, self.job.config)
         return {name: after for name, (_, after) in changed.items() if name in settings}
 
     def figures(self, alone: Callable[..., Ceiling], *arguments: object) -> PointFigures:
-        """A side's ceiling, and the CPU seconds that a sample took: the cores in use over the rate, warm-up included.
+        """Return a side's ceiling, and the CPU seconds per sample (cores in use per throughput).
 
-        Where other processes took cores meanwhile, it is measured once more, and the faster of the
-        two counts: other processes only slow a side down.
+        If other processes took cores meanwhile, measure again and return the faster one: other
+        processes only slow a side down.
 
         Args:
             alone: `loader_alone`, `device_alone` or `copy_alone`.
-            arguments: What it is to measure.
+            arguments: The arguments of that function.
         """
         host = HostLoadProbe()
         host.start()
         first = self._figures(alone, *arguments)
         load = host.stop()
-        if (
-            load is None
-            or not load.is_loaded
-            or self.again_left == 0
-            or perf_counter() > self.ends_at
-        ):
+        if load is None or not load.is_loaded:
+            return first
+        if self.again_left == 0 or perf_counter() > self.ends_at:
             return first
         self.again_left -= 1
         second = self._figures(alone, *arguments)
-        return max(
-            first, second, key=lambda one: 0.0 if one.ceiling is None else one.ceiling.samples_per_s
-        )
+        return max(first, second, key=_samples_per_s)
 
     def _figures(self, alone: Callable[..., Ceiling], *arguments: object) -> PointFigures:
         begun = perf_counter()
@@ -323,16 +321,26 @@ class _Scene:
         )
 
 
+def _samples_per_s(figures: PointFigures) -> float:
+    return 0.0 if figures.ceiling is None else figures.ceiling.samples_per_s
+
+
 def trace_curves(
     bench: Bench, job: CurvesJob, device: Device, ends_at: float, *, keep: Callable[[Curves], None]
 ) -> Curves:
     """Measure the job's own configuration and each variation alone, on the side that it changes.
 
-    Where several device settings help, a further point has them all. `keep` is called with the
-    curves so far around each point: they count should the process not outlive the next.
+    If several device settings help, one more point combines them.
+
+    Args:
+        bench: Source of feeds and trainers.
+        job: The job, with its configuration and the variations.
+        device: The device that trains.
+        ends_at: Time of perf_counter after which no point is begun.
+        keep: Called with the curves so far around each point; they count if the process dies.
 
     Raises:
-        WorkloadFault: something about the workload can't be used.
+        WorkloadFault: Something about the workload can't be used.
     """
     curves = CurvesSoFar(keep, job.known or Curves())
     scene = _Scene(bench, job, device, curves, ends_at)
@@ -345,43 +353,44 @@ def trace_curves(
 
 
 def _trace_loader(scene: _Scene) -> None:
-    """The loader's points, in a part of the time; the batches of its own configuration are kept for the device."""
+    """Measure the loader's points in a part of the time; keep their batches for the device."""
+    # Leave time to the device if it has points: a CPU's own point shows the cores that it takes.
     now = perf_counter()
     own = scene.job.config
-    if (
-        _device_variations(scene) or scene.device.kind == "cpu"
-    ):  # there its own point shows the cores that it takes
+    if _device_variations(scene) or scene.device.kind == "cpu":
         scene.ends_at = now + loader_share(scene.curves.known) * (scene.ends_at - now)
+
     with scene.feed(own) as feed:
         scene.host = collect(feed, seconds=_COLLECTING_S, first=feed.start())
         scene.curves.add(
             "loader", {}, lambda: scene.figures(loader_alone, feed, own), scene.ends_at
         )
     for config in scene.job.variations:
-        if scene.changes(config, LOADER_SETTINGS):
-            changes = scene.changes(config, _LOADER_CHANGES)
-            measure = partial(_loader_figures, scene, config)
-            if scene.job.ends_early and adds_workers_in_vain(
-                scene.curves.points["loader"], changes
-            ):
-                continue
-            scene.curves.add("loader", changes, measure, scene.ends_at)
+        if not scene.changes(config, LOADER_SETTINGS):
+            continue
+        changes = scene.changes(config, _LOADER_CHANGES)
+        known = scene.curves.points["loader"]
+        if scene.job.ends_early and adds_workers_in_vain(known, changes):
+            continue
+        measure = partial(_loader_figures, scene, config)
+        scene.curves.add("loader", changes, measure, scene.ends_at)
 
 
 def loader_share(known: Curves) -> float:
-    """Return the share of the time that the loader's points may take; half, where the slower side is not known."""
-    loader = _own_rate(known.loader)
-    device = _own_rate(known.device)
+    """Return the share of the time for the loader's points; half if the slower side is unknown."""
+    loader = _own_throughput(known.loader)
+    device = _own_throughput(known.device)
     if loader is None or device is None:
         return 0.5
     return _SLOWER_SHARE if loader < device else 1 - _SLOWER_SHARE
 
 
-def _own_rate(points: Sequence[CurvePoint]) -> float | None:
-    return next(
-        (point.ceiling.samples_per_s for point in points if not point.changes and point.ceiling),
-        None,
-    )
+def _own_throughput(points: Sequence[CurvePoint]) -> float | None:
+    """Return the samples/s of the job's own configuration; None if unknown."""
+    for point in points:
+        if not point.changes and point.ceiling:
+            return point.ceiling.samples_per_s
+    return None
 
 
 def _loader_figures(scene: _Scene, config: TrainingConfig) -> PointFigures:
@@ -396,27 +405,31 @@ def _loader_figures(scene: _Scene, config: TrainingConfig) -> PointFigures:
 
 
 def _trace_device(scene: _Scene) -> Curves:
-    """The copies' points, the device's and the roofline; all curves."""
+    """Measure the points of copies and device, and the roofline; return all curves."""
     own = scene.job.config
     scene.bench.prepare(scene.host[0].batch)
     _trace_copy(scene)
+
+    # Each device setting alone, then the ones that help together.
     for config in (own, *_device_variations(scene)):
         if scene.job.is_brief and _takes_long(scene, config):
+            changes = scene.changes(config, DEVICE_SETTINGS)
             left_out = partial(PointFigures, reason=left_to_smaller_batches())
-            scene.curves.add(
-                "device", scene.changes(config, DEVICE_SETTINGS), left_out, ends_at=inf
-            )
+            scene.curves.add("device", changes, left_out, ends_at=inf)
         else:
             _add_device_point(scene, config)
     combined = combined_config(own, scene.curves.points["device"])
     if combined is not None:
         _add_device_point(scene, combined)
-    roofline, remarks = _roofline(scene) if scene.job.roofline else (None, ())
+
+    if not scene.job.roofline:
+        return scene.curves.curves(None)
+    roofline, remarks = _roofline(scene)
     return scene.curves.curves(roofline, *remarks)
 
 
 def _trace_copy(scene: _Scene) -> None:
-    """Copies from pageable and from pinned memory, where the device has memory that pinning is for."""
+    """Measure copies from pageable and from pinned memory, if pinning can help the device."""
     if scene.device.kind not in PINNING_KINDS:
         return
     own = scene.job.config
@@ -429,33 +442,42 @@ def _copy_figures(scene: _Scene, config: TrainingConfig) -> PointFigures:
     lie = pinned if config.pin_memory else copied
     is_own = config.pin_memory == scene.job.config.pin_memory
     host = [kept if is_own else Held(lie(kept.batch), kept.samples) for kept in scene.host]
-    with _as_configured(config):  # a trainer sets TF32 for good
+    with _as_configured(config):  # a trainer leaves TF32 switched on
         return scene.figures(copy_alone, scene.bench.trainer(config), host)
 
 
 def combined_config(own: TrainingConfig, points: Sequence[CurvePoint]) -> TrainingConfig | None:
-    """A configuration with the best value of each setting that makes the device faster; None for fewer than two."""
-    rates = [
-        (point.changes, point.ceiling.samples_per_s)
-        for point in points
-        if point.ceiling is not None
-    ]
-    level = next((rate for changes, rate in rates if not changes), inf)
-    helping = [
-        (changes, rate) for changes, rate in rates if is_single(changes) and rate >= _WORTH * level
-    ]
+    """Combine the fastest values of all settings that make the device faster.
+
+    Args:
+        own: The job's own configuration.
+        points: The device's points.
+
+    Returns:
+        The combined configuration; None if fewer than two settings help.
+    """
+    own_throughput = _own_throughput(points)
+    if own_throughput is None:
+        return None
+    helping = []
+    for point in points:
+        if point.ceiling is None or not is_single(point.changes):
+            continue
+        if point.ceiling.samples_per_s >= _WORTH * own_throughput:
+            helping.append((point.changes, point.ceiling.samples_per_s))
     best: dict[str, object] = {}
     for changes, _ in sorted(helping, key=itemgetter(1)):
         best |= changes  # the fastest value of a setting comes last
-    return (
-        TrainingConfig.model_validate(own.model_dump() | best)
-        if best and not is_single(best)
-        else None
-    )
+    if not best or is_single(best):
+        return None
+    return TrainingConfig.model_validate(own.model_dump() | best)
 
 
 def _device_variations(scene: _Scene) -> list[TrainingConfig]:
-    """Variations that leave the loader as it is; not one that only names the number of threads that torch takes."""
+    """Return the variations that leave the loader as it is.
+
+    One that only names the number of threads that torch takes anyway is left out.
+    """
     own = scene.job.config
     unchanged = own.model_copy(
         update={"intra_op_threads": own.intra_op_threads or torch.get_num_threads()}
@@ -470,7 +492,7 @@ def _device_variations(scene: _Scene) -> list[TrainingConfig]:
 
 
 def _takes_long(scene: _Scene, config: TrainingConfig) -> bool:
-    """Whether a larger batch is left to what smaller ones tell of a batch's seconds: its two steps would take long."""
+    """Return whether two steps of a larger batch would take long; smaller batches predict them."""
     own = scene.job.config
     if config.micro_batch_size <= own.micro_batch_size:
         return False
@@ -495,41 +517,38 @@ def _device_figures(scene: _Scene, config: TrainingConfig) -> PointFigures:
     if refusal is not None:
         return PointFigures(reason=refusal)
     if config.compile:
-        # Or a second batch size would be compiled for any, which no trial does.
+        # Without it a second batch size is compiled for dynamic shapes, which no trial does.
         torch.compiler.reset()
     device.reset_peak()
     with _as_configured(config):
         trainer = scene.bench.trainer(config)
-        figures = scene.figures(
-            device_alone, trainer, resident(trainer, _batches_of(scene, config))
-        )
-    # without the weights kept aside, where these lie in the memory that is judged
+        batches = resident(trainer, _batches_of(scene, config))
+        figures = scene.figures(device_alone, trainer, batches)
+    # Leave out the weights kept aside, if they lie in the memory that is judged.
     kept = 0 if device.has_own_memory else scene.bench.kept_bytes
     return replace(figures, peak_memory_bytes=max(0, device.peak_memory().peak_bytes - kept))
 
 
 def _batches_of(scene: _Scene, config: TrainingConfig) -> Sequence[Held | Delivery]:
-    """Batches of the configuration's size: each with so many times its samples, of whatever length they are."""
+    """Return batches of the configuration's size: the job's own ones, resized."""
     own = scene.job.config
     if (config.micro_batch_size, config.max_tokens) == (own.micro_batch_size, own.max_tokens):
         return scene.host
     growth = config.micro_batch_size / own.micro_batch_size
     if config.max_tokens is not None and own.max_tokens is not None:
         growth = config.max_tokens / own.max_tokens
-    sizes = [max(1, round(delivery.samples * growth)) for delivery in scene.host]
-    batches = zip(scene.host, sizes, strict=True)
-    return [
-        Held(resized(delivery.batch, delivery.samples, size), size) for delivery, size in batches
-    ]
+    batches = []
+    for delivery in scene.host:
+        size = max(1, round(delivery.samples * growth))
+        batches.append(Held(resized(delivery.batch, delivery.samples, size), size))
+    return batches
 
 
 @contextmanager
 def _as_configured(config: TrainingConfig) -> Iterator[None]:
-    """Threads and TF32 of this process as the configuration has them, and as before afterwards."""
-    with (
-        torch_threads(config.intra_op_threads),
-        tf32_products() if config.amp_dtype == "tf32" else nullcontext(),
-    ):
+    """Set this process's threads and TF32 as configured, and restore them afterwards."""
+    products = tf32_products() if config.amp_dtype == "tf32" else nullcontext()
+    with torch_threads(config.intra_op_threads), products:
         yield
 
 
@@ -543,12 +562,12 @@ def _roofline(scene: _Scene) -> tuple[Roofline | None, tuple[Note, ...]]:
         with _as_configured(config):
             trainer = scene.bench.trainer(config)
             return trace_roofline(trainer, resident(trainer, scene.host)[0].batch, scene.device), ()
-    except Exception as error:  # noqa: BLE001 - the user's code runs in it; the curves are worth keeping
+    except Exception as error:  # noqa: BLE001 - it runs the user's code; the curves are worth keeping
         return None, (operators_not_counted(cause_of(error)),)
 
 
 def _spent_cpu_s() -> float:
-    """CPU seconds so far of this process, of its living children, and of those that it has waited for."""
+    """Return the CPU seconds of this process and its children, ended ones included."""
     own = psutil.Process()
     spent = sum(own.cpu_times()[:4])  # user, system, and both of the children waited for
     for child in own.children():

@@ -1,4 +1,10 @@
-"""The precision check: compare some 20 optimizer steps of a candidate with float32."""
+"""Compare some 20 optimizer steps of a candidate with float32, from the same start.
+
+In: a PrecisionJob, whose configuration has the candidate's precision and batch. Out:
+PrecisionFigures, for `records.trial` to judge. The model is built once, and every run begins from the
+same weights, seeds and batches. A process that makes several comparisons trains in float32 once for
+each batch size.
+"""
 
 from __future__ import annotations
 
@@ -45,21 +51,24 @@ from autotune.worker.loader import build_loader
 from autotune.worker.side_alone import MOST_SKIPS, collect
 from autotune.worker.step import Trainer, infer_step
 
-# Gradients as vectors: dense and real, and the cosine between two.
-#
-# Comes in: gradients, each parameter's in order. Goes out: tensors, a number.
+# Gradients as vectors
 
 
-_CHUNK = 2**22  # elements that are widened at once: 32 MiB of float64
+_CHUNK = 2**22
+"""Number of elements converted to float64 at once: 32 MiB."""
 
 
 def gradient_cosine(
     first: Sequence[Tensor | None], second: Sequence[Tensor | None]
 ) -> float | None:
-    """Cosine between two gradients, each parameter's in order, as one vector; None where one is not finite.
+    """Return the cosine between two gradients as vectors; None if one is not finite.
 
-    Summed in float64 on the second's device, a few million elements at a time. Two gradients of
-    zero are equal.
+    It is summed in float64 on the second's device, a few million elements at a time. Two gradients
+    of zero count as equal.
+
+    Args:
+        first: Gradient of each parameter; None for a parameter without one.
+        second: The same for the other gradient, in the same order.
     """
     total = torch.zeros(3, dtype=torch.float64)
     for ours, theirs in zip(first, second, strict=True):
@@ -74,7 +83,7 @@ def gradient_cosine(
 
 
 def _chunks(ours: Tensor | None, theirs: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
-    """Two parameters' gradients side by side in pieces; where one has no gradient, it is zero."""
+    """Yield two gradients of a parameter in pairs of chunks; a missing gradient is zero."""
     present = theirs if theirs is not None else ours
     if present is None:
         return
@@ -87,63 +96,62 @@ def _chunks(ours: Tensor | None, theirs: Tensor | None) -> Iterator[tuple[Tensor
 
 
 def dense(gradient: Tensor) -> Tensor:
-    """A gradient without its graph, sparse ones filled up, complex ones as pairs of real numbers."""
+    """Return a gradient as a dense, real tensor without its graph; complex numbers become pairs."""
     found = gradient.detach()
-    found = found.to_dense() if found.is_sparse else found
+    if found.is_sparse:
+        found = found.to_dense()
     return torch.view_as_real(found) if found.is_complex() else found
 
 
-# The precision check: some 20 optimizer steps of a candidate compared to float32, from the same
-# start.
-#
-# Takes a PrecisionJob, whose configuration has the candidate's precision and batch; hands on
-# PrecisionFigures, for `records.precision_check` to judge. The model is built once, and every run
-# begins from the same weights, seeds and batches. In a process that makes several comparisons the
-# float32 runs are made once for each batch size.
+# The comparison
 
 
-# The reference is over by then, the repetition by the next, the candidate has what is left:.
 _REFERENCE_SHARE = 0.5
-_REPEAT_SHARE = 0.6  # our own convention, all three
-_BRIEF_S = (
-    30.0  # of a brief comparison, unless MIN_STEPS of each run take longer: our own convention
-)
+"""Share of the time by which the reference has ended. Source: our convention."""
+_REPEAT_SHARE = 0.6
+"""Share of the time by which its repetition has ended; the candidate has the rest. Source: our
+convention."""
+_BRIEF_S = 30.0
+"""Seconds of a brief comparison, unless MIN_STEPS of each run take longer. Source: our
+convention."""
 _LIBRARIES_OVERRIDE = "NVIDIA_TF32_OVERRIDE"
 _PLAIN = {"amp_dtype": "float32", "compile": False, "compile_mode": "default", "fused": False}
-"""The reference, in what a candidate may differ in."""
+"""Settings of the reference."""
 
 _Gradient = list[Tensor | None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Scene:
-    """What all runs of a comparison share."""
+    """Shared state of all runs of a comparison."""
 
     workload: Workload
     model: nn.Module
     initial: dict[str, Tensor]
-    """Parameters and buffers to begin from, on the CPU."""
+    """Initial parameters and buffers, on the CPU."""
     device: Device
     seed: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Time:
-    """What a comparison may take."""
+    """Time of a comparison."""
 
     begun: float
+    """Start, by perf_counter."""
     left_s: float
+    """Seconds until the deadline."""
     unhurried_s: float
-    """Once a run has enough steps, no more than its share of that."""
+    """Seconds of which a run takes no more than its share once it has enough steps."""
 
     def until(self, share: float) -> _Until:
-        """When a run ends that is to be over by a share of it."""
+        """Return the limit of a run that must end by a share of the time."""
         return _Until(self.begun, share, self.left_s, self.unhurried_s)
 
 
 @dataclass(frozen=True, slots=True)
 class _Until:
-    """When a run of steps ends early: at a share of the time that there is, or sooner once it has enough of them."""
+    """Time limit of one run; see _Time."""
 
     begun: float
     share: float
@@ -151,7 +159,7 @@ class _Until:
     unhurried_s: float
 
     def is_over(self, steps: int) -> bool:
-        """Whether no further step is taken after so many."""
+        """Return whether a run ends after this number of steps."""
         took_s = perf_counter() - self.begun
         is_unhurried = took_s > self.share * min(self.unhurried_s, self.left_s)
         return took_s > self.share * self.left_s or (is_unhurried and steps >= MIN_STEPS)
@@ -162,51 +170,52 @@ class _Trained:
     """The figures of a run."""
 
     compared_to: _Gradient | None = None
-    """The reference's first gradient; None for the reference itself."""
+    """First gradient of the reference; None in the reference's own run."""
     losses: list[float] = field(default_factory=list)
     skipped: list[bool] = field(default_factory=list)
-    """For each attempt at a step, where there is a GradScaler."""
+    """True for each attempt at a step that the GradScaler skipped; empty without a GradScaler."""
     gradient: _Gradient | None = None
-    """The first step's, on the CPU; of the reference alone."""
+    """Gradient of the first step, on the CPU; in the reference's own run only."""
     cosine: float | None = None
-    """Between the first step's gradient and the reference's."""
+    """Cosine between the first step's gradient and the reference's."""
 
     def before_step(self, model: nn.Module) -> None:
-        """Keep the first gradient, or compare it; it may bear the GradScaler's factor, which a cosine does not see."""
+        """Keep the first gradient, or compare it; a cosine ignores the GradScaler's factor in it."""
         if self.losses:
             return
         gradient = [parameter.grad for parameter in model.parameters()]
-        if self.compared_to is None:
-            self.gradient = [
-                None if part is None else dense(part).to("cpu", copy=True) for part in gradient
-            ]
-        else:
+        if self.compared_to is not None:
             self.cosine = gradient_cosine(self.compared_to, gradient)
+            return
+        self.gradient = [
+            None if part is None else dense(part).to("cpu", copy=True) for part in gradient
+        ]
 
 
 @dataclass(frozen=True, slots=True)
 class _Reference:
-    """The float32 runs, and the batches that they were of."""
+    """The float32 runs, with their batches."""
 
     plain: TrainingConfig
-    """With the batch that fitted."""
+    """The float32 configuration, with the batch that fitted."""
     batches: list[Any]
     trained: _Trained
     repeat: _Trained
+    """The run with another seed."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether no deadline has cut it so short that it tells nothing of another precision."""
+        """True if no deadline cut the runs too short for a comparison."""
         return min(len(self.trained.losses), len(self.repeat.losses)) >= MIN_STEPS
 
     @property
     def nbytes(self) -> int:
-        """Of the gradient that it keeps, in RAM."""
+        """Bytes of the gradient that is kept in RAM."""
         return sum(part.nbytes for part in self.trained.gradient or () if part is not None)
 
 
 References: TypeAlias = dict[tuple[Any, ...], _Reference]
-"""Those of a process, by what they depend on."""
+"""References of a process, by the settings that they depend on."""
 
 
 def compare_to_float32(
@@ -217,23 +226,30 @@ def compare_to_float32(
     ends_at: float,
     references: References | None = None,
 ) -> PrecisionFigures:
-    """Train the same steps in float32, in float32 with other random draws, and as the candidate would.
+    """Train the same steps in float32, in float32 with another seed, and in the job's precision.
 
-    float32 is what torch means by it where nobody has changed that: exact matrix products, and
-    convolutions as they are, by default in TF32. Where TORCH_ALLOW_TF32_CUBLAS_OVERRIDE or the
-    user's code lets a trial's float32 run in TF32, the reference does not. Where float32 does not
-    fit into the memory the batch is halved. `ends_at`, a time of perf_counter, cuts the steps
-    short. `references` are those that this process has, to which this one's is added.
+    float32 means torch's default: exact matrix products, and convolutions as they are, by default
+    in TF32. If TORCH_ALLOW_TF32_CUBLAS_OVERRIDE or the user's code lets a trial's float32 run in
+    TF32, the reference does not. If float32 does not fit into the memory, the batch is halved.
+
+    Args:
+        workload: The workload.
+        job: The job, whose configuration is the candidate's.
+        device: The device that trains.
+        scratch: A folder for temporary files.
+        ends_at: Time of perf_counter at which the steps are cut short.
+        references: Earlier references of this process; a new one is added.
 
     Raises:
         Exception: float32 does not fit at a batch of one, or the candidate does not fit, see
             `out_of_memory`.
-        WorkloadFault: something about the workload can't be used.
+        WorkloadFault: Something about the workload can't be used.
     """
     begun = perf_counter()
-    time = _Time(
-        begun, min(ends_at - begun, job.process.deadline_s), _BRIEF_S if job.is_brief else inf
-    )
+    left_s = min(ends_at - begun, job.process.deadline_s)
+    time = _Time(begun, left_s, _BRIEF_S if job.is_brief else inf)
+
+    # Train in float32, unless an earlier comparison has done so.
     set_cudnn_benchmark(job.config.cudnn_benchmark)
     dataset = build_dataset(workload)
     model = build_model(workload, job.config.model_copy(update=_PLAIN), device)
@@ -244,21 +260,22 @@ def compare_to_float32(
         known = _made_reference(scene, dataset, job, scratch, time)
         if references is not None and known.is_whole:
             references[key] = known
+
+    # Train in the candidate's precision, at the batch that fitted in float32.
     reference = known.trained
     batch = {"micro_batch_size": known.plain.micro_batch_size, "max_tokens": known.plain.max_tokens}
     candidate = job.config.model_copy(update=batch)
+    steps = len(reference.losses)
+    gradient = reference.gradient or []
     with tf32_products() if candidate.amp_dtype == "tf32" else nullcontext():
-        until = time.until(1.0)
-        tried = _train(
-            scene, known.batches, candidate, len(reference.losses), until, reference.gradient or []
-        )
+        tried = _train(scene, known.batches, candidate, steps, time.until(1.0), gradient)
     return _figures(reference, known.repeat, tried, candidate, _overridden(candidate, device))
 
 
 def _made_reference(
     scene: _Scene, dataset: Any, job: PrecisionJob, scratch: Path, time: _Time
 ) -> _Reference:
-    """The float32 runs at the job's batch, or at the largest half of it that fits."""
+    """Train in float32 twice, at the job's batch, halved until it fits."""
     plain = job.config.model_copy(update=_PLAIN)
     while True:
         feed = Feed(build_loader(scene.workload, dataset, plain, scratch))
@@ -277,7 +294,7 @@ def _made_reference(
 def _reference(
     scene: _Scene, batches: list[Any], plain: TrainingConfig, until: _Until
 ) -> _Trained | None:
-    """The float32 run; None where it does not fit into the device's memory, and a smaller batch is left to try."""
+    """Train in float32; return None if the device's memory is too small, and the batch can be halved."""
     refusals_before = scene.device.refusals()
     try:
         with exact_matmuls():
@@ -294,7 +311,7 @@ def _reference(
 
 
 def _batches(feed: Feed, stop_at: float) -> list[Any]:
-    """The loader's first batches, one for each step as long as time and memory allow; ends its workers."""
+    """Collect the loader's first batches, up to one for each step, then end its workers."""
     try:
         came = collect(
             feed, count=GUARD_STEPS, first=feed.start(), seconds=stop_at - perf_counter()
@@ -333,22 +350,33 @@ def _train(
     until: _Until,
     compared_to: _Gradient | None = None,
 ) -> _Trained:
-    """Optimizer steps from the initial weights; ends early at a loss that is not finite.
+    """Train optimizer steps from the initial weights; stop at a loss that is not finite.
 
-    A batch whose step the GradScaler skipped is taken again, so that losses compare step by step.
+    A batch whose step the GradScaler skipped is used again, so that losses compare step by step.
+
+    Args:
+        scene: Shared state of the runs.
+        batches: Batches, used in turn.
+        config: The configuration to train in.
+        steps: Number of steps at most.
+        until: Time limit of the run.
+        compared_to: First gradient of the reference; None to keep this run's own.
     """
+    # Build a trainer from the initial weights.
     put_back(scene.model, scene.initial)
     trained = _Trained(compared_to)
     device = scene.device
     optimizer = build_optimizer(scene.workload, scene.model, config.lr, fused=config.fused)
     optimizer.register_step_pre_hook(lambda *_: trained.before_step(scene.model))
-    model: Any = (
-        torch.compile(scene.model, mode=config.compile_mode) if config.compile else scene.model
-    )
+    model: Any = scene.model
+    if config.compile:
+        model = torch.compile(scene.model, mode=config.compile_mode)
     scaler = config.grad_scaler(device.torch_device)
     accumulator = config.accumulator(model, optimizer, device=device.torch_device, scaler=scaler)
     step = infer_step(scene.workload, batches[0])
     trainer = Trainer(model, optimizer, step, config, device, accumulator)
+
+    # Train step by step, each with its own seed.
     for _ in range(steps + MOST_SKIPS):
         at = len(trained.losses)
         if at == steps or ((at or trained.skipped) and until.is_over(at)):
@@ -357,7 +385,7 @@ def _train(
         before = scaler.get_scale()
         loss = float(trainer.train(copied(batches[at % len(batches)])))
         if at == 0:
-            # Again: the kernels of this precision have been loaded, outside the allocator.
+            # Cap again: this precision's kernels were loaded meanwhile, outside the allocator.
             device.cap_memory()
         was_skipped = scaler.get_scale() < before
         if scaler.is_enabled():
@@ -374,10 +402,10 @@ def _train(
 
 
 def _overridden(candidate: TrainingConfig, device: Device) -> tuple[Note, ...]:
-    """What the environment makes NVIDIA's libraries do whatever torch asks for; a process can't undo that.
+    """Return notes on environment variables that override torch's precision in NVIDIA's libraries.
 
-    Source: NVIDIA, "Accelerating AI Training with NVIDIA TF32 Tensor Cores", and cuBLAS's
-    documentation: 0 forbids TF32. No other value is documented.
+    A process can't undo them. Source: NVIDIA, "Accelerating AI Training with NVIDIA TF32 Tensor
+    Cores", and cuBLAS's documentation: 0 forbids TF32. No other value is documented.
     """
     overrides = tf32_overrides() if device.kind == "cuda" else ()
     if f"{_LIBRARIES_OVERRIDE}=0" in overrides and candidate.amp_dtype == "tf32":

@@ -1,4 +1,9 @@
-"""The probe: one small step and the first items of the workload, for the facts that the space needs."""
+"""Probe a workload: train one small step and time its first items, for the facts of the search space.
+
+In: a workload, built once. Out: WorkloadFacts. Anything wrong with the workload shows here. The
+probe also reads batches until the page cache is warm: otherwise the first trial, the baseline,
+would pay for it.
+"""
 
 from __future__ import annotations
 
@@ -48,32 +53,31 @@ from autotune.worker.loader import (
 )
 from autotune.worker.step import Trainer, infer_step, make_trainer, torch_threads
 
-# A first look at a workload's items: is there a slow tail, and how many cores does an item keep
-# busy?
+# The first items: their slow tail, and the cores that an item keeps busy
 #
-# Takes the probe's feed, after a step has worked. Goes out: FirstItems, or None. The reads warm the
-# page cache; where nothing came from the disk meanwhile, they need no others. The random states of
-# Python, NumPy and torch are as before afterwards; what the user's own objects draw is not: a look
-# draws from a sampler or a generator of their own, and begins a stream anew.
+# The random states of Python, NumPy and torch are restored afterwards; those of the user's own
+# objects are not: the items come from their sampler, and a stream is begun again.
 
 
 _LOOK_S = 0.75
-"""What a look may take beyond its last item: our own convention, beside 5 s for a cold page cache."""
-_FEWEST_ITEMS = 5
-"""Of fewer no median tells: our own convention, as when costs are measured."""
-_ANEW_S = 2.0
-"""Of the first batch, beyond which a stream, or a sampler of the user's, is not begun once more:
-our own convention."""
-_LEAST_WARM_S = 0.1
-"""Of reading, without a byte from the disk, after which the page cache is taken to be warm: our own
+"""Seconds to time items, without the last one; a cold page cache takes 5 s. Source: our
 convention."""
+_FEWEST_ITEMS = 5
+"""Number of items below which a median means nothing. Source: our convention."""
+_ANEW_S = 2.0
+"""Seconds of the first batch from which a stream, or a sampler of the user's, is not begun again.
+Source: our convention."""
+_LEAST_WARM_S = 0.1
+"""Seconds of reading without a byte from the disk after which the page cache counts as warm.
+Source: our convention."""
 _OTHERS_FRACTION = 0.05
-"""Of an item's time, below which what other threads take does not matter: our own convention."""
+"""Share of an item's time below which the CPU time of other threads is ignored. Source: our
+convention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstItems:
-    """What was seen of the first items; for the figures see WorkloadFacts."""
+    """Figures of the first items; see WorkloadFacts."""
 
     slow_tail_fraction: float
     cores_per_item: float
@@ -82,18 +86,19 @@ class FirstItems:
 def look_at_items(
     loader: DataLoader[Any], first_batch_s: float, warm: Callable[[], None]
 ) -> FirstItems | None:
-    """Time items for about half a second; again, where the page cache was not warm.
-
-    None where items are too slow for it, or where user code raises: a step has worked, and what is
-    wrong with some other item is for the trials to say.
+    """Time items for under a second; a second time if the page cache was not warm.
 
     Args:
-        loader: Of this process, without workers; it is not iterated.
-        first_batch_s: Seconds from starting it to its first batch. For the look a stream is begun
-            anew, and so is a sampler that is not torch's own: not where that is long.
-        warm: Reads until the page cache is warm. Not called where the look has shown that it is.
+        loader: A loader of this process, without workers; it is not iterated.
+        first_batch_s: Seconds from its start to its first batch. A stream, and a sampler that is
+            not torch's, would be begun again, which is not done if that takes long.
+        warm: Function that reads until the page cache is warm; not called if it proves to be.
+
+    Returns:
+        The figures; None if items are too slow, or the user's code raises: a step has worked, so
+        trials report errors in other items.
     """
-    if first_batch_s > _ANEW_S and _is_begun_anew(loader):
+    if first_batch_s > _ANEW_S and _must_begin_again(loader):
         warm()
         return None
     begun = perf_counter()
@@ -107,34 +112,33 @@ def look_at_items(
 
 
 def _cores(timed: TimedItems) -> float:
-    """Cores that an item keeps busy, while it is computed: waiting for a file hides no threads.
+    """Return the number of cores that an item keeps busy while it is computed.
 
-    Where its own thread does less than a share of the work nothing tells how many others there are:
-    then it is the cores that are busy over all of its time. Where nothing else works it is one at
-    the most, whatever reading clocks takes beside an item of some microseconds.
+    Waits for files are left out, so that they hide no threads. If the item's own thread does too
+    little to tell how many others there are, return the cores busy over all of its time. If only
+    that thread works, return at most one: reading the clocks adds to items of some microseconds.
     """
     seconds = sum(timed.seconds)
     own_s = timed.own_cpu_s
-    least_s = _OTHERS_FRACTION * sum(timed.seconds)
+    least_s = _OTHERS_FRACTION * seconds
     computed_s = own_s + timed.others_cpu_s
-    usual = timed.cpu_s / seconds
+    busy = timed.cpu_s / seconds
     if timed.cpu_s - own_s < least_s:
-        return min(1.0, usual)
-    return (
-        usual
-        if timed.others_cpu_s < least_s or computed_s > usable_cores() * own_s
-        else computed_s / own_s
-    )
+        return min(1.0, busy)
+    if timed.others_cpu_s < least_s or computed_s > usable_cores() * own_s:
+        return busy
+    return computed_s / own_s
 
 
-def _is_begun_anew(loader: DataLoader[Any]) -> bool:
+def _must_begin_again(loader: DataLoader[Any]) -> bool:
+    """Return whether more items need a new start of a stream, or of a sampler of the user's."""
     if is_stream(loader.dataset) or loader.batch_size is None:
         return True
     return type(loader.sampler) not in {RandomSampler, SequentialSampler}
 
 
 def _timed(loader: DataLoader[Any]) -> TimedItems | None:
-    """Some items, as a loader worker makes them; None where they are too slow, or fail."""
+    """Time some items as a loader worker makes them; return None if they are too slow, or fail."""
     begun = perf_counter()
     try:
         with _random_states_kept(), torch_threads(1):  # as torch sets it in loader workers
@@ -143,13 +147,13 @@ def _timed(loader: DataLoader[Any]) -> TimedItems | None:
             if perf_counter() - begun > _LOOK_S:
                 return None
             return time_items(draws, 0, begun + _LOOK_S)
-    except Exception:  # noqa: BLE001 - user code may raise anything, at an item that no step has needed so far
+    except Exception:  # noqa: BLE001 - user code may raise anything at an item that no step has needed
         return None
 
 
 @contextmanager
 def _random_states_kept() -> Iterator[None]:
-    """Python's, NumPy's and torch's random states on the CPU as before afterwards; those of objects are the user's."""
+    """Restore the global random states of Python, NumPy and torch (on the CPU) afterwards."""
     python = random.getstate()
     numpy = np.random.get_state()
     own = torch.get_rng_state()
@@ -161,30 +165,35 @@ def _random_states_kept() -> Iterator[None]:
         torch.set_rng_state(own)
 
 
-# The probe: one small step of the workload before any trial, for the facts that the search space
-# needs.
-#
-# Takes a workload; builds all of it once, trains on one batch, and hands on WorkloadFacts. Anything
-# wrong with the workload shows here. Reads batches until the page cache is warm: otherwise the
-# first trial, the baseline, would pay.
+# The probe
 
 
-# Our own convention: a data set that is not in RAM by then is read from the disk in trials too.
 _WARMING_MAX_S = 5.0
-_WARMING_PAUSE_S = 0.3  # our own convention: between two readings of the disk's counter
-_LEAST_BATCHES = 3  # our own convention: fewer tell nothing of the shapes of all
+"""Seconds to warm the page cache; a larger data set is read from the disk in trials too. Source:
+our convention."""
+_WARMING_PAUSE_S = 0.3
+"""Seconds between two readings of the disk's counter. Source: our convention."""
+_LEAST_BATCHES = 3
+"""Number of batches below which their shapes mean nothing. Source: our convention."""
 _Shapes = tuple[tuple[int, ...], ...]
-"""Of a batch's tensors, in order."""
+"""Shapes of a batch's tensors, in order."""
 
 
 def probe(
     workload: Workload, config: TrainingConfig, device: Device, scratch: Path
 ) -> WorkloadFacts:
-    """Find out about the workload by running one small step of it.
+    """Return the facts of a workload, found by running one small step of it.
+
+    Args:
+        workload: The workload.
+        config: The baseline that the user gave.
+        device: The device to train on.
+        scratch: A folder for temporary files.
 
     Raises:
-        WorkloadFault: something about it can't be used.
+        WorkloadFault: Something about the workload can't be used.
     """
+    # Read what the user's objects are set to.
     data = build_dataset(workload)
     dataset = dataset_of(data)
     objects = _objects(workload, data, config)
@@ -196,12 +205,13 @@ def probe(
         max_tokens=config.max_tokens,
         lr=objects.observed.lr,
     )
+    # Count the samples of a token budget first: later random draws depend on the time taken.
     own = workload.batch_sampler
     budget_samples = None
-    if takes_budget(own) and not takes_batch_size(
-        own
-    ):  # first: later random draws depend on how long things took
+    if takes_budget(own) and not takes_batch_size(own):
         budget_samples = mean_samples(made_batches(own, dataset, small), length)
+
+    # Train one step, then time items and warm the page cache.
     feed = Feed(build_loader(workload, data, small, scratch))
     first = feed.start()
     model = build_model(workload, small, device)
@@ -209,10 +219,10 @@ def probe(
     objects = _with(objects, **_switched_on(optimizer, device))
     trainer = make_trainer(model, optimizer, infer_step(workload, first.batch), small, device)
     has_unused, has_sparse = _train_once(trainer, first.batch)
-    fewest = (
-        _LEAST_BATCHES if device.kind in GRAPH_KINDS else 1
-    )  # elsewhere nothing depends on the shapes
-    items, shapes = _look(feed, first, fewest)
+    fewest = _LEAST_BATCHES if device.kind in GRAPH_KINDS else 1  # else shapes do not matter
+    items, shapes = _first_items(feed, first, fewest)
+
+    # Gather the facts.
     is_iterable = is_stream(dataset)
     inputs = tensors_of(first.batch)
     fixed = _fixed_size(workload, data, feed.loader, first.samples)
@@ -220,6 +230,7 @@ def probe(
         objects = _with(objects, micro_batch_size=fixed)
     parameters = list(model.parameters())
     trained = [parameter for parameter in parameters if parameter.requires_grad]
+    has_images = any(tensor.ndim == IMAGE_DIMS and tensor.is_floating_point() for tensor in inputs)
     return WorkloadFacts(
         dataset_length=length,
         is_iterable=is_iterable,
@@ -231,9 +242,7 @@ def probe(
         fixed_batch_size=fixed,
         has_token_budget=takes_budget(own),
         budget_samples=budget_samples,
-        has_4d_input=any(
-            tensor.ndim == IMAGE_DIMS and tensor.is_floating_point() for tensor in inputs
-        ),
+        has_4d_input=has_images,
         parameter_count=sum(parameter.numel() for parameter in parameters),
         trainable_parameter_count=sum(parameter.numel() for parameter in trained),
         gradient_bytes=sum(parameter.nbytes for parameter in trained),
@@ -251,18 +260,27 @@ def probe(
 
 
 def _switched_on(optimizer: torch.optim.Optimizer, device: Device) -> dict[str, bool]:
-    """What the user's own code has switched on by now, under the names of settings."""
-    found = {
-        "fused": is_fused(optimizer) and can_fuse(optimizer),  # else trials leave it as it is
-        "cudnn_benchmark": device.kind in GRAPH_KINDS and torch.backends.cudnn.benchmark,
-    }
-    return {name: True for name, is_on in found.items() if is_on}
+    """Return the settings that the user's own code has switched on."""
+    found: dict[str, bool] = {}
+    if is_fused(optimizer) and can_fuse(optimizer):  # otherwise trials leave it unchanged
+        found["fused"] = True
+    if device.kind in GRAPH_KINDS and torch.backends.cudnn.benchmark:
+        found["cudnn_benchmark"] = True
+    return found
 
 
-def _look(feed: Feed, first: Delivery, fewest: int) -> tuple[FirstItems | None, list[_Shapes]]:
-    """A look at the items, with a warm page cache behind it, and the shapes of so many batches, or of more.
+def _first_items(
+    feed: Feed, first: Delivery, fewest: int
+) -> tuple[FirstItems | None, list[_Shapes]]:
+    """Time the first items and warm the page cache.
 
-    A tf.data pipeline has no items of its own.
+    Args:
+        feed: The workload's feed.
+        first: Its first batch.
+        fewest: Number of batches to read at least.
+
+    Returns:
+        The figures of the items (a tf.data pipeline has none), and the shapes of the batches read.
     """
     shapes: list[_Shapes] = []
     items = None
@@ -280,7 +298,13 @@ def _look(feed: Feed, first: Delivery, fewest: int) -> tuple[FirstItems | None, 
 
 
 def _objects(workload: Workload, data: Any, config: TrainingConfig) -> ObjectFacts:
-    """What the user's loader and optimizer are set to; `config` is the baseline that was given."""
+    """Return the settings of the user's own loader and optimizer.
+
+    Args:
+        workload: The workload.
+        data: The user's loader or dataset.
+        config: The baseline that the user gave; source of the values that objects do not have.
+    """
     found: dict[str, Any] = {}
     beside: tuple[str, ...] = ()
     if isinstance(data, DataLoader):
@@ -301,6 +325,7 @@ def _objects(workload: Workload, data: Any, config: TrainingConfig) -> ObjectFac
 
 
 def _with(objects: ObjectFacts, **found: Any) -> ObjectFacts:
+    """Return the facts with further settings that were observed."""
     observed = TrainingConfig.model_validate(objects.observed.model_dump() | found)
     return objects.model_copy(update={"observed": observed, "names": (*objects.names, *found)})
 
@@ -308,7 +333,7 @@ def _with(objects: ObjectFacts, **found: Any) -> ObjectFacts:
 def _fixed_size(
     workload: Workload, data: Any, loader: DataLoader[Any] | TfLoader, first: int
 ) -> int | None:
-    """Samples of a batch that only the user's batch sampler, or a dataset that makes batches, decides; else None."""
+    """Return the batch size if only the user's sampler, or a dataset of batches, sets it; else None."""
     is_own = workload.batch_sampler is None and isinstance(data, DataLoader) and fixed_batches(data)
     if not is_own and (workload.batch_sampler is None or is_factory(workload.batch_sampler)):
         return None
@@ -317,12 +342,12 @@ def _fixed_size(
 
 
 def _train_once(trainer: Trainer, batch: Any) -> tuple[bool, bool]:
-    """Train one step, to find out that it works.
+    """Train one step, to check that it works.
 
-    Whether the memory suffices is for the baseline's trial to find out.
+    A lack of memory is no error here: the baseline's trial reports it.
 
     Returns:
-        Whether some parameters get no gradient (DDP must know that), and whether some get a sparse
+        True if some parameters get no gradient, which DDP must know; and True if some get a sparse
         one.
     """
     wanted = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
@@ -349,7 +374,7 @@ def _train_once(trainer: Trainer, batch: Any) -> tuple[bool, bool]:
 
 
 class _WatchedInfo(torch_worker.WorkerInfo):
-    """A worker's info that notes whether the dataset asks which worker of how many it is in."""
+    """A worker's info that records if the dataset asks for the worker's number."""
 
     was_asked = False
 
@@ -360,10 +385,10 @@ class _WatchedInfo(torch_worker.WorkerInfo):
 
 
 def is_sharded(dataset: Any) -> bool:
-    """Whether an iterable dataset shares its items out: it asks for its worker, or two workers get different items.
+    """Return whether an iterable dataset splits its items between workers.
 
-    This process takes the part of each worker for one item. Source:
-    torch.utils.data.get_worker_info.
+    It does if it asks for its worker, or if two workers get different first items. This process
+    plays each worker for one item. Source: torch.utils.data.get_worker_info.
     """
     firsts = []
     _WatchedInfo.was_asked = False
@@ -381,13 +406,13 @@ def is_sharded(dataset: Any) -> bool:
 
 
 def _comparable(item: Any) -> list[Any]:
-    """An item's tensors and arrays; where it has none, all that it holds."""
+    """Return an item's tensors and arrays; if it has none, all of its parts."""
     leaves = list(leaves_of(item))
     return [leaf for leaf in leaves if isinstance(leaf, Tensor | np.ndarray)] or leaves
 
 
 def _is_equal(a: Any, b: Any) -> bool:
-    """Whether two parts of items are equal; what can't be compared counts as different, as two objects are."""
+    """Return whether two parts of items are equal; False if they can't be compared."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return torch.equal(a, b)
     with suppress(TypeError, ValueError):  # arrays of objects that compare to arrays
@@ -402,18 +427,17 @@ def warm_page_cache(
     fewest: int = 1,
     longest_s: float = _WARMING_MAX_S,
 ) -> list[_Shapes]:
-    """Take batches for an epoch, until for a while nothing more comes from the disk, or for five seconds.
+    """Take batches until nothing more comes from the disk; at most an epoch, or five seconds.
 
     Args:
-        feed: Whose batches.
+        feed: The feed to take batches from.
         first: The batch that it began with.
-        fewest: Batches that are taken in any case, the first among them, as far as the epoch and
-            five seconds go.
-        longest_s: When to stop, with so many.
+        fewest: Number of batches to take at least, `first` included, within the epoch and five
+            seconds.
+        longest_s: Seconds after which to stop once there are that many.
 
     Returns:
-        The shapes of each batch of this epoch, the first among them; without its last one, where
-        that is a short one.
+        The shapes of each batch of this epoch, `first` included; without a last, smaller one.
     """
     begun = checked = perf_counter()
     read = bytes_from_disk()
@@ -421,11 +445,14 @@ def warm_page_cache(
     while not (delivery := feed.take()).is_restart:
         seen.append((delivery.samples, _shapes_of(delivery)))
         now = perf_counter()
-        if now - begun >= (longest_s if len(seen) >= fewest else _WARMING_MAX_S):
+        has_enough = len(seen) >= fewest
+        if now - begun >= (longest_s if has_enough else _WARMING_MAX_S):
             break
         if now - checked >= _WARMING_PAUSE_S:
-            read, before, checked = bytes_from_disk(), read, now
-            if read == before and len(seen) >= fewest:
+            before = read
+            read = bytes_from_disk()
+            checked = now
+            if read == before and has_enough:
                 break
     if len(seen) > 1 and seen[-1][0] < seen[0][0]:
         seen.pop()

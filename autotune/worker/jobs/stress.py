@@ -1,4 +1,9 @@
-"""The stress run: train on batches of the largest samples, and read the peak of memory."""
+"""Train on batches of the largest samples, and measure the peak of memory.
+
+In: a StressJob. Out: StressFigures. Samples are sized for a short while only: the largest batch
+consists of the largest samples sized by then. Loader workers read them if there are any: a file
+opened in this process would be shared by all workers forked from it.
+"""
 
 from __future__ import annotations
 
@@ -33,40 +38,45 @@ from autotune.worker.feed import Feed, stop_iterator
 from autotune.worker.loader import build_loader
 from autotune.worker.step import StepTrainer, open_trainer
 
-# The batch of the largest samples, as training reads and collates them.
-#
-# Takes a trial's loader; hands on a LargestBatch. Samples are sized for a short while only: the
-# largest is the largest of those sized. They are read by loader workers where there are any: a file
-# that this process had opened would be shared by all workers that are forked from it.
+# The batch of the largest samples
 
 
-_MOST_SIZED = 10_000  # samples: our own convention; the time set aside usually ends it sooner
-_MOST_DRAWN = 100_000  # batches of an epoch that are all drawn, not loaded: our own convention
-_SIZED_AT_ONCE = 8  # samples a loader worker sizes before it answers: our own convention
+_MOST_SIZED = 10_000
+"""Number of samples to size at most; the time usually ends it sooner. Source: our convention."""
+_MOST_DRAWN = 100_000
+"""Length in batches of an epoch up to which all of it is drawn, not loaded. Source: our
+convention."""
+_SIZED_AT_ONCE = 8
+"""Number of samples that a worker sizes before it answers. Source: our convention."""
 
 
 @dataclass(slots=True, kw_only=True)
 class LargestBatch:
-    """A batch of the largest samples that were sized; where these are too few, each comes more than once."""
+    """A batch of the largest samples that were sized; few samples are repeated."""
 
     sizes: list[int]
     """Bytes of each sample, in the order in which they were sized."""
     batch: Any = None
     remark: Note | None = None
-    """Why there is no such batch."""
+    """Note on the reason if there is no such batch."""
 
 
 def largest_batch(
     workload: Workload, loader: DataLoader[Any] | TfLoader, batch_size: int, stop_at: float
 ) -> LargestBatch:
-    """Size samples until a time of perf_counter, and put the largest into one batch.
+    """Size samples for a while, and put the largest into one batch.
 
-    A batch sampler of the user's decides what goes together: of the batches that it makes the
-    largest is taken, as padding makes them (length times the largest sample). So does a tf.data
-    pipeline.
+    If a batch sampler of the user's, or a tf.data pipeline, makes the batches, return the largest
+    of these, after padding (its length times its largest sample).
+
+    Args:
+        workload: The workload.
+        loader: Its loader.
+        batch_size: Number of samples in the batch.
+        stop_at: Time of perf_counter at which to stop sizing.
 
     Raises:
-        Exception: any that means that the memory does not suffice to hold it, see `out_of_memory`.
+        Exception: The memory is too small to hold the batch, see `out_of_memory`.
     """
     found = LargestBatch(sizes=[])
     try:
@@ -75,16 +85,14 @@ def largest_batch(
         elif loader.batch_sampler is None:
             found.batch = _largest_made(found, loader, stop_at)
         elif is_stream(loader.dataset):
-            found.batch = loader.collate_fn(
-                _of_stream(found, iter(loader.dataset), batch_size, stop_at)
-            )
+            items = _of_stream(found, iter(loader.dataset), batch_size, stop_at)
+            found.batch = loader.collate_fn(items)
         else:
             chosen = _chosen(found, workload, loader, batch_size, stop_at)
             with closing(_over(loader, [chosen])) as batches:
                 found.batch = next(batches)
-    except (
-        Exception
-    ) as error:  # the user's code may raise anything; such samples may never meet in training
+    except Exception as error:
+        # The user's code may raise anything: such samples may never meet in training.
         if shortage_of(error) is not None:
             raise
         found.remark = largest_samples_not_batched(cause_of(error))
@@ -92,7 +100,7 @@ def largest_batch(
 
 
 def bytes_of(item: Any) -> int:
-    """Bytes of a sample's tensors, arrays, numbers and texts, whatever holds them."""
+    """Return the bytes of a sample's tensors, arrays, numbers and texts, in any containers."""
     return sum(map(_leaf_bytes, leaves_of(item)))
 
 
@@ -106,7 +114,7 @@ def _leaf_bytes(leaf: Any) -> int:
 
 
 def _largest_made(found: LargestBatch, loader: DataLoader[Any], stop_at: float) -> Any:
-    """The largest of the first batches of a dataset that makes them itself."""
+    """Return the largest of the first batches of a dataset that makes whole batches."""
     feed = Feed(loader)
     largest = None
     taken = feed.start()
@@ -124,22 +132,25 @@ def _largest_made(found: LargestBatch, loader: DataLoader[Any], stop_at: float) 
 
 
 def _of_stream(found: LargestBatch, items: Iterator[Any], count: int, stop_at: float) -> list[Any]:
-    """The largest of a stream's first samples, in turns where time was left for few; no more than a batch is held."""
+    """Return the largest of a stream's first samples; no more than a batch is held in memory.
+
+    If the time sufficed for less than a batch, samples are repeated in turn.
+    """
     kept: list[tuple[int, int, Any]] = []
     for item in islice(items, max(_MOST_SIZED, count)):
         size = bytes_of(item)
         found.sizes.append(size)
         push = heapq.heappush if len(kept) < count else heapq.heappushpop
-        push(
-            kept, (size, -len(found.sizes), item)
-        )  # the number breaks ties, so that items are never compared
+        # The number breaks ties, so that items are never compared.
+        push(kept, (size, -len(found.sizes), item))
         if perf_counter() > stop_at:
             return list(islice(cycle(item for _, _, item in sorted(kept, reverse=True)), count))
-    return [item for _, _, item in kept]  # a stream with less than a batch: nor has training more
+    # A stream with less than a batch gives no more in training either.
+    return [item for _, _, item in kept]
 
 
 def _of_pipeline(found: LargestBatch, loader: TfLoader, stop_at: float) -> Any:
-    """The largest of a pipeline's first batches; its samples count as equal parts of theirs."""
+    """Return the largest of a pipeline's first batches; samples count as equal parts of a batch."""
     largest = None
     largest_bytes = -1
     batches = iter(loader)
@@ -165,36 +176,35 @@ def _chosen(
     batch_size: int,
     stop_at: float,
 ) -> list[Any]:
-    """Indices of the samples of the largest batch."""
+    """Return the indices of the samples in the largest batch."""
+    # Choose among the user's own batches by their size after padding.
     if workload.batch_sampler is not None or fixed_batches(loader):
         batches = _some_batches(loader, stop_at)
         sizes = _sizes(found, loader, batches, stop_at)
-        return batches[
-            max(range(len(sizes)), key=lambda at: len(sizes[at]) * max(sizes[at], default=0))
-        ]
+        padded = [len(own) * max(own, default=0) for own in sizes]
+        return batches[padded.index(max(padded))]
+
+    # Otherwise put the largest samples together, no more than training puts into a batch.
     indices = _indices(loader, max(_MOST_SIZED, batch_size))
     groups = [indices[at : at + _SIZED_AT_ONCE] for at in range(0, len(indices), _SIZED_AT_ONCE)]
     sized = [size for group in _sizes(found, loader, groups, stop_at) for size in group]
     largest = heapq.nlargest(batch_size, range(len(sized)), key=lambda at: sized[at])
-    in_turns = cycle(indices[at] for at in largest)
-    return list(
-        islice(in_turns, min(batch_size, len(indices)))
-    )  # no more than training puts into a batch
+    in_turn = cycle(indices[at] for at in largest)
+    return list(islice(in_turn, min(batch_size, len(indices))))
 
 
 def _some_batches(loader: DataLoader[Any], stop_at: float) -> list[list[Any]]:
-    """Batches of a user's batch sampler, as many as hold the samples to be sized.
+    """Return batches of a user's batch sampler, enough for the samples to be sized.
 
-    Of an epoch that is no longer than that allows they come from all over it: one that is sorted by
-    length has its largest bucket at its end.
+    If the epoch is short enough they come from all of it: if it is sorted by length, its largest
+    batches are at its end.
     """
     drawn = islice(loader.batch_sampler or (), _MOST_SIZED)
     length = length_of(loader.batch_sampler)
     if length is not None and length <= _MOST_DRAWN:
         epoch = list[Any]()
-        for batch in islice(
-            loader.batch_sampler or (), length
-        ):  # which may go on beyond the length that it says
+        # The sampler may go on beyond its stated length.
+        for batch in islice(loader.batch_sampler or (), length):
             epoch.append(batch)
             if perf_counter() > stop_at:
                 break
@@ -212,7 +222,7 @@ def _some_batches(loader: DataLoader[Any], stop_at: float) -> list[list[Any]]:
 def _sizes(
     found: LargestBatch, loader: DataLoader[Any], batches: Sequence[Any], stop_at: float
 ) -> list[list[int]]:
-    """Bytes of each sample of each batch, as far as the time and the number of samples to size allow."""
+    """Return the bytes of each sample of each batch, within the limits of time and samples."""
     sizes = []
     with closing(_over(loader, batches, _bytes_of_each)) as sized:
         for own in sized:
@@ -230,10 +240,13 @@ def _bytes_of_each(items: Sequence[Any]) -> list[int]:
 def _over(
     loader: DataLoader[Any], batches: Sequence[Any], collate: Callable[[Any], Any] | None = None
 ) -> Generator[Any, None, None]:
-    """What a loader with another loader's workers makes of these batches of indices; ends its workers when closed.
+    """Yield the batches that a copy of a loader makes; end its workers when closed.
 
-    Without another way to collate, it is a loader of the same class, which may make more of a batch
-    than that.
+    Args:
+        loader: The loader to copy.
+        batches: Indices of each batch.
+        collate: Collate function; None for a loader of the same class with its own one, which may
+            do more than collate.
     """
     settings = {
         "num_workers": loader.num_workers,
@@ -260,7 +273,7 @@ def _over(
 
 
 def _indices(loader: DataLoader[Any], most: int) -> list[Any]:
-    """Distinct indices of the dataset: those that the user's sampler draws, else random ones."""
+    """Return distinct indices of the dataset: random ones, or those that the user's sampler draws."""
     length = length_of(loader.dataset)
     drawn = drawn_by(loader)
     if length is None or not isinstance(drawn, RandomSampler | SequentialSampler):
@@ -268,32 +281,37 @@ def _indices(loader: DataLoader[Any], most: int) -> list[Any]:
     return random.sample(range(length), min(length, most))
 
 
-# The stress run: trains on ordinary batches and on a batch of the largest samples in turns, and
-# reads the peak memory.
-#
-# Takes a StressJob; hands on StressFigures.
+# The stress run: ordinary batches and the largest one in turn
 
 
-_MIN_STEPS = (
-    3  # peaks of memory cover at least three optimizer steps (CONTRIBUTING, Rules of measuring)
-)
+_MIN_STEPS = 3
+"""Optimizer steps that a peak of memory covers at least. Source: CONTRIBUTING, Rules of
+measuring."""
 
 
 def train_on_largest(
     workload: Workload, job: StressJob, device: Device, scratch: Path, ends_at: float
 ) -> StressFigures:
-    """Train for `job.train_s` seconds, and at least three optimizer steps; `ends_at` cuts that short.
+    """Train for `job.train_s` seconds, and at least three optimizer steps.
+
+    Args:
+        workload: The workload.
+        job: The job.
+        device: The device that trains.
+        scratch: A folder for temporary files.
+        ends_at: Time of perf_counter at which the training is cut short.
 
     Raises:
-        Exception: any that means that the memory does not suffice for the largest samples, see
-            `out_of_memory`.
-        WorkloadFault: something about the workload can't be used.
+        Exception: The memory is too small for the largest samples, see `out_of_memory`.
+        WorkloadFault: Something about the workload can't be used.
     """
+    # Find the largest batch, before the loader starts for training.
     loader = build_loader(workload, build_dataset(workload), job.config, scratch)
     now = perf_counter()
-    largest = largest_batch(
-        workload, loader, job.config.micro_batch_size, now + sample_scan_s(ends_at - now)
-    )
+    scan_until = now + sample_scan_s(ends_at - now)
+    largest = largest_batch(workload, loader, job.config.micro_batch_size, scan_until)
+
+    # Train on it.
     model = build_model(workload, job.config, device)
     feed = Feed(loader)
     first = feed.start().batch
@@ -309,7 +327,16 @@ def stress_figures(
     job: StressJob,
     ends_at: float,
 ) -> StressFigures:
-    """The figures of training on the largest batch and the loader's own in turns; `first` is the loader's first."""
+    """Train on the largest batch and the loader's own ones in turn, and return the figures.
+
+    Args:
+        trainer: The trainer.
+        largest: The largest batch, or the reason why there is none.
+        first: First batch of the feed.
+        feed: The feed of the loader's own batches.
+        job: The job.
+        ends_at: Time of perf_counter at which the training is cut short.
+    """
     gc.collect()
     device = trainer.device
     device.reset_peak()
@@ -328,7 +355,7 @@ def stress_figures(
 
 
 def _in_turns(first: Any, feed: Feed, largest: LargestBatch) -> Iterator[Any]:
-    """Batches of the largest samples and of the loader, in turns."""
+    """Yield the largest batch and the loader's batches, in turn."""
     ordinary = first
     again = Reused([largest.batch])
     while True:
@@ -343,8 +370,9 @@ def _train(
 ) -> tuple[int, int | None]:
     """Train until a time of perf_counter, and at least three steps with each kind of batch.
 
-    Returns the optimizer's steps, and the allocator's retries up to the end of the first of them: a
-    device that settles down, by cuDNN's trials among others, is not short of memory.
+    Returns:
+        The number of optimizer steps, and the allocator's retries up to the end of the first one:
+        retries while the device warms up (by cuDNN's trials of algorithms) are no lack of memory.
     """
     steps = 0
     retries = trainer.device.alloc_retries()
@@ -354,7 +382,7 @@ def _train(
             continue
         trainer.device.synchronize()
         if steps == 0:
-            # Again: the kernels have been loaded, outside the allocator.
+            # Cap again: the kernels were loaded meanwhile, outside the allocator.
             trainer.device.cap_memory()
             retries = trainer.device.alloc_retries()
         steps += 1

@@ -1,4 +1,4 @@
-"""Inside a training script that is not ours: observe its loop at torch's seams, apply settings, end it.
+"""Run a job inside the user's training script: observe its loop, apply settings, measure, end it.
 
-Comes in: a job and the script's command. Goes out: the job's report, as from any trial.
+In: a job and the script's command. Out: the job's report, as from any trial.
 """

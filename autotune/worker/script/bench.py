@@ -1,4 +1,8 @@
-"""Measure either side of a script alone, and compare its precision with float32."""
+"""Measure either side of a script alone, and compare its precision with float32.
+
+In: a Scene, a script's training loop that the measurement drives. Out: a Bench for `jobs/curves`
+and PrecisionFigures, as from a workload.
+"""
 
 from __future__ import annotations
 
@@ -36,41 +40,41 @@ from autotune.worker.script.overrides import SWITCHES, set_layout
 from autotune.worker.script.sightings import Sightings
 from autotune.worker.side_alone import collect
 
-# What a job has to work with once a script's training loop is found, and what a script's own end
-# means.
-#
-# Comes in: a feed and a trainer that drive the script, and what was seen of it. Goes out: a Scene,
-# for a Doer.
+# The scene of a job, and the end of a script
 
 
 @dataclass(slots=True, kw_only=True)
 class Scene:
-    """A script whose loop measuring has the lead of."""
+    """A training loop that was found in a script, and that the measurement now drives."""
 
     sightings: Sightings
     device: Device
     feed: ScriptFeed | StepFeed
     trainer: ScriptTrainer
     before_steps: Callable[[Callable[[torch.optim.Optimizer], None]], None]
-    """Has something done right before each optimizer step."""
+    """Function that sets a callback, run right before each optimizer step."""
 
     @property
     def loader(self) -> DataLoader[Any] | None:
-        """The training loader; None where the script has none."""
+        """The training loader; None if the script has none."""
         return self.feed.loader if isinstance(self.feed, ScriptFeed) else None
 
 
 Doer: TypeAlias = Callable[[Scene], RankReport]
-"""Does a job in a scene."""
+"""Function that does a job in a scene."""
 
 
 def no_job(_: Scene) -> RankReport:
-    """What a session without a job never comes to."""
+    """Raise AssertionError: the Doer of a session without a job, which is never called."""
     raise AssertionError("a session without a job measures nothing")
 
 
 def told(work: Callable[[], RankReport]) -> RankReport:
-    """Do some work; a script that ends meanwhile is told as a fault of the workload."""
+    """Return the report of some work.
+
+    Raises:
+        WorkloadFault: The script ended meanwhile.
+    """
     try:
         return work()
     except FeedEnded:
@@ -82,7 +86,7 @@ def told(work: Callable[[], RankReport]) -> RankReport:
 
 
 def no_loop(seen: Sightings) -> str:
-    """Why a script that has come to its end was not measured, in a sentence."""
+    """Return a sentence that says why a script, which has ended, was not measured."""
     what = "made a DataLoader" if seen.made else "stepped an optimizer"
     return (
         f"a script must train to be measured, but it {what} and ended after {seen.most_steps} "
@@ -92,78 +96,81 @@ def no_loop(seen: Sightings) -> str:
 
 
 def raised(error: BaseException) -> RankReport:
-    """Raise an exception where a report is asked for."""
+    """Raise an exception; for places that expect a function with a report."""
     raise error
 
 
 def is_clean_exit(error: BaseException) -> bool:
-    """Whether an exception is a script's way to end well."""
+    """Return whether an exception ends a script with success."""
     return isinstance(error, SystemExit) and error.code in {None, 0}
 
 
 def ranks() -> int:
-    """Ranks that train in step, as the process group has it."""
+    """Return the number of ranks in the process group; 1 without a group."""
     group: Any = torch.distributed
     return int(group.get_world_size()) if group.is_available() and group.is_initialized() else 1
 
 
 def rank() -> int:
-    """This process's rank, as the process group has it."""
+    """Return this process's rank in the process group; 0 without a group."""
     group: Any = torch.distributed
     return int(group.get_rank()) if group.is_available() and group.is_initialized() else 0
 
 
-# Either side of a script alone: its loader made anew with other settings, its step fed with batches
-# that are held.
-#
-# A Bench for `jobs/curves`: loaders are copies of the script's own with changed arguments, the
-# device's points go through the script's own step, whose precision, layout and threads are switched
-# from outside.
+# The bench of a script
 
 
 @dataclass(slots=True)
 class ScriptBench:
-    """See jobs.bench.Bench."""
+    """Give feeds and trainers of a script in any configuration; implements jobs.bench.Bench.
+
+    Loaders are copies of the script's own, with changed arguments. The device's points run the
+    script's own step, whose precision and layout are switched from outside.
+    """
 
     scene: Scene
     _initial: list[Mapping[str, Tensor]] = field(default_factory=list)
+    """Weights and buffers of each outermost module before the first point, on the CPU."""
 
     @property
     def kept_bytes(self) -> int:
-        """See Bench."""
+        """Bytes of the weights that are kept aside."""
         return sum(tensor.nbytes for kept in self._initial for tensor in kept.values())
 
     def feed(self, config: TrainingConfig) -> Feed:
-        """See Bench."""
+        """Return a feed of a configuration's loader, not started."""
         loader = self.scene.loader
-        assert loader is not None  # noqa: S101 - scenes asks for a bench only where there is one
+        assert loader is not None  # noqa: S101 - the session makes a bench only if there is one
         return Feed(loader_like(loader, config))
 
-    def prepare(self, batch: Any) -> None:  # noqa: ARG002 - as a Bench has it
-        """See Bench: the script has its model already."""
+    def prepare(self, batch: Any) -> None:  # noqa: ARG002 - as Bench declares it
+        """Keep the weights of the script's model, which exists already."""
         self._initial = [kept_weights(module) for module in self.scene.sightings.outermost]
 
     def trainer(self, config: TrainingConfig) -> ScriptTrainer:
-        """See Bench."""
+        """Return the script's trainer, switched to a configuration's precision and layout."""
         switch(config, self.scene)
         trainer = self.scene.trainer
         trainer.config = config
         return trainer
 
     def after_point(self, *, is_failed: bool) -> None:
-        """See Bench; gradients are the script's to clear."""
+        """Put the weights back if the point failed; the script clears its gradients itself."""
         if is_failed:
             for module, kept in zip(self.scene.sightings.outermost, self._initial, strict=False):
                 put_back(module, kept)
 
 
 def switch(config: TrainingConfig, scene: Scene) -> None:
-    """Have the script's modules compute in a configuration's precision and layout from here on."""
+    """Switch the script's modules to a configuration's precision and layout from now on.
+
+    A script with an autocast of its own keeps its precision.
+    """
     is_half = config.amp_dtype in {"bfloat16", "float16"}
     SWITCHES.device_type = scene.device.torch_device.type
-    SWITCHES.dtype = (
-        getattr(torch, config.amp_dtype) if is_half and scene.sightings.autocast is None else None
-    )
+    SWITCHES.dtype = None
+    if is_half and scene.sightings.autocast is None:
+        SWITCHES.dtype = getattr(torch, config.amp_dtype)
     if SWITCHES.channels_last != config.channels_last:
         SWITCHES.channels_last = config.channels_last
         for module in SWITCHES.modules:
@@ -171,14 +178,19 @@ def switch(config: TrainingConfig, scene: Scene) -> None:
 
 
 def _is_plain(batches: object) -> bool:
-    """Whether a batch sampler is torch's own, or torchdata's Stateful one: it can be made anew with another size."""
-    return type(batches) is BatchSampler or (
-        isinstance(batches, BatchSampler) and type(batches).__module__.startswith("torchdata.")
-    )
+    """Return whether a batch sampler is torch's or torchdata's, to be rebuilt with another size."""
+    if type(batches) is BatchSampler:
+        return True
+    return isinstance(batches, BatchSampler) and type(batches).__module__.startswith("torchdata.")
 
 
 def loader_like(loader: DataLoader[Any], config: TrainingConfig) -> DataLoader[Any]:
-    """A loader of the same data as the script's, in the same manner, with a configuration's settings."""
+    """Return a copy of the script's loader with a configuration's settings.
+
+    Args:
+        loader: The script's loader; its dataset, sampler and collate function are reused.
+        config: The settings, batch size included. A batch sampler of the user's keeps its size.
+    """
     own = unwrapped(loader)
     arguments: dict[str, Any] = {**config.dataloader_kwargs(), "collate_fn": own.collate_fn}
     arguments["worker_init_fn"] = limited(loader.worker_init_fn, config.worker_threads)
@@ -201,13 +213,11 @@ def loader_like(loader: DataLoader[Any], config: TrainingConfig) -> DataLoader[A
     return DataLoader(loader.dataset, **arguments)
 
 
-# The precision check inside a script: the same steps in float32 and in the candidate's precision,
-# by its own step.
+# The precision check: the same steps in float32 and in the candidate's precision
 #
-# Takes a scene whose script runs in float32, and a PrecisionJob; hands on PrecisionFigures, as
-# jobs/precision does for a workload. Before each run the weights and the optimizers' states are put
-# back, and learning rates held, whatever the script's schedule does. A framework may train on each
-# batch one call late: each run begins with a batch that is not counted.
+# Before each run the weights and the optimizers' states are put back, and the learning rates are
+# held, whatever the script's schedule does. A framework may train on each batch one call late, so
+# each run begins with a batch that is not counted.
 
 
 _Gradient = list[Tensor | None]
@@ -219,34 +229,32 @@ class _Run:
 
     losses: list[float] = field(default_factory=list)
     gradient: _Gradient | None = None
-    """The first step's, on the CPU."""
+    """Gradient of the first step, on the CPU."""
 
 
 @dataclass(slots=True)
 class _Start:
-    """What every run begins from."""
+    """Initial state of every run."""
 
     scene: Scene
     weights: list[dict[str, Tensor]]
+    """Weights and buffers of each outermost module."""
     states: list[tuple[torch.optim.Optimizer, dict[str, Any], list[float]]]
+    """Each optimizer with its state and the learning rates of its groups."""
     run: _Run = field(default_factory=_Run)
+    """The present run."""
 
     @classmethod
     def of(cls, scene: Scene) -> _Start:
-        """As the script stands now."""
-        optimizers = scene.sightings.optimizers
-        states = [
-            (
-                own,
-                deepcopy(own.state_dict()),
-                [group["lr"] for group in own.param_groups if "lr" in group],
-            )
-            for own in optimizers
-        ]
+        """Return the script's present state."""
+        states = []
+        for own in scene.sightings.optimizers:
+            rates = [group["lr"] for group in own.param_groups if "lr" in group]
+            states.append((own, deepcopy(own.state_dict()), rates))
         return cls(scene, [kept_weights(module) for module in scene.sightings.outermost], states)
 
     def again(self) -> None:
-        """Put all of it back."""
+        """Put the initial state back, and begin a new run."""
         for module, kept in zip(self.scene.sightings.outermost, self.weights, strict=True):
             put_back(module, kept)
         for optimizer, state, _ in self.states:
@@ -254,7 +262,7 @@ class _Start:
         self.run = _Run()
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Hold the learning rates, and keep the first gradient of a run."""
+        """Reset the learning rates, and keep the first gradient of a run."""
         for own, _, rates in self.states:
             for group, rate in zip(own.param_groups, rates, strict=False):
                 group["lr"] = rate
@@ -266,17 +274,27 @@ class _Start:
 
 
 def compare_to_float32(scene: Scene, job: PrecisionJob, ends_at: float) -> PrecisionFigures:
-    """Train the same steps in float32, in float32 with other random draws, and as the candidate would.
+    """Train the same steps in float32, in float32 with another seed, and in the job's precision.
 
-    `ends_at`, a time of perf_counter, cuts the steps short.
+    Args:
+        scene: A scene with a loader, whose script runs in float32.
+        job: The job, with the precision to compare.
+        ends_at: Time of perf_counter at which the steps are cut short.
+
+    Returns:
+        Losses and gradient cosines, as jobs/precision returns them for a workload.
     """
     feed = scene.feed
     plain = job.config.model_copy(update={"amp_dtype": "float32"})
-    assert isinstance(feed, ScriptFeed)  # noqa: S101 - scenes has seen to it
+    assert isinstance(feed, ScriptFeed)  # noqa: S101 - checked by the session
+
+    # Collect batches for all runs.
     feed.take_over()
     seconds = LOADING_SHARE * (ends_at - perf_counter())
     batches = [delivery.batch for delivery in collect(feed, count=GUARD_STEPS, seconds=seconds)]
     feed.stop()
+
+    # Train on them in float32 twice, then in the job's precision.
     begin = _Start.of(scene)
     scene.before_steps(begin.before_step)
     seed = job.process.seed
@@ -300,11 +318,14 @@ def compare_to_float32(scene: Scene, job: PrecisionJob, ends_at: float) -> Preci
 
 
 def _share(ends_at: float, share: float) -> float:
+    """Return the time at which a share of the remaining time is over."""
     now = perf_counter()
     return now + share * (ends_at - now)
 
 
 def _train(begin: _Start, batches: Sequence[Any], steps: int, seed: int, stop_at: float) -> _Run:
+    """Train a run from the initial state; at least two steps, and none after `stop_at`."""
+    # One step that is not counted, since a framework may be one batch late.
     trainer = begin.scene.trainer
     for _ in range(trainer.config.grad_accum_steps):
         trainer.train(copied(batches[0]))

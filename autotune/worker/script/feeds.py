@@ -1,4 +1,9 @@
-"""Take batches from a script: of its training loader, or of its steps where it has none."""
+"""Take batches from a running script: from its training loader, or from its steps if it has none.
+
+In: the script's loaders, their iterators and the optimizer's steps. Out: a Feed and a Trainer, so
+that the measurement code drives a script's loop as it drives autotune's own; and the loader that
+trains, with its batches counted.
+"""
 
 from __future__ import annotations
 
@@ -36,29 +41,31 @@ from autotune.worker.feed import queue_capacity as capacity_of
 from autotune.worker.script.hooks import plain_iter, plain_next
 from autotune.worker.script.sightings import Beside, Sightings
 
-# A training loop turned inside out: the script asks for batches, `measure/` hands them to it as if
-# it were a Trainer.
+# The script's training loop, inverted
 #
-# Measuring runs in a greenlet of its own, in the script's thread. It goes on when the script asks
-# for a batch, which it does once it has trained on the one before, and stands still while the
-# script trains. So the loops of measure/ drive somebody else's loop unchanged: `ScriptFeed.take`
-# fetches a batch by the loader's own iterator, `ScriptTrainer.train` gives it to the script and
-# returns when the script asks again. A switch costs well below a microsecond.
+# The measurement runs in its own greenlet, in the script's thread. It runs when the script asks for
+# a batch (having trained on the one before), and stands still while the script trains.
+# `ScriptFeed.take` fetches a batch with the loader's own iterator; `ScriptTrainer.train` passes it
+# to the script and returns when the script asks again. A switch costs well below a microsecond.
 
 
 @dataclass(frozen=True, slots=True)
 class _Raised:
-    """In place of a batch: what the loader has raised, for the script to have it from its own call.
+    """An exception of the loader in place of a batch, to be raised in the script's own call.
 
-    An epoch's end is given as a class: by its traceback an exception that is held holds the
-    loader's iterator, too, and by that its workers.
+    The end of an epoch is passed as a class: the traceback of an exception object would keep the
+    loader's iterator, and so its workers, alive.
     """
 
     error: Exception | type[StopIteration]
 
 
 class Conductor:
-    """The two greenlets, and which of them runs."""
+    """Switch between the script's greenlet and the measuring one.
+
+    Args:
+        work: The measurement; runs in its own greenlet from the first `ask` on.
+    """
 
     def __init__(self, work: Callable[[], None]) -> None:
         self.thread = get_ident()
@@ -67,11 +74,14 @@ class Conductor:
         self._measuring = greenlet(work)
 
     def ask(self) -> Any:
-        """In the script: let measuring go on until it hands out a batch.
+        """Run the measurement until it gives a batch; called in the script.
+
+        Returns:
+            The batch.
 
         Raises:
-            StopIteration: an epoch ends.
-            Exception: what the loader has raised.
+            StopIteration: The epoch ends.
+            Exception: The loader raised it.
         """
         self._script = getcurrent()
         self.is_measuring = True
@@ -82,10 +92,10 @@ class Conductor:
         return answer
 
     def give(self, batch: Any) -> None:
-        """In measuring: let the script go on with a batch until it asks for the next one.
+        """Run the script on a batch until it asks for the next one; called in the measurement.
 
         Raises:
-            FeedEnded: it has come to its end, and will ask no more.
+            FeedEnded: The script has ended, and will not ask again.
         """
         if self.has_ended:
             raise FeedEnded
@@ -94,15 +104,15 @@ class Conductor:
         self.is_measuring = True
 
     def end_epoch(self) -> None:
-        """In measuring: let the script see the end of its epoch; returns when it asks for a batch again."""
+        """End the script's epoch, and return when the script asks for a batch again."""
         self.give(_Raised(StopIteration))
 
     def give_error(self, error: Exception) -> None:
-        """In measuring: let the script have what its loader has raised; returns when it asks for a batch again."""
+        """Raise a loader's exception in the script, and return when it asks for a batch again."""
         self.give(_Raised(error))
 
     def end(self) -> None:
-        """In the script, at its end: let measuring come to its own end with what it has."""
+        """Let the measurement finish with what it has; called at the script's end."""
         if not self._measuring.dead:
             self._script = getcurrent()
             self.is_measuring = True
@@ -111,7 +121,7 @@ class Conductor:
 
 
 class HeldBatches:
-    """An iterator in place of a loader's own, whose workers have ended: hands out what measuring gives."""
+    """Iterate over batches that the measurement gives, in place of a loader whose workers ended."""
 
     def __init__(self, conductor: Conductor) -> None:
         self._conductor = conductor
@@ -125,82 +135,81 @@ class HeldBatches:
 
 @dataclass(slots=True)
 class ScriptTrainer:
-    """The script's own training step as a Trainer."""
+    """Train with the script's own step; implements Trainer."""
 
     config: TrainingConfig
     device: Device
     conductor: Conductor
     optimizer: torch.optim.Optimizer
     loss: Any = None
-    """Of the last backward pass, on the device."""
+    """Loss of the last backward pass, on the device."""
     accumulated: int = 0
-    """Batches since the optimizer's last step."""
+    """Number of batches since the optimizer's last step."""
     scaler: torch.amp.GradScaler = field(
         default_factory=lambda: torch.amp.GradScaler("cpu", enabled=False)
     )
 
     def train(self, batch: Any) -> Tensor:
-        """Let the script train on a batch; the loss, without waiting for it."""
+        """Let the script train on a batch, and return the loss without synchronizing."""
         self.accumulated += 1
         self.conductor.give(batch)
-        loss = self.loss
-        return torch.zeros((), device=self.device.torch_device) if loss is None else loss
+        if self.loss is None:
+            return torch.zeros((), device=self.device.torch_device)
+        loss: Tensor = self.loss
+        return loss
 
     def to_device(self, batch: Any) -> Any:
-        """As the configuration has it."""
+        """Copy a batch to the device as the configuration's settings say."""
         return self.config.to_device(batch, self.device.torch_device)
 
     def without_exchange(self) -> AbstractContextManager[None]:
-        """Nothing is done about exchanging gradients, which is the script's own."""
+        """Return a context that does nothing: gradient exchange belongs to the script."""
         return nullcontext()
 
 
-# A script's batches as measuring takes them: of its own training loader, or of its steps where it
-# has none.
-#
-# Comes in: the script's loader and iterator, and a Conductor that hands the script what is taken.
-# Goes out: a BatchFeed.
+# Feeds over a script's batches
 
 
 @dataclass(slots=True)
 class CountedLoader:
-    """A loader whose samples are counted where it puts batches together, with what was noted of its start."""
+    """Count a loader's samples where it collates batches, and record its start-up times."""
 
     loader: DataLoader[Any]
     drawn: deque[int] = field(default_factory=deque)
+    """Sizes of the index batches that were drawn and not yet fetched."""
     sized: Callable[[Any], tuple[Any, int]] = field(init=False)
+    """Function from what the loader returns to the batch and its number of samples."""
     in_epoch: int = 0
-    """Batches of the present epoch."""
+    """Number of batches in the present epoch."""
     start_s: float = 0.0
-    """Seconds of its first start."""
+    """Seconds to make its first iterator."""
     first_wait_s: float = 0.0
     """Seconds of waiting for its first batch."""
     has_begun: bool = False
     counter: ItemCounter = field(default_factory=ItemCounter)
-    """Counts the items that its workers make."""
+    """Counter of the items that its workers make."""
 
     def __post_init__(self) -> None:
         self.sized = size_counter(self.loader, self.drawn)
-        if (
-            self.loader.batch_sampler is None
-        ):  # the dataset hands on whole batches: few train on single samples
+        if self.loader.batch_sampler is None:
+            # The dataset returns whole batches: few scripts train on single samples.
             self.sized = lambda batch: (batch, self._usual(batch))
 
     def begin_epoch(self) -> None:
-        """A new iterator is about to be made."""
+        """Reset the counts; call before a new iterator is made."""
         self.in_epoch = 0
         self.drawn.clear()
         self.counter.begin(self.loader)
 
     def has_begun_epoch(self) -> None:
-        """The iterator is made."""
+        """Start to count items; call once the iterator is made."""
         self.counter.end(self.loader)
 
     def fetch(self, iterator: Any) -> tuple[Any, int]:
-        """A batch and its samples.
+        """Return the next batch and its number of samples.
 
         Raises:
-            StopIteration: the epoch is over.
+            StopIteration: The epoch is over.
         """
         begun = perf_counter()
         batch = plain_next(iterator)
@@ -210,30 +219,34 @@ class CountedLoader:
         self.in_epoch += 1
         try:
             batch, samples = self.sized(batch)
-        except (
-            IndexError
-        ):  # it was begun before anybody counted: a Stateful loader may be before it is iterated
+        except IndexError:
+            # The loader began before it was counted: a StatefulDataLoader may do so before it is
+            # iterated.
             samples = self._usual(batch)
         self.counter.add(samples)
         return batch, samples
 
     def _usual(self, batch: Any) -> int:
-        """What a batch should hold: the loader's batch size, else the length of its first tensor."""
+        """Return the loader's batch size, else the length of the first tensor, else 1."""
         parts = unwrapped(self.loader)
         size = self.loader.batch_size or getattr(parts.batch_sampler, "batch_size", None)
+        if size:
+            return int(size)
         first = next((tensor for tensor in tensors_of(batch) if tensor.ndim), None)
-        return int(size) if size else (1 if first is None else first.shape[0])
+        return 1 if first is None else first.shape[0]
 
 
 class ScriptFeed:
-    """The script's own training loader as a Feed; once `is_own`, it is iterated here, and the script is given none.
+    """Feed the measurement from the script's own training loader; implements Feed.
+
+    Once `is_own`, the loader is iterated here and the script no longer gets its batches.
 
     Args:
-        conductor: Hands the script what is taken.
-        counted: Its training loader.
-        iterator: Of that loader, which the script has asked for a batch.
-        depth: Whether the loader's queue is kept short.
-        ranks: Processes that train in step.
+        conductor: Passes the batches that are taken to the script.
+        counted: The training loader.
+        iterator: The loader's iterator, which the script asked for a batch.
+        depth: The rule that keeps the loader's queue short until it matters.
+        ranks: Number of processes that train in step.
     """
 
     def __init__(
@@ -246,29 +259,29 @@ class ScriptFeed:
     ) -> None:
         self.loader = counted.loader
         self._iterator: Callable[[], Any] = ref(iterator)
-        """The script's is held by the script alone, so that leaving an epoch early ends its
-        workers."""
+        """Weak reference to the iterator, so that its workers end when the script leaves an epoch
+        early."""
         self.is_own = False
+        """True once the loader is iterated here."""
         self.is_dry = False
-        """The script trains on, and asks for no more batches: it has kept them. It asks by its
-        steps from now on."""
+        """True once the script trains on batches that it kept; its steps drive the measurement."""
         self.batches = 0
-        """Batches that it was given."""
+        """Number of batches given to the script."""
         self._usual_samples = 1
         self.has_moved = False
-        """The script has gone on to train on another loader than the one that it was found with."""
+        """True once the script trains on another loader than the one it began with."""
         self.is_moving = False
-        """It has just done so: measuring has yet to be told."""
+        """True from such a move until the measurement knows of it."""
         self._is_partial = False
-        """The epoch is one that was under way when it did."""
+        """True if the present epoch was under way when the script moved to its loader."""
         self.is_between_epochs = False
-        """The script was told that its epoch is over, and has begun no other."""
+        """True from an epoch's end until the script begins the next one."""
         self.watches_queue = True
         self.epoch_batches: int | None = length_of(counted.loader)
         self.beside = Beside()
-        """The script's other loaders."""
+        """Record of the script's other loaders."""
         self.outside_s = 0.0
-        """All seconds so far that were left out for that."""
+        """Seconds so far that were left out, between epochs or for other loaders."""
         self.epochs = 0
         self._conductor = conductor
         self._counted = counted
@@ -287,11 +300,11 @@ class ScriptFeed:
         return self._counted.first_wait_s
 
     def take(self) -> Delivery:
-        """The next batch of the script's loader; at an epoch's end the first of the next epoch.
+        """Return the next batch of the script's loader, across the end of an epoch.
 
         Raises:
-            FeedEnded: the script trains no further epoch, or a stream of its can be read once only.
-            LoopMoved: it trains on another loader by now, whose batch comes next.
+            FeedEnded: The script trains no further epoch, or its stream can be read only once.
+            LoopMoved: The script now trains on another loader, whose batch comes next.
         """
         is_empty = (self.watches_queue or self._depth.may_deepen) and self.ready() == 0
         had_to_wait = is_empty and self.watches_queue
@@ -300,7 +313,9 @@ class ScriptFeed:
         apart_s = 0.0
         failed = 0
         while True:
-            self._tell_of_move()
+            if self.is_moving:
+                self.is_moving = False
+                raise LoopMoved
             if self.is_dry:
                 return Delivery(
                     None, self._usual_samples * self._ranks, perf_counter(), 0.0, False, False, 0.0
@@ -310,29 +325,20 @@ class ScriptFeed:
                     self._depth.fill(self.loader, self._iterator())
                 batch, samples = self._counted.fetch(self._iterator())
             except StopIteration:
-                ended = perf_counter()
-                if self._counted.in_epoch:
-                    self.epoch_batches = None if self._is_partial else self._counted.in_epoch
-                    self._is_partial = False
-                elif self.is_own:
-                    raise FeedEnded from None
+                outside_s = self._next_epoch()
                 restarted = True
-                self.epochs = self.epochs + 1
-                self._next_epoch()
-                outside_s = 0.0 if self.is_own else max(0.0, self._asked_again - ended)
-                self.beside.take()  # it lies between two epochs, all of which is left out
-                apart_s = apart_s + outside_s
-                asked = asked + outside_s
+                apart_s += outside_s
+                asked += outside_s
                 continue
             except Exception as error:
                 failed += 1
                 if not self.is_own:
-                    self._conductor.give_error(error)  # it may pass over a broken sample
+                    self._conductor.give_error(error)  # the script may skip a broken sample
                 elif failed > 3:
                     raise
                 continue
             self.outside_s += apart_s
-            self.batches = self.batches + 1
+            self.batches += 1
             self._usual_samples = samples
             wait_s = perf_counter() - asked + self._starting_s
             self._starting_s = 0.0
@@ -340,25 +346,20 @@ class ScriptFeed:
                 batch, samples * self._ranks, asked, wait_s, restarted, had_to_wait, apart_s
             )
 
-    def _tell_of_move(self) -> None:
-        if self.is_moving:
-            self.is_moving = False
-            raise LoopMoved
-
     def take_apart_s(self) -> float:
-        """Seconds that the script's other loaders took since the last batch."""
+        """Return the seconds that the script's other loaders took since the last batch."""
         seconds = self.beside.take()
         self.outside_s += seconds
         return seconds
 
     def follow(self, counted: CountedLoader) -> None:
-        """The script has made its training loader anew, for the epoch that it is about to begin."""
+        """Follow the training loader that the script has rebuilt for the epoch about to begin."""
         self.loader = counted.loader
         self._counted = counted
         self.epoch_batches = length_of(counted.loader)
 
     def move(self, counted: CountedLoader) -> None:
-        """Take the batches of another loader, amid its epoch; what was measured on the former one goes, once."""
+        """Move to another loader, within its epoch; on the first move discard what was measured."""
         self.follow(counted)
         self.epoch_batches = None
         self._is_partial = True
@@ -369,10 +370,14 @@ class ScriptFeed:
             self.epochs = 0
 
     def began_epoch(self, iterator: Any, begun: float) -> None:
-        """The script has begun an epoch: its iterator, and when it began to make one.
+        """Record that the script has begun an epoch.
 
-        Where it has left the epoch before, as `next(iter(loader))` does in each step, starting
-        workers is no restart that is told apart, but time that it waits for its batch.
+        If it left the epoch before early (`next(iter(loader))` does so in each step), the start of
+        the workers counts as waiting for the batch, not as a restart.
+
+        Args:
+            iterator: The new iterator.
+            begun: When the script began to make it, by perf_counter.
         """
         if not self.is_between_epochs:
             self._starting_s = perf_counter() - begun
@@ -382,87 +387,102 @@ class ScriptFeed:
 
     @property
     def knows_waits(self) -> bool:
-        """Return whether waits are observed; for cached batches they are not."""
+        """True if waits are observed; for batches that the script kept they are not."""
         return not self.is_dry
 
     @property
     def was_left(self) -> bool:
-        """The script has let go of its iterator: it is between two epochs, though the one before had more batches."""
+        """True if the script has dropped its iterator, in an epoch that had more batches."""
         return not self.is_own and not self.is_dry and self._iterator() is None
 
     def ask_of(self, iterator: Any) -> None:
-        """The script wants its next batch from this iterator, which may be an older one: it has several."""
+        """Take the next batch from this iterator, one of several that the script may hold."""
         if not self.is_own and self._iterator() is not iterator:
             self._iterator = ref(iterator)
             self._depth.settle(self.loader, iterator)
 
     @property
     def queue_capacity(self) -> int:
-        """As a Feed has it."""
+        """Number of batches that the loader's queue can hold."""
         return 0 if self.is_dry else capacity_of(self.loader, self.epoch_batches)
 
     @property
     def is_iterable(self) -> bool:
-        """As a Feed has it."""
+        """True if the dataset is a stream (IterableDataset)."""
         return is_stream(self.loader.dataset)
 
     def is_at_end(self) -> bool:
-        """As a Feed has it."""
+        """Return whether the epoch has no more batches."""
         return not self.is_dry and self._counted.in_epoch == self.epoch_batches
 
     def ready(self) -> int | None:
-        """As a Feed has it."""
+        """Return the number of batches ready in the queue; None if unknown."""
         return 0 if self.is_dry else ready_in(self.loader, self._iterator())
 
     def asked_batches(self) -> int | None:
-        """As a Feed has it."""
+        """Return the number of batches requested from the workers; None if unknown."""
         return None if self.is_dry else asked_of(self._iterator())
 
     def made(self) -> int | None:
-        """As a Feed has it, over all ranks; not across loaders, where it is begun again."""
+        """Return the items made so far, over all ranks; counts again from zero on a new loader."""
         made = None if self.is_dry else self._counted.counter.made()
         return None if made is None else made * self._ranks
 
     def allow_full_queue(self) -> None:
-        """As a Feed has it."""
+        """Let the loader fill its whole queue from now on."""
         self._depth.allow_full_queue(self.loader, self._iterator())
 
     def take_over(self) -> None:
-        """Iterate the loader here from now on: the script is given what measuring gives it."""
+        """Iterate the loader here from now on; the script gets what the measurement gives it."""
         iterator = self._iterator()
         self._iterator = lambda: iterator
         self.is_own = True
 
     def stop(self, within_s: float = 1.0) -> None:
-        """End the loader's workers; the script is given batches that are held from here on."""
+        """End the loader's workers; from now on the script gets batches that are held."""
         iterator = self._iterator()
         self._iterator = lambda: None
         self.is_own = True
         stop_iterator(self.loader, iterator, within_s)
 
-    def _next_epoch(self) -> None:
+    def _next_epoch(self) -> float:
+        """Begin the next epoch, and return the seconds that the script spent between the two.
+
+        Raises:
+            FeedEnded: The loader, which is iterated here, gave no batch in the epoch that ends.
+        """
+        ended = perf_counter()
+        if self._counted.in_epoch:
+            self.epoch_batches = None if self._is_partial else self._counted.in_epoch
+            self._is_partial = False
+        elif self.is_own:
+            raise FeedEnded from None
+        self.epochs += 1
         self._counted.begin_epoch()
         if self.is_own:
             with self._depth.applied(self.loader):
                 iterator = plain_iter(self.loader)
             self._counted.has_begun_epoch()
             self._iterator = lambda: iterator
-        else:
-            self.is_between_epochs = True
-            self._conductor.end_epoch()
+            self.beside.take()
+            return 0.0
+        self.is_between_epochs = True
+        self._conductor.end_epoch()  # returns when the script asks for a batch again
+        self.beside.take()  # all time between two epochs is left out already
+        return max(0.0, self._asked_again - ended)
 
 
 class StepFeed:
-    """For a script without a DataLoader: each forward pass stands for a batch.
+    """Count each forward pass as a batch, for a script without a DataLoader; implements Feed.
 
-    The script makes the batch itself, between training on one and the next forward pass: on a CPU
-    that is the time for which training waits. An accelerator may still work on the step meanwhile,
-    and a script that computes something else between the two (a policy, an evaluation) may do
-    anything there: then nothing is known.
+    The script makes a batch itself, between a training step and the next forward pass; on a CPU
+    that time is the wait for data. On an accelerator the step may still run meanwhile, and a script
+    that computes something else in between (a policy, an evaluation) may do anything there: in both
+    cases the wait is unknown.
 
     Args:
-        samples: Of a batch, over all ranks.
-        is_timed: The script trains on a CPU.
+        samples: Number of samples in a batch, over all ranks.
+        is_timed: True if the script trains on a CPU.
     """
 
     loader = None
@@ -479,114 +499,111 @@ class StepFeed:
         self._samples = samples
         self._is_timed = is_timed
         self._trained_at: float | None = None
-        self._taken = self._timed = 0
-        """Batches taken, and those whose start time is known."""
+        self._taken = 0
+        """Number of batches taken."""
+        self._timed = 0
+        """Number of batches whose wait is known."""
 
     @property
     def knows_waits(self) -> bool:
-        """Return whether the wait is known for at least half of the batches."""
+        """True if the wait is known for at least half of the batches."""
         return 2 * self._timed >= self._taken
 
     def has_trained(self) -> None:
-        """Start the clock of the next batch: a backward pass was made, or a step."""
+        """Start the clock of the next batch, after a backward pass or a step."""
         self._trained_at = perf_counter() if self._is_timed else None
 
     def computes(self) -> None:
-        """The script computes something else, a loss or an evaluation: what it does besides is no batch being made."""
+        """Stop the clock: the script computes a loss or an evaluation, not a batch."""
         self._trained_at = None
 
     def take(self) -> Delivery:
-        """The batch of the forward pass that begins."""
+        """Return the batch of the forward pass that begins."""
         now = perf_counter()
-        wait_s = 0.0 if self._trained_at is None else now - self._trained_at
-        self._taken = self._taken + 1
-        self._timed = self._timed + (self._trained_at is not None)
+        wait_s = 0.0
+        if self._trained_at is not None:
+            wait_s = now - self._trained_at
+            self._timed += 1
+        self._taken += 1
         return Delivery(None, self._samples, now, wait_s, False, False, 0.0)
 
     def take_apart_s(self) -> float:
-        """Nobody knows what of a step is no training."""
+        """Return 0: time outside training is unknown without a loader."""
         return 0.0
 
     def is_at_end(self) -> bool:
-        """It has no epochs."""
+        """Return False: there are no epochs."""
         return False
 
     def ready(self) -> int | None:
-        """It has no queue."""
+        """Return 0: there is no queue."""
         return 0
 
     def asked_batches(self) -> int | None:
-        """As a Feed has it: there are no workers."""
+        """Return None: there are no workers."""
         return None
 
     def made(self) -> int | None:
-        """It has no workers."""
+        """Return None: there are no workers."""
         return None
 
     def allow_full_queue(self) -> None:
-        """It has no queue."""
+        """Do nothing: there is no queue."""
 
     def stop(self, within_s: float = 1.0) -> None:
-        """It has no workers."""
+        """Do nothing: there are no workers."""
 
 
-# Which of a script's loaders trains: the one that a batch came of before an optimizer stepped, in
-# the same thread.
-#
-# Comes in: the loaders that are iterated, their batches, the optimizer's steps. Goes out: the
-# training loader, once it is known, with its batches counted; or that the script trains without
-# one.
+# The search for the training loader: it gave the last batch before an optimizer stepped, in the
+# same thread
 
 
 _STEPS_WITHOUT_LOADER = 3
-"""Optimizer steps without a batch of a DataLoader after which a script counts as one that has none:
-our convention."""
+"""Optimizer steps without a batch of a DataLoader after which a script counts as having no loader.
+Source: our convention."""
 _LONGEST_WITHOUT_S = 10.0
-"""Seconds of such steps where a first look has seen the loader that trains: a warm-up on other
-data. Our convention."""
+"""Seconds of such steps to allow if the probe found a training loader (warm-up on other data).
+Source: our convention."""
 STEPS_BEYOND_BATCHES = 64
-"""Steps since the last batch, beyond as many as it took batches, from which on it trains on what it
-has kept: ours."""
+"""Steps since the last batch, in excess of the batches taken, from which the script trains on
+batches that it kept. Source: our convention."""
 
 
 class Loaders:
-    """The loaders whose batches are counted.
+    """Find the loader that trains, and count the batches of it and of loaders that may be it.
 
     Args:
-        sightings: What was seen so far.
-        facts: Of the script's probe; None: any loader may be the one that trains.
-        is_shallow: Keep the queue of the one that trains short until it matters, see QueueDepth.
+        sightings: Observations of the script so far.
+        facts: Facts from the script's probe; None if there are none: any loader may train.
+        is_shallow: Keep the training loader's queue short until it matters, see QueueDepth.
     """
 
     def __init__(
         self, sightings: Sightings, facts: ScriptFacts | None, *, is_shallow: bool
     ) -> None:
         self.counted: dict[int, CountedLoader] = {}
-        """By the loader's id."""
+        """Counted loaders, by the loader's id."""
         self.training: DataLoader[Any] | None = None
         """The training loader, once it is known."""
         self.depth = QueueDepth(is_shallow=is_shallow)
-        """Of the training loader's queue, and of those that may be the training loader."""
+        """Queue depth of the counted loaders."""
         self._sightings = sightings
         self._facts = facts
         self._last: dict[int, tuple[DataLoader[Any], int]] = {}
-        """By thread: the loader that it has last taken a batch of, and the optimizer steps before
-        that."""
+        """By thread: the loader of its last batch, and the optimizer steps before that batch."""
         self._taken: dict[int, Counter[int]] = {}
-        """By thread: how many batches of each loader, by its id, were taken since an optimizer
-        stepped, in order."""
+        """By thread: batches taken since the last optimizer step, by loader id, in order."""
         self._begun = 0.0
-        """When the last iterator of a counted loader was begun."""
+        """Time at which the last iterator of a counted loader was begun, by perf_counter."""
         self._without_since: float | None = None
-        """When it has made its first step on other batches than those of the loader that is known
-        to train."""
+        """Time of the first step without a batch of the loader that the probe found."""
         self._with_gradients: set[int] = set()
         """Ids of the loaders that were iterated with gradients on."""
 
     def is_evaluated(self, loader: DataLoader[Any]) -> bool:
-        """Return whether a loader is about to be iterated for an evaluation: gradients are off, which were on before.
+        """Return whether a loader is iterated for an evaluation: gradients are off, but were on.
 
-        The training loader is, where a script looks at its accuracy on what it trains on.
+        This happens to the training loader if a script measures its training accuracy.
         """
         if torch.is_grad_enabled():
             self._with_gradients.add(id(loader))
@@ -594,7 +611,15 @@ class Loaders:
         return id(loader) in self._with_gradients
 
     def begin(self, loader: DataLoader[Any], *, is_sure: bool) -> CountedLoader | None:
-        """A loader is about to be iterated; how it is counted, where it trains for sure or may be the one that does."""
+        """Start to count a loader that is about to be iterated.
+
+        Args:
+            loader: The loader.
+            is_sure: The loader is known to train.
+
+        Returns:
+            The counted loader; None if this loader can't be the training loader.
+        """
         counted = self.counted.get(id(loader))
         if counted is None and (is_sure or self._may_train(loader)):
             counted = self.counted[id(loader)] = CountedLoader(loader)
@@ -604,11 +629,11 @@ class Loaders:
         return counted
 
     def is_counted(self, loader: DataLoader[Any]) -> bool:
-        """Return whether a loader trains, or may be the one that does."""
+        """Return whether a loader trains, or may be the training loader."""
         return id(loader) in self.counted
 
     def began(self, loader: DataLoader[Any]) -> float:
-        """It is iterated now; when that was begun."""
+        """Record that a loader has its iterator; return when the script began to make it."""
         counted = self.counted.get(id(loader))
         if counted is not None:
             counted.has_begun_epoch()
@@ -617,7 +642,7 @@ class Loaders:
         return self._begun
 
     def next(self, loader: DataLoader[Any], iterator: Any) -> Any:
-        """The next batch for the script."""
+        """Return the script's next batch, counted if its loader is."""
         counted = self.counted.get(id(loader))
         if counted is None:
             return uncounted(iterator)
@@ -634,32 +659,32 @@ class Loaders:
         return self.counted.setdefault(id(loader), CountedLoader(loader))
 
     def forget(self, loader: DataLoader[Any]) -> None:
-        """The script has made its training loader anew: hold the former one no longer, so that its workers end."""
+        """Release the old training loader, so that its workers exit."""
         self.counted.pop(id(loader), None)
         self._with_gradients.discard(id(loader))
-        kept = getattr(
-            loader, "_iterator", None
-        )  # of persistent workers: it knows its loader, which knows it
+        # The iterator of persistent workers and its loader refer to each other.
+        kept = getattr(loader, "_iterator", None)
         if kept is not None:
             kept.autotune_loader = None
         self._last.clear()
         self.training = None
 
     def has_none_after_step(self) -> bool:
-        """An optimizer has stepped: either that shows which loader trains, or, after some steps, that none does."""
+        """Find the training loader after an optimizer step; return whether the script has none."""
         last = self._last.get(get_ident())
         count = len(self._sightings.samples)
-        steps = self._sightings.most_steps - (0 if last is None else last[1])
+        steps = self._sightings.most_steps
+        if last is not None:
+            steps -= last[1]
         taken = self._taken.pop(get_ident(), Counter())
         if last is not None and steps <= count + STEPS_BEYOND_BATCHES:
-            # Of loaders that are read in step (zip) the first one has the lead; any evaluation
-            # reads more batches.
+            # If loaders are read in step (zip), the first one leads; any evaluation reads more
+            # batches than one.
             is_in_step = len(taken) > 1 and set(taken.values()) == {1}
             self.training = self.counted[next(iter(taken))].loader if is_in_step else last[0]
             return False
-        if (
-            last is None and self._facts is not None and self._facts.loaders
-        ):  # its loader is known, and yet to come
+        if last is None and self._facts is not None and self._facts.loaders:
+            # The probe found a loader: it may be used after a warm-up on other data.
             self._without_since = self._without_since or perf_counter()
             if perf_counter() - self._without_since < _LONGEST_WITHOUT_S:
                 return False
@@ -668,17 +693,16 @@ class Loaders:
         return steps >= _STEPS_WITHOUT_LOADER
 
     def _may_train(self, loader: DataLoader[Any]) -> bool:
-        """Before its probe any loader may be the one that trains; then its place is known."""
+        """Return whether a loader may train: any before the probe, then the searched ones."""
         if self._facts is None:
             return True
         return any(made.loader() is loader and made.is_searched for made in self._sightings.made)
 
 
 def uncounted(iterator: Any) -> Any:
-    """A batch as the script has it, whether or not its loader counts.
+    """Return a batch as the script expects it, without counting it.
 
-    Nobody measures it: where the loader might have been the one that trains, it gets its whole
-    queue now.
+    This loader is not measured, so it gets its full queue now.
     """
     deepen(getattr(iterator, "autotune_loader", None), iterator)
     batch = plain_next(iterator)

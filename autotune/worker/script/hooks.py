@@ -1,5 +1,11 @@
 # ruff: noqa: SLF001 - torch's own names
-"""The seams of torch at which a script is observed and changed, and imports as they happen."""
+"""Hook into torch, so that a Watcher sees and can change what a script does.
+
+In: a Watcher, and modules as they are imported. Out: calls of the watcher, in the script's own
+thread: for loaders, iterators, optimizers, losses, outermost modules and DDP. Each hook is on a
+method that subclasses share (`_BaseDataLoaderIter.__next__`), so that frameworks' loaders go
+through it too. A process has one watcher.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +40,16 @@ from autotune.config.plan import INSTALLED, LoaderSite
 from autotune.protocol.attach import workers_unwatched
 from autotune.worker.script.overrides import switched
 
-# Act once a module has been imported, whoever imports it and whenever. Imports neither torch nor
-# anything heavy.
+# Import hooks
 
 
 def after_import(name: str, act: Callable[[ModuleType], None]) -> None:
-    """Act on a module now, where it is imported, else once it is executed."""
+    """Call a function on a module: now if it is imported, else once it has been executed.
+
+    Args:
+        name: The module's full name.
+        act: The function, which takes the module.
+    """
     module = sys.modules.get(name)
     if module is not None and not _is_half_done(module):
         act(module)
@@ -52,7 +62,7 @@ def _is_half_done(module: ModuleType) -> bool:
 
 
 class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds one module by the finders behind it, and acts once that is executed."""
+    """Find one module by the other finders, and act once it has been executed."""
 
     def __init__(self, name: str, act: Callable[[ModuleType], None]) -> None:
         self._name = name
@@ -63,10 +73,9 @@ class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The module's own spec, with this as its loader."""
-        if (
-            fullname != self._name or self._is_asking
-        ):  # another that waits for the same module asks this one too
+        """Return the module's own spec, with this object as its loader."""
+        # Another object that waits for the same module asks this one too.
+        if fullname != self._name or self._is_asking:
             return None
         self._is_asking = True
         try:
@@ -80,26 +89,25 @@ class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return spec
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        """As its own loader does."""
+        """Create the module with its own loader."""
         made: ModuleType | None = self._loader.create_module(spec)
         return made
 
     def exec_module(self, module: ModuleType) -> None:
-        """As its own loader does; then act."""
+        """Execute the module with its own loader, then act."""
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
-        if (
-            self in sys.meta_path
-        ):  # until here: many ask for a spec only to know whether there is such a module
+        # Not earlier: many ask for a spec only to know whether there is such a module.
+        if self in sys.meta_path:
             sys.meta_path.remove(self)
         self._act(module)
 
     def _found(
         self, path: Sequence[str] | None, target: ModuleType | None
     ) -> importlib.machinery.ModuleSpec | None:
-        """What the other finders say."""
+        """Return the spec that the other finders find."""
         for finder in sys.meta_path:
             if finder is not self and hasattr(finder, "find_spec"):
                 spec = finder.find_spec(self._name, path, target)
@@ -108,31 +116,36 @@ class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return None
 
 
-# Workers that outlive their epoch because autotune says so: in all else the script is to train as
-# if they did not.
+# Loaders that get `persistent_workers` from autotune, but must train as without it
 #
-# Comes in: a loader that is given `persistent_workers` from outside, whenever it is iterated. Goes
-# out: an iterator. Such workers hold the dataset as it was when they began, so that they are
-# started again where the script has changed it since (`set_epoch`, a curriculum); and a loader has
-# one such iterator, so that a second one within an epoch gets workers of its own, or the first
-# would begin again. Changes inside of a list or a tensor of the dataset are not seen.
+# Persistent workers hold the dataset as it was when they started, so they are restarted if the
+# script has changed it since (`set_epoch`, a curriculum). A loader has only one such iterator, so a
+# second one within an epoch gets workers of its own; otherwise the first would begin again. Changes
+# inside a list or a tensor of the dataset are not detected.
 
 
 _OVER = "autotune_is_over"
 _State = tuple[object, ...]
 _GUARDED: WeakKeyDictionary[DataLoader[Any], _State] = WeakKeyDictionary()
-"""The state of the dataset that the workers of each loader hold."""
+"""State of the dataset that each loader's workers hold."""
 
 
 def guard_persistent(loader: DataLoader[Any]) -> None:
-    """Have a loader, just made, train as if its workers ended with each epoch."""
+    """Let a new loader train as if its workers ended with each epoch."""
     _GUARDED[loader] = ()
 
 
 def begin_persistent(loader: DataLoader[Any], own_iter: Callable[[Any], Any]) -> Any:
-    """Iterate a loader by its own `__iter__`."""
+    """Return an iterator of a loader; restart persistent workers that would change the training.
+
+    Args:
+        loader: The loader.
+        own_iter: The loader's own `__iter__`.
+    """
     if loader not in _GUARDED:
         return own_iter(loader)
+
+    # A second iterator within an epoch gets workers of its own.
     is_held = _references(loader) > _UNHELD
     former = loader._iterator
     state = _state_of(loader.dataset)
@@ -142,23 +155,25 @@ def begin_persistent(loader: DataLoader[Any], own_iter: Callable[[Any], Any]) ->
             return own_iter(loader)
         finally:
             loader._iterator = former
+
+    # Workers that hold an old state of the dataset are started again.
     if former is not None and state != _GUARDED[loader]:
         loader._iterator = None
         former._shutdown_workers()  # type: ignore[attr-defined] # only one with workers persists
     _GUARDED[loader] = state
     iterator = own_iter(loader)
-    with suppress(AttributeError):  # a subclass's may be a generator, which nothing can be noted on
+    with suppress(AttributeError):  # a subclass may return a generator, which takes no attributes
         setattr(iterator, _OVER, False)
     return iterator
 
 
 def is_over(iterator: Any) -> None:
-    """An iterator has no more batches for its epoch: whoever still holds it will ask for none."""
+    """Mark an iterator as having no more batches in its epoch."""
     setattr(iterator, _OVER, True)
 
 
 def has_epochs(dataset: object) -> bool:
-    """Return whether a dataset, or one inside of it, is told of its epoch, which workers that persist never hear of."""
+    """Return whether a dataset, or one inside it, has `set_epoch`: persistent workers miss the call."""
     return any(callable(getattr(one, "set_epoch", None)) for one in _datasets_in(dataset))
 
 
@@ -167,33 +182,30 @@ def _references(loader: Any) -> int:
 
 
 class _Alone:
-    """Holds an iterator that nobody else does."""
+    """Hold an iterator that has no other reference."""
 
     def __init__(self) -> None:
         self._iterator = object()
 
 
 _UNHELD = _references(_Alone())
-"""References of an iterator that the loader alone holds; it differs between versions of Python."""
+"""Reference count of an iterator that only the loader holds; it differs between Python versions."""
 
 
 def _datasets_in(dataset: object) -> list[object]:
-    """A dataset and those that it is made of: a Subset's, a ConcatDataset's."""
+    """Return a dataset and those that it consists of (a Subset's, a ConcatDataset's)."""
     found = [dataset]
     for one in found:
         for value in _attributes_of(one).values():
-            # longer lists in a dataset are samples
+            # Longer lists in a dataset hold samples.
             parts = value if isinstance(value, list | tuple) and len(value) <= 64 else [value]
-            found += [
-                part
-                for part in parts
-                if isinstance(part, Dataset) and not any(part is known for known in found)
-            ]
+            new = [part for part in parts if isinstance(part, Dataset)]
+            found += [part for part in new if not any(part is known for known in found)]
     return found
 
 
 def _state_of(dataset: object) -> _State:
-    """What of a dataset can be compared: plain values, and which objects it refers to."""
+    """Return a dataset's plain values, and the ids of the objects that it refers to."""
     state: list[object] = []
     for one in _datasets_in(dataset):
         for name, value in _attributes_of(one).items():
@@ -207,12 +219,7 @@ def _attributes_of(one: object) -> Mapping[str, object]:
     return found if isinstance(found, Mapping) else {}
 
 
-# The seams of torch at which a script is seen and changed: loaders, iterators, optimizers, losses,
-# outermost modules.
-#
-# Comes in: a Watcher. Its methods are called from here on, in the script's own thread, at what
-# torch does. Each seam is the one that subclasses share (`_BaseDataLoaderIter.__next__`), so that
-# frameworks' loaders go through it too. A process has one watcher.
+# Hooks into torch
 
 
 _STATEFUL = "torchdata.stateful_dataloader.stateful_dataloader"
@@ -221,69 +228,72 @@ _TORCH = str(Path(torch.__file__).parent)
 _LIBRARY = ("<frozen ", sysconfig.get_path("stdlib"))
 
 plain_next: Callable[[Any], Any] = _BaseDataLoaderIter.__next__
-"""torch's own, for iterators of every loader."""
+"""torch's own function, for the iterators of all loaders."""
 _plain_call = nn.Module.__call__
 _plain_iters: dict[type, Callable[[Any], Any]] = {}
 
 
 class Watcher(Protocol):
-    """What is told of the script's doings; what may change them says so."""
+    """Methods called when the script uses torch; some may change what it does."""
 
     def loader_arguments(self, site: LoaderSite, arguments: dict[str, Any]) -> None:
-        """A loader is about to be made with these arguments by name, which may be changed."""
+        """Change the arguments, in place, of a loader that is about to be made."""
         ...
 
     def loader_made(self, site: LoaderSite, loader: DataLoader[Any]) -> None:
-        """A loader was made."""
+        """Record a loader that was made."""
         ...
 
     def before_iter(self, loader: DataLoader[Any]) -> object | None:
-        """A loader is about to be iterated; an iterator to take the place of its own, or None."""
+        """Return an iterator to use in place of the loader's own; None for its own."""
         ...
 
     def making_iterator(self, loader: DataLoader[Any]) -> AbstractContextManager[None]:
-        """Return the context in which its own iterator is made."""
+        """Return the context in which the loader's own iterator is made."""
         ...
 
     def after_iter(self, loader: DataLoader[Any], iterator: Any) -> None:
-        """It has an iterator now."""
+        """Record a loader's new iterator."""
         ...
 
     def on_next(self, iterator: Any) -> Any:
-        """The script asks for a batch."""
+        """Return the batch that the script asks for."""
         ...
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer is about to step."""
+        """Act before an optimizer's step."""
         ...
 
     def on_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer has stepped."""
+        """Act after an optimizer's step."""
         ...
 
     def on_loss(self, loss: torch.Tensor) -> None:
-        """A backward pass begins from here."""
+        """Act before the backward pass of a loss."""
         ...
 
     def after_backward(self) -> None:
-        """A backward pass has been made."""
+        """Act after a backward pass."""
         ...
 
     def on_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A module is called that no other module has called; until `release_module_calls`. May not raise."""
+        """Act before the script calls a module itself. Must not raise.
+
+        No longer called after `release_module_calls`.
+        """
         ...
 
     def ddp_arguments(self, arguments: dict[str, Any]) -> None:
-        """A model is about to be wrapped; the arguments may be changed."""
+        """Change the arguments, in place, with which a model is about to be wrapped in DDP."""
         ...
 
     def ddp_made(self, model: DistributedDataParallel) -> None:
-        """A model was wrapped."""
+        """Record a model that was wrapped in DDP."""
         ...
 
 
 def install(watcher: Watcher) -> None:
-    """Have a watcher told of everything from now on."""
+    """Patch torch, so that it calls a watcher from now on."""
     _patch_loader(DataLoader, watcher)
     after_import(_STATEFUL, lambda module: _patch_loader(module.StatefulDataLoader, watcher))
 
@@ -303,16 +313,15 @@ def install(watcher: Watcher) -> None:
 
 
 def plain_iter(loader: DataLoader[Any]) -> Any:
-    """A loader's own iterator, which nobody is told of; torch's within a wrapper around it."""
-    own = next(
-        (_plain_iters[base] for base in type(loader).__mro__ if base in _plain_iters),
-        DataLoader.__iter__,
-    )
-    return torchs_own(own(loader))
+    """Return torch's iterator of a loader, made without calling the watcher."""
+    for base in type(loader).__mro__:
+        if base in _plain_iters:
+            return torchs_own(_plain_iters[base](loader))
+    return torchs_own(DataLoader.__iter__(loader))
 
 
 def torchs_own(iterator: Any) -> Any:
-    """Torch's iterator within one that wraps it, as torch_geometric's do; else the iterator itself."""
+    """Return torch's iterator inside a wrapper (as of torch_geometric); else the iterator itself."""
     if isinstance(iterator, _BaseDataLoaderIter):
         return iterator
     inside = getattr(iterator, "__dict__", {}).values()
@@ -320,13 +329,13 @@ def torchs_own(iterator: Any) -> Any:
 
 
 def release_module_calls() -> None:
-    """Let modules be called without anyone being told: it would cost each call a little."""
+    """Stop calling the watcher for module calls, since it costs each call a little."""
     nn.Module.__call__ = _plain_call  # type: ignore[method-assign]
     _CALLS.is_inside = _CALLS.is_released = True
 
 
 def _patch_loader(kind: type[DataLoader[Any]], watcher: Watcher) -> None:
-    """Watch the loaders of a class that has an `__init__` and an `__iter__` of its own."""
+    """Patch a loader class that has its own `__init__` and `__iter__`."""
     plain_init = kind.__init__
     signature = inspect.signature(kind.__init__)
     made = Counter[tuple[str, int]]()
@@ -339,7 +348,7 @@ def _patch_loader(kind: type[DataLoader[Any]], watcher: Watcher) -> None:
         place = _caller()
         try:
             bound = signature.bind(self, *args, **kwargs)
-        except TypeError:  # torch says what is wrong with them
+        except TypeError:  # torch raises the error itself
             plain_init(self, *args, **kwargs)
             return
         arguments = dict(bound.arguments)
@@ -369,7 +378,7 @@ def _patch_loader(kind: type[DataLoader[Any]], watcher: Watcher) -> None:
 
 
 def _caller() -> tuple[str, int]:
-    """Where the script's own code stands that is running; where there is none, that of a package other than torch."""
+    """Return file and line of the script's running code; else of a package other than torch."""
     frame: FrameType | None = sys._getframe(1)
     nearest: FrameType | None = None
     while frame is not None:
@@ -380,24 +389,33 @@ def _caller() -> tuple[str, int]:
                 nearest = frame
                 break
         frame = frame.f_back
-    return (
-        ("unknown", 0)
-        if nearest is None
-        else (str(Path(nearest.f_code.co_filename).absolute()), nearest.f_lineno)
-    )
+    if nearest is None:
+        return "unknown", 0
+    return str(Path(nearest.f_code.co_filename).absolute()), nearest.f_lineno
 
 
 def _site_of(file: str, line: int, nth: int, arguments: dict[str, Any]) -> LoaderSite:
-    """Where and how a loader is made with these arguments by name."""
+    """Return the call site of a loader, with its dataset, order and batch size.
+
+    Args:
+        file: File of the call.
+        line: Line of the call.
+        nth: Number of loaders made there before.
+        arguments: The loader's arguments by name.
+    """
     dataset = arguments.get("dataset")
     batches = arguments.get("batch_sampler")
-    drawing = (
-        getattr(batches, "sampler", batches) if batches is not None else arguments.get("sampler")
-    )
+    sampler = arguments.get("sampler")
+    if batches is not None:
+        sampler = getattr(batches, "sampler", batches)
+    order = "shuffle" if arguments.get("shuffle") else ""
+    if sampler is not None:
+        order = type(sampler).__name__
     size = arguments.get("batch_size", 1)
+    has_size = batches is None and isinstance(size, Integral)
     kind = type(dataset)
     length = None
-    with suppress(Exception):  # the user's own, which may not be ready yet
+    with suppress(Exception):  # the user's own dataset may not be ready yet
         length = len(dataset)  # type: ignore[arg-type]
     return LoaderSite(
         file=file,
@@ -406,17 +424,13 @@ def _site_of(file: str, line: int, nth: int, arguments: dict[str, Any]) -> Loade
         code=linecache.getline(file, line).strip(),
         dataset=f"{kind.__module__}.{kind.__qualname__}",
         length=length,
-        order=type(drawing).__name__
-        if drawing is not None
-        else "shuffle"
-        if arguments.get("shuffle")
-        else "",
-        batch_size=int(size) if batches is None and isinstance(size, Integral) else None,
+        order=order,
+        batch_size=int(size) if has_size else None,
     )
 
 
 def _patch_backward(watcher: Watcher) -> None:
-    """Tensor.backward calls the function of torch.autograd by its name there."""
+    """Patch torch.autograd.backward, which Tensor.backward looks up by name."""
     plain = torch.autograd.backward
 
     @wraps(plain)
@@ -432,14 +446,16 @@ def _patch_backward(watcher: Watcher) -> None:
 
 @dataclass(slots=True)
 class _Calls:
-    """Whether an outermost module's call is under way.
+    """State of the patched module calls.
 
-    A module that torch.compile wraps keeps our `call` for ever, and is compiled with what this says
-    inside of it: once released it stays so, or the module would be compiled anew.
+    A module that torch.compile wraps keeps our `call` for ever, and is compiled with this state as
+    constants: once released it stays released, or the module would be compiled again.
     """
 
     is_inside: bool = False
+    """True during an outermost module's call."""
     is_released: bool = False
+    """True once the watcher is no longer called."""
 
 
 _CALLS = _Calls()

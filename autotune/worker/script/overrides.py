@@ -1,4 +1,8 @@
-"""Apply a configuration to a script by the mildest means: variables, arguments, contexts, cores."""
+"""Apply a configuration to a script with the least intrusion: arguments, contexts, threads, cores.
+
+In: a configuration, and the facts of the script's probe. Out: a script that runs with it. Only
+settings that differ from the script's own, and that the probe found to be changeable, are touched.
+"""
 
 from __future__ import annotations
 
@@ -38,37 +42,42 @@ from autotune.protocol.attach import ACCELERATE_NAMES, changed_settings
 from autotune.worker.device import DeviceError
 from autotune.worker.nvml import visible_gpu
 
-# Binds a script's process to its cores before its first line, while no device is open yet.
+# Binding to cores, before the script's first line, while no device is open yet
 #
-# Comes in: a binding, and what was seen of the script. Goes out: the process on its cores, or a
-# CoresError. Ranks are those that a launcher such as torchrun has numbered. Where a GPU is,
-# NVIDIA's driver tells; it has not run beside one.
+# Ranks are those of a launcher such as torchrun. NVIDIA's driver gives the location of a GPU; this
+# was not tested with a GPU.
 
 
 _GPUS = Path("/proc/driver/nvidia/gpus")
-"""A folder for each GPU, named by its PCI address. Source: NVIDIA driver README, the /proc file
-system interface."""
+"""Folder with one folder for each GPU, named by its PCI address. Source: NVIDIA driver README, the
+/proc file system interface."""
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """How a process stood before the first line of its script."""
+    """State of a process before the first line of its script."""
 
     cores: frozenset[int]
+    """Cores that it may use."""
     is_numbered: bool
-    """A launcher has told it its rank on this host."""
+    """True if a launcher gave it a rank on this host."""
 
 
 def as_begun() -> Begun:
-    """How this process stands now."""
+    """Return the present state of this process."""
     return Begun(allowed_cores(), "LOCAL_RANK" in os.environ)
 
 
 def can_bind_script(begun: Begun, ranks: int, device: torch.device) -> bool:
-    """Whether a script's process can be bound from outside.
+    """Return whether a script's process can be bound from outside.
 
-    It must not have bound itself, nor been bound by whoever started it, and a launcher must have
-    numbered its ranks.
+    Neither the script nor its launcher may have bound it, and ranks must have numbers from a
+    launcher.
+
+    Args:
+        begun: State of the process before the script's first line.
+        ranks: Number of the script's processes, on all hosts.
+        device: The device that it trains on.
     """
     is_known = device.type == "cpu" or (device.type == "cuda" and torch.version.hip is None)
     is_free = bool(begun.cores) and begun.cores == allowed_cores() and not is_bound_by_launcher()
@@ -76,62 +85,59 @@ def can_bind_script(begun: Begun, ranks: int, device: torch.device) -> bool:
 
 
 def bind_script(binding: str, ranks: int, device: torch.device) -> None:
-    """Bind this process, and let an operation have no more threads than that leaves it.
+    """Bind this process to cores, and limit its intra-op threads to their number.
 
-    A launcher, which trains nothing itself, is left alone: its ranks would inherit its cores. So is
-    a process that a launcher has bound: its share must not be shared out anew.
+    A launcher itself is left alone: its ranks would inherit its cores. So is a process that a
+    launcher has bound: its cores must not be divided again.
 
     Args:
         binding: "node" or "exclusive".
-        ranks: Of the script, on all hosts.
-        device: What the script trains on, of several ranks the first one's.
+        ranks: Number of the script's processes, on all hosts.
+        device: The device that the script trains on; of several ranks the first one's.
 
     Raises:
-        CoresError: it can't be bound.
+        CoresError: The process can't be bound.
     """
-    here, rank = (
-        int(os.environ.get(name, number))
-        for name, number in (("LOCAL_WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
-    )
     if (ranks > 1 and "LOCAL_RANK" not in os.environ) or is_bound_by_launcher():
         return
-    first = 0 if ranks > 1 else device.index or 0
-    places: list[Addresses] = [
-        () if device.type == "cpu" else [_address_of(first + number)]
-        for number in range(here if ranks > 1 else 1)
-    ]
-    threads = bind_rank(binding, rank if ranks > 1 else 0, places, is_alone=ranks == 1)
+    if ranks > 1:
+        rank = int(os.environ["LOCAL_RANK"])
+        local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        first_gpu = 0
+    else:
+        rank = 0
+        local_ranks = 1
+        first_gpu = device.index or 0
+    places: list[Addresses] = [()] * local_ranks
+    if device.type != "cpu":
+        places = [[_address_of(first_gpu + number)] for number in range(local_ranks)]
+    threads = bind_rank(binding, rank, places, is_alone=ranks == 1)
     torch.set_num_threads(min(threads, torch.get_num_threads()))
 
 
 def _address_of(index: int, folder: Path = _GPUS) -> str | None:
-    """The PCI address of the GPU that CUDA is about to number so; None where the driver does not tell it."""
+    """Return the PCI address of a GPU by its CUDA index; None if the driver does not give it."""
     gpu = visible_gpu(index)
     if gpu is None:
         return None
-    files = (
-        file
-        for file in folder.glob("*/information")
-        if f" {gpu.uuid}\n" in file.read_text().replace("\t", " ")
-    )
-    return next((file.parent.name for file in files), None)
+    for file in folder.glob("*/information"):
+        if f" {gpu.uuid}\n" in file.read_text().replace("\t", " "):
+            return file.parent.name
+    return None
 
 
-# The number of threads that a script sets by a variable before it imports torch, which autotune has
-# imported already.
-#
-# Comes in: the variables before its first line. Goes out: torch's number of threads, at the
-# script's own import of torch.
+# Threads that a script sets by an environment variable before it imports torch: autotune has
+# imported torch by then, so the variable would have no effect
 
 
 _VARIABLES = ("MKL_NUM_THREADS", "OMP_NUM_THREADS")
-"""What torch takes its number of threads from when it is imported; of two that have changed the
-first counts. Source: aten/src/ATen/ParallelOpenMP.cpp, get_num_threads, over omp_get_max_threads
-and mkl_get_max_threads."""
+"""Variables that set torch's number of threads at its import; if both change, the first counts.
+Source: aten/src/ATen/ParallelOpenMP.cpp, get_num_threads, over omp_get_max_threads and
+mkl_get_max_threads."""
 
 
 def follow_variables() -> None:
-    """At the first import of torch from now on, set its threads as variables say that have changed until then."""
+    """Set torch's threads at the script's import of torch, if a variable has changed by then."""
     before = _values()
     plain = builtins.__import__
     is_over = False
@@ -142,11 +148,10 @@ def follow_variables() -> None:
             is_over = True
             if builtins.__import__ is importing:
                 builtins.__import__ = plain
-            set_now = next(
-                (value for value, was in zip(_values(), before, strict=True) if value != was), None
-            )
-            if set_now is not None and set_now.isdecimal() and int(set_now) > 0:
-                torch.set_num_threads(int(set_now))
+            changed = [now for now, was in zip(_values(), before, strict=True) if now != was]
+            value = changed[0] if changed else None
+            if value is not None and value.isdecimal() and int(value) > 0:
+                torch.set_num_threads(int(value))
         return plain(name, *arguments, **named)
 
     builtins.__import__ = importing
@@ -160,13 +165,12 @@ def _is_ours(frame: Any) -> bool:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "autotune"
 
 
-# Precision and layout of a script's outermost modules: around their calls, switched from outside.
+# Precision and layout of a script's outermost modules
 #
-# Comes in: a module that the script calls by itself. While bfloat16 is on, it is called under
-# autocast and what it returns is float32 again, as accelerate's `prepare` does; while channels-last
-# is on, 4-D inputs come in that layout. The module's class is what calls so: the module bears no
-# hook, and is copied, pickled, scripted and traced as ever. Source: accelerate/utils/operations.py,
-# convert_outputs_to_fp32.
+# With a 16-bit dtype on, a module is called under autocast and its outputs are converted to
+# float32, as accelerate's `prepare` does. With channels-last on, 4-D inputs are converted. The
+# module's class is patched: the module itself has no hook, and can be copied, pickled, scripted and
+# traced. Source: accelerate/utils/operations.py, convert_outputs_to_fp32.
 
 
 _HALVES = (torch.bfloat16, torch.float16)
@@ -174,28 +178,27 @@ _HALVES = (torch.bfloat16, torch.float16)
 
 @dataclass(slots=True)
 class Switches:
-    """What is on now, for all modules."""
+    """Present precision and layout, for all modules that follow."""
 
     device_type: str = "cpu"
     dtype: torch.dtype | None = None
-    """What to compute in; None: as the script does."""
+    """Autocast dtype; None to compute as the script does."""
     channels_last: bool = False
     modules: WeakKeyDictionary[nn.Module, bool] = field(default_factory=WeakKeyDictionary)
-    """Those that follow, and whether they train in the mode for it: some are trained as they are
-    evaluated."""
+    """Modules that follow, each with whether it trains in training mode: some train in eval mode."""
 
 
 SWITCHES = Switches()
 
 
 def accelerate_state() -> Mapping[str, object]:
-    """Return what the script's Accelerator shares among its parts; empty where it has made none."""
+    """Return the shared state of the script's Accelerator; empty if it has none."""
     module = sys.modules.get("accelerate.state")
     return getattr(getattr(module, "AcceleratorState", None), "_shared_state", {})
 
 
 def attach_to(module: nn.Module) -> None:
-    """Let a module follow the switches, once."""
+    """Let a module follow the switches; a second call does nothing."""
     if module in SWITCHES.modules:
         return
     SWITCHES.modules[module] = module.training
@@ -205,17 +208,16 @@ def attach_to(module: nn.Module) -> None:
 
 
 def _follow_calls_of(kind: type[nn.Module]) -> None:
-    """Have the modules of a class called by way of `switched`."""
+    """Patch a class, so that its modules are called through `switched`."""
     own = kind.__call__
     if getattr(own, "is_switched", False):
         return
     is_torchs = own is nn.Module.__call__
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        plain = (
-            nn.Module.__call__ if is_torchs else own
-        )  # torch.fx exchanges that of nn.Module for a while
-        # What is compiled or exported is as ever.
+        # torch.fx replaces nn.Module.__call__ for a while, so read it at each call.
+        plain = nn.Module.__call__ if is_torchs else own
+        # Code that is compiled or exported stays unchanged.
         if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
             return plain(self, *args, **kwargs)
         return switched(self, partial(plain, self), args, kwargs)
@@ -227,7 +229,7 @@ def _follow_calls_of(kind: type[nn.Module]) -> None:
 def switched(
     module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Call a module as the switches say, where it follows them and trains."""
+    """Call a module with the present precision and layout, if it follows the switches and trains."""
     in_mode = SWITCHES.modules.get(module)
     if in_mode is None or (in_mode and not module.training) or not torch.is_grad_enabled():
         return call(*args, **kwargs)
@@ -242,7 +244,7 @@ def switched(
 
 
 def set_layout(module: nn.Module, *, channels_last: bool) -> None:
-    """Put a module's 4-D parameters and buffers into a layout, in place."""
+    """Convert a module's 4-D parameters and buffers to a layout, in place."""
     layout = torch.channels_last if channels_last else torch.contiguous_format
     module.to(memory_format=layout)  # type: ignore[call-overload] # torch's stubs lack the keyword alone
 
@@ -260,22 +262,19 @@ def _widened(value: Any) -> Any:
     return rebuilt(value, _widened)
 
 
-# A configuration's settings put into a script, each by the mildest means: a framework's variable,
-# an argument, a hook.
-#
-# Comes in: a configuration, and what was seen of the script (ScriptFacts). Only settings that
-# differ from what the script does, and that were found to be within reach, are touched.
+# The overrides
 
 
 class Overrides:
-    """The settings of a configuration that a script is to have and does not have by itself.
+    """Apply those settings of a configuration that a script does not have by itself.
 
     Args:
-        config: What the script is to run with.
-        facts: What was seen of it; None: it is only looked at, and nothing is changed.
-        is_trial: As in TrainingConfig.arrange.
-        is_switched: Precision and layout are to be switched while the script runs, whatever it
-            begins with.
+        config: The configuration to run the script with.
+        facts: Facts of the script's probe; None to change nothing.
+        is_trial: True in a trial, False in a training under `autotune apply`; see
+            TrainingConfig.arrange.
+        is_switched: Precision and layout will be switched while the script runs, so that all
+            outermost modules must follow.
     """
 
     def __init__(
@@ -293,11 +292,10 @@ class Overrides:
         self.changed = frozenset[str]() if facts is None else changed_settings(config, facts)
 
     def in_process(self) -> None:
-        """What is set in each process that trains, before its first line.
+        """Apply the settings of a training process, before the script's first line.
 
         Raises:
-            DeviceError: a trial's process can't be bound to cores, and must not be measured as if
-                it were.
+            DeviceError: A trial's process can't be bound to cores, so it must not be measured.
         """
         config = self.config
         if "numa_binding" in self.changed and config.numa_binding is not None:
@@ -306,7 +304,7 @@ class Overrides:
             torch.set_num_threads(config.intra_op_threads)
         if "amp_dtype" in self.changed and config.amp_dtype == "tf32":
             tf32_products().__enter__()  # for the whole life of this process
-        # The first forward pass comes before it, and what that has chosen for a shape is kept.
+        # The first forward pass comes before the first step, and its choice of algorithms stays.
         self.before_step()
 
     def _bind(self, binding: str) -> None:
@@ -319,43 +317,45 @@ class Overrides:
             sys.stderr.write(f"autotune: this process runs unbound: {error}\n")
 
     def loader(self, site: LoaderSite, arguments: dict[str, Any]) -> bool:
-        """Change the arguments of a DataLoader that is about to be made at a place.
+        """Change the arguments of a DataLoader that is about to be made.
+
+        Args:
+            site: The loader's call site.
+            arguments: Its arguments by name; changed in place.
 
         Returns:
-            Whether it is one of those that are searched; before the probe any may be.
+            True if the loader is one of the searched ones; any may be before the probe.
         """
         if self.facts is None:
             return True
         if not self._is_searched(site):
             return False
-        has_own_batches = (
-            arguments.get("batch_sampler") is not None or arguments.get("batch_size", 1) is None
-        )
+
+        # The batch size, unless the script makes the batches itself.
+        has_sampler = arguments.get("batch_sampler") is not None
+        has_own_batches = has_sampler or arguments.get("batch_size", 1) is None
         if "micro_batch_size" in self.changed and not has_own_batches:
             arguments["batch_size"] = self.config.loader_batch_size
+
+        # The loader's other settings.
         if not self.changed & set(LOADER_SETTINGS):
             return True
-        settings = {
-            name: value
-            for name, value in self.config.loader_settings.items()
-            if name in self.facts.reached
-        }
-        arguments |= settings
+        settings = self.config.loader_settings
+        reached = self.facts.reached
+        arguments |= {name: value for name, value in settings.items() if name in reached}
         if "worker_threads" in self.changed:
-            arguments["worker_init_fn"] = limited(
-                arguments.get("worker_init_fn"), self.config.worker_threads
-            )
-        if not arguments.get("num_workers"):  # what only workers use; torch refuses it without any
+            own = arguments.get("worker_init_fn")
+            arguments["worker_init_fn"] = limited(own, self.config.worker_threads)
+        if not arguments.get("num_workers"):  # torch refuses workers' settings without workers
             for name in (*NEUTRAL_WITHOUT_WORKERS, "multiprocessing_context", "timeout"):
                 arguments.pop(name, None)
         return True
 
     def _is_searched(self, site: LoaderSite) -> bool:
-        """Return whether a loader is one of those that were searched, or such a one made again.
+        """Return whether a loader is one of the searched ones, or such a one rebuilt.
 
-        The dataset of one made again may have another length where samples are drawn, as for a
-        training: a function that makes all loaders makes those of an evaluation in order, or of
-        other data.
+        The dataset of a rebuilt loader may have another length if it is shuffled, as for training.
+        One function may make all loaders; those of an evaluation are in order, or of other data.
         """
         assert self.facts is not None  # noqa: S101 - asked for by `loader` alone
         own = self.facts.observed.micro_batch_size if site.batch_size else None
@@ -367,24 +367,23 @@ class Overrides:
         }
         is_free = "micro_batch_size" in self.facts.placeholders
         for place in self.facts.loaders:
-            known = (
-                place if place.dataset else place.model_copy(update=manner)
-            )  # a file may name the place alone
-            if not place.dataset and place.nth != site.nth:
-                continue
-            if known.is_like(site, ignores_batch_size=is_free) and (
-                known.length == site.length or site.is_drawn
-            ):
+            known = place
+            if not place.dataset:  # a file may give the place only
+                if place.nth != site.nth:
+                    continue
+                known = place.model_copy(update=manner)
+            has_its_length = known.length == site.length or site.is_drawn
+            if has_its_length and known.is_like(site, ignores_batch_size=is_free):
                 return True
         return False
 
     @property
     def follows_modules(self) -> bool:
-        """Whether modules are to compute otherwise than by themselves."""
+        """True if the script's modules need another precision or layout."""
         return self._is_switched or not self.changed.isdisjoint({"amp_dtype", "channels_last"})
 
     def module(self, module: nn.Module) -> None:
-        """Have an outermost module follow the configuration's precision and layout."""
+        """Let an outermost module follow the configuration's precision and layout."""
         dtype = self.config.amp_dtype
         if "channels_last" in self.changed:
             SWITCHES.channels_last = self.config.channels_last
@@ -395,7 +394,7 @@ class Overrides:
             attach_to(module)
 
     def before_step(self) -> None:
-        """What a script may have set for itself on its way to its first step."""
+        """Set again what a script may have changed on its way to its first step."""
         if "cudnn_benchmark" in self.changed:
             torch.backends.cudnn.benchmark = self.config.cudnn_benchmark
 
@@ -407,13 +406,13 @@ class Overrides:
                 arguments.setdefault("bucket_cap_mb", None)
 
     def ddp_made(self, model: DistributedDataParallel) -> None:
-        """Compress gradients on their way, where that is asked for."""
+        """Register the configuration's communication hook, which compresses gradients."""
         hook = (self.config.ddp or DdpConfig()).comm_hook
         if "ddp" in self.changed and hook is not None:
             model.register_comm_hook(*comm_hook(hook, is_trial=self._is_trial))
 
 
 def _is_mixed(dtype: str) -> bool:
-    """Whether accelerate computes in this precision by itself, as its environment variable has told it to."""
+    """Return whether accelerate computes in this precision itself, by its environment variable."""
     own = str(accelerate_state().get("_mixed_precision"))
     return own == ACCELERATE_NAMES[dtype] and "ACCELERATE_MIXED_PRECISION" in os.environ

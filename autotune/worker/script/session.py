@@ -1,4 +1,10 @@
-"""One script under one job: find its training loop, measure in it, report, and end the process."""
+"""Run one job inside a training script: find its training loop, measure in it, report, exit.
+
+In: a job whose workload is a command, and the torch calls that `hooks` intercepts. Out: the job's
+report on disk; then the process ends, so nothing of the script's own end (atexit handlers,
+checkpoints, `except` blocks) runs. Without a job (`autotune apply`) nothing is measured and the
+script runs to its end with the chosen settings.
+"""
 
 from __future__ import annotations
 
@@ -80,62 +86,59 @@ from autotune.worker.trial import (
 )
 from autotune.worker.window import Run
 
-# Reports under `autotune apply` which loader has the settings, and which settings are not in force.
-#
-# Comes in: the overrides, the loaders that the script has made, its optimizer steps. Goes out:
-# lines on standard error. A training whose own loader is not the one that was searched is stopped
-# before its first step: the larger batch or the learning rate that its user has chosen may belong
-# to settings that it would not have.
+# Check under `autotune apply` that the chosen settings are in force
 
 
-_LOOKED_AT_STEP = 11
-"""Before this optimizer step it is looked at what is in force: a script sets its own in its first
-steps, if at all."""
+_CHECKED_AT_STEP = 11
+"""Optimizer step before which settings are checked: scripts set their own in the first steps.
+Source: our convention."""
 _OF_LOADERS = {*LOADER_SETTINGS, "micro_batch_size"}
 
 
 class Applied:
-    """Looks at a training that is run to its end.
+    """Report on standard error which loader has the settings, and which settings are not in force.
+
+    A script that trains on a loader other than the searched one is stopped before its first step:
+    its larger batch or learning rate may belong to settings that it would not get.
 
     Args:
-        overrides: What it is to have.
-        sightings: What was seen of it so far.
+        overrides: The settings that the script should have.
+        sightings: Observations of the script so far.
     """
 
     def __init__(self, overrides: Overrides, sightings: Sightings) -> None:
         self._overrides = overrides
         self._sightings = sightings
         self._steps = 0
-        self._has_told = False
+        self._has_reported = False
 
     @property
-    def has_looked(self) -> bool:
-        """No loader that is made from now on is looked at."""
-        return self._steps >= _LOOKED_AT_STEP
+    def has_checked(self) -> bool:
+        """True once the check has run; loaders made later are not checked."""
+        return self._steps >= _CHECKED_AT_STEP
 
     def before_step(self) -> None:
-        """An optimizer is about to step.
+        """Check the loader before the first step on data, and all settings at step 11.
 
         Raises:
-            SystemExit: before the first step on data, where the loader that trains is not the one
-                that was searched.
+            SystemExit: Before the first step on data, the training loader is not the searched one.
         """
-        if self.has_looked:
+        if self.has_checked:
             return
         self._steps += 1
-        # An optimizer may step before there is any data, to set itself up.
-        has_data = self.has_looked or any(made.was_iterated for made in self._sightings.made)
-        if has_data and not self._has_told:
-            self._has_told = True
-            # It is this process that trains: a linear probe that it starts later on is none of it.
+        # Some scripts step the optimizer once before they read data, to allocate its state.
+        has_data = self.has_checked or any(made.was_iterated for made in self._sightings.made)
+        if has_data and not self._has_reported:
+            self._has_reported = True
+            # This process trains; a job that it starts later (a linear probe, say) does not.
             unwatch_children()
             if self._overrides.changed & _OF_LOADERS:
-                self._name_loader()
-        if self.has_looked:
+                self._report_loader()
+        if self.has_checked:
             for line in dict.fromkeys(self._not_in_force()):
                 _write(line)
 
-    def _name_loader(self) -> None:
+    def _report_loader(self) -> None:
         facts = self._overrides.facts
         assert facts is not None  # noqa: S101 - else nothing is changed
         if not facts.loaders:
@@ -171,14 +174,14 @@ class Applied:
             )
 
     def _wanted(self, made: Made) -> Iterator[tuple[str, object]]:
-        """The attributes that a loader is to have, and their values."""
-        overrides = self._overrides
-        if "micro_batch_size" in overrides.changed and made.takes_batch_size:
-            yield "batch_size", overrides.config.loader_batch_size
-        for name, value in overrides.config.loader_settings.items():
-            if name in overrides.changed and (
-                overrides.config.num_workers or name not in NEUTRAL_WITHOUT_WORKERS
-            ):
+        """Yield the attributes that a loader should have, with their values."""
+        changed = self._overrides.changed
+        config = self._overrides.config
+        if "micro_batch_size" in changed and made.takes_batch_size:
+            yield "batch_size", config.loader_batch_size
+        for name, value in config.loader_settings.items():
+            has_effect = config.num_workers or name not in NEUTRAL_WITHOUT_WORKERS
+            if name in changed and has_effect:
                 yield name, value
 
     def _not_in_force(self) -> Iterator[str]:
@@ -188,11 +191,8 @@ class Applied:
             if loader is None or not (made.is_searched and made.was_iterated):
                 continue
             for name, value in self._wanted(made):
-                own = (
-                    argument_of(loader, name)
-                    if name in LOADER_SETTINGS
-                    else getattr(loader, name, None)
-                )
+                is_argument = name in LOADER_SETTINGS
+                own = argument_of(loader, name) if is_argument else getattr(loader, name, None)
                 if own != value:
                     yield f"not in force: {name}={value}; the DataLoader that is made in {_place(made.site)}, has {own}"
         changed = self._overrides.changed
@@ -211,27 +211,31 @@ def _write(line: str) -> None:
         sys.stderr.write(f"autotune: {line}\n")
 
 
-# What each kind of job does inside a script, once its training loop is found: the counterparts of
-# jobs/ and trial.py.
-#
-# Comes in: a Scene, in which measuring has the lead. Goes out: the job's report.
+# One function for each kind of job, called once the training loop is found (the counterparts of
+# jobs/ and trial.py)
 
 
 _OBSERVED_STEPS = 8
-"""Optimizer steps that a probe watches: our convention; the batches between them give the
-accumulation."""
+"""Optimizer steps that a probe observes; the batches between them give the accumulation.
+Source: our convention."""
 _OBSERVED_S = (1.0, 20.0)
-"""Seconds that it watches at least, and after which two steps are enough: our convention."""
+"""Seconds that a probe observes at least, and seconds after which two steps are enough.
+Source: our convention."""
 _LONGEST_ITEM_S = 5.0
+"""Seconds in which a stream must give its first two items again. Source: our convention."""
 _FIRST_WAITS = 4.0
-"""Seconds, or first waits that were seen, in which a stream must give two first items once more:
-our convention."""
-_WORTH_TELLING_S = 0.1
-"""Seconds of a window spent on other than training from which it is said: our convention."""
+"""The same limit in multiples of the first wait that was measured. Source: our convention."""
+_REPORTED_FROM_S = 0.1
+"""Seconds of a window spent outside training from which they are reported. Source: our
+convention."""
 
 
 def doer_of(job: messages.WorkloadJob, place: Place, dump: HangDump, start: Start) -> Doer:
-    """What does a job in a scene; to be asked right before the script's first line."""
+    """Return the function that does a job in a scene.
+
+    Call it right before the script's first line: for a probe it records the modules and
+    environment variables that were there before.
+    """
     match job:
         case messages.TrialJob():
             return partial(_measure_trial, job, place, dump, start)
@@ -254,6 +258,7 @@ def _measure_trial(
 ) -> RankReport:
     feed = scene.feed
     trainer = scene.trainer
+    # Measure the window; start again when the script moves to another training loader.
     while True:
         with suppress(LoopMoved), ExitStack() as at_end:
             first = feed.take()
@@ -264,14 +269,15 @@ def _measure_trial(
             )
             if not feed.is_moving:
                 break
-    measurement = _with_remarks(
-        measurement if feed.knows_waits else _without_waits(measurement), scene
-    )
+    if not feed.knows_waits:
+        measurement = _without_waits(measurement)
+    measurement = _add_notes(measurement, scene)
     dump.before_deadline()
+
+    # Measure the extras, in batches that autotune takes from the loader itself.
     extras = job.extras if isinstance(feed, ScriptFeed) else NO_EXTRAS
-    if (
-        ranks() > 1
-    ):  # the other ranks go on: steps beyond an epoch's end would meet what they do there
+    if ranks() > 1:
+        # The other ranks run on: steps past an epoch's end would meet their collectives there.
         extras = extras.model_copy(
             update={"device_ceiling": False, "copy_ceiling": False, "breakdown": False}
         )
@@ -291,53 +297,52 @@ def _measure_trial(
 
 
 def _without_waits(measurement: Measurement) -> Measurement:
-    """Remove the waits for data, which were not observed, and the busy fraction that is derived from them."""
+    """Remove the data waits, which were not observed, and the busy fraction derived from them."""
     readings = tuple(
         reading for reading in measurement.busy_readings if reading.source != WAIT_SOURCE
     )
-    first = readings[0] if readings else None
+    fraction = source = None
+    if readings:
+        fraction = readings[0].fraction
+        source = readings[0].source
     return measurement.model_copy(
         update={
             "data_wait_fraction": None,
             "busy_readings": readings,
-            "busy_fraction": None if first is None else first.fraction,
-            "busy_source": None if first is None else first.source,
+            "busy_fraction": fraction,
+            "busy_source": source,
         }
     )
 
 
-def _with_remarks(measurement: Measurement, scene: Scene) -> Measurement:
-    """What a script does beside training, and what its memory figure leaves out."""
+def _add_notes(measurement: Measurement, scene: Scene) -> Measurement:
+    """Add notes on time outside training and on ranks, and count the host memory of all ranks."""
     feed = scene.feed
     ranks = scene.trainer.config.process_count
     trained_s = feed.beside.trained_s if isinstance(feed, ScriptFeed) else 0.0
+    outside_s = feed.outside_s - trained_s
     remarks = measurement.remarks
-    if feed.outside_s - trained_s >= _WORTH_TELLING_S:
-        remarks = (
-            *remarks,
-            outside_training(seconds=feed.outside_s - trained_s, epochs=feed.epochs),
-        )
+    if outside_s >= _REPORTED_FROM_S:
+        remarks = (*remarks, outside_training(seconds=outside_s, epochs=feed.epochs))
     if isinstance(feed, ScriptFeed):
-        remarks = (*remarks, *_of_other_loaders(feed, scene.sightings))
-    if (
-        ranks > 1 and not scene.device.has_own_memory
-    ):  # the other ranks' trees are as large as this one's
-        memory = measurement.memory.model_copy(
-            update={"peak_bytes": measurement.memory.peak_bytes * ranks}
-        )
+        remarks = (*remarks, *_notes_on_other_loaders(feed, scene.sightings))
+    if ranks > 1 and not scene.device.has_own_memory:
+        # The other ranks' process trees take as much host memory as this one's.
+        peak_bytes = measurement.memory.peak_bytes * ranks
+        memory = measurement.memory.model_copy(update={"peak_bytes": peak_bytes})
         measurement = measurement.model_copy(
-            update={"memory": memory, "peak_memory_bytes": memory.peak_bytes}
+            update={"memory": memory, "peak_memory_bytes": peak_bytes}
         )
     if ranks > 1:
         remarks = (*remarks, seen_on_rank_0(ranks))
     return measurement.model_copy(update={"remarks": remarks})
 
 
-def _of_other_loaders(feed: ScriptFeed, seen: Sightings) -> Iterator[Note]:
-    """Yield notes on other training loaders than the one that the probe has found."""
+def _notes_on_other_loaders(feed: ScriptFeed, seen: Sightings) -> Iterator[Note]:
+    """Yield notes on training loaders other than the one that the probe found."""
     beside = feed.beside
     site = seen.site_of(feed.loader)
-    if beside.trained_s >= _WORTH_TELLING_S and beside.site is not None:
+    if beside.trained_s >= _REPORTED_FROM_S and beside.site is not None:
         waiting = min(1.0, beside.waited_s / beside.trained_s)
         yield other_training(
             place=_place_of(beside.site), seconds=beside.trained_s, waiting=waiting
@@ -357,13 +362,22 @@ def _probe(
     variables: Mapping[str, str],
     scene: Scene,
 ) -> RankReport:
-    """Watch some steps of a script that began with these modules and variables."""
+    """Observe some steps of a script, and return its baseline and facts.
+
+    Args:
+        job: The probe job.
+        start: When this process began, and when it must end.
+        modules: Modules imported before the script's first line.
+        variables: Environment variables before the script's first line.
+        scene: The training loop that was found.
+    """
     seen = scene.sightings
     feed = scene.feed
     loader = scene.loader
     begun = perf_counter()
-    least = _OBSERVED_S
+    least_s, short_s = _OBSERVED_S
     steps = span = 0
+    # Observe steps until there are enough, or enough time has passed.
     if loader is not None:
         seen.samples.clear()
     while True:
@@ -371,8 +385,7 @@ def _probe(
             delivery = feed.take()
         except LoopMoved:
             loader = scene.loader
-            steps = 0
-            span = 0
+            steps = span = 0
             seen.samples.clear()
             seen.spans.clear()
             continue
@@ -384,18 +397,16 @@ def _probe(
         made = max(
             (count - before.get(optimizer, 0) for optimizer, count in seen.steps.items()), default=0
         )
-        steps = steps + made
-        span = span + 1
+        steps += made
+        span += 1
         if made:
-            seen.spans.append(
-                max(1, round(span / made))
-            )  # a script may ask for several batches, then train on all
+            # A script may take several batches, then train on all of them.
+            seen.spans.append(max(1, round(span / made)))
             span = 0
         spent_s = perf_counter() - begun
-        is_enough = (steps >= _OBSERVED_STEPS and spent_s >= least[0]) or (
-            steps >= 2 and spent_s >= least[1]
-        )
-        if is_enough and not feed.is_moving:
+        has_enough_steps = steps >= _OBSERVED_STEPS and spent_s >= least_s
+        has_enough_time = steps >= 2 and spent_s >= short_s
+        if (has_enough_steps or has_enough_time) and not feed.is_moving:
             break
         if perf_counter() > start.ends_at:
             raise WorkloadFault(
@@ -403,13 +414,15 @@ def _probe(
                 f"{job.process.deadline_s:.0f} s, but "
                 f"made {steps}; give it shorter steps, or a longer budget.timeout_s"
             )
+    # Derive the baseline and the facts.
     placeholders = placeholders_in(job.command or ())
     observed = seen.observed(job.config, loader, ranks(), placeholders)
     script = seen.facts(observed, loader, placeholders)
+    # Read ahead into the page cache, and check how a stream is shared between workers.
     is_parted = True
     if loader is not None and isinstance(feed, ScriptFeed):
         feed.take_over()
-        with suppress(FeedEnded):  # a stream that can be read once only
+        with suppress(FeedEnded):  # some streams can be read only once
             warm_page_cache(feed)
         feed.stop()
         if is_stream(loader.dataset):
@@ -435,11 +448,11 @@ def _probe(
 
 
 def _is_sharded(dataset: Any, feed: ScriptFeed) -> bool:
-    """Return whether workers share a stream out; where its iterator raises, they count as doing so.
+    """Return whether workers split a stream between them; True if its iterator raises.
 
-    The stream is iterated twice more for that, and a live one may have no item to give: after
-    several times its first wait it counts as not shared out, which keeps its samples from being
-    trained on once a worker. The thread is left to the end of the process, after the probe.
+    The check iterates the stream twice more, and a live stream may have no item to give. After
+    several times its first wait it counts as not split, so that no sample is trained on once for
+    each worker. The thread then runs until the process ends, after the probe.
     """
     found = list[bool]()
 
@@ -506,35 +519,32 @@ def _train_on_largest(job: messages.StressJob, start: Start, scene: Scene) -> Ra
     return _done(stress=stress_figures(scene.trainer, largest, first, fresh, job, start.ends_at))
 
 
-# One script under one job: finds its training loop, then measures in it, reports, and ends the
-# process hard.
+# The session: from torch's calls to the job
 #
-# Comes in: a job whose workload is a command, and torch's doings (hooks). The first optimizer step
-# after a loader's batch shows which loader trains; from the loader's next batch on, measuring has
-# the lead (conductor). A script that trains without a DataLoader is driven by the forward passes of
-# its largest module. Once the job is done the report is written and the process ends: nothing of
-# the script's own end (atexit, checkpoints, `except`) happens.
+# The first optimizer step after a loader's batch shows which loader trains; from that loader's next
+# batch on, the measurement drives the script (see feeds.Conductor). A script that trains without a
+# DataLoader is driven by the forward passes of its largest module.
 
 
 _STEPS_TO_MOVE = 2
-"""Optimizer steps on another loader's batches from which on the script may have gone on to train on
-that: ours."""
+"""Optimizer steps on another loader's batches from which the script may train on that loader.
+Source: our convention."""
 _LONGEST_TURN_S = 10.0
-"""Seconds of training on another loader from which on that one is measured, wherever it is made:
-our convention."""
+"""Seconds of training on another loader from which that loader is measured. Source: our
+convention."""
 
 
 def _may_be_followed(feed: ScriptFeed) -> bool:
-    """Return whether the script may make its training loader again now: its epoch is over, or was left early.
+    """Return whether the script may now rebuild its training loader: the epoch is over or was left.
 
-    Lightning asks for no more batches than an epoch has, and holds on to the iterator until it has
+    Lightning asks for no more batches than an epoch has, and holds the old iterator until it has
     made the next one.
     """
     return feed.is_between_epochs or feed.was_left or feed.is_at_end()
 
 
 def _held_weakly(dataset: object) -> Callable[[], object]:
-    """Return a weak reference to a dataset, or a strong one to a list, which has no weak references."""
+    """Return a weak reference to a dataset; a strong one to a list, which supports no weak ones."""
     try:
         return ref(dataset)
     except TypeError:
@@ -542,14 +552,13 @@ def _held_weakly(dataset: object) -> Callable[[], object]:
 
 
 class Session:
-    """The watcher of a process; see hooks.Watcher.
+    """Watch a process for its job; implements hooks.Watcher.
 
     Args:
-        job: What is to be done; None: nothing is measured, the script runs to its end with the
-            overrides.
-        overrides: What the script is to have.
-        place: Where the report goes.
-        do: Does the job in a scene, and hands on its report.
+        job: The job; None runs the script to its end with the overrides and measures nothing.
+        overrides: The settings that the script should have.
+        place: The folder that the report goes to.
+        do: Does the job in a scene, and returns its report.
     """
 
     def __init__(
@@ -564,26 +573,27 @@ class Session:
         self.feed: ScriptFeed | StepFeed | None = None
         self.trainer: ScriptTrainer | None = None
         self._before_step_acts: Callable[[torch.optim.Optimizer], None] | None = None
-        """What a job does right before each optimizer step."""
+        """The job's own function, called right before each optimizer step."""
         self._applied = Applied(overrides, self.sightings) if job is None else None
         self._is_passive = job is None or os.environ.get("RANK", "0") != "0"
-        """Nothing is measured in this process: there is no job, or another rank does it."""
+        """True if this process measures nothing: there is no job, or another rank has it."""
         script = None if job is None else job.script
         is_shallow = isinstance(job, messages.TrialJob)
         self._loaders = Loaders(self.sightings, script, is_shallow=is_shallow)
         self._drives_by_forward = self._drives_by_step = False
-        self._unasked = 0
+        self._steps_since_asked = 0
+        """Optimizer steps since the training loader was last asked for a batch."""
         self._asked_at = 0.0
-        """Optimizer steps since the training loader was asked for a batch, and when it was."""
+        """Time of that request, by perf_counter."""
         self._has_wrapper = False
-        """Torch's iterator is inside of another, which does something to each batch."""
+        """True if another iterator wraps torch's own and changes each batch."""
         self._is_searched = True
-        """The loader that is about to be made is one of those that are searched."""
+        """True if the loader about to be made is one of the searched ones."""
         self._is_in_step = False
-        """Another loader has given a batch since the training loader did, while gradients were on."""
+        """True if another loader gave a batch with gradients on since the training loader did."""
         self._has_stepped = False
         self._was_backward = True
-        """Gradients were computed since the last forward pass that counted."""
+        """True if gradients were computed since the last forward pass that counted."""
 
     # Loaders
 
@@ -593,7 +603,7 @@ class Session:
 
     def loader_made(self, site: LoaderSite, loader: DataLoader[Any]) -> None:
         """See hooks.Watcher."""
-        if self._applied is not None and self._applied.has_looked:
+        if self._applied is not None and self._applied.has_checked:
             return
         dataset = (lambda: None) if self._is_passive else _held_weakly(loader.dataset)
         made = Made(site, ref(loader), dataset, takes_batch_size=loader.batch_size is not None)
@@ -618,9 +628,8 @@ class Session:
         if feed is not None:
             if not isinstance(feed, ScriptFeed):
                 return None
-            if loader is not feed.loader and not (
-                _may_be_followed(feed) and self.sightings.is_anew(loader, feed.loader)
-            ):
+            is_rebuilt = _may_be_followed(feed) and self.sightings.is_anew(loader, feed.loader)
+            if loader is not feed.loader and not is_rebuilt:
                 feed.beside.begin()
                 return None
             if feed.is_own and self.conductor is not None and not self._has_wrapper:
@@ -632,29 +641,26 @@ class Session:
         return None
 
     def making_iterator(self, loader: DataLoader[Any]) -> AbstractContextManager[None]:
-        """See hooks.Watcher: the loader that is measured, or may be, has a short queue at first."""
-        if (
-            self._is_passive
-            or self._is_measuring
-            or self._is_another_thread
-            or not torch.is_grad_enabled()
-        ):
+        """Give the measured loader, or one that may become it, a short queue at first."""
+        if self._is_passive or self._is_measuring or self._is_another_thread:
             return nullcontext()
-        is_followed = (
-            self.feed.loader is loader
-            if self.feed is not None
-            else self._loaders.is_counted(loader)
-        )
-        return self._loaders.depth.applied(loader) if is_followed else nullcontext()
+        if not torch.is_grad_enabled():
+            return nullcontext()
+        if self.feed is None and not self._loaders.is_counted(loader):
+            return nullcontext()
+        if self.feed is not None and self.feed.loader is not loader:
+            return nullcontext()
+        return self._loaders.depth.applied(loader)
 
     def after_iter(self, loader: DataLoader[Any], iterator: Any) -> None:
         """See hooks.Watcher."""
         if self._is_passive or self._is_measuring:
             return
-        self._has_wrapper, iterator = torchs_own(iterator) is not iterator, torchs_own(iterator)
-        with suppress(
-            AttributeError
-        ):  # a subclass's may be a generator, which nothing can be noted on
+        inner = torchs_own(iterator)
+        self._has_wrapper = inner is not iterator
+        iterator = inner
+        # A subclass may return a generator, which takes no attributes.
+        with suppress(AttributeError):
             iterator.autotune_loader = loader
             iterator.autotune_is_evaluation = self._loaders.is_evaluated(loader)
         if getattr(iterator, "autotune_is_evaluation", False):
@@ -666,16 +672,11 @@ class Session:
     def on_next(self, iterator: Any) -> Any:
         """See hooks.Watcher."""
         loader: DataLoader[Any] | None = getattr(iterator, "autotune_loader", None)
-        has_given_up = (
-            isinstance(self.feed, ScriptFeed) and self.feed.is_dry
-        )  # forward passes have the lead by now
+        # Once the feed is dry, forward passes drive the script.
+        has_given_up = isinstance(self.feed, ScriptFeed) and self.feed.is_dry
         if loader is None or self._is_measuring or has_given_up:
-            # Measuring itself asks for the batches of loaders that it has made, and counts them.
-            is_own = (
-                self._is_measuring
-                and self.conductor is not None
-                and self.conductor.thread == get_ident()
-            )
+            # The measurement takes and counts the batches of the loaders that it has made itself.
+            is_own = self._is_measuring and not self._is_another_thread
             return plain_next(iterator) if is_own else uncounted(iterator)
         if isinstance(self.feed, ScriptFeed) and self.conductor is not None:
             is_beside = iterator.autotune_is_evaluation or self._is_another_thread
@@ -695,7 +696,7 @@ class Session:
         *,
         is_beside: bool,
     ) -> Any:
-        """A batch while measuring has the lead: of the training loader, or of another one."""
+        """Return a batch of the training loader or of another one, while the measurement runs."""
         if not is_beside and loader is not feed.loader and self._has_moved_to(loader, feed):
             feed.move(self._loaders.moved(feed.loader, loader))
             feed.began_epoch(iterator, perf_counter())
@@ -704,21 +705,19 @@ class Session:
             self._is_in_step = False
             feed.beside.on_training()
             feed.ask_of(iterator)
-            self._unasked = 0
+            self._steps_since_asked = 0
             self._asked_at = perf_counter()
             return conductor.ask()
-        return (
-            uncounted(iterator)
-            if self._is_another_thread
-            else self._batch_beside(loader, iterator, feed.beside)
-        )
+        if self._is_another_thread:
+            return uncounted(iterator)
+        return self._batch_beside(loader, iterator, feed.beside)
 
     def _has_moved_to(self, loader: DataLoader[Any], feed: ScriptFeed) -> bool:
-        """Return whether the script goes on to train on another loader, and has done with the one that is measured.
+        """Return whether the script now trains on another loader than the measured one.
 
-        A second loader, on which it trains in turns, gives the first one its turn again soon. Where
-        that takes longer than is waited for, the second one is measured, and the first one's turns
-        are left out.
+        A script that trains on two loaders in turn comes back to the first one soon. If that takes
+        longer than the limit, the second loader is measured, and the first one's turns are left
+        out.
         """
         if feed.is_own or feed.beside.steps < _STEPS_TO_MOVE:
             return False
@@ -726,8 +725,10 @@ class Session:
         return is_remade or (not feed.has_moved and feed.beside.turn_s > _LONGEST_TURN_S)
 
     def _batch_beside(self, loader: DataLoader[Any], iterator: Any, beside: Beside) -> Any:
-        """A batch of another loader than the one that is measured."""
-        self._unasked = 0  # what is stepped on now is not what the script has kept
+        """Return a batch of a loader other than the measured one, and record its wait."""
+        self._steps_since_asked = (
+            0  # the next steps train on this batch, not on batches the script kept
+        )
         self._is_in_step = torch.is_grad_enabled()
         if beside.steps == 1:
             beside.site = self.sightings.site_of(loader) or beside.site
@@ -754,7 +755,7 @@ class Session:
     def on_step(self, optimizer: torch.optim.Optimizer) -> None:
         """See hooks.Watcher."""
         if not self._is_passive and not self.sightings.steps:
-            self._look_for_group()
+            self._defer_to_rank_0()
         if self._is_passive:
             return
         self.sightings.step(optimizer)
@@ -769,33 +770,29 @@ class Session:
             if self._drives_by_step and self.conductor is not None:
                 self.conductor.ask()
             else:
-                self._look_for_asking()
+                self._check_for_kept_batches()
             return
         if self._drives_by_forward or self._drives_by_step:
             return
         if self._loaders.has_none_after_step():
             self._drive_by_forward()
 
-    def _look_for_group(self) -> None:
-        """Leave measuring to rank 0 where a group is open by the first step, and the script's loader as it is."""
+    def _defer_to_rank_0(self) -> None:
+        """Leave the measurement to rank 0 if a process group is open by the first step."""
         self._is_passive = rank() != 0
         if self._is_passive:
-            # What it has begun to iterate gets its whole queue with the next batch.
+            # A loader already being iterated gets its full queue with the next batch.
             self._loaders.depth.end()
 
-    def _look_for_asking(self) -> None:
-        """Go on by steps where the script trains and asks for no more batches: it has kept them (itertools.cycle)."""
+    def _check_for_kept_batches(self) -> None:
+        """Switch to counting steps if the script trains on batches it kept (itertools.cycle)."""
         feed = self.feed
-        conductor = self.conductor
-        if (
-            not isinstance(feed, ScriptFeed)
-            or feed.is_dry
-            or conductor is None
-            or conductor.thread != get_ident()
-        ):
+        if not isinstance(feed, ScriptFeed) or feed.is_dry:
             return
-        self._unasked += 1
-        if self._unasked > feed.batches + STEPS_BEYOND_BATCHES:
+        if self.conductor is None or self._is_another_thread:
+            return
+        self._steps_since_asked += 1
+        if self._steps_since_asked > feed.batches + STEPS_BEYOND_BATCHES:
             feed.is_dry = True
             feed.beside.add(perf_counter() - self._asked_at)
             self._drive_by_forward()
@@ -815,15 +812,15 @@ class Session:
 
     def on_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """See hooks.Watcher."""
-        if self._is_passive and not self.overrides.follows_modules:
-            release_module_calls()
-            return
-        trains = (
-            is_trained(module) if self._is_passive else self.sightings.call(module, args, kwargs)
-        )
-        if trains and (
-            module.training or not self._has_stepped
-        ):  # else an evaluation, or a copy that is exported
+        if self._is_passive:
+            if not self.overrides.follows_modules:
+                release_module_calls()
+                return
+            trains = is_trained(module)
+        else:
+            trains = self.sightings.call(module, args, kwargs)
+        # In eval mode after the first step it is an evaluation, or a copy being exported.
+        if trains and (module.training or not self._has_stepped):
             self.overrides.module(module)
 
     def ddp_arguments(self, arguments: dict[str, Any]) -> None:
@@ -839,7 +836,7 @@ class Session:
 
     @property
     def _is_another_thread(self) -> bool:
-        """An evaluation beside the training, say: what it does takes no time of the training's thread."""
+        """True outside the training thread (a parallel evaluation): it costs training no time."""
         return self.conductor is not None and self.conductor.thread != get_ident()
 
     @property
@@ -847,15 +844,15 @@ class Session:
         return self.conductor is not None and self.conductor.is_measuring
 
     def _begin(self, loader: DataLoader[Any], iterator: Any) -> Any:
-        """Take the lead at a batch of the training loader."""
+        """Start the measurement at a batch of the training loader."""
         counted = self._loaders.counted[id(loader)]
         depth = self._loaders.depth
         feed = ScriptFeed(self._lead(), counted, iterator, depth, ranks())
         return self._start(feed)
 
     def _drive_by_forward(self) -> None:
-        """Take the lead at the next forward pass of the largest module."""
-        self._loaders.depth.end()  # no loader is followed, or none any more
+        """Start or continue the measurement at each forward pass of the largest module."""
+        self._loaders.depth.end()  # no loader is followed any more
         module = self.sightings.main_module
         if module is None:
             self._drives_by_step = True
@@ -868,20 +865,19 @@ class Session:
         def ask(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if not torch.is_grad_enabled() and isinstance(self.feed, StepFeed):
                 self.feed.computes()
-            if (
-                not torch.is_grad_enabled() or not self._was_backward
-            ):  # else a further view of the same batch
+            # Without a backward pass since the last one, this is another view of the same batch.
+            if not torch.is_grad_enabled() or not self._was_backward:
                 return
             self._was_backward = False
             sizes = [tensor.shape[0] for tensor in tensors_of((args, kwargs)) if tensor.ndim]
-            if self.conductor is None:
-                self.sightings.samples = sizes[:1]
-                self._lead()
-                self._start(
-                    StepFeed((sizes[0] if sizes else 1) * ranks(), is_timed=self._is_on_cpu())
-                )
-            else:
+            if self.conductor is not None:
                 self.conductor.ask()
+                return
+            self.sightings.samples = sizes[:1]
+            samples = sizes[0] if sizes else 1
+            self._lead()
+            is_on_cpu = device_of(self.sightings.main_optimizer).type == "cpu"
+            self._start(StepFeed(samples * ranks(), is_timed=is_on_cpu))
 
         module.register_forward_pre_hook(ask, with_kwargs=True, prepend=True)
         for other in self.sightings.outermost:
@@ -889,12 +885,9 @@ class Session:
                 other.register_forward_pre_hook(self._computes)
 
     def _computes(self, *_: object) -> None:
-        """A module other than the largest is called."""
+        """Stop the batch clock: a module other than the largest is called."""
         if isinstance(self.feed, StepFeed):
             self.feed.computes()
-
-    def _is_on_cpu(self) -> bool:
-        return device_of(self.sightings.main_optimizer).type == "cpu"
 
     def _lead(self) -> Conductor:
         self.conductor = Conductor(self._measure)
@@ -903,7 +896,7 @@ class Session:
     def _start(self, feed: ScriptFeed | StepFeed) -> Any:
         assert self.conductor is not None  # noqa: S101 - made by _lead
         release_module_calls()
-        # A linear probe that it starts at an epoch's end is not what is measured.
+        # A job that the script starts at an epoch's end (a linear probe, say) is not measured.
         unwatch_children()
         optimizer = self.sightings.main_optimizer
         assert self.job is not None  # noqa: S101 - a passive session never leads
@@ -914,7 +907,7 @@ class Session:
         return self.conductor.ask()
 
     def _measure(self) -> None:
-        """The measuring greenlet's whole life; it never returns."""
+        """Do the job and end the process; the body of the measuring greenlet, never returns."""
         assert self.feed is not None and self.trainer is not None  # noqa: S101, PT018 - set by _start
         scene = Scene(
             sightings=self.sightings,
@@ -926,7 +919,7 @@ class Session:
         self.end(outcome_of(lambda: told(lambda: self._do(scene))))
 
     def end(self, report: RankReport) -> None:
-        """Write the report, and end the process at once."""
+        """Write the report and end the process at once, without cleanup of the script's own."""
         code = REPORT_UNWRITTEN
         try:
             self.place.write(report)
@@ -939,16 +932,20 @@ class Session:
             os._exit(code)
 
     def script_ended(self, error: BaseException | None = None) -> None:
-        """The script has come to its end, or failed: what was measured by then counts, else that is the report."""
+        """Report what was measured by the script's end; otherwise report that it ended or failed.
+
+        Args:
+            error: The exception that ended the script; None if it returned.
+        """
         if self._is_passive or self.place.report.exists():
             return
-        is_elsewhere = self.conductor is not None and self.conductor.thread != get_ident()
+        is_elsewhere = self._is_another_thread
         if error is not None and not is_clean_exit(error):
             if not is_elsewhere:
                 self.end(outcome_of(lambda: raised(error)))
         elif self.conductor is not None and not is_elsewhere:
             self.conductor.end()
-        elif self.conductor is not None:  # the thread that trained has come to its end
+        elif self.conductor is not None:  # the training thread has ended
             self.end(outcome_of(lambda: told(lambda: raised(FeedEnded()))))
         elif self.sightings.made or self.sightings.steps:
             self.end(outcome_of(lambda: raised(WorkloadFault(no_loop(self.sightings)))))

@@ -1,4 +1,9 @@
-"""Record what a script does by itself: loaders, steps, precision, evaluation, traits of its step."""
+"""Record what a script does by itself: its loaders, steps, precision and evaluations.
+
+In: events from torch's calls, passed on by the session while the script trains. Out: the baseline
+and the facts of a probe, including which settings can be changed from outside; and the seconds that
+the script spends on loaders other than the training loader.
+"""
 
 from __future__ import annotations
 
@@ -36,41 +41,36 @@ from autotune.worker.device import has_convolutions, is_deterministic
 from autotune.worker.script.hooks import has_epochs
 from autotune.worker.script.overrides import Begun, accelerate_state, as_begun, can_bind_script
 
-# What a script's own step is like, as far as settings of the step depend on it, and which of these
-# are within reach.
-#
-# Comes in: the script's modules, its batches and its optimizer, as Sightings have them. Goes out:
-# values that are observed, facts of the workload, and for each of these settings whether it can be
-# changed from outside.
+# Settings of the training step: their observed values, and which of them can be changed from
+# outside
 
 
 @dataclass(slots=True)
 class BatchShapes:
-    """Shapes of the batches that a script trains on."""
+    """Record the shapes of the batches that a script trains on."""
 
     seen: Counter[tuple[torch.Size, ...]] = field(default_factory=Counter)
 
     def see(self, batch: object) -> None:
-        """Its loader has handed one on; one without tensors tells nothing."""
+        """Record a batch; one without tensors is ignored."""
         shapes = tuple(tensor.shape for tensor in tensors_of(batch))
         if shapes:
             self.seen[shapes] += 1
 
     @property
     def are_fixed(self) -> bool | None:
-        """Whether all are of the same shapes, but for an epoch's last one; None: too few were seen."""
+        """True if all batches but an epoch's last have the same shapes; None after under three."""
         if self.seen.total() < 3:  # two may be alike by chance
             return None
-        is_alike = (
-            len({tuple((len(shape), *shape[1:]) for shape in each) for each in self.seen}) == 1
-        )
-        return (
-            is_alike and len(self.seen) <= 2
-        )  # one size, and the smaller one that an epoch may end with
+        without_sizes = set()
+        for shapes in self.seen:
+            without_sizes.add(tuple((len(shape), *shape[1:]) for shape in shapes))
+        # An epoch may end with a smaller batch, so that two sizes are allowed.
+        return len(without_sizes) == 1 and len(self.seen) <= 2
 
 
 def observed_step(optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
-    """The values that a script has of these settings; of an optimizer that is not known, torch's own."""
+    """Return a script's own values of these settings; torch's defaults if no optimizer is known."""
     groups = [] if optimizer is None else optimizer.param_groups
     return {
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
@@ -79,7 +79,7 @@ def observed_step(optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
 
 
 def asked_lr(optimizer: torch.optim.Optimizer) -> float | None:
-    """The learning rate that the script has asked for: before a schedule has changed it; its peak, where that is told.
+    """Return the learning rate that the script configured: the peak, or the rate before scheduling.
 
     Source: torch.optim.lr_scheduler, LRScheduler (initial_lr) and OneCycleLR (max_lr).
     """
@@ -89,7 +89,7 @@ def asked_lr(optimizer: torch.optim.Optimizer) -> float | None:
 
 
 def is_channels_last(module: nn.Module) -> bool:
-    """Whether the 4-D parameters of a module are laid out so, wherever that can be told."""
+    """Return whether all 4-D parameters are channels_last; shapes that fit both layouts are skipped."""
     images = [
         part for part in module.parameters() if part.ndim == IMAGE_DIMS and min(part.shape[1:]) > 1
     ]
@@ -100,12 +100,12 @@ def is_channels_last(module: nn.Module) -> bool:
 
 
 def step_facts(modules: Iterable[nn.Module], shapes: BatchShapes) -> dict[str, Any]:
-    """What of WorkloadFacts says whether these settings can bring anything."""
+    """Return the fields of WorkloadFacts that say if these settings can help."""
     return {"has_convolutions": has_convolutions(modules), "has_fixed_shapes": shapes.are_fixed}
 
 
 def reached_step(device_type: str) -> Iterator[str]:
-    """Settings of the step that can be changed from outside."""
+    """Yield the settings of the step that can be changed from outside."""
     if device_type == "cuda" and not is_deterministic():
         yield "cudnn_benchmark"
 
@@ -117,60 +117,71 @@ def unreached_step(
     *,
     is_compiled: bool,
 ) -> dict[str, str]:
-    """Those that can't be, each with a code of the reason; one that could bring nothing here is left out."""
+    """Return the settings that can't be changed from outside, each with the code of its reason.
+
+    Settings that would not help here are left out.
+
+    Args:
+        optimizer: The script's main optimizer.
+        device_type: Type of the device that it trains on, such as "cuda".
+        modules: The outermost modules.
+        is_compiled: The script compiles its model itself.
+    """
     reasons: dict[str, str] = {}
     if is_compiled:
         reasons["compile_mode"] = "in_the_script"
-    is_torchs = (
-        type(optimizer).__module__.startswith("torch.optim.") and "fused" in optimizer.defaults
-    )
-    if is_torchs and not observed_step(optimizer)["fused"]:
+    is_torchs = type(optimizer).__module__.startswith("torch.optim.")
+    takes_fused = is_torchs and "fused" in optimizer.defaults
+    if takes_fused and not observed_step(optimizer)["fused"]:
         reasons["fused"] = "own_optimizer"
     if device_type == "cuda" and has_convolutions(modules):
         reasons["cudnn_benchmark"] = "own_algorithms"
     return reasons
 
 
-# Tracks a script's other loaders: an evaluation is no training, a second loader in step with the
-# first one is.
-#
-# Comes in: when such a loader is begun, gives a batch, or ends, when an optimizer steps, and when a
-# batch of the training loader is asked for. Goes out: seconds that belong to no block, and how many
-# of them were training on such a loader.
+# Time spent on the script's other loaders: an evaluation is not training, a second loader read in
+# step with the first one is
 
 
 _IN_A_ROW = 2
-"""Batches of such loaders without a training batch between them that make an evaluation, if a
-loader does not end by itself: our convention. Loaders that are iterated in step (zip) give one at a
-time."""
+"""Batches of other loaders in a row that make an evaluation, if the loader does not end by itself.
+Loaders that are iterated in step (zip) give one at a time. Source: our convention."""
 
 
 @dataclass(slots=True)
 class Beside:
-    """The other loaders of a script whose training loader is known."""
+    """Track the loaders other than the training loader, once that is known.
+
+    All time spent on them is left out of the measurement, training on them included.
+    """
 
     trained_s: float = 0.0
-    """Seconds of training on other loaders, all of which are left out."""
+    """Seconds of training on other loaders."""
     waited_s: float = 0.0
-    """Seconds of them in which it waited for a batch."""
+    """Seconds of `trained_s` spent waiting for a batch."""
     site: LoaderSite | None = None
-    """The last of these loaders, where its place is known."""
+    """Call site of the last of these loaders, if known."""
     steps: int = 0
-    """Optimizer steps on its batches, with no batch of the training loader since."""
+    """Optimizer steps on its batches since the last batch of the training loader."""
     _turn_since: float | None = None
-    """When the first of these steps was made."""
+    """Time of the first of these steps, by perf_counter."""
     _seconds: float = 0.0
+    """Seconds to leave out that were not taken yet."""
     _since: float | None = None
-    """When one was begun, with no training batch since."""
+    """Time at which such a loader was begun; None after a training batch."""
     _until: float = 0.0
+    """Time of the last batch of such a loader."""
     _batches: int = 0
+    """Number of batches since `_since`."""
     _since_training: int = 0
-    """Batches of other loaders since the last one of the training loader, whenever they were begun."""
+    """Number of batches since the last training batch, whenever their loader was begun."""
     _trains: bool = False
+    """True if an optimizer stepped on these batches."""
     _waited_s: float = 0.0
+    """Seconds of waiting for these batches."""
 
     def begin(self) -> None:
-        """A loader is about to be iterated."""
+        """Start the clock: another loader is about to be iterated."""
         if self._since is None:
             self._since = perf_counter()
             self._batches = 0
@@ -179,154 +190,155 @@ class Beside:
 
     @property
     def turn_s(self) -> float:
-        """Seconds since the first of these steps."""
+        """Seconds since the first optimizer step on these batches; 0 if there was none."""
         return 0.0 if self._turn_since is None else perf_counter() - self._turn_since
 
     def on_batch(self, waited_s: float) -> None:
-        """It has given a batch, after some seconds."""
-        self._batches = self._batches + 1
-        self._since_training = self._since_training + 1
+        """Record a batch of another loader, and the seconds that the script waited for it."""
+        self._batches += 1
+        self._since_training += 1
         self._until = perf_counter()
         self._waited_s += waited_s
 
     def on_step(self) -> None:
-        """An optimizer has stepped."""
+        """Record an optimizer step."""
         if self._since_training:
             self._trains = True
-            self.steps = self.steps + 1
+            self.steps += 1
             self._turn_since = self._turn_since or perf_counter()
 
     def end(self) -> None:
-        """It has come to its end by itself."""
+        """Leave out the time since `begin`: the loader has ended by itself."""
         self._leave_out(perf_counter())
 
     def on_training(self) -> None:
-        """A batch of the training loader is asked for."""
+        """Record that a batch of the training loader is requested."""
         if self._batches >= _IN_A_ROW:
             self._leave_out(self._until)
         self._since = self._turn_since = None
         self.steps = self._since_training = 0
 
     def _leave_out(self, until: float) -> None:
-        if self._since is not None:
-            self._seconds += until - self._since
-            if self._trains:
-                self.trained_s = self.trained_s + until - self._since
-                self.waited_s = self.waited_s + self._waited_s
+        if self._since is None:
+            return
+        self._seconds += until - self._since
+        if self._trains:
+            self.trained_s = self.trained_s + until - self._since
+            self.waited_s += self._waited_s
         self._since = None
 
     def add(self, seconds: float) -> None:
-        """Leave out seconds in which nobody could tell what was trained on."""
+        """Leave out seconds in which the batches trained on are unknown."""
         self._seconds += seconds
 
     def take(self) -> float:
-        """Seconds that were no training, since this was last asked."""
+        """Return the seconds left out since the last call."""
         seconds = self._seconds
         self._seconds = 0.0
         return seconds
 
 
-# What a script does by itself, as seen at torch's seams: its loaders, its steps, its precision, who
-# runs its loop.
-#
-# Comes in: what the session is told while the script trains. Goes out: the baseline and the facts
-# of a probe, and for each setting whether it is within reach.
+# The record itself, and the probe's baseline and facts that follow from it
 
 
 _IN_STEP_FROM = 0.5
-"""Batches of another loader for each batch of the training loader, from which on both are read in
-step: ours."""
+"""Batches of another loader per batch of the training loader from which both are read in step.
+Source: our convention."""
 _FRAMEWORKS = (("transformers.trainer", "transformers"), ("lightning.pytorch.trainer.trainer", "lightning"),
                ("pytorch_lightning.trainer.trainer", "lightning"), ("composer.trainer.trainer", "composer"),
                ("ignite.engine.engine", "ignite"), ("fastai.learner", "fastai"), ("timm.data.loader", "timm"),
                ("accelerate.state", "accelerate"))  # fmt: skip
-"""Modules whose code stands in the stack where an optimizer steps, or that were imported, the most
-special first."""
+"""Modules of frameworks and their names, the most specific first."""
 _FULL = {"float32", "tf32"}
-"""Precisions of weights and activations in float32: an autocast may be put around these."""
+"""Precisions with float32 weights and activations, which an autocast may be put around."""
 _ON_STACK = {"transformers", "lightning", "composer", "ignite", "fastai"}
+"""Frameworks that must be on the stack where the optimizer steps; for the others an import is
+enough."""
 
 
 @dataclass(slots=True)
 class Made:
-    """A loader that was made."""
+    """A loader that the script made."""
 
     site: LoaderSite
     loader: Callable[[], DataLoader[Any] | None]
-    """None once the script holds it no more: whoever makes a loader for each epoch lets its workers
-    end by that."""
+    """Weak reference to the loader, so that its workers end when the script drops it."""
     dataset: Callable[[], object]
-    """None once nobody holds it any more."""
+    """Weak reference to its dataset."""
     takes_batch_size: bool
-    """It was given a batch size, not batches."""
+    """True if it was given a batch size, not a batch sampler."""
     was_iterated: bool = False
     is_trained_on: bool = False
-    """It was iterated while gradients were on."""
+    """True if it was iterated while gradients were on."""
     is_between_epochs: bool = False
-    """It was made while a training epoch was over and the next had not begun."""
+    """True if it was made between two training epochs."""
     is_searched: bool = True
-    """It has the settings of the trial, or there are none."""
+    """True if the trial's settings apply to it, or there is no trial."""
 
 
 @dataclass(slots=True)
 class Sightings:
-    """What was seen so far."""
+    """Record a script's loaders, modules, optimizers and batches; derive baseline and facts."""
 
     made: list[Made] = field(default_factory=list)
+    """All loaders, in the order in which they were made."""
     steps: dict[int, int] = field(default_factory=dict)
-    """Steps of each optimizer, those that are gone too, in the order of their first steps."""
+    """Steps of each optimizer, deleted ones included, in the order of their first steps."""
     _known: WeakKeyDictionary[torch.optim.Optimizer, int] = field(default_factory=WeakKeyDictionary)
-    """Which of them each is, as long as it lives: a script may make one, and a model, for each
-    client."""
-    _latest: torch.optim.Optimizer | None = None
+    """Key in `steps` of each live optimizer: a script may make a model and an optimizer for each
+    client (federated learning)."""
+
     outermost: list[nn.Module] = field(default_factory=list)
-    """Modules with parameters to train that the script calls by itself, while gradients are on."""
+    """Modules with trainable parameters that the script itself calls while gradients are on."""
     samples: list[int] = field(default_factory=list)
-    """Of the batches, or of the largest outermost module's inputs."""
+    """Samples of each batch, or of the first input of the largest outermost module."""
     shapes: BatchShapes = field(default_factory=BatchShapes)
     batches: int = 0
+    """Number of batches of the training loader."""
     batches_beside: int = 0
-    """Batches beside which another loader gave one, or several, while gradients were on."""
+    """Number of them for which another loader gave batches too, while gradients were on."""
     spans: list[int] = field(default_factory=list)
-    """Batches of each step of the optimizer that steps most, be it a new one for each client."""
+    """Batches per step of the optimizer that steps most, even if each client has a new one."""
     autocast: str | None = None
-    """The precision that the script itself computes in, where that is not float32."""
+    """The script's own precision if that is not float32."""
     is_double: bool = False
-    """It computes in float64, which an autocast leaves alone."""
+    """True if it computes in float64, which autocast does not change."""
     has_images: bool = False
     framework: str = "plain loop"
     lr: float | None = None
-    """That of the first step, or before a schedule of torch's has changed it."""
+    """Learning rate at the first step, or before torch's schedule changed it."""
     ddp: DistributedDataParallel | None = None
     threads: int = field(default_factory=torch.get_num_threads)
-    """Before the script's first line."""
+    """Intra-op threads before the script's first line."""
     begun: Begun = field(default_factory=as_begun)
+    """Cores and launcher before the script's first line."""
 
     @property
     def most_steps(self) -> int:
-        """Steps of the optimizer that has made most."""
+        """Number of steps of the optimizer with the most steps."""
         return max(self.steps.values(), default=0)
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Those that live."""
+        """Optimizers that still exist."""
         return list(self._known)
 
     @property
     def main_optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer that has made most steps, of those that live."""
+        """The optimizer with the most steps, of those that still exist."""
         return max(self._known, key=lambda one: self.steps[self._known[one]])
 
     @property
     def main_module(self) -> nn.Module | None:
-        """The outermost module with most parameters."""
-        sizes = [
-            (sum(part.numel() for part in module.parameters()), module) for module in self.outermost
-        ]
-        return max(sizes, key=lambda pair: pair[0])[1] if sizes else None
+        """The outermost module with the most parameters; None if there is none."""
+        return max(
+            self.outermost,
+            key=lambda module: sum(part.numel() for part in module.parameters()),
+            default=None,
+        )
 
     def iterated(self, loader: DataLoader[Any]) -> None:
-        """A loader is about to be iterated."""
+        """Record that a loader is about to be iterated."""
         for made in self.made:
             if made.loader() is loader:
                 made.was_iterated = True
@@ -334,30 +346,28 @@ class Sightings:
 
     @property
     def accumulation(self) -> int:
-        """Return the most frequent number of batches of a step, on a tie the larger: an epoch's last step has fewer."""
+        """Most frequent number of batches per step; the larger on a tie, as an epoch's end has fewer."""
         counts = Counter(self.spans)
         return max(counts, key=lambda span: (counts[span], span), default=1)
 
     @property
     def is_in_step(self) -> bool:
-        """Another loader gives a batch to about each step as well: a change of one of them would break their ratio."""
-        return (
-            self.batches > 1
-            and _IN_STEP_FROM * self.batches <= self.batches_beside <= self.batches + 1
-        )
+        """True if another loader gives a batch to most steps: their sizes must keep their ratio."""
+        if self.batches <= 1:
+            return False
+        return _IN_STEP_FROM * self.batches <= self.batches_beside <= self.batches + 1
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer has stepped."""
+        """Record an optimizer's step."""
         key = self._known.get(optimizer)
         if key is None:
             key = self._known[optimizer] = len(self.steps)
             self.framework = _framework()
             self.lr = self.lr or asked_lr(optimizer)
         self.steps[key] = self.steps.get(key, 0) + 1
-        self._latest = optimizer
 
     def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """An outermost module was called; whether it is one that trains."""
+        """Record the call of an outermost module; return whether the module trains."""
         if not is_trained(module):
             return False
         if not any(module is own for own in self.outermost):
@@ -374,24 +384,25 @@ class Sightings:
         return True
 
     def family_of(self, loader: DataLoader[Any]) -> list[Made]:
-        """The training loader, last, and the loaders of its data that were only made to be rebuilt."""
-        place = next(
-            (place for place, made in enumerate(self.made) if made.loader() is loader), None
-        )
-        if place is None:
+        """Return the loaders that a framework rebuilt the training loader from, then that loader.
+
+        The former are loaders of the same data that were made earlier and never iterated.
+        """
+        last = self._made(loader)
+        if last is None:
             return []
-        last = self.made[place]
-        rebuilt = (
-            made
-            for made in self.made[:place]
-            if made.dataset() is last.dataset()
-            and not made.was_iterated
-            and made.site.is_drawn == last.site.is_drawn
-        )
-        return [*rebuilt, last]
+        family = []
+        for made in self.made:
+            if made is last:
+                break
+            is_of_same_data = made.dataset() is last.dataset()
+            is_drawn_alike = made.site.is_drawn == last.site.is_drawn
+            if is_of_same_data and is_drawn_alike and not made.was_iterated:
+                family.append(made)
+        return [*family, last]
 
     def is_remade(self, loader: DataLoader[Any], former: DataLoader[Any]) -> bool:
-        """Return whether a loader was made between two epochs as a former one was, of the same type of data."""
+        """Return whether a loader was made between epochs, like a former one in type and order."""
         new = self._made(loader)
         old = self._made(former)
         if new is None or old is None or not new.is_between_epochs:
@@ -399,7 +410,7 @@ class Sightings:
         return old.site.is_like(new.site, ignores_batch_size=True)
 
     def is_anew(self, loader: DataLoader[Any], former: DataLoader[Any]) -> bool:
-        """Return whether one that is remade is so of the same data, or to be trained on."""
+        """Return whether a remade loader has the former one's data, or is to be trained on."""
         new = self._made(loader)
         old = self._made(former)
         if not self.is_remade(loader, former) or new is None or old is None:
@@ -408,7 +419,7 @@ class Sightings:
         return new.dataset() is old.dataset() or (has_its_batches and torch.is_grad_enabled())
 
     def site_of(self, loader: DataLoader[Any]) -> LoaderSite | None:
-        """Return where a loader was made; None where nobody saw that."""
+        """Return the call site of a loader; None if it is unknown."""
         made = self._made(loader)
         return None if made is None else made.site
 
@@ -422,10 +433,18 @@ class Sightings:
         ranks: int,
         placeholders: tuple[str, ...],
     ) -> TrainingConfig:
-        """What the script does by itself; what nobody sees, and what its command takes as words, is as given."""
-        size = getattr(loader, "batch_size", None) or (
-            median_low(self.samples) if self.samples else 0
-        )
+        """Return the script's own configuration, the baseline of a search.
+
+        Args:
+            given: The configuration that the user gave; source of values that can't be observed.
+            loader: The training loader; None if there is none.
+            ranks: Number of processes that train in step.
+            placeholders: Settings that the command takes as words; these are as given, too.
+        """
+        size = getattr(loader, "batch_size", None)
+        if not size and self.samples:
+            size = median_low(self.samples)
+        threads = torch.get_num_threads()
         own: dict[str, Any] = {
             "micro_batch_size": size or given.micro_batch_size,
             "grad_accum_steps": self.accumulation,
@@ -433,9 +452,7 @@ class Sightings:
             "amp_dtype": self._precision(),
             "compile": any(map(_is_compiled, self.outermost)),
             "channels_last": self.has_images and any(map(is_channels_last, self.outermost)),
-            "intra_op_threads": None
-            if torch.get_num_threads() == self.threads
-            else torch.get_num_threads(),
+            "intra_op_threads": None if threads == self.threads else threads,
             **observed_step(self.main_optimizer if self.steps else None),
         }
         if loader is not None:
@@ -454,7 +471,13 @@ class Sightings:
         loader: DataLoader[Any] | None,
         placeholders: tuple[str, ...],
     ) -> ScriptFacts:
-        """What is within reach, and what is not."""
+        """Return the facts of a probe: which settings can be changed, and which can't.
+
+        Args:
+            observed: The script's own configuration, from `observed`.
+            loader: The training loader; None if there is none.
+            placeholders: Settings that the command takes as words.
+        """
         family = [] if loader is None else self.family_of(loader)
         reached = dict.fromkeys(self._reached(observed, family, placeholders))
         return ScriptFacts(
@@ -475,25 +498,33 @@ class Sightings:
         *,
         is_sharded: bool,
     ) -> WorkloadFacts:
-        """The facts that any probe finds, as far as a script shows them."""
-        optimizer = self.main_optimizer
+        """Return the facts that every probe finds, as far as a script shows them.
+
+        Args:
+            observed: The script's own configuration.
+            loader: The training loader; None if there is none.
+            script: The facts from `facts`.
+            is_sharded: Workers split a stream between them.
+        """
         dataset = None if loader is None else loader.dataset
-        trained = [
-            part
-            for own in self.optimizers
-            for group in own.param_groups
-            for part in group["params"]
-        ]
-        trained = list({id(part): part for part in trained if part.requires_grad}.values())
-        everything = {id(part): part for module in self.outermost for part in module.parameters()}
-        parts = [*everything.values()] or trained
+        has_fixed_size = "micro_batch_size" not in script.reached
+
+        # Parameters by id: modules and optimizers may share them.
+        by_id: dict[int, Tensor] = {}
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                by_id |= {id(part): part for part in group["params"] if part.requires_grad}
+        trained = list(by_id.values())
+        in_modules: dict[int, Tensor] = {}
+        for module in self.outermost:
+            in_modules |= {id(part): part for part in module.parameters()}
+        parts = list(in_modules.values()) or trained
+
         return WorkloadFacts(
             dataset_length=None if dataset is None else length_of(dataset),
             is_iterable=dataset is not None and is_stream(dataset),
             is_sharded=is_sharded,
-            fixed_batch_size=None
-            if "micro_batch_size" in script.reached
-            else observed.micro_batch_size,
+            fixed_batch_size=observed.micro_batch_size if has_fixed_size else None,
             has_4d_input=self.has_images,
             **step_facts(self.outermost, self.shapes),
             parameter_count=sum(part.numel() for part in parts),
@@ -502,19 +533,18 @@ class Sightings:
             has_buffers=any(True for module in self.outermost for _ in module.buffers()),
             has_unused_parameters=self.ddp is not None and self.ddp.find_unused_parameters,
             is_deterministic=is_deterministic(),
-            optimizer=optimizer_facts(optimizer),
+            optimizer=optimizer_facts(self.main_optimizer),
             step_source="the script's own",
             script=script,
         )
 
     def _precision(self) -> str:
-        mixed = {"bf16": "bfloat16", "fp16": "float16"}.get(
-            str(accelerate_state().get("_mixed_precision"))
-        )
-        is_tf32 = (
-            device_of(self.main_optimizer).type == "cuda" and allows_tf32() if self.steps else False
-        )
-        return mixed or self.autocast or ("tf32" if is_tf32 else "float32")
+        by_accelerate = str(accelerate_state().get("_mixed_precision"))
+        mixed = {"bf16": "bfloat16", "fp16": "float16"}.get(by_accelerate) or self.autocast
+        if mixed:
+            return mixed
+        is_on_cuda = bool(self.steps) and device_of(self.main_optimizer).type == "cuda"
+        return "tf32" if is_on_cuda and allows_tf32() else "float32"
 
     def _ddp(self) -> DdpConfig | None:
         if self.ddp is None:
@@ -528,7 +558,7 @@ class Sightings:
         return None if config == DdpConfig() else config
 
     def _takes_precision(self, observed: TrainingConfig) -> bool:
-        """Return whether an autocast can be put around its modules: it computes in float32 by itself."""
+        """Return whether an autocast can be put around the modules: the script computes in float32."""
         return observed.amp_dtype in _FULL and not self.is_double
 
     def _why_no_precision(self, observed: TrainingConfig, family: list[Made]) -> str:
@@ -541,40 +571,41 @@ class Sightings:
     def _reached(
         self, observed: TrainingConfig, family: list[Made], placeholders: tuple[str, ...]
     ) -> Iterator[str]:
+        """Yield the settings that can be changed from outside; some may come twice."""
+        device = device_of(self.main_optimizer)
         yield from (name for name in placeholders if name != "lr")
+        # Settings of the loader
         if family:
-            is_told = has_epochs(family[-1].dataset())
-            yield from (
-                name for name in LOADER_SETTINGS if name != "persistent_workers" or not is_told
-            )
+            has_own_epochs = has_epochs(family[-1].dataset())
+            for name in LOADER_SETTINGS:
+                if name != "persistent_workers" or not has_own_epochs:
+                    yield name
             if family[0].takes_batch_size and not self.is_in_step:
                 yield "micro_batch_size"
-        if (
-            self._takes_precision(observed)
-            and self.outermost
-            and family
-            and observed.world_size == 1
-        ):
+        # Settings of the modules' calls; a new precision is compared to float32 batch by batch
+        is_comparable = bool(family) and observed.world_size == 1
+        if self._takes_precision(observed) and self.outermost and is_comparable:
             yield "amp_dtype"
         if self.has_images and self.outermost and not observed.channels_last:
             yield "channels_last"
-        if observed.intra_op_threads is None and device_of(self.main_optimizer).type == "cpu":
+        # Settings of the process
+        if observed.intra_op_threads is None and device.type == "cpu":
             yield "intra_op_threads"
-        if can_bind_script(self.begun, observed.world_size, device_of(self.main_optimizer)):
+        if can_bind_script(self.begun, observed.world_size, device):
             yield "numa_binding"
         if self.ddp is not None:
             yield from (f"ddp.{name}" for name in DdpConfig.model_fields)
-        yield from reached_step(device_of(self.main_optimizer).type)
+        yield from reached_step(device.type)
 
     def _unreached(
         self, observed: TrainingConfig, family: list[Made], reached: frozenset[str]
     ) -> Iterator[Note]:
+        """Yield a note on each setting that can't be changed from outside."""
+        no_batch_size = "in_step" if self.is_in_step else "own_batches"
+        if not family:
+            no_batch_size = "no_loader"
         reasons = {
-            "micro_batch_size": "no_loader"
-            if not family
-            else "in_step"
-            if self.is_in_step
-            else "own_batches",
+            "micro_batch_size": no_batch_size,
             "num_workers": "no_loader",
             "grad_accum_steps": "in_the_script",
             "amp_dtype": self._why_no_precision(observed, family),
@@ -586,9 +617,10 @@ class Sightings:
             reasons["channels_last"] = "own_layout" if observed.channels_last else "no_module"
         if observed.intra_op_threads is not None:
             reasons["intra_op_threads"] = "own_threads"
-        kind = device_of(self.main_optimizer).type
+        optimizer = self.main_optimizer
+        device_type = device_of(optimizer).type
         reasons |= unreached_step(
-            self.main_optimizer, kind, self.outermost, is_compiled=observed.compile
+            optimizer, device_type, self.outermost, is_compiled=observed.compile
         )
         for name, reason in reasons.items():
             if name not in reached:
@@ -598,7 +630,7 @@ class Sightings:
 
 
 def is_trained(module: nn.Module) -> bool:
-    """Whether a module that is being called trains."""
+    """Return whether a module trains in the present call: with gradients, and parameters to train."""
     return torch.is_grad_enabled() and any(own.requires_grad for own in module.parameters())
 
 
@@ -611,13 +643,13 @@ def _is_compiled(module: nn.Module) -> bool:
 
 
 def _weights_half(module: nn.Module) -> str | None:
-    """The 16-bit precision of most of a module's weights, which it computes in without any autocast."""
+    """Return the precision of a module whose weights are 16-bit; None for other weights."""
     dtype = _dtype_of(module)
     return str(dtype).removeprefix("torch.") if dtype in {torch.bfloat16, torch.float16} else None
 
 
 def _dtype_of(module: nn.Module) -> torch.dtype:
-    """The type of most of a module's weights."""
+    """Return the dtype of most of a module's weights."""
     sizes = Counter[torch.dtype]()
     for part in module.parameters():
         sizes[part.dtype] += part.numel()
@@ -625,24 +657,26 @@ def _dtype_of(module: nn.Module) -> torch.dtype:
 
 
 def _framework() -> str:
-    """Who calls the optimizer: by the stack, else by what was imported."""
-    frame = sys._getframe(2)  # noqa: SLF001 - the way that inspect goes, without its cost
-    files = set[str]()
+    """Return the framework that calls the optimizer: by the stack, else by the imports."""
+    frame = sys._getframe(2)  # noqa: SLF001 - as inspect does, without its cost
+    on_stack = set[str]()
     while frame is not None:
-        files.add(str(frame.f_globals.get("__name__")))
+        on_stack.add(str(frame.f_globals.get("__name__")))
         frame = frame.f_back  # type: ignore[assignment] # None at the outermost
     for module, name in _FRAMEWORKS:
-        is_there = module in sys.modules and (name != "accelerate" or accelerate_state())
-        if is_there and (
-            name not in _ON_STACK
-            or any(file.startswith(module.rsplit(".", 1)[0]) for file in files)
-        ):
-            return name
+        if module not in sys.modules:
+            continue
+        if name == "accelerate" and not accelerate_state():
+            continue
+        package = module.rsplit(".", 1)[0]
+        if name in _ON_STACK and not any(one.startswith(package) for one in on_stack):
+            continue
+        return name
     return "plain loop"
 
 
 def device_of(optimizer: torch.optim.Optimizer) -> torch.device:
-    """Where the parameters of an optimizer lie."""
+    """Return the device of an optimizer's parameters; the CPU if it has none."""
     return next(
         (part.device for group in optimizer.param_groups for part in group["params"]),
         torch.device("cpu"),

@@ -1,5 +1,5 @@
 """Keep the user's files unchanged while a script runs in a trial.
 
-Comes in: the script's calls that read and change files. Goes out: the same results, with changes
-kept in scratch.
+In: the script's calls that read and change files. Out: the same results, with changes kept in
+scratch.
 """

@@ -1,4 +1,9 @@
-"""Stand in for the functions that change files."""
+"""Replace `open` and the functions of os, so that files that existed before a trial stay unchanged.
+
+In: calls of the script. Out: the same results as the originals, on a View. A file opened for
+writing is copied to scratch first; a removed one is only marked as removed; a renamed one is seen
+elsewhere and stays where it was. Errors name the path that the script gave.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +29,7 @@ from autotune.worker.script.files.view import (
     text_of,
 )
 
-# Replaces the functions of os that only read: in an untouched tree they cost one comparison more.
+# Functions that only read; in an unchanged tree they cost one comparison more
 
 
 _LOOKS = ("getxattr", "listxattr", "lstat", "readlink", "stat", "statvfs")
@@ -32,9 +37,9 @@ _OF_LINKS = frozenset({real_os.lstat, real_os.readlink})
 
 
 class Reads:
-    """The functions of os that read a view.
+    """Replacements for the functions of os that read, on a view.
 
-    Bound methods all, since a class that keeps one as an attribute must not bind it to its own
+    All are bound methods: a class that keeps one as an attribute must not bind it to its own
     objects.
     """
 
@@ -44,23 +49,23 @@ class Reads:
             setattr(self, name, MethodType(self._look, getattr(real_os, name)))
 
     def access(self, path: Any, mode: int, **named: Any) -> bool:
-        """Do as os.access."""
+        """Replace os.access."""
         with suppress(OSError):
             return bool(self._look(real_os.access, path, mode, **named))
         return False
 
     def listdir(self, path: Any = None) -> list[Any]:
-        """Do as os.listdir."""
+        """Replace os.listdir."""
         if self._is_real(path):
             return real_os.listdir(path)
         with ErrorsName(path):
             names = self._view.names(self._folder(path))
-        return (
-            [os.fsencode(name) for name in names] if path is not None and _is_bytes(path) else names
-        )
+        if path is not None and _is_bytes(path):
+            return [os.fsencode(name) for name in names]
+        return names
 
     def scandir(self, path: Any = None) -> Any:
-        """Do as os.scandir, with entries of our own where anything of the folder lies elsewhere."""
+        """Replace os.scandir, with our own entries if anything in the folder lies elsewhere."""
         if self._is_real(path):
             return real_os.scandir(path)
         given = "." if path is None else text_of(path)
@@ -74,7 +79,7 @@ class Reads:
         return _Entries(_Entry(given, name, is_bytes=is_bytes) for name in names)
 
     def chdir(self, path: Any) -> None:
-        """Do as os.chdir."""
+        """Replace os.chdir."""
         if self._is_real(path):
             real_os.chdir(path)
             return
@@ -82,11 +87,11 @@ class Reads:
             self._view.enter(self._folder(path), self._view.seen(path).rstrip("/"))
 
     def getcwd(self) -> str:
-        """Do as os.getcwd."""
+        """Replace os.getcwd."""
         return self._view.cwd()
 
     def getcwdb(self) -> bytes:
-        """Do as os.getcwdb."""
+        """Replace os.getcwdb."""
         return os.fsencode(self._view.cwd())
 
     def _look(self, function: Callable[..., Any], path: Any, *arguments: Any, **named: Any) -> Any:
@@ -100,16 +105,17 @@ class Reads:
             return function(real, *arguments, **named)
 
     def _is_real(self, path: Any) -> bool:
-        return (
-            self._view.is_idle() or is_descriptor(path) or (path is not None and not text_of(path))
-        )
+        """Return whether the original function can be called with the path as it is."""
+        if self._view.is_idle() or is_descriptor(path):
+            return True
+        return path is not None and not text_of(path)
 
     def _folder(self, path: AnyPath | None) -> str:
         return self._view.logical("." if path is None else text_of(path))
 
 
 class _Entry:
-    """Do as os.DirEntry."""
+    """Replace os.DirEntry."""
 
     def __init__(self, folder: str, name: str, *, is_bytes: bool) -> None:
         path = os.path.join(folder, name)  # noqa: PTH118 - as os.scandir joins
@@ -123,27 +129,27 @@ class _Entry:
         return f"<DirEntry {self.name!r}>"
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        """Do as os.DirEntry.stat."""
+        """Replace os.DirEntry.stat."""
         return os.stat(self.path, follow_symlinks=follow_symlinks)  # noqa: PTH116 - the replacement
 
     def inode(self) -> int:
-        """Do as os.DirEntry.inode."""
+        """Replace os.DirEntry.inode."""
         return self.stat(follow_symlinks=False).st_ino
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        """Do as os.DirEntry.is_dir."""
+        """Replace os.DirEntry.is_dir."""
         return stat.S_ISDIR(self._mode(follow_symlinks=follow_symlinks))
 
     def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        """Do as os.DirEntry.is_file."""
+        """Replace os.DirEntry.is_file."""
         return stat.S_ISREG(self._mode(follow_symlinks=follow_symlinks))
 
     def is_symlink(self) -> bool:
-        """Do as os.DirEntry.is_symlink."""
+        """Replace os.DirEntry.is_symlink."""
         return stat.S_ISLNK(self._mode(follow_symlinks=False))
 
     def is_junction(self) -> bool:
-        """Do as os.DirEntry.is_junction: on Windows alone."""
+        """Replace os.DirEntry.is_junction; there are junctions on Windows only."""
         return False
 
     def _mode(self, *, follow_symlinks: bool) -> int:
@@ -154,7 +160,7 @@ class _Entry:
 
 
 class _Entries:
-    """As what os.scandir returns."""
+    """Replace the iterator that os.scandir returns."""
 
     def __init__(self, entries: Iterator[_Entry]) -> None:
         self._entries = entries
@@ -180,15 +186,15 @@ def _is_bytes(path: AnyPath) -> bool:
     return isinstance(os.fspath(path), bytes)
 
 
-# Replaces the functions of os that change a file's length, permissions, owner, times and
-# attributes.
-#
-# What existed before is copied first. The permissions and times of an existing folder or device,
-# and of a file that is given by its descriptor, stay as they are, whatever is asked.
+# Functions that change a file's length, permissions, owner, times and attributes
 
 
 class Amendments:
-    """Such functions, each given the original one first."""
+    """Run such functions of os on a view; each method takes the original function first.
+
+    An existing file is copied first. The permissions and times of an existing folder or device, and
+    of a file given by its descriptor, silently stay as they are.
+    """
 
     def __init__(self, view: View) -> None:
         self._view = view
@@ -196,7 +202,7 @@ class Amendments:
     def amend(
         self, function: Callable[..., None], path: Any, *arguments: Any, **named: Any
     ) -> None:
-        """Do as a function that takes a path, or a descriptor too."""
+        """Run a function that takes a path, or also a descriptor."""
         if is_descriptor(path):
             self.amend_descriptor(function, path, *arguments, **named)
             return
@@ -212,6 +218,7 @@ class Amendments:
                 function(self._view.seen(text, follow=follow), *arguments, **named)  # raises
                 raise error_of(errno.ENOENT)
             if not self._view.is_own(physical):
+                # Check what the system would check on the original, then work on a copy.
                 if function is real_os.truncate:
                     check_access(physical, os.O_WRONLY)
                 elif os.geteuid() not in {0, status.st_uid}:
@@ -225,37 +232,39 @@ class Amendments:
     def amend_descriptor(
         self, function: Callable[..., None], fd: Any, *arguments: Any, **named: Any
     ) -> None:
-        """Do as a function that takes a descriptor."""
+        """Run a function that takes a descriptor; do nothing on a file that existed before."""
         with suppress(OSError):
             path = real_os.readlink(f"/proc/self/fd/{fd}")
             if path.startswith("/") and not self._view.is_own(path):
                 at = real_os.stat(path)
-                opened = real_os.fstat(fd)
-                if os.path.samestat(at, opened) and (
-                    stat.S_ISREG(at.st_mode) or stat.S_ISDIR(at.st_mode)
-                ):
+                is_kept = stat.S_ISREG(at.st_mode) or stat.S_ISDIR(at.st_mode)
+                if is_kept and os.path.samestat(at, real_os.fstat(fd)):
                     return
         function(fd, *arguments, **named)
 
 
 def check_access(physical: str, flags: int) -> None:
-    """Raise what opening a file for writing would, without opening one that may be written."""
+    """Raise the error that opening a file for writing would; a writable one is not opened."""
     is_read = flags & os.O_RDWR
     if not real_os.access(physical, os.W_OK | (os.R_OK if is_read else 0), effective_ids=True):
         real_os.close(real_os.open(physical, os.O_RDWR if is_read else os.O_WRONLY))
         raise error_of(errno.EACCES)
 
 
-# The heart of a rename: what is the script's own is moved, what existed before is only seen
-# elsewhere.
-#
-# Comes in: two logical paths that were looked at. Goes out: nothing; the view has learnt it.
+# Rename
 
 
 def check_rename(
     source: str, status: os.stat_result, to: str, there: os.stat_result | None
 ) -> None:
-    """Raise what the system would say of two things that are not to be exchanged."""
+    """Raise the error that the system would if one path can't take the place of another.
+
+    Args:
+        source: Logical path to rename.
+        status: Its status.
+        to: Logical path of the target.
+        there: The target's status; None if there is none.
+    """
     if f"{to}/".startswith(f"{source}/") and to != source:
         raise error_of(errno.EINVAL)
     if f"{source}/".startswith(f"{to}/") and to != source:
@@ -269,15 +278,24 @@ def check_rename(
 
 
 def move(view: View, source: str, to: str, there: os.stat_result | None) -> None:
-    """The heart of a rename: what is the script's own is moved, what existed before is only seen elsewhere."""
+    """Rename after all checks: move the script's own files, redirect those that existed before.
+
+    Args:
+        view: The view, which records the rename.
+        source: Logical path to rename.
+        to: Logical path of the target.
+        there: The target's status; None if there is none.
+    """
     physical = view.physical(source) or "/"
     target = view.physical(to)
     is_moved = view.is_own(physical) and not view.is_stored(physical)
     is_folder = there is not None and stat.S_ISDIR(there.st_mode)
     is_own_target = there is not None and target is not None and view.is_own(target)
     if is_own_target and target is not None and is_folder:
-        with suppress(OSError):  # what was renamed out of it may still lie in it, unseen
+        with suppress(OSError):  # files renamed out of it may still lie in it, hidden
             real_os.rmdir(target)
+
+    # Move the file itself, if it is the script's own and not in scratch anyway.
     at = physical
     records = list[Record]()
     if (
@@ -288,16 +306,18 @@ def move(view: View, source: str, to: str, there: os.stat_result | None) -> None
         and not view.is_stored(target)
     ):
         at = target
-        real_os.replace(physical, target)  # in one step, as readers expect
+        real_os.replace(physical, target)  # atomic, as readers expect
         records = view.made(at)
     elif is_moved:
         at, records = _taken(view, to, physical, there)
     elif view.folder_of(to) is not None:
         records = [["unmap", to] if view.beneath(to) == physical else ["map", to, physical]]
+
+    # Record it; if that fails, move the file back.
     is_tree = stat.S_ISDIR(real_os.lstat(at).st_mode)
-    moved: list[Record] = (
-        [["old", physical], ["moved", physical, at, is_tree]] if at != physical else []
-    )
+    moved = list[Record]()
+    if at != physical:
+        moved = [["old", physical], ["moved", physical, at, is_tree]]
     hidden = view.hide(source)
     try:
         view.commit([["unmap_below", to], ["renamed", source, to], *moved, *records, hidden])
@@ -313,7 +333,7 @@ def move(view: View, source: str, to: str, there: os.stat_result | None) -> None
 def _taken(
     view: View, to: str, physical: str, there: os.stat_result | None
 ) -> tuple[str, list[Record]]:
-    """Move something of the script's own to where there is nothing of its own, or to scratch."""
+    """Move the script's own file to a path where it has none, or to scratch; return path and records."""
     if there is not None and view.physical(to) is not None and view.status(to) is not None:
         at = view.stow(to, physical)
         return at, [["map", to, at]]
@@ -328,10 +348,7 @@ def _taken(
     return at, records
 
 
-# Replaces open and the functions of os that change files: what existed before stays as it is.
-#
-# Opened for writing, an existing file is copied to scratch first; removed, it is marked; renamed,
-# it is seen elsewhere and lies where it was. Errors name the path that was asked for.
+# Functions that open, make, rename and remove files
 
 
 _READING = frozenset({"r", "rb", "br", "rt", "tr"})
@@ -339,7 +356,10 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
 class Changes:
-    """The functions of os that change a view; bound methods all, as those of Reads."""
+    """Replacements for `open` and the functions of os that change files, on a view.
+
+    All are bound methods, as in Reads.
+    """
 
     def __init__(self, view: View) -> None:
         self._view = view
@@ -364,17 +384,14 @@ class Changes:
         closefd: bool = True,
         opener: Callable[[str, int], int] | None = None,
     ) -> Any:
-        """Do as builtins.open, with a descriptor from elsewhere."""
-        if (
-            opener is None
-            and not isinstance(file, int)
-            and not (mode in _READING and self._view.is_idle())
-        ):
+        """Replace builtins.open; the descriptor comes from the view."""
+        is_plain_read = mode in _READING and self._view.is_idle()
+        if opener is None and not isinstance(file, int) and not is_plain_read:
             opener = self._opened
         return open_file(file, mode, buffering, encoding, errors, newline, closefd, opener)
 
     def open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-        """Do as os.open."""
+        """Replace os.open."""
         if not flags & _WRITING and self._view.is_idle():
             return real_os.open(path, flags, mode, dir_fd=dir_fd)
         text = text_of(path)
@@ -385,7 +402,7 @@ class Changes:
             return self._open_writing(text, flags, mode, dir_fd)
 
     def unlink(self, path: Any, *, dir_fd: int | None = None) -> None:
-        """Do as os.unlink."""
+        """Replace os.unlink."""
         with ErrorsName(path), self._view.changing():
             logical, status = self._existing(path, dir_fd)
             if stat.S_ISDIR(status.st_mode):
@@ -395,7 +412,7 @@ class Changes:
             self._removed(logical, status, real_os.unlink)
 
     def rmdir(self, path: Any, *, dir_fd: int | None = None) -> None:
-        """Do as os.rmdir."""
+        """Replace os.rmdir."""
         with ErrorsName(path), self._view.changing():
             logical, status = self._existing(path, dir_fd)
             if not stat.S_ISDIR(status.st_mode):
@@ -414,7 +431,7 @@ class Changes:
         *,
         dir_fd: int | None = None,
     ) -> None:
-        """Do as os.symlink."""
+        """Replace os.symlink."""
         del target_is_directory
         self._make(lambda at: real_os.symlink(text_of(src), at), dst, dir_fd=dir_fd)
 
@@ -427,9 +444,9 @@ class Changes:
         dst_dir_fd: int | None = None,
         follow_symlinks: bool = True,
     ) -> None:
-        """Do as os.link; of a file that existed before, make a copy."""
+        """Replace os.link; a file that existed before is copied instead."""
         del follow_symlinks  # link(2) follows none on Linux
-        if text_of(src).startswith("/proc/"):  # an unnamed file that gets a name
+        if text_of(src).startswith("/proc/"):  # an unnamed file (O_TMPFILE) that gets a name
             self._make(
                 lambda at: real_os.link(src, at, follow_symlinks=True), dst, dir_fd=dst_dir_fd
             )
@@ -456,13 +473,12 @@ class Changes:
     def replace(
         self, src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None
     ) -> None:
-        """Do as os.rename and os.replace."""
+        """Replace os.rename and os.replace; the checks come in the order of Linux."""
         with ErrorsName(src, dst), self._view.changing():
             if not text_of(dst):
                 raise error_of(errno.ENOENT)
-            self._view.check_folder(
-                parent_of(self._view.logical(text_of(src).rstrip("/"), src_dir_fd, follow=False))
-            )
+            named = self._view.logical(text_of(src).rstrip("/"), src_dir_fd, follow=False)
+            self._view.check_folder(parent_of(named))
             to = self._view.logical(text_of(dst).rstrip("/"), dst_dir_fd, follow=False)
             self._view.check_folder(parent_of(to))
             source, status = self._existing(src, src_dir_fd)
@@ -482,17 +498,17 @@ class Changes:
             move(self._view, source, to, there)
 
     def prepared(self, path: AnyPath) -> str:
-        """Return where native code may write to a path of the script; it exists then, with its content."""
+        """Return the physical path where native code may change a file; make it if there is none."""
         real_os.close(self.open(path, os.O_RDWR | os.O_CREAT, 0o666))
         return self._view.seen(path)
 
     def emptied(self, path: AnyPath) -> str:
-        """Return where native code may write a path of the script from the beginning; it exists then, and is empty."""
+        """Return the physical path where native code may write a file; make or empty it."""
         real_os.close(self.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666))
         return self._view.seen(path)
 
     def replaced(self, physical: str) -> None:
-        """Record a file of the trial's once more: native code may have put another one in its place."""
+        """Record one of the trial's files again: native code may have replaced it."""
         with self._view.changing():
             if self._view.is_own(physical):
                 self._view.commit(self._view.made(physical))
@@ -504,13 +520,17 @@ class Changes:
         is_new = flags & os.O_CREAT and flags & os.O_EXCL
         follow = not (flags & os.O_NOFOLLOW or is_new)
         end = "/" if text.endswith("/") else ""
-        self._view.is_idle()  # learns what other processes have changed
+
+        # A file of the trial's own needs no lock, unless a new one has to be recorded.
+        self._view.is_idle()  # reads the changes of other processes
         logical = self._view.logical(text, dir_fd, follow=follow)
         physical = self._view.physical(logical)
         if physical is not None and self._view.is_own(physical):
             makes_none = not flags & os.O_CREAT or self._view.is_free(physical)
             if makes_none or self._view.status(logical) is not None:
                 return real_os.open(physical + end, flags, mode)
+
+        # Make a new file, or copy an existing one.
         with self._view.changing():
             logical = self._view.logical(text, dir_fd, follow=follow)
             physical = self._view.physical(logical)
@@ -529,13 +549,9 @@ class Changes:
                 return made
             if is_new and status is not None:
                 raise error_of(errno.EEXIST)
-            is_read = not flags & (os.O_WRONLY | os.O_RDWR | os.O_TRUNC)
-            if (
-                status is not None
-                and stat.S_ISREG(status.st_mode)
-                and not self._view.is_own(physical)
-                and not is_read
-            ):
+            is_written = flags & (os.O_WRONLY | os.O_RDWR | os.O_TRUNC)
+            is_file = status is not None and stat.S_ISREG(status.st_mode)
+            if is_file and is_written and not self._view.is_own(physical):
                 if end:
                     raise error_of(errno.ENOTDIR)
                 check_access(physical, flags)
@@ -550,6 +566,7 @@ class Changes:
         dir_fd: int | None = None,
         **named: Any,
     ) -> None:
+        """Make something new at a path, by a function that takes its physical path first."""
         with ErrorsName(path), self._view.changing():
             text = text_of(path)
             if not text:
@@ -565,6 +582,7 @@ class Changes:
             self._view.create(logical, lambda at: make(at, *arguments, **named))
 
     def _existing(self, path: AnyPath, dir_fd: int | None) -> tuple[str, os.stat_result]:
+        """Return the logical path and the status of something that must exist."""
         text = text_of(path)
         if not text:
             raise error_of(errno.ENOENT)
@@ -580,22 +598,24 @@ class Changes:
         return logical, status
 
     def _removed(self, logical: str, status: os.stat_result, remove: Callable[[str], None]) -> None:
+        """Remove the trial's own file or folder; hide one that existed before."""
         physical = self._view.physical(logical) or "/"
         self._check_folder_of(logical, status)
-        records: list[Record] = [["unmap_below", logical]] if stat.S_ISDIR(status.st_mode) else []
+        is_folder = stat.S_ISDIR(status.st_mode)
+        records: list[Record] = [["unmap_below", logical]] if is_folder else []
         if not self._view.is_own(physical):
             self._view.commit([*records, self._view.hide(logical)])
             return
-        is_folder = stat.S_ISDIR(status.st_mode)
         try:
             remove(physical)
         except OSError as error:
+            # A folder may still hold files that were renamed out of it, hidden.
             if not is_folder or error.errno != errno.ENOTEMPTY:
-                raise  # else what was renamed out of it still lies in it, unseen
+                raise
         self._view.commit([*records, ["old", physical], self._view.hide(logical)])
 
     def _check_folder_of(self, logical: str, status: os.stat_result) -> None:
-        """Raise what the system would on removing a name from its folder."""
+        """Raise the error that the system would on removing a name from its folder."""
         folder = self._view.physical(parent_of(logical)) or "/"
         if not real_os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
             raise error_of(errno.EACCES)

@@ -1,8 +1,8 @@
-"""Gives native code that opens files by itself the path where a file of the script really lies.
+"""Patch libraries whose native code opens files, so that it gets a file's physical path.
 
-Most functions are patched by table: `_PATHS` names the argument that is a path. What a mode
-decides, or what needs more than another path, has a function of its own. What torch.hub and
-torchvision download is kept for later trials.
+In: a module, once it is imported. Most functions are patched by table: `_PATHS` names the argument
+that is a path. Functions that depend on a mode, or that need more than another path, have a patch
+of their own. Downloads by torch.hub and torchvision are kept for later trials.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ _PATHS: dict[str, Sequence[tuple[str, int, str, str]]] = {
     ],
     "torch.autograd.profiler": [("profile.export_chrome_trace", 1, "path", _WRITTEN)],
 }
-"""By the module that has to be imported: functions, the position and name of the path, and what
-becomes of the file."""
+"""By module: its functions, the position and name of the path argument, and the use of the file."""
 _DOWNLOADS: dict[str, Sequence[str]] = {
     "torch.hub": ["download_url_to_file"],
     "torchvision.datasets.utils": [
@@ -60,7 +59,14 @@ _PLAIN_DRIVERS = {None, "sec2", "stdio"}
 
 
 def patch_module(name: str, module: ModuleType, view: View, changes: Changes) -> None:
-    """Redirect the files that a module opens natively; it is imported."""
+    """Redirect the files that an imported module opens natively.
+
+    Args:
+        name: The module's name.
+        module: The module.
+        view: The view that resolves paths to read.
+        changes: The functions that prepare files to write.
+    """
     uses = {_READ: view.seen, _WRITTEN: changes.emptied}
     for function, position, keyword, use in _PATHS.get(name, ()):
         _patch(module, function, _with_path(uses[use], position, keyword))
@@ -73,7 +79,7 @@ def patch_module(name: str, module: ModuleType, view: View, changes: Changes) ->
 def _patch(
     module: ModuleType, dotted: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> None:
-    """Replace a function of a module, wherever it is kept, or a method; other versions of a library may have none."""
+    """Replace a function, wherever modules keep it, or a method; skip one that does not exist."""
     *path, name = dotted.split(".")
     owner: Any = module
     for part in path:
@@ -83,9 +89,9 @@ def _patch(
         return
     if isinstance(owner, ModuleType):
         replace_everywhere([(function, wrap(function))])
-    elif isinstance(
-        getattr_static(owner, name), staticmethod | classmethod | ClassMethodDescriptorType
-    ):
+        return
+    kind = type(getattr_static(owner, name))
+    if issubclass(kind, staticmethod | classmethod | ClassMethodDescriptorType):
         setattr(owner, name, staticmethod(wrap(function)))
     else:
         setattr(owner, name, wrap(function))
@@ -94,18 +100,25 @@ def _patch(
 def _with_path(
     use: Callable[[Any], str], position: int, keyword: str
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a wrapper that replaces the path argument of a function.
+
+    Args:
+        use: Function from the script's path to the physical one.
+        position: Position of the argument.
+        keyword: Name of the argument.
+    """
+
     def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
         def call(*arguments: Any, **named: Any) -> Any:
-            if named.get("filesystem") is None:  # pyarrow's own
-                if len(arguments) > position and _is_path(arguments[position]):
-                    arguments = (
-                        *arguments[:position],
-                        use(arguments[position]),
-                        *arguments[position + 1 :],
-                    )
-                elif _is_path(named.get(keyword)):
-                    named[keyword] = use(named[keyword])
+            if named.get("filesystem") is not None:  # a file system of pyarrow
+                return function(*arguments, **named)
+            if len(arguments) > position and _is_path(arguments[position]):
+                changed = list(arguments)
+                changed[position] = use(arguments[position])
+                return function(*changed, **named)
+            if _is_path(named.get(keyword)):
+                named[keyword] = use(named[keyword])
             return function(*arguments, **named)
 
         return call
@@ -114,6 +127,8 @@ def _with_path(
 
 
 def _keeping(view: View) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a wrapper that keeps the files which a function makes for later trials."""
+
     def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
         def call(*arguments: Any, **named: Any) -> Any:
@@ -126,7 +141,7 @@ def _keeping(view: View) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def _is_path(name: Any) -> bool:
-    """Return whether something is a path on this machine: neither an address nor an open file."""
+    """Return whether something is a local path: neither a URL nor an open file."""
     return isinstance(name, str | bytes | os.PathLike) and "://" not in text_of(name)
 
 
@@ -158,7 +173,7 @@ def _patch_safetensors(safetensors: ModuleType, _: View, changes: Changes) -> No
     def write(tensor_dict: Any, filename: Any, *arguments: Any, **named: Any) -> Any:
         at = changes.emptied(filename)
         written = serialize_file(tensor_dict, at, *arguments, **named)
-        changes.replaced(at)  # 0.8 writes another file and renames that
+        changes.replaced(at)  # safetensors 0.8 writes another file and renames it
         return written
 
     replace_everywhere([(serialize_file, write)])
@@ -180,10 +195,10 @@ def _patch_h5py(h5py: ModuleType, view: View, changes: Changes) -> None:
             if mode == "w" or (mode in {"a", "x", "w-"} and not is_there):
                 name = changes.emptied(name)
                 mode = "w"  # HDF5 refuses an empty file in any other mode
+            elif mode in {"a", "r+"} and is_there:
+                name = changes.prepared(name)
             else:
-                name = (
-                    changes.prepared(name) if mode in {"a", "r+"} and is_there else view.seen(name)
-                )
+                name = view.seen(name)
         begin(self, name, mode, driver, *arguments, **named)
 
     h5py.File.__init__ = begin_in_view
@@ -196,7 +211,7 @@ def _patch_opencv(cv2: ModuleType, _: View, changes: Changes) -> None:
         try:
             at = changes.emptied(filename)
         except OSError:
-            return False  # OpenCV's way to report it
+            return False  # as OpenCV reports an error
         return bool(write_image(at, *arguments, **named))
 
     replace_everywhere([(write_image, write)])
@@ -209,7 +224,7 @@ def _patch_pyarrow(pyarrow: ModuleType, view: View, changes: Changes) -> None:
             return super().__new__(cls, own(path), mode, *arguments, **named)
 
         def __init__(self, *_: Any, **__: Any) -> None:
-            """Take what `__new__` has used."""
+            """Ignore the arguments, which `__new__` has used."""
 
     replace_everywhere([(pyarrow.OSFile, OSFile)])
 
@@ -220,6 +235,8 @@ def _patch_sqlite3(sqlite3: ModuleType, view: View, changes: Changes) -> None:
     def connect_in_view(database: Any, *arguments: Any, **named: Any) -> Any:
         if isinstance(database, int):
             return connect(database, *arguments, **named)
+
+        # Take a URI apart; a database in memory has no file.
         path = text_of(database)
         mark = ""
         query = ""
@@ -230,19 +247,20 @@ def _patch_sqlite3(sqlite3: ModuleType, view: View, changes: Changes) -> None:
             path = urllib.parse.unquote(path)
         if path in {"", ":memory:"} or "mode=memory" in query:
             return connect(database, *arguments, **named)
+
         is_read = "mode=ro" in query or "immutable=1" in query
         must_exist = "mode=rw" in query and "mode=rwc" not in query
         is_changed = not is_read and (not must_exist or os.path.exists(path))  # noqa: PTH110 - of the view
         at = _database(path, view, changes) if is_changed else view.seen(path)
-        return connect(
-            f"file:{urllib.parse.quote(at)}{mark}{query}" if is_address else at, *arguments, **named
-        )
+        if is_address:
+            at = f"file:{urllib.parse.quote(at)}{mark}{query}"
+        return connect(at, *arguments, **named)
 
     replace_everywhere([(connect, connect_in_view)])
 
 
 def _database(path: str, view: View, changes: Changes) -> str:
-    """Return where sqlite may write a database; what it had not merged yet is copied next to it too."""
+    """Return the physical path where sqlite may write a database; copy its journals along."""
     before = view.seen(path)
     try:
         at = changes.prepared(path)
@@ -272,8 +290,8 @@ def _patch_numpy(numpy: ModuleType, view: View, changes: Changes) -> None:
             found = view.seen(filename)
             size = real_os.stat(found).st_size if os.path.exists(found) else 0  # noqa: PTH110 - of the view
             if size > 256 << 20 and not view.is_own(found):
-                # Changes this process's memory alone: numpy's default mode would copy a whole data
-                # set.
+                # Copy-on-write changes only this process's memory; a redirected "r+", numpy's
+                # default, would copy a whole data set.
                 mode = "c"
         return make(subtype, filename, dtype, mode, *arguments, **named)
 

@@ -1,8 +1,4 @@
-"""Original os and io functions, before patching, and the means to patch them wherever modules have kept them.
-
-`from os import rename` binds at the import, so that modules which have done so get the replacement
-too.
-"""
+"""Keep the original os and io functions, before patching, and replace functions in all modules."""
 
 from __future__ import annotations
 
@@ -32,7 +28,7 @@ _SPARED = (
     "zipimport",
     "autotune.worker.script.files",
 )
-"""Modules of the import system itself, which caches bytecode as in any run, and our own."""
+"""Modules that keep the originals: the import system, which caches bytecode, and our own."""
 
 
 @contextmanager
@@ -50,7 +46,11 @@ def opened(path: str, flags: int, mode: int = 0o600) -> Iterator[int]:
 
 
 def replace_everywhere(pairs: Sequence[tuple[Callable[..., Any], Callable[..., Any]]]) -> None:
-    """Replace functions in every module that is imported."""
+    """Replace functions in every imported module, also where `from os import rename` bound them.
+
+    Args:
+        pairs: The original functions, each with its replacement.
+    """
     wanted = {id(old): new for old, new in pairs}
     for name, module in list(sys.modules.items()):
         if name.startswith(_SPARED):

@@ -1,4 +1,9 @@
-"""Map the script's paths to scratch: what exists stays unchanged, what the trial changes is a copy."""
+"""Map the script's paths to those that exist: files from before stay, the trial's changes are copies.
+
+In: paths as the script gives them. Out: *logical* paths (absolute, without symbolic links, as the
+script sees the tree) and *physical* ones (the location of the bytes). The map lives in a journal in
+the trial's scratch folder, shared by all of its processes.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +21,14 @@ from typing import Any
 from autotune.protocol.disk import Made
 from autotune.worker.script.files.real import opened, real_os
 
-# Paths as scripts give them, and the errors that are raised about them.
+# Paths as scripts give them, and errors about them
 
 
 AnyPath = str | bytes | os.PathLike[Any]
 
 
 class ErrorsName:
-    """Have OSErrors within a block name the paths that the script gave."""
+    """Let OSErrors within a block name the paths that the script gave."""
 
     def __init__(self, path: AnyPath | None, other: AnyPath | None = None) -> None:
         self._paths = path, other
@@ -63,19 +68,17 @@ def is_dots(text: str) -> bool:
     return text.rstrip("/").rpartition("/")[2] in {"", ".", ".."}
 
 
-# What a trial's processes have redirected so far, on disk: lines that each of them appends and the
-# others read.
-#
-# The journal's length lies in a small file that every process maps, so that seeing whether there
-# are new lines is cheap. Changes hold a lock, reads none.
+# The journal on disk. Its length lies in a small file that every process maps, so that a check for
+# new lines is cheap. Changes hold a lock, reads do not.
 
 
 STAMP_BYTES = 8
 Record = list[str | int | None]
+"""A line of the journal: its kind, a path, and more."""
 
 
 class Journal:
-    """A trial's journal, as one process sees it."""
+    """Append to a trial's journal, and read what its other processes have appended."""
 
     def __init__(self, scratch: str) -> None:
         self.path = f"{scratch}/journal"
@@ -99,9 +102,8 @@ class Journal:
             if self._depth == 0:
                 descriptor = real_os.open(self._lock_path, os.O_RDWR | os.O_CREAT, 0o600)
                 try:
-                    fcntl.lockf(
-                        descriptor, fcntl.LOCK_EX
-                    )  # a fork does not inherit it, as it would flock's
+                    # A forked process does not inherit this lock, as it would flock's.
+                    fcntl.lockf(descriptor, fcntl.LOCK_EX)
                 except OSError:
                     real_os.close(descriptor)
                     raise
@@ -121,7 +123,7 @@ class Journal:
         self.position = 0
 
     def append(self, records: Sequence[Record]) -> None:
-        """Write records whole or not at all; needs the lock, and everything read.
+        """Append records, all or none; needs the lock, and all records read.
 
         Raises:
             OSError: Scratch is full or can't be written.
@@ -135,9 +137,8 @@ class Journal:
                 real_os.ftruncate(descriptor, before)
                 raise
         self.position = before + len(data)
-        with opened(
-            self._stamp_path, os.O_WRONLY
-        ) as descriptor:  # through the map, a full disk would be a SIGBUS
+        # Through the memory map a full disk would raise SIGBUS.
+        with opened(self._stamp_path, os.O_WRONLY) as descriptor:
             real_os.pwrite(descriptor, self.position.to_bytes(STAMP_BYTES, "little"), 0)
 
     def unread(self) -> list[Record]:
@@ -158,15 +159,15 @@ def _write_all(descriptor: int, data: bytes) -> None:
         raise error_of(errno.ENOSPC)
 
 
-# What a trial has redirected so far: a map from logical paths to physical ones, and what it has
-# made itself.
-#
-# Comes in: the records of the journal, in their order. Goes out: where a logical path is, whether
-# the trial has made it.
+# The map that a journal leads to
 
 
 class Redirections:
-    """The state to which a journal leads; read without a lock, each read being one step of a dict."""
+    """Map logical paths to physical ones, and know the paths that the trial has made.
+
+    A file maps to its copy in scratch, a renamed file or folder to its old location, a removed one
+    to None; paths below a mapped folder follow. Reads need no lock: each is one dict operation.
+    """
 
     def __init__(self) -> None:
         self._map: dict[str, str | None] = {}
@@ -179,7 +180,7 @@ class Redirections:
         return logical in self._map
 
     def physical(self, logical: str) -> str | None:
-        """Return where a logical path is or would be; None where it or a folder above was removed."""
+        """Return the physical path; None if the path or a folder above it was removed."""
         head = logical
         redirected = self._map
         while head and head not in redirected:
@@ -190,18 +191,22 @@ class Redirections:
         return None if to is None else f"{to}{logical[len(head) :]}"
 
     def is_made(self, physical: str) -> bool:
-        """Return whether the trial has made it, or a folder above it."""
+        """Return whether the trial has made a path, or a folder above it."""
         while physical and physical not in self._made:
             physical = physical[: physical.rfind("/")]
         return bool(physical)
 
     def inside(self, folder: str) -> dict[str, bool]:
-        """Return the names in a folder that are redirected, and whether they are to be seen."""
-        placed = ((key.rpartition("/"), value) for key, value in list(self._map.items()))
-        return {name: value is not None for (above, _, name), value in placed if above == folder}
+        """Return the redirected names in a folder, each with whether it is visible."""
+        found: dict[str, bool] = {}
+        for key, value in list(self._map.items()):
+            above, _, name = key.rpartition("/")
+            if above == folder:
+                found[name] = value is not None
+        return found
 
     def apply(self, records: list[Record]) -> None:
-        """Learn what was redirected, in the order in which it was."""
+        """Apply records of the journal, in order."""
         for kind, first, *rest in records:
             path = str(first)
             if kind == "map":
@@ -228,13 +233,14 @@ class Redirections:
                 self._map[key] = f"{to}{value[len(source) :]}"
 
 
-# Copies a file to scratch, sharing its blocks where the file system can.
+# Copies in scratch, which share a file's blocks if the file system can
 
 
 _COPY_BYTES = 1 << 30
 _CANT_SHARE = frozenset(
     {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF}
-)  # copy_file_range(2), of two file systems, or of one that can't
+)
+"""Errors of two file systems, or of one that can't share blocks. Source: copy_file_range(2)."""
 
 
 def copy_file(source: str, to: str, *, is_empty: bool = False) -> None:
@@ -242,18 +248,18 @@ def copy_file(source: str, to: str, *, is_empty: bool = False) -> None:
 
     Args:
         source: The file's physical path.
-        to: That of the copy.
-        is_empty: Copy the permissions alone, since the script truncates it anyway.
+        to: The copy's physical path.
+        is_empty: Copy the permissions only, since the script truncates the file anyway.
 
     Raises:
-        OSError: As the system says.
+        OSError: The file can't be read, or the copy can't be written.
     """
     status = real_os.stat(source)
     with opened(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as out:
         if not is_empty:
             with opened(source, os.O_RDONLY) as read:
                 _copy_bytes(read, out)
-        with suppress(OSError):  # only root may give it to another
+        with suppress(OSError):  # only root may change the owner
             real_os.fchown(out, status.st_uid, status.st_gid)
         real_os.fchmod(out, stat.S_IMODE(status.st_mode))
         if not is_empty:
@@ -272,17 +278,20 @@ def _copy_bytes(read: int, out: int) -> None:
             part = part[real_os.write(out, part) :]
 
 
-# Where a path of the script really lies, and which paths the trial may change there.
-#
-# Comes in: paths as the script gives them. Goes out: *logical* paths (absolute, without symbolic
-# links, as the script sees the tree) and *physical* ones (where the bytes are). What was redirected
-# is mapped: a file to its copy in scratch, a renamed file or folder to where it has always been, a
-# removed one to None; what lies below a mapped folder follows. The trial's own are paths in
-# scratch, what it has made itself, and what lies below a folder that it has made.
+# The view: the map and the file system together
 
 
 class View:
-    """The map of a trial, as one process sees it."""
+    """Resolve the script's paths, and record the trial's changes.
+
+    The trial's *own* paths, which it may change, are those in scratch or in a free folder, those
+    that it has made itself, and those below a folder that it has made.
+
+    Args:
+        scratch: The trial's scratch folder.
+        free: Folders whose files the trial may change, and whose changes are not recorded.
+        caches: Folders whose new files are kept for later trials.
+    """
 
     def __init__(self, scratch: str, free: tuple[str, ...], caches: tuple[str, ...] = ()) -> None:
         self.scratch = scratch
@@ -305,11 +314,11 @@ class View:
                 real_os.mkdir(self._store, 0o700)
 
     def is_idle(self) -> bool:
-        """Whether every path is where it is: the one thing that a read asks first."""
+        """Return whether nothing is redirected; each read checks this first."""
         return self._stamp[:STAMP_BYTES] == self._idle or self._synced()
 
     def forked(self) -> None:
-        """In a child: another thread of the parent may have been amidst a change."""
+        """Begin again in a child: another thread of the parent may have been within a change."""
         self._journal.forked()
         self._reading = threading.RLock()
         self._redirected = Redirections()
@@ -319,19 +328,22 @@ class View:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Alone in the trial, and with all that was changed before."""
+        """Lock the trial's other processes out of changes, with all earlier changes read."""
         with self._journal.locked():
             self._synced()
             yield
 
     def commit(self, records: list[Record]) -> None:
-        """Make a change known to the trial's processes, this one too; needs `changing`, and what is new to be there."""
+        """Publish a change to all of the trial's processes, this one included.
+
+        Needs `changing`. New files must exist by now: their identity is recorded.
+        """
         for record in records:
             if record[0] in {"journal", "new", "kept"}:
                 status = _status(str(record[1]))
-                record[2:] = (
-                    () if status is None else (status.st_dev, status.st_ino, status.st_mtime_ns)
-                )
+                record[2:] = []
+                if status is not None:
+                    record += [status.st_dev, status.st_ino, status.st_mtime_ns]
         if records:
             with self._reading:
                 self._journal.append(records)
@@ -340,9 +352,8 @@ class View:
     def _synced(self) -> bool:
         if self._stamp[:STAMP_BYTES] != self._read:
             with self._reading:
-                stamp = self._stamp[
-                    :STAMP_BYTES
-                ]  # before the records: a later one is seen at the next look
+                # Read the stamp before the records: later ones are then found the next time.
+                stamp = self._stamp[:STAMP_BYTES]
                 self._learn(self._journal.unread(), stamp)
         return not self._redirected
 
@@ -353,13 +364,19 @@ class View:
         self._idle = b"" if self._redirected else stamp
 
     def logical(self, path: str, dir_fd: int | None = None, *, follow: bool = True) -> str:
-        """A path as the script sees the tree; the last name's symbolic link is followed where that is wanted.
+        """Return the logical path: absolute, without symbolic links, as the script sees the tree.
+
+        Args:
+            path: The path as the script gave it.
+            dir_fd: Descriptor of the folder that it is relative to; None for the current folder.
+            follow: Follow a symbolic link in the last name too.
 
         Raises:
-            OSError: symbolic links lead in a circle, or `..` leaves what is no folder.
+            OSError: Symbolic links form a circle, or `..` follows a name that is no folder.
         """
         if not path.startswith("/"):
-            path = f"{self.cwd() if dir_fd is None else real_os.readlink(f'/proc/self/fd/{dir_fd}')}/{path}"
+            base = self.cwd() if dir_fd is None else real_os.readlink(f"/proc/self/fd/{dir_fd}")
+            path = f"{base}/{path}"
         folder, _, name = path.rpartition("/")
         if name in {"", ".", ".."}:
             return self._walk(path)
@@ -372,11 +389,11 @@ class View:
         return found
 
     def physical(self, logical: str) -> str | None:
-        """Where a logical path is or would be; None where it or a folder above was removed."""
+        """Return the physical path; None if the path or a folder above it was removed."""
         return self._redirected.physical(logical)
 
     def seen(self, path: AnyPath, dir_fd: int | None = None, *, follow: bool = True) -> str:
-        """The path on which a read really works; where the script sees none, one that does not exist."""
+        """Return the path to read; if the script sees nothing there, one that does not exist."""
         text = text_of(path)
         if not text:
             return text
@@ -386,29 +403,29 @@ class View:
         return f"{self.scratch}/none" if found is None else f"{found or '/'}{end}"
 
     def is_own(self, physical: str) -> bool:
-        """Whether the trial may change what lies there."""
+        """Return whether the trial may change a physical path."""
         return self.is_free(physical) or self._redirected.is_made(physical)
 
     def is_free(self, physical: str) -> bool:
-        """Whether it lies in a folder of the trial's own, where nothing is recorded."""
+        """Return whether a physical path lies in a folder where changes are not recorded."""
         return f"{physical}/".startswith(self._free)
 
     def is_stored(self, physical: str) -> bool:
-        """Whether it lies in scratch."""
+        """Return whether a physical path lies in scratch."""
         return f"{physical}/".startswith(self._free[0])
 
     def beneath(self, logical: str) -> str | None:
-        """Where a logical path would be if it were not redirected itself."""
+        """Return the physical path that a logical one would have without its own redirection."""
         parent = self.physical(parent_of(logical))
         return None if parent is None else f"{parent}/{logical.rpartition('/')[2]}"
 
     def status(self, logical: str) -> os.stat_result | None:
-        """What lies at a logical path, symbolic links not followed; None where there is nothing."""
+        """Return the status at a logical path, as lstat does; None if there is nothing."""
         physical = self.physical(logical)
         return None if physical is None else _status(physical or "/")
 
     def names(self, logical: str) -> list[str]:
-        """What the script sees in a folder."""
+        """Return the names that the script sees in a folder."""
         physical = self.physical(logical)
         names = dict.fromkeys(
             real_os.listdir(f"{self.scratch}/none" if physical is None else physical or "/")
@@ -421,14 +438,21 @@ class View:
         return list(names)
 
     def is_plain(self, logical: str) -> bool:
-        """Whether a folder is where it is, with everything in it."""
+        """Return whether neither a folder nor anything directly in it is redirected."""
         return self.physical(logical) == logical and not self._redirected.inside(logical)
 
     def create(self, logical: str, make: Callable[[str], Any]) -> Any:
         """Make something where there is nothing; needs `changing`.
 
+        Args:
+            logical: The new path.
+            make: Function that makes it at a physical path.
+
+        Returns:
+            The result of `make`.
+
         Raises:
-            OSError: as `make` does; or scratch can't be written, and nothing is made.
+            OSError: `make` raised it; or scratch can't be written, and nothing is made.
         """
         at, records = self.place(logical)
         made = make(at)
@@ -443,7 +467,10 @@ class View:
         return made
 
     def place(self, logical: str) -> tuple[str, list[Record]]:
-        """Where something new is to lie (where the script wants it, if that is free), and what is then to be known."""
+        """Return the physical path for something new, and the records to commit afterwards.
+
+        It is the path that the script wants if that is free, else one in scratch.
+        """
         parent = self.folder_of(logical)
         beneath = f"{parent}/{logical.rpartition('/')[2]}"
         if _status(beneath) is None and (beneath == logical or self.is_own(parent)):
@@ -453,7 +480,7 @@ class View:
         return at, [["map", logical, at]]
 
     def made(self, physical: str) -> list[Record]:
-        """What is to be known of something that the trial has made there: whether it is to be removed or kept."""
+        """Return the records of something that the trial has made: to be removed later, or kept."""
         if self.is_free(physical):
             return []
         is_kept = getattr(self._keeping, "depth", 0) or f"{physical}/".startswith(self._caches)
@@ -469,10 +496,10 @@ class View:
             self._keeping.depth -= 1
 
     def folder_of(self, logical: str) -> str:
-        """The physical folder in which something new is to appear.
+        """Return the physical folder for something new.
 
         Raises:
-            OSError: there is none, or it can't be written.
+            OSError: There is none, or it can't be written.
         """
         self.check_folder(parent_of(logical))
         parent = self.physical(parent_of(logical)) or ""
@@ -481,7 +508,7 @@ class View:
         return parent
 
     def check_folder(self, logical: str) -> None:
-        """Raise what the system would where a folder is none."""
+        """Raise the error that the system would if a logical path is no folder."""
         is_there = True
         while (status := self.status(logical)) is None:
             logical = parent_of(logical)
@@ -494,8 +521,16 @@ class View:
     def copy(self, logical: str, physical: str, *, is_empty: bool = False) -> str:
         """Redirect a file to a copy in scratch; needs `changing`.
 
+        Args:
+            logical: The file's logical path.
+            physical: Its physical path.
+            is_empty: Copy the permissions only.
+
+        Returns:
+            The physical path of the copy.
+
         Raises:
-            OSError: the file can't be read, or scratch can't be written or is full.
+            OSError: The file can't be read, or scratch can't be written or is full.
         """
         at = self._slot(logical)
         try:
@@ -508,13 +543,16 @@ class View:
         return at
 
     def hide(self, logical: str) -> Record:
-        """What is to be known once nothing is to be seen at a logical path any more."""
+        """Return the record that makes a logical path invisible."""
         beneath = self.beneath(logical)
         is_there = beneath is not None and _status(beneath) is not None
         return ["map", logical, None] if is_there else ["unmap", logical]
 
     def stow(self, logical: str, physical: str) -> str:
-        """Move something of the trial's own to scratch; a folder on another disk stays where it is."""
+        """Move one of the trial's own files to scratch, and return its path there.
+
+        A folder on another disk stays where it is.
+        """
         at = self._slot(logical)
         try:
             real_os.rename(physical, at)
@@ -532,7 +570,7 @@ class View:
         return at
 
     def cwd(self) -> str:
-        """The current folder as the script sees it."""
+        """Return the current folder as the script sees it."""
         real: str = real_os.getcwd()
         return self._cwd[1] if self._cwd is not None and self._cwd[0] == real else real
 
@@ -542,6 +580,7 @@ class View:
         self._cwd = None if logical == physical else (real_os.getcwd(), logical or "/")
 
     def _slot(self, logical: str) -> str:
+        """Return an unused path in scratch that ends in a logical path's name."""
         number = self._journal.position
         while True:
             folder = f"{self._store}/{number}"
@@ -553,7 +592,8 @@ class View:
                 return f"{folder}/{logical.rpartition('/')[2]}"
 
     def _target(self, logical: str) -> str | None:
-        if f"{logical}/".startswith("/proc/"):  # its links are no paths: pipe:[1]
+        """Return the target of a symbolic link; None for anything else."""
+        if f"{logical}/".startswith("/proc/"):  # links there are no paths: pipe:[1]
             return None
         physical = self.physical(logical)
         try:
@@ -562,7 +602,7 @@ class View:
             return None
 
     def _walk(self, path: str) -> str:
-        """An absolute path with its symbolic links resolved in the view."""
+        """Resolve all symbolic links of an absolute path in the view."""
         left = path.split("/")[::-1]
         found = ""
         links = 0

@@ -1,5 +1,5 @@
-"""The folder on PYTHONPATH through which autotune attaches to the Python processes of a command.
+"""A folder on PYTHONPATH through which autotune attaches to the Python processes of a command.
 
-Comes in: the interpreter's start. Goes out: an attached process, and the user's own sitecustomize
-after it.
+In: the start of an interpreter. Out: an attached process, with the user's own sitecustomize run
+afterwards.
 """

@@ -1,7 +1,7 @@
-"""Stands first on the PYTHONPATH of what a command starts: attaches, then runs the sitecustomize behind it, if any.
+"""Attach to this Python process, then run the next sitecustomize on the path, if there is one.
 
-Source: Python's documentation of the module site. It must never keep a Python process from
-starting.
+Python imports this module at its start, as this folder is first on PYTHONPATH. It must never keep
+a process from starting. Source: Python's documentation of the module site.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if "AUTOTUNE_ATTACH" in os.environ:
         from autotune.worker.script.start import begin
 
         begin()
-    except Exception as error:  # noqa: BLE001 - another interpreter than autotune's, or a folder that is gone
+    except Exception as error:  # noqa: BLE001 - another interpreter than autotune's, or a deleted folder
         sys.stderr.write(
             f"autotune: could not attach to this process: {type(error).__name__}: {error}\n"
         )
