@@ -6,7 +6,7 @@ gain of the best.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import inf, sqrt
 from statistics import median
