@@ -72,7 +72,7 @@ def open_optuna(
     Args:
         storage: The storage.
         path: Its file, for errors; None in memory.
-        identity: Hashes of what makes the search the same: plan, space and so on, by name.
+        identity: Texts that must be equal in a study of the same search, by name.
         seed: Seed of the search; the sampler's also depends on the number of trials so far.
         make_sampler: Returns the sampler for a seed.
 
@@ -598,7 +598,7 @@ class Study:
         Args:
             path: The SQLite file; None: in memory.
             space: The space to search.
-            identity: Hashes of what makes a search the same, by name.
+            identity: Texts that must be equal in a study of the same search, by name.
             seed: Seed of samplers and combinations.
             method: The search method.
 
