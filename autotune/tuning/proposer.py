@@ -574,8 +574,10 @@ class ModelProposer:
             self.keep(curves)
             return failed_side(new, report.result.reason)
         self.has_model = False
-        reasons = filter(None, (report.result.reason, *(point.reason for point in points)))
-        return sides_not_measured(next(reasons, report.result.outcome))
+        for reason in (report.result.reason, *(point.reason for point in points)):
+            if reason:
+                return sides_not_measured(reason)
+        return sides_not_measured(report.result.outcome)
 
     def recall(self, curves: Curves, ceilings: CeilingBook) -> None:
         """Store the curves of the sides, measured now or before an interruption."""
