@@ -76,7 +76,7 @@ from autotune.tuning.time_budget import TimeBudget, repeat_deadline_s
 _THOROUGH_EXTRAS = Extras(
     loader_ceiling=True, device_ceiling=True, copy_ceiling=True, breakdown=True, stretch_s=0.5
 )
-"""Extras of the first repeat of the best trial: its ceilings, by longer stretches, and where its time goes."""
+"""Extras of the first repeat of the best trial: its ceilings, by longer stretches, and its breakdown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,7 +115,7 @@ class Candidates:
 class OpenCombinations:
     """Combinations of a space in an order given by the seed; those that are no longer open are dropped.
 
-    Whether none is left is certain only in a space small enough to be listed.
+    Only in a space that is small enough to be listed is it certain that none is left.
     """
 
     def __init__(

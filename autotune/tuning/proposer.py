@@ -142,7 +142,7 @@ class Proposer(Protocol):
 
 @dataclass(slots=True)
 class SamplerProposer:
-    """Leave every proposal to the study's sampler; measure, skip, prune and end nothing."""
+    """Proposer that leaves everything to the study's sampler; it measures, skips, prunes and ends nothing."""
 
     study: Study
     has_model: bool = field(default=False, init=False)
@@ -335,7 +335,7 @@ def _least_step_cpu_s(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """What another trial is expected to bring."""
+    """Forecast for another trial: the most promising candidate, its gain, and the ceilings."""
 
     params: Params | None
     """The candidate with the largest expected gain; None if no candidate is informative."""
@@ -416,7 +416,7 @@ def foresee(
     gains = gains * fits * chance_to_run(configs, failed, feasible)
     is_open = np.array([study.is_open(config) for config in configs])
     may_try = is_open & (fits >= trials.sure_to_fit)
-    tells = may_try & ~redundant_among(configs, forecast, tried)
+    is_informative = may_try & ~redundant_among(configs, forecast, tried)
 
     # the lowest ceiling among those that are likely to fit
     left_out = np.array([study.is_left_out(config) for config in configs])
@@ -436,17 +436,17 @@ def foresee(
     # the fastest at the baseline's global batch, tried or not
     has_run = set(tried)
     keeps = np.array([config.global_batch_ratio(space.baseline) == 1 for config in configs])
-    keeps &= tells | np.array([config in has_run for config in configs])
+    keeps &= is_informative | np.array([config in has_run for config in configs])
     same = int(np.argmax(np.where(keeps, forecast.log_rate, -inf)))
 
     # the largest gain for each second of its trial, if possible within the time left
     trials_s = _trial_seconds(configs, np.exp(forecast.log_rate), time)
-    soon = tells & (trials_s <= time.longest_s())
-    eligible = soon if soon.any() else tells
+    soon = is_informative & (trials_s <= time.longest_s())
+    eligible = soon if soon.any() else is_informative
     chosen = int(np.argmax(np.where(eligible, gains / trials_s, -1.0)))
     return Outlook(
-        params=candidates[chosen][0] if tells.any() else None,
-        gain=float(gains[tells].max(initial=0.0)),
+        params=candidates[chosen][0] if is_informative.any() else None,
+        gain=float(gains[is_informative].max(initial=0.0)),
         same_batch=candidates[same][0] if keeps.any() else None,
         best_rate=best_rate,
         lower_ceiling=ceilings[lower_side] or inf,

@@ -216,7 +216,7 @@ class Race:
         return best
 
     def _expected_win(self, one: TrialRecord, leader: TrialRecord, found: SearchOutcome) -> float:
-        """Return the expected gain of a trial over the leader, counting it as 0 where it is slower."""
+        """Return the expected gain of a trial over the leader, counting it as 0 if it is slower."""
         contrast = found.evidence.contrast(one.number, leader.number)
         if contrast is None:
             return 0.0

@@ -373,7 +373,7 @@ def _reasons(chosen: TrialRecord, contenders: Contenders, verdict: Verdict) -> I
 
 
 def _why_this(chosen: TrialRecord, contenders: Contenders) -> Note:
-    """Return the note that says why this one was chosen and no other."""
+    """Return the note with the reason for this choice."""
     found = contenders.found
     # larger batches that are not worth it, and the number of the other configurations
     own = contenders.fastest_at_own_batch(contenders.records)
