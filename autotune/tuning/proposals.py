@@ -290,7 +290,9 @@ def explaining_setting(
     def values_of(name: str) -> frozenset[SettingValue]:
         """Return a setting's values in the failures; none if one of them occurs in a success."""
         bad = frozenset(setting_of(config, name) for config in failed)
-        return bad if bad.isdisjoint({setting_of(config, name) for config in good}) else frozenset()
+        if not bad.isdisjoint({setting_of(config, name) for config in good}):
+            return frozenset()
+        return bad
 
     explaining = {name: values for name in _SWITCHES if (values := values_of(name))}
     modes = values_of("compile_mode")
@@ -318,7 +320,9 @@ def nearest(domain: Domain, value: SettingValue) -> SettingValue:
     if not isinstance(value, int) or isinstance(value, bool):
         return next(iter(domain))
     numbers = whole_numbers(domain)
-    return min(numbers, key=lambda number: abs(number - value)) if numbers else next(iter(domain))
+    if not numbers:
+        return next(iter(domain))
+    return min(numbers, key=lambda number: abs(number - value))
 
 
 def same_batch_variant(best: TrialRecord, space: ResolvedSpace) -> Params | None:

@@ -552,7 +552,7 @@ class ModelProposer:
             return None
         space = self.study.space
         variations = [*loader_variations(space, ceilings), *device_variations(space, ceilings)]
-        known = _known(space, ceilings)
+        known = _baseline_points(space, ceilings)
         report = runner.curves(
             space.baseline,
             variations,
@@ -585,7 +585,7 @@ class ModelProposer:
             return
         self.sides = configured_points(curves, self.study.space)
         for side in self.sides:
-            _keep_point(ceilings, side)
+            ceilings.keep(side.side, side.config, side.point.ceiling)
 
     def _settle_doubts(self, runner: TrialRunner, deadline_s: float, ceilings: CeilingBook) -> None:
         """Measure again, once, the sides whose ceilings a run exceeds or whose measurements differ.
@@ -611,7 +611,7 @@ class ModelProposer:
             again = configured_points(report.curves, self.study.space)
             self.sides = [*sides, *(one for one in again if one not in sides)]
             for one in again:
-                _keep_point(ceilings, one)
+                ceilings.keep(one.side, one.config, one.point.ceiling)
 
     def propose(self, best: TrialRecord | None) -> Proposal | None:
         """Return the trial with the largest expected gain; None, for the sampler, without a model or a candidate.
@@ -736,7 +736,10 @@ class ModelProposer:
             return None
         step = self._runs_so_far, len(self.study.running)
         if self._outlook is None or self._outlook[0] != step:
-            self._outlook = step, self._foresee(best.config)
+            best_rate = exp(max(self.believed().values()))
+            candidates = self._near(best.config)
+            outlook = foresee(candidates, self.time, self._rates(), self._memory(), best_rate)
+            self._outlook = step, outlook
         return self._outlook[1]
 
     def believed(self) -> Mapping[int, float]:
@@ -812,10 +815,6 @@ class ModelProposer:
             self._peaks = stamp, model
         return self._peaks[1]
 
-    def _foresee(self, best: TrainingConfig) -> Outlook:
-        best_rate = exp(max(self.believed().values()))
-        return foresee(self._near(best), self.time, self._rates(), self._memory(), best_rate)
-
     def _is_first_group(self, config: TrainingConfig) -> bool:
         """Return True for several devices of which no trial with this strategy was measured."""
         measured = [record.config for record in self.study.ended if record.measurement]
@@ -836,11 +835,7 @@ class ModelProposer:
         return [({**params, **unchanged}, config) for params, config in found]
 
 
-def _keep_point(ceilings: CeilingBook, one: ConfiguredPoint) -> None:
-    ceilings.keep(one.side, one.config, one.point.ceiling)
-
-
-def _known(space: ResolvedSpace, ceilings: CeilingBook) -> Curves:
+def _baseline_points(space: ResolvedSpace, ceilings: CeilingBook) -> Curves:
     """Return the points that the baseline's trial has measured; none if it ran on several devices."""
     own = space.baseline
     if own.world_size > 1:

@@ -201,21 +201,18 @@ class Race:
             return None
         found = contenders.found
         most = contenders.batch_ratio(leader)
-        open_ones = [
-            one
-            for one in contenders.challengers[: 2 * self._proof.most_challenged]
-            if one is not leader
-            and self._runs_of(one) < self._proof.fewest_runs
-            and contenders.batch_ratio(one) <= most
-        ]
-        wins = {one.number: self._expected_win(one, leader, found) for one in open_ones}
-        best = max(open_ones, key=lambda one: wins[one.number], default=None)
-        if best is None or wins[best.number] < self.time.policy.trials.least_gain:
+        fastest = contenders.challengers[: 2 * self._proof.most_challenged]
+        others = [one for one in fastest if one is not leader]
+        others = [one for one in others if self._runs_of(one) < self._proof.fewest_runs]
+        others = [one for one in others if contenders.batch_ratio(one) <= most]
+        gains = {one.number: self._expected_gain(one, leader, found) for one in others}
+        best = max(others, key=lambda one: gains[one.number], default=None)
+        if best is None or gains[best.number] < self.time.policy.trials.least_gain:
             return None
         self._challenged += 1
         return best
 
-    def _expected_win(self, one: TrialRecord, leader: TrialRecord, found: SearchOutcome) -> float:
+    def _expected_gain(self, one: TrialRecord, leader: TrialRecord, found: SearchOutcome) -> float:
         """Return the expected gain of a trial over the leader, counting it as 0 if it is slower."""
         contrast = found.evidence.contrast(one.number, leader.number)
         if contrast is None:
