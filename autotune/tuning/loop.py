@@ -98,6 +98,7 @@ class Search:
     runner: TrialRunner
     proposer: Proposer
     show: Callable[[Progress], None] = lambda _: None
+    """Called after each run, to show the progress."""
     on_record: Callable[[TrialRecord], None] = lambda _: None
     """Called after each trial, to keep its record."""
     first: Sequence[Params] = ()
@@ -173,6 +174,7 @@ class Search:
         return partial(believed_score, believed=self.believed)
 
     def _ranked(self) -> _Ranking:
+        """Return the ranking of the trials so far; it is computed again once a trial has ended."""
         ended = self.study.ended
         proposed = self.proposer.believed()
         known = self._ranking
@@ -224,6 +226,7 @@ class Search:
         self._show(None)
 
     def _run_trials(self) -> None:
+        """Keep every free slot running until there is no next run and all have ended."""
         with SideBySide[TrialRecord](self.time.most_trials) as under_way:
             while (run := self._next_run()) is not None or len(under_way) > 0:
                 if run is None:
