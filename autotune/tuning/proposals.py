@@ -382,7 +382,8 @@ def largest_batch_variant(
     chances = memory.chance_to_fit(resized, space.limit_bytes)
     fewest = min(whole_numbers(space.domains["grad_accum_steps"]))
     for batch, chance in zip(reversed(batches), reversed(chances), strict=True):
-        if chance < space.policy.trials.sure_to_fit:
+        is_sure = chance >= space.policy.trials.sure_to_fit
+        if not is_sure:
             continue
         if batch in was_run:
             return None
