@@ -1,4 +1,9 @@
-"""Fakes for tests of code that uses autotune: a launcher over a cost model, and made-up figures."""
+"""Fakes for tests of code that uses autotune: a launcher over a cost model, and made-up figures.
+
+`autotune.search(model, dataset, launcher=FakeLauncher(cost_model))` runs a whole search in
+milliseconds. Only the trials' processes are fake: the launcher reads each trial's job and writes
+the report that a rank would write.
+"""
 
 from __future__ import annotations
 
@@ -68,87 +73,93 @@ __all__ = [
 ]
 
 
-# The cost model that ships with the fake launcher: what a made-up trial of a configuration
-# measures.
+# The cost model: the figures of a made-up trial of a configuration.
 
 
-# A made-up model and interconnect, of the order of ResNet-18's gradients over PCIe 4.0 x16:
+# about ResNet-18's gradients, over PCIe 4.0 x16
 _GRADIENT_BYTES = 64 * 2**20
 _LINK_BYTES_PER_S = 20 * 2**30
-_BACKWARD_SHARE = (
-    2 / 3
-)  # of a batch's time: a backward pass computes twice what a forward pass does
+_BACKWARD_SHARE = 2 / 3
+"""Share of a batch's time in the backward pass, which computes twice as much as the forward pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeTrial:
-    """The figures of a made-up trial of a configuration; of a group, those of all its ranks together."""
+    """The figures of a made-up trial; of a distributed one, those of all ranks together."""
 
     samples_per_s: float = 0.0
     peak_memory_bytes: int = 0
-    """Of each rank."""
+    """Peak memory of each rank."""
     busy_fraction: float = 1.0
     outcome: Outcome = "ok"
     reason: str = ""
     failure: Failure | None = None
     startup_s: float = 0.1
     hangs: bool = False
-    """It never ends: the deadline does."""
+    """True: the trial hangs until its deadline."""
     loader_ceiling: float | None = None
-    """Rate of the loader alone; None: twice the rate in a trial, and unknown in curves."""
+    """Throughput of the loader alone, in samples/s. None: twice that of the trial; unknown in
+    curves."""
     device_ceiling: float | None = None
-    """Rate of the device alone; None: the rate over the busy fraction; in curves unknown where that
-    is 1."""
+    """Throughput of the device alone, in samples/s. None: the trial's over its busy fraction;
+    unknown in curves if that is 1."""
     copy_ceiling: float | None = None
-    """Rate of copying batches to the device alone; None: no copy is known."""
+    """Throughput of copies to the device alone, in samples/s; None: not measured."""
     host_ceiling: float | None = None
-    """Rate of the host that launches; a device that is less than wholly busy waits for it, or for
-    data where the loader is slower. None: it is no side of its own, and devices wait for data
-    alone."""
+    """Throughput of the host's launches, in samples/s: an idle device waits for the host, or for data
+    if the loader is slower. None: an idle device waits for data."""
     passes_guard: bool = True
-    """Whether it passes the precision guard; otherwise its last loss is `broken_loss`."""
+    """True if the trial passes the precision guard; else its last loss is `broken_loss`."""
     broken_loss: float = inf
     stress_peak_bytes: int | None = None
     """Peak memory of a stress run; None: that of the trial."""
     alloc_retries: int | None = None
-    """Times that the allocator found no room, in the window and in a stress run; None: not counted."""
+    """Retries of the allocator in the window and in a stress run; None: not counted."""
     communication: Communication | None = None
-    """What exchanging gradients takes; None: not measured."""
+    """Times of exchanging gradients; None: not measured."""
     loader_cpu_s: float | None = None
-    """CPU seconds that the loader alone takes for a sample; None: not counted."""
+    """CPU seconds per sample of the loader alone; None: not counted."""
     device_cpu_s: float | None = None
-    """The same of the device alone."""
+    """CPU seconds per sample of the device alone; None: not counted."""
     own_cores: float | None = None
-    """Cores that a trial keeps busy; None: not counted."""
+    """Cores that the trial keeps busy; None: not counted."""
     others_cores: float = 0.0
     """Cores that other processes keep busy meanwhile."""
 
 
 CostModel = Callable[[TrainingConfig], FakeTrial]
+"""Returns the figures of a trial of a configuration."""
 
 
 def analytic_cost(config: TrainingConfig) -> FakeTrial:
-    """A plain machine: the slower of loader and device, memory linear in the micro batch.
+    """Return the figures of a simple machine: the slower of loader and device; memory linear in the micro batch.
 
-    An item takes 1 ms to load, by up to eight workers of a process side by side, and sixteen of all
-    ranks together; a batch takes the device 2 ms and 20 us a sample, half of that in a 16-bit
-    precision. A sample needs 4 MiB of memory beside 512 MiB.
+    An item takes 1 ms to load, by up to eight workers of a process in parallel, and sixteen of all
+    ranks together. A batch takes the device 2 ms and 20 us per sample, half of that in a 16-bit
+    precision. A sample needs 4 MiB of memory, on top of 512 MiB.
 
-    Ranks exchange 64 MiB of gradients a step over a ring of 20 GiB/s, bucket by bucket: all but the
-    last bucket may hide behind the backward pass, two thirds of a batch's time. DataParallel copies
-    the model to each device anew for each batch, 1 ms a device.
+    Ranks exchange 64 MiB of gradients per step over a ring of 20 GiB/s, bucket by bucket: all but
+    the last bucket may overlap with the backward pass, two thirds of a batch's time. DataParallel
+    copies the model to each device again for each batch, 1 ms per device.
     """
     processes = config.process_count
     devices = config.world_size
     micro = config.micro_batch_size
     loader = processes * 1000.0 * min(max(1, config.num_workers), 8, 16 / processes)
     speed = 2.0 if config.amp_dtype in {"bfloat16", "float16"} else 1.0
-    step_s = 0.002 + 20e-6 * micro / speed + (devices * 1e-3 if config.strategy == "dp" else 0.0)
-    exchange = _communication(config, step_s) if processes > 1 else None
-    exposed_s = 0.0 if exchange is None else exchange.exposed_s / config.grad_accum_steps
+    step_s = 0.002 + 20e-6 * micro / speed
+    if config.strategy == "dp":
+        step_s += devices * 1e-3
+    exchange = None
+    exposed_s = 0.0
+    if processes > 1:
+        exchange = _communication(config, step_s)
+        exposed_s = exchange.exposed_s / config.grad_accum_steps
     device = devices * (micro / step_s)
     group = devices * (micro / (step_s + exposed_s))
-    rate = min(loader, group) if config.num_workers else 1 / (1 / loader + 1 / group)
+    rate = 1 / (1 / loader + 1 / group)  # without workers, loading and training take turns
+    if config.num_workers:
+        rate = min(loader, group)
     return FakeTrial(
         samples_per_s=rate,
         peak_memory_bytes=512 * 2**20 + micro * 4 * 2**20 + _bucket_bytes(config),
@@ -160,7 +171,7 @@ def analytic_cost(config: TrainingConfig) -> FakeTrial:
 
 
 def _communication(config: TrainingConfig, batch_s: float) -> Communication:
-    """A ring all-reduce of the gradients, after the last of a step's batches."""
+    """Return the times of a ring all-reduce of the gradients, after the last of a step's batches."""
     ddp = config.ddp or DdpConfig()
     ranks = config.world_size
     buckets = ceil(_GRADIENT_BYTES / 2**20 / (ddp.bucket_cap_mb or TORCH_BUCKET_CAP_MB))
@@ -177,25 +188,24 @@ def _communication(config: TrainingConfig, batch_s: float) -> Communication:
 
 
 def _bucket_bytes(config: TrainingConfig) -> int:
-    """Memory of a rank's buckets, which gradients may be views of."""
-    has_buckets = (
-        config.process_count > 1 and not (config.ddp or DdpConfig()).gradient_as_bucket_view
-    )
-    return _GRADIENT_BYTES if has_buckets else 0
+    """Return the memory of a rank's buckets, unless gradients are views of them."""
+    ddp = config.ddp or DdpConfig()
+    if config.process_count == 1 or ddp.gradient_as_bucket_view:
+        return 0
+    return _GRADIENT_BYTES
 
 
-# The figures of made-up trials, as a rank would report them: measurements, ceilings, checks;
-# machine and workload.
+# Made-up figures as a rank would report them: machine, workload, measurements, ceilings, checks.
 
 
 BLOCKS = 10
-"""Of each made-up window: our convention, enough for an interval by batch means."""
+"""Blocks of each made-up window, enough for an interval by batch means. Source: our own convention."""
 
 
 def fake_environment(
     *, device_memory_bytes: int = 16 * 2**30, cores: int = 4, device_count: int = 1
 ) -> Environment:
-    """A made-up machine with one CUDA device, or several of a kind."""
+    """Return a made-up machine with one CUDA device, or with several equal ones."""
     return Environment(
         device="cuda:0",
         device_kind="cuda",
@@ -215,7 +225,7 @@ def fake_environment(
 
 
 def fake_facts(*, dataset_length: int | None = 100_000) -> WorkloadFacts:
-    """A made-up map-style workload trained by SGD."""
+    """Return a made-up map-style workload trained with SGD."""
     return WorkloadFacts(
         dataset_length=dataset_length,
         is_iterable=False,
@@ -233,20 +243,27 @@ def fake_measurement(
     environment: Environment,
     conditions: DeviceConditions | None,
 ) -> Measurement:
-    """The measurement of a trial that runs well; `noise` gives factors around 1."""
+    """Return the measurement of a trial that runs well.
+
+    Args:
+        trial: Its figures.
+        job: Its job, with the extras to measure.
+        noise: Returns factors around 1.
+        environment: Its machine.
+        conditions: The device's conditions to report.
+    """
     window = _window(trial.samples_per_s * noise(), noise, job)
     if environment.device_kind != "cpu":
-        window = window.model_copy(
-            update={"host_ahead_s": window.batch_s if trial.busy_fraction == 1 else 0.0}
-        )
+        host_ahead_s = window.batch_s if trial.busy_fraction == 1 else 0.0
+        window = window.model_copy(update={"host_ahead_s": host_ahead_s})
     rate = window_rate(window)
     extras = job.extras
-    asked = {
-        "loader": extras.loader_ceiling,
-        "device": extras.device_ceiling,
-        "copy": extras.copy_ceiling,
-    }
-    ceilings = fake_ceilings(trial, **asked)
+    ceilings = fake_ceilings(
+        trial,
+        loader=extras.loader_ceiling,
+        device=extras.device_ceiling,
+        copy=extras.copy_ceiling,
+    )
     has_batches = extras.device_ceiling or extras.breakdown
     measurement = Measurement(
         samples_per_s=rate.value,
@@ -289,14 +306,15 @@ def _host_load(trial: FakeTrial, environment: Environment) -> HostLoad | None:
 
 
 def _as_group(measurement: Measurement, ranks: int, environment: Environment) -> Measurement:
-    """A group's measurement with the figures of its ranks, each with an equal part."""
+    """Return a group's measurement with the figures of its ranks, each with an equal part."""
     kind = environment.device.partition(":")[0]
+    devices = ["cpu" if kind == "cpu" else f"{kind}:{rank}" for rank in range(ranks)]
     loader = measurement.loader_ceiling
     device = measurement.device_ceiling
     figures = tuple(
         RankFigures(
             rank=rank,
-            device=kind if kind == "cpu" else f"{kind}:{rank}",
+            device=name,
             samples_per_s=measurement.samples_per_s / ranks,
             data_wait_fraction=measurement.data_wait_fraction,
             busy_fraction=measurement.busy_fraction,
@@ -304,23 +322,25 @@ def _as_group(measurement: Measurement, ranks: int, environment: Environment) ->
             loader_ceiling=loader and loader / ranks,
             device_ceiling=device and device / ranks,
         )
-        for rank in range(ranks)
+        for rank, name in enumerate(devices)
     )
     return measurement.model_copy(update={"ranks": figures})
 
 
 def fake_ceilings(trial: FakeTrial, *, loader: bool, device: bool, copy: bool = False) -> Ceilings:
-    """The ceilings that are asked for; no copy's where none is known."""
-    alone = trial.loader_ceiling or 2 * trial.samples_per_s
-    on_device = trial.device_ceiling or trial.samples_per_s / max(trial.busy_fraction, 1e-9)
-    launch_s = (
-        None if trial.host_ceiling is None else on_device / trial.host_ceiling
-    )  # of its single batch
-    return Ceilings(
-        loader=_ceiling(alone) if loader else None,
-        device=_ceiling(on_device).model_copy(update={"host_s": launch_s}) if device else None,
-        copy=_ceiling(trial.copy_ceiling) if copy and trial.copy_ceiling else None,
-    )
+    """Return the ceilings of the wanted sides; no copy's if the trial has none."""
+    found = dict[str, Ceiling]()
+    if loader:
+        found["loader"] = _ceiling(trial.loader_ceiling or 2 * trial.samples_per_s)
+    if device:
+        on_device = trial.device_ceiling or trial.samples_per_s / max(trial.busy_fraction, 1e-9)
+        ceiling = _ceiling(on_device)
+        if trial.host_ceiling is not None:  # seconds to launch its single batch
+            ceiling = ceiling.model_copy(update={"host_s": on_device / trial.host_ceiling})
+        found["device"] = ceiling
+    if copy and trial.copy_ceiling:
+        found["copy"] = _ceiling(trial.copy_ceiling)
+    return Ceilings(loader=found.get("loader"), device=found.get("device"), copy=found.get("copy"))
 
 
 def _ceiling(samples_per_s: float) -> Ceiling:
@@ -335,32 +355,37 @@ def _waits_for_host(trial: FakeTrial) -> bool:
 
 
 def _breakdown(trial: FakeTrial) -> TimeBreakdown:
-    idle, busy, nothing = (
-        Share(fraction=fraction, source="made up")
-        for fraction in (1 - trial.busy_fraction, trial.busy_fraction, 0.0)
+    idle = Share(fraction=1 - trial.busy_fraction, source="made up")
+    busy = Share(fraction=trial.busy_fraction, source="made up")
+    nothing = Share(fraction=0.0, source="made up")
+    is_host_bound = _waits_for_host(trial)
+    return TimeBreakdown(
+        data_wait=nothing if is_host_bound else idle,
+        idle=idle if is_host_bound else nothing,
+        device_copy=nothing,
+        compute=busy,
+        synchronise=nothing,
     )
-    waits = (
-        {"data_wait": nothing, "idle": idle}
-        if _waits_for_host(trial)
-        else {"data_wait": idle, "idle": nothing}
-    )
-    return TimeBreakdown(**waits, device_copy=nothing, compute=busy, synchronise=nothing)
 
 
 def _loader_costs(trial: FakeTrial) -> LoaderCosts:
     item_s = 1 / (trial.loader_ceiling or 2 * trial.samples_per_s)
-    names = ("item_s", "item_cpu_s", "item_median_s", "item_p99_s", "item_slowest_s")
-    sizes = {
-        "items": 100,
-        "slow_tail_fraction": 0.0,
-        "disk_bytes_per_item": 0.0,
-        "item_bytes": 1024.0,
-    }
-    return LoaderCosts.model_validate({**sizes, **dict.fromkeys(names, item_s), "collate_s": 1e-4})
+    return LoaderCosts(
+        items=100,
+        item_s=item_s,
+        item_cpu_s=item_s,
+        item_median_s=item_s,
+        item_p99_s=item_s,
+        item_slowest_s=item_s,
+        slow_tail_fraction=0.0,
+        disk_bytes_per_item=0.0,
+        item_bytes=1024.0,
+        collate_s=1e-4,
+    )
 
 
 def fake_guard(trial: FakeTrial, config: TrainingConfig) -> PrecisionFigures:
-    """The figures of the precision guard."""
+    """Return the figures of the precision guard."""
     losses = tuple(1.0 / (step + 1) for step in range(GUARD_STEPS))
     return PrecisionFigures(
         steps=GUARD_STEPS,
@@ -374,7 +399,7 @@ def fake_guard(trial: FakeTrial, config: TrainingConfig) -> PrecisionFigures:
 
 
 def fake_stress(trial: FakeTrial) -> StressFigures:
-    """The figures of a run on the largest samples."""
+    """Return the figures of a run on the largest samples."""
     return StressFigures(
         steps=10,
         seconds=1.0,
@@ -390,6 +415,7 @@ def _memory(trial: FakeTrial, peak_bytes: int) -> MemorySample:
 
 
 def _window(level: float, noise: Callable[[], float], job: TrialJob) -> Window:
+    """Return a window of blocks around a throughput, in samples/s."""
     together = job.config.micro_batch_size * job.config.world_size
     batches = max(1, round(level * job.window.block_s / together))
     samples = batches * together
@@ -403,7 +429,7 @@ def _window(level: float, noise: Callable[[], float], job: TrialJob) -> Window:
 def fake_window(
     blocks: Sequence[Block], stopped_by: Literal["precision", "time", "deadline"]
 ) -> Window:
-    """A window of these blocks that nothing has disturbed, without a queue of workers and without an epoch's end."""
+    """Return an undisturbed window of these blocks, without prefetched batches and without an epoch's end."""
     return Window(
         blocks=tuple(blocks),
         whole_epochs=False,
@@ -419,12 +445,7 @@ def fake_window(
     )
 
 
-# A fake launcher over an analytic cost model: whole studies in milliseconds, through the ordinary
-# launcher seam.
-#
-# `autotune.search(model, dataset, launcher=FakeLauncher(cost_model))` runs the product as it is,
-# but for the trials' processes: the launcher reads each trial's job and writes the report that a
-# rank would write. For tests of what is built on autotune, and for simulations.
+# The fake launcher.
 
 
 _UNKNOWN = "the cost model does not say"
@@ -433,19 +454,19 @@ _SETTINGS = {
     "device": DEVICE_SETTINGS,
     "copy": {"pin_memory"},
 }
-"""What the points of a curve may differ in."""
+"""Settings in which the points of a side's curve may differ."""
 _DONE = TrialResult(outcome="ok")
 _AnyJob: TypeAlias = TrialJob | PrecisionJob | CurvesJob | StressJob
 
 
 @dataclass(slots=True)
 class FakeLauncher:
-    """Answers trials from a cost model, with a relative noise between trials and between blocks.
+    """Launcher that reports the figures of a cost model, with relative noise between trials and between blocks.
 
-    Rank 0 answers for all ranks of a group, which are equal. It stands for `slots` machines of a
-    kind, and may be called from several threads. A trial takes no real time; `Exit.wall_s` is what
-    it would have taken on a machine of its own. Its noise follows from the seed and its place among
-    the trials launched, which with several slots depends on the threads.
+    Rank 0 reports for all ranks of a group, which are equal. A trial takes no real time;
+    `Exit.wall_s` is the time it would take on a machine of its own. Its noise depends on the seed
+    and on its place among the trials launched, which with several slots depends on the threads.
+    The launcher may be called from several threads.
     """
 
     cost: CostModel = analytic_cost
@@ -454,19 +475,19 @@ class FakeLauncher:
     environment: Environment = field(default_factory=fake_environment)
     facts: WorkloadFacts = field(default_factory=fake_facts)
     launched: list[TrainingConfig] = field(default_factory=list)
-    """Configurations of all trials so far, further runs included."""
+    """Configurations of all trials so far, repeats included."""
     jobs: list[_AnyJob] = field(default_factory=list)
     """All jobs but probes and descriptions: trials, guards, curves, stress runs."""
     slots: int = 1
-    """Trials that it runs at once."""
+    """Trials that may run at once, as if on as many equal machines."""
     notes: tuple[Note, ...] = ()
-    """Machines that are not used; there are none."""
+    """Notes of machines that are not used; there are none."""
     conditions: DeviceConditions | None = None
-    """What a probe, and each trial, reports of the device."""
+    """Conditions of the device that the probe and each trial report."""
     _lock: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
 
     def launch(self, launch: Launch) -> Exit:
-        """Write the report of a made-up trial."""
+        """Write the report of a made-up job."""
         job = read_job(launch.folder.job)
         assert not isinstance(job, SeriesJob)  # noqa: S101 - no process is shared here
         launch.log.touch(mode=0o600)
@@ -488,30 +509,25 @@ class FakeLauncher:
         if trial.hangs or trial.startup_s > launch.deadline_s:
             return Exit(code=None, ended_for="deadline", wall_s=launch.deadline_s)
         report = self._answer(trial, job, place)
-        block_s = job.window.block_s if isinstance(job, TrialJob) else WindowRules().block_s
-        if (
-            isinstance(job, TrialJob)
-            and job.streams_blocks
-            and report.result.measurement is not None
-        ):
-            lost_after = _stream(report.result.measurement, job, launch)
-            if lost_after is not None:
-                return Exit(
-                    code=None, ended_for="cancelled", wall_s=trial.startup_s + lost_after * block_s
-                )
+        block_s = WindowRules().block_s
+        if isinstance(job, TrialJob):
+            block_s = job.window.block_s
+            measurement = report.result.measurement
+            if job.streams_blocks and measurement is not None:
+                lost_after = _stream(measurement, job, launch)
+                if lost_after is not None:
+                    wall_s = trial.startup_s + lost_after * block_s
+                    return Exit(code=None, ended_for="cancelled", wall_s=wall_s)
         write_model(launch.folder.report, report)
         return Exit(code=0, wall_s=trial.startup_s + block_s * BLOCKS)
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing; no process runs."""
 
     def _answer(self, trial: FakeTrial, job: _AnyJob, place: int) -> RankReport:
         if trial.outcome != "ok":
-            return RankReport(
-                result=TrialResult(
-                    outcome=trial.outcome, reason=trial.reason, failure=trial.failure
-                )
-            )
+            failed = TrialResult(outcome=trial.outcome, reason=trial.reason, failure=trial.failure)
+            return RankReport(result=failed)
         match job:
             case TrialJob():
                 noise = partial(random.Random(f"{self.seed}/{place}").gauss, 1, self.noise)  # noqa: S311 - made-up noise
@@ -525,24 +541,21 @@ class FakeLauncher:
                 return RankReport(result=_DONE, curves=self._curves(job))
 
     def _curves(self, job: CurvesJob) -> Curves:
-        """Points of the sides that a variation changes, the job's own configuration first, as a rank has them."""
-        changed = {config: changed_settings(config, job.config).keys() for config in job.variations}
-        loader = [
-            config for config, names in changed.items() if not names.isdisjoint(LOADER_SETTINGS)
-        ]
-        device = [
-            config
-            for config, names in changed.items()
-            if names & DEVICE_SETTINGS and names.isdisjoint(LOADER_SETTINGS)
-        ]
+        """Return the points of the sides that each variation changes, the job's own configuration first."""
+        loader = {job.config: self._point("loader", job.config, job)}
+        device = {job.config: self._point("device", job.config, job)}
+        for config in job.variations:
+            names = changed_settings(config, job.config).keys()
+            if not names.isdisjoint(LOADER_SETTINGS):
+                loader[config] = self._point("loader", config, job)
+            elif names & DEVICE_SETTINGS:
+                device[config] = self._point("device", config, job)
         return Curves(
-            loader=tuple(self._point("loader", config, job) for config in (job.config, *loader)),
-            device=tuple(self._point("device", config, job) for config in (job.config, *device)),
-            copy=self._copies(job),
+            loader=tuple(loader.values()), device=tuple(device.values()), copy=self._copies(job)
         )
 
     def _copies(self, job: CurvesJob) -> tuple[CurvePoint, ...]:
-        """Copies from pageable and from pinned memory, where the cost model knows any."""
+        """Return the points of copies from pageable and from pinned memory, if the cost model has any."""
         other = job.config.model_copy(update={"pin_memory": not job.config.pin_memory})
         known = [config for config in (job.config, other) if self.cost(config).copy_ceiling]
         return tuple(self._point("copy", config, job) for config in known)
@@ -550,14 +563,16 @@ class FakeLauncher:
     def _point(
         self, side: Literal["loader", "device", "copy"], config: TrainingConfig, job: CurvesJob
     ) -> CurvePoint:
-        known: tuple[CurvePoint, ...] = () if job.known is None else getattr(job.known, side)
+        """Return a side's point: a known one, else that of the cost model, else the reason why it has none."""
         changed = changed_settings(config, job.config).items()
         changes: dict[str, object] = {
             name: after for name, (_, after) in changed if name in _SETTINGS[side]
         }
-        for earlier in known:
-            if earlier.changes == changes:
-                return earlier
+        if job.known is not None:
+            points: tuple[CurvePoint, ...] = getattr(job.known, side)
+            for known in points:
+                if known.changes == changes:
+                    return known
         trial = self.cost(config)
         limit = job.process.limit_bytes
         peak = trial.peak_memory_bytes if side == "device" else None
@@ -579,11 +594,9 @@ class FakeLauncher:
             reason = _UNKNOWN
         else:
             ceiling = getattr(fake_ceilings(trial, loader=True, device=True, copy=True), side)
-        cpu_s = (
-            None
-            if ceiling is None
-            else {"loader": trial.loader_cpu_s, "device": trial.device_cpu_s}.get(side)
-        )
+        cpu_s = None
+        if ceiling is not None:
+            cpu_s = {"loader": trial.loader_cpu_s, "device": trial.device_cpu_s}.get(side)
         return CurvePoint(
             changes=changes,
             ceiling=ceiling,
@@ -594,7 +607,7 @@ class FakeLauncher:
 
 
 def _stream(measurement: Measurement, job: TrialJob, launch: Launch) -> int | None:
-    """Write the window's blocks as rank 0 would; after how many of them the parent has the trial ended."""
+    """Write the window's blocks as rank 0 would; return the number after which the parent ends the trial."""
     with launch.folder.blocks.open("a", buffering=1) as file:
         for number, block in enumerate(measurement.blocks, start=1):
             own = block.model_copy(update={"samples": block.samples // job.config.process_count})

@@ -1,4 +1,4 @@
-"""Search: propose a trial, run it, store it, and decide which configuration is proven faster.
+"""Search: propose a trial, run it, store it, and prove which configuration is faster.
 
-Comes in: a plan, a space and a runner of trials. Goes out: what was found, with the recommendation.
+Comes in: a plan, a space and a runner of trials. Goes out: a SearchOutcome and the recommendation.
 """

@@ -1,4 +1,7 @@
-"""Check what would be recommended: its precision against float32, its memory on the largest samples."""
+"""Check what would be recommended: its precision against float32, its memory on the largest samples.
+
+Comes in: a leading trial. Goes out: the figures of the check, or why the trial may not win.
+"""
 
 from __future__ import annotations
 
@@ -37,24 +40,21 @@ from autotune.space.space import ResolvedSpace
 from autotune.tuning.outcomes import SearchOutcome
 from autotune.tuning.time_budget import repeat_deadline_s
 
-# The precision guard in a search: one comparison to float32 for each cheaper precision, before a
-# trial of it may win.
-#
-# Only a precision that leads is compared. Comes in: a configuration. Goes out: the guard's figures,
-# or why no trial of its precision may win.
+# The precision guard: one comparison to float32 for each cheaper precision, before a trial of it
+# may win. Only a precision that leads is compared.
 
 
 @dataclass(slots=True)
 class PrecisionGuard:
-    """The guard's answers so far, by what they depend on."""
+    """The guard's answers so far, one for each precision and mode of compilation."""
 
     runner: TrialRunner
     baseline: TrainingConfig
     answers: dict[tuple[str, str], TrialResult] = field(default_factory=dict)
-    """Figures of each precision that was compared; of one that may not win also outcome and reason."""
+    """Figures of each precision that was compared, with outcome and reason if it may not win."""
 
     def recall(self, record: TrialRecord) -> None:
-        """Take up the answer that a finished trial holds; where the comparison could not run, there is none."""
+        """Restore the answer from a finished trial, unless the comparison could not run."""
         was_compared = (
             record.outcome == "diverged" if record.is_refused else record.result.guard is not None
         )
@@ -62,29 +62,40 @@ class PrecisionGuard:
             self.answers.setdefault(guard_key(record.config), record.result)
 
     def known(self, config: TrainingConfig) -> TrialResult | None:
-        """Return the answer on a configuration's precision, "ok" where none is needed; None: it must be compared."""
-        return (
-            self.answers.get(guard_key(config))
-            if needs_guard(config, self.baseline)
-            else TrialResult(outcome="ok")
-        )
+        """Return the answer for a configuration's precision, "ok" if it needs none; None: it must be compared."""
+        if not needs_guard(config, self.baseline):
+            return TrialResult(outcome="ok")
+        return self.answers.get(guard_key(config))
 
     def ask(self, config: TrainingConfig, deadline_s: float) -> TrialResult:
-        """Compare a configuration's precision with float32, and return the answer: "ok", or why it may not win."""
+        """Compare a configuration's precision with float32.
+
+        Args:
+            config: The configuration.
+            deadline_s: Seconds that the comparison may take.
+
+        Returns:
+            The answer: "ok" with the figures, or another outcome with the reason.
+        """
         self.answers[guard_key(config)] = answer = self._answer(config, deadline_s)
         return answer
 
     def _answer(self, config: TrainingConfig, deadline_s: float) -> TrialResult:
         """Compare at the baseline's micro batch, without loader workers."""
-        batch = {
-            "micro_batch_size": self.baseline.micro_batch_size,
-            "max_tokens": self.baseline.max_tokens,
-        }
         compared = config.model_copy(
-            update={**batch, "grad_accum_steps": 1, "num_workers": 0, **NEUTRAL_WITHOUT_WORKERS}
+            update={
+                "micro_batch_size": self.baseline.micro_batch_size,
+                "max_tokens": self.baseline.max_tokens,
+                "grad_accum_steps": 1,
+                "num_workers": 0,
+                **NEUTRAL_WITHOUT_WORKERS,
+            }
         )
-        name = f"guard-{config.amp_dtype}" + ("-compile" if config.compile else "")
-        name += f"-{config.compile_mode}" if config.compile_mode != "default" else ""
+        name = f"guard-{config.amp_dtype}"
+        if config.compile:
+            name += "-compile"
+        if config.compile_mode != "default":
+            name += f"-{config.compile_mode}"
         report = self.runner.guard(compared, name=name, deadline_s=deadline_s)
         figures = report.guard
         result = report.result
@@ -103,60 +114,64 @@ class PrecisionGuard:
         return TrialResult(outcome="ok", guard=figures)
 
 
-# The last check of a recommendation: the winner trained for some seconds on the largest samples,
-# under the limit.
-#
-# Comes in: what the search has measured, the trial to check, the time left. Goes out: the figures
-# of the run, whether it refutes the trial, and notes.
+# The stress run: the winner trained for some seconds on the largest samples, under the memory limit.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StressCheck:
-    """How a stress run ended."""
+    """The result of a stress run."""
 
     figures: StressFigures | None = None
-    """Of a run that was passed; None where it refutes the trial, or could not be made."""
+    """Figures of a run that passed; None if it failed, or could not be made."""
     is_refuted: bool = False
+    """True if the trial does not fit on the largest samples."""
     notes: tuple[Note, ...] = ()
 
 
 def may_overload(record: TrialRecord, space: ResolvedSpace) -> bool:
-    """Return True where a batch of the largest samples might pass the limit, so that the run is worth its seconds."""
+    """Return True if a batch of the largest samples might exceed the limit, so that a stress run is worthwhile."""
     peak = max((run.peak_memory_bytes for run in record.runs), default=0)
-    sharing = (
-        ranks_on_host(record.config.process_count, space.environment)
-        if space.environment.has_only_ram
-        else 1
-    )
+    sharing = 1  # ranks that share the memory
+    if space.environment.has_only_ram:
+        sharing = ranks_on_host(record.config.process_count, space.environment)
     return space.policy.trials.sure_room * peak * sharing > space.limit_bytes
 
 
 def check_under_stress(
     record: TrialRecord, found: SearchOutcome, runner: TrialRunner, left_s: float | None
 ) -> StressCheck:
-    """Run a trial's configuration on the largest samples; `left_s` is None where there is no time-out."""
+    """Run a trial's configuration on the largest samples.
+
+    Args:
+        record: The trial.
+        found: The outcome of the search so far.
+        runner: Runs the check.
+        left_s: Seconds that are left; None without a time-out.
+    """
     times = found.space.policy.time
-    start_s = overhead_s(record, found.build_s)
-    longest_s = times.brief_stress_s if found.is_brief else times.stress_s
-    window_s = (
-        longest_s if left_s is None else min(longest_s, left_s - start_s - sample_scan_s(left_s))
-    )
+    window_s = times.brief_stress_s if found.is_brief else times.stress_s
+    if left_s is not None:
+        start_s = overhead_s(record, found.build_s)
+        window_s = min(window_s, left_s - start_s - sample_scan_s(left_s))
     if window_s < times.shortest_stress_s:
         return StressCheck(notes=(stress_no_time(record.number),))
     deadline_s = repeat_deadline_s(record, found.build_s, times) + window_s
+    if left_s is not None:
+        deadline_s = min(deadline_s, left_s)
     report = runner.stress(
         record.config,
         name=f"stress-{record.number:03d}",
-        deadline_s=deadline_s if left_s is None else min(deadline_s, left_s),
+        deadline_s=deadline_s,
         train_s=window_s,
     )
     return _judged(record, found, report)
 
 
 def _judged(record: TrialRecord, found: SearchOutcome, report: RankReport) -> StressCheck:
-    """What the run says. That it took too long, or could not be made, refutes nothing.
+    """Judge a stress run: only memory refutes the trial.
 
-    Nor does a crash: a model may well assert what a batch of the largest samples alone breaks.
+    A timeout refutes nothing, nor does a crash: a model may assert something that only a batch of
+    the largest samples breaks.
     """
     figures = report.stress
     trial = record.number

@@ -1,4 +1,8 @@
-"""Judge how trials ended: which failures repeat, and whether the host limits the best configuration."""
+"""Judge how trials ended: the outcome of a search, failures that repeat, and host-bound configurations.
+
+Comes in: the records of trials as they end. Goes out: the SearchOutcome that later stages read,
+values to leave out, variants with less work for the host, and notes.
+"""
 
 from __future__ import annotations
 
@@ -22,57 +26,53 @@ from autotune.space.space import ResolvedSpace, setting_of
 from autotune.tuning.proposals import Params, compose_allowed, explaining_setting, params_of
 from autotune.tuning.study import Study
 
-# What a search has measured and proven: values that later stages read, never the live objects that
-# made them.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchOutcome:
-    """What a search has measured, to its end or up to an interruption."""
+    """Everything a search has measured and proven, to its end or up to an interruption."""
 
     space: ResolvedSpace
     records: tuple[TrialRecord, ...]
     """Every measured trial, in order; number 0 is the baseline."""
     ceilings: CeilingBook
-    """What loader and device reach alone, as far as it was measured."""
+    """Measured ceilings of loader, device and copies."""
     notes: tuple[Note, ...]
     ended_because: Note | None
-    """Why no further trial ran; None where it was interrupted."""
+    """The reason why no further trial ran; None after an interruption."""
     expected_s: float | None
-    """What the search was expected to take before its first trial; None where it went on from an
-    interruption."""
+    """Seconds that the search should take, estimated before its first trial; None if it was
+    resumed."""
     spread: RunSpread
-    """Between runs of the same settings, as far as it was learned."""
+    """Run-to-run variation, as far as it was measured."""
     evidence: Evidence
     """Every run that ended well."""
     believed: Mapping[int, float]
-    """Of feasible trials, by number: the logarithm of the rate that is believed from all that was
-    measured."""
+    """Logarithm of the believed throughput of each feasible trial, by number."""
     proven: Mapping[int, float] = field(default_factory=dict)
-    """By trial, the logarithm of the gain over the baseline that is proven."""
+    """Logarithm of the proven gain over the baseline, by number."""
     is_settled: bool = False
-    """It is decided whether the leader beats the baseline, or the time for that was used up."""
+    """True once it is decided whether the leader beats the baseline, or the time for that is up."""
     run_s: float = 0.0
-    """What a further run usually takes, in seconds."""
+    """Seconds that a further run usually takes."""
     build_s: float = 0.0
-    """As TrialRunner has it."""
+    """Seconds to build the workload. Source: `TrialRunner.build_s`."""
     is_brief: bool = False
-    """As TimeBudget has it."""
+    """True for a short search. Source: `TimeBudget.is_brief`."""
     stresses: Mapping[int, StressFigures] = field(default_factory=dict)
-    """What stress runs that were passed have shown, by the trial's number."""
+    """Figures of the stress runs that passed, by the trial's number."""
     overloaded: tuple[int, ...] = ()
-    """Trials that a stress run refutes, in the order in which they were run."""
+    """Trials that failed their stress run, in the order in which they were run."""
     is_complete: bool = False
-    """The search, its stress run included, came to its end: nothing interrupted it."""
+    """True if the search ended uninterrupted, stress run included."""
 
     @property
     def baseline(self) -> TrialRecord | None:
-        """The baseline's record; None where it did not come that far."""
+        """The baseline's record; None before it has run."""
         return next((record for record in self.records if record.number == 0), None)
 
     @property
     def best(self) -> TrialRecord | None:
-        """The feasible trial with the best score, as far as it is believed."""
+        """The feasible trial with the best believed score."""
         return best_of(self.records, self.believed_score)
 
     @property
@@ -81,26 +81,24 @@ class SearchOutcome:
         return max(self.proven, key=self.proven.__getitem__, default=None)
 
     def batch_ratio(self, config: TrainingConfig) -> float:
-        """A configuration's global batch over the baseline's."""
+        """Return a configuration's global batch over the baseline's."""
         return config.global_batch_ratio(self.space.baseline)
 
     def believed_score(self, record: TrialRecord) -> float:
-        """A feasible trial's score at the rate that is believed of it."""
+        """Return a feasible trial's score at its believed throughput."""
         return believed_score(record, self.believed)
 
 
 def disturbances(number: int, result: TrialResult) -> Iterator[Note]:
-    """For the report: that somebody has killed or stopped a process of a trial, and what came of it."""
-    for remark in () if result.measurement is None else result.measurement.remarks:
+    """Yield a note for each time that somebody has killed or stopped a process of a trial."""
+    if result.measurement is None:
+        return
+    for remark in result.measurement.remarks:
         if remark.code in {"rerun_after_signal", "window_stopped"}:
             yield trial_disturbed(number, remark)
 
 
-# What failures mean: the user's own code is broken, or one value of a setting does not work with
-# it.
-#
-# Comes in: the records of trials as they end. Goes out: notes of the values that the study leaves
-# out from then on.
+# Causes of failures: the user's own code is broken, or one value of a setting does not work with it.
 
 
 _OF_THE_STEP = ("micro_batch_size", "amp_dtype", "channels_last", "intra_op_threads", "num_workers")
@@ -112,10 +110,17 @@ class FailureAttribution:
 
     failures: dict[str, list[TrialRecord]] = field(default_factory=dict)
     left_out: list[tuple[str, frozenset[SettingValue]]] = field(default_factory=list)
-    """Settings with values that were left out for their failures."""
+    """Settings with the values that were left out for their failures."""
 
     def learn(self, record: TrialRecord, study: Study) -> list[Note]:
-        """Stop at the user's own failure in the baseline, or leave out a value that fails again and again.
+        """Learn from a trial that ended: leave out a value that fails again and again.
+
+        Args:
+            record: The trial.
+            study: The study, which leaves the value out from then on.
+
+        Returns:
+            A note for each value that is left out.
 
         Raises:
             WorkloadError: the user's code fails in the baseline.
@@ -126,37 +131,37 @@ class FailureAttribution:
         if record.number == 0 and record.outcome in {"crashed", "invalid"}:
             raise WorkloadError(
                 f"the workload must train in your own configuration, but the baseline ended: "
-                f"{record.reason} "
-                f"(log: {record.result.log})",
-                remote_traceback=failure.traceback if failure is not None else "",
+                f"{record.reason} (log: {record.result.log})",
+                remote_traceback="" if failure is None else failure.traceback,
             )
-        if record.outcome != "invalid" and (failure is None or record.outcome == "timeout"):
-            return []  # to hang is no exception of the user's
-        if (
-            failure is not None and failure.is_asynchronous
-        ):  # its place means nothing, nor does that of another
-            return []
+        if failure is None and record.outcome != "invalid":
+            return []  # no failure
+        if failure is not None and record.outcome == "timeout":
+            return []  # a hang is no exception of the user's
+        if failure is not None and failure.is_asynchronous:
+            return []  # its place means nothing
         if any(setting_of(record.config, name) in values for name, values in self.left_out):
-            return []  # it was under way when that was left out
+            return []  # it was under way when that value was left out
+        # count failures of a kind until there are enough to look for a cause
         same = self.failures.setdefault(record.reason if failure is None else failure.signature, [])
         same.append(record)
         same_failures = study.space.policy.trials.same_failures
         if len(same) < same_failures:
             return []
+        failed = [other.config for other in same]
         succeeded = [other.config for other in study.records if other.measurement is not None]
-        explanation = explaining_setting([other.config for other in same], succeeded)
+        explanation = explaining_setting(failed, succeeded)
         if explanation is None and study.space.facts.script is not None:
-            explanation = _shared_change([other.config for other in same], succeeded, study.space)
+            explanation = _shared_change(failed, succeeded, study.space)
         if explanation is None:
-            if (
-                failure is None
-            ):  # no exception: what this workload can't be measured with, in several settings
-                return []
+            if failure is None:
+                return []  # no exception: this workload can't be measured with several settings
+            logs = ", ".join(str(other.result.log) for other in same)
             raise RepeatedFailureError(
                 f"the same exception at the same place ended {same_failures} configurations: "
-                f"{record.reason} "
-                f"(logs: {', '.join(str(other.result.log) for other in same)})\n\n{failure.traceback}"
+                f"{record.reason} (logs: {logs})\n\n{failure.traceback}"
             )
+        # leave out the value that explains them
         setting, values = explanation
         study.leave_out({setting: values})
         self.left_out.append(explanation)
@@ -170,11 +175,11 @@ class FailureAttribution:
 def _shared_change(
     failed: Sequence[TrainingConfig], succeeded: Sequence[TrainingConfig], space: ResolvedSpace
 ) -> tuple[str, frozenset[SettingValue]] | None:
-    """A setting in which all of some configurations differ from the baseline, with its values.
+    """Return a setting that all failures have changed from the baseline, with its values; None without one.
 
-    A script that breaks under a setting loses that setting, not the search. Of several such
-    settings one is blamed whose values no success has; then the one that reaches furthest into the
-    training: what a model computes with, then how its batches come.
+    So a script that breaks under a setting loses that setting, not the search. Of several settings,
+    one whose values occur in no success comes first, then the one that changes training the most:
+    the model's computation before its input.
     """
     good = [space.baseline, *succeeded]
     changed = list[tuple[str, frozenset[SettingValue]]]()
@@ -182,63 +187,63 @@ def _shared_change(
         values = frozenset(setting_of(config, name) for config in failed)
         if setting_of(space.baseline, name) not in values:
             changed.append((name, values))
-    alone = (
-        one for one in changed if one[1].isdisjoint({setting_of(config, one[0]) for config in good})
-    )
-    return next(alone, changed[0] if changed else None)
+    for name, values in changed:
+        if values.isdisjoint({setting_of(config, name) for config in good}):
+            return name, values
+    return changed[0] if changed else None
 
 
-# Cures for a loop that its host holds: configurations that may cure it, and a note for the report.
-# Pure.
+# Host-bound training: configurations with less work for the host, and a note for the report. Pure.
 #
-# A loop is held by its host where the device waits for launches, or for the training process to
-# take batches that lie ready. Larger micro batches, fused optimizers, pinned memory and CUDA graphs
-# ask less of the host for each sample.
+# Training is host-bound if the device waits for launches, or for the training process to take
+# batches that are ready. Larger micro batches, fused optimizers, pinned memory and CUDA graphs need
+# less of the host for each sample.
 
 
 _HOST_BOUND_FROM = 0.20
-"""Share of the time in which the device waits for the host, from which it limits: for cures and for
-the diagnosis."""
+"""Share of the time in which the device waits for the host, from which training is host-bound."""
 
 
 def is_host_bound(run: Measurement | None) -> bool:
-    """Return True where the device waits a fifth of a run's time or more for its host."""
+    """Return True if the device waits for its host for a fifth of a run's time or more."""
     return run is not None and (run.host_fraction or 0.0) >= _HOST_BOUND_FROM
 
 
 def waits_most_for_host(run: Measurement | None) -> bool:
-    """Return True where the device waits for its host by `is_host_bound`, and no longer for data than for that."""
-    return (
-        is_host_bound(run)
-        and run is not None
-        and (run.host_fraction or 0.0) >= (run.data_wait_fraction or 0.0)
-    )
+    """Return True if a run is host-bound, and its device waits for the host at least as long as for data."""
+    if run is None or not is_host_bound(run):
+        return False
+    return (run.host_fraction or 0.0) >= (run.data_wait_fraction or 0.0)
 
 
 def busy_while_host_bound(run: Measurement) -> float | None:
-    """Return the share of time in which the device is busy, of a run that waits most for its host; None for others."""
-    reading = best_direct_reading(run.busy_readings) if waits_most_for_host(run) else None
+    """Return the busy fraction of the device if a run waits most for its host; None for other runs."""
+    if not waits_most_for_host(run):
+        return None
+    reading = best_direct_reading(run.busy_readings)
     return None if reading is None else reading.fraction
 
 
 def compilation_domains(
     run: Measurement, space: ResolvedSpace, budget: Budget
 ) -> Mapping[str, Domain]:
-    """Return the values of torch.compile's settings that become worth searching; none where they are not.
+    """Return the values of torch.compile's settings that become worth searching; empty if none are.
 
-    Not where the user has named values of them, where shapes vary (each would be recorded as a
-    graph of its own), or where the training to come is too short to pay for compiling.
+    None are if the user has named values, if shapes vary (each would be recorded as a graph of its
+    own), or if the training to come is too short to pay for compiling.
 
     Args:
-        run: Of the best configuration, whose host holds it.
-        space: What is searched so far.
-        budget: Holds the hours of training that are still to come.
+        run: A run of the best configuration, which is host-bound.
+        space: The space searched so far.
+        budget: The user's budget, with the hours of training to come.
     """
     trials = space.policy.trials
-    is_listed = {"compile", "compile_mode"} & {*space.given} or len(space.domains["compile"]) > 1
+    if {"compile", "compile_mode"} & {*space.given} or len(space.domains["compile"]) > 1:
+        return {}
+    if space.environment.device_kind not in GRAPH_KINDS or not space.facts.has_fixed_shapes:
+        return {}
     saved_s = (run.host_fraction or 0.0) * budget.training_s
-    has_graphs = space.environment.device_kind in GRAPH_KINDS and space.facts.has_fixed_shapes
-    if is_listed or not has_graphs or saved_s < trials.worth_compiling * trials.compiling_s:
+    if saved_s < trials.worth_compiling * trials.compiling_s:
         return {}
     return {
         "compile": Choices(values=(False, True)),
@@ -249,59 +254,62 @@ def compilation_domains(
 def list_cures(
     best: TrainingConfig, space: ResolvedSpace, *, fits: Callable[[TrainingConfig], bool]
 ) -> Iterator[Params]:
-    """Yield the best configuration with less work for its host, each with pinned memory and a fused optimizer's step.
+    """Yield variants of the best configuration with less work for its host.
 
-    First comes a larger micro batch, where possible at the same global batch; then CUDA graphs,
-    where these are searched; then nothing else.
+    All have pinned memory and a fused optimizer. The first has a larger micro batch, if possible at
+    the same global batch; the second has CUDA graphs, if these are searched; the last has nothing
+    else.
 
     Args:
         best: The best configuration.
-        space: What is searched.
-        fits: Whether a configuration is likely to fit into memory.
+        space: The space that is searched.
+        fits: Returns True for a configuration that is likely to fit into memory.
     """
     own = params_of(best, space)
-    own |= {
-        name: True
-        for name in ("pin_memory", "fused")
-        if name in own and True in space.domains[name]
-    }
+    for name in ("pin_memory", "fused"):
+        if name in own and True in space.domains[name]:
+            own[name] = True
+
+    # larger micro batches, the largest first; before them those at the same global batch
     setting = space.batch_setting
-    steps = best.grad_accum_steps
     batch = own.get(setting)
     same = list[Params]()
     larger = list[Params]()
     if isinstance(batch, int):
+        samples = best.grad_accum_steps * batch
         most = space.policy.trials.most_growth * batch
         sizes = [size for size in whole_numbers(space.domains[setting]) if batch < size <= most]
-        larger = [{setting: size} for size in sorted(sizes, reverse=True)]
-        if "grad_accum_steps" in own:
-            same = [
-                {**one, "grad_accum_steps": steps * batch // size}
-                for one in larger
-                if isinstance(size := one[setting], int) and steps * batch % size == 0
-            ]
-    graphs: list[Params] = (
-        [{"compile": True, "compile_mode": "reduce-overhead"}] if "compile_mode" in own else []
-    )
+        for size in sorted(sizes, reverse=True):
+            larger.append({setting: size})
+            if "grad_accum_steps" in own and samples % size == 0:
+                same.append({setting: size, "grad_accum_steps": samples // size})
+
+    graphs = list[Params]()
+    if "compile_mode" in own:
+        graphs.append({"compile": True, "compile_mode": "reduce-overhead"})
     alternatives: tuple[list[Params], ...] = ([*same, *larger], graphs, [{}])
     for options in alternatives:
-        for wish in options:
-            config = compose_allowed({**own, **wish}, space)
+        for changes in options:
+            config = compose_allowed({**own, **changes}, space)
             if config is not None and fits(config):
-                yield {**own, **wish}
+                yield {**own, **changes}
                 break
 
 
 def host_notes(found: SearchOutcome, chosen: Recommendation | None) -> Iterator[Note]:
-    """Yield a note where the host holds what is recommended, with what was measured of it."""
+    """Yield a note with the figures of a run if the recommended configuration is host-bound."""
     if chosen is None:
         return
-    runs = [
-        run for record in found.records if record.number == chosen.number for run in record.runs
-    ]
+    # its latest run with a time breakdown, else its latest one
+    runs = list[Measurement]()
+    for record in found.records:
+        if record.number == chosen.number:
+            runs.extend(record.runs)
     known = [run for run in reversed(runs) if run.host_fraction is not None]
-    run = next((one for one in known if one.breakdown is not None), known[0] if known else None)
-    if run is None or run.host_fraction is None or not is_host_bound(run):
+    if not known:
+        return
+    run = next((one for one in known if one.breakdown is not None), known[0])
+    if run.host_fraction is None or not is_host_bound(run):
         return
     device = found.ceilings.ceiling_of("device", chosen.config)
     yield host_bound(

@@ -1,4 +1,8 @@
-"""Probe the workload before the first trial, and measure ceilings and other facts beside trials."""
+"""Probe the workload before the first trial, and choose which ceilings trials measure.
+
+Comes in: a Plan and a runner. Goes out: a runner with the memory limits, and the resolved space
+with its default ranges and notes.
+"""
 
 from __future__ import annotations
 
@@ -46,38 +50,48 @@ from autotune.space.ranges import Basis, within_reach
 from autotune.space.scaling import budget_obstacle, with_mean_batch
 from autotune.space.space import ResolvedSpace, compose, resolve
 
-# Before a study: the probe of workload and machine, which gives trials their limits and the space
-# its ranges.
-#
-# Comes in: a Plan and a runner. Goes out: a runner that knows the limits, and the resolved space
-# with its notes.
-
-
 _LINES_SHOWN = 12
+"""Last lines of a script's output in an error. Source: our own convention."""
 _LINE_SHOWN = 300
-"""Of what a script has written before it ended: lines, and characters of each; our own convention."""
+"""Characters of each of these lines. Source: our own convention."""
 _DUMP = re.compile(
     r'^(?:Timeout \(.*\)!|(?:Current thread|Thread) 0x.*|  File ".*", line \d+ in .*)$',
     re.MULTILINE,
 )
-"""Lines of faulthandler's dump of a process that is late: they say where autotune waits, not what
-the script does."""
+"""Lines of faulthandler's dump of a late process, which show where autotune waits and not where the
+script does."""
 
 
 def probe_workload(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, ResolvedSpace]:
-    """Probe the workload; the runner that knows the limits, and the space with its default ranges."""
+    """Probe workload and machine, and resolve the space.
+
+    Args:
+        plan: The user's plan.
+        runner: Runs the probe.
+
+    Returns:
+        The runner with the memory limits, and the space with its default ranges and notes.
+
+    Raises:
+        WorkloadError: the workload can't run a training step.
+        ConfigError: the plan contradicts the workload, or no configuration is possible.
+    """
     longest_s = min(plan.policy.time.baseline_deadline_s, plan.budget.timeout_s or inf)
     report = runner.probe(plan.baseline, deadline_s=longest_s)
     if report.environment is None or report.facts is None:
         raise _probe_failure(report, runner)
-    hosts = slots_of(runner.launcher)
-    is_spread = plan.executor.ranks == "spread"
+    facts = report.facts
     environment = report.environment.model_copy(
-        update={"hosts": max(1, hosts), "is_spread": is_spread}
+        update={
+            "hosts": max(1, slots_of(runner.launcher)),
+            "is_spread": plan.executor.ranks == "spread",
+        }
     )
-    script = report.facts.script
+    script = facts.script
     given = plan.space.given()
-    baseline = _baseline(plan, report.facts)
+    baseline = _baseline(plan, facts)
+
+    # a script: search only what autotune can change in it
     if script is not None:
         reached = within_reach(given, script, environment)
         if isinstance(reached, str):
@@ -85,32 +99,30 @@ def probe_workload(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, Resolv
         given = dict(reached)
         runner = runner.with_script(script)
         if script.is_in_process:
-            preload_in(
-                runner.launcher,
-                script.modules,
-                {**report.variables, **muted_environment(os.environ)},
-            )
-    listed = budget_obstacle(given, report.facts)
+            variables = {**report.variables, **muted_environment(os.environ)}
+            preload_in(runner.launcher, script.modules, variables)
+    listed = budget_obstacle(given, facts)
     if listed is not None:
         raise ConfigError(listed)
-    unfit = _unfit(plan, baseline, report.facts, environment)
+
+    # the baseline, without what a framework's file sets and this machine can't have
+    unfit = _unfit(plan, baseline, facts, environment)
     if unfit:
-        baseline = _baseline(plan, report.facts, without=unfit.keys())
-    baseline = with_mean_batch(baseline, report.facts)
-    drop_last = (
-        plan.workload.drop_last
-        if report.facts.objects.drop_last is None
-        else report.facts.objects.drop_last
-    )
-    reason = obstacle(baseline, report.facts, environment, drop_last=drop_last)
+        baseline = _baseline(plan, facts, without=unfit.keys())
+    baseline = with_mean_batch(baseline, facts)
+    drop_last = facts.objects.drop_last
+    if drop_last is None:
+        drop_last = plan.workload.drop_last
+    reason = obstacle(baseline, facts, environment, drop_last=drop_last)
     if reason is not None:
         raise ConfigError(f"baseline: {reason}")
+
     space = resolve(
         Basis(
             given=given,
             baseline=baseline,
             objective=plan.objective,
-            facts=report.facts,
+            facts=facts,
             environment=environment,
             drop_last=drop_last,
             policy=plan.policy,
@@ -118,32 +130,34 @@ def probe_workload(plan: Plan, runner: TrialRunner) -> tuple[TrialRunner, Resolv
     )
     _refuse_empty(space)
     _refuse_too_large_reserve(space)
+
+    build_s = report.workload_build_s or 0.0
     ready = replace(
         runner,
         limits=MemoryLimits.on(environment, space.limit_bytes),
-        build_s=(report.workload_build_s or 0.0) if is_sharing(runner.launcher) else 0.0,
+        build_s=build_s if is_sharing(runner.launcher) else 0.0,
     )
-    told = (
+    notes = (
         *plan.notes,
         *unfit.values(),
-        *_object_notes(plan, report.facts),
+        *_object_notes(plan, facts),
         *_script_notes(plan, script),
-        _optimizer_note(plan, report.facts),
-        _budget_note(baseline, report.facts),
+        _optimizer_note(plan, facts),
+        _budget_note(baseline, facts),
         *space.notes,
         note_on_others(report.conditions),
         *notes_of(runner.launcher),
     )
-    return ready, replace(space, notes=tuple(item for item in told if item is not None))
+    return ready, replace(space, notes=tuple(note for note in notes if note is not None))
 
 
 def _unfit(
     plan: Plan, baseline: TrainingConfig, facts: WorkloadFacts, environment: Environment
 ) -> dict[str, Note]:
-    """Return the settings of a framework's own file that this optimizer or machine can't have, each with a note.
+    """Return the settings of a framework's file that this optimizer or machine can't have, each with a note.
 
-    Frameworks write defaults into their files that nobody has chosen, for optimizers and machines
-    of their own.
+    Frameworks write defaults for other optimizers and machines into their files, which the user has
+    not chosen.
     """
     found: dict[str, Note] = {}
     fused = plan.read_over.get("fused")
@@ -154,46 +168,42 @@ def _unfit(
         if is_other or not facts.optimizer.can_fuse:
             reason: FileReason = "other_optimizer" if is_other else "no_fused_optimizer"
             found["fused"] = not_read_over(fused.name, reason, own=fused.optimizer, trained=trained)
-    here = (
-        baseline.world_size
-        if baseline.process_count == 1
-        else ranks_on_host(baseline.process_count, environment)
-    )
+    here = baseline.world_size
+    if baseline.process_count > 1:
+        here = ranks_on_host(baseline.process_count, environment)
     if binding is not None and not has_binding(baseline.numa_binding, here, environment):
         found["numa_binding"] = not_read_over(binding.name, "no_binding", own=None, trained=trained)
     return found
 
 
 def _baseline(plan: Plan, facts: WorkloadFacts, *, without: Collection[str] = ()) -> TrainingConfig:
-    """What the user runs today: what a script was seen to do, else what they say, and what their objects are set to.
+    """Return the user's current settings: as a script was seen to run, else as the plan and the objects have them.
 
     Args:
-        plan: What they say.
-        facts: What was seen.
-        without: Settings of which what they say does not count.
+        plan: The user's plan; its settings precede those of the objects.
+        facts: The probe's findings.
+        without: Settings of the plan to ignore.
 
     Raises:
-        ConfigError: what they say contradicts the objects.
+        ConfigError: the plan contradicts the objects.
     """
     if facts.script is not None:
         return facts.script.observed
-    said = plan.baseline.model_dump(include=plan.baseline.model_fields_set - {*without})
+    named = plan.baseline.model_dump(include=plan.baseline.model_fields_set - {*without})
     objects = facts.objects
     found = objects.observed.model_dump(include={*objects.names})
-    if said.get("num_workers") == 0:  # then what belongs to the loader's workers is not theirs
-        found = {
-            name: value for name, value in found.items() if name not in NEUTRAL_WITHOUT_WORKERS
-        }
+    if named.get("num_workers") == 0:  # the settings of the objects' workers don't apply then
+        for name in NEUTRAL_WITHOUT_WORKERS:
+            found.pop(name, None)
     try:
-        return TrainingConfig.model_validate(found | said)
+        return TrainingConfig.model_validate(found | named)
     except ValidationError as error:
-        raise ConfigError(
-            f"baseline: {error.errors()[0]['msg'].removeprefix('Value error, ')}"
-        ) from error
+        problem = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"baseline: {problem}") from error
 
 
 def _object_notes(plan: Plan, facts: WorkloadFacts) -> Iterator[Note]:
-    """What was read from the user's own objects, and what of them can't be varied."""
+    """Yield notes of the settings that were read from the user's objects, and of those that can't be varied."""
     objects = facts.objects
     own = [name for name in objects.names if name not in plan.baseline.model_fields_set]
     if own:
@@ -203,17 +213,16 @@ def _object_notes(plan: Plan, facts: WorkloadFacts) -> Iterator[Note]:
 
 
 def _script_notes(plan: Plan, script: ScriptFacts | None) -> Iterator[Note]:
-    """What was seen of a script that its user should know."""
+    """Yield notes of what the probe has found out about a script."""
     if script is None:
         return
-    given = plan.baseline.model_dump(
-        include=plan.baseline.model_fields_set - set(script.placeholders)
-    )
+    named = plan.baseline.model_fields_set
+    given = plan.baseline.model_dump(include=named - set(script.placeholders))
     own = script.observed.model_dump()
     overruled = [name for name, value in given.items() if value != own[name]]
     if overruled:
         yield script_overrides_baseline(overruled)
-    unknown = [name for name in script.placeholders if name not in plan.baseline.model_fields_set]
+    unknown = [name for name in script.placeholders if name not in named]
     if unknown:
         yield placeholders_by_default(
             [f"{name}={getattr(plan.baseline, name)}" for name in unknown]
@@ -224,27 +233,25 @@ def _script_notes(plan: Plan, script: ScriptFacts | None) -> Iterator[Note]:
 
 
 def _optimizer_note(plan: Plan, facts: WorkloadFacts) -> Note | None:
-    """That the default optimizer is lighter than the user's may be."""
-    if (
-        plan.workload.optimizer is not None
-        or plan.workload.command is not None
-        or not facts.trainable_parameter_count
-    ):
+    """Return a note if the default optimizer is used, which needs less memory than the user's may."""
+    if plan.workload.optimizer is not None or plan.workload.command is not None:
         return None
     count = facts.trainable_parameter_count
-    # Adam keeps two moments in float32 (torch.optim.Adam, exp_avg and exp_avg_sq).
+    if not count:
+        return None
+    # Adam keeps two moments in float32 (torch.optim.Adam, exp_avg and exp_avg_sq)
     return default_optimizer(trainable_parameters=count, adam_bytes=8 * count)
 
 
 def _budget_note(baseline: TrainingConfig, facts: WorkloadFacts) -> Note | None:
-    """What a batch of the token budget holds: the micro batch that was given, or is the default, is not used."""
+    """Return a note of the samples in a batch of the token budget, which replaces the micro batch."""
     if facts.budget_samples is None or baseline.max_tokens is None:
         return None
     return batch_follows_budget(baseline.max_tokens, facts.budget_samples)
 
 
 def _refuse_empty(space: ResolvedSpace) -> None:
-    """A space in which no combination is allowed is the caller's mistake, with the first reason."""
+    """Raise a ConfigError with the first reason if no combination of the space is allowed."""
     if space.size > 4096:  # composing them all takes a fraction of a second
         return
     configs = (compose(params, space) for params in space.combinations())
@@ -256,7 +263,7 @@ def _refuse_empty(space: ResolvedSpace) -> None:
 
 
 def _refuse_too_large_reserve(space: ResolvedSpace) -> None:
-    """Trials need something of the memory limit."""
+    """Raise a ConfigError if the reserve leaves no memory to trials."""
     if space.limit_bytes <= 0:
         objective = space.objective
         device_bytes = space.environment.device_memory_bytes
@@ -268,18 +275,18 @@ def _refuse_too_large_reserve(space: ResolvedSpace) -> None:
 
 
 def _probe_failure(report: RankReport, runner: TrialRunner) -> WorkloadError:
-    """Return why a probe failed, with the traceback, or what a script has written last where that tells more."""
+    """Return the error for a failed probe, with the traceback or, after an exit, a script's last output."""
     result = report.result
-    failure = report.result.failure
+    failure = result.failure
     is_exit = failure is None or failure.signature.startswith("SystemExit ")
-    said = (
-        _last_lines(runner.logs.parent / result.log)
-        if runner.command is not None and is_exit and result.log
-        else ""
-    )
+    output = ""
+    if runner.command is not None and is_exit and result.log:
+        output = _last_lines(runner.logs.parent / result.log)
     if report.is_workload_fault:
-        return WorkloadError(result.reason, remote_traceback=said)
-    traceback = said or (failure.traceback if failure is not None else "")
+        return WorkloadError(result.reason, remote_traceback=output)
+    traceback = output
+    if not output and failure is not None:
+        traceback = failure.traceback
     why = f"it ended: {result.reason}"
     if result.outcome == "timeout":
         why = f"{result.reason}; give it more time by budget.timeout_s, or fewer steps before it trains"
@@ -289,28 +296,22 @@ def _probe_failure(report: RankReport, runner: TrialRunner) -> WorkloadError:
 
 
 def _last_lines(log: Path) -> str:
-    """Return the last lines of a log that is about to be removed, before the traceback of its end or our own dump."""
+    """Return the last lines of a log before its final traceback, without our own dump of stacks."""
     try:
         text = log.read_text("utf-8", errors="replace")
     except OSError:
         return ""
     text = _DUMP.sub("", text)
     before, mark, after = text.rpartition("Traceback (most recent call last):")
-    lines = [
-        line[:_LINE_SHOWN] for line in (before if mark else after).splitlines() if line.strip()
-    ]
-    return (
-        "\n".join(["It has written last:", *(f"  {line}" for line in lines[-_LINES_SHOWN:])])
-        if lines
-        else ""
-    )
+    written = before if mark else after  # rpartition leaves all in the last part without a mark
+    lines = [line[:_LINE_SHOWN] for line in written.splitlines() if line.strip()]
+    if not lines:
+        return ""
+    return "\n".join(["It has written last:", *(f"  {line}" for line in lines[-_LINES_SHOWN:])])
 
 
-# What a search has its runs measure beside their windows, and the ceilings that runs know from one
-# another.
-#
-# Each ceiling is measured once for the settings that it depends on; a CeilingBook keeps it for all
-# others.
+# Ceilings that runs measure after their windows: each once for the settings that it depends on. A
+# CeilingBook keeps it for all other runs.
 
 
 def extras_of(
@@ -321,7 +322,7 @@ def extras_of(
     is_baseline: bool,
     limits: Time = POLICY.time,
 ) -> Extras:
-    """The ceilings that no run has measured or tried to measure; for the baseline everything."""
+    """Return the ceilings that no run has tried to measure yet; for the baseline, everything."""
     if is_baseline:
         return everything(window, limits)
     return Extras(
@@ -333,7 +334,7 @@ def extras_of(
 
 
 def everything(window: WindowRules, limits: Time = POLICY.time) -> Extras:
-    """All ceilings, and where the time goes."""
+    """Return the extras for all ceilings and the time breakdown."""
     return Extras(
         loader_ceiling=True,
         device_ceiling=True,
@@ -346,11 +347,16 @@ def everything(window: WindowRules, limits: Time = POLICY.time) -> Extras:
 def with_ceilings(
     result: TrialResult, config: TrainingConfig, book: CeilingBook, *, asked: Extras = NO_EXTRAS
 ) -> TrialResult:
-    """Enter what a run has measured into the book, and return the run with the ceilings that the book then has.
+    """Enter a run's ceilings into the book, and return the run with the ceilings known from all runs.
 
-    What was asked of it and is missing is entered as tried in vain. A ceiling that this or another
-    run exceeds, or that other measurements contradict, stands in `ceilings` alone, with what was
-    measured.
+    A ceiling that a run exceeds, or that other measurements contradict, remains only in
+    `measurement.ceilings`.
+
+    Args:
+        result: The run.
+        config: Its configuration.
+        book: The ceilings of the search.
+        asked: The extras that the run should measure; missing ones are not tried again.
     """
     measurement = result.measurement
     if measurement is None:
@@ -361,16 +367,18 @@ def with_ceilings(
         if getattr(asked, f"{side}_ceiling") and getattr(own, side) is None:
             book.give_up(side, config)
     settled = with_settled_ceilings(measurement, config, book)
-    return result if settled is measurement else result.model_copy(update={"measurement": settled})
+    if settled is measurement:
+        return result
+    return result.model_copy(update={"measurement": settled})
 
 
 def with_settled_ceilings(
     measurement: Measurement, config: TrainingConfig, book: CeilingBook
 ) -> Measurement:
-    """Return a run with the ceilings of the book, without those that its own rate exceeds.
+    """Return a run with the ceilings of the book, without those that its own throughput exceeds.
 
-    What a run has measured and the book has no side for stays: a group's ceilings are made from
-    those of its ranks.
+    A ceiling of a side that is not in the book stays as it is: those of a group are computed from
+    its ranks' ceilings.
     """
     own = measurement.ceilings or Ceilings()
     window = measurement.window
@@ -379,10 +387,9 @@ def with_settled_ceilings(
     for side in SIDES:
         ceiling = book.ceiling_of(side, config)
         known[f"{side}_ceiling"] = None if ceiling is None else ceiling.samples_per_s
-    device = book.ceiling_of("device", config)
-    known["host_ceiling"] = (
-        None if window.is_held_by_device else host_ceiling_of(device, window.take_s)
-    )
+    known["host_ceiling"] = None
+    if not window.is_held_by_device:
+        known["host_ceiling"] = host_ceiling_of(book.ceiling_of("device", config), window.take_s)
     changed = dict[str, float | None]()
     for name, rate in known.items():
         before: float | None = getattr(measurement, name)
@@ -395,7 +402,6 @@ def with_settled_ceilings(
 
 
 def _stretch_s(window: WindowRules, limits: Time) -> float:
-    return min(
-        max(limits.ceiling_share * window.max_s, limits.shortest_ceiling_s),
-        limits.longest_ceiling_s,
-    )
+    """Return the seconds for which a run measures one ceiling."""
+    usual_s = limits.ceiling_share * window.max_s
+    return min(max(usual_s, limits.shortest_ceiling_s), limits.longest_ceiling_s)

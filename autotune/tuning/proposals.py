@@ -1,4 +1,8 @@
-"""Compose configurations from proposed values, without repeats and without what cannot run."""
+"""Derive values to propose: candidates for a model, open combinations, first guesses, variants of the best.
+
+Comes in: a space, a seed, and the configurations that were tried. Goes out: values of the space's
+parameters (`Params`), each of which breaks no rule of the space.
+"""
 
 from __future__ import annotations
 
@@ -21,36 +25,31 @@ from autotune.space import constraints as rules
 from autotune.space.ranges import spread, whole_numbers
 from autotune.space.space import ResolvedSpace, compose, setting_of, with_batch_setting
 
-# The combinations of a space: candidates for a model of the machine, and what a sampler has left
-# open.
-#
-# Comes in: a space, a seed, and a function that says which configurations are open. Goes out: all
-# combinations of a small space, a selection of a large one. "None left" is certain only where a
-# space is small enough to be listed.
+# The combinations of a space: all of a small one, a selection of a large one.
 
 
 Skip = Callable[[TrainingConfig], Note | None]
-"""Why a configuration is not worth a run: "would_not_fit", "would_tell_nothing"; None where it is."""
+"""Returns why a configuration is not worth a run ("would_not_fit", "would_tell_nothing"), or None."""
 
 
 @dataclass(slots=True)
 class Candidates:
-    """Combinations of a space and what they compose to, kept for as long as the search goes."""
+    """Combinations of a space with their configurations, kept during a search."""
 
     space: ResolvedSpace
     seed: int
     _common: dict[TrainingConfig, Params] = field(init=False)
-    """Candidates however the search goes."""
+    """Candidates at any time."""
     _around: dict[tuple[TrainingConfig, int], dict[TrainingConfig, Params]] = field(
         default_factory=dict
     )
-    """Neighbours of what is among the best now, by how many settings are varied: each time it is
-    thousands."""
+    """Variants of each of the best now, by the number of settings that they vary; kept, since they
+    are thousands."""
     _spreads: dict[str, list[int]] = field(default_factory=dict)
-    """Of each long range, by its name."""
+    """Some values of each long range, by the setting's name."""
 
     def __post_init__(self) -> None:
-        """Take all of a small space; of a large one what an expert would try, and a random part."""
+        """Take all combinations of a small space; of a large one the first guesses, and a random sample."""
         if self.space.size <= self.space.policy.trials.all_candidates_up_to:
             self._common = self._composed(self.space.combinations())
             return
@@ -58,21 +57,25 @@ class Candidates:
         self._common = self._composed((*first_guesses(self.space), *drawn))
 
     def near(self, best: Sequence[TrainingConfig]) -> list[tuple[Params, TrainingConfig]]:
-        """Candidates that break no rule; of a large space also the best ones' neighbours, the first one's further out.
+        """Return the candidates that break no rule, in a large space with variants of the best.
 
-        A neighbour has another value of one setting, further out of two; of a long range not all
-        values count.
+        A variant has another value of one setting, or of two settings if it is of the first of the
+        best. Of a long range, only some values are tried.
+
+        Args:
+            best: The best configurations so far, the very best first.
         """
         found = dict(self._common)
         if self.space.size > self.space.policy.trials.all_candidates_up_to:
-            wanted = [(config, 2 if place == 0 else 1) for place, config in enumerate(best)]
+            wanted = [*((config, 2) for config in best[:1]), *((config, 1) for config in best[1:])]
+            # forget the variants of what is no longer among the best
             self._around = {key: around for key, around in self._around.items() if key in wanted}
             for config, most in wanted:
-                for neighbour, params in self._neighbours(config, most).items():
-                    found.setdefault(neighbour, params)
+                for variant, params in self._variants(config, most).items():
+                    found.setdefault(variant, params)
         return [(params, config) for config, params in found.items()]
 
-    def _neighbours(self, config: TrainingConfig, most: int) -> dict[TrainingConfig, Params]:
+    def _variants(self, config: TrainingConfig, most: int) -> dict[TrainingConfig, Params]:
         if (config, most) not in self._around:
             first = {name: next(iter(domain)) for name, domain in self.space.parameters.items()}
             own = {**first, **params_of(config, self.space)}
@@ -90,7 +93,7 @@ class Candidates:
                     yield {**own, **dict(zip(names, values, strict=True))}
 
     def _values(self, name: str, own: SettingValue) -> Iterable[SettingValue]:
-        """The values of a setting; of a long range some of all sizes, and those next to its own."""
+        """Return the values of a setting; of a long range some of each size, and those next to its own."""
         domain = self.space.parameters[name]
         if not isinstance(domain, IntRange) or len(domain) <= 40 or not isinstance(own, int):
             return domain
@@ -100,16 +103,20 @@ class Candidates:
         return sorted({*self._spreads[name], *nearest})
 
     def _composed(self, candidates: Iterable[Params]) -> dict[TrainingConfig, Params]:
-        """What candidates compose to, without those that break a rule; of several that compose alike the first."""
+        """Compose candidates, without those that break a rule; keep the first of those that compose alike."""
         found: dict[TrainingConfig, Params] = {}
         for params in candidates:
-            if (config := compose_allowed(params, self.space)) is not None:
+            config = compose_allowed(params, self.space)
+            if config is not None:
                 found.setdefault(compacted(config), params)
         return found
 
 
 class OpenCombinations:
-    """A space's combinations in an order that the seed decides; those that are not open any more are dropped."""
+    """Combinations of a space in an order given by the seed; those that are no longer open are dropped.
+
+    Only in a space that is small enough to be listed is it certain that none is left.
+    """
 
     def __init__(
         self, space: ResolvedSpace, seed: int, is_open: Callable[[TrainingConfig], bool]
@@ -122,33 +129,27 @@ class OpenCombinations:
 
     @property
     def can_list(self) -> bool:
-        """Whether the space is small enough to be listed."""
+        """Return True if the space is small enough to be listed."""
         return self._space.size <= self._trials.most_listed
 
     @property
     def has_open(self) -> bool:
-        """Whether one is open; in a space that can't be listed, whether one of so many draws is. Changes nothing."""
-        tries = (
-            self._rest
-            if self.can_list
-            else _drawn(self._space, _seeded(self._seed), self._trials.draws)
+        """Return True if a combination is open; in a space that can't be listed, try draws. Changes nothing."""
+        tries: Iterable[Params] = (
+            self._rest if self.can_list else self._drawn_by(_seeded(self._seed))
         )
         return any(self._open_config(params) is not None for params in tries)
 
     @property
     def none_left(self) -> Note:
-        """What it means that `next` found none."""
+        """The note that `next` found no combination."""
         return space_exhausted() if self.can_list else nothing_new_drawn(self._trials.draws)
 
     def next(self, skip: Skip) -> Params | None:
-        """One that is open and not skipped; else one that would tell nothing, or one that would not fit; else None."""
+        """Return an open combination that `skip` accepts; else an uninformative one, else one that may not fit."""
         kept: list[Params] = []
-        first: dict[str, Params] = {}  # by the reason to skip it; "": none
-        tries = (
-            self._popped()
-            if self.can_list
-            else _drawn(self._space, self._drawing, self._trials.draws)
-        )
+        first: dict[str, Params] = {}  # by the reason to skip it; "" for none
+        tries = self._popped() if self.can_list else self._drawn_by(self._drawing)
         for params in tries:
             config = self._open_config(params)
             if config is None:
@@ -164,7 +165,7 @@ class OpenCombinations:
 
     @cached_property
     def _rest(self) -> list[Params]:
-        """Those not dropped yet, the next one last; built when first asked for."""
+        """The combinations that were not dropped yet, the next one last; listed at the first use."""
         rest = list(self._space.combinations())
         _seeded(self._seed).shuffle(rest)
         return rest
@@ -172,6 +173,9 @@ class OpenCombinations:
     def _popped(self) -> Iterator[Params]:
         while self._rest:
             yield self._rest.pop()
+
+    def _drawn_by(self, chance: random.Random) -> Iterator[Params]:
+        return _drawn(self._space, chance, self._trials.draws)
 
     def _open_config(self, params: Params) -> TrainingConfig | None:
         config = compose_allowed(params, self._space)
@@ -188,29 +192,27 @@ def _drawn(space: ResolvedSpace, chance: random.Random, count: int) -> Iterator[
         yield {name: chance.choice(choices) for name, choices in values.items()}
 
 
-# Configurations worth trying before a sampler knows anything, and what can be learned from
-# failures. Pure.
+# First guesses, explanations of failures, and variants of the best trial. Pure.
 
 
 Params = dict[str, SettingValue]
 """Values of a space's parameters, by name."""
 
-# Settings that may explain a failure by themselves: of each, torch runs other code for every value.
+# Settings that may explain a failure by themselves: torch runs different code for each value.
 _ALONE = [setting for setting in SETTINGS if setting.needs is None and not setting.is_of_ddp]
 _SWITCHES = [setting.name for setting in _ALONE if setting.explains == "often"]
-_LESSER_SWITCHES = [
-    setting.name for setting in _ALONE if setting.explains == "rarely"
-]  # what none of these explains
+# tried where none of these explains a failure
+_LESSER_SWITCHES = [setting.name for setting in _ALONE if setting.explains == "rarely"]
 _DDP_SWITCHES = [
     setting for setting in SETTINGS if setting.is_of_ddp and setting.explains is not None
 ]
 
 
 def params_of(config: TrainingConfig, space: ResolvedSpace) -> Params:
-    """The searched settings of a configuration; where it leaves one to torch, and the space does not, left out.
+    """Return a configuration's values of the searched settings.
 
-    So are DistributedDataParallel's where another strategy runs: no value of theirs says anything
-    of it.
+    Leave out a setting that the configuration leaves to torch while the space does not, and those
+    of DistributedDataParallel under another strategy, where they have no effect.
     """
     values = config.by_name
     if config.num_workers > 0:
@@ -226,58 +228,44 @@ def params_of(config: TrainingConfig, space: ResolvedSpace) -> Params:
 def compose_allowed(
     params: Mapping[str, SettingValue], space: ResolvedSpace
 ) -> TrainingConfig | None:
-    """What values compose to; None where they break a rule."""
+    """Compose values to a configuration; return None if they break a rule."""
     config = compose(params, space)
     return config if isinstance(config, TrainingConfig) else None
 
 
 def first_guesses(space: ResolvedSpace) -> list[Params]:
-    """What an expert would try first, each the one before it and something more.
+    """Return the configurations that an expert would try first, each based on the one before it.
 
-    A loader with a worker for each core; the same with the largest batch; that on all devices,
-    where there are several, with the cores divided among them (or on one device, where the baseline
-    has several); and again as the baseline is run: on a CPU one thread for training, which
-    otherwise fights the workers; all of the device's cheap gains; many workers, for data that waits
-    for I/O.
+    First a loader with a worker for each core, then also the largest batch. Then, with that loader
+    and batch: all devices (one device, if the baseline has several), with the cores divided among
+    them; one thread for training, which on a CPU competes with the workers; all cheap gains of the
+    device; and many workers, for data that waits for I/O.
     """
     start = params_of(space.baseline, space)
     own = compose_allowed(_nearest_params(start, space), space) or space.baseline
     cores = _cores_of_a_rank(space, own.process_count)
+    guessed = [setting for setting in SETTINGS if setting.guess is not None]
+
     loader: Params = {
         "num_workers": cores,
         "prefetch_factor": space.policy.ranges.guessed_prefetch,
-        **{
-            setting.name: setting.guess
-            for setting in SETTINGS
-            if setting.is_of_loader and setting.guess is not None
-        },
+        **{setting.name: setting.guess for setting in guessed if setting.is_of_loader},
     }
     batch: Params = {space.batch_setting: max(whole_numbers(space.domains[space.batch_setting]))}
+    quiet: Params = {"intra_op_threads": 1}
     fastest_first = ("bfloat16", "float16", "tf32", "float32")
-    fastest = next(dtype for dtype in fastest_first if dtype in space.domains["amp_dtype"])
     device: Params = {
-        "amp_dtype": fastest,
-        **{
-            setting.name: setting.guess
-            for setting in SETTINGS
-            if setting.is_of_kernels and setting.guess is not None
-        },
+        "amp_dtype": next(dtype for dtype in fastest_first if dtype in space.domains["amp_dtype"]),
+        **{setting.name: setting.guess for setting in guessed if setting.is_of_kernels},
     }
     many: Params = {"num_workers": space.policy.ranges.many_workers_per_core * cores}
-    quiet: Params = {"intra_op_threads": 1}
-    wishes = [
-        loader,
-        *(
-            {**loader, **batch, **more}
-            for more in ({}, *_other_ranks(space, own), quiet, device, many)
-        ),
-    ]
-    guesses = []
+    additions = [{}, *_other_ranks(space, own), quiet, device, many]
+    wishes = [loader, *({**loader, **batch, **more} for more in additions)]
+
+    guesses = list[Params]()
     for wish in wishes:
-        wanted = {
-            **start,
-            **{name: value for name, value in wish.items() if name in space.parameters},
-        }
+        searched = {name: value for name, value in wish.items() if name in space.parameters}
+        wanted = {**start, **searched}
         guess = _with_allowed_batch(_nearest_params(wanted, space), space)
         if guess not in guesses:
             guesses.append(guess)
@@ -287,66 +275,60 @@ def first_guesses(space: ResolvedSpace) -> list[Params]:
 def explaining_setting(
     failed: Sequence[TrainingConfig], succeeded: Iterable[TrainingConfig]
 ) -> tuple[str, frozenset[SettingValue]] | None:
-    """The switch whose values all failures have and no success has, with those values; None if not exactly one.
+    """Return the one switch whose values occur in all failures and in no success, with these values.
 
-    Only switches of the step explain a failure: a model that can't run in half precision says
-    nothing against the rest of the space. Where all failures have one setting of
-    DistributedDataParallel that is not torch's own, that one explains them before the strategy
-    does, and a mode of torch.compile that is not its own before compilation does.
+    Only switches of the step explain a failure: if a model can't run in half precision, the rest of
+    the space may still work. A setting of DistributedDataParallel other than torch's default, the
+    same in all failures, explains them before the strategy does; a mode of torch.compile other than
+    its default does so before compilation.
+
+    Returns:
+        The setting's name and its values. None if no switch explains the failures, or several do.
     """
     good = list(succeeded)
-    plain = _explaining(_SWITCHES, failed, good)
-    modes = _values_of_failures_alone("compile_mode", failed, good)
+
+    def values_of(name: str) -> frozenset[SettingValue]:
+        """Return a setting's values in the failures; none if one of them occurs in a success."""
+        bad = frozenset(setting_of(config, name) for config in failed)
+        if not bad.isdisjoint({setting_of(config, name) for config in good}):
+            return frozenset()
+        return bad
+
+    explaining = {name: values for name in _SWITCHES if (values := values_of(name))}
+    modes = values_of("compile_mode")
     if modes and modes.isdisjoint({"default"}):
-        plain = {name: values for name, values in plain.items() if name != "compile"} | {
-            "compile_mode": modes
-        }
-    plain = plain or _explaining(_LESSER_SWITCHES, failed, good)
-    own = {}
+        explaining.pop("compile", None)
+        explaining["compile_mode"] = modes
+    if not explaining:
+        explaining = {name: values for name in _LESSER_SWITCHES if (values := values_of(name))}
+
+    of_ddp = {}
     for switch in _DDP_SWITCHES:
-        values = _values_of_failures_alone(switch.name, failed, good)
+        values = values_of(switch.name)
         if len(values) == 1 and values.isdisjoint({None, switch.neutral}):
-            own[switch.name] = values
-    if len(own) == 1:
-        plain = {name: values for name, values in plain.items() if name != "strategy"} | own
-    return next(iter(plain.items())) if len(plain) == 1 else None
-
-
-def _explaining(
-    names: Iterable[str], failed: Sequence[TrainingConfig], succeeded: Sequence[TrainingConfig]
-) -> dict[str, frozenset[SettingValue]]:
-    """Of some switches those whose values no success has, with the values."""
-    return {
-        name: values
-        for name in names
-        if (values := _values_of_failures_alone(name, failed, succeeded))
-    }
-
-
-def _values_of_failures_alone(
-    name: str, failed: Sequence[TrainingConfig], succeeded: Sequence[TrainingConfig]
-) -> frozenset[SettingValue]:
-    """The values that a setting has in the failures, where it has none of them in a success; else none."""
-    bad = frozenset(setting_of(config, name) for config in failed)
-    return (
-        bad if bad.isdisjoint({setting_of(config, name) for config in succeeded}) else frozenset()
-    )
+            of_ddp[switch.name] = values
+    if len(of_ddp) == 1:
+        explaining.pop("strategy", None)
+        explaining |= of_ddp
+    return next(iter(explaining.items())) if len(explaining) == 1 else None
 
 
 def nearest(domain: Domain, value: SettingValue) -> SettingValue:
-    """The value of a domain that is closest to the one wanted; its first where none compares."""
+    """Return the value of a domain that is closest to the one wanted; its first value if none compares."""
     if value in domain:
         return value
     if not isinstance(value, int) or isinstance(value, bool):
         return next(iter(domain))
     numbers = whole_numbers(domain)
-    return min(numbers, key=lambda number: abs(number - value)) if numbers else next(iter(domain))
+    if not numbers:
+        return next(iter(domain))
+    return min(numbers, key=lambda number: abs(number - value))
 
 
 def same_batch_variant(best: TrialRecord, space: ResolvedSpace) -> Params | None:
-    """The best trial's settings at the baseline's global batch, split so that each of its ranks takes an equal share.
+    """Return the best trial's settings at the baseline's global batch, in equal shares for its ranks.
 
-    None where they are at it, or can't be.
+    Return None if they are at that batch already, or can't be.
     """
     if best.config.global_batch_ratio(space.baseline) == 1:
         return None
@@ -367,11 +349,18 @@ def same_batch_variant(best: TrialRecord, space: ResolvedSpace) -> Params | None
 def largest_batch_variant(
     best: TrialRecord, space: ResolvedSpace, records: Sequence[TrialRecord]
 ) -> Params | None:
-    """The best trial's settings at the largest micro batch that is sure to fit.
+    """Return the best trial's settings at the largest micro batch that is sure to fit.
 
-    None where that batch was run already in this precision and on as many ranks, or fewer than two
-    were. A batch at or above one that was too big is not tried again. Where the global batch would
-    grow beyond its cap, gradients are accumulated less.
+    If the global batch would exceed its cap, gradients are accumulated over fewer batches.
+
+    Args:
+        best: The best trial so far.
+        space: The space that is searched.
+        records: The trials so far; batches as large as one that was too big are not tried again.
+
+    Returns:
+        The values. None if that batch was run in this precision and on as many ranks, or if fewer
+        than two batches were.
     """
     setting = space.batch_setting
     own = [record for record in records if memory_kind(record.config) == memory_kind(best.config)]
@@ -387,31 +376,29 @@ def largest_batch_variant(
         (getattr(record.config, setting) for record in own if is_too_big(record)), default=inf
     )
     batches = sorted(size for size in whole_numbers(space.domains[setting]) if size < too_big)
+    if not batches:
+        return None
     resized = [with_batch_setting(best.config, batch, space) for batch in batches]
-    fits = (
-        memory.chance_to_fit(resized, space.limit_bytes) >= space.policy.trials.sure_to_fit
-        if batches
-        else ()
-    )
+    chances = memory.chance_to_fit(resized, space.limit_bytes)
     fewest = min(whole_numbers(space.domains["grad_accum_steps"]))
-    for batch in (
-        batch for batch, may in zip(reversed(batches), reversed(fits), strict=True) if may
-    ):
+    for batch, chance in zip(reversed(batches), reversed(chances), strict=True):
+        is_sure = chance >= space.policy.trials.sure_to_fit
+        if not is_sure:
+            continue
         if batch in was_run:
             return None
         params = params_of(best.config, space) | {setting: batch}
-        steps = (
-            {"grad_accum_steps": [params["grad_accum_steps"], fewest]}
-            if "grad_accum_steps" in params
-            else {}
-        )
-        if (variant := first_allowed(params, space, steps)) is not None:
+        steps = dict[str, list[SettingValue]]()
+        if "grad_accum_steps" in params:
+            steps["grad_accum_steps"] = [params["grad_accum_steps"], fewest]
+        variant = first_allowed(params, space, steps)
+        if variant is not None:
             return variant
     return None
 
 
 def _as_listed(value: SettingValue, domain: Domain) -> SettingValue:
-    """A value as its domain has it: a range holds whole numbers, where a size may be a fraction."""
+    """Return a value as its domain has it: a range holds whole numbers, while a size may be a fraction."""
     return int(value) if isinstance(domain, IntRange) and isinstance(value, float) else value
 
 
@@ -420,7 +407,7 @@ def _cores_of_a_rank(space: ResolvedSpace, ranks: int) -> int:
 
 
 def _other_ranks(space: ResolvedSpace, own: TrainingConfig) -> Iterator[Params]:
-    """A wish for what `own` is not: all devices under DDP, as torch has it and without copying gradients; or one."""
+    """Yield values for all devices under DDP, with gradients as bucket views; or for one, if `own` has several."""
     most = max(space.group_sizes, default=1)
     if own.world_size > 1 and "single" in space.domains["strategy"]:
         yield {"strategy": "single", "world_size": 1, "num_workers": space.environment.cores}
@@ -437,9 +424,12 @@ def _other_ranks(space: ResolvedSpace, own: TrainingConfig) -> Iterator[Params]:
 def first_allowed(
     params: Params, space: ResolvedSpace, options: Mapping[str, Sequence[SettingValue]]
 ) -> Params | None:
-    """The values with the first combination of options for some settings that breaks no rule; None where each does.
+    """Return the values with the first combination of options that breaks no rule; None if each breaks one.
 
-    The last setting's options are tried first.
+    Args:
+        params: The values of all settings.
+        space: The space that is searched.
+        options: Values to try, by setting; those of the last setting are varied first.
     """
     for values in product(*options.values()):
         changed = {**params, **dict(zip(options, values, strict=True))}
@@ -453,7 +443,7 @@ def _nearest_params(wanted: Params, space: ResolvedSpace) -> Params:
 
 
 def _with_allowed_batch(guess: Params, space: ResolvedSpace) -> Params:
-    """The guess with the largest micro batch, up to its own, that breaks no rule; as it is where every one does."""
+    """Return the guess with the largest micro batch, up to its own, that breaks no rule; else the guess itself."""
     own = guess.get(space.batch_setting)
     if not isinstance(own, int):
         return guess

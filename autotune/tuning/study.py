@@ -1,4 +1,9 @@
-"""The study: the only user of Optuna. Trials are asked for, stored and read back here."""
+"""Store trials in an Optuna study, and ask it for the next one. The only user of Optuna.
+
+Comes in: a space, a search method, values to propose, results of trials. Goes out: trials to run,
+and the records of those that ended. The study lies in a SQLite file in the run folder, the only
+store of trials that a search reads back.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +43,8 @@ from autotune.space.constraints import same_behaviour_key
 from autotune.space.space import ResolvedSpace, setting_of
 from autotune.tuning.proposals import OpenCombinations, Skip, compose_allowed, params_of
 
-# Open the Optuna study of a search: a SQLite file in the run folder, bound to one search.
-#
-# The file is the one store of trials. Each commit waits for the disk, so that SQLite alone keeps
-# what was told through a kill or a power cut.
+# The SQLite file of a study, bound to one search. Each commit waits for the disk, so that a kill or a
+# power cut loses no trial.
 
 
 _SYNCHRONOUS = "FULL"
@@ -49,12 +52,11 @@ _SYNCHRONOUS = "FULL"
 the disk, 21 waits a trial. Source: sqlite.org/pragma.html#pragma_synchronous."""
 _IDENTITY = "autotune_identity"
 _STUMBLES = (ValueError, LookupError, TypeError, AttributeError, AssertionError, RuntimeError)
-"""Raised by Optuna for a database that it has not written, or that another version of it has
-written."""
+"""Errors that Optuna raises for a database of another program, or of another version of Optuna."""
 
 
 def open_storage(path: Path | None) -> optuna.storages.BaseStorage:
-    """Open the storage in a SQLite file, or in memory where there is no path."""
+    """Open the storage in a SQLite file, or in memory if there is no path."""
     return optuna.storages.InMemoryStorage() if path is None else _sqlite(path)
 
 
@@ -65,10 +67,17 @@ def open_optuna(
     seed: int,
     make_sampler: Callable[[int], BaseSampler],
 ) -> optuna.Study:
-    """Open the study of a storage, or make a new one.
+    """Open the study of a storage, or create one.
+
+    Args:
+        storage: The storage.
+        path: Its file, for errors; None in memory.
+        identity: Texts that must be equal in a study of the same search, by name.
+        seed: Seed of the search; the sampler's also depends on the number of trials so far.
+        make_sampler: Returns the sampler for a seed.
 
     Raises:
-        StudyMismatchError: it is of another search; the message names what differs.
+        StudyMismatchError: it is of another search; the message names the differences.
     """
     known = optuna.get_all_study_names(storage)
     study = optuna.create_study(
@@ -79,7 +88,7 @@ def open_optuna(
     )
     trials = study.get_trials(deepcopy=False)
     there = study.user_attrs.get(_IDENTITY)
-    if there is not None or trials:  # without both, a kill came right after the study was made
+    if there is not None or trials:  # without both, a kill came right after the study was created
         _refuse_other(path, there or {}, identity)
     study.sampler = make_sampler(seed + len(trials))
     study.set_user_attr(_IDENTITY, dict(identity))
@@ -107,9 +116,8 @@ def open_finished(path: Path) -> optuna.Study:
         known = optuna.get_all_study_names(storage)
         if len(known) == 1:
             study = optuna.load_study(study_name=known[0], storage=storage)
-            study.get_trials(
-                deepcopy=False
-            )  # damage raises here, and not where the caller uses a trial
+            # damage raises here, and not where the caller reads a trial
+            study.get_trials(deepcopy=False)
             return study
     raise RunFolderError(
         f"{path} must hold one study, but holds {len(known)}; name the folder of a search"
@@ -135,15 +143,15 @@ def _sqlite(path: Path) -> optuna.storages.RDBStorage:
 
 
 def _synchronize(connection: Any, _: object) -> None:
-    """Set how a connection waits for the disk; builds of SQLite differ in their default."""
+    """Set how a connection waits for the disk; the default depends on the build of SQLite."""
     connection.execute(f"PRAGMA synchronous={_SYNCHRONOUS}")
 
 
 def _address(path: Path) -> str:
-    """Return a file's URL for SQLAlchemy, whatever its name holds: "?", "#", "%", braces, bytes that are no UTF-8.
+    """Return a file's URL for SQLAlchemy; its name may hold "?", "#", "%", braces, or bytes that are no UTF-8.
 
-    SQLAlchemy takes what follows a "?" for options, and Optuna fills in what stands in braces.
-    Source: sqlite.org/uri.html; SQLAlchemy's documentation of SQLite, "URI Connections".
+    SQLAlchemy reads options after a "?", and Optuna replaces braces. Source: sqlite.org/uri.html;
+    SQLAlchemy's documentation of SQLite, "URI Connections".
     """
     url = URL.create("sqlite", database=f"file:{quote(os.fsencode(path))}", query={"uri": "true"})
     return url.render_as_string()  # from SQLAlchemy 2.1 on a URL's database is quoted once more
@@ -157,26 +165,24 @@ def release(storage: optuna.storages.BaseStorage) -> None:
 
 
 def _let_go(engine: Engine) -> None:
-    """Close a study's connections, and forget its statements.
+    """Close a study's connections, and drop its cached statements.
 
-    Python 3.13 warns of connections that nobody has closed. SQLAlchemy keeps the statements of the
-    last hundred engines with Optuna's mapped classes, which no public name reaches: 17 MiB more
+    Python 3.13 warns of connections that are not closed. SQLAlchemy keeps the statements of the
+    last hundred engines with Optuna's mapped classes, without a public way to drop them: 17 MiB
     after 150 searches in a process.
     """
     engine.dispose()
     for mapper in BaseModel.registry.mappers:
-        vars(mapper).pop(
-            "_compiled_cache", None
-        )  # made again when used; source: sqlalchemy/orm/mapper.py
+        # created again when used; source: sqlalchemy/orm/mapper.py
+        vars(mapper).pop("_compiled_cache", None)
 
 
 def _copied(path: Path) -> optuna.storages.RDBStorage:
-    """Open a copy of a file that can't be written, and of its log; the copy is removed with the storage."""
+    """Open a copy of a read-only file and its log; the copy is removed with the storage."""
     folder = TemporaryDirectory(prefix="autotune-", ignore_cleanup_errors=True)
     try:
-        for file in path.parent.glob(
-            f"{path.name}*"
-        ):  # a killed search's last trials are in the log alone
+        # of a killed search, the last trials are only in the log
+        for file in path.parent.glob(f"{path.name}*"):
             shutil.copyfile(file, Path(folder.name, file.name))
         storage = _sqlite(Path(folder.name, path.name))
     except BaseException:
@@ -187,26 +193,27 @@ def _copied(path: Path) -> optuna.storages.RDBStorage:
 
 
 def _refuse_other(path: Path | None, there: Mapping[str, str], here: Mapping[str, str]) -> None:
-    differing = sorted(
-        key for key in {*there, *here} if there.get(key, "none") != here.get(key, "none")
-    )
-    if differing:
-        details = "; ".join(
-            f"{key}: {there.get(key, 'none')} there, {here.get(key, 'none')} here"
-            for key in differing
-        )
+    """Raise a StudyMismatchError with the differences between two identities, if there are any."""
+    differences = []
+    for key in sorted({*there, *here}):
+        theirs = there.get(key, "none")
+        ours = here.get(key, "none")
+        if theirs != ours:
+            differences.append(f"{key}: {theirs} there, {ours} here")
+    if differences:
         raise StudyMismatchError(
             f"the run folder must hold a study of the same search, but {path} differs in "
-            f"{details}. "
+            f"{'; '.join(differences)}. "
             "Name another run_dir, or start again with --fresh (fresh=True)."
         )
 
 
 @contextmanager
 def guarded(path: Path | None = None) -> Iterator[None]:
-    """Keep Optuna's log lines and notices from the terminal, and say by a RunFolderError what a disk does not allow.
+    """Silence Optuna's log lines and warnings, and raise a RunFolderError for errors of the disk.
 
-    Where a path is given, a file is opened, and any error in its content is raised so as well.
+    Args:
+        path: The file that is opened, for which errors in its content are raised so as well.
     """
     damaged = () if path is None else _STUMBLES
     before = optuna.logging.get_verbosity()
@@ -225,13 +232,12 @@ def guarded(path: Path | None = None) -> Iterator[None]:
         if isinstance(error, damaged):
             cause = f"what it holds can't be read ({type(error).__name__}: {first_line(error)})"
         else:
+            # Optuna's error is raised from SQLAlchemy's, that one from sqlite3's
             root: BaseException = error
-            while (
-                root.__cause__ is not None
-            ):  # Optuna's error is raised from SQLAlchemy's, that one from sqlite3's
+            while root.__cause__ is not None:
                 root = root.__cause__
             cause = first_line(root)
-        where = f" {path}" if path is not None else ""
+        where = "" if path is None else f" {path}"
         raise RunFolderError(
             f"the study{where} must be a SQLite file that can be read and written, but: {cause}. "
             "Free space there, name another run_dir, or start again with --fresh (fresh=True)."
@@ -240,13 +246,12 @@ def guarded(path: Path | None = None) -> Iterator[None]:
         optuna.logging.set_verbosity(before)
 
 
-# The search methods by name: what sets each apart, and Optuna's sampler of each. No other place
-# knows the names.
+# The search methods by name, each with Optuna's sampler.
 
 
 _STARTUP_TRIALS = 8
-"""Random trials before a sampler models anything: our own convention; Optuna's ten would be most of
-a search."""
+"""Random trials before a sampler's model is used. Source: our own convention; Optuna's ten would be
+most of a search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,19 +259,18 @@ class SearchMethod:
     """A way to search."""
 
     make_sampler: Callable[[int], BaseSampler]
-    """Given a seed, the sampler that draws what nothing else has proposed; raises ConfigError
+    """Returns the sampler for a seed, which draws when nothing is proposed; raises ConfigError
     without its package."""
     has_model: bool = False
-    """A model of the machine proposes; the sampler draws where the model was wrong."""
+    """True if a model of the machine proposes trials; the sampler draws where it has no proposal."""
     begins_with_guesses: bool = False
-    """An expert's first guesses are tried right after the baseline."""
+    """True if an expert's first guesses are tried right after the baseline."""
     visits_all: bool = False
-    """Every combination is tried once, in random order."""
+    """True if every combination is tried once, in random order."""
 
 
 def _tpe(seed: int) -> BaseSampler:
-    # The constant liar takes running trials for bad ones until they end; one trial at a time is not
-    # affected.
+    # the constant liar treats running trials as bad until they finish
     return TPESampler(
         seed=seed, multivariate=True, n_startup_trials=_STARTUP_TRIALS, constant_liar=True
     )
@@ -280,46 +284,44 @@ METHODS: dict[Method, SearchMethod] = {
         begins_with_guesses=True,
     ),
     "random": SearchMethod(make_sampler=lambda seed: RandomSampler(seed=seed)),
-    # Combinations are enqueued one by one: Optuna's GridSampler stops the study, which only
-    # `Study.optimize` allows.
+    # combinations are enqueued one by one: Optuna's GridSampler stops the study, which only
+    # `Study.optimize` allows
     "grid": SearchMethod(make_sampler=lambda seed: RandomSampler(seed=seed), visits_all=True),
 }
 
 
-# Trials in Optuna's study: how they are written, read back and compared; distributions,
-# constraints.
+# Trials in Optuna's study: distributions, attributes, constraints; written and read back.
 
 
 CONFIG = "autotune_config"
-"""User attribute: the configuration as it was handed out."""
+"""User attribute: the configuration of a trial that was handed out."""
 PROMISING = {"role": "promising"}
-"""User attribute: a model expected most of this trial."""
+"""User attribute of a trial of which the model expected the largest gain."""
 _RECORD = "autotune_record"
-_PLACE = "autotune_place"  # of a record in the order in which trials ended
+_PLACE = "autotune_place"
+"""User attribute: a record's place in the order in which trials ended."""
 _MEMORY = "memory"
-_REPEATS = "autotune_repeats_"  # and the trial's number
+_REPEATS = "autotune_repeats_"
+"""Attribute of the study, followed by the trial's number."""
 _ANSWER = "guard of "
+"""Attribute of the study, followed by the trial's number."""
 
 
 def as_begun(space: ResolvedSpace, study: optuna.Study) -> ResolvedSpace:
-    """The space with the default choices that the study's trials were drawn from.
+    """Return the space with the default choices of the study's earlier trials.
 
-    Each start probes anew, and some choices follow from times that the probe took: they may come
-    out otherwise, but Optuna takes no other choices in the same study. Source:
+    Each start probes again, and some default choices depend on times that the probe measured. They
+    may differ now, but Optuna accepts no other choices in the same study. Source:
     optuna.distributions.check_distribution_compatibility.
     """
     begun: dict[str, Domain] = {}
     for trial in study.get_trials(deepcopy=False):
         for name, known in trial.distributions.items():
-            if (
-                isinstance(known, CategoricalDistribution)
-                and name in space.domains
-                and name not in space.given
-            ):
+            is_default = name in space.domains and name not in space.given
+            if is_default and isinstance(known, CategoricalDistribution):
                 begun.setdefault(name, Choices(values=known.choices))
-        fixed = trial.system_attrs.get(
-            "fixed_params", {}
-        )  # of one that waits, nothing else is there
+        # a waiting trial has only these values
+        fixed = trial.system_attrs.get("fixed_params", {})
         for name, value in fixed.items():
             domain = begun.get(name, space.domains.get(name))
             if isinstance(domain, Choices) and value not in domain and name not in space.given:
@@ -328,7 +330,10 @@ def as_begun(space: ResolvedSpace, study: optuna.Study) -> ResolvedSpace:
 
 
 def distributions_of(space: ResolvedSpace) -> dict[str, BaseDistribution]:
-    """Optuna's form of each searched setting, widened to the baseline's value, which `compose` refuses to others."""
+    """Return Optuna's distribution of each searched setting, with the baseline's value included.
+
+    `compose` refuses that value to other trials if the space does not have it.
+    """
     baseline = params_of(space.baseline, space)
     return {
         name: _distribution(domain, baseline, name) for name, domain in space.parameters.items()
@@ -338,68 +343,73 @@ def distributions_of(space: ResolvedSpace) -> dict[str, BaseDistribution]:
 def _distribution(domain: Domain, baseline: Mapping[str, Any], name: str) -> BaseDistribution:
     own = baseline.get(name)
     if isinstance(domain, IntRange):
-        ends = [domain.low, domain.high, *([own] if isinstance(own, int) else [])]
+        ends = [domain.low, domain.high]
+        if isinstance(own, int):
+            ends.append(own)
         return IntDistribution(min(ends), max(ends), log=domain.log and min(ends) >= 1)
     values = list(domain.values)
-    return CategoricalDistribution(
-        values if name not in baseline or own in domain else [*values, own]
-    )
+    if name in baseline and own not in domain:
+        values.append(own)
+    return CategoricalDistribution(values)
 
 
 def read_records(study: optuna.Study) -> list[TrialRecord]:
     """Return the records of a study's measured trials, in the order in which they ended."""
-    trials = [
-        trial
-        for trial in study.get_trials(deepcopy=False)
-        if _RECORD in trial.user_attrs and trial.state.is_finished()
-    ]
-    trials.sort(key=lambda trial: trial.user_attrs[_PLACE])
-    records = [
-        compacted(TrialRecord.model_validate_json(trial.user_attrs[_RECORD])) for trial in trials
-    ]
-    attributes = study.user_attrs  # each look is a query
-    return [_as_kept(record, attributes) for record in records]
+    finished = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
+    measured = [trial.user_attrs for trial in finished if _RECORD in trial.user_attrs]
+    measured.sort(key=lambda attributes: attributes[_PLACE])
+    of_study = study.user_attrs  # read once: each access is a query
+    records = []
+    for attributes in measured:
+        record = compacted(TrialRecord.model_validate_json(attributes[_RECORD]))
+        records.append(_as_kept(record, of_study))
+    return records
 
 
 def end_recorded(study: optuna.Study) -> None:
-    """End the trials that a kill kept from ending once their records were written: they are not run again."""
+    """End the trials whose records were written before a kill kept them from ending; they don't run again."""
     for known in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         if _RECORD in known.user_attrs:
-            end_trial(
-                study, known.number, TrialRecord.model_validate_json(known.user_attrs[_RECORD])
-            )
+            record = TrialRecord.model_validate_json(known.user_attrs[_RECORD])
+            end_trial(study, known.number, record)
 
 
 def begun_params(trial: FrozenTrial) -> dict[str, Any]:
-    """The values of an interrupted trial: those that it was handed out with, and those it was to have."""
+    """Return the values of an interrupted trial: those it has, and those it was enqueued with."""
     return {**trial.system_attrs.get("fixed_params", {}), **trial.params}
 
 
 def lacks_baseline(study: optuna.Study) -> bool:
-    """Whether the first trial, the baseline, was interrupted or failed: then nothing in the study can be used."""
+    """Return True if the baseline, the first trial, was interrupted or failed: the study is of no use then."""
     trials = study.get_trials(deepcopy=False)
-    ended = (trial.user_attrs.get(_RECORD) for trial in trials[:1] if trial.state.is_finished())
-    baseline = next(
-        (TrialRecord.model_validate_json(record) for record in ended if record is not None), None
-    )
-    return bool(trials) and (baseline is None or baseline.outcome in {"crashed", "invalid"})
+    if not trials:
+        return False
+    written = trials[0].user_attrs.get(_RECORD)
+    if written is None or not trials[0].state.is_finished():
+        return True
+    return TrialRecord.model_validate_json(written).outcome in {"crashed", "invalid"}
 
 
 def carried(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """The user attributes that an interrupted trial passes on to the one that repeats it."""
+    """Return the user attributes that an interrupted trial passes on to the one that repeats it."""
     return {name: value for name, value in attributes.items() if name in {CONFIG, *PROMISING}}
 
 
 def is_promising(attributes: Mapping[str, Any]) -> bool:
-    """Whether a model expected most of the trial that has these user attributes."""
+    """Return True if the model expected the largest gain of the trial with these user attributes."""
     return bool(attributes.get("role") == PROMISING["role"])
 
 
 def write_figures(trial: optuna.Trial, record: TrialRecord, reference_rate: float | None) -> None:
-    """Write what Optuna's samplers and pruners learn from besides the score: memory as a constraint, throughput.
+    """Write figures that Optuna's samplers use besides the score: memory as a constraint, throughput.
 
-    The throughput of a trial that was stopped early is reported over the reference's, in samples/s:
-    on the scale of scores, but for the busy fraction.
+    The throughput of a trial that was stopped early is reported as a share of the reference's, so
+    that it compares with scores, apart from the busy fraction.
+
+    Args:
+        trial: Optuna's trial.
+        record: Its record.
+        reference_rate: Throughput of the reference, in samples/s; None without one.
     """
     score = _score_of(record)
     if score is not None:
@@ -410,18 +420,21 @@ def write_figures(trial: optuna.Trial, record: TrialRecord, reference_rate: floa
     blocks = record.result.blocks
     if blocks and reference_rate is not None:
         trial.report(mean_rate(blocks)[0] / reference_rate, step=len(blocks))
-    if (
-        record.outcome in OUT_OF_MEMORY and record.measurement is None
-    ):  # a guard's is not the trial's
+    # with a measurement, it was the guard that ran out of memory, not the trial
+    if record.outcome in OUT_OF_MEMORY and record.measurement is None:
         known = record.result.violation
         trial.set_constraint(_MEMORY, UNKNOWN_EXCESS_FRACTION if known is None else known)
 
 
 def write_record(trial: optuna.Trial, record: TrialRecord, place: int) -> None:
-    """Write a record to its trial; `place` is its place in the order in which trials ended.
+    """Write a record to its trial.
 
-    The record is written last: where it is, all is, and `end_recorded` needs no more to end the
-    trial.
+    The record itself is written last: if it is there, everything that `end_recorded` needs is.
+
+    Args:
+        trial: Optuna's trial.
+        record: Its record.
+        place: Its place in the order in which trials ended.
     """
     trial.set_user_attr(_PLACE, place)
     trial.set_user_attr("outcome", record.outcome)
@@ -429,7 +442,7 @@ def write_record(trial: optuna.Trial, record: TrialRecord, place: int) -> None:
 
 
 def end_trial(study: optuna.Study, number: int, record: TrialRecord) -> None:
-    """End a trial in Optuna: with its score, a crash as failed, anything else as pruned."""
+    """End a trial in Optuna: with its score, or as failed after a crash, or else as pruned."""
     score = _score_of(record)
     if score is not None:
         study.tell(number, score.value)
@@ -440,20 +453,19 @@ def end_trial(study: optuna.Study, number: int, record: TrialRecord) -> None:
 
 
 def write_repeats(study: optuna.Study, record: TrialRecord) -> None:
-    """Keep the further runs of a trial with the study: Optuna takes no attribute of a trial that has ended."""
-    study.set_user_attr(
-        f"{_REPEATS}{record.number}", [run.model_dump_json() for run in record.repeats]
-    )
+    """Write the repeats of a trial to the study: Optuna accepts no attribute of a trial that has ended."""
+    runs = [run.model_dump_json() for run in record.repeats]
+    study.set_user_attr(f"{_REPEATS}{record.number}", runs)
 
 
 def write_answer(study: optuna.Study, record: TrialRecord) -> None:
-    """Keep the precision guard's answer on a trial with the study, for the same reason."""
+    """Write the precision guard's answer on a trial to the study, for the same reason."""
     answer = record.result.model_dump_json(include={"outcome", "reason", "guard"})
     study.set_user_attr(f"{_ANSWER}{record.number}", answer)
 
 
 def _as_kept(record: TrialRecord, attributes: Mapping[str, Any]) -> TrialRecord:
-    """A record with the further runs and the guard's answer that came after it."""
+    """Return a record with the repeats and the guard's answer that the study holds for it."""
     answer = attributes.get(f"{_ANSWER}{record.number}")
     if answer is not None:
         record = answered(record, TrialResult.model_validate_json(answer))
@@ -469,9 +481,12 @@ def _score_of(record: TrialRecord) -> Score | None:
 
 
 def answer_skipped(study: optuna.Study, trial: optuna.Trial, reason: Note | None) -> None:
-    """Answer a sample that is not run: "would_tell_nothing" as failed, from which samplers learn nothing, else pruned.
+    """End a sample that is not run: as failed if uninformative, since samplers ignore those; else as pruned.
 
-    Without a reason to skip it, it breaks a rule of the space, or was left out.
+    Args:
+        study: Optuna's study.
+        trial: Optuna's trial.
+        reason: Why it is skipped; None if it breaks a rule of the space, or was left out.
     """
     code = "invalid" if reason is None else reason.code
     trial.set_user_attr("outcome", code)
@@ -482,12 +497,8 @@ def answer_skipped(study: optuna.Study, trial: optuna.Trial, reason: Note | None
     study.tell(trial, state=TrialState.FAIL if code == "would_tell_nothing" else TrialState.PRUNED)
 
 
-# The trials of a study that have ended, and what is asked of them many times between two of them:
-# calculated once.
-
-
 class MeasuredTrials:
-    """Records by a key of their configuration's behaviour."""
+    """Records of ended trials by a key of their configuration's behaviour, with cached views."""
 
     def __init__(self, records: Mapping[str, TrialRecord]) -> None:
         self._by_key = dict(records)
@@ -499,48 +510,45 @@ class MeasuredTrials:
         return key in self._by_key
 
     def get(self, key: str) -> TrialRecord | None:
-        """The record of a configuration; None where it was not measured."""
+        """Return the record of a configuration; None if it was not measured."""
         return self._by_key.get(key)
 
     def of_number(self, number: int) -> tuple[str, TrialRecord]:
-        """A trial's key and record."""
+        """Return a trial's key and record."""
         return next(
             (key, record) for key, record in self._by_key.items() if record.number == number
         )
 
     def keep(self, key: str, record: TrialRecord) -> None:
-        """Add a record, or put it in the place of the former one."""
+        """Add a record, or replace the former one."""
         self._by_key[key] = record
         for name in ("ended", "in_order", "best"):
             self.__dict__.pop(name, None)
 
     @cached_property
     def ended(self) -> Sequence[TrialRecord]:
-        """In the order in which they ended; the same object until another one ends."""
+        """The records in the order in which they ended; the same object until another trial ends."""
         return tuple(self._by_key.values())
 
     @cached_property
     def in_order(self) -> Sequence[TrialRecord]:
-        """By number."""
+        """The records by number."""
         return tuple(sorted(self.ended, key=lambda record: record.number))
 
     @cached_property
     def best(self) -> TrialRecord | None:
-        """The feasible trial with the best score, as it was measured."""
+        """The feasible trial with the best measured score."""
         return best_of(self.in_order)
 
 
-# The Study: what to try next, what was measured, kept in an ordinary Optuna SQLite study in the run
-# folder.
-#
-# `ask` hands out only configurations that have not been measured and are not running: repeats are
-# answered from what is known, and what the rules exclude is told as pruned. A finished trial
-# carries its TrialRecord as a user attribute, so that a study read back is complete; trials that
-# were running when a search was interrupted are enqueued again.
-
-
 class Study:
-    """One search's study. Made by `Study.open`; not for several processes at once (the run folder's lock)."""
+    """The study of one search, opened by `Study.open`, for one process at a time (the run folder's lock).
+
+    `ask` returns only configurations that were not measured and are not running. It answers other
+    samples itself: repeats from their records, and those that break a rule as pruned. A finished
+    trial has its TrialRecord as a user attribute, so that a study is complete when it is read back.
+    Trials that were running at an interruption are enqueued again.
+    """
 
     def __init__(
         self,
@@ -551,7 +559,7 @@ class Study:
         method: SearchMethod,
     ) -> None:
         self.prior_spread = assumed_spread(space.environment.device_kind, space.policy.spread)
-        """Between runs, before this study's own repeats; whoever knows more of the machine sets it."""
+        """Run-to-run variation before this study's own repeats; set from outside if it is known better."""
         self.optuna_study = study
         self.method = method
         self.space = space
@@ -565,15 +573,15 @@ class Study:
         self._measured = MeasuredTrials({self._key(record.config): record for record in known})
         self._running: dict[str, tuple[TrialRecord, optuna.Trial]] = {}
         self._waiting: set[str] = set()
-        """Keys of what was proposed and not handed out yet."""
+        """Keys of the proposals that were not handed out yet."""
         self._queued = 0
-        """Trials in Optuna's queue, which it hands out before it samples; counted here, since to
-        read it takes long."""
+        """Number of trials in Optuna's queue, which it returns before it samples; counted here,
+        since reading it takes long."""
         self._is_drained = False
-        """Samples brought nothing new, and no combination was left."""
+        """True once samples were all known, and no combination was left."""
         trials = study.get_trials(deepcopy=False)
         self._promising = {trial.number for trial in trials if is_promising(trial.user_attrs)}
-        """Numbers of the trials that a model expected most of."""
+        """Numbers of the trials of which the model expected the largest gain."""
 
     @classmethod
     def open(
@@ -585,12 +593,19 @@ class Study:
         seed: int,
         method: Method = "model",
     ) -> Study:
-        """Open or make the study in a SQLite file (None: in memory), and retry what was running.
+        """Open or create a study, and enqueue the trials that were running again.
+
+        Args:
+            path: The SQLite file; None: in memory.
+            space: The space to search.
+            identity: Texts that must be equal in a study of the same search, by name.
+            seed: Seed of samplers and combinations.
+            method: The search method.
 
         Raises:
             ConfigError: the method needs a package that is not installed, or fewer combinations.
-            StudyMismatchError: the file holds a study of something else; the message names what
-                differs.
+            StudyMismatchError: the file holds a study of another search; the message names the
+                differences.
             RunFolderError: the file can't be written or is no database.
         """
         way = METHODS[method]
@@ -598,8 +613,7 @@ class Study:
         if way.visits_all and space.size > most_listed:
             raise ConfigError(
                 f"search.method {method} takes at most {most_listed:,} combinations, but the space "
-                f"has "
-                f"{space.size:,}; list fewer values, or choose another method"
+                f"has {space.size:,}; list fewer values, or choose another method"
             )
         with guarded(path):
             storage = open_storage(path)
@@ -609,6 +623,7 @@ class Study:
                 optuna.delete_study(study_name=study.study_name, storage=storage)
                 study = open_optuna(storage, path, identity, seed, way.make_sampler)
             space = as_begun(space, study)
+            # the baseline first; after an interruption, the trials that were running again
             opened = cls(study, storage, space, seed, way)
             if not study.trials:
                 own = {CONFIG: space.baseline.model_dump_json()}
@@ -625,66 +640,70 @@ class Study:
 
     @property
     def records(self) -> Sequence[TrialRecord]:
-        """Every measured trial, in order."""
+        """The measured trials by number."""
         return self._measured.in_order
 
     @property
     def ended(self) -> Sequence[TrialRecord]:
-        """Every measured trial, in the order in which they ended: not that of numbers where several ran at once.
+        """The measured trials in the order in which they ended; the same object until another one ends.
 
-        The same object until another one ends.
+        The order differs from that of the numbers if trials ran side by side.
         """
         return self._measured.ended
 
     @property
     def best(self) -> TrialRecord | None:
-        """The feasible trial with the best score, as it was measured."""
+        """The feasible trial with the best measured score."""
         return self._measured.best
 
     @property
     def spread(self) -> RunSpread:
-        """Between runs of the same settings, as far as this study's repeats have taught it."""
+        """Run-to-run variation, by this study's repeats and the prior."""
         return spread_of_repeats(
             self.prior_spread, (record.runs for record in self.ended if record.repeats)
         )
 
     @property
     def promising(self) -> list[TrialRecord]:
-        """Of the measured trials those that a model expected most of, in the order in which they ended."""
+        """The measured trials of which the model expected the largest gain, in the order in which they ended."""
         return [record for record in self.ended if record.number in self._promising]
 
     @property
     def running(self) -> list[TrialRecord]:
-        """The trials that were asked for and have not ended."""
+        """The trials that `ask` returned and that have not ended."""
         return [trial for trial, _ in self._running.values()]
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether nothing runs and no open configuration is left, as far as that can be seen."""
+        """Return True if no trial runs and no open configuration was found."""
         return not self._running and not self._combinations.has_open
 
     @property
     def none_left(self) -> Note:
-        """Why `ask` found nothing: everything was measured, or, in a large space, nothing new was drawn."""
+        """The note that everything was measured, or, in a large space, that nothing new was drawn."""
         return self._combinations.none_left
 
     @property
     def has_waiting(self) -> bool:
-        """Whether a proposal waits to be asked for."""
+        """Return True if a proposal waits."""
         return self._queued > 0
 
     def ask(self, skip: Skip = lambda _: None) -> TrialRecord | None:
-        """The next configuration to measure: what was proposed, else a sample; None where nothing new is found.
+        """Return the next trial: a proposal, else a sample; None if nothing new is found.
 
-        A sample that `skip` names a reason against is answered without a run: what would not fit as
-        beyond the memory limit, what would tell nothing as failed, from which samplers learn
-        nothing. It is tried only where nothing else is found.
+        A sample that is skipped is ended without a run: as beyond the memory limit if it would not
+        fit, as failed if it is uninformative, since samplers ignore failed trials. It is run only
+        if nothing else is found.
+
+        Args:
+            skip: Returns why a sample is not worth a run, or None.
         """
         with guarded():
             picks = self._is_drained or (self.method.visits_all and not self.has_waiting)
             most_repeats = self.space.policy.trials.repeats_in_a_row
             fruitless = most_repeats if picks else 0
             while True:
+                # after enough fruitless samples, pick an open combination
                 if fruitless >= most_repeats:
                     params = self._combinations.next(skip)
                     self._is_drained = params is None
@@ -694,22 +713,32 @@ class Study:
                     fruitless = 0
                 is_sampled = not self.has_waiting
                 asked = self.optuna_study.ask(self._distributions)
-                self._queued -= 0 if is_sampled else 1
+                if not is_sampled:
+                    self._queued -= 1
                 config = self._config_of(asked)
                 reason = None
                 if config is not None and not self._is_taken(config):
-                    reason = skip(config) if is_sampled else None
+                    if is_sampled:
+                        reason = skip(config)
                     if reason is None:
                         return self._hand_out(asked, config)
                 self._answer(asked, config, reason)
                 fruitless += 1
 
     def may_propose(self, params: Mapping[str, SettingValue]) -> bool:
-        """Whether `propose` would take these values: they break no rule, and are neither known, waiting nor running."""
+        """Return True if `propose` would enqueue these values: they are allowed, and neither known nor waiting."""
         return self._proposable(params) is not None
 
     def propose(self, params: Mapping[str, SettingValue], *, is_promising: bool = False) -> bool:
-        """Have these values tried next; False where they may not be proposed."""
+        """Enqueue values as the next trial.
+
+        Args:
+            params: The values.
+            is_promising: The model expects the largest gain of them.
+
+        Returns:
+            False if they may not be proposed.
+        """
         config = self._proposable(params)
         if config is None:
             return False
@@ -719,29 +748,38 @@ class Study:
         return True
 
     def widen(self, domains: Mapping[str, Domain]) -> None:
-        """Search these values too from now on, of settings that had a single one; nothing may be waiting."""
+        """Search further values from now on, of settings that had a single one; no proposal may be waiting."""
         self.space = replace(self.space, domains={**self.space.domains, **domains})
         self._distributions = distributions_of(self.space)
         self._combinations = OpenCombinations(self.space, self._seed, self.is_open)
         self._is_drained = False
 
     def leave_out(self, settings: Mapping[str, frozenset[SettingValue]]) -> None:
-        """Try no configuration any more that has one of the values of each of these settings."""
+        """Exclude configurations that have, for each of these settings, one of its values."""
         self._left_out.append(dict(settings))
 
     def is_open(self, config: TrainingConfig) -> bool:
-        """Whether a configuration may still be tried: neither measured, nor running, nor left out."""
+        """Return True if a configuration is neither measured, nor running, nor left out."""
         return not self.is_left_out(config) and not self._is_taken(config)
 
     def is_left_out(self, config: TrainingConfig) -> bool:
-        """Whether nothing of its kind is tried any more, after failures or by the precision guard."""
+        """Return True if a configuration was excluded, after failures or by the precision guard."""
         return any(
             all(setting_of(config, name) in values for name, values in settings.items())
             for settings in self._left_out
         )
 
     def tell(self, trial: TrialRecord, result: TrialResult, score: Score | None) -> TrialRecord:
-        """Record how a trial ended, here and in Optuna's study; once this returns, no power cut loses it."""
+        """Store a trial that has ended, here and in Optuna's study; once this returns, no power cut loses it.
+
+        Args:
+            trial: The trial, as `ask` returned it.
+            result: The result of its run.
+            score: Its score; None without a measurement.
+
+        Returns:
+            The trial's record.
+        """
         record = compacted(
             TrialRecord(number=trial.number, config=trial.config, results=(result,), score=score)
         )
@@ -756,7 +794,7 @@ class Study:
         return record
 
     def add_run(self, number: int, result: TrialResult) -> TrialRecord:
-        """Record a further run of a finished trial's settings."""
+        """Store a repeat of a finished trial, and return the trial's new record."""
         key, record = self._measured.of_number(number)
         record = record.with_run(compacted(result))
         with guarded():
@@ -765,7 +803,7 @@ class Study:
         return record
 
     def keep_answer(self, number: int, answer: TrialResult) -> TrialRecord:
-        """Record what the precision guard says of a finished trial."""
+        """Store the precision guard's answer on a finished trial, and return the trial's new record."""
         key, record = self._measured.of_number(number)
         record = answered(record, answer)
         with guarded():
@@ -782,11 +820,11 @@ class Study:
         return None
 
     def _proposable(self, params: Mapping[str, SettingValue]) -> TrainingConfig | None:
+        """Compose values to a configuration; return None if they may not be proposed."""
         config = compose_allowed(params, self.space)
-        is_new = (
-            config is not None and self.is_open(config) and self._key(config) not in self._waiting
-        )
-        return config if is_new else None
+        if config is None or not self.is_open(config) or self._key(config) in self._waiting:
+            return None
+        return config
 
     def _enqueue(
         self, params: Mapping[str, SettingValue], attributes: dict[str, Any] | None = None
@@ -795,14 +833,14 @@ class Study:
         self._queued += 1
 
     def _note_waiting(self) -> None:
-        """Count what an interrupted search has left to be tried."""
+        """Count the waiting trials, also those of an interrupted search."""
         waiting = self.optuna_study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
         self._queued = len(waiting)
-        configs = (
-            compose_allowed(trial.system_attrs.get("fixed_params", {}), self.space)
-            for trial in waiting
-        )
-        self._waiting = {self._key(config) for config in configs if config is not None}
+        self._waiting = set()
+        for trial in waiting:
+            config = compose_allowed(trial.system_attrs.get("fixed_params", {}), self.space)
+            if config is not None:
+                self._waiting.add(self._key(config))
 
     def _hand_out(self, asked: optuna.Trial, config: TrainingConfig) -> TrialRecord:
         asked.set_user_attr(CONFIG, config.model_dump_json())
@@ -816,35 +854,40 @@ class Study:
     def _answer(
         self, asked: optuna.Trial, config: TrainingConfig | None, reason: Note | None
     ) -> None:
-        """Answer a repeat from what was measured; of one that is still running nothing is known, so it is no lesson."""
+        """End a sample without a run: a repeat with its record's figures, others as skipped."""
         key = "" if config is None else self._key(config)
-        if (known := self._measured.get(key)) is not None:
+        known = self._measured.get(key)
+        if known is not None:
             asked.set_user_attr("outcome", f"repeat of {known.number}")
             write_figures(asked, known, self._reference_rate)
             end_trial(self.optuna_study, asked.number, known)
-        elif (running := self._running.get(key)) is not None:
+            return
+        running = self._running.get(key)
+        if running is not None:
+            # failed: nothing is known of it yet, and samplers ignore failed trials
             asked.set_user_attr("outcome", f"repeat of running {running[0].number}")
             self.optuna_study.tell(asked, state=TrialState.FAIL)
-        else:
-            answer_skipped(self.optuna_study, asked, reason)
+            return
+        answer_skipped(self.optuna_study, asked, reason)
 
     def _config_of(self, asked: optuna.Trial) -> TrainingConfig | None:
-        """What a trial's values compose to; None where they break a rule, or were left out."""
+        """Return the configuration of Optuna's trial; None if it breaks a rule, or was left out."""
         fixed = asked.user_attrs.get(CONFIG)
-        config = (
-            TrainingConfig.model_validate_json(fixed)
-            if fixed
-            else compose_allowed(asked.params, self.space)
-        )
-        return None if config is None or self.is_left_out(config) else config
+        if fixed:
+            config: TrainingConfig | None = TrainingConfig.model_validate_json(fixed)
+        else:
+            config = compose_allowed(asked.params, self.space)
+        if config is None or self.is_left_out(config):
+            return None
+        return config
 
     def _is_taken(self, config: TrainingConfig) -> bool:
-        """Whether one that runs alike was measured or is running."""
+        """Return True if a configuration that runs alike was measured or is running."""
         key = self._key(config)
         return key in self._measured or key in self._running
 
     def _key(self, config: TrainingConfig) -> str:
-        if config not in self._keys:  # thousands are asked about before each trial
+        if config not in self._keys:  # computed for thousands of candidates before each trial
             self._keys[config] = same_behaviour_key(
                 config, self.space.facts, self.space.environment
             )

@@ -1,8 +1,7 @@
-"""A warm start: the result of an earlier search, for the same workload elsewhere or for a similar one here.
+"""Start from an earlier search's result: of the same workload elsewhere, or of a similar one.
 
-Comes in: a run folder or a recommended.yaml. Goes out: Hints, that is configurations worth trying
-first, and how the machine that they come from differs from this one. Rates are not taken over: they
-are measured anew.
+Comes in: a run folder or a recommended.yaml. Goes out: Hints, the configurations to try first, and
+the differences between the two machines. Throughput is not taken over: it is measured again.
 """
 
 from __future__ import annotations
@@ -41,21 +40,23 @@ class Hints:
     configs: tuple[TrainingConfig, ...]
     """The best first."""
     machine: Mapping[str, object]
-    """As recommended.yaml describes it: name, driver, cores, torch, fingerprint and more; empty
-    where it does not."""
+    """Description of the machine (name, driver, cores, torch, fingerprint and more); empty if unknown.
+    Source: recommended.yaml."""
 
 
 def hints_of(plan: Plan) -> Hints | None:
-    """What a plan is to start from; None where it names nothing."""
-    return (
-        None
-        if plan.search.warm_start is None
-        else read_hints(plan.search.warm_start, plan.policy.trials.hinted)
-    )
+    """Return the hints of a plan's warm start; None if it names none."""
+    if plan.search.warm_start is None:
+        return None
+    return read_hints(plan.search.warm_start, plan.policy.trials.hinted)
 
 
 def read_hints(path: Path, most: int = POLICY.trials.hinted) -> Hints:
-    """Read a run folder, finished or interrupted, or a recommended.yaml; `most` limits the trials of a folder.
+    """Read a run folder, finished or interrupted, or a recommended.yaml.
+
+    Args:
+        path: The folder or file.
+        most: The most trials of a folder, besides its recommendation.
 
     Raises:
         ConfigError: it is neither, or can't be read.
@@ -89,10 +90,9 @@ def differences(there: Mapping[str, object], here: Environment) -> list[str] | N
 
 
 def note_of_stale(path: Path, here: Environment) -> Note | None:
-    """That a recommended.yaml was found on another machine than this, or on this one as it was.
+    """Return a note if a recommended.yaml comes from another machine, or from this one before it changed.
 
-    None where it was found on this one, where it does not say, and where there is none that can be
-    read.
+    None if it comes from this one as it is, does not describe its machine, or can't be read.
     """
     try:
         differing = differences(read_machine(path), here)
@@ -102,22 +102,25 @@ def note_of_stale(path: Path, here: Environment) -> Note | None:
 
 
 def seed_params(hints: Hints, space: ResolvedSpace) -> list[Params]:
-    """The hints' configurations in this space, each setting at its nearest value.
+    """Return the hints' configurations in this space, each setting at its nearest value.
 
-    Left out is what breaks a rule at every batch, and what runs as the baseline or another one
-    does.
+    Leave out those that break a rule at every batch, and those that run like the baseline or like
+    an earlier one.
     """
     found: dict[str, Params] = {}
     for hint in hints.configs:
         params = _with_allowed_batch(_nearest_params(hint, space), space)
-        if params is not None and (config := compose_allowed(params, space)) is not None:
+        if params is None:
+            continue
+        config = compose_allowed(params, space)
+        if config is not None:
             found.setdefault(_behaviour(config, space), params)
     found.pop(_behaviour(space.baseline, space), None)
     return list(found.values())
 
 
 def note_of_hints(hints: Hints, space: ResolvedSpace) -> Note:
-    """Where the first trials come from, and whether the rates that were found there still hold here."""
+    """Return a note of the source of the first trials, and of the differences between the machines."""
     count = len(seed_params(hints, space))
     differing = differences(hints.machine, space.environment)
     return warm_start(str(hints.source), configurations=count, differences=differing)
@@ -132,7 +135,7 @@ def _expanded(path: Path) -> Path:
 
 
 def _best_of(summary: RunSummary, most: int) -> Iterator[TrainingConfig]:
-    """What was recommended, the best at the baseline's batch, and the best trials."""
+    """Yield the recommendation, the best at the baseline's batch, and the best trials."""
     chosen = summary.recommendation
     if chosen is not None:
         yield chosen.config
@@ -144,7 +147,7 @@ def _best_of(summary: RunSummary, most: int) -> Iterator[TrainingConfig]:
 
 
 def _nearest_params(hint: TrainingConfig, space: ResolvedSpace) -> Params:
-    """A value for each searched setting, after the hint; the baseline's where the hint has none."""
+    """Return a value for each searched setting: the hint's or nearest to it; the baseline's if the hint has none."""
     hinted = params_of(hint, space)
     own = {name: setting_of(space.baseline, name) for name in space.parameters}
     return {
@@ -154,17 +157,17 @@ def _nearest_params(hint: TrainingConfig, space: ResolvedSpace) -> Params:
 
 
 def _near(value: SettingValue, own: SettingValue, domain: Domain) -> SettingValue:
-    """The value itself, the number nearest to it, or else the baseline's own where the domain has that."""
+    """Return the value or the number nearest to it; for others the baseline's, if it is in the domain."""
     is_number = isinstance(value, int) and not isinstance(value, bool)
-    return (
-        own if value not in domain and not is_number and own in domain else nearest(domain, value)
-    )
+    if value not in domain and not is_number and own in domain:
+        return own
+    return nearest(domain, value)
 
 
 def _with_allowed_batch(params: Params, space: ResolvedSpace) -> Params | None:
-    """The values with the largest micro batch, up to their own, that breaks no rule; None where each breaks one.
+    """Return the values with the largest micro batch, up to their own, that breaks no rule; None if each does.
 
-    Accumulating gradients less is tried before a smaller batch.
+    Accumulating gradients over fewer batches is tried before a smaller batch.
     """
     names = [name for name in (space.batch_setting, "grad_accum_steps") if params.get(name)]
     return first_allowed(
@@ -173,7 +176,7 @@ def _with_allowed_batch(params: Params, space: ResolvedSpace) -> Params | None:
 
 
 def _halved(own: SettingValue, name: str, space: ResolvedSpace) -> list[int]:
-    """A setting's value, then what its domain has near half of it, a quarter and so on."""
+    """Return a setting's value, then the values nearest to half of it, a quarter and so on."""
     whole = int(own or 0)
     halves = dict.fromkeys(
         nearest(space.domains[name], whole >> n) for n in range(whole.bit_length())
