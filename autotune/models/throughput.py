@@ -289,9 +289,8 @@ class _Effect(NamedTuple):
         """Return the correlation between two lists of values, (left, right)."""
         apart = left[:, None] - right
         if self.length is None:
-            return (apart == 0).astype(np.float64)
-        kernel: Floats = np.exp(-0.5 * (apart / self.length) ** 2)
-        return kernel
+            return np.asarray(apart == 0, dtype=np.float64)
+        return np.asarray(np.exp(-0.5 * (apart / self.length) ** 2), dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
