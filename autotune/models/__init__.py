@@ -1,4 +1,4 @@
-"""Calculate from measurements: statistics, the throughput model, the memory model, decisions, time estimates.
+"""Calculate from measurements: statistics, throughput model, memory model, decisions, time estimates.
 
-Comes in: records. Goes out: numbers and decisions. Pure functions; no clock, no device, no files.
+Comes in: records. Goes out: numbers and decisions. Pure functions: no clock, no device, no files.
 """

@@ -1,7 +1,7 @@
-"""What runs prove: run-to-run variation, the error budget of claims, and how far two configurations lie apart.
+"""Judge configurations by their runs: run-to-run variation, proofs, contrasts, early stopping, the recommendation.
 
-Comes in: the runs of a search. Goes out: intervals, proofs, shrunk gains, which trial to stop
-early, and the simplest of the best. Pure functions over records.
+Comes in: the runs of a search. Goes out: intervals, proven and shrunk gains, the trial to stop
+early, the configuration to recommend. Pure functions over records.
 """
 
 from __future__ import annotations
@@ -25,12 +25,9 @@ from autotune.records.measurement import Block, Interval, Measurement
 from autotune.records.result import MOST_SD, RunSpread
 from autotune.records.trial import TrialRecord
 
-# The spread between runs of the same settings: what is assumed, how runs teach it, and how it
-# widens an interval.
+# Run-to-run variation: its prior, how repeated runs update it, and how it widens intervals.
 #
-# Comes in: runs that share their settings, each with what its own window tells of its error. Goes
-# out: a RunSpread, and intervals. All on the logarithm of the rate, since neighbours slow a machine
-# down by a factor. Pure.
+# All on the logarithm of throughput, since other processes slow a machine down by a factor.
 #
 # Sources: the scaled inverse chi-squared prior of a variance, Gelman et al., "Bayesian Data
 # Analysis", 3rd ed., section 2.6; degrees of freedom of a sum of variances, Satterthwaite 1946, "An
@@ -38,45 +35,51 @@ from autotune.records.trial import TrialRecord
 
 
 _LEAST_SD = 0.002
-"""No machine is known to be steadier: our own convention, which keeps intervals from closing."""
+"""Least run-to-run variation of any machine, which keeps intervals from closing: our own
+convention."""
 _MOST_WINDOW_SD = 0.1
-"""Of the logarithm of a run's rate by its own window: where a loader pauses at regular times,
-batches differ far more than windows do. Source: benchmarks/surfaces, `bursty`: batch means say
-26 %, repeats differ by 7 %."""
+"""Largest standard deviation of a run's log throughput by its own window: with a loader that pauses
+periodically, batches differ far more than windows. Source: benchmarks/surfaces, `bursty`: 26 % by
+batch means, 7 % between repeats."""
 _MOST_SECOND_SD = 0.5
-"""The same where a window's length is planned: a window must hold a pause of its loader. Our own
+"""The same for planning a window's length: a window must contain a pause of its loader. Our own
 convention."""
 _WINDOW_DEGREES_OF_FREEDOM = BATCH_MEANS - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a run tells of its settings' rate."""
+    """One run, reduced to its log throughput and that one's error."""
 
     log_rate: float
     variance: float
-    """Of the logarithm, by the run's own window."""
+    """Variance of `log_rate` by the run's own window."""
     is_held_by_device: bool = False
     number: int = 0
-    """Of its trial; 0 is the baseline."""
+    """Number of its trial; 0 is the baseline."""
     at_s: float = 0.0
-    """Seconds of the search at which it ended."""
+    """Seconds of the search at its end."""
     is_disturbed: bool = False
-    """Other programs took part of the machine meanwhile."""
+    """Other processes took part of the machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpreadEvidence:
-    """A variance between runs, as some runs have shown it."""
+    """Variance between some runs of the same settings."""
 
     variance: float
     degrees_of_freedom: float
     is_of_device: bool = False
-    """The device held these runs."""
+    """The device set the pace of these runs."""
 
 
 def assumed_spread(device_kind: DeviceKind, prior: Spread = POLICY.spread) -> RunSpread:
-    """Return the spread that is assumed before anything was learned, of both kinds of runs where there are two."""
+    """Return the assumed run-to-run variation, before any repeats.
+
+    Args:
+        device_kind: Kind of the device; an accelerator has a variation for each kind of runs.
+        prior: Standard deviations and degrees of freedom.
+    """
     degrees = prior.degrees_of_freedom
     if device_kind == "cpu":
         return RunSpread(sd=prior.cpu_sd, degrees_of_freedom=degrees)
@@ -91,15 +94,25 @@ def run_of(
     at_s: float = 0.0,
     most_sd: float = _MOST_WINDOW_SD,
 ) -> Run:
-    """Return a measurement as a run. A window of a single block says nothing of its own error: the most is assumed."""
+    """Reduce a measurement to a run.
+
+    Args:
+        measurement: What the run measured.
+        number: Number of its trial.
+        at_s: Seconds of the search at its end.
+        most_sd: Largest standard deviation by the window; a window of one block has this one.
+    """
     rate = window_rate(measurement.window)
-    load = measurement.host_load
     half = (rate.value - rate.low) / rate.value if rate.low > 0 else inf
-    # as many batches as batch means were made of: a short window's interval is wide by Student's t
-    # alone
+
+    # Degrees of freedom of the batch means: a short window's interval is wide by Student's t alone
     blocks = len(measurement.window.blocks)
     batches = blocks if blocks < 2 * BATCH_MEANS else BATCH_MEANS
-    variance = min(_variance(half, batches - 1), most_sd**2) if batches > 1 else most_sd**2
+    variance = most_sd**2
+    if batches > 1:
+        variance = min(_variance(half, batches - 1), variance)
+
+    load = measurement.host_load
     return Run(
         log(measurement.samples_per_s),
         variance,
@@ -111,14 +124,16 @@ def run_of(
 
 
 def evidence_of(runs: Sequence[Run]) -> SpreadEvidence | None:
-    """Return the variance between runs of the same settings, less what windows explain; None of a single run.
+    """Return the variance between runs of the same settings, minus the windows' own; None for a single run.
 
-    Runs that other programs disturbed are left out: they say nothing of the machine by itself.
+    Disturbed runs are left out: they are no evidence of the machine's own variation.
     """
     slow = outliers_of([run.log_rate for run in runs])
     runs = [run for place, run in enumerate(runs) if place not in slow and not run.is_disturbed]
     if len(runs) < 2 or len({run.is_held_by_device for run in runs}) > 1:
         return None
+
+    # Sample variance, minus the windows' mean variance
     mean = fmean(run.log_rate for run in runs)
     variance = sum((run.log_rate - mean) ** 2 for run in runs) / (len(runs) - 1)
     between = max(variance - fmean(run.variance for run in runs), 0.0)
@@ -128,24 +143,30 @@ def evidence_of(runs: Sequence[Run]) -> SpreadEvidence | None:
 
 
 def variance_of_a_second(measurement: Measurement) -> float:
-    """Return the variance of the logarithm of a rate that was measured for one second, by the window alone."""
+    """Return the variance of a log throughput measured for one second, by the window alone."""
     own = run_of(measurement, most_sd=inf).variance
     return min(own, _MOST_SECOND_SD**2) * sum(block.seconds for block in measurement.blocks)
 
 
 def learn_spread(prior: RunSpread, evidence: Iterable[SpreadEvidence | None]) -> RunSpread:
-    """Return the spread once runs were repeated: variances of each kind, pooled by their degrees of freedom."""
+    """Update the run-to-run variation with repeated runs.
+
+    Args:
+        prior: Variation known before.
+        evidence: Variances between runs; None counts for nothing. Those of each kind are pooled by
+            degrees of freedom.
+    """
     known = [piece for piece in evidence if piece is not None]
     device = prior.device
     if device is None:
         return _pooled(prior, known)
-    host = _pooled(prior, [piece for piece in known if not piece.is_of_device])
-    return host.model_copy(
-        update={"device": _pooled(device, [piece for piece in known if piece.is_of_device])}
-    )
+    of_host = [piece for piece in known if not piece.is_of_device]
+    of_device = [piece for piece in known if piece.is_of_device]
+    return _pooled(prior, of_host).model_copy(update={"device": _pooled(device, of_device)})
 
 
 def _pooled(prior: RunSpread, evidence: Sequence[SpreadEvidence]) -> RunSpread:
+    """Pool variances by their degrees of freedom."""
     if not evidence:
         return prior
     degrees = prior.degrees_of_freedom + sum(piece.degrees_of_freedom for piece in evidence)
@@ -157,14 +178,23 @@ def _pooled(prior: RunSpread, evidence: Sequence[SpreadEvidence]) -> RunSpread:
 
 
 def spread_of_repeats(prior: RunSpread, groups: Iterable[Sequence[Measurement]]) -> RunSpread:
-    """What is known once groups of runs, each of the same settings, were measured."""
-    return learn_spread(
-        prior, (evidence_of(list(map(run_of, group))) for group in groups if len(group) > 1)
-    )
+    """Update the run-to-run variation with groups of runs, each of the same settings.
+
+    Args:
+        prior: Variation known before.
+        groups: Runs of one configuration each.
+    """
+    evidence = [evidence_of([run_of(run) for run in group]) for group in groups]
+    return learn_spread(prior, evidence)
 
 
 def rate_of_runs(runs: Sequence[Measurement], spread: RunSpread) -> Interval:
-    """The geometric mean of runs' rates, with the 95 % interval in which another long run of the settings lies now."""
+    """Return the geometric mean of the runs' throughput, with the 95 % prediction interval of another long run.
+
+    Args:
+        runs: Runs of the same settings, at least one.
+        spread: Run-to-run variation.
+    """
     if len(runs) == 1:
         return _rate_of_one(runs[0], spread)
     mean, variance = _mean_of(runs)
@@ -176,8 +206,15 @@ def rate_of_runs(runs: Sequence[Measurement], spread: RunSpread) -> Interval:
 def ratio_of_runs(
     ours: Sequence[Measurement], theirs: Sequence[Measurement], spread: RunSpread
 ) -> Interval:
-    """The ratio of two mean rates that were not measured in turns, with its 95 % interval."""
-    (our_mean, our_variance), (their_mean, their_variance) = map(_mean_of, (ours, theirs))
+    """Return the ratio of two mean throughputs that were not measured interleaved, with its 95 % interval.
+
+    Args:
+        ours: Runs of the numerator.
+        theirs: Runs of the denominator.
+        spread: Run-to-run variation.
+    """
+    our_mean, our_variance = _mean_of(ours)
+    their_mean, their_variance = _mean_of(theirs)
     spread = spread.of(run.window.is_held_by_device for run in (*ours, *theirs))
     half = _half_width(spread, 1 / len(ours) + 1 / len(theirs), our_variance + their_variance)
     value = our_mean - their_mean
@@ -185,30 +222,34 @@ def ratio_of_runs(
 
 
 def with_run_spread(rate: Interval, spread: RunSpread) -> Interval:
-    """A window's rate with the 95 % interval in which another long run of the same settings lies by now.
+    """Widen a window's interval to the 95 % prediction interval of another long run of the same settings.
 
-    Blocks of one window share what a process happens to get: its memory's layout, the clock, the
-    neighbours of the minute. Runs of the same settings therefore spread more than batch means can
-    tell. Two runs do so twice. On an accelerator the spread must be that of the run's kind, see
-    `RunSpread.of`.
+    Blocks of one window share what their process happens to get: memory layout, clock, other
+    processes. So runs differ more than batch means show, and two runs differ twice as much.
+
+    Args:
+        rate: Throughput of a window, with its own interval.
+        spread: Run-to-run variation; on an accelerator that of the run's kind, see `RunSpread.of`.
     """
-    down, up = (
-        distance if distance == inf else _half_width(spread, 2, _variance(distance))
-        for distance in (_log_distance(rate.value, rate.low), _log_distance(rate.high, rate.value))
-    )
+    down = _widened(_log_distance(rate.value, rate.low), spread)
+    up = _widened(_log_distance(rate.high, rate.value), spread)
     return Interval(value=rate.value, low=rate.value * exp(-down), high=rate.value * exp(up))
 
 
+def _widened(distance: float, spread: RunSpread) -> float:
+    """Return a log distance with the variation of two runs added."""
+    return distance if distance == inf else _half_width(spread, 2, _variance(distance))
+
+
 def _mean_of(runs: Sequence[Measurement]) -> tuple[float, float]:
-    """The mean logarithm of runs' rates, and its variance by the windows."""
+    """Return the mean of the runs' log throughput, and its variance by the windows."""
     known = [run_of(run) for run in runs]
-    return fmean(run.log_rate for run in known), sum(run.variance for run in known) / len(
-        known
-    ) ** 2
+    variance = sum(run.variance for run in known) / len(known) ** 2
+    return fmean(run.log_rate for run in known), variance
 
 
 def with_interval(measurement: Measurement, spread: RunSpread) -> Measurement:
-    """The measurement with the interval of its rate by what is known of the spread by now."""
+    """Return the measurement with the interval that the run-to-run variation gives."""
     rate = _rate_of_one(measurement, spread)
     return measurement.model_copy(update={"samples_per_s_ci": (rate.low, rate.high)})
 
@@ -230,12 +271,12 @@ def _log_distance(high: float, low: float) -> float:
 
 
 def _variance(distance: float, degrees_of_freedom: int = _WINDOW_DEGREES_OF_FREEDOM) -> float:
-    """The variance of a logarithm whose 95 % interval, by batch means, ends at a distance."""
+    """Return the variance of a logarithm, from the distance to the end of its 95 % batch-means interval."""
     return (distance / t_95(degrees_of_freedom)) ** 2
 
 
 def _half_width(spread: RunSpread, runs: float, own: float) -> float:
-    """Half of the 95 % interval of a logarithm: so many variances between runs, and a variance that windows tell."""
+    """Return half of a logarithm's 95 % interval: `runs` times the variation's variance, plus the windows' own."""
     between = runs * spread.sd**2
     degrees = (between + own) ** 2 / (
         between**2 / spread.degrees_of_freedom + own**2 / _WINDOW_DEGREES_OF_FREEDOM
@@ -243,36 +284,35 @@ def _half_width(spread: RunSpread, runs: float, own: float) -> float:
     return t_95(degrees) * sqrt(between + own)
 
 
-# Runs of one configuration that other processes slowed down.
-#
-# Comes in: the runs of a configuration. Goes out: which of them say little about it. Pure.
-
-
 _MOST_SDS = 4.0
-"""Robust standard deviations below the other runs: our own convention; of normal runs one in 30,000
-lies there."""
+"""Robust standard deviations below the other runs: one in 30,000 normal runs lies there. Our own
+convention."""
 _LEAST_FACTOR = 1.8
-"""Times that the others must be as fast at the least. Where runs differ by 20 %, that is three
-standard deviations: with less, runs that were merely unlucky would be left out, and what is left
-would look faster than it is (benchmarks/decisions.py)."""
+"""Least ratio of the other runs' throughput to an outlier's. With 20 % run-to-run variation that is
+three standard deviations; a smaller factor would drop runs that were only unlucky, and bias the
+rest upwards (benchmarks/decisions.py)."""
 _AGREEING_FACTOR = 1.3
-"""Within which two of the others agree: our own convention; runs of the same settings differ by 1
-to 20 %."""
+"""Ratio within which two of the other runs agree; runs of the same settings differ by 1 to 20 %.
+Our own convention."""
 _SD_OF_MAD = 1.4826
-"""Standard deviation of a normal law over its median absolute deviation."""
+"""Standard deviation of a normal distribution over its median absolute deviation."""
 
 
 def outliers_of(log_rates: Sequence[float]) -> frozenset[int]:
-    """Return the places of the runs that other processes disturbed, to judge by their rates alone.
+    """Find runs that other processes disturbed, by throughput alone.
 
-    Such a rate lies more than four robust standard deviations and a factor of 1.8 below the other
-    runs of its configuration, of which at least two agree within a factor of 1.3.
+    Such a run lies more than four robust standard deviations and a factor of 1.8 below the other
+    runs, of which at least two agree within a factor of 1.3.
 
     Args:
-        log_rates: Of all runs of one configuration.
+        log_rates: Log throughput of all runs of one configuration.
+
+    Returns:
+        Indices of the disturbed runs.
     """
     slow = set[int]()
     for place, own in enumerate(log_rates):
+        # Of the other runs, at least two must agree
         others = sorted([*log_rates[:place], *log_rates[place + 1 :]])
         if not any(upper - lower <= log(_AGREEING_FACTOR) for lower, upper in pairwise(others)):
             continue
@@ -283,15 +323,15 @@ def outliers_of(log_rates: Sequence[float]) -> frozenset[int]:
     return frozenset(slow)
 
 
-# Shrink a measured gain as far as luck goes, since most changes bring little. Pure.
+# Shrink measured gains towards zero, since most changes bring little.
 #
-# The prior of a gain is a mixture of normal distributions around none, from a narrow one to a very
-# wide one: small gains that the noise could make are shrunk to almost nothing, large ones hardly at
-# all. Beliefs under such a prior need no further correction for the choice of the best of several,
-# nor for having looked at them several times.
+# The prior of a gain is a mixture of normal distributions around 0, from narrow to very wide: small
+# gains, which noise could explain, shrink to almost nothing, large ones hardly at all. Posteriors
+# under such a prior need no further correction for choosing the best of several, nor for repeated
+# interim analyses.
 #
 # Sources: spike and slab, George and McCulloch 1993, "Variable selection via Gibbs sampling";
-# shrinkage instead of a correction for many comparisons, Gelman, Hill and Yajima 2012; mixtures
+# shrinkage instead of a correction for multiple comparisons, Gelman, Hill and Yajima 2012; mixtures
 # fitted to many experiments of the same kind (adaptive shrinkage), Stephens 2017, "False discovery
 # rates: a new deal".
 
@@ -316,63 +356,67 @@ def believe(measured: Contrast, proof: Proof = POLICY.proof) -> Contrast:
 
 
 def chance_worthwhile(measured: Contrast, proof: Proof = POLICY.proof) -> float:
-    """Return how likely a gain is to be worth a change of settings."""
+    """Return the probability that a gain is worth a change of settings."""
     return 1 - believe(measured, proof).chance_below(log1p(proof.worthwhile))
 
 
-# The error that a search may spend on saying "faster", and what it has bought: the proofs. Pure.
+# Spend an error budget on proofs that a configuration is faster.
 #
-# A search looks at its figures after every run, and chooses the best of many configurations. Both
-# would make luck look like a gain. So every look has an error of its own, and all of them together
-# stay within what is allowed, whatever the data say and however long the search goes on (Bonferroni
-# over configurations and looks):
+# A search analyzes its data after every run, and picks the best of many configurations. Both would
+# make luck look like a gain. So every interim analysis spends a part of the allowed error, and all
+# of them together keep it, whatever the data and however long the search (Bonferroni over
+# configurations and analyses):
 #
-# - while it searches: the j-th configuration tried has SEARCH_ERROR / (j (j + 1)), and its n-th
-#   look 2^-n of that;
-# - once it has settled on a leader: only runs made since then count, which the choice does not
-#   depend on. Looks are few, and spend more the later they come (Lan and DeMets 1983, Kim and
-#   DeMets 1987). Where a leader falls later on, the next one has a quarter of what was left.
+# - during the search, the j-th configuration tried has SEARCH_ERROR / (j (j + 1)), and its n-th
+# analysis 2^-n of that;
+# - once the search has settled on a leader, only later runs count, on which the choice does not
+# depend. Analyses are few, and spend more the later they come (Lan and DeMets 1983, Kim and DeMets
+# 1987). If a leader falls, the next one has a quarter of the remaining error.
 #
-# A proof is never taken back. Both configurations must have run twice, the baseline once after the
-# other: a stretch in which a neighbour slowed the machine down fakes any gain.
+# A proof is never withdrawn. Both configurations must have run twice, and the baseline once after
+# the other: a stretch in which other processes slowed the machine down fakes any gain.
 
 
 @dataclass(slots=True)
 class Ledger:
-    """Runs as they come, looks at them, and what these have proven."""
+    """Runs in order, the error spent on interim analyses, and the gains these have proven."""
 
     spread: RunSpread
-    """Between runs of the same settings, before these."""
+    """Run-to-run variation known before these runs."""
     proof: Proof = POLICY.proof
     runs: list[Run] = field(default_factory=list)
     proven: dict[int, float] = field(default_factory=dict)
-    """By configuration, the logarithm of the gain over the baseline (number 0) that is proven, the
-    largest so far."""
+    """Largest proven log gain over the baseline (number 0), by configuration."""
     _order: list[int] = field(default_factory=list)
     """Configurations in the order in which they were tried."""
-    _looks: Counter[int] = field(default_factory=Counter)
+    _analyses: Counter[int] = field(default_factory=Counter)
     _leader: int | None = None
     _since: int = 0
-    """Place of the first run that counts for the leader."""
+    """Index of the first run that counts for the leader."""
     _left: float = field(init=False)
     _budget: float = 0.0
-    """Error of the leader."""
+    """Error that may be spent on the leader."""
     _used: float = 0.0
-    """Share of the settling that was over at the last look."""
+    """Share of the settling time at the last interim analysis."""
     _evidence: Evidence | None = None
 
     def __post_init__(self) -> None:
-        """Begin with all of the error to spend."""
+        """Start with all of the error unspent."""
         self._left = self.proof.settle_error
 
     @classmethod
     def going_on(
         cls, spread: RunSpread, records: Iterable[TrialRecord], proof: Proof = POLICY.proof
     ) -> Ledger:
-        """Return the ledger of a search that goes on: its runs are looked at again in the order in which they ended.
+        """Rebuild the ledger of a resumed search: analyze its runs in the order in which they ended.
 
-        What an interrupted search spent on settling is not known. One that had repeated a trial
-        counts as having settled on it once.
+        The error that the interrupted search spent on settling is not known. If it repeated a
+        trial, it counts as having settled once.
+
+        Args:
+            spread: Run-to-run variation known before.
+            records: Trials so far.
+            proof: Error budget.
         """
         ledger = cls(spread, proof)
         known = list(records)
@@ -390,17 +434,17 @@ class Ledger:
         return self._evidence
 
     def add(self, run: Run) -> None:
-        """Take a run, and look at its configuration; after a run of the baseline, at the leader."""
+        """Add a run, and analyze its configuration; after a run of the baseline, the leader."""
         self.runs.append(run)
         number = self._leader if run.number == 0 else run.number
         if number is None:
             return
         if number not in self._order:
             self._order.append(number)
-        self._look_at(number)
+        self._analyze(number)
 
     def settle(self, number: int) -> None:
-        """Count only what comes from here on for a leader; it can't be chosen by that."""
+        """Settle on a leader: only later runs count for it, so that they can't bias the choice."""
         self._leader = number
         self._since = len(self.runs)
         self._used = 0.0
@@ -409,238 +453,242 @@ class Ledger:
 
     @property
     def pairs(self) -> int:
-        """Runs of the leader and of the baseline, in pairs, since it was settled on."""
+        """Number of pairs of leader and baseline runs since settling."""
         late = Counter(run.number for run in self.runs[self._since :])
         return 0 if self._leader is None else min(late[self._leader], late[0])
 
     def look(self, used: float, *, is_last: bool = False) -> None:
-        """Look at the leader, if enough pairs have come since the last look.
+        """Analyze the leader, if enough pairs have come since the last interim analysis.
 
         Args:
-            used: Share of the time for settling that is over.
-            is_last: No further look follows.
+            used: Share of the settling time that is over.
+            is_last: No further analysis follows.
         """
-        if (
-            self._leader is None
-            or self.pairs == 0
-            or not (is_last or self.pairs in self.proof.analyses_after)
-        ):
+        if self._leader is None or self.pairs == 0:
             return
+        if not is_last and self.pairs not in self.proof.analyses_after:
+            return
+
+        # Spend error with the square of the time used: little at first, most of it late
         used = 1.0 if is_last else min(used, 1.0)
         error = self._budget * (used**2 - self._used**2)
         self._used = max(used, self._used)
         self._prove(self._leader, error, since=self._since)
 
-    def _look_at(self, number: int) -> None:
+    def _analyze(self, number: int) -> None:
         if not self._may_prove(number):
             return
-        self._looks[number] += 1
+        self._analyses[number] += 1
         place = 1 + self._order.index(number)
-        self._prove(
-            number, self.proof.search_error / (place * (place + 1)) * 0.5 ** self._looks[number]
-        )
+        error = self.proof.search_error / (place * (place + 1)) * 0.5 ** self._analyses[number]
+        self._prove(number, error)
 
     def _may_prove(self, number: int) -> bool:
-        """Return True where both ran twice, and the baseline once after the configuration: a slow stretch ends."""
-        first = next(
-            (place for place, run in enumerate(self.runs) if run.number == number), len(self.runs)
-        )
-        runs_after = any(run.number == 0 for run in self.runs[first:])
-        return (
-            runs_after
-            and min(self.evidence.count(number), self.evidence.count(0)) >= self.proof.fewest_runs
-        )
+        """Return True if both ran twice, and the baseline once after the configuration: slow stretches end."""
+        numbers = [run.number for run in self.runs]
+        if number not in numbers or 0 not in numbers[numbers.index(number) :]:
+            return False
+        return min(self.evidence.count(number), self.evidence.count(0)) >= self.proof.fewest_runs
 
     def _prove(self, number: int, error: float, *, since: int = 0) -> None:
-        contrast = (
-            self.evidence.contrast(number, 0, since=since) if self._may_prove(number) else None
-        )
-        if contrast is None or error < 1e-9:
+        if error < 1e-9 or not self._may_prove(number):
+            return
+        contrast = self.evidence.contrast(number, 0, since=since)
+        if contrast is None:
             return
         if contrast.chance_below(0.0) < error:
             self.proven[number] = max(self.proven.get(number, 0.0), contrast.quantile(error))
 
 
-# The runs of a search as evidence: how far two configurations lie apart, with the run-to-run
-# variation integrated out.
+# Compare two configurations by all runs of a search, with the run-to-run variation integrated out.
 #
-# Every run counts, whenever it was made and whatever for: trials, repeats and the baseline in
-# between. The model of the logarithm of a run's rate:
+# Every run counts: trials, repeats and the baseline in between. The model of a run's log
+# throughput:
 #
-#     log rate = the configuration's own + run-to-run variation + the window's error
+#     configuration's mean + run-to-run variation + window's error
 #
-# The variation is not known: it is integrated over a grid under a scaled inverse chi-squared prior,
-# so that a contrast is a mixture of normal distributions with heavy tails while few repeats have
-# shown how far runs differ. Configurations that the device holds hardly differ from run to run;
-# they are compared among themselves, and two of unlike kinds by their own runs alone. A slow drift
-# of the machine is not modelled: noise decorrelates within seconds (benchmarks/warm_process.py),
-# and interleaved runs share what lasts for minutes, which makes the intervals a little too wide.
+# The variation is integrated over a grid under a scaled inverse chi-squared prior. So a contrast is
+# a mixture of normal distributions, with heavy tails while few repeats have been made.
+# Configurations limited by the device hardly vary from run to run; they inform each other only, and
+# two of unlike kinds are compared by their own runs alone. Slow drift is not modelled: noise
+# decorrelates within seconds (benchmarks/warm_process.py), and interleaved runs share what lasts
+# for minutes, which makes the intervals slightly too wide.
 #
 # Sources: restricted likelihood of variance components, Patterson and Thompson 1971; the prior of a
 # variance, Gelman et al., "Bayesian Data Analysis", 3rd ed., section 2.6; runs as the unit of
-# repetition, Kalibera and Jones 2013, "Rigorous benchmarking in reasonable time". Pure.
+# repetition, Kalibera and Jones 2013, "Rigorous benchmarking in reasonable time".
 
 
 _LEAST_SD_FACTOR = 1 / 20
 _MOST_SD = 6.0
 _MOST_ANYWHERE_SD = 0.5
 _POINTS = 31
-"""Run-to-run variations that are considered: from a share of what is expected to a multiple of it,
-or to a half where that is more, since a device that others slow down differs by more than it ever
-does alone. Our own conventions."""
+"""Grid of run-to-run variations: from a share of the expected one to a multiple, or to 0.5 if that
+is more, since other processes can slow a device down by more than it ever varies alone. Our own
+conventions."""
 _DISTURBED_SD = 1.0
-"""Standard deviation that is added to a run that other programs disturbed: neighbours slow a
-machine down by factors. Our own convention."""
+"""Standard deviation added to a disturbed run: other processes slow a machine down by factors. Our
+own convention."""
 _LEAST_VARIANCE = 1e-12  # keeps a division finite
 
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """The logarithm of one configuration's rate over another's: a mixture of normal distributions."""
+    """Logarithm of a ratio of two throughputs: a mixture of normal distributions."""
 
     weights: Floats
-    """Of the components, shape (components,); their sum is 1."""
+    """Weights of the components, (components,), with sum 1."""
     means: Floats
-    """(components,)."""
+    """Means, (components,)."""
     sds: Floats
-    """(components,)."""
+    """Standard deviations, (components,)."""
 
     @property
     def value(self) -> float:
-        """The mean."""
+        """Mean."""
         return float(self.weights @ self.means)
 
     @property
     def sd(self) -> float:
-        """The standard deviation."""
+        """Standard deviation."""
         return sqrt(float(self.weights @ (self.sds**2 + (self.means - self.value) ** 2)))
 
     def chance_below(self, bound: float) -> float:
-        """Return the probability that it lies below a bound."""
+        """Return the probability below a bound."""
         from scipy.special import ndtr
 
         return float(self.weights @ ndtr((bound - self.means) / self.sds))
 
     def quantile(self, probability: float) -> float:
-        """Return what it stays below with a probability."""
+        """Return the quantile of a probability, by bisection."""
         low = float((self.means - 40 * self.sds).min())
         high = float((self.means + 40 * self.sds).max())
         for _ in range(60):
             middle = (low + high) / 2
-            low, high = (middle, high) if self.chance_below(middle) < probability else (low, middle)
+            if self.chance_below(middle) < probability:
+                low = middle
+            else:
+                high = middle
         return (low + high) / 2
 
     def ratio(self, one_sided_error: float = 0.025) -> Interval:
-        """Return the ratio of the two rates: the median, and an interval that errs by so much at either end."""
-        value, low, high = (
-            exp(self.quantile(part)) for part in (0.5, one_sided_error, 1 - one_sided_error)
+        """Return the ratio of the two throughputs: the median and an interval.
+
+        Args:
+            one_sided_error: Probability beyond either end of the interval.
+        """
+        return Interval(
+            value=exp(self.quantile(0.5)),
+            low=exp(self.quantile(one_sided_error)),
+            high=exp(self.quantile(1 - one_sided_error)),
         )
-        return Interval(value=value, low=low, high=high)
 
 
 @dataclass(slots=True)
 class Evidence:
-    """Runs, and what was known of their variation before.
+    """Runs, and the run-to-run variation known before.
 
     Args:
         runs: In the order in which they ended.
-        spread: Between runs of the same settings, before these runs.
+        spread: Run-to-run variation before these runs.
     """
 
     runs: Sequence[Run]
     spread: RunSpread
     _steady: frozenset[int] = field(init=False)
-    """Configurations that the device holds in all of their runs."""
+    """Configurations whose runs were all limited by the device."""
     _runs_of: dict[int, list[Run]] = field(init=False)
     _variations: dict[tuple[frozenset[int], RunSpread], tuple[Floats, Floats]] = field(
         default_factory=dict
     )
-    """By the configurations whose runs teach it, and what was known before: run-to-run variations
-    and their weights."""
+    """Grid of run-to-run variations and their weights, by the configurations that inform it and the
+    prior."""
 
     def __post_init__(self) -> None:
-        """Sort the runs by configuration, and configurations by who holds them."""
+        """Group the runs by configuration, and configurations by kind."""
         self.runs = _marked(self.runs)
         self._runs_of = _sorted(self.runs)
         by_host = {run.number for run in self.runs if not run.is_held_by_device}
         self._steady = frozenset(self._runs_of) - by_host
 
     def count(self, number: int) -> int:
-        """Return how many runs of a configuration there are."""
+        """Return the number of a configuration's runs."""
         return len(self._runs_of.get(number, ()))
 
     def log_rate(self, number: int) -> float:
-        """Return the mean logarithm of a configuration's rate, by the runs that nothing disturbed if there are some."""
+        """Return the mean log throughput of a configuration, by its undisturbed runs if there are any."""
         runs = self._runs_of[number]
-        return fmean(run.log_rate for run in [run for run in runs if not run.is_disturbed] or runs)
+        undisturbed = [run for run in runs if not run.is_disturbed]
+        return fmean(run.log_rate for run in undisturbed or runs)
 
     def contrast(self, number: int, other: int, *, since: int = 0) -> Contrast | None:
-        """Return how far one configuration's rate lies above another's; None where one of them has no run.
+        """Compare the log throughput of two configurations.
 
         Args:
             number: The configuration.
-            other: What it is compared with.
-            since: Only runs from this place on count for the two; all of them teach the variation.
+            other: The one that it is compared with.
+            since: Index of the first run that counts for the two; all runs inform the variation.
+
+        Returns:
+            The first minus the second; None if one of them has no run.
         """
         late = _sorted(self.runs[since:]) if since else self._runs_of
         if number not in late or other not in late:
             return None
         sds, weights = self._variation(number, other)
-        (mean, variance), (other_mean, other_variance) = (
-            _posterior_mean(late[number], sds),
-            _posterior_mean(late[other], sds),
-        )
-        return Contrast(
-            weights, mean - other_mean, np.sqrt(variance + other_variance + _LEAST_VARIANCE)
-        )
+        mean, variance = _posterior_mean(late[number], sds)
+        other_mean, other_variance = _posterior_mean(late[other], sds)
+        sd = np.sqrt(variance + other_variance + _LEAST_VARIANCE)
+        return Contrast(weights, mean - other_mean, sd)
 
     def _variation(self, number: int, other: int) -> tuple[Floats, Floats]:
-        """The run-to-run variations that are possible where two configurations are compared, and their weights."""
-        is_alike = (number in self._steady) == (other in self._steady)
-        # A configuration that ran once says nothing of the variation: its own rate takes up all of
-        # its run.
+        """Return the grid of run-to-run variations for a comparison of two configurations, and their weights."""
+        is_steady = number in self._steady
+        is_alike = is_steady == (other in self._steady)
+
+        # Configurations that inform the variation: the two, and all of their kind if they share it.
+        # One that ran once does not: its mean explains all of its run.
+        informing = {number, other}
+        if is_alike:
+            informing.update(one for one in self._runs_of if (one in self._steady) == is_steady)
         known = frozenset(
-            one
-            for one, runs in self._runs_of.items()
-            if len(runs) > 1
-            and (
-                one in {number, other}
-                or (is_alike and (one in self._steady) == (number in self._steady))
-            )
+            one for one, runs in self._runs_of.items() if one in informing and len(runs) > 1
         )
-        spread = self.spread.of([one in self._steady for one in (number, other)])
-        if (known, spread) not in self._variations:
-            sds = np.geomspace(
-                _LEAST_SD_FACTOR * spread.sd, max(_MOST_SD * spread.sd, _MOST_ANYWHERE_SD), _POINTS
-            )
-            times = sds / spread.sd
-            log_weights = -spread.degrees_of_freedom * (np.log(times) + 0.5 / times**2)
-            for one in known:
-                log_weights += _log_likelihood(self._runs_of[one], sds)
-            weights = np.exp(log_weights - log_weights.max())
-            self._variations[known, spread] = sds, weights / weights.sum()
+        spread = self.spread.of([is_steady, other in self._steady])
+        if (known, spread) in self._variations:
+            return self._variations[known, spread]
+
+        # Prior times likelihood on a grid
+        most_sd = max(_MOST_SD * spread.sd, _MOST_ANYWHERE_SD)
+        sds = np.geomspace(_LEAST_SD_FACTOR * spread.sd, most_sd, _POINTS)
+        times = sds / spread.sd
+        log_weights = -spread.degrees_of_freedom * (np.log(times) + 0.5 / times**2)
+        for one in known:
+            log_weights += _log_likelihood(self._runs_of[one], sds)
+        weights = np.exp(log_weights - log_weights.max())
+        self._variations[known, spread] = sds, weights / weights.sum()
         return self._variations[known, spread]
 
 
 def evidence_of_runs(records: Iterable[TrialRecord], spread: RunSpread | None = None) -> Evidence:
-    """Return the evidence of all runs that ended well, by the time at which they ended.
+    """Return the evidence of all runs that ended well, in the order in which they ended.
 
     Args:
-        records: The trials, with their repeats.
-        spread: Known before; None: what is assumed of a CPU.
+        records: Trials with their repeats.
+        spread: Run-to-run variation known before. Defaults to the assumed one on a CPU.
     """
-    runs = [
-        run_of(result.measurement, number=record.number, at_s=result.at_s)
-        for record in records
-        for result in record.results
-        if result.measurement is not None and result.outcome == "ok"
-    ]
-    return Evidence(
-        sorted(runs, key=lambda run: run.at_s), assumed_spread("cpu") if spread is None else spread
-    )
+    runs = list[Run]()
+    for record in records:
+        for result in record.results:
+            if result.measurement is not None and result.outcome == "ok":
+                runs.append(run_of(result.measurement, number=record.number, at_s=result.at_s))
+    if spread is None:
+        spread = assumed_spread("cpu")
+    return Evidence(sorted(runs, key=lambda run: run.at_s), spread)
 
 
 def _sorted(runs: Iterable[Run]) -> dict[int, list[Run]]:
+    """Group runs by configuration."""
     by_number: dict[int, list[Run]] = {}
     for run in runs:
         by_number.setdefault(run.number, []).append(run)
@@ -648,18 +696,19 @@ def _sorted(runs: Iterable[Run]) -> dict[int, list[Run]]:
 
 
 def _marked(runs: Sequence[Run]) -> list[Run]:
-    """All runs, those marked whose rates show that other programs disturbed them."""
+    """Return all runs, with outliers marked as disturbed."""
     slow = set[int]()
     for number in {run.number for run in runs}:
         places = [place for place, run in enumerate(runs) if run.number == number]
-        slow.update(places[one] for one in outliers_of([runs[place].log_rate for place in places]))
+        outliers = outliers_of([runs[place].log_rate for place in places])
+        slow.update(places[one] for one in outliers)
     return [
         replace(run, is_disturbed=True) if place in slow else run for place, run in enumerate(runs)
     ]
 
 
 def _precisions(runs: Sequence[Run], sds: Floats) -> Floats:
-    """One over the variance of each run's logarithm, for each variation: (variations, runs)."""
+    """Return the precision of each run's log throughput for each variation, (variations, runs)."""
     own = [
         run.variance + (_DISTURBED_SD**2 if run.is_disturbed else 0.0) + _LEAST_VARIANCE
         for run in runs
@@ -669,14 +718,14 @@ def _precisions(runs: Sequence[Run], sds: Floats) -> Floats:
 
 
 def _posterior_mean(runs: Sequence[Run], sds: Floats) -> tuple[Floats, Floats]:
-    """A configuration's mean logarithm, and the variance of that, for each variation."""
+    """Return a configuration's mean log throughput and its variance, for each variation."""
     precisions = _precisions(runs, sds)
     total = precisions.sum(axis=1)
     return precisions @ np.array([run.log_rate for run in runs]) / total, 1 / total
 
 
 def _log_likelihood(runs: Sequence[Run], sds: Floats) -> Floats:
-    """Of each variation by the runs of a configuration, whose own rate is integrated out; 0 of a single run."""
+    """Return each variation's log likelihood by one configuration's runs, its mean integrated out; 0 for one run."""
     precisions = _precisions(runs, sds)
     means, variances = _posterior_mean(runs, sds)
     left = np.array([run.log_rate for run in runs]) - means[:, None]
@@ -686,56 +735,55 @@ def _log_likelihood(runs: Sequence[Run], sds: Floats) -> Floats:
     return 0.5 * likelihood
 
 
-# Whether a trial under way can be stopped, since its rate can't come near the best so far. Pure.
+# Early stopping: prune a trial whose throughput can't come near the best so far.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruningThreshold:
-    """A pruning threshold: the rate that a trial has to come near to go on."""
+    """Throughput that a trial has to come near to continue."""
 
     number: int
-    """The trial that sets it."""
+    """Trial that sets it."""
     low_samples_per_s: float
-    """What is believed of that trial's rate, less what two runs of the same settings may differ by."""
+    """Estimated throughput of that trial, minus the possible difference between two runs of the
+    same settings."""
 
 
 def luck_of(best: RunSpread, running: RunSpread, stopping: Stopping = POLICY.stopping) -> float:
-    """Return what the logarithms of two rates may differ by though the settings are the same.
+    """Return the difference that two log throughputs of the same settings may have by chance.
 
-    Hosts of accelerators differ more than CPUs do, so that there it counts how little is known of
-    the spread.
+    Hosts of accelerators vary more than CPUs, so there the degrees of freedom count too.
 
     Args:
-        best: The spread of runs of the kind that the best trial is of.
-        running: That of the trial under way, the host's.
-        stopping: The numbers of the search.
+        best: Run-to-run variation of the best trial's kind of runs.
+        running: Variation of the running trial, the host's.
+        stopping: Numbers of the search.
     """
-    lucky_sds = (
-        stopping.lucky_sds
-        if running.device is None
-        else t_quantile(stopping.not_lucky, running.degrees_of_freedom)
-    )
+    lucky_sds = stopping.lucky_sds
+    if running.device is not None:
+        lucky_sds = t_quantile(stopping.not_lucky, running.degrees_of_freedom)
     return lucky_sds * hypot(best.sd, running.sd)
 
 
 def behind_threshold(
     blocks: Sequence[Block], bar: PruningThreshold, stopping: Stopping = POLICY.stopping
 ) -> Note | None:
-    """Return why a trial can be stopped; None while it may still come near the threshold.
+    """Return a note on why a trial can be stopped; None while it may still come near the threshold.
 
-    Both corrections of the final rate, for restarts and for a queue that was filled before the
-    window, only lower it. So an upper end below the threshold stays below it. Blocks of the warm-up
-    count only where they are far below it: they have no interval, but prefetched batches made them
-    faster, if anything.
+    Both corrections of the final throughput, for restarts and for a queue filled before the window,
+    only lower it. So an upper end below the threshold stays below it. Warm-up blocks count only if
+    they are far below it: they have no interval, but prefetched batches can only make them faster.
 
     Args:
-        blocks: Those so far, of the warm-up as well.
+        blocks: Blocks so far, including the warm-up.
         bar: The threshold.
-        stopping: The numbers of the search.
+        stopping: Numbers of the search.
     """
     in_window = [block for block in blocks if not block.is_warm_up]
     if len(in_window) < stopping.fewest_blocks:
-        return _stopped(blocks, 0.0, bar) if _is_hopeless(blocks, bar, stopping) else None
+        if not _is_hopeless(blocks, bar, stopping):
+            return None
+        return _stopped(blocks, 0.0, bar)
     rate, half_width = mean_rate(in_window)
     if (1 + stopping.busy_margin) * (rate + half_width) >= bar.low_samples_per_s:
         return None
@@ -743,32 +791,29 @@ def behind_threshold(
 
 
 def _is_hopeless(blocks: Sequence[Block], bar: PruningThreshold, stopping: Stopping) -> bool:
-    """Return whether blocks are together below half of the threshold, and not for a single pause.
+    """Return whether blocks together are below half of the threshold, and not because of a single pause.
 
-    Each came, or was made, at less than the threshold: a pause leaves the others as fast as they
-    are.
+    Each block must be below the threshold, by what came or by what was made: a pause leaves the
+    other blocks fast.
     """
-    if (
-        len(blocks) < stopping.hopeless_blocks
-        or sum(block.seconds for block in blocks) < stopping.hopeless_s
-    ):
+    if len(blocks) < stopping.hopeless_blocks:
         return False
-    slowest = [
-        min(block.samples, block.samples if block.made is None else block.made) for block in blocks
-    ]
-    is_alike = all(
-        samples < bar.low_samples_per_s * block.seconds
-        for samples, block in zip(slowest, blocks, strict=True)
-    )
-    return is_alike and mean_rate(blocks)[0] < stopping.hopeless * bar.low_samples_per_s
+    if sum(block.seconds for block in blocks) < stopping.hopeless_s:
+        return False
+    for block in blocks:
+        samples = float(block.samples)
+        if block.made is not None:
+            samples = min(samples, block.made)
+        if samples >= bar.low_samples_per_s * block.seconds:
+            return False
+    return mean_rate(blocks)[0] < stopping.hopeless * bar.low_samples_per_s
 
 
 def _stopped(blocks: Sequence[Block], half_width: float, bar: PruningThreshold) -> Note:
     return stopped_early(mean_rate(blocks)[0], half_width, bar.number, bar.low_samples_per_s)
 
 
-# Which configuration to recommend: the simplest of the best, and a larger batch only for a gain.
-# Pure.
+# The recommendation: the simplest of the best, and a larger batch only for a gain.
 
 
 _FIRST = "compile"
@@ -780,12 +825,12 @@ _SWITCHES = sorted(
     ],
     key=lambda switch: switch[0] != _FIRST,
 )
-"""With the value that each has where nothing is set; compilation counts most, then the last of a
-TrainingConfig's."""
+"""Boolean settings with their defaults, the one that counts most first: compilation, then from the
+last field of `TrainingConfig` to the first."""
 
 
 def simplicity(config: TrainingConfig) -> tuple[int, ...]:
-    """Sort key: fewest devices, fewest workers, smallest batch, plainest precision, then the fewest switches."""
+    """Return a sort key: fewest devices and workers, smallest batch, plainest precision, fewest switches first."""
     return (
         config.world_size,
         config.num_workers * config.process_count,
@@ -803,34 +848,40 @@ def simplicity(config: TrainingConfig) -> tuple[int, ...]:
 
 
 def worth_its_batch(over: Interval, least: float) -> bool | None:
-    """Return whether a larger batch beats the fastest at the baseline's own beyond noise, and by enough as measured.
-
-    None: undecided, further runs may show it.
+    """Return whether a larger batch is faster beyond noise, and by enough as measured.
 
     Args:
-        over: The larger batch's throughput over that of the fastest at the baseline's own.
-        least: The ratio that is enough.
+        over: Its throughput over that of the fastest with the baseline's global batch.
+        least: Ratio that is enough.
+
+    Returns:
+        None if undecided: further runs may show it.
     """
     if over.low > 1 and over.value >= least:
         return True
-    return False if over.high < least or over.high <= 1 else None
+    if over.high < least or over.high <= 1:
+        return False
+    return None
 
 
 def break_even_noise_scale(batch: float, larger: float, ratio: float) -> float | None:
-    """Return the gradient noise scale above which a larger batch reaches a loss sooner, in samples.
-
-    0: at any noise scale. None: at none, since the larger batch is not faster.
+    """Return the gradient noise scale, in samples, above which a larger batch reaches a loss sooner.
 
     Source: Qiao et al., "Pollux" (OSDI 2021), section 3.1: at a noise scale S (McCandlish et al.
-    2018, arXiv 1812.06162), a sample in a batch of M teaches (S + M0) / (S + M) of one in a batch
+    2018, arXiv 1812.06162), a sample in a batch of M is worth (S + M0) / (S + M) of one in a batch
     of M0.
 
     Args:
         batch: Samples of an optimizer step.
         larger: Samples of an optimizer step with the larger batch.
-        ratio: The larger batch's throughput over the other's, in samples.
+        ratio: The larger batch's throughput over the other's, in samples/s.
+
+    Returns:
+        0 if at any noise scale; None if at none, since the larger batch is not faster.
     """
-    return max(0.0, (larger - ratio * batch) / (ratio - 1)) if ratio > 1 else None
+    if ratio <= 1:
+        return None
+    return max(0.0, (larger - ratio * batch) / (ratio - 1))
 
 
 def choose(
@@ -840,17 +891,17 @@ def choose(
     settled: int | None = None,
     worthwhile: float = POLICY.proof.worthwhile,
 ) -> TrialRecord:
-    """Return the trial to recommend, from feasible ones (the baseline among them where it is feasible), at least one.
+    """Return the trial to recommend.
 
-    Of those within 2 % of the best the simplest is taken; where the baseline is one of them, it
-    stays, and else what was settled on does.
+    The simplest of those within 2 % of the best wins, except that the baseline comes first, and
+    then the trial that the search has settled on.
 
     Args:
-        candidates: All that may be recommended.
-        gains: By number, the logarithm of what each is believed to reach over any one of them, less
-            what an idle device costs.
-        settled: Number of the trial that the race has settled on, if any.
-        worthwhile: A smaller gain counts as none, as a share.
+        candidates: Feasible trials that may be recommended, at least one.
+        gains: By number, the estimated log throughput relative to a common reference, minus the
+            penalty for an idle device.
+        settled: Number of the trial that the search has settled on, if any.
+        worthwhile: Gains below this share count as none.
     """
     best = max(gains[record.number] for record in candidates)
     near = [record for record in candidates if gains[record.number] >= best + log1p(-worthwhile)]
@@ -871,9 +922,16 @@ def simplest_of_the_best(
     *,
     worthwhile: float = POLICY.proof.worthwhile,
 ) -> TrialRecord:
-    """Of feasible trials, at least one: the one that would be recommended of them were their scores the truth."""
+    """Return the feasible trial that would be recommended if the scores were exact.
+
+    Args:
+        records: Feasible trials, at least one.
+        score: Score of a trial.
+        worthwhile: Gains below this share count as none.
+    """
     least = (1 - worthwhile) * max(map(score, records))
+    near = [record for record in records if score(record) >= least]
     return min(
-        (record for record in records if score(record) >= least),
+        near,
         key=lambda record: (record.number != 0, simplicity(record.config), record.number),
     )

@@ -1,4 +1,9 @@
-"""Peak memory: a law in the micro batch and the loader's workers, fitted lines, and growth within a window."""
+"""Model peak memory from trials, and detect memory growth within a window.
+
+Comes in: peaks that were measured or exceeded, and memory readings of a window. Goes out: a
+`MemoryModel` with its uncertainty, the probability that a configuration fits, fitted lines, the
+largest batch within the limit, and notes on growth. Pure functions.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import chain, pairwise
+from itertools import pairwise
 from math import inf, sqrt
 from statistics import fmean, stdev
 from typing import Literal, NamedTuple
@@ -24,36 +29,30 @@ from autotune.records.result import Recommendation
 from autotune.records.trial import OUT_OF_MEMORY, TrialRecord, runs_of
 from autotune.settings_table import SETTINGS
 
-# Peak memory as one law: what is fixed, what grows with the micro batch, and what loader workers
+# The memory model: a fixed part, a part that grows with the micro batch, and what loader workers
 # hold in RAM.
 #
-# Comes in: peaks that were measured, or passed. Goes out: a MemoryModel with its uncertainty, from
-# which follow the chance to fit of any configuration, a line over the micro batch for each kind of
-# settings, and the largest batch that the limit allows. Pure.
-#
-# Each precision has a fixed part and a growth of its own. Other settings add something fixed,
-# groups also to the growth. The law is broken by workspaces that cuDNN takes where there is room,
-# and by samples of varying length: such effects are in the spread, which is learned.
+# Each precision has a fixed part and a growth of its own. Other settings add a fixed part, groups
+# also a growth. cuDNN workspaces, taken where there is room, and samples of varying length break
+# the law: such effects are in the residual spread, which is learned.
 #
 # Source: Bishop 2006, "Pattern Recognition and Machine Learning", section 3.3 (Bayesian linear
-# regression: the first peak is enough for a forecast with the uncertainty that it deserves) and 3.5
-# (the spread, by its effective number of observations). The scales of the prior, in shares of the
-# highest peak, are our own conventions.
+# regression: one peak is enough for a forecast with its uncertainty) and 3.5 (the spread, by its
+# effective number of observations). The scales of the prior, in shares of the highest peak, are our
+# own conventions.
 
 
 _SPREAD = 0.02
-"""Standard deviation of a peak, as a share of the highest, before it is learned: our own
-convention."""
+"""Prior standard deviation of a peak, as a share of the highest: our own convention."""
 _SPREAD_COUNTS = 4
-"""Observations as which that counts: our own convention. Of the surfaces' peaks, 95 to 99 % lie
-within the interval of 95 % that three to ten trials with smaller batches give."""
+"""Observations that this prior counts as: our own convention. Of the surfaces' peaks, 95 to 99 %
+lie within the 95 % interval after three to ten trials with smaller batches."""
 _ALONE_SPREAD = 0.06
-"""In addition where memory is the host's, of a device alone: its process keeps what earlier points
-took. Our own convention."""
+"""Additional spread of the device alone if memory is the host's: its process keeps what earlier
+points took. Our own convention."""
 
 _AT_ONCE = 512
-"""Configurations that are compared with all peaks at once: our own convention, which bounds what
-that takes."""
+"""Configurations compared with all peaks at once, which bounds memory: our own convention."""
 
 
 class Peak(NamedTuple):
@@ -62,25 +61,25 @@ class Peak(NamedTuple):
     config: TrainingConfig
     peak_bytes: int
     source: Literal["trial", "alone", "least"] = "trial"
-    """"alone": of the device by itself, in RAM, where a process keeps what it once had; "least": it
-    ran out of memory there, and needs as much or more."""
+    """trial: a whole run; alone: the device alone, in RAM, where a process keeps what it once had;
+    least: ran out of memory at this peak, so it needs as much or more."""
 
 
 _Value = Callable[[TrainingConfig], float]
 
 
 class _Term(NamedTuple):
-    """A term of the law: its coefficient's prior, in shares of the highest peak, and what it multiplies."""
+    """Term of the law: the prior of its coefficient, in shares of the highest peak, and its factor."""
 
     mean: float
     sd: float
     value: _Value
     grows: bool = False
-    """It also multiplies the batch, relative to the largest measured one."""
+    """The term is also multiplied by the batch, relative to the largest measured one."""
     of_workers: bool = False
-    """It counts only where the limit is on RAM."""
+    """The term counts only if the limit is on RAM."""
     scale_bytes: int | None = None
-    """What the prior is a share of, where not of the highest peak."""
+    """Scale of the prior, if not the highest peak."""
 
 
 _PRECISIONS: tuple[_Value, ...] = (
@@ -99,7 +98,7 @@ def _workers(config: TrainingConfig) -> float:
 
 
 def _held(config: TrainingConfig) -> float:
-    """Batches that workers hold: those that wait in the queue, and of each what it works on, samples and batch."""
+    """Return the batches that workers hold: queued ones, and per worker one in work, as samples and batch."""
     return config.num_workers * (config.batches_per_worker + 2)
 
 
@@ -108,7 +107,7 @@ def _ranks(config: TrainingConfig) -> float:
 
 
 def _shared_pages(config: TrainingConfig) -> float:
-    """A rank's part of the pages that a trial shares with the process it was forked from, less a rank's by itself.
+    """Return a rank's part of the pages shared with the process that trials fork from, minus a single rank's.
 
     They are counted in equal shares (PSS): a trial of p processes has p of p + 1.
     """
@@ -131,22 +130,21 @@ _TERMS = (
     *(_Term(0.0, 0.3, value) for value in _GROUPS),
     *(_Term(0.0, 0.3, value, grows=True) for value in _GROUPS),
 )
-"""Before a second micro batch was measured, one twice as large is expected to take half as much
-again, give or take as much. Pages that are shared are torch's libraries: 270 MiB on the surfaces of
-benchmarks/."""
+"""All terms. Before a second micro batch is measured, one twice as large is expected to take 50 %
+more, with a standard deviation of as much. Shared pages are torch's libraries: 270 MiB on the
+surfaces of benchmarks/."""
 _ALONE = ((0.03, 0.05), (0.2, 0.3))
-"""Prior mean and standard deviation of what a device alone takes in addition in RAM: fixed, and
-with the batch."""
+"""Prior mean and standard deviation of what a device alone takes in addition in RAM: a fixed part,
+and a growth with the batch."""
 _CHANGES_OF_HALVES = (0.1, 0.3)
-"""Standard deviation of what half precision changes: of what is fixed, and of the growth."""
+"""Standard deviation of the change by half precision: of the fixed part, and of the growth."""
 _HALVES = np.array([[0.0, 0.0, 0.0], [0.0, 1.0, 0.97], [0.0, 0.97, 1.0]])
-"""Correlation of these changes: until both half precisions were measured, they are expected to be
-much alike."""
-_GROWS, _OF_WORKERS = (
-    np.array([getattr(term, name) for term in _TERMS]) for name in ("grows", "of_workers")
-)
+"""Correlation of these changes: until both half precisions are measured, they are expected to be
+similar."""
+_GROWS = np.array([term.grows for term in _TERMS])
+_OF_WORKERS = np.array([term.of_workers for term in _TERMS])
 _RISING = np.flatnonzero(np.append(_GROWS | _OF_WORKERS, [False, False]))
-"""Terms that can't take less than no memory."""
+"""Terms that can't be negative."""
 
 _DEMANDS: tuple[_Value, ...] = (
     lambda config: config.micro_batch_size,
@@ -158,12 +156,12 @@ _DEMANDS: tuple[_Value, ...] = (
     *(memory.of for memory in _OF_SETTINGS),
     *(_denied(memory.of) for memory in _OF_SETTINGS if memory.is_either),
 )
-"""What memory grows with: no more of any demand means no more memory. Of two layouts, and of
-compiled and not, neither is known to need more: they are demands against each other. cuDNN's
-benchmark tries algorithms of any workspace, and CUDA graphs keep a pool of their own."""
+"""Quantities that memory grows with: no more of any demand means no more memory. Of two layouts, or
+compiled and not, neither is known to need more, so they are opposite demands. cuDNN's benchmark
+mode tries algorithms with any workspace, and CUDA graphs keep a pool of their own."""
 _BATCH = 0
 _RANKS = 2
-"""Where these demands stand."""
+"""Indices of these demands."""
 _COLUMNS = (*(term.value for term in _TERMS), *_DEMANDS)
 _IN_RAM_ALONE = np.array(
     [*_OF_WORKERS, *(demand in {_ranks, _workers, _held} for demand in _DEMANDS)]
@@ -172,29 +170,35 @@ _IN_RAM_ALONE = np.array(
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryModel:
-    """What at least one peak says of the peak memory of other configurations."""
+    """Model of peak memory, fitted to at least one peak."""
 
     observed: Sequence[Peak]
     has_workers_in_ram: bool
-    """The limit is on RAM: every rank, loader workers and the batches that they hold take a part of
+    """The limit is on RAM: ranks, loader workers and the batches that they hold take a part of
     it."""
 
     def expect(self, configs: Sequence[TrainingConfig]) -> tuple[Floats, Floats]:
-        """Expected peak memory and its standard deviation, in bytes."""
+        """Return the expected peak memory and its standard deviation, in bytes, (configs,) each."""
         mean, covariance, spread, _ = self._posterior
         rows, _ = self._table(configs)
-        return rows @ mean, np.sqrt((rows @ covariance * rows).sum(axis=1) + spread**2)
+        variance = (rows @ covariance * rows).sum(axis=1) + spread**2
+        return rows @ mean, np.sqrt(variance)
 
     @property
     def degrees_of_freedom(self) -> float:
-        """With which the spread is known, as in Student's t of an interval."""
+        """Degrees of freedom of the spread, for Student's t of an interval."""
         return self._posterior[3]
 
     def chance_to_fit(self, configs: Sequence[TrainingConfig], limit_bytes: int) -> Floats:
-        """The probability that each stays within a limit; 1 where a measured peak leaves no doubt.
+        """Return the probability that each configuration stays within a limit.
 
-        Otherwise a batch that fits narrowly would stay uncertain after it was measured. A batch of
-        k times the samples takes k times the memory at the most.
+        It is 1 if a measured peak leaves no doubt: otherwise a batch that fits narrowly would stay
+        uncertain after it was measured. A batch of k times the samples takes at most k times the
+        memory.
+
+        Args:
+            configs: Configurations to judge.
+            limit_bytes: Limit of the peak memory.
         """
         parts = (configs[begin : begin + _AT_ONCE] for begin in range(0, len(configs), _AT_ONCE))
         return np.concatenate([np.empty(0), *(self._chances(part, limit_bytes) for part in parts)])
@@ -203,10 +207,14 @@ class MemoryModel:
         from scipy.special import stdtr
 
         expected, sd = self.expect(configs)
-        (_, asked), (_, seen) = self._table(configs), self._seen
+        _, asked = self._table(configs)
+        _, seen = self._seen
         peaks = np.array(
             [inf if peak.source == "least" else peak.peak_bytes for peak in self.observed]
         )
+
+        # Certain by a single peak: no more of any demand than one that fits, or no less than one
+        # that does not
         growth = np.maximum(1.0, asked[:, None, _BATCH] / seen[:, _BATCH])
         fits = np.all(asked[:, None, 1:] <= seen[:, 1:], axis=2) & (growth * peaks <= limit_bytes)
         fails = np.all(asked[:, None] >= seen, axis=2) & (peaks > limit_bytes)
@@ -223,25 +231,21 @@ class MemoryModel:
 
     @cached_property
     def _units(self) -> tuple[float, int]:
-        """The highest peak and the largest batch that were measured; of all, where none was."""
+        """Highest peak and largest batch that were measured; of all peaks if none was measured."""
         known = [peak for peak in self.observed if peak.source != "least"] or self.observed
-        return max(float(peak.peak_bytes) for peak in known), max(
-            peak.config.micro_batch_size for peak in known
-        )
+        highest = max(float(peak.peak_bytes) for peak in known)
+        return highest, max(peak.config.micro_batch_size for peak in known)
 
     @cached_property
     def _posterior(self) -> tuple[Floats, Floats, float, float]:
-        """Mean and covariance of the terms' coefficients, and the spread of a peak with its degrees of freedom.
+        """Mean and covariance of the coefficients, and the spread of a peak with its degrees of freedom.
 
-        A peak that was only passed counts as one where less would be expected there.
+        A peak that was only exceeded counts as an observation wherever the model expects less.
         """
-        (scale, unit), peaks = (
-            self._units,
-            np.array([peak.peak_bytes for peak in self.observed], dtype=np.float64),
-        )
-        is_least, is_alone = (
-            np.array([peak.source == name for peak in self.observed]) for name in ("least", "alone")
-        )
+        scale, unit = self._units
+        peaks = np.array([peak.peak_bytes for peak in self.observed], dtype=np.float64)
+        is_least = np.array([peak.source == "least" for peak in self.observed])
+        is_alone = np.array([peak.source == "alone" for peak in self.observed])
         rows, demands = self._seen
         rows = np.column_stack([rows, is_alone, is_alone * demands[:, _BATCH] / unit])
         prior_mean, prior_precision = _prior(scale)
@@ -249,28 +253,30 @@ class MemoryModel:
         variance = (_SPREAD * scale) ** 2
         extra = is_alone * (_ALONE_SPREAD * scale) ** 2
         for _ in range(6):  # on the surfaces nothing changes by 1 % after six rounds
+            # Coefficients, given the spread
             weighted = rows.T * counts / (variance + extra)
             precision = prior_precision + weighted @ rows
             pull = prior_precision @ prior_mean + weighted @ peaks
             covariance = np.linalg.inv(precision)
             expected = rows @ covariance @ pull
+
+            # Peaks that count: measured ones, and exceeded ones above what is expected
             shares = counts * variance / (variance + extra)
             counts = ~is_least | (expected < peaks)
-            freedom = (
-                _SPREAD_COUNTS + (shares * (1 - (weighted.T @ covariance * rows).sum(axis=1))).sum()
-            )
-            variance = (
-                _SPREAD_COUNTS * (_SPREAD * scale) ** 2
-                + np.square(shares * (peaks - expected)).sum()
-            ) / freedom
+
+            # Spread, given the coefficients
+            leverages = (weighted.T @ covariance * rows).sum(axis=1)
+            freedom = _SPREAD_COUNTS + (shares * (1 - leverages)).sum()
+            misfit = np.square(shares * (peaks - expected)).sum()
+            variance = (_SPREAD_COUNTS * (_SPREAD * scale) ** 2 + misfit) / freedom
         terms = len(_TERMS)
         mean = _rising_mean(precision, pull)[:terms]
         return mean, covariance[:terms, :terms], float(np.sqrt(variance)), float(freedom)
 
     def _table(self, configs: Sequence[TrainingConfig]) -> tuple[Floats, Floats]:
-        """The columns of all terms, (configs, terms), and all demands, (configs, demands).
+        """Return the columns of all terms, (configs, terms), and all demands, (configs, demands).
 
-        Each rank takes its own, where the limit is on the RAM that they share.
+        If the limit is on RAM, which ranks share, each rank takes its own.
         """
         table = np.array([_values(config) for config in configs], dtype=np.float64)
         counts = np.where(_IN_RAM_ALONE & (not self.has_workers_in_ram), 0.0, table)
@@ -280,21 +286,21 @@ class MemoryModel:
 
 
 def _prior(scale_bytes: float) -> tuple[Floats, Floats]:
-    """Mean and inverse covariance of all coefficients, those of a device alone last."""
-    scales = np.array(
-        [term.scale_bytes or scale_bytes for term in _TERMS] + [scale_bytes] * len(_ALONE)
-    )
+    """Return the mean and the inverse covariance of all coefficients, those of a device alone last."""
+    own_scales = [term.scale_bytes or scale_bytes for term in _TERMS]
+    scales = np.array(own_scales + [scale_bytes] * len(_ALONE))
     means, sds = np.array([(term.mean, term.sd) for term in _TERMS] + list(_ALONE)).T
+
+    # Half precision changes float32's coefficients by a correlated amount
     covariance = np.diag(np.square(sds))
     for first, change in zip((0, 3), _CHANGES_OF_HALVES, strict=True):
         covariance[first : first + 3, first : first + 3] = sds[first] ** 2 + change**2 * _HALVES
-    return means * scales, np.asarray(
-        np.linalg.inv(covariance * np.outer(scales, scales)), dtype=np.float64
-    )
+    precision = np.linalg.inv(covariance * np.outer(scales, scales))
+    return means * scales, np.asarray(precision, dtype=np.float64)
 
 
 def _rising_mean(precision: Floats, pull: Floats) -> Floats:
-    """The posterior mean where no rising term is negative: those that would be are 0, the most negative first."""
+    """Return the posterior mean with no rising term negative: set those to 0, the most negative first."""
     kept = np.arange(len(pull))
     while True:
         mean = np.zeros(len(pull))
@@ -307,24 +313,21 @@ def _rising_mean(precision: Floats, pull: Floats) -> Floats:
 
 @lru_cache(maxsize=8192)
 def _values(config: TrainingConfig) -> tuple[float, ...]:
-    """The columns of one configuration; cached, since a proposal asks for thousands of the same ones."""
+    """Return the columns of one configuration. Cached: a proposal repeats thousands of configurations."""
     return tuple(column(config) for column in _COLUMNS)
 
 
-# What trials say of memory: a line over the micro batch for each kind of settings, and the largest
+# From trials to the memory model: its observations, lines over the micro batch, and the largest
 # batch that ran.
-#
-# Comes in: trials, and the points of curves. Goes out: a MemoryModel of them, MemoryLines, and a
-# Note on the largest micro batch within the limit. Pure.
 
 
 UNKNOWN_EXCESS_FRACTION = 0.25
-"""By how much a trial is taken to have passed the limit that ran out of memory without saying how
-much was missing: our own convention."""
+"""Assumed excess over the limit of a trial that ran out of memory by an unknown amount: our own
+convention."""
 
 _MOST_PEAKS = 240
-"""Peaks that a model of memory is made from: our own convention, those of more trials than a search
-makes by itself. Each configuration that is asked about is compared with all of them."""
+"""Peaks that a model is fitted to, those of more trials than a search makes by itself; each
+forecast compares with all of them. Our own convention."""
 
 
 def memory_of_trials(
@@ -334,21 +337,26 @@ def memory_of_trials(
     *,
     limit_is_ram: bool,
 ) -> MemoryModel:
-    """What each curve's point and each trial says of peak memory, ones that ran out of memory under the limit included.
+    """Fit the memory model to the points of curves and to trials, including those that ran out of memory.
 
-    The device alone has no workers. A trial that ran out of something else than what the limit is
-    on (RAM beside a GPU, shared memory, open files) has no known peak. A trial that thrashed took
-    what it was allowed, not what it needs, and counts as one that ran out of memory.
+    The device alone has no workers. A trial that ran out of another resource than the limited one
+    (RAM next to a GPU, shared memory, open files) has no known peak. A trial that thrashed took
+    what it was allowed, not what it needs, and counts as out of memory.
+
+    Args:
+        looks: Points of the curves.
+        records: Trials.
+        limit_bytes: Limit of the peak memory.
+        limit_is_ram: The limit is on RAM, so loader workers are part of the peak.
     """
+    peaks = list[Peak]()
     no_workers = {"num_workers": 0, **NEUTRAL_WITHOUT_WORKERS}
-    alone = [
-        (look.config.model_copy(update=no_workers), look.point.peak_memory_bytes) for look in looks
-    ]
-    peaks = [
-        Peak(config, peak, "alone" if limit_is_ram else "trial")
-        for config, peak in alone
-        if peak is not None
-    ]
+    source: Literal["alone", "trial"] = "alone" if limit_is_ram else "trial"
+    for look in looks:
+        if look.point.peak_memory_bytes is not None:
+            config = look.config.model_copy(update=no_workers)
+            peaks.append(Peak(config, look.point.peak_memory_bytes, source))
+
     for record in records:
         measured = _measured_peak(record)
         violation = record.result.violation
@@ -358,108 +366,103 @@ def memory_of_trials(
         if measured is not None:
             peaks.append(Peak(record.config, measured))
         elif record.measurement is not None or is_out:
-            excess = (
-                UNKNOWN_EXCESS_FRACTION
-                if record.measurement is not None or violation is None
-                else violation
-            )
+            excess = UNKNOWN_EXCESS_FRACTION
+            if record.measurement is None and violation is not None:
+                excess = violation
             peaks.append(Peak(record.config, int(limit_bytes * (1 + excess)), "least"))
     return MemoryModel(observed=_most_telling(peaks), has_workers_in_ram=limit_is_ram)
 
 
 def _most_telling(peaks: list[Peak]) -> list[Peak]:
-    """All peaks, or of many the highest, which are nearest to the limit, and the latest, in their order."""
+    """Return all peaks, or of many the highest, which are nearest to the limit, and the latest, in order."""
     if len(peaks) <= _MOST_PEAKS:
         return peaks
     by_height = sorted(range(len(peaks)), key=lambda place: peaks[place].peak_bytes, reverse=True)
     kept = set(by_height[: _MOST_PEAKS // 2])
-    kept.update(
-        [place for place in reversed(range(len(peaks))) if place not in kept][
-            : _MOST_PEAKS - len(kept)
-        ]
-    )
+    latest = [place for place in reversed(range(len(peaks))) if place not in kept]
+    kept.update(latest[: _MOST_PEAKS - len(kept)])
     return [peaks[place] for place in sorted(kept)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLine:
-    """What the model says of some settings over the micro batch."""
+    """Peak memory over the micro batch, for one kind of settings."""
 
     model: MemoryModel
     config: TrainingConfig
-    """The settings; their micro batch does not count."""
+    """Settings of the line, whose micro batch does not count."""
     batches: tuple[int, ...]
-    """Micro batches of the trials of this kind, in order."""
+    """Micro batches of the trials of this kind, in ascending order."""
 
     @property
     def intercept_bytes(self) -> float:
-        """What a batch comes on top of, loader workers included where they are a part of the peak."""
+        """Peak memory without a batch, including loader workers if they are part of the peak."""
         return self.predict(0)[0]
 
     @property
     def workers_bytes(self) -> float:
-        """The workers' part of that."""
+        """Part of the intercept that loader workers take."""
         alone = self.config.model_copy(update={"num_workers": 0, "micro_batch_size": 0})
         return self.intercept_bytes - float(self.model.expect([alone])[0][0])
 
     @property
     def bytes_per_sample(self) -> float:
-        """At least 0: memory does not shrink with the batch."""
+        """Slope of the line; at least 0, since memory does not shrink with the batch."""
         return self.predict(1)[0] - self.intercept_bytes
 
     @property
     def error_bytes(self) -> float:
-        """Half of the 95 % interval in the middle of the trials."""
+        """Half of the 95 % interval at the trials' mean micro batch."""
         return self.predict(round(sum(self.batches) / len(self.batches)))[1]
 
     def predict(self, micro_batch_size: int) -> tuple[float, float]:
-        """Expected peak memory and half of its 95 % interval, in bytes."""
+        """Return the expected peak memory and half of its 95 % interval, in bytes."""
         expected, sd = self.model.expect([self._with(micro_batch_size)])
         return float(expected[0]), t_95(self.model.degrees_of_freedom) * float(sd[0])
 
     def largest_batch(self, limit_bytes: int, most: int) -> int:
-        """The largest micro batch up to `most` that is sure to fit; 0 where none is."""
-        chances = self.model.chance_to_fit(
-            [self._with(size) for size in range(1, most + 1)], limit_bytes
-        )
-        return int(np.flatnonzero(chances >= POLICY.trials.sure_to_fit).max(initial=-1)) + 1
+        """Return the largest micro batch up to `most` that is sure to fit; 0 if none is."""
+        configs = [self._with(size) for size in range(1, most + 1)]
+        chances = self.model.chance_to_fit(configs, limit_bytes)
+        fitting = np.flatnonzero(chances >= POLICY.trials.sure_to_fit)
+        return int(fitting.max(initial=-1)) + 1
 
     def _with(self, micro_batch_size: int) -> TrainingConfig:
         return self.config.model_copy(update={"micro_batch_size": micro_batch_size})
 
 
 def memory_kind(config: TrainingConfig) -> tuple[int, int, str]:
-    """What has a line of its own: a precision, plainest first, and the devices that it runs on."""
+    """Return the key of settings that share a line: precision, plainest first, world size and strategy."""
     return AMP_DTYPES.index(config.amp_dtype), config.world_size, config.strategy
 
 
 def memory_lines(
     records: Sequence[TrialRecord], config: TrainingConfig, limit_bytes: int, *, limit_is_ram: bool
 ) -> tuple[MemoryLine, ...]:
-    """A line for each kind with at least two measured micro batches, plainest precision first.
+    """Return a line for each kind with at least two measured micro batches, plainest precision first.
 
-    All settings but the kind's are those of `config`.
+    Args:
+        records: Trials.
+        config: Source of all settings but the kind's.
+        limit_bytes: Limit of the peak memory.
+        limit_is_ram: The limit is on RAM, so loader workers are part of the peak.
     """
     model = memory_of_trials((), records, limit_bytes, limit_is_ram=limit_is_ram)
     batches = defaultdict[tuple[int, int, str], list[int]](list)
     for record in records:
         if _measured_peak(record) is not None:
             batches[memory_kind(record.config)].append(record.config.micro_batch_size)
-    return tuple(
-        MemoryLine(
-            model=model,
-            config=config.model_copy(
-                update={
-                    "amp_dtype": AMP_DTYPES[kind[0]],
-                    "world_size": kind[1],
-                    "strategy": kind[2],
-                }
-            ),
-            batches=tuple(sorted(sizes)),
-        )
-        for kind, sizes in sorted(batches.items())
-        if len(set(sizes)) > 1
-    )
+    lines = list[MemoryLine]()
+    for (precision, world_size, strategy), sizes in sorted(batches.items()):
+        if len(set(sizes)) > 1:
+            kind = {
+                "amp_dtype": AMP_DTYPES[precision],
+                "world_size": world_size,
+                "strategy": strategy,
+            }
+            own = config.model_copy(update=kind)
+            lines.append(MemoryLine(model=model, config=own, batches=tuple(sorted(sizes))))
+    return tuple(lines)
 
 
 def largest_batch_note(
@@ -473,18 +476,21 @@ def largest_batch_note(
 ) -> Note | None:
     """Return a note on the largest micro batch of a kind within the limit, with a prediction from other trials.
 
-    None if no trial ran within the limit. The note states whether a larger one is in the space, and
-    failed.
+    The note states whether a larger one is in the space, and whether it failed.
 
     Args:
-        records: the trials.
-        config: settings of the kind.
-        limit_bytes: of the peak memory.
-        batches: every micro batch of the space.
-        limit_is_ram: loader workers are part of the peak.
-        overloaded: numbers of the trials that failed on the largest samples: their batches are too
+        records: Trials.
+        config: Settings of the kind.
+        limit_bytes: Limit of the peak memory.
+        batches: Every micro batch of the space.
+        limit_is_ram: Loader workers are part of the peak.
+        overloaded: Numbers of the trials that failed on the largest samples: their batches are too
             big.
+
+    Returns:
+        None if no trial ran within the limit.
     """
+    # The largest batch of the kind that ran within the limit, and not too big otherwise
     own = [record for record in records if memory_kind(record.config) == memory_kind(config)]
     overloading = {record.config.micro_batch_size for record in own if record.number in overloaded}
     peaks = [
@@ -498,83 +504,90 @@ def largest_batch_note(
         return None
     largest, peak_bytes = max(within, key=lambda pair: (pair[0].micro_batch_size, pair[1]))
     batch = largest.micro_batch_size
+
+    # Its prediction from the trials with other batches
     predicted = None
     error = None
     if len({one.micro_batch_size for one, _ in peaks} - {batch}) > 1:
-        told = *memory_kind(config), batch
         others = [
-            one
-            for one in records
-            if (*memory_kind(one.config), one.config.micro_batch_size) != told
+            record
+            for record in records
+            if memory_kind(record.config) != memory_kind(config)
+            or record.config.micro_batch_size != batch
         ]
         model = memory_of_trials((), others, limit_bytes, limit_is_ram=limit_is_ram)
         predicted, error = MemoryLine(model=model, config=largest, batches=()).predict(batch)
+
+    # The reason why no larger one ran
     too_big = overloading.union(
         record.config.micro_batch_size for record in own if is_too_big(record)
     )
     next_batch = min((size for size in batches if size > batch), default=None)
-    bounded_by: Literal["limit", "space", "trials"] = "limit" if next_batch in too_big else "trials"
+    bounded_by: Literal["limit", "space", "trials"] = "trials"
     if next_batch is None:
         bounded_by = "space"
+    elif next_batch in too_big:
+        bounded_by = "limit"
     return largest_batch(
         bounded_by, batch, limit_bytes, peak_bytes, predicted_bytes=predicted, error_bytes=error
     )
 
 
 def is_too_big(record: TrialRecord) -> bool:
-    """Whether a trial passed the memory limit, or ran out of memory."""
+    """Return whether a trial exceeded the memory limit or ran out of memory."""
     return record.outcome == "over_memory" or (
         record.measurement is None and record.outcome in OUT_OF_MEMORY
     )
 
 
 def _measured_peak(record: TrialRecord) -> int | None:
-    """A trial's peak memory in bytes; None of one that thrashed, which needed more than it got."""
+    """Return a trial's peak memory in bytes; None if it thrashed, and needed more than it got."""
     measured = record.measurement
-    return None if measured is None or measured.memory.is_thrashing else measured.peak_memory_bytes
+    if measured is None or measured.memory.is_thrashing:
+        return None
+    return measured.peak_memory_bytes
 
 
-# Whether memory creeps: how it grows from stretch to stretch of a window, and when it would reach
-# the limit. Pure.
+# Memory growth: its trend over a window, and the time until it reaches the limit.
 #
-# Comes in: what was held after so many batches, and the runs of a configuration. Goes out: a
-# MemoryGrowth, and notes.
-#
-# A heap that fills in the first seconds is no creep, and allocators grow in steps. So a window's
-# first third does not count, and the growths of its stretches are taken for independent: a single
-# step leaves zero inside the interval of their mean, a leak, which adds as much in each, does not.
-# Nor does a dataset that is being cached, which ends with the first epoch: a window that lies in it
-# says so.
+# A heap that fills in the first seconds is no leak, and allocators grow in steps. So a window's
+# first third does not count, and the increments of its stretches are taken as independent: after a
+# single step, the interval of their mean contains zero; after a leak, which adds the same in each,
+# it does not. A dataset that is being cached grows only until the end of the first epoch: the note
+# states that a window lies in it.
 
 
 _LEFT_OUT_SHARE = 1 / 3
 _MOST_STRETCHES = 10
 _FEWEST_STRETCHES = 4
-"""Of a window: ten as for its rate (models/statistics); with fewer than four the interval says
-nothing."""
+"""Stretches of a window: ten as for its throughput (models/statistics); with fewer than four the
+interval is meaningless."""
 _TOLD_WITHIN_S = 7 * 24 * 3600.0
-"""A growth that reaches the limit no sooner is not told: our own convention, longer than most runs
-between restarts."""
+"""Time within which growth must reach the limit to be reported, longer than most runs between
+restarts: our own convention."""
 _EXCLUDED_FOR_S = 24 * 3600.0
-"""Training that a window must show to be safe from growth, else that is said: our own convention, a
-day."""
+"""Training time for which a window must exclude that growth reaches the limit, else this is
+reported: a day, our own convention."""
 Kind = Literal["host", "device"]
 Whose = Literal["baseline", "recommended"]
 
 
 def growth_of(kind: Kind, points: Sequence[tuple[int, int]], seconds: float) -> MemoryGrowth | None:
-    """How memory grows; None where there are too few points to tell.
+    """Estimate memory growth over a window; None if there are too few points.
 
     Args:
-        kind: Whose memory it is.
-        points: batches so far, and bytes held then, in the order in which they were read.
-        seconds: from the first point to the last.
+        kind: Host or device memory.
+        points: Batches so far and bytes held then, in the order of reading.
+        seconds: Time from the first point to the last.
     """
+    # Cut what follows the first third into stretches
     kept = points[int(len(points) * _LEFT_OUT_SHARE) :]
     stretches = min(_MOST_STRETCHES, len(kept) - 1)
     if stretches < _FEWEST_STRETCHES:
         return None
     edges = [kept[round(place * (len(kept) - 1) / stretches)] for place in range(stretches + 1)]
+
+    # Growth per batch in each of them
     rates = [
         (later[1] - earlier[1]) / max(1, later[0] - earlier[0])
         for earlier, later in pairwise(edges)
@@ -594,20 +607,26 @@ def growth_of(kind: Kind, points: Sequence[tuple[int, int]], seconds: float) -> 
 def creep_notes_of(
     trials: Sequence[TrialRecord], chosen: Recommendation | None, limits: MemoryLimits
 ) -> tuple[Note, ...]:
-    """Return the notes on the recommended settings, and on the baseline where that is another trial."""
+    """Return the growth notes on the recommended settings, and on the baseline if that is another trial."""
     numbers: dict[int, Whose] = {0: "baseline"}
     if chosen is not None:
         numbers[chosen.number] = "recommended"
-    found = (
-        creep_notes(runs_of(trials, number), limits, whose) for number, whose in numbers.items()
-    )
-    return tuple(chain.from_iterable(found))
+    notes = list[Note]()
+    for number, whose in numbers.items():
+        notes += creep_notes(runs_of(trials, number), limits, whose)
+    return tuple(notes)
 
 
 def creep_notes(
     runs: Sequence[Measurement], limits: MemoryLimits, whose: Whose
 ) -> tuple[Note, ...]:
-    """Return a note for each kind of memory that grows in most runs and would reach its limit in a week."""
+    """Return a note for each kind of memory that grows in most runs and would reach its limit in a week.
+
+    Args:
+        runs: Runs of one configuration.
+        limits: Memory limits.
+        whose: The configuration, for the note.
+    """
     return tuple(
         _note(run, growth, limits, whose)
         for run, growth in _typical(runs)
@@ -616,9 +635,13 @@ def creep_notes(
 
 
 def kinds_not_excluded(runs: Sequence[Measurement], limits: MemoryLimits) -> tuple[Kind, ...]:
-    """Kinds of memory that don't show a creep, but may grow to the limit within a day for all that the windows tell.
+    """Return the kinds of memory without proven growth that may still fill up within a day.
 
-    Where all windows had too few blocks, they tell nothing of a kind.
+    A kind that no window has measured, for lack of blocks, is among them.
+
+    Args:
+        runs: Runs of one configuration.
+        limits: Memory limits.
     """
     if not runs:
         return ()
@@ -637,7 +660,7 @@ def _may_fill(run: Measurement, growth: MemoryGrowth, limits: MemoryLimits) -> b
 
 
 def _typical(runs: Sequence[Measurement]) -> Iterator[tuple[Measurement, MemoryGrowth]]:
-    """Of each kind the run with the median growth."""
+    """Yield for each kind the run with the median growth."""
     kinds: tuple[Kind, ...] = ("host", "device")
     for kind in kinds:
         known = sorted(_of_kind(runs, kind), key=lambda one: one[1].bytes_per_batch)
@@ -650,26 +673,24 @@ def _of_kind(runs: Sequence[Measurement], kind: Kind) -> list[tuple[Measurement,
 
 
 def _creeps(runs: Sequence[Measurement], limits: MemoryLimits, kind: Kind) -> bool:
-    """Whether most runs show a growth that would reach the limit soon enough to be told."""
+    """Return whether most runs show growth that would reach the limit soon enough to be reported."""
     known = _of_kind(runs, kind)
-    showing = [
-        growth
-        for run, growth in known
-        if growth.low > 0
-        and growth.low * _TOLD_WITHIN_S * _batches_per_s(growth) > _left_bytes(run, growth, limits)
-    ]
-    return 2 * len(showing) > len(known)
+    showing = 0
+    for run, growth in known:
+        least = growth.low * _TOLD_WITHIN_S * _batches_per_s(growth)
+        if growth.low > 0 and least > _left_bytes(run, growth, limits):
+            showing += 1
+    return 2 * showing > len(known)
 
 
 def _note(run: Measurement, growth: MemoryGrowth, limits: MemoryLimits, whose: Whose) -> Note:
     batches = _left_bytes(run, growth, limits) / growth.bytes_per_batch
-    seen = run.window.warm_up_batches + sum(block.batches for block in run.blocks)
+
+    # Samples so far, by the window's mean batch
+    window_batches = sum(block.batches for block in run.blocks)
+    seen = run.window.warm_up_batches + window_batches
+    samples = seen * sum(block.samples for block in run.blocks) / window_batches
     epoch = run.window.epoch_samples
-    samples = (
-        seen
-        * sum(block.samples for block in run.blocks)
-        / sum(block.batches for block in run.blocks)
-    )
     return memory_growth(
         whose=whose,
         kind=growth.kind,
@@ -683,14 +704,14 @@ def _note(run: Measurement, growth: MemoryGrowth, limits: MemoryLimits, whose: W
 
 
 def _left_bytes(run: Measurement, growth: MemoryGrowth, limits: MemoryLimits) -> float:
-    """Return the bytes of the kind that grows that are left after the run's peak; infinite where no limit is known."""
+    """Return the bytes between the run's peak and the limit of this kind; infinite without a limit."""
     if growth.kind == "device" or limits.limit_is_ram:
-        return (
-            inf
-            if limits.limit_bytes is None
-            else max(0.0, limits.limit_bytes - run.peak_memory_bytes)
-        )
-    return inf if limits.ram_bytes is None else max(0.0, limits.ram_bytes - growth.last_bytes)
+        limit = limits.limit_bytes
+        held = run.peak_memory_bytes
+    else:
+        limit = limits.ram_bytes
+        held = growth.last_bytes
+    return inf if limit is None else max(0.0, limit - held)
 
 
 def _batches_per_s(growth: MemoryGrowth) -> float:

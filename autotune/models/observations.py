@@ -1,4 +1,9 @@
-"""Turn trials and ceilings into observations of the throughput model; choose the ceilings to measure."""
+"""Choose the configurations whose ceilings to measure, and turn ceilings and trials into observations.
+
+Comes in: the space, measured curves, trials. Goes out: variations of the baseline to measure,
+observations for the throughput model, each with its uncertainty, and switches without an effect.
+Pure functions.
+"""
 
 from __future__ import annotations
 
@@ -24,48 +29,45 @@ from autotune.space.ranges import spread, whole_numbers
 from autotune.space.scaling import samples_within
 from autotune.space.space import ResolvedSpace
 
-# What the curves of loader and device should measure, and what they and the trials tell the models.
-#
-# Comes in: the space, the measured curves, the trials. Goes out: the variations of the baseline to
-# measure, and observations of rates, each with its uncertainty. Pure.
+# Curves: the configurations that they measure, and the observations that curves and trials give.
 
 
 _SIDE_SD = {"cpu": 0.08}
 """Relative standard deviation between a side alone and the same side in a run, by chance and, on a
 CPU, by shared cores: our own convention."""
 _OTHER_SIDE_SD = 0.02
-"""The same on a device of its own: our own convention."""
+"""The same on a separate device: our own convention."""
 _HOST_SD = 0.3
-"""The same of a host's launching alone, and of its fetching of prefetched batches. Source:
+"""The same for a host's launching alone, and for its fetching of prefetched batches. Source:
 docs/gpu.md, where an H100's host launched one step in 2.6, 4.1 and 4.5 ms within minutes."""
 _LEAST_RUN_SD = 0.002
-"""Of a run by its own window, however narrow that is: our own convention; the spread between runs
-comes on top."""
+"""Least standard deviation of a run by its own window, before run-to-run variation: our own
+convention."""
 _STOPPED_SD = 0.05
-"""In addition, of a trial that was stopped early, before its restarts and its whole queue were
-measured: our own convention."""
+"""Additional standard deviation of a trial stopped early, before its restarts and its whole queue
+were measured: our own convention."""
 _MOST_VALUES = 6
 """Values of a number that a curve measures: our own convention."""
 _WORKERS_ALONE = frozenset({"num_workers", "persistent_workers", "prefetch_factor"})
-"""What a point changes that differs from the baseline in its number of workers; torch's own
-prefetch factor is set where there are some."""
+"""Settings that a point may change if it differs from the baseline in its number of workers; with
+workers, torch sets its own prefetch factor."""
 AMONG_WORKERS = [
     setting.name for setting in SETTINGS if setting.needs == "num_workers" and setting.is_kept
 ]
-"""Settings that show where several workers hold each other up."""
+"""Settings whose effect shows when several workers hold each other up."""
 _SEVERAL = 2
-"""Workers from which on several share the items."""
+"""Number of workers from which several share the items."""
 _FEW_WORKERS = 4
-"""As many as these are measured with, where the cores suffice: our own convention."""
+"""Number of workers for measuring these settings, if there are enough cores: our own convention."""
 _MOST_TRIALS = 60
-"""Trials that a model of rates is made from: our own convention, more than a search makes by
-itself. A fit takes time by the cube of their number, and each forecast time and memory in
+"""Trials that a throughput model is fitted to, more than a search makes by itself: our own
+convention. A fit's time grows with the cube of their number, a forecast's time and memory in
 proportion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfiguredPoint:
-    """A point of a curve, with the configuration that it was measured in."""
+    """Point of a curve, with the configuration in which it was measured."""
 
     side: Side
     config: TrainingConfig
@@ -73,7 +75,12 @@ class ConfiguredPoint:
 
 
 def changed(space: ResolvedSpace, changes: dict[str, object]) -> TrainingConfig:
-    """The baseline on one device with other values of some settings, as a curve measures it."""
+    """Return the baseline on one device with some settings changed, as a curve measures it.
+
+    Args:
+        space: The space with its baseline.
+        changes: Settings by name.
+    """
     single = {"strategy": "single", "world_size": 1, "ddp": None}
     settings = {**space.baseline.model_dump(), **single, **changes}
     budget = changes.get("max_tokens")
@@ -83,14 +90,13 @@ def changed(space: ResolvedSpace, changes: dict[str, object]) -> TrainingConfig:
 
 
 def loader_variations(space: ResolvedSpace, book: CeilingBook) -> list[TrainingConfig]:
-    """Return the baseline with other values of the loader's settings; none where no device could keep up with it.
+    """Return the variations of the baseline's loader to measure; none if no device could keep up with it.
 
-    With many workers the ends of the batch are measured too: there the cost of collating a batch
-    shows.
+    With many workers the smallest and largest batch are measured too: they show the cost of
+    collating.
 
-    Time may run out before the last one. So what decides most comes first: as many workers as there
-    are cores, then other numbers of several workers. None and one come last, and whether workers
-    persist.
+    Time may run out before the last one, so the most decisive come first: as many workers as cores,
+    then other numbers of several workers. Zero and one worker, and `persistent_workers`, come last.
     """
     if is_loader_out_of_reach(space, book):
         return []
@@ -117,61 +123,74 @@ def _loader_candidates(space: ResolvedSpace) -> Iterator[TrainingConfig]:
             {"num_workers": count, "persistent_workers": count > 0 and may_persist, **changes},
         )
 
-    tried = spread(counts, _MOST_VALUES)
-    if cores in counts:  # in place of the nearest, unless that is one of the ends
-        nearest = min(tried, key=lambda count: abs(count - cores))
-        tried = [count for count in tried if count != nearest or count in {tried[0], tried[-1]}]
-        tried = [*dict.fromkeys((cores, *tried))]
-    ordered = by_promise(tried, cores)
+    # Several workers
+    ordered = by_promise(_worker_counts(counts, cores), cores)
     yield from (with_workers(count) for count in ordered if count >= _SEVERAL)
-    workers = own.num_workers or min(max(counts), cores)
     most = max(counts)
+    workers = own.num_workers or min(most, cores)
+
+    # Other settings of the loader; some show their effect only with several workers
     last = {"num_workers", "persistent_workers", *AMONG_WORKERS}
-    for name in [name for name in LOADER_SETTINGS if name not in last] if workers else ():
-        for value in domains[name]:
-            yield with_workers(workers, **{name: value})
     several = max(workers, min(most, max(2, min(cores, _FEW_WORKERS))))
-    for name in (
-        [name for name in AMONG_WORKERS if len(list(domains[name])) > 1] if several > 1 else ()
-    ):
+    names = list[tuple[str, int]]()
+    if workers:
+        names += [(name, workers) for name in LOADER_SETTINGS if name not in last]
+    if several > 1:
+        names += [(name, several) for name in AMONG_WORKERS if len(list(domains[name])) > 1]
+    for name, count in names:
         for value in domains[name]:
-            yield with_workers(several, **{name: value})
+            yield with_workers(count, **{name: value})
+
+    # The smallest and the largest batch
     setting = space.batch_setting
     batches = whole_numbers(domains[setting])
-    for batch in {min(batches), max(batches)} - {getattr(own, setting)} if most else ():
-        yield with_workers(most, **{setting: batch})
+    if most:
+        for batch in {min(batches), max(batches)} - {getattr(own, setting)}:
+            yield with_workers(most, **{setting: batch})
+
+    # What decides least
     yield from (with_workers(count) for count in ordered if count < _SEVERAL)
-    for value in domains["persistent_workers"] if workers else ():
-        yield with_workers(workers, persistent_workers=value)
+    if workers:
+        for value in domains["persistent_workers"]:
+            yield with_workers(workers, persistent_workers=value)
+
+
+def _worker_counts(counts: Sequence[int], cores: int) -> list[int]:
+    """Return the numbers of workers to measure, with the number of cores in place of the nearest to it."""
+    tried = spread(counts, _MOST_VALUES)
+    if cores not in counts:
+        return tried
+    nearest = min(tried, key=lambda count: abs(count - cores))
+    kept = {tried[0], tried[-1]}
+    tried = [count for count in tried if count != nearest or count in kept]
+    return [*dict.fromkeys((cores, *tried))]
 
 
 def by_promise(counts: Iterable[int], cores: int) -> list[int]:
-    """Return numbers of workers by what they may decide: the cores, then the nearest, and none and one last."""
+    """Sort numbers of workers by promise: the nearest to the number of cores first, zero and one last."""
     return sorted(
         counts, key=lambda count: (count < _SEVERAL, abs(log2(max(count, 1) / cores)), count)
     )
 
 
 def adds_workers_in_vain(points: Sequence[CurvePoint], changes: Mapping[str, object]) -> bool:
-    """Return True where a loader's point would only add workers to a loader that has stopped to grow.
+    """Return True if a loader's point would only add workers to a loader that has stopped to scale.
 
     Args:
-        points: What was measured of the loader so far, the baseline's point among them.
-        changes: What the point would change of the baseline.
+        points: Points of the loader so far, including the baseline's.
+        changes: Settings that the point would change in the baseline.
     """
     count = changes.get("num_workers")
     if not isinstance(count, int) or not set(changes) <= _WORKERS_ALONE:
         return False
+
+    # Throughput with fewer workers, other settings unchanged
     rates = dict[int, float]()
     for point in points:
         workers = point.changes.get("num_workers", 0)
-        if (
-            point.ceiling is None
-            or not isinstance(workers, int)
-            or not set(point.changes) <= _WORKERS_ALONE
-        ):
+        if point.ceiling is None or not set(point.changes) <= _WORKERS_ALONE:
             continue
-        if 0 < workers < count:
+        if isinstance(workers, int) and 0 < workers < count:
             rates[workers] = max(point.ceiling.samples_per_s, rates.get(workers, 0.0))
     if len(rates) < 2:  # two numbers of workers show how a loader grows
         return False
@@ -180,19 +199,21 @@ def adds_workers_in_vain(points: Sequence[CurvePoint], changes: Mapping[str, obj
 
 
 def device_variations(space: ResolvedSpace, book: CeilingBook) -> Iterator[TrainingConfig]:
-    """The baseline with another value of one of the step's settings.
+    """Yield variations of the baseline in one of the step's settings.
 
-    Of a device that no number of workers could keep busy, the largest batch alone is measured: it
-    shows how far the device is from becoming the bottleneck, and what it takes of the memory.
+    If no number of workers could keep the device busy, only the largest batch is measured: it shows
+    how far the device is from becoming the bottleneck, and how much memory it takes.
 
-    Time may run out before the last one. So what costs no more than the baseline's own batch comes
-    first, then larger batches and last smaller ones. torch.compile is left out: only a trial has
-    the time for it. So is cudnn_benchmark: only a process of its own shows it (see settings_table).
+    Time may run out before the last one, so first come the points that cost no more than the
+    baseline's batch, then larger batches, then smaller ones. torch.compile is left out, since only
+    a trial has the time for it, and cudnn_benchmark, since only a new process shows it (see
+    settings_table).
     """
     domains = space.domains
     setting = space.batch_setting
     own = getattr(space.baseline, setting)
-    for name in (one.name for one in SETTINGS if one.is_in_curves and "loader" not in one.sides):
+    names = [one.name for one in SETTINGS if one.is_in_curves and "loader" not in one.sides]
+    for name in names:
         for value in domains[name]:
             yield changed(space, {name: value})
     batches = spread(whole_numbers(domains[setting]), _MOST_VALUES)
@@ -203,32 +224,44 @@ def device_variations(space: ResolvedSpace, book: CeilingBook) -> Iterator[Train
 
 
 def configured_points(curves: Curves, space: ResolvedSpace) -> list[ConfiguredPoint]:
-    """The points of all curves, those without a rate among them."""
-    points: list[tuple[Side, CurvePoint]] = [("loader", point) for point in curves.loader]
-    points += [("device", point) for point in curves.device]
-    points += [("copy", point) for point in curves.copy]
-    return [
-        ConfiguredPoint(side=side, config=changed(space, point.changes), point=point)
-        for side, point in points
-    ]
+    """Return the points of all curves with their configurations, including those without a ceiling."""
+    found = list[ConfiguredPoint]()
+    for side, points in points_by_side(curves):
+        for point in points:
+            config = changed(space, point.changes)
+            found.append(ConfiguredPoint(side=side, config=config, point=point))
+    return found
+
+
+def points_by_side(curves: Curves) -> tuple[tuple[Side, Sequence[CurvePoint]], ...]:
+    """Return the points of each side's curve."""
+    return (("loader", curves.loader), ("device", curves.device), ("copy", curves.copy))
 
 
 def rate_observations(
     looks: Sequence[ConfiguredPoint], records: Sequence[TrialRecord], device_kind: str
 ) -> Iterator[Observation]:
-    """Every trial that measured something, and every side that was measured alone.
+    """Yield an observation for each measured run and each side that was measured alone.
 
     A trial may have measured its own sides too, as the baseline does. That was another process than
-    the curves', so that the two show how far processes differ, unless trials share one. Of more
-    trials than a fit can take, those that tell most. A side that runs exceed, or that its other
-    measurements contradict, is as uncertain as it is far off.
+    the curves', so the two show the variation between processes, unless trials share one. Of more
+    trials than a fit can take, the most informative count. A ceiling that runs exceed, or that
+    other measurements of its side contradict, is as uncertain as its deviation.
+
+    Args:
+        looks: Points of the curves.
+        records: Trials.
+        device_kind: Kind of the device.
     """
+    # Runs, which also show which ceilings were measured too low
     records = most_telling(records)
     book = CeilingBook()
     for record in records:
         yield from _runs_of(record)
         for run in record.runs:
             book.show(record.config, run.samples_per_s_ci[0])
+
+    # Sides alone, each with the doubt that the others leave
     sides = _measured_alone(looks, records)
     for side, config, ceiling, _ in sides:
         book.keep(side, config, ceiling)
@@ -244,7 +277,7 @@ def rate_observations(
 def _measured_alone(
     looks: Sequence[ConfiguredPoint], records: Sequence[TrialRecord]
 ) -> list[tuple[Side, TrainingConfig, Ceiling, float | None]]:
-    """Every measurement of a side alone, with its CPU seconds for a sample; one that curves took over counts once."""
+    """Return every ceiling with its CPU seconds per sample; those that curves took over count once."""
     found = list[tuple[Side, TrainingConfig, Ceiling, float | None]]()
     for look in looks:
         if look.point.ceiling is not None:
@@ -260,18 +293,17 @@ def _measured_alone(
 
 
 def most_telling(records: Sequence[TrialRecord]) -> Sequence[TrialRecord]:
-    """Return the trials that a model is made from, in their order: all, or of many those that tell most.
+    """Return the trials that a model is fitted to, in their order: all, or of many the most informative.
 
-    These are the first, the fastest, since what is sought is near them, the fastest of each number
-    of workers, and the latest.
+    These are the first, the fastest, the fastest of each number of workers, and the latest.
     """
     if len(records) <= _MOST_TRIALS:
         return records
-    rates = {
-        place: rate
-        for place, record in enumerate(records)
-        if (rate := observed_rate(record)) is not None
-    }
+    rates = dict[int, float]()
+    for place, record in enumerate(records):
+        rate = observed_rate(record)
+        if rate is not None:
+            rates[place] = rate
     ranked = sorted(rates, key=rates.__getitem__, reverse=True)
     of_workers = dict[int, int]()
     for place in ranked:
@@ -285,7 +317,15 @@ def most_telling(records: Sequence[TrialRecord]) -> Sequence[TrialRecord]:
 def side_observation(
     side: Side, config: TrainingConfig, samples_per_s: float, device_kind: str, own_sd: float = 0.0
 ) -> Observation:
-    """What a side reaches by itself; `own_sd` is what its own stretch leaves open, as a share of the rate."""
+    """Return the observation of a side alone.
+
+    Args:
+        side: The side.
+        config: Configuration in which it was measured.
+        samples_per_s: Its throughput.
+        device_kind: Kind of the device.
+        own_sd: Relative standard error of its own stretch.
+    """
     sd = hypot(_SIDE_SD.get(device_kind, _OTHER_SIDE_SD), own_sd)
     return Observation(
         kind=side, config=config, samples_per_s=samples_per_s, relative_sd=sd, is_steady=True
@@ -293,14 +333,16 @@ def side_observation(
 
 
 def observed_rate(record: TrialRecord) -> float | None:
-    """The rate that a trial measured, stopped early or not, in samples per second; None without one."""
+    """Return the measured throughput of a trial, stopped early or not, in samples/s; None without one."""
     if record.measurement is not None:
         return record.measurement.samples_per_s
-    return mean_rate(record.result.blocks)[0] if record.result.blocks else None
+    if not record.result.blocks:
+        return None
+    return mean_rate(record.result.blocks)[0]
 
 
 def mean_log_rates(records: Sequence[TrialRecord]) -> dict[int, float]:
-    """Of feasible trials, by number, the mean logarithm of the rates of all their runs."""
+    """Return the mean log throughput of all runs of each feasible trial, by number."""
     return {
         record.number: fmean(log(run.samples_per_s) for run in record.runs)
         for record in records
@@ -309,7 +351,7 @@ def mean_log_rates(records: Sequence[TrialRecord]) -> dict[int, float]:
 
 
 def _runs_of(record: TrialRecord) -> Iterator[Observation]:
-    """What a trial and its repeats measured; less certain where it was stopped early."""
+    """Yield the observations of a trial and its repeats; less certain if it was stopped early."""
     config = record.config
     if record.measurement is None and record.result.blocks:
         rate, half_width = mean_rate(record.result.blocks)
@@ -331,19 +373,19 @@ def _runs_of(record: TrialRecord) -> Iterator[Observation]:
 def _of_host(
     kind: Literal["launch", "take"], config: TrainingConfig, samples_per_s: float
 ) -> Observation:
-    """Return what a host's launching or taking reaches by itself."""
+    """Return the observation of a host's launching or taking alone."""
     return Observation(kind=kind, config=config, samples_per_s=samples_per_s, relative_sd=_HOST_SD)
 
 
 def is_loader_out_of_reach(space: ResolvedSpace, book: CeilingBook) -> bool:
-    """Return True where the device stays the slower side even with the largest batch and the fastest precision."""
+    """Return True if the device stays slower even with the largest batch and the fastest precision."""
     own = space.baseline
     batches = whole_numbers(space.domains["micro_batch_size"])
     loader = book.ceiling_of("loader", own)
     device = book.ceiling_of("device", own)
     if loader is None or device is None:
         return False
-    # half precision on tensor cores computes up to eight times as fast as float32
+    # Half precision on tensor cores computes up to eight times as fast as float32
     growth = max(1.0, max(batches) / own.micro_batch_size) * 8.0
     return loader.samples_per_s > AMPLE * growth * device.samples_per_s
 
@@ -351,13 +393,12 @@ def is_loader_out_of_reach(space: ResolvedSpace, book: CeilingBook) -> bool:
 def is_device_out_of_reach(
     space: ResolvedSpace, book: CeilingBook, *, by_cores: float = inf
 ) -> bool:
-    """Return True where the loader stays the slower side even where each worker brings as much as the first.
+    """Return True if the loader stays slower even if each worker adds as much as the first.
 
     Args:
-        space: With the numbers of workers.
-        book: What both sides reach today.
-        by_cores: What the loader reaches at most, in samples per second, since items keep a core
-            busy.
+        space: Space with the numbers of workers.
+        book: Ceilings of both sides at the baseline.
+        by_cores: Upper bound of the loader's throughput in samples/s, since items keep a core busy.
     """
     own = space.baseline
     counts = whole_numbers(space.domains["num_workers"])
@@ -371,11 +412,11 @@ def is_device_out_of_reach(
 
 
 def failed_side(curves: Curves, ended: str) -> Note | None:
-    """That one side was measured in no setting, though it was tried or the process ended before; else why it ended.
+    """Return a note on a side that no setting could measure, or on why the curves ended early; else None.
 
     Args:
-        curves: What was measured.
-        ended: Why the last process that measured them did not end well; "" where it did.
+        curves: Measured curves.
+        ended: Reason why the last measuring process did not end well; "" if it did.
     """
     for side, points in (("loader", curves.loader), ("device", curves.device)):
         if (points or ended) and all(point.ceiling is None for point in points):
@@ -386,56 +427,55 @@ def failed_side(curves: Curves, ended: str) -> Note | None:
     return next((remark for remark in curves.remarks if remark.code == "curves_ended"), None)
 
 
-# Find switches that are not known to win anything: they stay at the baseline unless something
-# speaks for them.
+# Switches without a known gain: they stay at the baseline unless some evidence favors them.
 #
-# Comes in: the points of both sides measured alone, or a rate model. Goes out: which switches these
-# have shown to win nothing, and a configuration without those that are not believed to. Of what was
-# not tried yet little is known, so that the largest expected gain would often be that of a switch
-# which does nothing. Pure.
+# Little is known of untried settings, so the largest expected gain would often be that of a switch
+# without any effect.
 
 
 _SWITCHES = [setting for setting in SETTINGS if setting.is_kept]
-_LOOKED_AT = [
+_MEASURED_ALONE = [
     one.name
     for one in _SWITCHES
     if (one.is_of_loader or one.is_in_curves) and "copy" not in one.sides
 ]
-"""Switches whose effect on a side is measured alone, others unchanged; of pinning the copies tell."""
+"""Switches whose effect on a side is measured alone, others unchanged; for pinning, the copies are
+evidence."""
 
 
 def no_effect_settings(sides: Sequence[ConfiguredPoint], space: ResolvedSpace) -> frozenset[str]:
-    """Return the switches that were measured alone, and none of whose values gained 2 % on its side.
+    """Return the switches that were measured alone without any value gaining 2 % on its side.
 
-    Less counts as equal when a winner is chosen. A switch that can't have the baseline's value is
-    none of them, nor are the threads of workers next to training on the CPU: alone, a loader has
+    Smaller gains count as equal in the choice of a winner. Switches that can't have the baseline's
+    value are not among them, nor are workers' threads when training on the CPU: a loader alone has
     the cores that the two would share.
+
+    Args:
+        sides: Points of both sides.
+        space: The space with its baseline.
     """
-    is_shared = space.environment.device_kind == "cpu"
-    left = [
-        name
-        for name in _LOOKED_AT
-        if getattr(space.baseline, name) in space.parameters.get(name, ())
-    ]
-    left = [name for name in left if not (is_shared and name == "worker_threads")]
-    ratios = {name: list(_ratios(name, sides, space.baseline)) for name in left}
-    return frozenset(
-        name
-        for name, found in ratios.items()
-        if found and max(found) < 1 + space.policy.proof.worthwhile
-    )
+    found = set[str]()
+    for name in _MEASURED_ALONE:
+        if getattr(space.baseline, name) not in space.parameters.get(name, ()):
+            continue
+        if name == "worker_threads" and space.environment.device_kind == "cpu":
+            continue
+        ratios = list(_ratios(name, sides, space.baseline))
+        if ratios and max(ratios) < 1 + space.policy.proof.worthwhile:
+            found.add(name)
+    return frozenset(found)
 
 
 def changes_no_effect_setting(
     config: TrainingConfig, baseline: TrainingConfig, idle: Collection[str]
 ) -> bool:
     """Return True for a configuration that changes a switch that the probe found to make no difference."""
-    bound = (
-        set[str]() if config.num_workers else NEUTRAL_WITHOUT_WORKERS.keys()
-    )  # there is one value, whatever the baseline's
-    return any(
-        getattr(config, name) != getattr(baseline, name) for name in idle if name not in bound
-    )
+    for name in idle:
+        if not config.num_workers and name in NEUTRAL_WITHOUT_WORKERS:
+            continue  # without workers it has one value, whatever the baseline's
+        if getattr(config, name) != getattr(baseline, name):
+            return True
+    return False
 
 
 def pin_to_baseline(space: ResolvedSpace, idle: Collection[str]) -> ResolvedSpace:
@@ -447,17 +487,27 @@ def pin_to_baseline(space: ResolvedSpace, idle: Collection[str]) -> ResolvedSpac
 def unhelpful_switches(
     config: TrainingConfig, space: ResolvedSpace, rates: RateModel
 ) -> dict[str, object]:
-    """Return the switches to put back to the baseline's values: they are believed to gain less than 2 %."""
+    """Return the switches to reset to the baseline's values, since they are expected to gain less than 2 %.
+
+    Args:
+        config: Configuration to simplify.
+        space: The space with its baseline.
+        rates: The throughput model.
+
+    Returns:
+        The baseline's values by name.
+    """
     found: dict[str, object] = {}
-    for name in (switch.name for switch in _SWITCHES):
+    for name in [switch.name for switch in _SWITCHES]:
+        # Switches that can be reset
         own = getattr(space.baseline, name)
-        current = config.model_copy(update=found)
-        if (
-            name not in space.parameters
-            or own not in space.domains[name]
-            or getattr(current, name) == own
-        ):
+        if name not in space.parameters or own not in space.domains[name]:
             continue
+        current = config.model_copy(update=found)
+        if getattr(current, name) == own:
+            continue
+
+        # Reset those whose twin with the baseline's value is hardly slower
         settings = {**current.model_dump(), name: own}
         twin = TrainingConfig.model_validate(normalised(settings, space.facts, space.environment))
         if twin == current:
@@ -471,7 +521,7 @@ def unhelpful_switches(
 def _ratios(
     name: str, sides: Sequence[ConfiguredPoint], baseline: TrainingConfig
 ) -> Iterator[float]:
-    """Yield, of points that differ in a switch alone, the throughput of another value over that of the baseline's."""
+    """Yield throughput ratios of another value of a switch to the baseline's, from points that differ in it alone."""
     own = getattr(baseline, name)
     known = {
         (one.side, one.config): one.point.ceiling for one in sides if one.point.ceiling is not None

@@ -1,4 +1,8 @@
-"""Quantiles, throughput by batch means, the throughput that a window shows, the score of a measurement."""
+"""Quantiles, throughput by batch means, the throughput of a window, and the score of a measurement.
+
+Comes in: blocks of a window, or a `Measurement` with its baseline, objective and memory limit. Goes
+out: an `Interval`, or a `Score`. Pure functions.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,7 @@ from autotune.config.plan import Objective
 from autotune.records.measurement import Block, Interval, Measurement, Window
 from autotune.records.trial import Score
 
-# Quantiles, and the interval of a rate by batch means. Pure functions over numbers; no measuring
-# here.
+# Quantiles, and the interval of a throughput by batch means.
 #
 # Sources: batch means with t quantiles, Law, "Simulation Modeling and Analysis", 5th ed., section
 # 9.5.3; the fixed number of about ten batches, Schmeiser 1982, "Batch size effects in the analysis
@@ -24,70 +27,80 @@ from autotune.records.trial import Score
 
 
 Floats = NDArray[np.float64]
-"""The arrays that models calculate with; each use states the shape."""
+"""Arrays of the models; each use states the shape."""
 BATCH_MEANS = 10
-"""Batches that a series is cut into: ten keep 92 to 95 % coverage where steps are autocorrelated."""
+"""Batches that a series is cut into: ten keep 92 to 95 % coverage with autocorrelated steps."""
 NORMAL_95 = NormalDist().inv_cdf(0.975)
 """Two-sided 95 % quantile of the normal distribution."""
 
 
 def t_95(degrees_of_freedom: float) -> float:
-    """Two-sided 95 % quantile of Student's t; infinite without a degree of freedom."""
+    """Return the two-sided 95 % quantile of Student's t; infinite without a degree of freedom."""
     return t_quantile(0.975, degrees_of_freedom) if degrees_of_freedom > 0 else inf
 
 
 @lru_cache(maxsize=1024)  # a report asks for the same few thousands of times
 def t_quantile(probability: float, degrees_of_freedom: float) -> float:
-    """The value of Student's t, of more than no degrees of freedom, that this share stays below."""
-    from scipy.special import (
-        stdtrit,  # a trial has it at its start, by worker/rank: its window can't wait for imports
-    )
+    """Return the quantile of Student's t; `degrees_of_freedom` must be positive."""
+    # worker/rank imports it at a trial's start, so that no window waits for the import
+    from scipy.special import stdtrit
 
     return float(stdtrit(degrees_of_freedom, probability))
 
 
 def batch_means_half_width(amounts: Sequence[float], seconds: Sequence[float]) -> float:
-    """Half of the 95 % interval of the rate sum(amounts) / sum(seconds), by batch means.
+    """Return half of the 95 % interval of the throughput sum(amounts) / sum(seconds), by batch means.
 
-    Neighbouring blocks are joined into about ten batches, since steps are correlated with their
-    neighbours. The rate is a ratio of sums, and its variance that of amount - rate * seconds: where
-    a loader pauses, batches' own rates differ by a hundred times, and neither their mean nor their
-    spread says much of the rate. Infinite for fewer than two blocks.
+    Adjacent blocks are joined into about ten batches, since steps are autocorrelated. Throughput is
+    a ratio of sums, and its variance that of amount - rate * seconds: with a loader that pauses,
+    the batches' own throughput varies by a factor of 100, and neither its mean nor its variance is
+    meaningful.
 
     Source: Cochran, "Sampling Techniques", 3rd ed., section 6.4.
+
+    Args:
+        amounts: Samples of each block.
+        seconds: Seconds of each block.
+
+    Returns:
+        Infinite with fewer than two blocks.
     """
     batches = _joined(amounts, seconds)
     if len(batches) < 2:
         return inf
     elapsed = sum(time for _, time in batches)
     rate = sum(amount for amount, _ in batches) / elapsed
-    spread = sqrt(sum((amount - rate * time) ** 2 for amount, time in batches) / (len(batches) - 1))
-    return t_95(len(batches) - 1) * spread * sqrt(len(batches)) / elapsed
+    squares = sum((amount - rate * time) ** 2 for amount, time in batches)
+    sd = sqrt(squares / (len(batches) - 1))
+    return t_95(len(batches) - 1) * sd * sqrt(len(batches)) / elapsed
 
 
 def _joined(amounts: Sequence[float], seconds: Sequence[float]) -> list[tuple[float, float]]:
+    """Join blocks into batches, and sum up amounts and seconds of each."""
     count = len(amounts)
+    if count == 0:
+        return []
     batches = count if count < 2 * BATCH_MEANS else BATCH_MEANS
-    edges = [round(index * count / batches) for index in range(batches + 1)] if batches else []
+    edges = [round(index * count / batches) for index in range(batches + 1)]
     return [(sum(amounts[start:stop]), sum(seconds[start:stop])) for start, stop in pairwise(edges)]
 
 
-# The rate that a window shows, with the interval that its own blocks tell.
+# The throughput of a window, with the interval by its own blocks.
 #
-# The stop rule of a window and the Measurement use the same `window_rate`. What runs differ by
-# beyond that, no window can show by itself: `run_spread` widens the interval. Pure.
+# The stop rule of a window and the `Measurement` use the same `window_rate`. A single window does
+# not show run-to-run variation: models.evidence adds it to the interval.
 
 
 _STARVES_FROM = 0.05
-"""Share of the loop's time spent waiting for data, from which on the loader limits it: our own
-convention. With less, what was made is followed as far as that share, which is about as much as it
-matters."""
+"""Share of the loop's time waiting for data from which the loader limits it: our own convention.
+With less, the count of made samples is trusted up to that share, which is about its largest
+effect."""
 
 
 def mean_rate(blocks: Sequence[Block]) -> tuple[float, float]:
-    """The rate of some blocks by batch means, in samples per second, and half of its 95 % interval.
+    """Return the throughput of blocks by batch means, in samples/s, and half of its 95 % interval.
 
-    It is not corrected for restarts and the edges of the queue.
+    Not corrected for restarts or prefetched batches.
     """
     amounts = [float(block.samples) for block in blocks]
     seconds = [block.seconds for block in blocks]
@@ -95,20 +108,20 @@ def mean_rate(blocks: Sequence[Block]) -> tuple[float, float]:
 
 
 def window_rate(window: Window) -> Interval:
-    """Return the rate that a long run would have, from a window.
+    """Return the throughput of a long run, from a window.
 
-    Where workers have counted the samples that they make, see `_counted_rate`. Otherwise it is the
-    mean rate of what came, less the batches that lay ready at the first edge beyond those at the
-    last, which were loaded before the clock started. These count only as far as the loop has
-    starved, or as the queue has fallen steadily from block to block. Else they made nothing faster:
-    workers fill the queue while the probes read at the first edge, and training then keeps it less
-    full. The interval's upper end is that of the uncorrected rate, since the truth lies between the
-    two.
+    With workers that count the samples that they make, see `_counted_rate`. Otherwise it is the
+    mean throughput of the delivered samples, minus the surplus of ready batches at the first edge
+    over those at the last, which were loaded before the clock started. The surplus counts only as
+    far as the loop has starved, or the queue has fallen steadily from block to block. Otherwise
+    these batches made nothing faster: workers fill the queue while the probes read at the first
+    edge, and training then keeps it less full. The interval's upper end is that of the uncorrected
+    throughput, since the truth lies between the two.
 
-    Blocks of whole epochs hold their restarts; otherwise what a restart costs beyond the samples
-    that came with it is added once per `epoch_samples`.
+    Blocks of whole epochs contain their restarts; otherwise the cost of a restart beyond the
+    samples that came with it is added once per `epoch_samples`.
     """
-    if window.made:  # where a queue alone was used up, nothing was made
+    if window.made:  # 0 if only the queue was used up
         steady, low, high = _counted_rate(window)
     else:
         mean, half = mean_rate(window.blocks)
@@ -125,8 +138,8 @@ def window_rate(window: Window) -> Interval:
 def wait_fraction(window: Window) -> float:
     """Return the share of its time that the loop waits for data in the long run.
 
-    While a queue is used up it waits less than it will: its own work takes the same time for each
-    sample, so that at the lower rate all else is waiting.
+    While a queue is used up, the loop waits less than it will later: its own work takes the same
+    time per sample, so at the lower throughput all other time is waiting.
     """
     waited = _waited_share(window)
     if not window.made:
@@ -136,56 +149,64 @@ def wait_fraction(window: Window) -> float:
 
 
 def _counted_rate(window: Window) -> tuple[float, float, float]:
-    """Return a steady rate, and the ends of its interval, from what was made and what came.
+    """Return the steady throughput and both ends of its interval, from made and delivered samples.
 
-    It is the lower of two rates: that at which workers make samples, and that at which the loop
-    would take them if it never waited. A long queue hides that the loader is the slower one, also
-    where the device always has work: an H200 took 3,628 images/s for 2 s out of a queue that fell
-    from 55 batches to 43, and 2,820 from then on. While it falls, a worker whose batches all lie
-    ready waits until one is taken: what is made over the share of workers that had work is what all
-    would make, up to what came.
+    It is the lower of two values: the throughput at which workers make samples, and that of the
+    loop if it never waited. A long queue hides a slow loader, even if the device always has work:
+    an H200 took 3,628 images/s for 2 s out of a queue that fell from 55 batches to 43, and 2,820
+    from then on. While it falls, a worker whose batches are all ready waits until one is taken: the
+    made samples over the share of workers with work are what all would make, up to the delivered
+    ones.
 
-    Less is made than comes by chance as well. So that counts only where the queue falls steadily,
-    or as far as the loop has waited. Where the two rates differ by more than chance, and waiting
-    does not show which is right, the interval holds both, and what was made, which a long run's
-    rate can't be below.
+    Fewer samples are made than delivered by chance as well. So that counts only if the queue falls
+    steadily, or as far as the loop has waited. If the two values differ by more than chance, and
+    waiting does not decide between them, the interval contains both, and the made samples, which
+    bound a long run from below.
     """
+    # Delivered and made samples per second
     came, came_half = mean_rate(window.blocks)
     lengths = [block.seconds for block in window.blocks]
     amounts = [block.made or 0.0 for block in window.blocks]
     made = sum(amounts) / sum(lengths)
     made_half = batch_means_half_width(amounts, lengths)
+
+    # What workers could make if all of them had work
     could = made
     could_half = made_half
     if made < came:
         could = made / max(_share_with_work(window), made / came)
         could_half = made_half * could / made if could < came else came_half
-    waited = min(_waited_share(window), 0.999)  # a loop that only waits has no rate of its own
+
+    # The loader is faster: the loop without its waits
+    waited = min(
+        _waited_share(window), 0.999
+    )  # a loop that only waits has no throughput of its own
     differs = abs(could - came) > came_half + could_half
     if could >= came:
         value = min(could, came / (1.0 - waited))
         half = could_half if value == could else came_half
         low = min(value - half, came - came_half) if differs else value - half
         return value, max(low, 0.0), value + half
+
+    # The loader is slower, but that may be chance: follow it as far as the loop has waited
     is_loader = waited >= _STARVES_FROM
-    if not is_loader and not _falls(
-        [block.made - block.samples for block in window.blocks if block.made is not None]
-    ):
+    changes = [block.made - block.samples for block in window.blocks if block.made is not None]
+    if not is_loader and not _falls(changes):
         value = max(could, came * (1.0 - waited))
         return value, max(value - came_half, 0.0), came + came_half
-    high = (
-        could + could_half
-        if is_loader or not differs
-        else max(could + could_half, came + came_half)
-    )
+
+    # The loader limits the loop
+    high = could + could_half
+    if differs and not is_loader:
+        high = max(high, came + came_half)
     return could, max(made - made_half, 0.0), high
 
 
 def _share_with_work(window: Window) -> float:
-    """Return the mean share of the loader's workers that were making a batch; 1 where that is not known.
+    """Return the mean share of workers that were making a batch; 1 if unknown.
 
-    torch hands out batches to its workers in turn, so the batches that are not ready yet are spread
-    evenly over them.
+    torch assigns batches to its workers in turn, so the unfinished batches are spread evenly over
+    them.
     """
     ready = [window.queue_at_start, *(block.ready_at_end for block in window.blocks)]
     known = [count for count in ready if count is not None]
@@ -195,10 +216,9 @@ def _share_with_work(window: Window) -> float:
         min(1.0, (window.asked - (before + after) / 2) / window.workers)
         for before, after in pairwise(known)
     ]
-    weighted = sum(
-        share * block.seconds for share, block in zip(shares, window.blocks, strict=True)
-    )
-    return max(0.0, weighted) / sum(block.seconds for block in window.blocks)
+    seconds = [block.seconds for block in window.blocks]
+    weighted = sum(share * time for share, time in zip(shares, seconds, strict=True))
+    return max(0.0, weighted) / sum(seconds)
 
 
 def _waited_share(window: Window) -> float:
@@ -206,7 +226,7 @@ def _waited_share(window: Window) -> float:
 
 
 def _surplus_samples(window: Window) -> float:
-    """Return the samples that would not have come in time had the queue been as full at first as it was at the end."""
+    """Return the samples that came only because the queue was fuller at first than at the end."""
     if window.queue_at_start is None or window.queue_at_end is None or window.is_held_by_device:
         return 0.0
     batches = sum(block.batches for block in window.blocks)
@@ -216,28 +236,33 @@ def _surplus_samples(window: Window) -> float:
         batches - 1,
         max(starved_batches, _fallen(window.blocks)),
     )
-    return surplus * sum(block.samples for block in window.blocks) / batches if surplus > 0 else 0.0
+    if surplus <= 0:
+        return 0.0
+    return surplus * sum(block.samples for block in window.blocks) / batches
 
 
 def _fallen(blocks: Sequence[Block]) -> float:
-    """Return the batches by which the queue has fallen over some blocks: 0 where that may be chance.
+    """Return the batches by which the queue has fallen over the blocks; 0 if that may be chance.
 
-    A loader that is a little slower than training empties a long queue only after the window,
-    without any wait in it.
+    A loader slightly slower than training empties a long queue only after the window, without any
+    wait in it.
     """
     ready = [block.ready_at_end for block in blocks if block.ready_at_end is not None]
     changes = [after - before for before, after in pairwise(ready)]
-    return -fmean(changes) * len(blocks) if len(ready) == len(blocks) and _falls(changes) else 0.0
+    if len(ready) < len(blocks) or not _falls(changes):
+        return 0.0
+    return -fmean(changes) * len(blocks)
 
 
 def _falls(changes: Sequence[float]) -> bool:
-    """Return whether the mean of a queue's changes from block to block is below 0 by a t-test at 95 %."""
+    """Return whether the mean change of a queue from block to block is below 0, by a t-test at 95 %."""
     if len(changes) < 2:
         return False
     return -fmean(changes) > t_95(len(changes) - 1) * stdev(changes) / sqrt(len(changes))
 
 
 def _with_restarts(steady: float, window: Window) -> float:
+    """Add the cost of epoch restarts to a steady throughput."""
     if window.whole_epochs or window.epoch_samples is None or not 0 < steady < inf:
         return steady
     costs = [
@@ -248,33 +273,35 @@ def _with_restarts(steady: float, window: Window) -> float:
     return 1.0 / (1.0 / steady + restart_s / window.epoch_samples)
 
 
-# What a measurement is worth: its rate over the baseline's, less a little for an idle device, under
-# the memory limit.
-#
-# Comes in: a Measurement, the baseline's, the Objective and the limit in bytes. Goes out: a Score.
-# Pure.
+# The score of a measurement.
 
 
 LEAST_VIOLATION = 0.01
-"""Share by which a run that thrashes, or was ended for its memory, counts as over the limit; its
-need is not known."""
+"""Assumed excess over the limit of a run that thrashes or was ended for its memory; its need is
+unknown."""
 
 
 def evaluate(
     measurement: Measurement, baseline: Measurement, objective: Objective, limit_bytes: int
 ) -> Score:
-    """Score a measurement against the baseline's, under a memory limit in bytes.
+    """Score a measurement against the baseline's.
 
     score = throughput / baseline throughput * (1 - w * (1 - busy_fraction)). Busy fractions of
-    different sources don't compare, and GPM or NVML may refuse a single trial: one that the
-    baseline's source did not measure is scored with the baseline's fraction, as if it were as busy.
+    different sources are not comparable, and GPM or NVML may fail in a single trial: without the
+    baseline's source, a measurement is scored with the baseline's fraction, as if it were as busy.
+
+    Args:
+        measurement: The measurement to score.
+        baseline: The baseline's measurement.
+        objective: Weight w of idle time.
+        limit_bytes: Memory limit.
     """
-    told = measurement.busy_by(baseline.busy_source)
-    busy = baseline.busy_fraction if told is None else told
+    busy = measurement.busy_by(baseline.busy_source)
+    if busy is None:
+        busy = baseline.busy_fraction
     idle = 0.0 if busy is None else 1.0 - busy
-    value = (
-        measurement.samples_per_s / baseline.samples_per_s * (1.0 - objective.busy_weight * idle)
-    )
+    speedup = measurement.samples_per_s / baseline.samples_per_s
+    value = speedup * (1.0 - objective.busy_weight * idle)
     violation = measurement.peak_memory_bytes / limit_bytes - 1.0
     reason = memory_fault(measurement, limit_bytes)
     if reason is not None and violation <= 0:
@@ -283,9 +310,9 @@ def evaluate(
 
 
 def memory_fault(measurement: Measurement, limit_bytes: int) -> str | None:
-    """Why a run's memory does not suffice under a limit, or None.
+    """Return the reason why a run does not fit into a memory limit, or None.
 
-    A run that thrashes within the limit is none that fits, see `MemorySample.is_thrashing`.
+    A run that thrashes within the limit does not fit, see `MemorySample.is_thrashing`.
     """
     limit = _mib(limit_bytes)
     peak = _mib(measurement.peak_memory_bytes)
@@ -294,10 +321,8 @@ def memory_fault(measurement: Measurement, limit_bytes: int) -> str | None:
     if measurement.memory.is_thrashing:
         return (
             f"training must find room within {limit}, but at {peak} the allocator gave back what "
-            f"it held, and asked "
-            f"again, {measurement.memory.alloc_retries} times in the window; take a smaller micro "
-            f"batch, or raise "
-            "memory_limit"
+            f"it held, and asked again, {measurement.memory.alloc_retries} times in the window; "
+            "take a smaller micro batch, or raise memory_limit"
         )
     return None
 

@@ -1,4 +1,10 @@
-"""The throughput model: a Laplace approximation over the law's costs; and which trial to run next by it."""
+"""Model the throughput of every configuration from measurements, and judge which trial to run next.
+
+Comes in: observations of loader, device, copies and host alone, and of runs. Goes out: a
+`RateModel`, which forecasts the throughput of any configuration with its uncertainty, and the
+criteria of a search: expected gain, redundancy, and the probability that a configuration runs. Pure
+functions.
+"""
 
 from __future__ import annotations
 
@@ -26,55 +32,51 @@ from autotune.records.trial import OUT_OF_MEMORY, TrialRecord
 from autotune.settings_table import SETTINGS
 from autotune.space.constraints import cores_within, hosts_of
 
-# The most likely state of Gaussian processes that are observed through a nonlinear function.
+# Gaussian processes observed through a nonlinear function: find the most likely state.
 #
-# Comes in: a Problem, with the observations and factors of the processes' prior covariances. Goes
-# out: a Posterior, from which the state at any other place follows, with its uncertainty. Pure.
-#
-# The state that maximises the posterior density minimises squared residuals: those of the
-# observations over their noise, and the whitened state itself. Gauss and Newton's steps find it,
-# each halved until it helps; with a penalty on each unknown a step takes a factorisation only as
-# large as there are observations (an iterated Kalman update).
+# The maximum of the posterior density minimizes a sum of squares: residuals over their noise, and
+# the whitened state. Gauss-Newton steps find it, each halved until it helps. With a penalty on each
+# unknown, a step factorizes only a matrix of the observations' size (an iterated Kalman update).
 #
 # Source: Rasmussen and Williams 2006, "Gaussian Processes for Machine Learning", chapter 3.4
-# (Laplace's approximation); Bell and Cathey 1993, "The iterated Kalman filter update as a
-# Gauss-Newton method".
+# (Laplace's approximation); Bell and Cathey 1993, "The iterated Kalman filter update as a Gauss-
+# Newton method".
 
 
 _Residuals = Callable[[Floats], tuple[Floats, Callable[[], Floats]]]
-"""From unknowns, (unknowns,), to residuals, (observations,), and to a call for their derivatives
-there, (observations, unknowns), which not every point needs."""
+"""Map unknowns, (unknowns,), to residuals, (observations,), and to a call that returns their
+derivatives, (observations, unknowns), which not every point needs."""
 _LEAST_EIGENVALUE = 1e-6
-"""Share of the largest one below which a direction is left out: its standard deviation is a
+"""Share of the largest eigenvalue below which a direction is dropped: its standard deviation is a
 thousandth, less than any measurement resolves. Our own convention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factor:
-    """A matrix F with few columns so that F F' has the covariances of processes as diagonal blocks.
+    """Factor F with few columns, so that F F' has the processes' covariances as diagonal blocks.
 
-    Its columns are orthogonal to each other; each has entries for one process alone.
+    Columns are orthogonal; each has nonzero entries for one process alone.
     """
 
     columns: Floats
-    """Of each column the entries that are not 0, (places, coordinates)."""
+    """Nonzero entries of each column, (places, coordinates)."""
     process: NDArray[np.intp]
-    """Of each column, the number of its process, rising: every one has a column."""
+    """Index of each column's process, in ascending order; every process has a column."""
 
     def of_states(self, coordinates: Floats) -> Floats:
-        """F times what independent coordinates are, (processes, places)."""
+        """Return F times independent coordinates, (processes, places)."""
         starts = np.searchsorted(self.process, np.arange(self.process[-1] + 1))
         return np.asarray(
             np.add.reduceat(self.columns * coordinates, starts, axis=1).T, dtype=np.float64
         )
 
     def weighted(self, slopes: Floats) -> Floats:
-        """Derivatives by the states, (processes, places), as those by the coordinates, (places, coordinates)."""
+        """Convert derivatives by states, (processes, places), to those by coordinates, (places, coordinates)."""
         return np.asarray(slopes[self.process].T * self.columns, dtype=np.float64)
 
     @property
     def squares(self) -> Floats:
-        """Of each column's length."""
+        """Squared length of each column."""
         return np.asarray(np.square(self.columns).sum(axis=0), dtype=np.float64)
 
 
@@ -84,36 +86,36 @@ class Problem:
 
     observed: Floats
     variances: Floats
-    """Of the observations' noise."""
+    """Variances of the observations' noise."""
     prior_mean: Floats
-    """Of the processes at the observations' places, (processes, observations)."""
+    """Prior mean of the processes at the observations' places, (processes, observations)."""
     factor: Factor
-    """Of the processes' covariances there, see `factor_of`."""
+    """Factor of the processes' covariances at these places, see `factor_of`."""
     expect: Callable[[Floats], tuple[Floats, Callable[[], Floats]]]
-    """From a state, (processes, observations), to the expected observations, (observations,), and
-    to a call for their derivatives by the state, (processes, observations)."""
+    """Map a state, (processes, observations), to the expected observations, (observations,), and to
+    a call that returns their derivatives by the state, (processes, observations)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Posterior:
-    """The most likely state, around which the function is taken to be linear."""
+    """Most likely state, and the posterior linearized around it."""
 
     whitened: Floats
-    """The state less its prior mean, in independent standard normal coordinates, (coordinates,)."""
+    """State minus its prior mean, in independent standard normal coordinates, (coordinates,)."""
     weights: Floats
-    """(processes, observations): the state at any place is its prior mean there plus its covariance
-    with the observations' places times these."""
+    """Weights, (processes, observations): the state at any place is its prior mean plus its
+    covariance with the observations' places times these."""
     jacobian: Floats
-    """At the most likely state, (processes, observations)."""
+    """Derivatives at the most likely state, (processes, observations)."""
     cholesky: Floats
-    """Of the observations' covariance, noise included, (observations, observations)."""
+    """Cholesky factor of the observations' covariance including noise, (observations,
+    observations)."""
     log_evidence: float
-    """Logarithm of the observations' probability, but for a constant: compares one noise with
-    another."""
+    """Log marginal likelihood up to a constant; compares noise levels."""
 
 
 def factor_of(covariances: Floats) -> Factor:
-    """The factor of some processes' covariances, (processes, places, places)."""
+    """Return the factor of processes' covariances, (processes, places, places)."""
     values, vectors = np.linalg.eigh(covariances)
     process, kept = np.nonzero(values > _LEAST_EIGENVALUE * values[:, -1:])
     scaled = vectors * np.sqrt(np.maximum(values, 0.0))[:, None]
@@ -123,14 +125,12 @@ def factor_of(covariances: Floats) -> Factor:
 def most_likely(
     problem: Problem, start: Posterior | None = None, *, begin: Floats | None = None
 ) -> Posterior:
-    """The state that explains the observations best.
+    """Return the state that explains the observations best.
 
     Args:
-        problem: what was observed.
-        start: the posterior of the same problem with another noise, from which fewer steps are
-            needed.
-        begin: a state, (processes, observations), near which the best one may lie as well; the
-            prior mean where neither is given.
+        problem: The observations and their prior.
+        start: Posterior of the same problem with another noise; saves steps.
+        begin: State to start from, (processes, observations). Defaults to the prior mean.
     """
     factor = problem.factor
     sd = np.sqrt(problem.variances)
@@ -144,6 +144,8 @@ def most_likely(
 
     begun = _coordinates(problem, begin) if start is None else start.whitened
     whitened = _minimum(residuals, begun)
+
+    # Linearize around the minimum: the covariance of the observations, and the evidence
     expected, slopes = problem.expect(state(whitened))
     jacobian = slopes()
     around = factor.weighted(jacobian)
@@ -161,7 +163,7 @@ def most_likely(
 
 
 def _minimum(residuals: _Residuals, start: Floats) -> Floats:
-    """Return where the sum of squared residuals and squared unknowns is least, near the start."""
+    """Minimize the sum of squared residuals and squared unknowns, from a start."""
     here = start
     apart, slopes_of = residuals(start)
     squares = apart @ apart + here @ here
@@ -169,6 +171,8 @@ def _minimum(residuals: _Residuals, start: Floats) -> Floats:
         slopes = slopes_of()
         inner = slopes @ slopes.T + np.eye(len(apart))
         step = slopes.T @ np.linalg.solve(inner, slopes @ here - apart) - here
+
+        # Halve the step until it helps
         before = squares
         share = 1.0
         while share >= 1e-3:
@@ -182,13 +186,15 @@ def _minimum(residuals: _Residuals, start: Floats) -> Floats:
                 squares = squares_there
                 break
             share /= 2
+
+        # Stop once a step gains less than a ten-thousandth
         if squares >= (1 - 1e-4) * before:
             break
     return here
 
 
 def _coordinates(problem: Problem, begin: Floats | None) -> Floats:
-    """Of a state; of the prior mean where there is none."""
+    """Return the whitened coordinates of a state, or of the prior mean if there is none."""
     factor = problem.factor
     if begin is None:
         return np.zeros(len(factor.process))
@@ -196,121 +202,114 @@ def _coordinates(problem: Problem, begin: Floats | None) -> Floats:
     return np.asarray(along / factor.squares, dtype=np.float64)
 
 
-# A model of the machine, learned during a search: the rate to expect of settings that were not
-# tried yet. Pure.
+# The model of the machine that a search learns.
 #
-# Comes in: observations of the loader, of the device and of copies alone, and of whole runs. Goes
-# out: a RateModel, which forecasts the rate of any configuration with its uncertainty, and the rate
-# of each side alone.
+# throughput_law.py computes the throughput of each side and of a run from a few costs. Each cost is
+# a Gaussian process over settings: a sum of effects of single settings (smooth along numbers,
+# independent between categories) and of interactions. So a measurement in one precision informs the
+# others, and one point of the device is enough to begin with. Probes and runs observe the costs
+# through the law, linearized around the most likely state. Run-to-run variation is learned too.
 #
-# rate_law.py says what each side and all together reach from a few costs, of which each has a prior
-# that may differ between settings: a Gaussian process, the sum of effects of single settings
-# (smooth along numbers, free between categories) and of interactions. So what was seen in one
-# precision tells of another, and one point of the device is enough to begin with. What the law does
-# not explain is left to the same sums, with little room where the law explains. Looks and runs
-# observe the costs through the law, which is taken to be linear around the most likely state. How
-# far the machine scatters from one measurement to the next is learned too. The standard deviations
-# and lengths below say how far settings are expected to change a cost before anything was measured:
-# our own conventions.
+# The standard deviations and lengths state how far settings are expected to change a cost before
+# anything is measured: our own conventions.
 #
 # Source: Rasmussen and Williams 2006, "Gaussian Processes for Machine Learning", chapter 2;
 # additive kernels: Duvenaud et al. 2011, "Additive Gaussian Processes".
 
 
 _KINDS = ("loader", "device", "run", "copy", "launch", "take")
-"""Kinds of observations, in the order of the law's Rates."""
+"""Kinds of observations, in the order of the fields of `Rates`."""
 _LEVEL_SD = 1.5
-"""Prior standard deviation of a side's level: a factor of 4.5 either way, our own convention."""
+"""Prior standard deviation of a side's log level: a factor of 4.5 either way. Our own
+convention."""
 _AT_ONCE = 512
-"""Configurations whose covariances with all observations are held at once: our own convention. With
-two hundred observations they take 10 MB, where those of four thousand configurations would take
-half a megabyte a trial."""
+"""Configurations per batch of a forecast, which bounds memory: 512 take 10 MB with two hundred
+observations. Our own convention."""
 _WARM_FROM = 30
-"""Observations from which on a fit begins where the last one ended: our own convention. Before,
-each fit may find another optimum."""
+"""Number of observations from which a fit starts at the previous optimum; with fewer, each fit may
+find another optimum. Our own convention."""
 _SCATTERS = (6.0, 3.5, 2.0, 1.4, 1.0, 0.7, 0.4)
-"""Standard deviations of the scatter that are considered, over the learned spread between runs of a
-kind. The larger, the easier to fit: each is a start for the next. Our own convention."""
+"""Candidate standard deviations of the scatter, relative to the learned run-to-run variation.
+Larger ones are easier to fit: each fit starts the next. Our own convention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """A rate that was measured."""
+    """One measured throughput."""
 
     kind: Literal["loader", "device", "run", "copy", "launch", "take"]
-    """A side alone, of the host its launching or its taking of ready batches, or all in a trial."""
+    """One side alone, the host's launching or fetching of ready batches, or a whole run."""
     config: TrainingConfig
     samples_per_s: float
     relative_sd: float
     cpu_s_per_sample: float | None = None
-    """CPU seconds for a sample, of all threads and workers; None where they were not measured."""
+    """CPU seconds per sample, all threads and workers; None if not measured."""
     is_steady: bool = False
-    """Another measurement hardly differs, beyond `relative_sd`: the device set the pace, or a side
-    was alone."""
+    """Repeats differ by little more than `relative_sd`: the device set the pace, or one side was
+    measured alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """What some configurations should reach, element by element."""
+    """Forecast of several configurations, element by element. Throughput in samples/s."""
 
     log_rate: Floats
+    """Logarithm of a run's throughput."""
     sd: Floats
-    """Standard deviation of the logarithm of the rate."""
+    """Standard deviation of `log_rate`."""
     loader: Floats
-    """Rate of the loader alone, in samples per second."""
+    """Throughput of the loader alone."""
     device: Floats
-    """Rate of the device alone."""
+    """Throughput of the device alone."""
     loader_sd: Floats
-    """Standard deviation of its logarithm."""
+    """Standard deviation of the logarithm, as the fields `*_sd` below."""
     device_sd: Floats
     copy: Floats
-    """Rate of copying batches alone; infinite where nothing is copied, or no copy was measured."""
+    """Throughput of copying batches alone; infinite if nothing is copied or no copy was
+    measured."""
     host: Floats
-    """Rate of the host that launches and takes batches in a loop; infinite where that was not
+    """Throughput of the host that launches and takes batches in a loop; infinite if not
     measured."""
     copy_sd: Floats
     host_sd: Floats
     scatter_sd: float
-    """By how much repeated measurements of the same settings differ, beyond `sd` and a
+    """Standard deviation between repeats of the same settings, in addition to `sd` and a
     measurement's own interval."""
 
 
 class _Effect(NamedTuple):
-    """How much one setting changes the logarithm of a rate by itself."""
+    """Effect of one setting on the logarithm of a cost."""
 
     value: Callable[[TrainingConfig], object]
     sd: float
     length: float | None = None
-    """Distance over which a number's effect changes; None: a category, each value free of the
-    others."""
+    """Length scale of a number's effect; None for a category, whose values are independent."""
 
     def kernel(self, left: Floats, right: Floats) -> Floats:
-        """Correlation of the effect between two lists of values, (left, right)."""
+        """Return the correlation between two lists of values, (left, right)."""
         apart = left[:, None] - right
-        return (
-            (apart == 0).astype(np.float64)
-            if self.length is None
-            else np.exp(-0.5 * (apart / self.length) ** 2)
-        )
+        if self.length is None:
+            return np.asarray(apart == 0, dtype=np.float64)
+        return np.asarray(np.exp(-0.5 * (apart / self.length) ** 2), dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Process:
-    """A Gaussian process over configurations: effects of single settings, and their interactions."""
+    """Gaussian process over configurations: effects of single settings, and their interactions."""
 
     effects: tuple[_Effect, ...] = ()
     mean: float = 0.0
     mean_of: Callable[[TrainingConfig], float] | None = None
-    """What a configuration's own mean has on top; None: nothing."""
+    """Addition to a configuration's prior mean; None for none."""
     level_sd: float = _LEVEL_SD
     interaction_sd: float = 0.0
-    """Of the interaction of all settings."""
+    """Standard deviation of the interaction of all settings."""
     pair_sd: float = 0.0
-    """Of the interaction of the first two effects, batch and workers, by themselves: the more
+    """Standard deviation of the interaction of the first two effects, batch and workers: the more
     workers share the items, the more the cost of a batch counts for a loader."""
 
     def covariance(self, left: Floats, right: Floats) -> Floats:
-        """The prior covariance of two lists of places, (effects, places) each: (left places, right places)."""
+        """Return the prior covariance of two lists of places, (effects, places) each: (left, right)."""
         kernels = [
             effect.kernel(*values)
             for effect, *values in zip(self.effects, left, right, strict=True)
@@ -325,12 +324,12 @@ class _Process:
         return total
 
     def variance(self) -> float:
-        """The prior variance at any place."""
+        """Return the prior variance at any place."""
         effects = sum(effect.sd**2 for effect in self.effects)
         return self.level_sd**2 + effects + self.interaction_sd**2 + self.pair_sd**2
 
 
-# The effects stand in settings_table, whose conventions these are too.
+# The effects of single settings come from settings_table; these numbers are our own conventions too
 _PRIORS = {
     "items": _Process(interaction_sd=0.15, pair_sd=0.4),
     "per_batch": _Process(mean=-2.5, level_sd=1.5),
@@ -341,25 +340,26 @@ _PRIORS = {
     "exchange": _Process(mean=-2.0, level_sd=1.0),
     "copies": _Process(),
     "hidden": _Process(
-        # An eighth of a copy that blocks; what a user's code copies ahead may be all of it.
+        # An eighth of a blocking copy is hidden; user code that copies ahead may hide all of it
         mean=-2.0,
-        mean_of=lambda config: float(config.pin_memory),  # a quarter of one that does not
+        mean_of=lambda config: float(config.pin_memory),  # a quarter of a copy that does not block
         level_sd=2.5,
     ),
     "launching": _Process(interaction_sd=0.05),
-    # 1.0 to 1.8 times as long as alone: docs/gpu.md, an H100's launching in tight loops and in
-    # loops with workers
+    # 1.0 to 1.8 times as long as alone. Source: docs/gpu.md, an H100's launching in tight loops and
+    # in loops with workers
     "slower": _Process(mean=log(1.2), level_sd=0.25),
-    # The pinning thread takes batches from the workers. On an H200 1.0 ms became 0.11 ms, on an
-    # H100 1.6 ms 0.2 ms.
+    # With pinning, a thread takes the batches from the workers: 0.11 ms instead of 1.0 ms on an
+    # H200, 0.2 ms instead of 1.6 ms on an H100
     "taking": _Process(mean_of=lambda config: log(8) * config.pin_memory),
     "softness": _Process(mean=log(USUAL_SOFTNESS), level_sd=1.0),
-    "crowding": _Process(mean=log(0.01), level_sd=2.0),  # a per cent as a rule
+    "crowding": _Process(mean=log(0.01), level_sd=2.0),  # one per cent as a rule
     "shortfall": _Process(level_sd=0.1, interaction_sd=0.08),
 }
 
 
 def _effects_on(cost: str) -> tuple[_Effect, ...]:
+    """Return the effects of all settings on a cost, from the settings table."""
     return tuple(
         _Effect(effect.of or attrgetter(setting.name), effect.sds[cost], effect.length)
         for setting in SETTINGS
@@ -372,7 +372,7 @@ _PROCESSES = tuple(replace(_PRIORS[cost], effects=_effects_on(cost)) for cost in
 
 
 def _places(configs: Sequence[TrainingConfig]) -> list[Floats]:
-    """For each process, the values of its effects, (effects, configs)."""
+    """Return the values of each process's effects, (effects, configs)."""
     table = np.array([_values(config) for config in configs], dtype=np.float64).T
     starts = np.cumsum([len(process.effects) for process in _PROCESSES])
     return np.split(table, starts[:-1])
@@ -380,41 +380,46 @@ def _places(configs: Sequence[TrainingConfig]) -> list[Floats]:
 
 @lru_cache(maxsize=8192)
 def _values(config: TrainingConfig) -> tuple[float, ...]:
-    """The values of all processes' effects; cached, since a proposal asks for thousands of the same configurations."""
-    values = (effect.value(config) for process in _PROCESSES for effect in process.effects)
-    # a number as it is, a category as a number of its own
-    return tuple(
-        value if isinstance(value, float) else float(crc32(repr(value).encode()))
-        for value in values
-    )
+    """Return the values of all processes' effects. Cached: a proposal repeats thousands of configurations."""
+    values = list[float]()
+    for process in _PROCESSES:
+        for effect in process.effects:
+            value = effect.value(config)
+            if not isinstance(value, float):  # a category gets a number of its own
+                value = float(crc32(repr(value).encode()))
+            values.append(value)
+    return tuple(values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Start:
-    """What an earlier fit has found."""
+    """Result of an earlier fit."""
 
     factor: float
-    """The scatter over the learned spread, one of `_SCATTERS`."""
+    """Scatter relative to the learned variation, one of `_SCATTERS`."""
     state: Floats
-    """Of the processes at the observations' places, (processes, observations)."""
+    """State of the processes at the observations' places, (processes, observations)."""
 
 
 @dataclass(frozen=True)
 class RateModel:
-    """What is known of the machine from observations, of which at least one must be a run."""
+    """Model of the machine, fitted to observations, of which at least one must be a run."""
 
     observations: Sequence[Observation]
     environment: Environment
     learned_spread: RunSpread | None = None
-    """Between runs of the same settings, which the scatter is expected to be; None: as is usual on
-    such a device."""
+    """Learned run-to-run variation, the prior of the scatter; None: the usual one on such a
+    device."""
     start: _Start | None = None
-    """Near which the fit is sought; None: anywhere."""
+    """Earlier fit to start from; None: none."""
 
     def with_observations(
         self, observations: Sequence[Observation], learned_spread: RunSpread | None
     ) -> RateModel:
-        """Return the model of more observations; of many its fit begins where this one's has ended."""
+        """Return the model of more observations.
+
+        With many observations its fit starts where this one's ended.
+        """
         model = RateModel(observations, self.environment, learned_spread)
         if min(len(observations), len(self.observations)) < _WARM_FROM:
             return model
@@ -425,16 +430,20 @@ class RateModel:
     def forecast(
         self, configs: Sequence[TrainingConfig], running: Sequence[TrainingConfig] = ()
     ) -> Forecast:
-        """Return what configurations should reach. Takes milliseconds for thousands of them.
+        """Forecast configurations. Takes milliseconds for thousands of them.
 
         Args:
-            configs: What to forecast.
-            running: Configurations whose runs have not ended. Each counts as a run at its own
-                forecast ("kriging believer"): no mean changes, but what they will tell is no longer
-                uncertain. Source: Ginsbourger, Le Riche, Carraro 2010, "Kriging is well-suited to
-                parallelize optimization".
+            configs: Configurations to forecast.
+            running: Configurations under measurement. Each counts as a run at its own forecast
+                ("kriging believer"): means stay, but their future results are no longer uncertain.
+                Source: Ginsbourger, Le Riche, Carraro 2010, "Kriging is well-suited to parallelize
+                optimization".
+
+        Returns:
+            One element per configuration.
         """
         known = self._believing(running)
+        # In batches, which bounds memory
         parts = [
             self._forecast(configs[begin : begin + _AT_ONCE], *known)
             for begin in range(0, len(configs), _AT_ONCE)
@@ -447,9 +456,11 @@ class RateModel:
         places: Sequence[TrainingConfig],
         posterior: Posterior,
     ) -> Forecast:
-        """Return a forecast from what a posterior knows at some places."""
+        """Forecast configurations from a posterior at given places."""
         state, cross_covariance = self._state(configs, places, posterior)
         rates, slopes = law(state, self._circumstances(configs))
+
+        # Propagate the state's uncertainty through the law's slopes
         informed = cross_covariance * posterior.jacobian[:, None, :]
         of = slopes()
         loader_sd, device_sd, sd, copy_sd, host_sd = (
@@ -473,11 +484,13 @@ class RateModel:
     def _believing(
         self, running: Sequence[TrainingConfig]
     ) -> tuple[Sequence[TrainingConfig], Posterior]:
-        """Return the places of all observations and of running trials, and the posterior once these have ended."""
+        """Return the places of all observations and running trials, and the posterior as if these had ended."""
         seen = [observation.config for observation in self._seen]
         _, posterior = self._fit
         if not running:
             return seen, posterior
+
+        # Covariance of the running trials' results with the observations, and among each other
         state, across = self._state(running, seen, posterior)
         among = self._covariance(running, running)
         slopes = law(state, self._circumstances(running))[1]().run
@@ -485,17 +498,19 @@ class RateModel:
         own = np.einsum("pi,pij,pj->ij", slopes, among, slopes) + self._scatter_sd**2 * np.eye(
             len(running)
         )
+
+        # Append them to the Cholesky factor, block by block
         explained = _solved(posterior.cholesky, known.T).T
         left = np.linalg.cholesky(own - explained @ explained.T)
         above = np.zeros((len(seen), len(running)))
-        return [*seen, *running], replace(
+        believed = replace(
             posterior,
-            weights=np.hstack(
-                [posterior.weights, np.zeros_like(slopes)]
-            ),  # each is as expected, which moves nothing
+            # Each result is as expected, so it moves no mean
+            weights=np.hstack([posterior.weights, np.zeros_like(slopes)]),
             jacobian=np.hstack([posterior.jacobian, slopes]),
             cholesky=np.block([[posterior.cholesky, above], [explained, left]]),
         )
+        return [*seen, *running], believed
 
     def _state(
         self,
@@ -503,37 +518,35 @@ class RateModel:
         places: Sequence[TrainingConfig],
         posterior: Posterior,
     ) -> tuple[Floats, Floats]:
-        """Return the most likely state at configurations, and their covariance with the posterior's places."""
+        """Return the most likely state of configurations, and their covariance with the posterior's places."""
         covariance = self._covariance(configs, places)
-        return self._prior_means(configs) + np.einsum(
-            "pij,pj->pi", covariance, posterior.weights
-        ), covariance
+        moved = np.einsum("pij,pj->pi", covariance, posterior.weights)
+        return self._prior_means(configs) + moved, covariance
 
     @cached_property
     def _spread(self) -> RunSpread:
+        """Prior run-to-run variation."""
         return self.learned_spread or assumed_spread(self.environment.device_kind)
 
     @cached_property
     def _seen(self) -> list[Observation]:
-        """In an order of their own: where the fit has several optima, that which it finds depends on the order."""
+        """Observations in a fixed order: with several optima, the fit depends on the order."""
         return sorted(self.observations, key=repr)
 
     @property
     def _scatter_sd(self) -> float:
-        """Of runs."""
+        """Standard deviation between repeated runs, of the log throughput."""
         factor, _ = self._fit
-        return (
-            factor * self._spread.of(seen.is_steady for seen in self._seen if seen.kind == "run").sd
-        )
+        are_steady = [seen.is_steady for seen in self._seen if seen.kind == "run"]
+        return factor * self._spread.of(are_steady).sd
 
     @cached_property
     def _fit(self) -> tuple[float, Posterior]:
-        """The scatter that explains the observations best, over the learned spread, and the state with it.
+        """Scatter relative to the learned variation that explains the observations best, and the posterior with it.
 
-        An observation knows its own uncertainty. That neighbours take turns on the machine, and
-        what no sum of effects can express, shows only when observations are compared with each
-        other. What was learned from runs of the same settings is its prior (a scaled inverse
-        chi-squared one of the variance).
+        An observation knows its own uncertainty. The effect of other processes, and of all that no
+        sum of effects expresses, shows only between observations. The variation learned from runs
+        of the same settings is the prior (scaled inverse chi-squared on the variance).
         """
         configs = [observation.config for observation in self._seen]
         here = self._circumstances(configs)
@@ -551,6 +564,8 @@ class RateModel:
             factor=factor_of(self._covariance(configs, configs)),
             expect=expect,
         )
+
+        # Fit with each scatter, from the largest on; each fit starts the next
         fits = list[tuple[float, Posterior]]()
         spreads = np.array([self._spread.of([seen.is_steady]).sd for seen in self._seen])
         may_be_crowded = (here.is_crowded & (kinds == _KINDS.index("run"))).any()
@@ -565,14 +580,14 @@ class RateModel:
 
     @property
     def _factors(self) -> Sequence[float]:
-        """Those that are considered: after an earlier fit its own and the two next to it."""
+        """Scatters to try: after an earlier fit, its own and the two next to it."""
         if self.start is None:
             return _SCATTERS
         place = _SCATTERS.index(self.start.factor)
         return _SCATTERS[max(0, place - 1) : place + 2]
 
     def _log_prior(self, factor: float) -> float:
-        """Of a scatter, over the learned spread, on the log scale."""
+        """Return the log prior density of a scatter, on the log scale."""
         return -self._spread.degrees_of_freedom * (log(factor) + 0.5 / factor**2)
 
     def _covariance(
@@ -580,8 +595,8 @@ class RateModel:
     ) -> Floats:
         """Return prior covariances of two lists of configurations, (processes, left, right).
 
-        Costs on which no rate depends here have none, which spares the fit most of its time for
-        them.
+        Costs that affect no throughput here have covariance 0, which saves most of the fit's time
+        on them.
         """
         both = zip(COSTS, _PROCESSES, _places(left), _places(right), strict=True)
         nothing = np.zeros((len(left), len(right)))
@@ -594,7 +609,7 @@ class RateModel:
 
     @cached_property
     def _idle_costs(self) -> frozenset[str]:
-        """Those of copies and of the host, as far as these were not measured alone."""
+        """Costs of copies and of the host that no observation measured alone."""
         idle = set[str]() if self._knows("copy") else {"copies", "hidden"}
         if not self._knows("launch"):
             idle |= {"launching", "slower", "taking"}
@@ -603,7 +618,7 @@ class RateModel:
         return frozenset(idle)
 
     def _prior_means(self, configs: Sequence[TrainingConfig]) -> Floats:
-        """Of every cost in every configuration, (costs, configs)."""
+        """Return the prior mean of every cost in every configuration, (costs, configs)."""
         own = [
             [0.0 if one.mean_of is None else one.mean_of(config) for config in configs]
             for one in _PROCESSES
@@ -612,36 +627,39 @@ class RateModel:
 
     @cached_property
     def _prior_mean(self) -> Floats:
-        """Of every cost, (costs,): the levels of all sides are those of what was measured of them.
+        """Prior mean of every cost, (costs,); levels are those of the measurements.
 
-        Where a side was not measured alone, it is expected at twice the rate of the runs: our own
+        A side that was not measured alone is expected at twice the throughput of the runs: our own
         convention.
         """
         mean = np.array([process.mean for process in _PROCESSES])
         mean[COSTS.index("most_workers")] = log(self.environment.cores)
         here = self._circumstances([seen.config for seen in self._seen])
+
+        # What the law expects of the observations with costs at their general prior
         means = np.repeat(mean[:, None], len(self._seen), axis=1)
         usual = rates_of(means, here)
         observed = np.array([log(seen.samples_per_s) for seen in self._seen])
         is_run = np.array([seen.kind == "run" for seen in self._seen])
         kernels = rates_of(means, replace(here, is_launched=np.zeros_like(here.is_launched))).device
         costs = [("loader", "items", usual.loader), ("device", "samples", kernels)]
-        others = (
-            ("copy", "copies", usual.copy),
-            ("launch", "launching", usual.launch),
-            ("take", "taking", usual.take),
-        )
-        costs += [(side, cost, expected) for side, cost, expected in others if self._knows(side)]
+        if self._knows("copy"):
+            costs.append(("copy", "copies", usual.copy))
+        if self._knows("launch"):
+            costs.append(("launch", "launching", usual.launch))
+        if self._knows("take"):
+            costs.append(("take", "taking", usual.take))
+
+        # Shift each side's level to the mean of its measurements
         for side, cost, expected in costs:
             is_own = np.array([seen.kind == side for seen in self._seen])
             apart = observed - expected
-            mean[COSTS.index(cost)] = (
-                apart[is_own].mean() if is_own.any() else apart[is_run].mean() + log(2)
-            )
+            level = apart[is_own].mean() if is_own.any() else apart[is_run].mean() + log(2)
+            mean[COSTS.index(cost)] = level
         return mean
 
     def _knows(self, kind: str) -> bool:
-        """Return True where a side was measured alone. Else what copies and host take is a part of the shortfall."""
+        """Return True if a side was measured alone; otherwise its time is part of the shortfall."""
         return kind in self._kinds
 
     @cached_property
@@ -649,8 +667,11 @@ class RateModel:
         return frozenset(seen.kind for seen in self._seen)
 
     def _circumstances(self, configs: Sequence[TrainingConfig]) -> Circumstances:
+        """Return the quantities besides the costs that the law depends on."""
         environment = self.environment
-        cores = self.environment.cores
+        cores = environment.cores
+
+        # Measured CPU time of loader and device, by their numbers of threads
         loader_cpu_s = dict[int | None, list[float]]()
         busy_cores = dict[int | None, list[float]]()
         for seen in self._seen:
@@ -662,13 +683,11 @@ class RateModel:
                 cores_of = busy_cores.setdefault(seen.config.intra_op_threads, [])
                 cores_of.append(seen.cpu_s_per_sample * seen.samples_per_s)
         busy_of = {threads: median(values) for threads, values in busy_cores.items()}
-        # threads that wait for each other spin: a sample's CPU time depends on how many a worker
-        # has
+        # Threads that wait for each other spin: a sample's CPU time depends on how many a worker has
         cpu_s_of = {threads: median(values) for threads, values in loader_cpu_s.items()}
         usual_cpu_s = median(list(chain.from_iterable(loader_cpu_s.values())) or [0.0])
         threads = [config.intra_op_threads for config in configs]
-        # unmeasured, a CPU's threads keep their cores busy, and an accelerator the one that
-        # launches
+        # If not measured: a CPU's threads keep their cores busy, an accelerator the launching one
         unmeasured = cores if environment.device_kind == "cpu" else 1
         busy = np.array(
             [busy_of.get(count, min(count or unmeasured, unmeasured)) for count in threads],
@@ -708,17 +727,14 @@ class RateModel:
 
 
 def _joined(parts: Sequence[Forecast]) -> Forecast:
-    """The forecasts of lists of configurations as that of all of them."""
-    joined = {
-        name: np.concatenate([getattr(part, name) for part in parts])
-        for name in (one.name for one in fields(Forecast))
-        if name != "scatter_sd"
-    }
+    """Concatenate forecasts."""
+    names = [field.name for field in fields(Forecast) if field.name != "scatter_sd"]
+    joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
     return Forecast(**joined, scatter_sd=parts[0].scatter_sd)
 
 
 def _own_cores(configs: Sequence[TrainingConfig], environment: Environment) -> Floats:
-    """Cores of a host that each may run on: found once for all that lie on it alike."""
+    """Return the cores per host that each configuration may use; computed once per layout."""
     layouts = [(config.numa_binding, config.strategy, config.world_size) for config in configs]
     one_of = dict(zip(layouts, configs, strict=True))
     found = {layout: cores_within(config, environment) for layout, config in one_of.items()}
@@ -728,7 +744,7 @@ def _own_cores(configs: Sequence[TrainingConfig], environment: Environment) -> F
 def _are_crowded(
     configs: Sequence[TrainingConfig], cores: Floats, environment: Environment
 ) -> NDArray[np.bool_]:
-    """Which have more threads than cores; on an accelerator none, whose threads wait for it."""
+    """Return which configurations have more threads than cores; none on an accelerator, where threads wait for it."""
     if environment.device_kind != "cpu":
         return np.zeros(len(configs), dtype=np.bool_)
     taken = [
@@ -739,14 +755,14 @@ def _are_crowded(
 
 
 def _with_crowding(state: Floats) -> Floats:
-    """A state in which more threads than cores cost most of the rate: from a small cost no step of a fit gets there."""
+    """Return a state with a large cost of oversubscription: no step of a fit gets there from a small one."""
     crowded = state.copy()
     crowded[COSTS.index("crowding")] = 0.0
     return crowded
 
 
 def _sd(slopes: Floats, informed: Floats, cholesky: Floats) -> Floats:
-    """Posterior standard deviations of what has these slopes, (costs, configs)."""
+    """Return posterior standard deviations of a quantity, from its slopes, (costs, configs)."""
     if not slopes.any():
         return np.zeros(slopes.shape[1])
     prior_variance = sum(
@@ -760,7 +776,7 @@ def _sd(slopes: Floats, informed: Floats, cholesky: Floats) -> Floats:
 
 
 def _solved(cholesky: Floats, right: Floats) -> Floats:
-    """Return what a lower triangular matrix has to be multiplied by for the right-hand sides."""
+    """Solve a lower triangular system."""
     from scipy.linalg import solve_triangular
 
     return np.asarray(
@@ -768,30 +784,33 @@ def _solved(cholesky: Floats, right: Floats) -> Floats:
     )
 
 
-# Which trial to run next: how much each is expected to gain, whether it is redundant, and whether
-# it is likely to run.
-#
-# Comes in: a Forecast of the rate model, and the trials so far. Goes out: one value per
-# configuration. Pure.
+# Criteria for the next trial: expected gain, redundancy, and the probability that it runs.
 
 
 AMPLE = 1.25
-"""A side that is this many times as fast as the other, uncertainty included, does not limit the
-rate: our own convention."""
+"""Ratio between two sides, uncertainty included, from which the faster one does not limit
+throughput: our own convention."""
 _SHORT_COPY = 0.01
-"""Share of a run's time, uncertainty included, below which its copies can't matter, however they
-are made: our own convention, as little as a search expects to win before it ends."""
+"""Share of a run's time, uncertainty included, below which its copies don't matter: as small as the
+gain at which a search ends. Our own convention."""
 _INTERVAL_SDS = (-2, 2)
-"""Standard deviations of a log-normal rate: about its 95 % interval."""
+"""Ends of a log-normal's 95 % interval, in standard deviations."""
 _SETTINGS = tuple(name for name in TrainingConfig.model_fields if name != "lr")
 
 
 def expected_gain(forecast: Forecast, best_samples_per_s: float) -> Floats:
-    """Expected improvement over the best rate so far, as a share of it: 0.04 = 4 %.
+    """Return the expected improvement over the best throughput so far, as a share of it: 0.04 = 4 %.
 
-    Rates are log-normal: E[max(rate / best - 1, 0)], as the value of a call option. Source: Jones,
-    Schonlau, Welch 1998, "Efficient global optimization of expensive black-box functions"; for the
-    log-normal, Black and Scholes 1973.
+    Throughput is log-normal: E[max(rate / best - 1, 0)], as the value of a call option. Source:
+    Jones, Schonlau, Welch 1998, "Efficient global optimization of expensive black-box functions";
+    for the log-normal, Black and Scholes 1973.
+
+    Args:
+        forecast: Forecast of the configurations.
+        best_samples_per_s: Best throughput so far, in samples/s.
+
+    Returns:
+        One value per configuration.
     """
     from scipy.special import ndtr
 
@@ -803,9 +822,16 @@ def expected_gain(forecast: Forecast, best_samples_per_s: float) -> Floats:
 
 
 def most_gain(forecast: Forecast, best_samples_per_s: float) -> Floats:
-    """The most that each can gain: the rate of its slowest side, at the upper end of its interval.
+    """Return an upper bound of each gain: the slowest side at the upper end of its interval, over the best.
 
-    Even copies that computing hides wholly hold a run up to their own rate.
+    Copies bound a run even if computing hides them completely.
+
+    Args:
+        forecast: Forecast of the configurations.
+        best_samples_per_s: Best throughput so far, in samples/s.
+
+    Returns:
+        One share per configuration: 0.04 = 4 %.
     """
     _, fast = _sides(forecast)
     gain: Floats = np.maximum(np.min(fast, axis=0) / best_samples_per_s - 1, 0.0)
@@ -815,54 +841,60 @@ def most_gain(forecast: Forecast, best_samples_per_s: float) -> Floats:
 def redundant_among(
     configs: Sequence[TrainingConfig], forecast: Forecast, tried: Sequence[TrainingConfig]
 ) -> NDArray[np.bool_]:
-    """Which configurations are redundant: they differ from one that was tried only on a side that limits neither.
+    """Return which configurations differ from a tried one only on a side that limits neither.
 
     More workers than a slow device needs change nothing, nor does a faster device with as many
-    threads behind a slow loader; with fewer threads workers have more of the cores. Without workers
-    both sides may limit the rate, one after the other. Copies that are short change nothing, from
-    memory that is pinned or not, unless the host may be the limit, which takes pinned batches in
-    less time. A tried configuration counts only if it is among `configs`.
+    threads behind a slow loader; with fewer threads, workers have more of the cores. Without
+    workers both sides may limit, one after the other. Short copies change nothing, pinned or not,
+    unless the host may be the limit: it takes pinned batches in less time.
+
+    Args:
+        configs: Configurations to judge.
+        forecast: Their forecast.
+        tried: Configurations that were tried; only those among `configs` count.
     """
+    # Sides that limit nothing, even at the unfavorable ends of all intervals
     (slow_loader, slow_device, slow_copy, slow_host), fast = _sides(forecast)
     fast_loader = fast[0]
     fast_training = np.min(fast[1:], axis=0)
-    # at worst nothing of a copy is hidden, at best all of it
+    # At worst no part of a copy is hidden, at best all of it
     slow_training = np.minimum(1 / (1 / slow_device + 1 / slow_copy), slow_host)
     has_ample_loader = slow_loader > AMPLE * fast_training
     has_ample_device = slow_training > AMPLE * fast_loader
     has_ample_host = slow_host > AMPLE * np.min(fast[:3], axis=0)
     has_short_copy = (fast_training <= _SHORT_COPY * slow_copy) & has_ample_host
-    places = {config: place for place, config in enumerate(configs)}
-    tried_places = [
-        places[config] for config in tried if config in places and config.num_workers > 0
-    ]
 
     def trained(place: int) -> tuple[object, ...]:
-        """What the rate depends on of a configuration whose loader is ample."""
-        return (
-            device_key(configs[place]),
-            None if has_short_copy[place] else configs[place].pin_memory,
-        )
+        """Return the settings that matter behind an ample loader."""
+        if has_short_copy[place]:
+            return device_key(configs[place]), None
+        return device_key(configs[place]), configs[place].pin_memory
 
-    devices = {trained(place) for place in tried_places if has_ample_loader[place]}
-    loaders = {
-        _loader_with_threads(configs[place]) for place in tried_places if has_ample_device[place]
-    }
-    redundant = [
-        config.num_workers > 0
-        and (
-            (loads and trained(place) in devices)
-            or (trains and _loader_with_threads(config) in loaders)
-        )
-        for place, (config, loads, trains) in enumerate(
-            zip(configs, has_ample_loader, has_ample_device, strict=True)
-        )
-    ]
-    return np.array(redundant, dtype=np.bool_) | _pins_in_vain(configs, forecast, tried)
+    # Settings of the limiting side that were tried
+    places = {config: place for place, config in enumerate(configs)}
+    devices = set[tuple[object, ...]]()
+    loaders = set[tuple[object, ...]]()
+    for config in tried:
+        place = places.get(config)
+        if place is None or config.num_workers == 0:
+            continue
+        if has_ample_loader[place]:
+            devices.add(trained(place))
+        if has_ample_device[place]:
+            loaders.add(_loader_with_threads(config))
+
+    # Configurations that have the same settings there
+    redundant = _pins_in_vain(configs, forecast, tried)
+    for place, config in enumerate(configs):
+        if config.num_workers > 0:
+            trains_alike = has_ample_loader[place] and trained(place) in devices
+            loads_alike = has_ample_device[place] and _loader_with_threads(config) in loaders
+            redundant[place] |= trains_alike or loads_alike
+    return redundant
 
 
 def has_failed(record: TrialRecord) -> bool:
-    """Whether a trial ended without a rate, for another reason than memory."""
+    """Return whether a trial ended without a throughput, for another reason than memory."""
     has_rate = record.measurement is not None or bool(record.result.blocks)
     return not has_rate and record.outcome not in OUT_OF_MEMORY | {"pruned"}
 
@@ -872,10 +904,15 @@ def chance_to_run(
     failed: Collection[TrainingConfig],
     ran: Collection[TrainingConfig],
 ) -> Floats:
-    """The probability that each does not fail for the same reason as another.
+    """Return the probability that each configuration does not fail for the same reason as another.
 
-    A failure is blamed on one of the settings in which it differs from everything that ran, each
-    with equal probability: a configuration that shares half of these values has half a chance.
+    A failure is blamed on one of the settings in which it differs from everything that ran, with
+    equal probability: a configuration that shares half of these values has half a chance.
+
+    Args:
+        configs: Configurations to judge.
+        failed: Configurations that failed.
+        ran: Configurations that ran.
     """
     chances: Floats = np.ones(len(configs))
     values = {name: {getattr(config, name) for config in ran} for name in _SETTINGS}
@@ -890,7 +927,7 @@ def chance_to_run(
                 sum(getattr(config, name) == suspects[name] for name in suspects)
                 for config in configs
             ]
-            # almost certainly one of the suspects failed, not the machine
+            # Almost certainly one of the suspects failed, not the machine
             chances *= 1 - 0.99 * np.array(shared) / len(suspects)
     return chances
 
@@ -898,39 +935,37 @@ def chance_to_run(
 def _pins_in_vain(
     configs: Sequence[TrainingConfig], forecast: Forecast, tried: Sequence[TrainingConfig]
 ) -> NDArray[np.bool_]:
-    """Which have a value of `pin_memory` that was not tried, and copies that can't limit them with either.
+    """Return which configurations change `pin_memory` to an untried value although copies limit neither value.
 
-    The same with a value that was tried tells as much, or has told it. Where copies were not
-    measured, or all that is left has other values and was not tried otherwise, none.
+    The same configuration with a tried value is as informative. None if copies were not measured,
+    or if all remaining configurations have the untried value and no tried twin.
     """
     (_, _, slow_copy, slow_host), (fast_loader, fast_device, _, _) = _sides(forecast)
     known = {config.pin_memory for config in tried}
     has_run = set(tried)
-    slowest = min(
-        (
-            rate
-            for config, rate in zip(configs, slow_copy, strict=True)
-            if config.pin_memory in known
-        ),
-        default=inf,
-    )
+    is_known = np.array([config.pin_memory in known for config in configs], dtype=np.bool_)
+
+    # Copies that limit the run with neither value
+    slowest = slow_copy[is_known].min(initial=inf)
     fastest = np.minimum(fast_loader, fast_device)
-    is_short = (fastest <= _SHORT_COPY * np.minimum(slow_copy, slowest)) & (
-        slow_host > AMPLE * fastest
-    )
+    is_short = fastest <= _SHORT_COPY * np.minimum(slow_copy, slowest)
+    is_short &= slow_host > AMPLE * fastest
+    is_short &= np.isfinite(forecast.copy)
+
+    # Configurations with an untried value, as long as a tried one is equally informative
     are_left = any(config.pin_memory in known and config not in has_run for config in configs)
-    is_other = [
-        config.pin_memory not in known
-        and (are_left or config.model_copy(update={"pin_memory": not config.pin_memory}) in has_run)
-        for config in configs
-    ]
-    return np.asarray(
-        np.isfinite(forecast.copy) & is_short & np.array(is_other, dtype=np.bool_), dtype=np.bool_
-    )
+    found = np.zeros(len(configs), dtype=np.bool_)
+    for place, config in enumerate(configs):
+        if config.pin_memory in known:
+            continue
+        twin = config.model_copy(update={"pin_memory": not config.pin_memory})
+        if are_left or twin in has_run:
+            found[place] = is_short[place]
+    return found
 
 
 def _sides(forecast: Forecast) -> tuple[Floats, Floats]:
-    """Rates of loader, device, copies and host at the lower and at the upper end of their intervals, (4, configs)."""
+    """Return loader, device, copy and host throughput at both ends of their intervals, (4, configs) each."""
     rates = np.stack([forecast.loader, forecast.device, forecast.copy, forecast.host])
     spread = _INTERVAL_SDS[1] * np.stack(
         [forecast.loader_sd, forecast.device_sd, forecast.copy_sd, forecast.host_sd]
@@ -939,5 +974,5 @@ def _sides(forecast: Forecast) -> tuple[Floats, Floats]:
 
 
 def _loader_with_threads(config: TrainingConfig) -> tuple[object, ...]:
-    """What the loader's rate depends on during training, whose threads may use the workers' cores."""
+    """Return the settings that a loader's throughput in training depends on: its own, and threads next to it."""
     return (*loader_key(config), config.intra_op_threads)

@@ -1,24 +1,28 @@
-"""The law of a training rate: what loader, device, copies, host and all together reach, from a few costs. Pure.
+"""The throughput law: loader, device, copies, host and a whole run, from a few costs. Pure functions.
 
-Comes in: what of configurations the law depends on (Circumstances), and a state of costs, each a
-row of logarithms. Goes out: the logarithms of the rates, and their derivatives by the state.
+Comes in: `Circumstances`, the properties of configurations that the law depends on, and a state,
+the logarithm of each cost. Goes out: the logarithms of throughputs, and their derivatives by the
+state.
 
-An optimizer step takes k (a + b B) + c seconds (k micro batches of B samples), and in a group what
-is seen of exchanging gradients on top. Where batches are copied to the device, the copies that
-computing does not hide add to a run's time. Workers share the items, up to where more no longer
-help, and handing a batch over costs each of them something. Side by side the slowest of loader,
-training, cores and host sets the rate, softened; in turns the times add up. Runs fall short of that
-by a share.
+Device: an optimizer step takes k (a + b B) + c seconds (k micro batches of B samples), plus the
+exposed gradient exchange in a group. Copies to the device that computing does not hide add to a
+run's time.
 
-The host of an accelerator launches the work of each micro batch, which takes longer in a loop than
-alone. Before that it takes the batch from the queue, or makes it where there are no workers, and
-waits for copies from pageable memory: these are one after the other, and add up.
+Loader: workers share the items, up to the number where more no longer help. Handing over a batch
+costs each worker something.
 
-A copy on the stream that computes follows the kernels before it, so that its time adds to theirs,
-from pinned memory too; one from pageable memory makes the host wait as well, which launches nothing
-meanwhile. What runs hide of it (the device waits for the host's launches, or the user's code copies
-ahead on a stream of its own) shows in runs alone. Source: docs.pytorch.org, "A guide on good usage
-of non_blocking and pin_memory() in PyTorch".
+Run: with workers, the slowest of loader, training, cores and host sets the throughput, as a
+softened minimum; one after the other, the times add up. Runs fall short of that by a share.
+
+Host of an accelerator: it launches the work of each micro batch, which takes longer in a loop than
+alone. Before that it takes the batch from the queue, or makes it without workers, and waits for
+copies from pageable memory. These times add up.
+
+Copies on the computing stream follow the kernels before them, so their time adds to the kernels',
+from pinned memory too. A copy from pageable memory also blocks the host, which launches nothing
+meanwhile. The hidden share (the device waits for launches, or user code copies ahead on its own
+stream) is visible in runs only. Source: docs.pytorch.org, "A guide on good usage of non_blocking
+and pin_memory() in PyTorch".
 """
 
 from __future__ import annotations
@@ -51,18 +55,18 @@ COSTS = (
     "crowding",
     "shortfall",
 )
-"""The rows of a state. `items`: samples per second of one loader process; `most_workers`: processes
-beyond which more don't help; `samples`: samples per second of one device if the batch were endless;
-the costs `per_batch` (that a worker hands over), `per_micro_batch`, `per_step` and `exchange` (seen
-in a run, of a group) over the time of a usual batch's samples; `copies`: samples per second that
-copies bring to one device; `hidden`: the logit of the share of that time which a run hides;
-`launching`: samples per second of usual batches that a host launches; `slower`: the seconds of
-launching in a loop over those alone; `taking`: samples per second of usual batches that lie ready
-and are taken; `softness` of the minimum, the larger the harder: two equal sides reach 2 ** (-1 /
-softness) of either together, as random items and a short queue between them have it; `crowding`: by
-how much the logarithm of a run's rate is less with more threads than cores, as a rule little, but
-many times the rate where threads spin; `shortfall`: a run's rate over the joint one. Logarithms all
-but `hidden`."""
+"""Rows of a state, logarithms except `hidden`. `items`: samples/s of one loader process.
+`per_batch`: time per batch that a worker hands over. `most_workers`: processes beyond which more
+don't help. `samples`: samples/s of one device with an infinite batch. `per_micro_batch`,
+`per_step`, `exchange`: time per micro batch, per step, and the exposed exchange in a group's run.
+These times, and `per_batch`, are relative to the time of a usual batch's samples. `copies`:
+samples/s of copies to one device. `hidden`: logit of the share of their time that a run hides.
+`launching`: samples/s of usual batches that a host launches. `slower`: launching time in a loop
+over that alone. `taking`: samples/s of usual ready batches that a host takes. `softness` of the
+minimum, larger is harder: two equal sides reach 2 ** (-1 / softness) of either alone, because of
+random items and a short queue. `crowding`: decrease of the log throughput with more threads than
+cores, usually small, but large where threads spin. `shortfall`: a run's throughput over the joint
+one."""
 (
     _ITEMS,
     _PER_BATCH,
@@ -81,102 +85,117 @@ but `hidden`."""
     _SHORTFALL,
 ) = range(len(COSTS))
 USUAL_SOFTNESS = 8.0
-"""Where no run tells it, two equal sides reach 92 % of either together: our own convention."""
+"""Softness without a run to learn it from: two equal sides reach 92 % of either alone. Our own
+convention."""
 _WORKERS_SOFTNESS = 4.0
-"""Of the minimum of the workers that there are and those that help: our own convention."""
+"""Softness of the minimum of present and useful workers: our own convention."""
 
 
 class Rates(NamedTuple):
-    """Of each side alone, and of runs. Rates as logarithms, (configs,), or derivatives, (costs, configs)."""
+    """Logarithms of throughputs, (configs,), or their derivatives, (costs, configs)."""
 
     loader: Floats
+    """The loader alone."""
     device: Floats
-    """On batches that it holds, in a tight loop: the slower of its kernels and of their launching."""
+    """The device alone, on batches in its memory in a tight loop: the slower of kernels and
+    launching."""
     run: Floats
+    """A whole run."""
     copy: Floats
-    """Infinite where nothing is copied."""
+    """Copies alone; infinite if nothing is copied."""
     launch: Floats
-    """Of a host that launches and does nothing else. Infinite where that is not known, as those
-    below."""
+    """A host that only launches; infinite if not known, as the fields below."""
     take: Floats
-    """Of a host that takes batches from a full queue."""
+    """A host that takes batches from a full queue."""
     host: Floats
-    """Of a host in a loop that waits neither for the device nor for data."""
+    """A host in a loop that waits neither for the device nor for data."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Circumstances:
-    """What the law depends on beside the costs, element by element of some configurations."""
+    """Properties of configurations that the law depends on, element by element."""
 
     workers: Floats
-    """Of each rank; 0: the training process loads."""
+    """Workers per rank; 0: the training process loads."""
     ranks: Floats
+    """Ranks of the group."""
     relative_batch: Floats
-    """The micro batch over the usual one."""
+    """Micro batch over the usual one."""
     micro_batches: Floats
-    """Of an optimizer step."""
+    """Micro batches per optimizer step."""
     is_overlapped: NDArray[np.bool_]
-    """Loader and device run side by side; else one after the other."""
+    """Loader and device run side by side; otherwise one after the other."""
     is_crowded: NDArray[np.bool_]
-    """There are more threads and workers than cores, on a CPU."""
+    """More threads and workers than cores, on a CPU."""
     is_copied: NDArray[np.bool_]
-    """Batches are copied to the device, and what that takes is known."""
+    """Batches are copied to the device, and the time of that is known."""
     is_blocking: NDArray[np.bool_]
-    """The host waits for these copies: they come from pageable memory."""
+    """The host waits for these copies, since they come from pageable memory."""
     is_launched: NDArray[np.bool_]
-    """A host launches work for an accelerator, and what that takes is known."""
+    """A host launches work for an accelerator, and the time of that is known."""
     is_taken: NDArray[np.bool_]
-    """Workers load, and what taking a batch that lies ready costs is known."""
+    """Workers load, and the time of taking a ready batch is known."""
     busy: Floats
     """Cores that training keeps busy."""
     cores: Floats
-    """Cores that there are."""
+    """Cores available."""
     loader_cpu_s: Floats | float
-    """CPU seconds of the loader for a sample."""
+    """CPU seconds of the loader per sample."""
 
     @cached_property
     def has_groups(self) -> bool:
-        """Whether one has several ranks."""
+        """Some configuration has several ranks."""
         return bool((self.ranks > 1).any())
 
     @cached_property
     def log_ranks(self) -> Floats:
-        """Logarithm of the ranks, as those below."""
+        """Logarithm of the ranks."""
         return np.asarray(np.log(self.ranks), dtype=np.float64)
 
     @cached_property
     def log_batch(self) -> Floats:
-        """Of the relative batch."""
+        """Logarithm of the relative batch."""
         return np.asarray(np.log(self.relative_batch), dtype=np.float64)
 
     @cached_property
     def log_micro_batches(self) -> Floats:
-        """Of an optimizer step's micro batches."""
+        """Logarithm of the micro batches per optimizer step."""
         return np.asarray(np.log(self.micro_batches), dtype=np.float64)
 
     @cached_property
     def log_processes(self) -> Floats:
-        """Of the processes of each rank that load."""
+        """Logarithm of the loading processes per rank."""
         return np.asarray(np.log(np.maximum(self.workers, 1.0)), dtype=np.float64)
 
 
 def law(state: Floats, here: Circumstances) -> tuple[Rates, Callable[[], Rates]]:
-    """The logarithms of all rates in a state, (costs, configs), and a call for their derivatives by it."""
-    (kernels, of_kernels), loader, copy = (
-        _device(state, here),
-        _loader(state, here),
-        _copy(state, here),
-    )
+    """Calculate all log throughputs in a state, and their derivatives on demand.
+
+    Args:
+        state: Costs, see `COSTS`, (costs, configs).
+        here: Properties of the configurations.
+
+    Returns:
+        Log throughputs, (configs,) each, and a call for their derivatives by the state, (costs,
+            configs) each.
+    """
+    # Each side alone
+    kernels, of_kernels = _device(state, here)
+    loader = _loader(state, here)
+    copy = _copy(state, here)
     training, of_training = _training(state, here, kernels, of_kernels, copy)
     launch = _launch(state, here)
     take = _take(state, here)
     host, shares = _host(state, here, launch, take, loader, copy)
     device, of_which = _slower_of(kernels, launch)
+
+    # All together
     bounds = _bounds(loader, kernels, training, host, here)
     crowding = here.is_crowded * np.exp(state[_CROWDING])
     joint, weights = _joint(bounds, state[_SOFTNESS], here.is_overlapped)
 
     def slopes() -> Rates:
+        # Sides alone
         of_loader = np.zeros_like(state)
         of_loader[_ITEMS] = 1.0
         of_loader[_PER_BATCH] = np.where(
@@ -191,60 +210,81 @@ def law(state: Floats, here: Circumstances) -> tuple[Rates, Callable[[], Rates]]
         of_copy[_COPIES] = here.is_copied
         of_launch[_LAUNCHING] = here.is_launched
         of_take[_TAKING] = here.is_taken
+
+        # The host: each task by its share of the time
         of_sides = zip(shares, (of_launch, of_take, of_loader, of_copy), strict=True)
         of_host = sum((share * slope for share, slope in of_sides), np.zeros_like(state))
         of_host[_SLOWER] = -shares[0]
+
+        # A run: each bound by its weight
         of_cores = here.busy * np.exp(-kernels) / _cpu_s(kernels, here) * of_kernels
         bounding = zip(weights, (of_loader, of_training, of_cores, of_host), strict=True)
         of_run = sum((weight * slope for weight, slope in bounding), np.zeros_like(state))
-        known = np.where(np.isfinite(bounds), bounds, 0.0)  # what is infinite has no weight
+        known = np.where(np.isfinite(bounds), bounds, 0.0)  # infinite bounds have no weight
         of_run[_SOFTNESS] = np.where(here.is_overlapped, (weights * known).sum(axis=0) - joint, 0.0)
         of_run[_SHORTFALL] = 1.0
         of_run[_CROWDING] = -crowding
         of_device = of_which[0] * of_kernels + of_which[1] * of_launch
         return Rates(of_loader, of_device, of_run, of_copy, of_launch, of_take, of_host)
 
-    return Rates(
-        loader, device, joint + state[_SHORTFALL] - crowding, copy, launch, take, host
-    ), slopes
+    run = joint + state[_SHORTFALL] - crowding
+    return Rates(loader, device, run, copy, launch, take, host), slopes
 
 
 def rates_of(state: Floats, here: Circumstances) -> Rates:
-    """The logarithms of all rates in a state, (costs, configs)."""
+    """Return all log throughputs in a state, (costs, configs)."""
     return law(state, here)[0]
 
 
 def slopes_of(state: Floats, here: Circumstances) -> Rates:
-    """The derivatives of the logarithms of all rates by the state."""
+    """Return the derivatives of all log throughputs by the state."""
     return law(state, here)[1]()
 
 
 def joint_rate(loader: float, device: float, *, is_overlapped: bool) -> float:
-    """The rate of a loader and a device together, where no run tells how much they hold each other up."""
+    """Return the joint throughput of a loader and a device, before any run shows their interference.
+
+    Args:
+        loader: Throughput of the loader alone, in samples/s.
+        device: Throughput of the device alone, in samples/s.
+        is_overlapped: They run side by side; otherwise their times add up.
+    """
     return 1.0 / joint_s(1.0 / loader, 1.0 / device, is_overlapped=is_overlapped)
 
 
 def joint_s(loader_s: float, training_s: float, *, is_overlapped: bool) -> float:
-    """The same as seconds of a sample; 0 for a side that takes no time."""
+    """Return the joint seconds per sample, as `joint_rate` does for throughput.
+
+    Args:
+        loader_s: Seconds per sample of the loader; 0 if it takes no time.
+        training_s: Seconds per sample of training; 0 if it takes no time.
+        is_overlapped: They run side by side; otherwise their times add up.
+    """
     short_s, long_s = sorted((loader_s, training_s))
+    if long_s <= 0:
+        return 0.0
     softness = USUAL_SOFTNESS if is_overlapped else 1.0  # with 1 both times add up
-    return (
-        float(long_s * (1.0 + (short_s / long_s) ** softness) ** (1.0 / softness))
-        if long_s > 0
-        else 0.0
-    )
+    return float(long_s * (1.0 + (short_s / long_s) ** softness) ** (1.0 / softness))
 
 
 def _loader(state: Floats, here: Circumstances) -> Floats:
-    """Items side by side, and what handing a batch over costs."""
-    useful = -_WORKERS_SOFTNESS * here.log_processes, -_WORKERS_SOFTNESS * state[_MOST_WORKERS]
-    processes = -np.logaddexp(*useful) / _WORKERS_SOFTNESS
+    """Return the loader's log throughput: items in parallel, less the cost of handing over batches."""
+    # Softened minimum of the present and the useful processes
+    present = -_WORKERS_SOFTNESS * here.log_processes
+    useful = -_WORKERS_SOFTNESS * state[_MOST_WORKERS]
+    processes = -np.logaddexp(present, useful) / _WORKERS_SOFTNESS
     cost = np.where(here.workers > 0, np.logaddexp(0.0, state[_PER_BATCH] - here.log_batch), 0.0)
     return np.asarray(state[_ITEMS] + here.log_ranks + processes - cost, dtype=np.float64)
 
 
 def _device(state: Floats, here: Circumstances, *more: int) -> tuple[Floats, Floats]:
-    """Of the device on batches that it holds, and its derivatives; `more`: other costs of a step that count."""
+    """Return the log throughput on batches in the device's memory, and its derivatives.
+
+    Args:
+        state: Costs, (costs, configs).
+        here: Properties of the configurations.
+        more: Rows of further costs per step.
+    """
     of_step = (_PER_STEP, *more)
     shares = [state[_PER_MICRO_BATCH], *(state[row] - here.log_micro_batches for row in of_step)]
     terms = np.stack([np.zeros_like(here.ranks), *(share - here.log_batch for share in shares)])
@@ -258,40 +298,42 @@ def _device(state: Floats, here: Circumstances, *more: int) -> tuple[Floats, Flo
 def _training(
     state: Floats, here: Circumstances, device: Floats, of_device: Floats, copy: Floats
 ) -> tuple[Floats, Floats]:
-    """The same in a run, where a group exchanges gradients, and the copies that nothing hides add to the time."""
+    """Return the device's log throughput in a run, with exchange and exposed copies, and its derivatives."""
     if here.has_groups:
-        exchanging = zip((device, of_device), _device(state, here, _EXCHANGE), strict=True)
-        device, of_device = (np.where(here.ranks > 1, seen, alone) for alone, seen in exchanging)
+        exchanging, of_exchanging = _device(state, here, _EXCHANGE)
+        device = np.where(here.ranks > 1, exchanging, device)
+        of_device = np.where(here.ranks > 1, of_exchanging, of_device)
     exposed = -np.logaddexp(0.0, state[_HIDDEN])  # the logarithm of a share
     rate = -np.logaddexp(-device, exposed - copy)
     copying = np.exp(exposed - copy + rate)  # its share of the time
     slopes = (1.0 - copying) * of_device
-    slopes[_COPIES], slopes[_HIDDEN] = copying, copying * _share(state[_HIDDEN])
+    slopes[_COPIES] = copying
+    slopes[_HIDDEN] = copying * _share(state[_HIDDEN])
     return rate, slopes
 
 
 def _copy(state: Floats, here: Circumstances) -> Floats:
-    """Of copies alone, each rank's to its own device."""
+    """Return the log throughput of copies alone; each rank copies to its own device."""
     return np.where(here.is_copied, state[_COPIES] + here.log_ranks, inf)
 
 
 def _launch(state: Floats, here: Circumstances) -> Floats:
-    """Return the rate of launching alone; each rank has a host process of its own."""
+    """Return the log throughput of launching alone; each rank has its own host process."""
     return np.where(here.is_launched, state[_LAUNCHING] + here.log_batch + here.log_ranks, inf)
 
 
 def _take(state: Floats, here: Circumstances) -> Floats:
-    """Return the rate of fetching prefetched batches, as each rank does."""
+    """Return the log throughput of taking ready batches, on all ranks."""
     return np.where(here.is_taken, state[_TAKING] + here.log_batch + here.log_ranks, inf)
 
 
 def _host(
     state: Floats, here: Circumstances, launch: Floats, take: Floats, loader: Floats, copy: Floats
 ) -> tuple[Floats, Floats]:
-    """Return the rate of a host, and the share of each of its tasks in its time, (4, configs).
+    """Return a host's log throughput, and each task's share of its time, (4, configs).
 
-    One after the other it launches, takes a batch from the queue or makes it, and waits for a copy
-    that blocks.
+    One after the other, it launches, takes a batch from the queue or makes it, and waits for a
+    blocking copy.
     """
     makes = here.is_launched & (here.workers == 0)
     blocks = here.is_launched & here.is_blocking
@@ -304,13 +346,12 @@ def _host(
         ]
     )
     rate = -np.logaddexp.reduce(-rates, axis=0)
-    return rate, np.where(
-        here.is_launched, np.exp(np.where(here.is_launched, rate, 0.0) - rates), 0.0
-    )
+    shares = np.exp(np.where(here.is_launched, rate, 0.0) - rates)
+    return rate, np.where(here.is_launched, shares, 0.0)
 
 
 def _slower_of(kernels: Floats, launch: Floats) -> tuple[Floats, Floats]:
-    """The softened minimum of kernels and their launching side by side, and its slopes by both, (2, configs)."""
+    """Return the softened minimum of kernels and launching, and its slopes by both, (2, configs)."""
     both = np.stack([kernels, launch])
     rate = -np.logaddexp.reduce(-USUAL_SOFTNESS * both, axis=0) / USUAL_SOFTNESS
     return rate, np.exp(USUAL_SOFTNESS * (rate - both))
@@ -319,14 +360,18 @@ def _slower_of(kernels: Floats, launch: Floats) -> tuple[Floats, Floats]:
 def _bounds(
     loader: Floats, kernels: Floats, training: Floats, host: Floats, here: Circumstances
 ) -> Floats:
-    """Return the limits of a run, (4, configs): loader, training with its copies, cores and host."""
+    """Return the bounds of a run, (4, configs): loader, training with its copies, cores and host."""
     return np.stack([loader, training, np.log(here.cores / _cpu_s(kernels, here)), host])
 
 
 def _joint(
     bounds: Floats, softness: Floats, is_overlapped: NDArray[np.bool_]
 ) -> tuple[Floats, Floats]:
-    """Side by side the softened minimum of the bounds, else loader and training one after the other; and its slopes."""
+    """Return a run's log throughput from its bounds, and its slopes by these.
+
+    Side by side it is the softened minimum of all bounds, otherwise loader and training one after
+    the other.
+    """
     hardness = np.where(is_overlapped, np.exp(softness), 1.0)
     nothing = np.full_like(bounds[2], inf)
     joined = np.where(is_overlapped, bounds, np.stack([bounds[0], bounds[1], nothing, nothing]))
@@ -335,11 +380,11 @@ def _joint(
 
 
 def _cpu_s(device: Floats, here: Circumstances) -> Floats:
-    """CPU seconds of a sample in all."""
-    # keeps the logarithm finite where no CPU time was observed
+    """Return the CPU seconds per sample of loader and training."""
+    # At least 1e-12, which keeps the logarithm finite if no CPU time was observed
     return np.maximum(here.loader_cpu_s + here.busy * np.exp(-device), 1e-12)
 
 
 def _share(logit: Floats) -> Floats:
-    """The logistic function."""
+    """Return the logistic function."""
     return np.asarray(np.exp(-np.logaddexp(0.0, -logit)), dtype=np.float64)

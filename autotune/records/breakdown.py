@@ -1,4 +1,8 @@
-"""Where the time of training goes: intervals of a profiler's trace, and the shares that they add up to."""
+"""Break down the wall time of training into parts that add up to 1, and record what data costs in the loader.
+
+Comes in: the events of a few profiled steps, and measured seconds of a step's parts. Goes out:
+`DeviceTime`, each instant counted once, `TimeBreakdown` and `LoaderCosts`. Pure functions.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +15,18 @@ from pydantic import Field, model_validator
 
 from autotune.frozen import FrozenModel
 
-# Busy time from a profiler's events: unions of intervals over streams. Pure functions over
+# Device time from a profiler's events: unions of intervals over overlapping streams, in
 # nanoseconds.
-#
-# Comes in: the events of a few profiled steps, in any order, with streams that overlap. Goes out:
-# how long the device computed, copied and communicated with other ranks, each instant counted once,
-# and how long it did nothing since the host had waited for it.
 
 
 EventKind = Literal["compute", "copy", "communication"]
 
-_WAYS = ("htod", "dtoh", "ptop")  # of copies that leave or reach the device
+_WAYS = ("htod", "dtoh", "ptop")
+"""Directions of copies from or to the device."""
 
 
 class DeviceEvent(FrozenModel):
-    """Something that the device did between two moments."""
+    """Activity of the device between two moments."""
 
     name: str
     kind: EventKind
@@ -35,26 +36,25 @@ class DeviceEvent(FrozenModel):
 
 
 class DeviceTime(FrozenModel):
-    """What a device did in some steps, in seconds; where kinds overlap, the instant belongs to the first of them.
+    """Seconds of a device's activities in some steps; of overlapping kinds, the first one counts.
 
-    Computing hides copies, and both hide communication: what is left of those two is what they
-    cost.
+    Computing hides copies, and both hide communication: only the exposed parts count.
     """
 
     busy_s: float
-    """With anything at all running."""
+    """Anything running."""
     compute_s: float
-    """With a kernel running that is not communication, or a copy within the device, or a memset."""
+    """A kernel running that is not communication, or a copy within the device, or a memset."""
     copy_s: float
-    """With a copy to or from the device running and nothing computing: the exposed part."""
+    """A copy to or from the device running without computing: the exposed part."""
     communication_s: float
-    """With communication alone running: a rank that waits for a straggler shows here, and as busy."""
+    """Only communication running: waiting for a straggler counts here, and as busy."""
     after_waits_s: float = 0.0
-    """Idle because the host had waited for the device, and only then launched what comes next."""
+    """Idle since the host had waited for the device before it launched more work."""
 
 
 def kind_of(name: str) -> EventKind:
-    """The kind of a profiler's event, by its name.
+    """Return the kind of a profiler's event, by its name.
 
     Copies within the device and memsets are the model's own work: clones, and what cuBLAS and cuDNN
     clear. Source: kineto's names of copies, "Memcpy HtoD (Pinned -> Device)"; NCCL's kernels are
@@ -63,11 +63,13 @@ def kind_of(name: str) -> EventKind:
     low = name.lower()
     if "nccl" in low or "rccl" in low:
         return "communication"
-    return "copy" if low.startswith("memcpy") and any(way in low for way in _WAYS) else "compute"
+    if low.startswith("memcpy") and any(way in low for way in _WAYS):
+        return "copy"
+    return "compute"
 
 
 def union(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The intervals merged: disjoint, in order; empty ones and such that end before they begin are dropped."""
+    """Merge intervals: disjoint, in order; those of no or negative length are dropped."""
     merged: list[tuple[int, int]] = []
     for start, end in sorted(span for span in intervals if span[1] > span[0]):
         if merged and start <= merged[-1][1]:
@@ -78,14 +80,19 @@ def union(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def length(intervals: Iterable[tuple[int, int]]) -> int:
-    """Total length of disjoint intervals."""
+    """Return the total length of disjoint intervals."""
     return sum(end - start for start, end in intervals)
 
 
 def device_time(
     events: Sequence[DeviceEvent], host_waits: Sequence[tuple[int, int]] = ()
 ) -> DeviceTime:
-    """Sum up the events of one device; `host_waits` are the spans in which the host waited for it."""
+    """Sum up the events of one device.
+
+    Args:
+        events: Events in any order.
+        host_waits: Spans in which the host waited for the device, (start, end) in nanoseconds.
+    """
     kinds: tuple[EventKind, ...] = ("compute", "copy", "communication")
     compute, copies, communication = (
         union((event.start_ns, event.end_ns) for event in events if event.kind == kind)
@@ -103,60 +110,58 @@ def device_time(
 
 
 def _after_waits(busy: Sequence[tuple[int, int]], host_waits: Sequence[tuple[int, int]]) -> int:
-    """Length of the gaps between spans of work that began while the host waited: nothing was queued behind them."""
-    return sum(
-        after[0] - before[1]
-        for before, after in pairwise(busy)
-        if any(start <= before[1] <= end for start, end in host_waits)
-    )
+    """Return the length of gaps that began while the host waited: no work was queued behind them."""
+    total = 0
+    for (_, ended), (resumed, _) in pairwise(busy):
+        if any(start <= ended <= end for start, end in host_waits):
+            total += resumed - ended
+    return total
 
 
 def _seconds(nanoseconds: int) -> float:
     return nanoseconds * 1e-9
 
 
-# Where the time goes: shares of the wall time of training, and what an item costs inside the
-# loader.
+# The breakdown: shares of training's wall time, and the costs of an item inside the loader.
 #
 # The worker measures the parts; `breakdown_on_device` and `breakdown_on_cpu` join them into
-# fractions that add up to 1.
+# fractions with sum 1.
 
 
 Part = Literal["data_wait", "device_copy", "compute", "synchronise", "idle"]
 PARTS: tuple[Part, ...] = get_args(Part)
-"""The parts of the wall time, in the order in which they are shown."""
+"""Parts of the wall time, in display order."""
 
 _Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 class Share(FrozenModel):
-    """A part of the wall time, and how it was measured."""
+    """Share of the wall time, and its source."""
 
     fraction: _Fraction
-    """Of the wall time, in 0..1."""
+    """Fraction of the wall time, in 0..1."""
     source: str
     """In a few words, such as "clock around the loader" or "profiler, 5 extra steps"."""
 
 
 class TimeBreakdown(FrozenModel):
-    """Fractions of the wall time of a long run; they add up to 1.
+    """Fractions of the wall time of a long run, with sum 1.
 
-    An instant in which the device works counts as that, whatever the host waits for meanwhile.
+    Device activity takes precedence over any wait of the host at the same time.
     """
 
     data_wait: Share
-    """The device has nothing to do because the loader has not delivered, the restarts of epochs
-    included."""
+    """The device is idle because the loader has not delivered, including epoch restarts."""
     device_copy: Share
-    """Copies to the device that no computing hides."""
+    """Copies to the device that computing does not hide."""
     compute: Share
     synchronise: Share
-    """The device has nothing to do because the host had waited for it (`.item()`, a copy that
-    blocks), and exposed communication with other ranks."""
+    """The device is idle because the host had waited for it (`.item()`, a blocking copy), and
+    exposed communication with other ranks."""
     idle: Share
     """The device waits for the host to launch the next operation."""
     restart_fraction: _Fraction = 0.0
-    """The part of `data_wait` that the restarts of epochs take."""
+    """Part of `data_wait` for epoch restarts."""
 
     @model_validator(mode="after")
     def _adds_up(self) -> Self:
@@ -168,87 +173,87 @@ class TimeBreakdown(FrozenModel):
         return self
 
     def shares(self) -> dict[Part, Share]:
-        """The five parts by name, in order."""
+        """Return the five parts by name, in order."""
         return {name: getattr(self, name) for name in PARTS}
 
 
 class FormatCost(FrozenModel):
-    """What a call that reads an item's data costs, and what a better way costs for the same input on this machine."""
+    """Cost of a call that reads an item's data, and of a better way for the same input on this machine."""
 
     kind: Literal["text", "image_draft", "image_copy", "parquet"]
-    """text: parsed, or an array that is mapped; image_draft: decoded whole and made smaller, or
-    decoded smaller; image_copy: the same, or a copy of the final size; parquet: a table read for
-    each item, or once for its rows."""
+    """text: parsed, or a memory-mapped array; image_draft: decoded whole and resized, or decoded
+    smaller; image_copy: the same, or a copy of the final size; parquet: a table read per item, or
+    once for its rows."""
     calls_per_item: float
-    """Such calls for an item."""
+    """Calls per item."""
     item_fraction: _Fraction
-    """Share of an item's time in such calls, as long as they take of files that lie in RAM."""
+    """Share of an item's time in such calls, with files in the page cache."""
     now_s: float
-    """Mean seconds of a call as it is."""
+    """Mean seconds of the current call."""
     better_s: float
     """Mean seconds of the better way."""
     figures: dict[str, int] = Field(default_factory=dict)
-    """Sizes of what was read."""
+    """Sizes of the data."""
 
     @property
     def saved_fraction(self) -> float:
         """Share of an item's time that the better way saves."""
-        return (
-            self.item_fraction * max(0.0, 1.0 - self.better_s / self.now_s)
-            if self.now_s > 0
-            else 0.0
-        )
+        if self.now_s <= 0:
+            return 0.0
+        return self.item_fraction * max(0.0, 1.0 - self.better_s / self.now_s)
 
 
 class LoaderCosts(FrozenModel):
-    """What data costs inside the loader, in seconds; measured outside the window, item by item, in one process."""
+    """Costs of data inside the loader, in seconds; measured outside the window, item by item, in one process."""
 
     items: int
-    """Items that were timed."""
+    """Items timed."""
     item_s: float
-    """Mean wall time of one item: `__getitem__`, or the iterable's next."""
+    """Mean wall seconds of one item: `__getitem__`, or the iterable's next."""
     item_cpu_s: float
-    """Mean CPU time of one item, all threads of the process; far below `item_s`, the item waits."""
+    """Mean CPU seconds of one item, all threads of the process; far below `item_s`, the item
+    waits."""
     item_median_s: float
-    """Median wall time of one item."""
+    """Median wall seconds of one item."""
     item_p99_s: float
-    """What 99 of 100 items stay below."""
+    """99th percentile of an item's wall seconds."""
     item_slowest_s: float
-    """The slowest item that was timed."""
+    """Wall seconds of the slowest item."""
     slow_tail_fraction: _Fraction
-    """Share of all items' time that is spent in items of over 8 times the median."""
+    """Share of all items' time spent in items over 8 times the median."""
     disk_bytes_per_item: float
-    """Bytes that came from the disk, not from the page cache, per item."""
+    """Bytes per item from the disk, not from the page cache."""
     item_bytes: float
-    """Mean size of an item's tensors as they stand in the batch."""
+    """Mean bytes of an item's tensors in the batch."""
     float32_fraction: _Fraction | None = None
-    """Share of float32 in a batch's bytes; None where it was not measured, or the batch has no
-    tensor."""
+    """Share of float32 in a batch's bytes; None if not measured, or if the batch has no tensor."""
     batch_tensors: int | None = None
-    """Tensors of a batch; None where not counted."""
+    """Tensors of a batch; None if not counted."""
     collate_s: float
-    """One batch through collate_fn."""
+    """Seconds of one batch through collate_fn."""
     transfer_s: float | None = None
-    """One batch from a worker to the training process through shared memory; None without workers."""
+    """Seconds of one batch from a worker to the training process through shared memory; None
+    without workers."""
     pin_s: float | None = None
-    """One batch into page-locked memory; None where it is not pinned."""
+    """Seconds of one batch into page-locked memory; None if it is not pinned."""
     copy_s: float | None = None
-    """One batch from pageable memory to the device, waited for; None without an accelerator that
-    pinning helps."""
+    """Seconds of one synchronous copy from pageable memory to the device; None without an
+    accelerator that benefits from pinning."""
     pinned_copy_s: float | None = None
     """The same from page-locked memory."""
     batches_per_worker_per_s: float | None = None
-    """The loader alone, per worker (the training process itself counts as one where there are
-    none)."""
+    """Throughput of the loader alone per worker (without workers, the training process counts as
+    one)."""
     batches_per_core_per_s: float | None = None
-    """The loader alone, per core that this process may use; of a rank, per core of its share."""
+    """Throughput of the loader alone per core that this process may use; for a rank, per core of
+    its share."""
 
     formats: tuple[FormatCost, ...] = ()
-    """Formats that something better was found for."""
+    """Formats with a better way."""
 
     @property
     def cpu_fraction(self) -> float:
-        """Share of an item's time in which a core worked on it; above 1 where several did."""
+        """Mean number of cores that worked during an item's time; above 1 for multithreaded items."""
         return self.item_cpu_s / self.item_s if self.item_s > 0 else 1.0
 
 
@@ -261,15 +266,24 @@ def breakdown_on_device(
     restart_s: float,
     exchange_s: float = 0.0,
 ) -> TimeBreakdown:
-    """Shares on an accelerator, of an unprofiled step of a long run, which takes `step_s + restart_s`.
+    """Return the shares of a long run's step on an accelerator, without a profiler.
 
-    The device's own work comes from the profiler; what is left is idle time, of which the host's
-    waits for the loader explain at most `data_wait_s` a step (the rest of those waits is hidden
-    behind queued work), and what follows the host's waits for the device a further part. Restarts
-    cost what queued work leaves of them. A profile that shows more work than a step takes (its
-    kernels were slowed down) is scaled to the step. `exchange_s` is what the exchange of gradients
-    adds to a step, where the profiled ones were without it.
+    The device's own work comes from the profiler; the rest is idle time. Of that, waits for the
+    loader explain at most `data_wait_s` (their rest is hidden behind queued work), and gaps after
+    the host's waits for the device a further part. Restarts count as far as queued work does not
+    hide them. If the profile shows more work than a step takes (its kernels were slowed down), it
+    is scaled to the step.
+
+    Args:
+        device: Device time of all profiled steps.
+        profiled_steps: Number of profiled steps.
+        step_s: Seconds of a step, without restarts.
+        data_wait_s: Seconds per step that the host waits for the loader.
+        restart_s: Seconds per step for epoch restarts.
+        exchange_s: Seconds that gradient exchange adds to a step, if the profiled steps were
+            without it.
     """
+    # The device's own work per step, scaled to what restarts leave of the time
     source = f"profiler in {profiled_steps} extra steps, as a share of a step without it"
     work = [
         part_s / profiled_steps
@@ -281,6 +295,8 @@ def breakdown_on_device(
     scale = min(1.0, step_s / sum(work)) if sum(work) > 0 else 1.0
     compute, copy, exchange = (part_s * scale for part_s in work)
     exchange += min(exchange_s, max(0.0, step_s - compute - copy - exchange))
+
+    # The rest of the step: waits for the loader, then gaps after the host's waits for the device
     unexplained = max(0.0, step_s - compute - copy - exchange)
     waiting = min(data_wait_s, unexplained)
     synchronising = min(device.after_waits_s / profiled_steps, unexplained - waiting)
@@ -308,12 +324,18 @@ def breakdown_on_cpu(  # noqa: PLR0913 - the parts of a step, each by its name
     profiled_steps: int,
     exchange_s: float = 0.0,
 ) -> TimeBreakdown:
-    """Shares on the CPU, which is its own device, of a step of a long run, which takes `step_s + restart_s`.
+    """Return the shares of a long run's step on the CPU, which is its own device.
 
-    `copy_s` is the time of moving a batch (layout conversions), `gap_fraction` the share of the
-    rest of the step that lies outside any operator by the profiler, `exchange_s` what the exchange
-    of gradients with other ranks adds.
+    Args:
+        step_s: Seconds of a step, without restarts.
+        data_wait_s: Seconds per step of waiting for the loader.
+        copy_s: Seconds of moving a batch (layout conversions).
+        gap_fraction: Share of the rest of the step outside any operator, by the profiler.
+        restart_s: Seconds per step for epoch restarts.
+        profiled_steps: Number of profiled steps.
+        exchange_s: Seconds per step of gradient exchange with other ranks.
     """
+    # Parts with a measured time, then the rest by the profiler's gaps
     waiting = min(data_wait_s, step_s)
     copying = min(copy_s, step_s - waiting)
     exchanging = min(exchange_s, step_s - waiting - copying)
@@ -339,14 +361,17 @@ _EXCHANGE_SOURCE = "a step with the exchange of gradients less one without, on b
 
 
 def _source_of_waits(profiler: str, device: DeviceTime, exchange_s: float) -> str:
-    """Communication is known from steps with and without the exchange, or from the profiler's own events."""
-    by_exchange = f"{_EXCHANGE_SOURCE}; " if exchange_s > 0 else ""
-    kernels = "" if by_exchange and device.communication_s <= 0 else "communication, "
-    return f"{by_exchange}{profiler}: {kernels}gaps after the host's waits"
+    """Return the source of synchronization: steps with and without the exchange, or the profiler's events."""
+    gaps = "gaps after the host's waits"
+    if exchange_s <= 0:
+        return f"{profiler}: communication, {gaps}"
+    if device.communication_s <= 0:
+        return f"{_EXCHANGE_SOURCE}; {profiler}: {gaps}"
+    return f"{_EXCHANGE_SOURCE}; {profiler}: communication, {gaps}"
 
 
 def _breakdown(total_s: float, restart_s: float, **parts: tuple[float, str]) -> TimeBreakdown:
-    """Shares of a total, of each part's seconds with their source."""
+    """Return the shares of a total, from each part's seconds and source."""
     shares = {
         name: Share(fraction=_fraction(part_s, total_s), source=source)
         for name, (part_s, source) in parts.items()

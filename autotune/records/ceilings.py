@@ -1,8 +1,8 @@
-"""Ceilings: the rates of the loader, the device, the copies and the host, each alone, and the room that they leave.
+"""Ceilings: the throughput of loader, device, copies and host, each alone, and the headroom below them.
 
 A loader's ceiling depends on the loader's settings, a device's on the step's, a copy's on where
-batches lie and how they are laid out; `loader_key`, `device_key` and `copy_key` name them, so that
-each is measured once and kept in a CeilingBook.
+batches lie and on their layout. `loader_key`, `device_key` and `copy_key` return these settings, so
+that each ceiling is measured once and kept in a `CeilingBook`.
 """
 
 from __future__ import annotations
@@ -17,52 +17,54 @@ from autotune.frozen import FrozenModel
 from autotune.settings_table import SETTINGS, Side
 
 EXCEEDED_FROM = 1.05
-"""Of a ceiling: a rate above it shows that the ceiling was measured too low, since a whole run
+"""Ratio of a run's throughput to a ceiling from which the ceiling was measured too low, since a run
 can't exceed one side alone. Our own convention; runs of the same settings differ by 1 to 3 %."""
 _DISAGREE_FROM = 1.5
-"""Factor between two measurements of one side from which on other processes slowed one of them: our
-own convention. Stretches of 0.2 s differ by up to a fifth on two shared cores
-(benchmarks/surfaces)."""
+"""Ratio between two measurements of one side from which other processes slowed one of them: our own
+convention. Stretches of 0.2 s differ by up to a fifth on two shared cores (benchmarks/surfaces)."""
 _CERTAIN_SDS = 2.0
-"""Standard errors of a ceiling that a rate must exceed on top: about a 95 % interval."""
+"""Standard errors of a ceiling that a run must exceed in addition: about a 95 % interval."""
 _HOLDS_FROM = 0.85
 """Share of the lowest ceiling from which that side counts as the bottleneck: our convention."""
 
 SIDES: tuple[Side, ...] = ("loader", "device", "copy")
-"""What is measured alone."""
+"""Sides that are measured alone."""
 _VALUES = {
     side: [setting.value for setting in SETTINGS if side in setting.sides and not setting.is_of_ddp]
     for side in SIDES
 }
-"""Functions of a configuration: the values that each side depends on."""
+"""Functions of a configuration that return the values each side depends on."""
 
 
 class Ceiling(FrozenModel):
-    """A rate that one side reaches by itself."""
+    """Throughput of one side alone."""
 
     samples_per_s: float
-    """The rate, in samples per second."""
+    """Throughput in samples/s."""
     samples: int
-    """Samples that came, counted."""
+    """Samples delivered."""
     seconds: float
-    """Wall time of the stretch."""
+    """Wall seconds of the stretch."""
     batches: int
-    """Batches that came."""
+    """Batches delivered."""
     host_s: float | None = None
     """Of the device: seconds in which the host launches a batch's work without waiting for it, the
-    least of a few steps. None where the host is the device, for float16 without a fused optimizer,
-    and without the time for a step."""
+    minimum of a few steps. None if the host is the device, for float16 without a fused optimizer,
+    and without time for a step."""
     relative_sd: float | None = None
-    """Standard error of the rate by the stretch's own blocks, as a share of it: large where a
-    loader pauses. None where they do not tell."""
+    """Relative standard error by the stretch's own blocks: large for a loader that pauses. None if
+    unknown."""
 
 
 def host_ceiling_of(device: Ceiling | None, take_s: float | None) -> float | None:
-    """Return the rate of a host that takes batches that lie ready and launches their work, one after the other.
+    """Return the throughput of a host that alternately takes ready batches and launches their work.
 
     Args:
-        device: The device's ceiling, which holds the seconds of launching.
-        take_s: Seconds of taking a batch that lies ready; None: none.
+        device: The device's ceiling, with the seconds of launching.
+        take_s: Seconds of taking a ready batch; None for none.
+
+    Returns:
+        None if the seconds of launching are unknown.
     """
     if device is None or device.host_s is None:
         return None
@@ -70,20 +72,19 @@ def host_ceiling_of(device: Ceiling | None, take_s: float | None) -> float | Non
 
 
 def loader_key(config: TrainingConfig) -> tuple[object, ...]:
-    """Return the settings that a loader's throughput depends on; torch's own value where a setting is left to torch."""
-    threads = (
-        config.intra_op_threads if config.num_workers == 0 else None
-    )  # the trial's own process makes the items
+    """Return the settings that a loader's throughput depends on, with torch's defaults for unset ones."""
+    # Without workers, the trial's own process makes the items
+    threads = config.intra_op_threads if config.num_workers == 0 else None
     return (*_values("loader", config), threads)
 
 
 def device_key(config: TrainingConfig) -> tuple[object, ...]:
-    """Return the settings that a step's time depends on: all but the loader's, and the learning rate."""
+    """Return the settings that a step's time depends on: all but the loader's and the learning rate."""
     return _values("device", config)
 
 
 def copy_key(config: TrainingConfig) -> tuple[object, ...]:
-    """Return the settings that copies depend on; hardly on the batch, since a copy's start takes microseconds."""
+    """Return the settings that copies depend on; not the batch, since starting a copy takes microseconds."""
     return _values("copy", config)
 
 
@@ -101,26 +102,26 @@ def _key(side: Side, config: TrainingConfig) -> _Key:
 
 @dataclass(slots=True)
 class _Evidence:
-    """All that was seen of one side in one setting."""
+    """Measurements of one side in one setting."""
 
     seen: list[Ceiling] = field(default_factory=list)
-    """Every measurement of the side alone."""
+    """All measurements of the side alone."""
     shown: float = 0.0
-    """The rate that a whole run has reached for certain, in samples per second."""
+    """Throughput that a run certainly reached, in samples/s."""
 
     @property
     def held(self) -> list[Ceiling]:
-        """The measurements that no run exceeds."""
+        """Measurements that no run exceeds."""
         return [one for one in self.seen if self.shown <= EXCEEDED_FROM * _upper_end(one)]
 
     @property
     def middle(self) -> float:
-        """The median of those, of two the higher: other processes only slow a measurement down."""
+        """Median of those, of two the higher: other processes only slow a measurement down."""
         return median_high([one.samples_per_s for one in self.held])
 
     @property
     def credible(self) -> list[Ceiling]:
-        """Those that agree with their median."""
+        """Those within a factor of their median."""
         held = self.held
         return [
             one
@@ -130,7 +131,7 @@ class _Evidence:
 
     @property
     def is_in_doubt(self) -> bool:
-        """Return True where one more measurement would settle it: runs exceed the only one, or two disagree."""
+        """Return True if one more measurement would decide: runs exceed the only one, or two disagree."""
         if not self.held:
             return len(self.seen) == 1
         return len(self.seen) == len(self.held) == 2 and len(self.credible) == 1
@@ -138,36 +139,36 @@ class _Evidence:
 
 @dataclass(slots=True)
 class CeilingBook:
-    """The ceilings measured so far in a search, by what they depend on.
+    """Ceilings measured so far in a search, by the settings that they depend on.
 
-    None where a trial could not measure it, and where runs have exceeded every measurement. All
-    measurements are kept as evidence: one that runs exceed, or that others of the same side
-    contradict, is no ceiling.
+    None if a trial could not measure it, or if runs exceeded every measurement. All measurements
+    are kept as evidence: one that runs exceed, or that others of its side contradict, is no
+    ceiling.
     """
 
     _settled: dict[_Key, Ceiling | None] = field(default_factory=dict)
     _evidence: dict[_Key, _Evidence] = field(default_factory=dict)
 
     def needs(self, side: Side, config: TrainingConfig) -> bool:
-        """Return True where the side's ceiling was not tried yet, or must be measured again."""
+        """Return True if the side's ceiling was not tried yet, or must be measured again."""
         return _key(side, config) not in self._settled or self.is_in_doubt(side, config)
 
     def ceiling_of(self, side: Side, config: TrainingConfig) -> Ceiling | None:
-        """Return the ceiling of a side; None where it was not measured, or no measurement is credible."""
+        """Return the ceiling of a side; None if not measured, or if no measurement is credible."""
         return self._settled.get(_key(side, config))
 
     def shown(self, side: Side, config: TrainingConfig) -> float:
-        """Return the rate that a run with these settings of a side has reached for certain."""
+        """Return the throughput that a run with these settings of a side certainly reached."""
         return self._evidence_of(side, config).shown
 
     def is_in_doubt(self, side: Side, config: TrainingConfig) -> bool:
-        """Return True where a ceiling was measured and must be measured again, once."""
+        """Return True if a ceiling was measured and must be measured once more."""
         return self._evidence_of(side, config).is_in_doubt
 
     def doubt(self, side: Side, config: TrainingConfig, ceiling: Ceiling) -> float:
-        """Return how far the logarithm of a measurement lies from what runs and other measurements show.
+        """Return the distance of a measurement from what runs and other measurements show, as a logarithm.
 
-        0 for a credible one.
+        0 for a credible measurement.
         """
         evidence = self._evidence_of(side, config)
         if ceiling in evidence.credible:
@@ -176,18 +177,18 @@ class CeilingBook:
         return abs(log(max(likely, evidence.shown) / ceiling.samples_per_s))
 
     def keep(self, side: Side, config: TrainingConfig, ceiling: Ceiling | None) -> None:
-        """Enter what was measured of a side with these settings; of credible measurements the longest counts."""
+        """Enter a measurement of a side with these settings; of the credible ones, the longest counts."""
         evidence = self._evidence_of(side, config)
         if ceiling is not None and ceiling not in evidence.seen:
             evidence.seen.append(ceiling)
             self._settle(side, config)
 
     def show(self, config: TrainingConfig, samples_per_s: float) -> None:
-        """Enter a rate that a run of this configuration has reached for certain: no side alone is slower.
+        """Enter a throughput that a run certainly reached: no side alone is slower.
 
         Args:
-            config: What was run.
-            samples_per_s: The lower end of the rate's interval.
+            config: Configuration of the run.
+            samples_per_s: Lower end of its throughput's interval.
         """
         for side in SIDES:
             evidence = self._evidence_of(side, config)
@@ -196,7 +197,7 @@ class CeilingBook:
                 self._settle(side, config)
 
     def give_up(self, side: Side, config: TrainingConfig) -> None:
-        """Enter that a run with these settings of a side could not measure it."""
+        """Enter that a run with these settings could not measure the side."""
         self._settled.setdefault(_key(side, config), None)
 
     def _settle(self, side: Side, config: TrainingConfig) -> None:
@@ -211,38 +212,34 @@ class CeilingBook:
 
 
 def _upper_end(ceiling: Ceiling) -> float:
-    """The rate that it may be, by its own error."""
+    """Return the upper end of a ceiling's interval."""
     return ceiling.samples_per_s * (1 + _CERTAIN_SDS * (ceiling.relative_sd or 0.0))
 
 
 class Headroom(FrozenModel):
-    """Where a rate stands between the ceilings."""
+    """Position of a throughput below the ceilings, in samples/s."""
 
     samples_per_s: float
-    """The rate as it is."""
+    """Current throughput."""
     loader_ceiling: float
-    """Infinite where nothing is known of the loader."""
+    """Loader alone; infinite if unknown."""
     device_ceiling: float
-    """Samples per second of the device alone; infinite where nothing is known of it. Where the
-    device waits for its host, at least what it would do without waiting, by the time in which it is
-    busy."""
+    """Device alone; infinite if unknown. If the device waits for its host, at least its throughput
+    without waiting, by its busy time."""
     copy_ceiling: float | None = None
-    """Samples per second of copying batches to the device; None where nothing is copied, or it was
-    not measured."""
+    """Copying batches to the device; None if nothing is copied, or if not measured."""
     host_ceiling: float | None = None
-    """Samples per second of the host that takes and launches batches; None where it is the device,
-    or not measured."""
+    """Host that takes and launches batches; None if it is the device, or if not measured."""
     lower: Literal["loader", "device", "copy", "host"]
-    """The side whose ceiling is the lowest."""
+    """Side with the lowest ceiling."""
     limit: Literal["loader", "device", "copy", "host"] | None
-    """The side that limits the loop; None where no side alone does."""
+    """Side that limits the loop; None if no single side does."""
     share_of_device: float
-    """The rate over what the device can do on a batch in its memory."""
+    """Throughput over the device's on batches in its memory."""
     share_of_lower: float
-    """The rate over the lowest ceiling; noise may carry it above 1."""
+    """Throughput over the lowest ceiling; noise may push it above 1."""
     room: float
-    """What other settings can still give at most, as a share of the rate, while the lowest one
-    stays: 0.04 = 4 %."""
+    """Most that other settings can gain while the lowest ceiling stays, as a share: 0.04 = 4 %."""
 
 
 def headroom_of(
@@ -254,30 +251,33 @@ def headroom_of(
     host_ceiling: float | None = None,
     host_bound_busy: float | None = None,
 ) -> Headroom:
-    """Compare a rate to the ceilings; of equal ones the device's counts as the lowest, then the loader's.
+    """Compare a throughput with the ceilings; of equal ones the device's counts as the lowest, then the loader's.
 
-    A host that launches the loop's work too slowly may hold up the device alone as well, which then
-    reaches the host's ceiling and not its own. Its busy time in the loop shows what it can do at
-    least.
+    A host that launches too slowly may limit the device alone as well, which then reaches the
+    host's ceiling, not its own. Its busy time in the loop gives a lower bound of its own ceiling.
 
     Args:
-        samples_per_s: The rate.
-        loader_ceiling: Of the loader alone; infinite where nothing is known of it.
-        device_ceiling: Of the device alone, as measured; infinite where nothing is known of it.
-        copy_ceiling: Of the copies alone; None: nothing is copied, or it was not measured.
-        host_ceiling: Of the host alone; None: the host is the device, or it was not measured.
-        host_bound_busy: Share of the time in which the device is busy, of a loop whose device waits
-            for its host; None: it does not, or this is not known.
+        samples_per_s: Current throughput.
+        loader_ceiling: Loader alone; infinite if unknown.
+        device_ceiling: Device alone, as measured; infinite if unknown.
+        copy_ceiling: Copies alone; None if nothing is copied, or if not measured.
+        host_ceiling: Host alone; None if the host is the device, or if not measured.
+        host_bound_busy: Busy share of a device that waits for its host; None if it does not, or if
+            unknown.
     """
+    # A device limited by its host: raise its ceiling to what its busy time shows
     is_held_alone = host_ceiling is None or device_ceiling >= _HOLDS_FROM * host_ceiling
     if host_bound_busy and is_held_alone:
         device_ceiling = max(device_ceiling, samples_per_s / host_bound_busy)
+
     known: dict[Literal["loader", "device", "copy", "host"], float]
     known = {"device": device_ceiling, "loader": loader_ceiling}
     if copy_ceiling is not None:
         known["copy"] = copy_ceiling
     if host_ceiling is not None:
         known["host"] = host_ceiling
+
+    # The side that limits the loop
     lower = min(known, key=known.__getitem__)
     lowest = known[lower]
     limit = lower if samples_per_s >= _HOLDS_FROM * lowest else None
@@ -298,5 +298,5 @@ def headroom_of(
 
 
 def overlaps(config: TrainingConfig, device_kind: str) -> bool:
-    """Whether loading goes on beside training: in workers, or beside an accelerator's own work."""
+    """Return whether loading overlaps with training: in workers, or with an accelerator's work."""
     return config.num_workers > 0 or device_kind != "cpu"

@@ -1,6 +1,8 @@
-"""`Measurement`: what a trial has measured, from the blocks of its window to memory, clocks and ranks.
+"""`Measurement`: the figures of one run of a trial, from the blocks of its window to memory, clocks and ranks.
 
-Data alone: `autotune.worker` fills it in, `autotune.models` and `autotune.report` read it.
+Data only. Comes in: figures from `autotune.worker`, or JSON of a run folder. Goes out: the same
+figures, with properties that follow from one record alone, for `autotune.models` and
+`autotune.report`.
 """
 
 from __future__ import annotations
@@ -21,161 +23,158 @@ from autotune.note import Note
 from autotune.records.breakdown import LoaderCosts, TimeBreakdown
 from autotune.records.ceilings import SIDES, Ceiling, CeilingBook
 
-# What a host's cores did while a window ran: how much of them the trial had, and how much other
-# programs took.
+# Host load: CPU time of the trial and of other processes during a window.
 #
-# Filled by the worker from two readings at the window's edges, stored raw beside the rate that it
-# explains; what others took is derived. `note_on_load` turns it into a note.
+# Filled by the worker from two readings at the window's edges and stored raw; the share of other
+# processes is derived. `note_on_load` turns it into a note.
 
 
 _OTHERS_LEAST = 0.10
-"""Share of the cores from which on other programs count: two cores lose that to an editor and a
-browser at work, and more explains a rate by itself. Our own convention."""
+"""Share of the cores from which other processes count: two cores lose that to an active editor and
+browser. Our own convention."""
 _FULL_FROM = 0.5
-"""Share of the cores from which on programs hold each other up: hyperthreads then share a core, and
-fewer cores stand idle than are taken. Our own convention."""
+"""Share of the cores in use from which processes slow each other down: hyperthreads then share a
+core, and few cores are idle. Our own convention."""
 _LEAST_S = 0.05
-"""CPU time that others must have taken: the kernel counts it in hundredths of a second, for each
-core by itself. Our own convention."""
+"""Least CPU seconds of other processes: the kernel counts in hundredths of a second per core. Our
+own convention."""
 
 
 class HostLoad(FrozenModel):
-    """CPU time on one host during a window; of a group over several hosts that of the one that others loaded most.
+    """CPU time on one host during a window; for a group over several hosts, the host with most load by others.
 
     Source: man 5 proc, /proc/stat and /proc/pid/stat; Linux kernel, admin-guide/cgroup-v2
     (cpu.stat), accounting/psi.
     """
 
     seconds: Annotated[float, Field(gt=0)]
-    """Between the two readings; a little more than the window."""
+    """Seconds between the two readings; slightly more than the window."""
     cores: Annotated[int, Field(ge=1)]
-    """That the trial may use at once: affinity and cgroup quota."""
+    """Cores that the trial may use at once: affinity and cgroup quota."""
     reachable_cores: Annotated[int, Field(ge=1)]
-    """That it may run on; more than `cores` where a quota limits it."""
+    """Cores that it may run on; more than `cores` under a quota."""
     busy_s: Annotated[float, Field(ge=0)]
-    """CPU time of all programs on the reachable cores, what the hypervisor gave to other machines
-    included."""
+    """CPU seconds of all processes on the reachable cores, including those that the hypervisor gave
+    to other machines."""
     own_s: Annotated[float, Field(ge=0)]
-    """Of the trial's processes: every rank on the host, and their loader workers."""
+    """CPU seconds of the trial: every rank on the host, and their loader workers."""
     stolen_s: Annotated[float, Field(ge=0)]
-    """The share of `busy_s` that went to other virtual machines."""
+    """Part of `busy_s` that went to other virtual machines."""
     group_s: Annotated[float, Field(ge=0)] | None = None
-    """Of all processes under the same quota; None where there is no quota, and where its group does
-    not tell."""
+    """CPU seconds of all processes under the same quota; None without a quota, or if its group does
+    not report it."""
     pressure_s: Annotated[float, Field(ge=0)] | None = None
-    """In which some process that could run had to wait for a core. More workers than cores wait for
-    each other, so nothing is judged by it; None where the kernel does not count it."""
+    """Seconds in which some runnable process waited for a core. Not used for decisions: with more
+    workers than cores, they wait for each other. None if the kernel does not count it."""
 
     @property
     def others_cores(self) -> float:
-        """Of the cores that the trial may use, how many other programs took from it in the mean.
+        """Mean number of the trial's cores that other processes used.
 
-        A quota leaves cores unused; what others take of these costs the trial nothing.
+        A quota leaves cores unused; other processes on these cost the trial nothing.
         """
-        beside = self.reachable_cores - self.cores
-        outside = (self.busy_s - self.own_s) / self.seconds - beside
+        unused = self.reachable_cores - self.cores
+        outside = (self.busy_s - self.own_s) / self.seconds - unused
         inside = 0.0 if self.group_s is None else (self.group_s - self.own_s) / self.seconds
         return min(max(0.0, outside, inside), float(self.cores))
 
     @property
     def is_loaded(self) -> bool:
-        """Whether others took enough, of cores that are not mostly idle, to hold the trial up."""
+        """Return whether other processes used enough CPU to slow the trial."""
+        if self.others_cores < _OTHERS_LEAST * self.cores:
+            return False
+        if self.others_cores * self.seconds < _LEAST_S:
+            return False
         used = self.others_cores + self.own_s / self.seconds
-        is_much = (
-            self.others_cores >= _OTHERS_LEAST * self.cores
-            and self.others_cores * self.seconds >= _LEAST_S
-        )
-        return is_much and used >= _FULL_FROM * self.cores
+        return used >= _FULL_FROM * self.cores
 
 
 def join_loads(loads: Iterable[HostLoad | None]) -> HostLoad | None:
-    """Several windows as one; None where none is known."""
+    """Join the loads of several windows; None if none is known."""
     known = [load for load in loads if load is not None]
     if not known:
         return None
     return HostLoad(
+        seconds=sum(load.seconds for load in known),
         cores=min(load.cores for load in known),
         reachable_cores=min(load.reachable_cores for load in known),
+        busy_s=sum(load.busy_s for load in known),
+        own_s=sum(load.own_s for load in known),
+        stolen_s=sum(load.stolen_s for load in known),
         group_s=_sum(load.group_s for load in known),
         pressure_s=_sum(load.pressure_s for load in known),
-        **{
-            name: sum(getattr(load, name) for load in known)
-            for name in ("seconds", "busy_s", "own_s", "stolen_s")
-        },
     )
 
 
 def note_on_load(load: HostLoad | None) -> Note | None:
-    """Return that other programs slowed a window; None where they did not, or nothing is known."""
+    """Return a note if other processes slowed a window; None if not, or if the load is unknown."""
     if load is None or not load.is_loaded:
         return None
     return cores_taken(others_cores=load.others_cores, cores=load.cores)
 
 
 def _sum(parts: Iterable[float | None]) -> float | None:
+    """Return the sum, or None if a part is unknown."""
     known = list(parts)
     return None if None in known else sum(part for part in known if part is not None)
 
 
-# What a device did while a window ran: clocks, power, temperature, throttling, and who else used
-# it.
+# Device conditions during a window: clocks, power, temperature, throttling, other processes.
 #
-# Filled by the worker, stored beside the figures that it explains; () and None stand for what the
-# device does not report. `remarks_on` and `note_on_others` turn it into notes. Source: NVML API
-# reference, nvmlDeviceGetClockInfo, nvmlDeviceGetTotalEnergyConsumption,
-# nvmlDeviceGetCurrentClocksEventReasons.
+# Filled by the worker; () and None stand for what the device does not report. `remarks_on` and
+# `note_on_others` turn them into notes. Source: NVML API reference, nvmlDeviceGetClockInfo,
+# nvmlDeviceGetTotalEnergyConsumption, nvmlDeviceGetCurrentClocksEventReasons.
 
 
 ThrottleReason = Literal["power_cap", "thermal", "power_brake", "hardware_slowdown"]
-"""Why a GPU ran below the clock that it was set to; an idle GPU and clocks that a user has set are
-not among them."""
+"""Reason why a GPU ran below its set clock; idleness and user-set clocks are not among them."""
 
 _CLOCK_MOVED_BY = 0.03
-"""Share by which a clock between a window's edges moves the rate by as much as what a search
-decides on: our own convention."""
-OTHERS_LEAST_BYTES = 256 * 2**20
-"""Device memory from which on others count: less than another process that computes takes. What lay
-outside torch's allocator, a context and loaded kernels, was 749 MiB and more on an H200 and an H100
-(benchmarks/results/gpu-*.json). Our own convention."""
-OTHERS_LEAST_BUSY = 0.05
-"""Share of time that another process has to compute before it moves a rate by what a search decides
+"""Relative change of the clock over a window that changes throughput by as much as a search decides
 on: our own convention."""
+OTHERS_LEAST_BYTES = 256 * 2**20
+"""Device memory from which other processes count: less than a computing process takes. Memory
+outside torch's allocator, for a context and loaded kernels, was 749 MiB and more on an H200 and an
+H100 (benchmarks/results/gpu-*.json). Our own convention."""
+OTHERS_LEAST_BUSY = 0.05
+"""Busy share of another process that changes throughput by as much as a search decides on: our own
+convention."""
 
 
 class DeviceConditions(FrozenModel):
-    """One device during a window; of several devices the sum of energy and power, and otherwise the worst of them."""
+    """One device during a window; for several devices the sum of energy and power, otherwise the worst value."""
 
     sm_clock_mhz: tuple[int, int] | None = None
-    """Clock of the multiprocessors at the window's two edges."""
+    """Clock of the multiprocessors at both edges of the window, in MHz."""
     max_sm_clock_mhz: int | None = None
-    """The highest that the device can be set to."""
+    """Highest clock that the device can be set to, in MHz."""
     memory_clock_mhz: tuple[int, int] | None = None
-    """Clock of the memory at the window's two edges."""
+    """Memory clock at both edges of the window, in MHz."""
     temperature_c: tuple[int, int] | None = None
-    """At the window's two edges, in degrees Celsius."""
+    """Temperature at both edges of the window, in degrees Celsius."""
     power_w: Annotated[float, Field(ge=0)] | None = None
-    """Mean over the window: energy over time; where energy is not counted, the mean of the two
-    edges."""
+    """Mean power over the window in watts: energy over time, or the mean of both edges if energy is
+    not counted."""
     energy_j: Annotated[float, Field(ge=0)] | None = None
-    """Drawn by the whole device during the window. The sensor behind it samples only a part of the
-    time: compare windows of a second and more. Source: Yang et al., Part-time Power Measurements,
+    """Energy of the whole device during the window, in joules. The sensor samples only part of the
+    time: compare windows of at least a second. Source: Yang et al., Part-time Power Measurements,
     arXiv:2312.02741."""
     throttle_reasons: tuple[ThrottleReason, ...] = ()
-    """Those at either edge of the window, or counted between them, sorted."""
+    """Reasons at either edge of the window or counted between them, sorted."""
     others_memory_bytes: Annotated[int, Field(ge=0)] | None = None
-    """Memory of the device in use before this process opened it."""
+    """Device memory in use before this process opened it."""
     others_busy_fraction: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Share of time in which the device ran kernels right before this process opened it; None as
-    well where an earlier trial may have been the one that ran them."""
+    """Share of time in which the device ran kernels just before this process opened it; None also
+    if an earlier trial may have run them."""
     persistence_mode: bool | None = None
-    """The driver keeps the device initialised while it is unused."""
+    """The driver keeps the unused device initialized."""
     tf32_overrides: tuple[str, ...] = ()
-    """Variables of the environment that change what float32 means, as NAME=value:
+    """Environment variables that change the precision of float32, as NAME=value:
     TORCH_ALLOW_TF32_CUBLAS_OVERRIDE and NVIDIA_TF32_OVERRIDE."""
 
     @property
     def clock_moved_by(self) -> float | None:
-        """By what share the multiprocessors' clock changed from one edge to the other; None where it is not known."""
+        """Relative change of the multiprocessors' clock over the window; None if unknown."""
         if self.sm_clock_mhz is None or min(self.sm_clock_mhz) <= 0:
             return None
         first, last = self.sm_clock_mhz
@@ -183,24 +182,24 @@ class DeviceConditions(FrozenModel):
 
     @property
     def has_moved(self) -> bool:
-        """Whether the clock changed by enough to move the rate."""
+        """Return whether the clock changed by enough to affect throughput."""
         return self.clock_moved_by is not None and abs(self.clock_moved_by) >= _CLOCK_MOVED_BY
 
     @property
     def is_at_power_limit(self) -> bool:
-        """Whether the power limit lowered the clock: normal under heavy load, and no disturbance."""
+        """Return whether the power limit lowered the clock: normal under heavy load, not a disturbance."""
         return "power_cap" in self.throttle_reasons
 
     @property
     def disturbances(self) -> tuple[ThrottleReason, ...]:
-        """What lowered the clock beside the power limit: the same load may run faster at another time."""
+        """Reasons besides the power limit: the same load may run faster at another time."""
         return tuple(reason for reason in self.throttle_reasons if reason != "power_cap")
 
     @property
     def has_others(self) -> bool:
-        """Whether another process had the device open, by its memory.
+        """Return whether another process had the device open, by its memory.
 
-        Kernels alone do not show that: a process of ours that has just ended may have run them.
+        Kernels alone are no evidence: a process of ours that has just ended may have run them.
         """
         return (
             self.others_memory_bytes is not None and self.others_memory_bytes >= OTHERS_LEAST_BYTES
@@ -208,7 +207,7 @@ class DeviceConditions(FrozenModel):
 
 
 def remarks_on(conditions: DeviceConditions) -> Iterator[Note]:
-    """What disturbed a window."""
+    """Yield a note on each disturbance of a window."""
     if conditions.disturbances:
         yield clock_lowered(reasons=conditions.disturbances)
     if conditions.has_moved and conditions.sm_clock_mhz is not None:
@@ -217,17 +216,17 @@ def remarks_on(conditions: DeviceConditions) -> Iterator[Note]:
 
 
 def note_on_others(conditions: DeviceConditions | None) -> Note | None:
-    """The note of a search whose device was in use before it began; None where it was not."""
+    """Return a note if the device was in use before the search; None if not."""
     if conditions is None or not conditions.has_others:
         return None
     busy = conditions.others_busy_fraction
-    return others_on_device(
-        held_bytes=conditions.others_memory_bytes or 0,
-        busy_fraction=None if busy is None or busy < OTHERS_LEAST_BUSY else busy,
-    )
+    if busy is not None and busy < OTHERS_LEAST_BUSY:
+        busy = None
+    return others_on_device(held_bytes=conditions.others_memory_bytes or 0, busy_fraction=busy)
 
 
-# How busy the device was, by every source that measured it, and how full the busy time was.
+# Device utilization: the busy fraction by every source that measured it, and the utilization of its
+# units.
 
 
 PROFILER_SOURCE = "profiler: kernels and copies"
@@ -241,23 +240,23 @@ _Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 class BusyReading(FrozenModel):
-    """A busy fraction, and where it comes from."""
+    """A busy fraction and its source."""
 
     fraction: _Fraction
-    """Of the time, in 0..1."""
+    """Busy share of the time, in 0..1."""
     source: str
-    """What told it, in a few words."""
+    """Name of the source, such as `GPM_SOURCE`."""
 
 
 class Fullness(FrozenModel):
-    """How full the device's time was, by NVIDIA's GPM during the window, in 0..1; None where a metric is not given.
+    """Utilization of the device's units by NVIDIA's GPM during the window, in 0..1; None for an unavailable metric.
 
     Source: NVML API reference, GPM metrics 2 (SM_UTIL), 3 (SM_OCCUPANCY), 5 (ANY_TENSOR_UTIL), 10
     (DRAM_BW_UTIL).
     """
 
     sm_fraction: _Fraction | None
-    """"Percentage of SMs that were busy", as NVML has it; streaming multiprocessors."""
+    """"Percentage of SMs that were busy" (NVML): streaming multiprocessors."""
     sm_occupancy: _Fraction | None
     """"Percentage of warps that were active vs theoretical maximum"."""
     tensor_fraction: _Fraction | None
@@ -267,55 +266,53 @@ class Fullness(FrozenModel):
 
 
 def source_rank(source: str) -> int:
-    """How much a source is worth, 0 for the best.
+    """Return the rank of a source, 0 for the best.
 
     The profiler sees every kernel and copy. GPM reports the "percentage of time any
-    compute/graphics app was active on the GPU" from one edge of a window to the other; NVML's
-    samples are means over 1/6 s to 1 s by product, so that none to three of them lie within 0.6 s.
-    The loop's waits show the loader alone: where launches delay the device, they read 1. Source:
-    NVML API reference, nvmlGpmMetricId_t (GRAPHICS_UTIL) and nvmlUtilization_t.
+    compute/graphics app was active on the GPU" from one edge of a window to the other. NVML's
+    samples are means over 1/6 s to 1 s depending on the product, so 0.6 s contain zero to three of
+    them. The loop's waits reflect the loader alone: where launches delay the device, they give 1.
+    Source: NVML API reference, nvmlGpmMetricId_t (GRAPHICS_UTIL) and nvmlUtilization_t.
     """
-    return _RANKS.get(source, 3)  # a source of another version is worth more than the loop's waits
+    return _RANKS.get(source, 3)  # an unknown source, of another version, outranks the loop's waits
 
 
 def best_common_source(available: Sequence[Collection[str]]) -> str | None:
-    """The best of the sources that all configurations have, an entry each with its sources; None without one."""
+    """Return the best source that all configurations have, from each one's sources; None if there is none."""
     first = available[0] if available else ()
     common = [source for source in first if all(source in sources for sources in available)]
     return min(common, key=source_rank, default=None)
 
 
 def best_direct_reading(readings: Sequence[BusyReading]) -> BusyReading | None:
-    """Return the reading of the best source but the loop's waits; None where only these are known."""
+    """Return the reading of the best source other than the loop's waits; None if there is none."""
     direct = [reading for reading in readings if reading.source != WAIT_SOURCE]
     return min(direct, key=lambda reading: source_rank(reading.source), default=None)
 
 
 def disagreement(readings: Sequence[BusyReading]) -> tuple[BusyReading, BusyReading] | None:
-    """The lowest and the highest reading where they lie over 10 points apart, else None.
+    """Return the lowest and the highest reading if they differ by more than 10 points, else None.
 
-    The loop's waits don't count against what a device itself reports: they are left out where there
-    are other sources.
+    The loop's waits are left out: they are no evidence against what a device itself reports.
     """
     direct = [reading for reading in readings if reading.source != WAIT_SOURCE]
     if len(direct) < 2:
         return None
     low, *_, high = sorted(direct, key=lambda reading: reading.fraction)
-    return (low, high) if high.fraction - low.fraction > _AGREE_WITHIN else None
+    if high.fraction - low.fraction <= _AGREE_WITHIN:
+        return None
+    return low, high
 
 
-# Memory in training: how it grows, and what is kept for the backward pass.
-#
-# Data alone: the worker measures it (worker, worker/after_window/activations), analysis and
-# diagnosis judge.
+# Memory of training: its limits, its growth, and the activations kept for the backward pass.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLimits:
-    """The memory that a trial may take; unknown until the machine is."""
+    """Memory limits of a trial; unknown until the machine is known."""
 
     limit_bytes: int | None = None
-    """Of the device as a whole, or of RAM where `limit_is_ram`."""
+    """Limit of the whole device, or of RAM if `limit_is_ram`."""
     ram_bytes: int | None = None
     """RAM of this machine."""
     limit_is_ram: bool = False
@@ -331,104 +328,104 @@ class MemoryLimits:
 
 
 class MemoryGrowth(FrozenModel):
-    """How memory has grown in a window, from one stretch of it to the next; what came in its first third left out."""
+    """Memory growth over a window without its first third, from stretch to stretch."""
 
     kind: Literal["host", "device"]
-    """host: what the trial's process and its loader workers have resident beside files and shared
-    memory; device: what tensors take of the allocator's memory, of several devices together."""
+    """host: resident memory of the trial's process and its loader workers, without files and shared
+    memory; device: memory of tensors in torch's allocator, all devices together."""
     bytes_per_batch: float
-    """Mean growth."""
+    """Mean growth per batch."""
     half_width: float
     """Half of its 95 % interval."""
     batches: int
-    """Over which it was looked at."""
+    """Batches observed."""
     seconds: float
-    """That these took."""
+    """Seconds that these took."""
     last_bytes: int
-    """What was held at the end."""
+    """Bytes held at the end."""
 
     @property
     def low(self) -> float:
-        """The interval's lower end, in bytes a batch."""
+        """Lower end of the interval, in bytes per batch."""
         return self.bytes_per_batch - self.half_width
 
     @property
     def high(self) -> float:
-        """The interval's upper end."""
+        """Upper end of the interval, in bytes per batch."""
         return self.bytes_per_batch + self.half_width
 
 
 class SavedBytes(FrozenModel):
-    """What one forward pass keeps for the backward pass, the model's parameters and buffers left out.
+    """Bytes that one forward pass keeps for the backward pass, without the model's parameters and buffers.
 
-    Bytes are those of storages: what tensors share counts once.
+    Counted by storage: what tensors share counts once.
     """
 
     samples: int
     """Samples of the batch."""
     total_bytes: int
-    """All that is kept."""
+    """All bytes kept."""
     inside_bytes: int = 0
-    """What the repeated blocks keep, and nothing outside of them."""
+    """Bytes that only the repeated blocks keep."""
     inputs_bytes: int = 0
-    """What the blocks are given, as far as nothing outside of them keeps it: what is left of them
-    by checkpointing."""
+    """Bytes of the blocks' inputs that nothing outside of them keeps: they remain under
+    checkpointing."""
     largest_bytes: int = 0
-    """The most that one block keeps, its input left out: what computing it once more takes for a
+    """Most bytes that one block keeps, without its input: recomputing it takes them for a
     moment."""
 
     @property
     def least_saved_bytes(self) -> int:
-        """What checkpointing each block saves at least: the peak may fall where one of them is computed once more."""
+        """Bytes that checkpointing each block saves at least: the peak may fall into a recomputation."""
         return max(0, self.inside_bytes - self.inputs_bytes - self.largest_bytes)
 
     @property
     def most_saved_bytes(self) -> int:
-        """What it saves where the peak falls outside of all blocks."""
+        """Bytes that it saves if the peak falls outside of all blocks."""
         return max(0, self.inside_bytes - self.inputs_bytes)
 
 
 class PairedRatio(FrozenModel):
-    """One time over another, both measured in turns."""
+    """Ratio of two times, measured interleaved."""
 
     value: float
-    """Median over the turns."""
+    """Median over the pairs."""
     sd: float | None
-    """Standard error of that; None of fewer than three turns."""
+    """Standard error of the median; None with fewer than three pairs."""
 
 
 class Activations(FrozenModel):
-    """What a micro batch keeps for its backward pass, and what checkpointing the model's repeated blocks changes.
+    """Bytes that a micro batch keeps for its backward pass, and the effect of checkpointing repeated blocks.
 
     Source: Chen, Xu, Zhang, Guestrin 2016, "Training Deep Nets with Sublinear Memory Cost".
     """
 
     block: str | None
-    """Class of the repeated blocks: of those that stand in a ModuleList or a Sequential, the one by
-    which most is saved; None where none saves anything."""
+    """Class of the repeated blocks: among those in a ModuleList or a Sequential, the one that saves
+    most; None if none saves anything."""
     blocks: int = 0
-    """How often such a block is called in a forward pass."""
+    """Calls of such a block in a forward pass."""
     whole: SavedBytes
     """Of a batch as the loader delivers it."""
     half: SavedBytes | None = None
-    """Of one of half its samples; None where that could not be made."""
+    """Of a batch with half its samples; None if that could not be made."""
     forward: PairedRatio | None = None
-    """The blocks' forward pass over a step on the device alone: what computing them once more
-    takes; None without such blocks."""
+    """Time of the blocks' forward pass over that of a step on the device alone: the cost of
+    recomputing them; None without such blocks."""
     half_step: PairedRatio | None = None
-    """A step on half of the batch, over one on the whole; None where that could not be made."""
+    """Time of a step on half of the batch over one on the whole; None if that could not be made."""
 
     @property
     def bytes_per_sample(self) -> float:
-        """What a further sample adds to all that is kept."""
+        """Bytes kept per further sample."""
         return self._growth("total_bytes")
 
     def least_saved_bytes(self, samples: int) -> float:
-        """What checkpointing saves at least with so many samples in a micro batch."""
+        """Return the bytes that checkpointing saves at least, with this many samples in a micro batch."""
         return self._at("least_saved_bytes", samples)
 
     def most_saved_bytes(self, samples: int) -> float:
-        """What it saves at most."""
+        """Return the bytes that checkpointing saves at most, with this many samples in a micro batch."""
         return self._at("most_saved_bytes", samples)
 
     def _at(self, name: str, samples: int) -> float:
@@ -436,7 +433,7 @@ class Activations(FrozenModel):
         return max(0.0, base + self._growth(name) * (samples - self.whole.samples))
 
     def _growth(self, name: str) -> float:
-        """Bytes of a further sample: from two sizes, since weights that autocast has converted do not grow."""
+        """Return the bytes per further sample, from two sizes: weights that autocast converted do not grow."""
         whole: int = getattr(self.whole, name)
         if self.half is None or self.half.samples >= self.whole.samples:
             return whole / self.whole.samples
@@ -444,58 +441,58 @@ class Activations(FrozenModel):
         return max(0.0, (whole - half) / (self.whole.samples - self.half.samples))
 
 
-# Each rank's own figures in the measurement of a group, what exchanging gradients takes, and which
-# ranks are slower.
+# Ranks of a group: each one's own figures, gradient exchange, and slow ranks.
 #
-# Which rank slows the others down shows in what each rank reaches alone: in step they all have the
-# slowest one's rate.
+# In step, all ranks have the slowest one's throughput; the slow rank shows in what each reaches
+# alone.
 
 
-# Of the others' median: our convention; ranks differ by a few per cent through clocks and
-# neighbours.
+# Share of the other ranks' median below which a rank counts as slow; clocks and other processes
+# make ranks differ by a few per cent. Our own convention.
 _UNEVEN = 0.9
 _SIDES: tuple[Literal["loader", "device"], ...] = ("loader", "device")
 
 
 class RankFigures(FrozenModel):
-    """One rank's own part of a trial. Rates in samples per second, fractions in 0..1."""
+    """One rank's part of a trial. Throughput in samples/s, fractions in 0..1."""
 
     rank: int
-    """Its number in the group."""
+    """Number of the rank in the group."""
     host: int = 0
-    """Number of its machine among those that the group is spread over."""
+    """Number of its machine among those of the group."""
     device: str
-    """torch's name for its device, such as "cuda:1"."""
+    """torch's name of its device, such as "cuda:1"."""
     samples_per_s: float
-    """Its own samples alone."""
+    """Throughput of its own samples."""
     data_wait_fraction: float | None
-    """Of its loop's time, waiting for its loader."""
+    """Share of its loop's time spent waiting for its loader."""
     busy_fraction: float | None
-    """Of its device; None where not known."""
+    """Busy share of its device; None if unknown."""
     peak_memory_bytes: int
-    """Of its device, or of its process tree on the CPU."""
+    """Peak memory of its device, or of its process tree on the CPU."""
     loader_ceiling: float | None = None
-    """Its loader alone, while the other ranks' loaders ran too; None where not measured."""
-    device_ceiling: float | None = None
-    """Its device alone, on batches in its memory, without exchanging gradients; None where not
+    """Throughput of its loader alone, while the other ranks' loaders ran too; None if not
     measured."""
+    device_ceiling: float | None = None
+    """Throughput of its device alone, on batches in its memory, without gradient exchange; None if
+    not measured."""
 
 
 class Communication(FrozenModel):
-    """What exchanging gradients takes of an optimizer step, on batches in the devices' memory."""
+    """Cost of gradient exchange in an optimizer step, on batches in the devices' memory."""
 
     step_s: float
-    """A step as it is, gradients exchanged."""
+    """Seconds of a step with gradient exchange."""
     step_alone_s: float
-    """The same step without exchange (no_sync)."""
+    """Seconds of the same step without it (no_sync)."""
     exchange_s: float
-    """The exchange alone: an all-reduce of as many bytes as the gradients have, bucket by bucket."""
+    """Seconds of the exchange alone: an all-reduce of the gradients' bytes, bucket by bucket."""
     bytes_exchanged: int
-    """Bytes of the gradients, bucket by bucket."""
+    """Bytes of the gradients, over all buckets."""
 
     @property
     def exposed_s(self) -> float:
-        """Seconds by which the exchange makes a step longer."""
+        """Seconds that the exchange adds to a step."""
         return max(0.0, self.step_s - self.step_alone_s)
 
     @property
@@ -505,33 +502,29 @@ class Communication(FrozenModel):
 
     @property
     def hidden_fraction(self) -> float:
-        """Share of the exchange that lies behind the backward pass."""
-        return (
-            min(1.0, max(0.0, 1.0 - self.exposed_s / self.exchange_s))
-            if self.exchange_s > 0
-            else 0.0
-        )
+        """Share of the exchange hidden behind the backward pass."""
+        if self.exchange_s <= 0:
+            return 0.0
+        return min(1.0, max(0.0, 1.0 - self.exposed_s / self.exchange_s))
 
 
 class SlowSide(NamedTuple):
-    """The side of a rank that is slower than the other ranks'."""
+    """Side of a rank that is slower than on the other ranks."""
 
     side: Literal["loader", "device"]
     fraction: float
-    """What it reaches alone, of the other ranks' median."""
+    """Its throughput alone over the other ranks' median."""
 
 
 def name_devices(ranks: Sequence[RankFigures]) -> dict[int, str]:
-    """Each rank's device, by the rank's number; where they stand on several hosts, with the host's, from 0."""
-    is_over_hosts = len({rank.host for rank in ranks}) > 1
-    return {
-        rank.rank: f"host {rank.host}, {rank.device}" if is_over_hosts else rank.device
-        for rank in ranks
-    }
+    """Return each rank's device by the rank's number; over several hosts, with the host's number."""
+    if len({rank.host for rank in ranks}) > 1:
+        return {rank.rank: f"host {rank.host}, {rank.device}" for rank in ranks}
+    return {rank.rank: rank.device for rank in ranks}
 
 
 def uneven_ranks(ranks: Sequence[RankFigures]) -> dict[int, SlowSide]:
-    """Ranks that slow the others down: loader or device alone reaches less than 90 % of the others' median."""
+    """Return the ranks whose loader or device alone reaches less than 90 % of the other ranks' median."""
     found: dict[int, SlowSide] = {}
     for side in _SIDES:
         rates = {
@@ -541,238 +534,231 @@ def uneven_ranks(ranks: Sequence[RankFigures]) -> dict[int, SlowSide]:
         }
         for number, rate in rates.items():
             others = [other for its_number, other in rates.items() if its_number != number]
+            # Of a rank with two slow sides, the loader counts
             if others and number not in found and rate < _UNEVEN * median(others):
                 found[number] = SlowSide(side, rate / median(others))
     return found
 
 
-# Sequences of many lengths: the tokens of a sample, how many of them are padding, and what other
-# batches would win.
-#
-# Data alone: the worker counts and times, models/forecast calculates.
+# Sequence lengths: tokens per sample, padding, and the forecasts for bucketing and packing
+# (models/forecast).
 
 
 class Tokens(FrozenModel):
-    """The tokens of a trial's batches: numbers in the first integer tensor of two dimensions, (batch, length)."""
+    """Tokens of a trial's batches: elements of the first integer tensor of two dimensions, (batch, length)."""
 
     per_sample: float
-    """Mean over the window's batches, padding included."""
+    """Mean tokens per sample over the window's batches, including padding."""
     relative_sd: float | None = None
-    """Standard error of that, as a share of it; None of a single batch."""
+    """Relative standard error of `per_sample`; None for a single batch."""
     batches: int
-    """Batches that were counted."""
+    """Batches counted."""
     shortest: int
-    """Length of the batch that is padded least."""
+    """Padded length of the shortest batch."""
     longest: int
-    """Length of the longest batch."""
+    """Padded length of the longest batch."""
     padding: _Fraction | None = None
-    """Share of padding by the batches' own masks, in the warm-up; None where a batch has no mask."""
+    """Share of padding by the batches' own masks, during the warm-up; None if a batch has no
+    mask."""
 
 
 class LengthStep(FrozenModel):
-    """What training on a batch of so many samples takes where its longest is so long."""
+    """Time of training on a batch of a given longest sample."""
 
     longest: int
     """Tokens of its longest sample."""
     padded: int
     """Length to which the batch was padded."""
     seconds: float
-    """Of one micro batch on the device alone, the median of the repeats."""
+    """Median seconds of one micro batch on the device alone."""
     relative_sd: float
-    """Standard error of that, as a share of it."""
+    """Relative standard error of `seconds`."""
 
 
 class BucketForecast(FrozenModel):
-    """What batches of like lengths would change, from the lengths of items and the time of batches of each length."""
+    """Effect of batches of similar lengths, from the lengths of items and the time of batches by length."""
 
     pool_batches: int
-    """Batches that are sorted by length at once."""
+    """Batches sorted by length at once."""
     random_padding: _Fraction
-    """Share of padding in batches that are put together at random."""
+    """Share of padding in random batches."""
     bucket_padding: _Fraction
-    """The same in batches of like lengths."""
+    """Share of padding in batches of similar lengths."""
     device_time: float | None = None
-    """The device's time for a sample in batches of like lengths, over that in today's batches; None
-    where the time of batches of several lengths was not measured."""
+    """Device time per sample in batches of similar lengths, over that in current batches; None if
+    batches of several lengths were not timed."""
     device_time_ci: tuple[float, float] | None = None
-    """Its 95 % interval, by resampled items and repeats."""
+    """Its 95 % interval, from resampled items and repeats."""
 
 
 class PackForecast(FrozenModel):
-    """What rows that several samples fill would change, from the lengths of items and the time of batches of each."""
+    """Effect of packing several samples into a row, from the lengths of items and the time of batches by length."""
 
     row_tokens: int
-    """Tokens of a row: as long as the longest batch that was timed."""
+    """Tokens of a row: the length of the longest timed batch."""
     samples_per_row: float
-    """Samples that fill a row."""
+    """Mean samples per row."""
     padding: _Fraction
-    """Share of a row that is left empty, where samples are put first where they fit, the longest
-    first."""
+    """Empty share of a row, by first fit decreasing."""
     device_time: float
-    """The device's time for a sample in full rows, over that in today's batches."""
+    """Device time per sample in full rows, over that in current batches."""
     device_time_ci: tuple[float, float]
-    """Its 95 % interval, by resampled items and repeats, and by what attention over a whole row
-    costs."""
+    """Its 95 % interval, from resampled items and repeats, and the cost of attention over whole
+    rows."""
 
 
 class Lengths(FrozenModel):
-    """Lengths of items, drawn at random where the dataset allows it."""
+    """Lengths of items, drawn at random if the dataset allows it."""
 
     items: int
     """Items whose length was read."""
     mean: float
-    """Tokens of an item."""
+    """Mean tokens of an item."""
     median: float
-    """Tokens that half of the items stay below."""
+    """Median tokens of an item."""
     longest: int
-    """Tokens of the longest item that was read."""
+    """Tokens of the longest item read."""
     batch_samples: int
-    """Samples of the batches that all else is told for."""
+    """Samples per batch of all figures below."""
     padding: _Fraction | None = None
-    """Share of padding in today's batches, by their masks or by the items' mean; None where neither
-    tells."""
+    """Share of padding in current batches, by their masks or by the items' mean; None if neither is
+    known."""
     steps: tuple[LengthStep, ...] = ()
-    """Batches of these items, timed on the device in turns; () where not measured."""
+    """Batches of these items, timed on the device interleaved; () if not measured."""
     buckets: BucketForecast
     packed: PackForecast | None = None
-    """None where the time of batches of several lengths was not measured."""
+    """None if batches of several lengths were not timed."""
 
 
-# What a trial has measured: the raw blocks of a timed window, and the Measurement that is made of
-# them.
+# The window and the measurement: raw blocks, and the figures derived from them.
 #
-# The worker fills a Window; `analysis.rates` calculates the rate and its interval from it.
-# Everything raw is kept beside what is derived.
+# The worker fills a `Window`; `models.statistics` calculates the throughput and its interval. Raw
+# data is kept next to what is derived from it.
 
 
 _THRASHING_FROM = 2
-"""Retries within a window from which on training has no room: our convention, after Composer, which
-lowers the micro batch once two batches in a row had some. A single one has other causes too:
-fragments where lengths vary, cuDNN's trials of a new shape. Source: composer/trainer/trainer.py,
-_handle_thrashing_in_automicrobatching."""
+"""Allocator retries within a window from which training lacks memory: our convention, after
+Composer, which lowers the micro batch once two consecutive batches had some. A single one has other
+causes too: fragmentation with varying lengths, cuDNN's trials of a new shape. Source:
+composer/trainer/trainer.py, _handle_thrashing_in_automicrobatching."""
 _AHEAD_FROM = 0.25
-"""Batches of work that a device has left when the next batch has come, where it sets the pace: our
-own convention. More than one can't be asked for: a driver queues about a thousand launches, fewer
-than a step of a large model has."""
+"""Batches of queued work, when the next batch arrives, from which the device sets the pace: our own
+convention. More than one can't be required: a driver queues about a thousand launches, fewer than a
+step of a large model has."""
 
 
 class Block(FrozenModel):
-    """A stretch of the loop between two edges, at each of which the device had done all that came before."""
+    """Stretch of the loop between two edges, at each of which the device had finished all previous work."""
 
     samples: int
-    """Samples that came, counted."""
+    """Samples delivered."""
     batches: int
-    """Batches that came."""
+    """Batches delivered."""
     seconds: float
     """Wall time."""
     data_wait_s: float
-    """Seconds from asking the loader for these batches to having them. Where the device works
-    behind the host, a single block's may be longer than the block; the sum over a window's blocks
-    is a part of their time."""
+    """Seconds from requesting these batches to having them. If the device lags behind the host, a
+    single block's may exceed the block; the sum over a window's blocks is part of their time."""
     starved_s: float | None = None
-    """The part of them in which no batch lay ready: without what taking a ready batch costs. None:
-    not known apart."""
+    """Part of these seconds without a ready batch, so without the cost of taking one. None if not
+    known separately."""
     ready_at_end: int | None = None
-    """Batches that lay ready when the block's last one was launched; None where that is not known."""
+    """Ready batches when the block's last one was launched; None if unknown."""
     made: float | None = None
-    """Samples that the loader's workers made meanwhile, whether or not they came; None where they
-    are not counted."""
+    """Samples that workers made meanwhile, delivered or not; None if not counted."""
     is_warm_up: bool = False
-    """It came before the window: batches may have come faster than the loader makes them."""
+    """The block precedes the window: batches may have come faster than the loader makes them."""
 
     @property
     def waited_s(self) -> float:
-        """Seconds of waiting for data: those in which no batch lay ready, where these are known apart."""
+        """Seconds of waiting for data; only those without a ready batch, if known separately."""
         return self.data_wait_s if self.starved_s is None else self.starved_s
 
 
 class Restart(FrozenModel):
-    """The end of an epoch and the start of the next, until the queue that workers have filled in advance is used up.
+    """End of an epoch and start of the next, until the queue that workers filled in advance is used up.
 
-    Batches that come right after a restart were made while the loop waited for the first of them:
-    they belong to it.
+    Batches right after a restart were made while the loop waited for the first of them, so they
+    belong to it.
     """
 
     seconds: float
-    """From the last batch's end on."""
+    """Seconds from the end of the last batch."""
     samples: int
-    """Samples that came in these seconds."""
+    """Samples delivered in these seconds."""
 
 
 class Window(FrozenModel):
-    """The raw record of a timed window."""
+    """Raw record of a timed window."""
 
     blocks: tuple[Block, ...] = Field(min_length=1)
-    """In the order in which they came."""
+    """Blocks in order."""
     restarts: tuple[Restart, ...] = ()
-    """Epoch restarts that were taken out of the blocks; none where the blocks cover whole epochs."""
+    """Epoch restarts taken out of the blocks; none if the blocks cover whole epochs."""
     whole_epochs: bool
-    """The blocks cover whole epochs, restarts included. Otherwise restarts are added in proportion."""
+    """The blocks cover whole epochs including restarts. Otherwise restarts are added in
+    proportion."""
     epoch_samples: int | None
-    """Samples of one epoch; None where no epoch ended and the dataset has no length."""
+    """Samples of an epoch; None if no epoch ended and the dataset has no length."""
     expected_restart_s: float = 0.0
-    """What one restart is taken to cost where none fell into the window, from the first start of
-    the loader."""
+    """Assumed seconds of a restart if none fell into the window, from the first start of the
+    loader."""
     queue_capacity: int
-    """Batches that workers prepare in advance at most: min(prefetch_factor * num_workers, batches
-    of an epoch)."""
+    """Most batches that workers prepare in advance: min(prefetch_factor * num_workers, batches of
+    an epoch)."""
     workers: int = 0
-    """Processes of the loader that make batches; 0 where there are none, or their number is not
-    known."""
+    """Loader processes that make batches; 0 without any, or if unknown."""
     asked: int | None = None
-    """Batches that they were asked for at the last edge, those that lay ready included: fewer than
-    the capacity while the queue is kept short. None where that is not known."""
+    """Batches requested from them at the last edge, including ready ones; below the capacity while
+    the queue is kept short. None if unknown."""
     queue_at_start: int | None
-    """Batches that were ready at the window's first edge; None where the platform has no such
-    count."""
+    """Ready batches at the first edge; None if the platform has no such count."""
     queue_at_end: int | None
-    """The same at the last edge."""
+    """Ready batches at the last edge."""
     take_s: float | None = None
-    """Median seconds of taking a batch that lay ready, from the warm-up; None where none did."""
+    """Median seconds of taking a ready batch, from the warm-up; None if none was ready."""
     host_ahead_s: float | None = None
-    """Median over the blocks' ends: seconds of work that the device still had when the next batch
-    had come. 0 where the device waited for the loader or for the host. None where its events can't
-    be timed, and on the CPU."""
+    """Median over the blocks' ends of the seconds of work that the device still had when the next
+    batch arrived. 0 if the device waited for the loader or the host. None if its events can't be
+    timed, and on the CPU."""
     warm_up_batches: int
     """Batches before the window."""
     warm_up_s: float
-    """Seconds before the window, from the first batch on."""
+    """Seconds before the window, from the first batch."""
     is_drained: bool
     """The queue that a slow first step had filled was used up before the window."""
     is_steady: bool
-    """No slow step came between the warm-up and the window."""
+    """No slow step between the warm-up and the window."""
     stopped_by: Literal["precision", "time", "deadline"]
-    """What ended it: the rate was known well enough, the window's longest time, or the trial's
+    """Reason for its end: sufficient precision, the longest time of a window, or the trial's
     deadline."""
 
     @property
     def batch_s(self) -> float:
-        """Mean seconds of a batch in its blocks."""
-        return sum(block.seconds for block in self.blocks) / sum(
-            block.batches for block in self.blocks
-        )
+        """Mean seconds per batch in the blocks."""
+        batches = sum(block.batches for block in self.blocks)
+        return sum(block.seconds for block in self.blocks) / batches
 
     @property
     def raw_samples_per_s(self) -> float:
-        """Samples that came over the seconds of the blocks, without any correction."""
-        return sum(block.samples for block in self.blocks) / sum(
-            block.seconds for block in self.blocks
-        )
+        """Samples over seconds of the blocks, without any correction."""
+        seconds = sum(block.seconds for block in self.blocks)
+        return sum(block.samples for block in self.blocks) / seconds
 
     @property
     def starved_s(self) -> float:
-        """Seconds in which the loop waited, and no batch lay ready."""
+        """Seconds in which the loop waited and no batch was ready."""
         return sum(block.waited_s for block in self.blocks)
 
     @property
     def made(self) -> float | None:
-        """Samples that the loader's workers made in its blocks; None where they were not counted in each."""
+        """Samples that workers made in the blocks; None if some block has no count."""
         counts = [block.made for block in self.blocks if block.made is not None]
         return sum(counts) if len(counts) == len(self.blocks) else None
 
     @property
     def is_held_by_device(self) -> bool:
-        """Return True where the device still had work whenever the next batch had come, so that it sets the pace."""
+        """Return True if the device had work left whenever the next batch arrived, so that it sets the pace."""
         return self.host_ahead_s is not None and self.host_ahead_s >= _AHEAD_FROM * self.batch_s
 
 
@@ -780,11 +766,11 @@ class Interval(FrozenModel):
     """A figure with its 95 % interval: a throughput in samples/s, a ratio of two, a number of samples."""
 
     value: float
-    """The estimate."""
+    """Estimate."""
     low: float
-    """The interval's lower end."""
+    """Lower end."""
     high: float
-    """The interval's upper end; may be infinite."""
+    """Upper end; may be infinite."""
 
     @property
     def relative_half_width(self) -> float:
@@ -793,30 +779,29 @@ class Interval(FrozenModel):
 
 
 class MemorySample(FrozenModel):
-    """Peak memory of a trial, and where the figure comes from."""
+    """Peak memory of a trial, and its source."""
 
     peak_bytes: int
-    """What the limit is judged on."""
+    """Peak that is compared with the limit."""
     source: str
-    """Such as "max reserved + outside torch" or "PSS of the process tree"."""
+    """Source, such as "max reserved + outside torch" or "PSS of the process tree"."""
     reserved_bytes: int | None = None
-    """Peak of what torch's allocator had reserved, on an accelerator."""
+    """Peak that torch's allocator reserved, on an accelerator."""
     outside_bytes: int | None = None
-    """Device memory in use outside torch's allocator, on an accelerator: this process's context,
-    kernels and libraries, and what other processes use. The limit is on the device as a whole, so
-    their memory counts too; how much that was is in `Measurement.conditions`
-    (`others_memory_bytes`)."""
+    """Device memory outside torch's allocator, on an accelerator: this process's context, kernels
+    and libraries, and other processes. The limit is on the whole device, so their memory counts
+    too; see `Measurement.conditions` (`others_memory_bytes`)."""
     allocated_bytes: int | None = None
-    """Peak of what tensors took of the reserved memory, on an accelerator."""
+    """Peak of tensors in the reserved memory, on an accelerator."""
     alloc_retries: int | None = None
-    """Times within the window that torch's allocator found no room, freed its cached blocks, and
-    tried again: each synchronises the device. None where the device does not count them."""
+    """Times within the window that torch's allocator found no memory, freed its cached blocks and
+    retried; each synchronizes the device. None if the device does not count them."""
 
     @property
     def is_thrashing(self) -> bool:
-        """Whether training had no room in the window: the allocator had to free its cached blocks twice or more.
+        """Return whether training lacked memory in the window: the allocator freed its cached blocks twice or more.
 
-        Its peak is that of what it was allowed, not of what it needs.
+        The peak is then what the trial was allowed, not what it needs.
         """
         return self.alloc_retries is not None and self.alloc_retries >= _THRASHING_FROM
 
@@ -824,123 +809,121 @@ class MemorySample(FrozenModel):
 with with_field_copy():
 
     class Ceilings(FrozenModel):
-        """What was measured of each side alone, after the window."""
+        """Measurements of each side alone, after the window."""
 
         loader: Ceiling | None = None
-        """Batches loaded, and not trained on; None where not measured."""
+        """Loading batches without training; None if not measured."""
         device: Ceiling | None = None
-        """Batches trained on that lay in the device's memory; None where not measured."""
+        """Training on batches in the device's memory; None if not measured."""
         copy: Ceiling | None = None  # type: ignore[assignment] # hides a method
-        """Batches moved to the device, and not trained on; None without such a device, and where
-        not measured."""
+        """Copying batches to the device without training; None without such a device, or if not
+        measured."""
 
 
 class Measurement(FrozenModel):
-    """What a trial has measured. Rates are in samples per second, fractions in 0..1, memory in bytes."""
+    """Figures of one run. Throughput in samples/s, fractions in 0..1, memory in bytes."""
 
     samples_per_s: float
-    """Samples over seconds of the window, epoch restarts counted, corrected for what the queue
-    held."""
+    """Samples over seconds of the window, including epoch restarts, corrected for prefetched
+    batches."""
     samples_per_s_ci: tuple[float, float]
-    """Interval for another run of the same settings: batch means of the window, joined with the
-    spread between runs that is usual on such a device; reports use the one that was learned. The
-    upper end is infinite where the window has a single block."""
+    """95 % interval for another run of the same settings: batch means of the window, joined with
+    the usual run-to-run variation on such a device; reports use the learned one. The upper end is
+    infinite for a window of one block."""
     busy_fraction: float | None
-    """By GPM, else by NVML's samples, else by the loop's waits: a trial falls back where a source
-    has no value, and `busy_source` names the one that was used."""
+    """Busy fraction by GPM, else by NVML's samples, else by the loop's waits; `busy_source` names
+    the source used."""
     busy_source: str | None
-    """What told the busy fraction; None where nothing did."""
+    """Source of the busy fraction; None if there is none."""
     busy_readings: tuple[BusyReading, ...] = ()
-    """Every source that has measured it."""
+    """Readings of all sources."""
     fullness: Fullness | None = None
-    """How full the busy time was; None where the device does not report it."""
+    """Utilization of the device's units; None if the device does not report it."""
     conditions: DeviceConditions | None = None
-    """What the device did meanwhile; None where it does not report it."""
+    """Conditions of the device; None if it does not report them."""
     host_load: HostLoad | None = None
-    """What the host's cores did meanwhile; None where the kernel does not tell."""
+    """Load of the host's cores; None if the kernel does not report it."""
     data_wait_fraction: float | None
-    """Of the loop's time, waiting for the loader; None where a script without a DataLoader doesn't
-    show it."""
+    """Share of the loop's time spent waiting for the loader; None if a script without a DataLoader
+    doesn't show it."""
     peak_memory_bytes: int
-    """What the memory limit is judged on."""
+    """Peak memory that is compared with the limit."""
     loader_ceiling: float | None = None
-    """Rate of the loader alone; None where not measured."""
+    """Throughput of the loader alone; None if not measured."""
     device_ceiling: float | None = None
-    """Rate of the device on batches in its memory; None where not measured."""
+    """Throughput of the device on batches in its memory; None if not measured."""
     copy_ceiling: float | None = None
-    """Rate of moving batches to the device, from memory pinned as in the trial; None without such a
-    device, or where not measured."""
+    """Throughput of copying batches to the device, from memory pinned as in the trial; None without
+    such a device, or if not measured."""
     host_ceiling: float | None = None
-    """Rate of the host that takes batches that lie ready and launches their work; None where the
-    host is the device, or where not measured."""
+    """Throughput of the host that takes ready batches and launches their work; None if the host is
+    the device, or if not measured."""
     ceilings: Ceilings | None = None
-    """What the rates above come from, where this trial measured them itself."""
+    """Source of the ceilings above, if this trial measured them itself."""
     breakdown: TimeBreakdown | None = None
-    """Where the time goes; None where not asked for."""
+    """Shares of the wall time; None if not requested."""
     loader_costs: LoaderCosts | None = None
-    """What data costs inside the loader; None where not asked for."""
+    """Costs of data inside the loader; None if not requested."""
     tokens: Tokens | None = None
-    """The tokens of a sample; None where a batch has no lengths."""
+    """Tokens per sample; None if batches have no lengths."""
     lengths: Lengths | None = None
-    """Lengths of items, and what batches of like lengths would win; None where not asked for, or
-    all are equal."""
+    """Lengths of items, and forecasts for bucketing; None if not requested, or if all are equal."""
     activations: Activations | None = None
-    """What is kept for the backward pass; None where not asked for, in groups, and where the model
-    is compiled."""
+    """Bytes kept for the backward pass; None if not requested, in groups, and for compiled
+    models."""
     growth: tuple[MemoryGrowth, ...] = ()
-    """How memory has grown in the window, of a group that of rank 0; none where the window was too
-    short to tell."""
+    """Memory growth in the window (rank 0's in a group); none if the window was too short."""
     ranks: tuple[RankFigures, ...] = ()
-    """Each rank's own figures, in order; () where there is one process. Everything else here is the
-    group's: its rate and window, the worst rank's waits, busy fraction and memory."""
+    """Each rank's own figures, in order; () for a single process. All other fields are the group's:
+    its throughput and window, the worst rank's waits, busy fraction and memory."""
     communication: Communication | None = None
-    """What exchanging gradients takes; None for a single rank, and where not measured."""
+    """Cost of gradient exchange; None for a single rank, or if not measured."""
     remarks: tuple[Note, ...] = ()
-    """What disturbed the window, what could not be measured after it, and why. Of a group: with
-    `on_ranks`, the ranks that a remark is about, where it is not about all."""
+    """Notes on disturbances of the window and on failed measurements after it. In a group,
+    `on_ranks` lists the ranks that a note is about, if not all."""
     after_s: float = 0.0
-    """Seconds that all this took after the window; a run that measures its window alone is so much
-    shorter."""
+    """Seconds of all measurements after the window; a run that measures only its window is shorter
+    by these."""
     startup_s: float
-    """From the trial's start to its first batch, the workload's own build included."""
+    """Seconds from the trial's start to its first batch, including the workload's build."""
     build_s: float
-    """Share of the start-up in the user's own code: unpickling, building, the loader's first batch."""
+    """Part of the start-up in user code: unpickling, building, the loader's first batch."""
     memory: MemorySample
     window: Window
     loss: float
-    """Loss of the last step, to distinguish a run that trains from one that does not."""
+    """Loss of the last step, to detect a run that does not train."""
     skipped_steps: int = 0
-    """Optimizer steps that the GradScaler skipped, the warm-up included."""
+    """Optimizer steps that the GradScaler skipped, including the warm-up."""
     earlier_trials: int = 0
-    """Trials that its process had measured before: with some, it built nothing, and what they left
-    in caches, in the allocator and in the heap was there. 0: none, as in a training's own process;
-    a probe may have come before."""
+    """Trials that its process measured before. With some, it built nothing, and their caches,
+    allocator and heap remained. 0: none, as in a training's own process; a probe may have come
+    before."""
 
     @property
     def blocks(self) -> tuple[Block, ...]:
-        """The raw blocks of the window."""
+        """Raw blocks of the window."""
         return self.window.blocks
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens per second, padding included; None where a batch has no lengths."""
+        """Tokens per second including padding; None if batches have no lengths."""
         return None if self.tokens is None else self.samples_per_s * self.tokens.per_sample
 
     def busy_by(self, source: str | None) -> float | None:
-        """The busy fraction by a source; None where it has none."""
+        """Return the busy fraction by a source; None if it has none."""
         if source == self.busy_source:
             return self.busy_fraction
-        return next(
-            (reading.fraction for reading in self.busy_readings if reading.source == source), None
-        )
+        for reading in self.busy_readings:
+            if reading.source == source:
+                return reading.fraction
+        return None
 
     @property
     def host_fraction(self) -> float | None:
-        """Share of the loop's time in which the device has nothing to do until the host launches more.
+        """Share of the loop's time in which the device is idle until the host launches more work.
 
-        It is the breakdown's where there is one, else what the waits for data and the device's own
-        work leave of the time. 0 where the device holds the loop; None where that is not known, and
-        on the CPU.
+        From the breakdown if there is one, else the time not spent waiting for data or on the
+        device's own work. 0 if the device sets the pace; None if unknown, and on the CPU.
         """
         if self.window.host_ahead_s is None:
             return None
@@ -948,9 +931,11 @@ class Measurement(FrozenModel):
             return 0.0
         if self.breakdown is not None:
             return self.breakdown.idle.fraction
-        # A device alone may be held by launching as well: then the driver's reading is the lower
-        # one.
-        busy = [] if self.device_ceiling is None else [self.samples_per_s / self.device_ceiling]
+
+        # Launching may limit the device alone as well: then the driver's reading is the lower one
+        busy = list[float]()
+        if self.device_ceiling is not None:
+            busy.append(self.samples_per_s / self.device_ceiling)
         if self.busy_fraction is not None and self.busy_source != WAIT_SOURCE:
             busy.append(self.busy_fraction)
         if not busy or self.data_wait_fraction is None:
@@ -959,13 +944,20 @@ class Measurement(FrozenModel):
 
     @property
     def joules_per_sample(self) -> float | None:
-        """Energy that the device drew for a sample: its mean power over the rate. None where it does not report it."""
-        power_w = None if self.conditions is None else self.conditions.power_w
-        return None if power_w is None or self.samples_per_s <= 0 else power_w / self.samples_per_s
+        """Energy of the device per sample: mean power over throughput. None if the device does not report it."""
+        if self.conditions is None or self.conditions.power_w is None or self.samples_per_s <= 0:
+            return None
+        return self.conditions.power_w / self.samples_per_s
 
 
 def keep_ceilings(book: CeilingBook, config: TrainingConfig, run: Measurement) -> None:
-    """Enter what a run of a configuration has measured of each side, and what it shows of them as a whole."""
+    """Enter a run's ceilings and its throughput into the book.
+
+    Args:
+        book: Ceilings measured so far.
+        config: Configuration of the run.
+        run: Its measurement.
+    """
     if run.ceilings is not None:
         for side in SIDES:
             book.keep(side, config, getattr(run.ceilings, side))

@@ -1,7 +1,7 @@
-"""The result of a search or a diagnosis: what is recommended, how sure that is, and what it rests on.
+"""The result of a search or a diagnosis, as it is stored and reported.
 
-Run-to-run variation, recommendation, diagnosis and the summary that report, recommended.yaml and
-JSON read.
+Data only: run-to-run variation, the recommendation with its evidence, the diagnosis, and the
+summary that report, recommended.yaml and JSON read.
 """
 
 from __future__ import annotations
@@ -21,125 +21,117 @@ from autotune.records.measurement import Interval, Measurement
 from autotune.records.trial import StressFigures, TrialRecord
 from autotune.space.scaling import LrAdvice
 
-# How far runs of the same settings stray from one another on a machine: what was learned of it, as
-# data.
+# Run-to-run variation.
 
 
 MOST_SD = 10.0
-"""A factor of 22,000: more is no spread but a broken file. Our own convention."""
+"""Largest standard deviation, a factor of 22,000: more means a broken file. Our own convention."""
 
 
 class RunSpread(FrozenModel):
-    """The spread between runs of the same settings, some minutes apart.
+    """Variation between runs of the same settings, some minutes apart.
 
-    On an accelerator there are two kinds of runs. Those that the device holds hardly differ; those
-    that the host holds, by launching, loading or copying, differ as much as the host's speed does.
+    On an accelerator there are two kinds of runs. Those limited by the device hardly vary; those
+    limited by the host, by launching, loading or copying, vary as much as the host's speed.
     """
 
     sd: float = Field(gt=0, le=MOST_SD)
-    """Standard deviation of the logarithm of a run's rate, beyond what its own window can tell:
-    0.05 is about 5 %. On an accelerator of runs that the host holds."""
+    """Standard deviation of a run's log throughput beyond its own window's error: 0.05 is about 5
+    %. On an accelerator, of runs limited by the host."""
     degrees_of_freedom: float = Field(gt=0, allow_inf_nan=False)
-    """How much the figure rests on: as many as a standard deviation from one run more would have."""
+    """Degrees of freedom of `sd`."""
     source: Literal["assumed", "workload"] = "assumed"
-    """Our convention for such a device, or learned from this search's repeats."""
+    """assumed: our convention for such a device; workload: learned from this search's repeats."""
     device: RunSpread | None = None
-    """The same of runs that the device holds; None on a CPU, where all runs are of one kind."""
+    """Variation of runs limited by the device; None on a CPU, where all runs are of one kind."""
 
     def of(self, held_by_device: Iterable[bool]) -> RunSpread:
-        """Return the spread that counts where some runs are compared: the host's, unless the device holds all of them.
+        """Return the variation for a comparison of runs: the host's, unless the device limits all of them.
 
-        The host's is the wider one: whoever compares runs of both kinds errs on the safe side.
+        The host's is the wider one, so comparisons of both kinds are on the safe side.
 
         Args:
-            held_by_device: Of each run, whether the device holds it.
+            held_by_device: For each run, True if the device limits it.
         """
         runs = tuple(held_by_device)
-        return self.device if self.device is not None and runs and all(runs) else self
+        if self.device is not None and runs and all(runs):
+            return self.device
+        return self
 
 
-# A search's recommendation and its evidence: the trials that were compared, and the ratios of their
-# throughput.
+# The recommendation.
 
 
 Verdict = Literal["faster", "already_best", "unconfirmed", "baseline_infeasible"]
 
 
 class LargerBatch(FrozenModel):
-    """The best at a larger global batch than the baseline's, against the fastest at the baseline's own."""
+    """Best configuration with a larger global batch than the baseline's, and the fastest at that one."""
 
     config: TrainingConfig
-    """Ready to use: its learning rate is scaled to its global batch."""
+    """Ready to use: the learning rate is scaled to the global batch."""
     number: int
-    """Trial that measured it."""
+    """Number of the trial."""
     speedup: Interval | None
-    """Its ratio to the baseline; None where the baseline is no reference."""
+    """Ratio to the baseline; None if the baseline is no reference."""
     over_same_batch: Interval | None
-    """Its rate over that of the fastest at the baseline's global batch; None where none was
-    feasible at that."""
+    """Ratio to the fastest at the baseline's global batch; None if none was feasible."""
     is_worth_it: bool
-    """It beats the fastest at that batch beyond noise, and by what the objective asks for; or there
-    is none."""
+    """It beats that one beyond noise and by what the objective requires, or there is none."""
     break_even: Interval | None
-    """The gradient noise scale in samples above which it trains sooner: 0 at any; an infinite upper
-    end where it may be no faster. None where it is not faster, or none was feasible at the
-    baseline's batch."""
+    """Gradient noise scale in samples above which it trains faster: 0 at any; an infinite upper end
+    if it may not be faster. None if it is not faster, or if none was feasible at the baseline's
+    batch."""
 
     @property
     def is_faster(self) -> bool:
-        """It has more samples/s than that one, beyond noise."""
+        """Return whether it has more samples/s than the fastest at the baseline's batch, beyond noise."""
         return self.over_same_batch is not None and self.over_same_batch.low > 1
 
 
 class Recommendation(FrozenModel):
-    """The configuration to use, and what speaks for it."""
+    """The configuration to use, and its evidence."""
 
     config: TrainingConfig
-    """Ready to use: its learning rate is scaled to its global batch."""
+    """Ready to use: the learning rate is scaled to the global batch."""
     number: int
-    """Trial that measured it."""
+    """Number of the trial."""
     verdict: Verdict
-    """faster: it is proven to beat the baseline, at an error that is kept. already_best: nothing
-    that was tried is likely to be worth a change. unconfirmed: it is not decided."""
+    """faster: proven to beat the baseline within the error budget. already_best: no tried
+    configuration is likely to be worth a change. unconfirmed: undecided."""
     speedup: Interval | None
-    """The claimed gain over the baseline, from all runs of the search: median and 95 % interval of
-    what is believed, shrunk as far as luck goes. None where the baseline is no reference."""
+    """Estimated gain over the baseline from all runs: median and 95 % interval of the posterior,
+    shrunk for luck. None if the baseline is no reference."""
     measured_speedup: Interval | None = None
-    """The ratio as measured; None for the baseline itself."""
+    """Ratio as measured; None for the baseline itself."""
     gain_probability: float | None = None
-    """How likely it is to be faster than the baseline at all; None where the baseline is no
-    reference."""
+    """Probability that it is faster than the baseline; None if the baseline is no reference."""
     more_s: float | None = None
-    """Seconds of further runs that should decide it; None where it is decided, or nothing says."""
+    """Seconds of further runs that should decide it; None if decided, or unknown."""
     lr_advice: LrAdvice
     same_batch: TrainingConfig | None = None
-    """The best configuration that keeps the baseline's global batch."""
+    """Best configuration with the baseline's global batch."""
     same_batch_number: int | None = None
-    """Trial that measured it; None where there is none."""
+    """Number of its trial; None if there is none."""
     same_batch_speedup: Interval | None = None
-    """Its ratio to the baseline; None where the baseline is no reference."""
+    """Its ratio to the baseline; None if the baseline is no reference."""
     larger_batch: LargerBatch | None = None
-    """The best that has a larger global batch, which need not be worth it; None where none was
-    measured."""
+    """Best configuration with a larger global batch, worth it or not; None if none was measured."""
     reasons: tuple[Note, ...] = ()
-    """Why this one."""
+    """Notes on the reasons for this choice."""
     confirmations: tuple[TrialRecord, ...] = ()
-    """The baseline and what is recommended, and others that ran more than once."""
+    """Baseline, recommended trial, and others that ran more than once."""
     stress: StressFigures | None = None
-    """The recommended configuration trained for longer on the largest samples; None where that was
-    not run."""
+    """Stress run of the recommended configuration; None if there was none."""
     overloaded: tuple[int, ...] = ()
-    """Trials that failed on the largest samples: since then only what was run on them may win, and
-    the baseline."""
+    """Numbers of trials that failed on the largest samples: from then on only configurations tested
+    on them, and the baseline, may win."""
     is_outrun: bool = False
-    """Something faster was measured that may not be used: refused, over the limit, or failed when
-    it was run again."""
+    """Something faster was measured that may not be used: refused, over the limit, or failed in a
+    repeat."""
 
 
-# Why is training slow? The evidence of one diagnosis, and what follows from it: findings, verdict
-# and ranked advice.
-#
-# Data alone.
+# The diagnosis: evidence, findings, verdict and ranked advice.
 
 
 Bottleneck = Literal[
@@ -156,38 +148,38 @@ Bottleneck = Literal[
     "threads",
     "unknown",
 ]
-"""What limits the rate: an item's CPU work, its waits for I/O, its slow tail; epochs that are too
-short; copies; computing; launching operations; what the script does between them; a host that waits
-for the device before it launches more; memory bandwidth; CPU oversubscription."""
+"""What limits throughput: an item's CPU work, its I/O waits, its slow tail; short epochs; copies;
+computing; launching operations; the script's work between them; synchronization before further
+launches; memory bandwidth; CPU oversubscription."""
 
 
 class CurvePoint(FrozenModel):
-    """The loader, the device or copying alone, in a configuration that differs from the baseline in a few settings.
+    """Loader, device or copying alone, in a configuration that differs from the baseline in a few settings.
 
-    A loader's point may differ in its own settings and in the batch.
+    A loader's point may differ in loader settings and in the batch.
     """
 
     changes: dict[str, object]
-    """Settings under TrainingConfig's names; empty for the baseline itself."""
+    """Changed settings under TrainingConfig's names; empty for the baseline itself."""
     ceiling: Ceiling | None
-    """None where it could not be measured."""
+    """None if it could not be measured."""
     cpu_s_per_sample: float | None = None
-    """CPU seconds for a sample, of all threads and loader workers; None where not measured."""
+    """CPU seconds per sample, all threads and loader workers; None if not measured."""
     peak_memory_bytes: int | None = None
-    """Peak memory of the device's side; None for the others, and where not measured."""
+    """Peak memory of a device's point; None for other sides, or if not measured."""
     took_s: float = 0.0
-    """Seconds that the point took in all: start, warm-up and timed stretch."""
+    """Seconds of the whole point: start, warm-up and timed stretch."""
     reason: Note | str = ""
-    """Why it could not: a note of ours, or the text of an error."""
+    """Reason for a missing ceiling: a note of ours, or the text of an error."""
 
     @property
     def is_left_out(self) -> bool:
-        """Return True where it was not tried, since no time was left."""
+        """Return True if it was not tried for lack of time."""
         return isinstance(self.reason, Note) and self.reason.code == "no_time_left"
 
 
 class Roofline(FrozenModel):
-    """What one step asks of the device, and what the device can do, each measured.
+    """Work of one step, and the device's peaks, all measured.
 
     Source: Williams, Waterman, Patterson 2009, "Roofline: an insightful visual performance model".
     """
@@ -196,57 +188,56 @@ class Roofline(FrozenModel):
     """Floating-point operations of training on one batch, forward and backward, by
     torch.utils.flop_counter."""
     moved_bytes: float
-    """Bytes that the operators of one batch read and write, views left out, the optimizer's step
-    included."""
+    """Bytes that the operators of one batch read and write, without views, including the
+    optimizer's step."""
     operators: int
     """Operators of one batch."""
     peak_flops_per_s: float
-    """Of a large matrix product in the same precision: TF32 where float32's convolutions do most,
-    and run in that."""
+    """Peak of a large matrix product in the same precision: TF32 if most work is float32
+    convolutions that run in it."""
     peak_bytes_per_s: float
-    """Of a large copy, read and written bytes together."""
+    """Peak of a large copy, read and written bytes together."""
 
 
 with with_field_copy():
 
     class Curves(FrozenModel):
-        """Ceilings around the baseline, and a step's roofline."""
+        """Ceilings around the baseline, and the roofline of a step."""
 
         loader: tuple[CurvePoint, ...] = ()
-        """The loader alone, a point for each setting tried."""
+        """The loader alone, one point per tried setting."""
         device: tuple[CurvePoint, ...] = ()
-        """The device alone, a point for each setting tried."""
+        """The device alone, one point per tried setting."""
         copy: tuple[CurvePoint, ...] = ()  # type: ignore[assignment] # hides a method
-        """Copying batches to the device alone, from memory that is pinned and that is not; empty on
-        a CPU."""
+        """Copying batches to the device alone, from pinned and from pageable memory; empty on a
+        CPU."""
         roofline: Roofline | None = None
-        """None where it was not measured."""
+        """None if not measured."""
         threads: int | None = None
-        """Threads of one operation on the CPU, where the configuration leaves them to torch or sets
-        them."""
+        """Threads of one operation on the CPU, chosen by torch or by the configuration."""
         remarks: tuple[Note, ...] = ()
-        """What could not be measured, and why."""
+        """Notes on what could not be measured, and why."""
         is_cut: bool = False
-        """The process that measured them ended early: another process can continue from here."""
+        """The measuring process ended early: another one can continue from here."""
 
 
 class Evidence(FrozenModel):
-    """All that a diagnosis rests on."""
+    """Everything that a diagnosis is based on."""
 
     config: TrainingConfig
-    """What the user runs today."""
+    """Current settings."""
     drop_last: bool = True
-    """The loader leaves out an epoch's last, smaller batch."""
+    """The loader drops an epoch's last, smaller batch."""
     environment: Environment
     run_spread: RunSpread
-    """Between runs of the same settings on this machine, as far as it is known."""
+    """Run-to-run variation on this machine, as far as it is known."""
     facts: WorkloadFacts
     limit_bytes: int
-    """The memory limit."""
+    """Memory limit."""
     free_ram_bytes: int | None = None
-    """RAM that was free before the measurements; None where unknown."""
+    """Free RAM before the measurements; None if unknown."""
     measurement: Measurement
-    """With breakdown, loader costs and all ceilings."""
+    """Includes breakdown, loader costs and all ceilings."""
     curves: Curves
 
 
@@ -254,73 +245,72 @@ class Finding(FrozenModel):
     """A bottleneck, with the figures that show it."""
 
     bottleneck: Bottleneck
-    """What holds training up."""
+    """What limits training."""
     share: float
-    """Of the wall time: what the bottleneck takes, or lengthens the run by; findings are ordered by
+    """Share of the wall time that it takes, or that it adds to the run; findings are sorted by
     it."""
     figures: dict[str, JsonValue] = Field(default_factory=dict)
-    """The figures that show it, by name."""
+    """Figures that show it, by name."""
     evidence: str
-    """The same in a sentence."""
+    """These figures in a sentence."""
 
 
 class Advice(FrozenModel):
-    """Something that the user can do, and its expected gain."""
+    """An action for the user, and its expected gain."""
 
     kind: str
-    """What to do, as a code: "cache_items"."""
+    """Code of the action: "cache_items"."""
     figures: dict[str, JsonValue] = Field(default_factory=dict)
-    """What the text is filled with, and the measured figures that the expectation rests on."""
+    """Values for the text, and the measured figures that the expectation is based on."""
     settings: dict[str, object] = Field(default_factory=dict)
-    """Settings to change, under TrainingConfig's names; empty where no setting helps."""
+    """Settings to change under TrainingConfig's names; empty if no setting helps."""
     expected_samples_per_s: float | None
-    """None where no figure can be given."""
+    """Expected throughput; None if it can't be estimated."""
     expected_gain: float | None
-    """The expected rate over the present rate, less 1."""
+    """Expected throughput over the current one, minus 1."""
     text: str
-    """What to do, in a sentence."""
+    """The action in a sentence."""
     basis: str
-    """Which measured figures the expectation comes from."""
+    """Measured figures behind the expectation."""
 
 
 class Diagnosis(FrozenModel):
-    """Why training is slow, and what to do about it: what `autotune diagnose --json` writes."""
+    """Why training is slow, and what to do about it: the document of `autotune diagnose --json`."""
 
     format: Literal[1] = 1
-    """Of the document: raised when a key goes or changes its meaning."""
+    """Version of the document: raised when a key goes or changes its meaning."""
     name: str
-    """What was diagnosed, in a few words."""
+    """Name of the workload, in a few words."""
     verdict: Bottleneck
-    """The first finding's."""
+    """Bottleneck of the first finding."""
     headline: str
     """The answer in a sentence or two."""
     headline_notes: tuple[Note, ...]
-    """The same as notes."""
+    """The headline as notes."""
     is_healthy: bool
-    """Nothing beside computing takes a tenth of the time, and nothing that was measured promises
-    5 % more."""
+    """Nothing besides computing takes a tenth of the time, and no measurement promises 5 % more."""
     standing: Headroom
-    """Where today's rate stands between the ceilings."""
+    """Headroom of the current throughput below the ceilings."""
     findings: tuple[Finding, ...]
-    """The bottlenecks, the largest share first, but the host before the device that waits for it;
-    at least one."""
+    """Bottlenecks, largest share first, except that the host comes before the device that waits for
+    it; at least one."""
     advice: tuple[Advice, ...]
-    """What to do: settings first, then what lies outside of them; the largest gain first in each."""
+    """Actions: settings first, then the rest; each with the largest gain first."""
     evidence: Evidence
     remarks: tuple[Note, ...] = ()
-    """What should be known about the evidence."""
+    """Notes on the evidence."""
     wall_s: float = 0.0
     """Seconds that the diagnosis took."""
     autotune_version: str = ""
-    """Of autotune, which wrote it."""
+    """Version of autotune that wrote it."""
 
 
-# The result of a finished or interrupted search, from which all reports are made, and its progress
-# on the way.
+# The summary of a finished or interrupted search, from which all reports are made, and its
+# progress.
 
 
 Phase = Literal["probe", "search", "confirm", "measure", "curves"]
-"""Of a search: probe, search, confirm (what leads and the baseline run again, alternately). Of a
+"""Phase of a search: probe, search, confirm (leader and baseline again, interleaved). Of a
 diagnosis: probe, measure (the baseline), curves (other settings)."""
 
 
@@ -328,89 +318,89 @@ class RunSummary(FrozenModel):
     """Everything that a report shows; read back from a run folder as it was written."""
 
     format: Literal[2] = 2
-    """Of summary.json and environment.json: raised when a key goes or changes its meaning."""
+    """Version of summary.json and environment.json: raised when a key goes or changes its
+    meaning."""
     name: str
-    """What was tuned, in a few words."""
+    """Name of the workload, in a few words."""
     environment: Environment
     facts: WorkloadFacts
     command: tuple[str, ...] = ()
-    """The command that was the workload, word by word; () where a model and a dataset were given."""
+    """The workload's command, word by word; () for a model and a dataset."""
     objective: Objective
     budget: Budget
     baseline: TrainingConfig
     limit_bytes: int
-    """The memory limit in bytes."""
+    """Memory limit."""
     memory_source: str
-    """What the memory limit is judged on."""
+    """Figure that is compared with the memory limit."""
     seed: int
-    """Of the search's proposals, and of every trial."""
+    """Seed of the search's proposals and of every trial."""
     trials: tuple[TrialRecord, ...]
-    """In the order of the study."""
+    """Trials in the order of the study."""
     run_spread: RunSpread
-    """Between runs of the same settings on this machine: all intervals rest on it."""
+    """Run-to-run variation on this machine: all intervals depend on it."""
     recommendation: Recommendation | None
-    """None where nothing feasible was found."""
+    """None if no trial was feasible."""
     notes: tuple[Note, ...] = ()
-    """What the user should know of this run."""
+    """Notes to the user."""
     stopped_because: Note
-    """Why no further trial ran."""
+    """Reason why no further trial ran."""
     is_complete: bool = True
-    """The search came to its end: nothing interrupted it."""
+    """The search ended by itself, without an interruption."""
     wall_s: float
-    """Seconds from the call to the recommendation; of a search that went on after an interruption,
-    its last part."""
+    """Seconds from the call to the recommendation; for a resumed search, of its last part."""
     promised_s: float | None = None
-    """What it was expected to take before its first trial; None where it continued an interrupted
-    search."""
+    """Estimated seconds before the first trial; None for a resumed search."""
     autotune_version: str
-    """Of autotune, which wrote it."""
+    """Version of autotune that wrote it."""
 
 
 class Known(FrozenModel):
-    """What a search knows by now of the best over the baseline."""
+    """Estimated gain of the best trial so far over the baseline."""
 
     number: int
-    """Of the best trial."""
+    """Number of the best trial."""
     speedup: Interval
-    """What is believed, with its 95 % interval."""
+    """Posterior ratio with its 95 % interval."""
     is_proven: bool
-    """It beats the baseline at the kept error."""
+    """It beats the baseline within the error budget."""
 
 
 class Progress(FrozenModel):
-    """Where a search or a diagnosis stands; sent to the display after every step."""
+    """State of a search or a diagnosis; sent to the display after every step."""
 
     phase: Phase
     done: int = 0
-    """Trials measured; once one was settled on, pairs of runs of it and of the baseline."""
+    """Trials measured; after settling, pairs of runs of leader and baseline."""
     total: int = 1
-    """Trials at the most."""
+    """Most trials."""
     elapsed_s: float
     remaining_s: float | None = None
-    """Seconds left of the time-out, or an estimate; None where neither is known."""
+    """Seconds left of the timeout, or an estimate; None if neither is known."""
     baseline: TrialRecord | None = None
     best: TrialRecord | None = None
-    """The best feasible trial so far."""
+    """Best feasible trial so far."""
     last: TrialRecord | None = None
-    """The trial that has just ended; None at the start of a phase."""
+    """Trial that has just ended; None at the start of a phase."""
     can_win: float | None = None
-    """What other settings can still give at the most, as a share of the best rate: 0.04 = 4 %;
-    None: not known."""
+    """Most that other settings can still gain, as a share of the best throughput: 0.04 = 4 %; None
+    if unknown."""
     known: Known | None = None
-    """What is known of the best over the baseline; None while the baseline leads."""
+    """Estimated gain of the best; None while the baseline leads."""
     warnings: tuple[Note, ...] = ()
-    """What the user should know before the search begins; each is sent once."""
+    """Notes to the user before the search begins; each is sent once."""
 
 
 def changed_settings(
     config: TrainingConfig, baseline: TrainingConfig
 ) -> dict[str, tuple[object, object]]:
-    """Settings in which a configuration differs from the baseline: {name: (baseline's, its own)}."""
+    """Return the settings that differ from the baseline: {name: (baseline's, its own)}."""
     before = baseline.model_dump()
     after = config.model_dump()
     return {name: (before[name], after[name]) for name in after if before[name] != after[name]}
 
 
 def is_single(changes: Collection[str]) -> bool:
-    """Whether settings, by name, are changed as one: with a token budget the samples of a batch go along."""
-    return len(set(changes) - {"max_tokens"} or set(changes)) == 1
+    """Return whether settings change as one: a token budget changes the samples of a batch with it."""
+    names = set(changes)
+    return len(names - {"max_tokens"} or names) == 1

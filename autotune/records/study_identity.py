@@ -1,13 +1,13 @@
-"""Which search a study belongs to, as texts that can be compared: a study is resumed by the same search alone.
+"""Describe the search that a study belongs to, as comparable texts: only the same search may resume it.
 
-Comes in: a Plan and its ResolvedSpace. Goes out: a short text for each part of the search, equal in
-another run of the same program. The user's objects are only described, without torch; of the user's
-code only __len__ runs.
+Comes in: a `Plan` and its `ResolvedSpace`. Goes out: a short text for each part of the search,
+equal in another run of the same program. User objects are only described, without torch; of user
+code, only __len__ runs.
 
-A digest of the payload, cloudpickle's bytes, can't take the place of the descriptions. In a second
-run of an unchanged script 4 of 11 kinds of workload have other bytes: a class of __main__ and its
-objects (cloudpickle gives it a random id), modules, and data sets of tensors. After a comment is
-added 10 of 11 have, since the code holds line numbers.
+A digest of the payload, cloudpickle's bytes, can't replace the descriptions. In a second run of an
+unchanged script, 4 of 11 kinds of workload have different bytes: a class of __main__ and its
+objects (cloudpickle gives it a random id), modules, and data sets of tensors. After adding a
+comment, 10 of 11 do, since code objects contain line numbers.
 """
 
 from __future__ import annotations
@@ -31,20 +31,30 @@ from autotune.config.plan import INSTALLED, PARTS, Plan, Ref, Workload
 from autotune.space.ranges import whole_numbers
 from autotune.space.space import ResolvedSpace
 
-_DEPTH = 4  # of objects, closures and called functions within each other: our convention
+_DEPTH = 4
+"""Levels of nested objects, closures and called functions: our convention."""
 _PLAIN = (bool, int, float, complex, str, bytes, PurePath, Enum, type(None))
-"""Types whose values are compared as they are."""
+"""Types compared by value."""
 _CONTAINERS = (Mapping, list, tuple, set, frozenset)
 _CODE = (".py", ".sh", ".yaml", ".yml", ".json", ".toml", ".ini", ".cfg")
-"""How the names of files of code and of settings end: our convention."""
+"""Suffixes of files with code or settings: our convention."""
 _MOST_CODE = 2**20
-"""Bytes of a file that is compared by its content; a larger one is taken for data: our convention."""
-_MOST_ITEMS = 100  # of a container among arguments; a longer one is taken for data: our convention
+"""Most bytes of a file compared by content; a larger one counts as data. Our convention."""
+_MOST_ITEMS = 100
+"""Most items of a container among arguments; a longer one counts as data. Our convention."""
 
 
 def identify(plan: Plan, space: ResolvedSpace) -> dict[str, str]:
-    """What must be equal for a study to go on, by name. Budget and run folder may change."""
+    """Return what must be equal for a study to be resumed, by name.
+
+    Budget and run folder may change.
+
+    Args:
+        plan: Plan of the search.
+        space: Its resolved space.
+    """
     workload = plan.workload
+    compared = space.environment.comparable()
     return {
         **parts_of(workload),
         "sampling": f"shuffle={workload.shuffle}, drop_last={workload.drop_last}",
@@ -52,10 +62,7 @@ def identify(plan: Plan, space: ResolvedSpace) -> dict[str, str]:
         "baseline": plan.baseline.model_dump_json(exclude_defaults=True),
         "objective": plan.objective.model_dump_json(exclude={"larger_batch_gain"}),
         "seed": str(plan.seed),
-        **{
-            COMPARED[name]: _in_words(value)
-            for name, value in space.environment.comparable().items()
-        },
+        **{COMPARED[name]: _in_words(value) for name, value in compared.items()},
         **_layout(plan, space),
     }
 
@@ -69,16 +76,17 @@ def parts_of(workload: Workload) -> dict[str, str]:
 
 
 def _layout(plan: Plan, space: ResolvedSpace) -> dict[str, str]:
-    """How groups lie on hosts, where they may span them; else nothing.
+    """Describe how groups are placed on hosts, if they may span several; otherwise return nothing.
 
-    The hosts decide which numbers of ranks are tried by default, and a group's rate depends on how
-    it is spread over them.
+    The hosts decide which numbers of ranks are tried by default, and a group's throughput depends
+    on its placement.
     """
     environment = space.environment
     sizes = whole_numbers(space.domains["world_size"])
     has_groups = max(*sizes, plan.baseline.process_count) > 1
-    is_decisive = environment.is_spread or "world_size" not in space.given
-    if environment.hosts == 1 or not (has_groups and is_decisive):
+    if environment.hosts == 1 or not has_groups:
+        return {}
+    if "world_size" in space.given and not environment.is_spread:
         return {}
     how = "spread over" if environment.is_spread else "packed on"
     return {"ranks": f"{', '.join(map(str, sizes))} {how} {environment.hosts} hosts"}
@@ -91,29 +99,32 @@ def _in_words(value: object) -> str:
 
 
 def describe_part(part: Any) -> str:
-    """A short text that is equal for the same model, dataset or function in another run of the same program.
+    """Return a short text that is equal for the same object in another run of the same program.
 
-    Compared are the code of functions and classes, and of those of the user's that they name, four
-    calls deep; the arguments of partials, a closure's variables, parameters' shapes, the dataset's
-    length, and public attributes that are plain values. Not compared are the content of the data,
+    Compared are the code of functions and classes, and of the user code that they name, four calls
+    deep; the arguments of partials, a closure's variables, parameters' shapes, the dataset's
+    length, and public attributes with plain values. Not compared are the content of the data,
     random weights and installed packages.
+
+    Args:
+        part: A model, a dataset, a function, or a `Ref` to one.
     """
     if isinstance(part, Ref):
         return _describe_ref(part)
     if isinstance(part, str):
         return part
     name = getattr(part, "__qualname__", None) or type(part).__qualname__
-    digest = (
-        "" if isinstance(part, _CONTAINERS) else f"#{_digest(_text(part, _DEPTH))}"
-    )  # a container is data
-    return f"{name}{digest}{_length(part)}"
+    if isinstance(part, _CONTAINERS):  # data
+        return f"{name}{_length(part)}"
+    return f"{name}#{_digest(_text(part, _DEPTH))}{_length(part)}"
 
 
 def _describe_command(command: Sequence[str]) -> str:
-    """The words, and the content of each that is code or settings; other files may be what the training writes."""
+    """Describe a command by its words and the content of files with code or settings; others may be outputs."""
     start = python_start(command)
     words = [word for word in command if word.endswith(_CODE)]
-    words += _module_files(start.target) if start is not None and start.kind == "module" else []
+    if start is not None and start.kind == "module":
+        words += _module_files(start.target)
     digests = [digest for word in words for digest in _digest_of_file(word)]
     return "#".join([shlex.join(without_secrets(command)), *digests])
 
@@ -121,20 +132,22 @@ def _describe_command(command: Sequence[str]) -> str:
 def _describe_ref(ref: Ref) -> str:
     place = ref.target.rpartition(":")[0]
     modules = [place] if place.endswith(".py") else _module_files(place)
-    digests = (
-        _digest_of_file(f"{folder}/{module}") for folder in ref.folders for module in modules
-    )
-    return "#".join([ref.target, *next(filter(None, digests), ())])
+    for folder in ref.folders:
+        for module in modules:
+            digests = _digest_of_file(f"{folder}/{module}")
+            if digests:
+                return "#".join([ref.target, *digests])
+    return ref.target
 
 
 def _module_files(name: str) -> list[str]:
-    """Where a module or a package may lie, from a folder of the search path."""
+    """Return the possible files of a module or package, relative to a folder of the search path."""
     stem = name.replace(".", "/")
     return [f"{stem}.py", f"{stem}/__main__.py", f"{stem}/__init__.py"]
 
 
 def _digest_of_file(name: str) -> list[str]:
-    """The digest of a file of code or of settings; none of what is no file, or too large for one: data."""
+    """Return the digest of a file of code or settings; none if it is no file, or so large that it is data."""
     try:
         if not isfile(name) or getsize(name) > _MOST_CODE:  # noqa: PTH113, PTH202 - no error for any name
             return []
@@ -144,13 +157,10 @@ def _digest_of_file(name: str) -> list[str]:
 
 
 def _text(value: Any, depth: int) -> str:
-    """A value as text without addresses; at depth 0, and of a long container, its class's name and length alone."""
+    """Describe a value without addresses; at depth 0, and for long containers, by class name and length only."""
+    is_plain = isinstance(value, _PLAIN)
     if depth == 0 or (isinstance(value, _CONTAINERS) and len(value) > _MOST_ITEMS):
-        return (
-            repr(value)
-            if isinstance(value, _PLAIN)
-            else f"{type(value).__qualname__}{_length(value)}"
-        )
+        return repr(value) if is_plain else f"{type(value).__qualname__}{_length(value)}"
     match value:
         case partial():
             text = f"partial{_texts((value.func, value.args, value.keywords), depth)}"
@@ -172,7 +182,7 @@ def _text(value: Any, depth: int) -> str:
             parts = (value.__defaults__, value.__kwdefaults__, closure, own)
             text = _code_text(value.__code__) + _texts(parts, depth - 1)
         case _:
-            text = repr(value) if isinstance(value, _PLAIN) else _object_text(value, depth)
+            text = repr(value) if is_plain else _object_text(value, depth)
     return text
 
 
@@ -185,13 +195,11 @@ def _object_text(value: Any, depth: int) -> str:
         return _shape(value)
     if hasattr(value, "named_parameters"):
         kinds = sorted({_class_text(type(module), depth) for module in value.modules()})
-        more = _text(
-            getattr(value, "autotune_identity", None), depth
-        )  # of what is no module: see trainers.steps
-        return f"{kinds}{[(name, _shape(parameter)) for name, parameter in value.named_parameters()]}{more}"
-    if hasattr(
-        value, "param_groups"
-    ):  # an optimizer: whose its parameters are is the model's to say
+        shapes = [(name, _shape(parameter)) for name, parameter in value.named_parameters()]
+        # Parts outside of modules, see trainers.steps
+        more = _text(getattr(value, "autotune_identity", None), depth)
+        return f"{kinds}{shapes}{more}"
+    if hasattr(value, "param_groups"):  # an optimizer, whose parameters the model describes
         groups = [
             {name: own for name, own in group.items() if name != "params"}
             for group in value.param_groups
@@ -209,54 +217,54 @@ def _object_text(value: Any, depth: int) -> str:
 
 
 def _class_text(kind: type, depth: int) -> str:
-    """The code and plain values of a class and its bases; installed packages are known by their names."""
-    return f"{kind.__qualname__}{[sorted(_member_texts(base, depth - 1)) for base in kind.__mro__ if _is_own(base)]}"
+    """Describe the code and plain values of a class and its bases; installed packages by name."""
+    own_bases = [base for base in kind.__mro__ if _is_own(base)]
+    members = [sorted(_member_texts(base, depth - 1)) for base in own_bases]
+    return f"{kind.__qualname__}{members}"
 
 
 def _member_texts(kind: type, depth: int) -> Iterator[str]:
     for name, member in vars(kind).items():
         if isinstance(member, _PLAIN) and not name.startswith("__"):
             yield f"{name}={member!r}"
-        for attribute in (
-            "__func__",
-            "__wrapped__",
-            "func",
-            "fget",
-        ):  # of static, cached and class methods, properties
-            member = getattr(member, attribute, member)  # noqa: PLW2901 - down to the function
+        # Static, class and cached methods, and properties: down to the function
+        for attribute in ("__func__", "__wrapped__", "func", "fget"):
+            member = getattr(member, attribute, member)  # noqa: PLW2901 - unwrapped step by step
         if isinstance(member, FunctionType):
             yield f"{name}:{_text(member, depth)}"
 
 
 def _is_own(code: FunctionType | type) -> bool:
-    """Whether code is the user's: neither Python's nor an installed package's."""
+    """Return whether code is the user's: neither Python's nor an installed package's."""
     root = code.__module__.partition(".")[0]
     file = getattr(sys.modules.get(root), "__file__", None) or ""
-    return root not in sys.stdlib_module_names - {"__main__"} and not INSTALLED & set(
-        Path(file).parts
-    )
+    is_stdlib = root in sys.stdlib_module_names and root != "__main__"
+    return not is_stdlib and not INSTALLED & set(Path(file).parts)
 
 
 def _content(cell: CellType) -> Any:
-    """The value of a closure's variable; None where it has none yet."""
+    """Return the value of a closure's variable; None if it has none yet."""
     with suppress(ValueError):
         return cell.cell_contents
     return None
 
 
 def _code_text(code: CodeType) -> str:
-    return f"{code.co_code.hex()}{code.co_names}{[_constant_text(constant) for constant in code.co_consts]}"
+    constants = [_constant_text(constant) for constant in code.co_consts]
+    return f"{code.co_code.hex()}{code.co_names}{constants}"
 
 
 def _constant_text(constant: object) -> str:
-    """Equal in every process: a set's own order depends on the hash seed."""
+    """Describe a constant, equally in every process: a set's order depends on the hash seed."""
     if isinstance(constant, CodeType):
         return _code_text(constant)
-    return repr(sorted(map(repr, constant))) if isinstance(constant, frozenset) else repr(constant)
+    if isinstance(constant, frozenset):
+        return repr(sorted(map(repr, constant)))
+    return repr(constant)
 
 
 def _shape(parameter: Any) -> str:
-    """A parameter's shape and dtype; a lazy one has no shape before its first batch."""
+    """Describe a parameter by shape and dtype; a lazy one has no shape before its first batch."""
     with suppress(RuntimeError):
         return f"{tuple(parameter.shape)} {parameter.dtype}"
     return "lazy"
