@@ -21,9 +21,8 @@ __all__ = ["licence_of", "packages", "page"]
 
 _HEAD = """# Licences
 
-autotune stands under the MIT licence. `pip install autotune-torch` brings these packages, with the licence that each
-says it has; those that torch brings for NVIDIA GPUs stand under NVIDIA's own terms. `python .ci/licences.py` writes
-this page.
+autotune has the MIT licence. `pip install autotune-torch` installs these packages, each with the licence that it
+declares; torch's packages for NVIDIA GPUs have NVIDIA's own terms. `python .ci/licences.py` writes this page.
 
 | Package | Licence |
 | --- | --- |
