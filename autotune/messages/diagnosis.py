@@ -81,8 +81,7 @@ def computed_setting(*, settings: Mapping[str, object], gain: float) -> str:
 def may_help(*, settings: Mapping[str, object], others_cores: float, cores: int) -> str:
     return (
         f"{show(settings, 'settings')} may help, but other programs used {others_cores:.1f} of the "
-        f"{cores} cores "
-        "during the measurement: measure again."
+        f"{cores} cores during the measurement: measure again."
     )
 
 
@@ -135,8 +134,8 @@ def data_tail_evidence(
 ) -> str:
     return (
         f"{format_fraction(slow_tail_fraction)} of the loading time goes into items over 8 times "
-        f"the median of "
-        f"{format_short_time(item_median_s)}, up to {format_short_time(item_slowest_s)}"
+        f"the median of {format_short_time(item_median_s)}, up to "
+        f"{format_short_time(item_slowest_s)}"
     )
 
 
@@ -146,10 +145,9 @@ def loader_threads_evidence(
 ) -> str:
     return (
         f"an item keeps {cores_per_item:.1f} cores busy for {format_short_time(item_s)}, in "
-        f"threads of a library "
-        f"(OpenCV, NumPy) or in processes that it starts; {loader_processes} loader processes "
-        f"would need "
-        f"{loader_processes * cores_per_item:.1f} cores, but there are {cores}"
+        f"threads of a library (OpenCV, NumPy) or in processes that it starts; {loader_processes} "
+        f"loader processes would need {loader_processes * cores_per_item:.1f} cores, but there are "
+        f"{cores}"
     )
 
 
@@ -159,8 +157,7 @@ def threads_evidence(
 ) -> str:
     return (
         f"{threads} threads and {num_workers} loader workers share {cores} cores: computing is "
-        f"{slowdown:.1f} times "
-        f"slower in the loop than alone ({_rate(device_samples_per_s)})"
+        f"{slowdown:.1f} times slower in the loop than alone ({_rate(device_samples_per_s)})"
     )
 
 
@@ -191,7 +188,7 @@ def copy_evidence(
     reached = []
     if pageable_samples_per_s is not None:
         reached.append(
-            f"from pageable memory "
+            "from pageable memory "
             f"{_rate(pageable_samples_per_s)}{'' if is_pinned else ', used today'}"
         )
     if pinned_samples_per_s is not None:
@@ -205,8 +202,7 @@ def copy_evidence(
 def synchronise_evidence(*, share: float) -> str:
     return (
         f"{format_fraction(share)} of the time the device is idle because the host waited for it "
-        f"before launching more "
-        "(loss.item(), a blocking copy)"
+        "before launching more (loss.item(), a blocking copy)"
     )
 
 
@@ -235,8 +231,7 @@ def launch_evidence(
         return f"{format_fraction(share)} of the time passes between operations"
     return (
         f"the device waits {format_fraction(share)} of the time for the host, which needs "
-        f"{' and '.join(needs)}; a "
-        f"batch takes {format_short_time(batch_s)}"
+        f"{' and '.join(needs)}; a batch takes {format_short_time(batch_s)}"
     )
 
 
@@ -244,8 +239,8 @@ def launch_evidence(
 def script_evidence(*, share: float, outside_s: float, operators: int) -> str:
     return (
         f"{format_short_time(outside_s)} of each step, {format_fraction(share)} of the time, is "
-        f"spent neither in "
-        f"torch's {operators:,} operators nor in the loader: far more than launching them takes"
+        f"spent neither in torch's {operators:,} operators nor in the loader: far more than "
+        "launching them takes"
     )
 
 
@@ -276,8 +271,7 @@ def memory_evidence(
         return f"{format_fraction(dram_fraction)} of the memory bandwidth is used while the device is busy (GPM)"
     return (
         f"a batch moves {show(moved_bytes, 'bytes')} in {show(batch_s, 'seconds')}; a large copy "
-        f"would take "
-        f"{show(copy_s, 'seconds')}"
+        f"would take {show(copy_s, 'seconds')}"
     )
 
 
@@ -334,8 +328,7 @@ def others_failed(*, reason: Note | str) -> str:
 def no_time_for_others(*, left_s: float, most_s: float, startup_s: float) -> str:
     return (
         f"Other settings were not measured: {left_s:.0f} s of the {most_s:.0f} s for a diagnosis "
-        f"are left, and a trial "
-        f"takes {startup_s:.0f} s to start."
+        f"are left, and a trial takes {startup_s:.0f} s to start."
     )
 
 
@@ -362,10 +355,8 @@ def communication_evidence(
 ) -> str:
     return (
         f"exchanging {format_bytes(bytes_exchanged)} of gradients adds "
-        f"{format_short_time(exposed_s)} to a step "
-        f"({format_fraction(exposed_fraction)} of it); {format_fraction(hidden_fraction)} of the "
-        f"exchange is hidden "
-        "behind the backward pass"
+        f"{format_short_time(exposed_s)} to a step ({format_fraction(exposed_fraction)} of it); "
+        f"{format_fraction(hidden_fraction)} of the exchange is hidden behind the backward pass"
     )
 
 
@@ -374,8 +365,7 @@ def data_parallel_evidence(*, world_size: int, reached_fraction: float) -> str:
     return (
         f"with batches on the devices, {world_size} devices under DataParallel reach "
         f"{format_fraction(reached_fraction)} of {world_size} times one device: each step copies "
-        f"the model to all of "
-        "them and gathers their outputs"
+        "the model to all of them and gathers their outputs"
     )
 
 
@@ -401,8 +391,7 @@ def loader_evidence(
 def uneven_rank_evidence(*, ranks: Sequence[UnevenRank]) -> str:
     return "; ".join(
         f"rank {one['rank']} ({one['device']}): its {one['side']} alone reaches "
-        f"{format_fraction(one['fraction'])} of "
-        "the others'"
+        f"{format_fraction(one['fraction'])} of the others'"
         for one in ranks
     )
 

@@ -23,9 +23,8 @@ def on_ranks(note: Note, ranks: list[int]) -> Note:
 def trials_cannot_share() -> str:
     return (
         "Each trial builds the workload again, so it starts more slowly: a configuration failed in "
-        "a process that had "
-        "run others before, and ran in a process of its own. A dataset that can be read only once "
-        "causes this."
+        "a process that had run others before, and ran in a process of its own. A dataset that can "
+        "be read only once causes this."
     )
 
 
@@ -51,10 +50,8 @@ def not_preloaded(
 def forks_cannot_open_device(devices: str) -> str:
     return (
         "Each trial starts its own interpreter, which takes some seconds: a package that torch "
-        "loads by itself has "
-        f"opened {devices}, which a fork can't open after that. Set "
-        f"TORCH_DEVICE_BACKEND_AUTOLOAD=0 if you don't need "
-        "that package."
+        f"loads by itself has opened {devices}, which a fork can't open after that. Set "
+        "TORCH_DEVICE_BACKEND_AUTOLOAD=0 if you don't need that package."
     )
 
 
@@ -62,8 +59,8 @@ def forks_cannot_open_device(devices: str) -> str:
 def another_search(pid: int, user: str, command: str) -> str:
     return (
         f"Another search runs on this machine: process {pid} of {user} ({command}). The two "
-        f"compete for cores, memory "
-        "and devices: throughput is lower than alone, and another setting may be the best."
+        "compete for cores, memory and devices: throughput is lower than alone, and another "
+        "setting may be the best."
     )
 
 
@@ -76,8 +73,7 @@ def host_not_used(host: str, reason: str) -> str:
 def torch_without_cuda(gpu: str, torch: str) -> str:
     return (
         f"Training runs on the CPU: there is an {gpu} GPU, but torch {torch} is built without "
-        f"CUDA. Install a torch "
-        "with CUDA to train on the GPU."
+        "CUDA. Install a torch with CUDA to train on the GPU."
     )
 
 
@@ -93,8 +89,7 @@ def launches_wait(variable: str) -> str:
 def window_stopped() -> str:
     return (
         "A process of the trial was stopped for some of the window (SIGSTOP, a debugger, a batch "
-        "system): the "
-        "throughput is too low by that share."
+        "system): the throughput is too low by that share."
     )
 
 
@@ -120,8 +115,7 @@ def stopped_early(
     interval = f" ± {half_width:,.0f}" if half_width else ""
     return (
         f"stopped early: {samples_per_s:,.0f}{interval} samples/s is below the "
-        f"{threshold_samples_per_s:,.0f} needed "
-        f"to compete with trial {threshold_number}"
+        f"{threshold_samples_per_s:,.0f} needed to compete with trial {threshold_number}"
     )
 
 
@@ -232,8 +226,7 @@ def tf32_forbidden(variable: str) -> str:
 def float32_unknown(variable: str) -> str:
     return (
         f"Unset {variable}=1 to compare precisions with float32: NVIDIA documents only 0, so the "
-        f"precision in which "
-        "its libraries compute float32, the reference included, is unknown."
+        "precision in which its libraries compute float32, the reference included, is unknown."
     )
 
 
@@ -244,8 +237,8 @@ def float32_unknown(variable: str) -> str:
 def cores_taken(*, others_cores: float, cores: int) -> str:
     return (
         f"Other programs used {others_cores:.1f} of the {format_count(cores, 'core')} during the "
-        f"window: throughput is "
-        "lower than on a quiet machine, most of all where threads wait for each other."
+        "window: throughput is lower than on a quiet machine, most of all where threads wait for "
+        "each other."
     )
 
 
@@ -266,8 +259,7 @@ def others_on_device(*, held_bytes: int, busy_fraction: float | None) -> str:
     if busy_fraction is not None:
         busy = (
             f", and kept it busy for {format_fraction(busy_fraction)} of the time: throughput is "
-            f"lower than on a "
-            "device of its own"
+            "lower than on a device of its own"
         )
     held = format_bytes(held_bytes)
     return (

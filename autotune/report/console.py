@@ -176,7 +176,7 @@ def print_check(
     console.print(
         Text(
             f"{format_count(space.size, 'combination')}, less those that rules exclude or that run "
-            f"alike."
+            "alike."
         )
     )
     if space.notes:

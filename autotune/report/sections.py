@@ -139,8 +139,8 @@ def bottleneck_table(found: Iterable[tuple[float, str, str]]) -> Table:
 
 _LENGTHS_REMARK = (
     "Padding at random and of like lengths: computed from the lengths of items, for batches of "
-    "this size. Device time: "
-    "from timed batches of several lengths; it shows only where the loader is not the bottleneck."
+    "this size. Device time: from timed batches of several lengths; it shows only where the loader "
+    "is not the bottleneck."
 )
 
 
@@ -270,8 +270,7 @@ _SAMPLES_OF_A_BAR = 1000
 """Samples whose time is told beside a bar: our convention."""
 _CEILINGS = (
     "Loader alone: read without training. Device alone: trained on batches that it already holds. "
-    "Both use the "
-    "column's own settings."
+    "Both use the column's own settings."
 )
 _COPYING = "copying alone"
 """A column that is left out where nothing is copied."""
@@ -453,8 +452,8 @@ def _busy_facts(figures: Measurement, sources: Iterable[str]) -> dict[str, str]:
 
 _MEMORY_REMARK = (
     "Lines fitted to the trials' peak memory; the error is half of the 95 % prediction interval. "
-    "The last column is "
-    "the largest batch that is sure to fit the limit; only batches that were run are recommended."
+    "The last column is the largest batch that is sure to fit the limit; only batches that were "
+    "run are recommended."
 )
 
 
@@ -477,8 +476,7 @@ def say_memory_line(summary: RunSummary, lines: Sequence[MemoryLine]) -> tuple[s
     kind = memory_kind(_settings(summary))
     return tuple(
         f"Memory of {_name_line(line, lines)}: {_base(line)} + "
-        f"{show(line.bytes_per_sample, 'bytes')} a sample, "
-        f"± {show(line.error_bytes, 'bytes')}."
+        f"{show(line.bytes_per_sample, 'bytes')} a sample, ± {show(line.error_bytes, 'bytes')}."
         for line in lines
         if memory_kind(line.config) == kind
     )
@@ -646,7 +644,7 @@ def rank_section(
     devices = name_devices(ranks)
     uneven = [
         f"Rank {rank} ({devices[rank]}) is uneven: its {side} alone reaches {show(share, 'share')} "
-        f"of the others'."
+        "of the others'."
         for rank, (side, share) in uneven_ranks(ranks).items()
     ]
     table = tabulate(_rank_row(rank, devices[rank.rank]) for rank in ranks)
@@ -747,8 +745,7 @@ def _remarks(comparison: StrategyComparison) -> Iterator[str]:
     ):
         yield (
             "Exposed: share of a step that exchanging gradients adds. Hidden: share of the "
-            "exchange that overlaps with "
-            "the backward pass."
+            "exchange that overlaps with the backward pass."
         )
 
 

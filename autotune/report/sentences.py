@@ -72,9 +72,9 @@ def say_busy(columns: Sequence[Column]) -> Iterator[str]:
             low, high = pair
             yield (
                 f"{column.title}: two sources disagree by "
-                f"{100 * (high.fraction - low.fraction):.0f} points: "
-                f"{one_line(high.source)} {format_fraction(high.fraction)}, "
-                f"{one_line(low.source)} {format_fraction(low.fraction)}."
+                f"{100 * (high.fraction - low.fraction):.0f} points: {one_line(high.source)} "
+                f"{format_fraction(high.fraction)}, {one_line(low.source)} "
+                f"{format_fraction(low.fraction)}."
             )
 
 
@@ -139,8 +139,8 @@ def list_doubts(runs: Mapping[str, Sequence[Measurement]]) -> Iterator[str]:
         cores = {title: f"{load.others_cores:.1f} of {load.cores}" for title, load in loads.items()}
         yield (
             f"Other programs used cores during these measurements: {_by_title(cores)}. They slow "
-            f"some settings more "
-            "than others, which may explain the ratio: measure again on a quiet machine."
+            "some settings more than others, which may explain the ratio: measure again on a quiet "
+            "machine."
         )
     conditions = {title: conditions_of(own) for title, own in runs.items()}
     throttled = {title: say_windows_throttled(windows) for title, windows in conditions.items()}
@@ -148,8 +148,7 @@ def list_doubts(runs: Mapping[str, Sequence[Measurement]]) -> Iterator[str]:
         windows = {title: f"({reasons})" for title, reasons in throttled.items() if reasons}
         yield (
             f"The device was throttled during these measurements: {_by_title(windows)}. "
-            f"Comparisons are less certain "
-            "than the intervals suggest."
+            "Comparisons are less certain than the intervals suggest."
         )
     changes = {
         title: [window.clock_moved_by or 0.0 for window in windows if window.has_moved]
@@ -207,8 +206,7 @@ def say_setup(runs: Mapping[str, Sequence[Measurement]]) -> Iterator[str]:
         are, them = ("is", "it") if len(names) == 1 else ("are", "them")
         yield (
             f"{' and '.join(names)} {are} set, so float32 and tf32 may not compute what their "
-            f"names say; unset {them} "
-            "unless that is intended."
+            f"names say; unset {them} unless that is intended."
         )
     if any(window.persistence_mode is False for window in windows):
         yield "Persistence mode is off, so the first process waits for the driver: turn it on with nvidia-smi -pm 1."
@@ -376,9 +374,8 @@ def _say_break_even(scale: Interval) -> str:
         f"{low} or more" if isinf(scale.high) else f"{low} to {format_mean_count(scale.high)}"
     )
     return (
-        f"The larger batch trains sooner if your gradient noise scale is above "
-        f"{format_mean_count(scale.value)} "
-        f"samples ({interval})."
+        "The larger batch trains sooner if your gradient noise scale is above "
+        f"{format_mean_count(scale.value)} samples ({interval})."
     )
 
 
