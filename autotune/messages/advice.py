@@ -1,7 +1,7 @@
-"""Advice of a diagnosis: one function for each kind, which returns what to do and the basis of its expected gain.
+"""Write a diagnosis' advice: one function for each kind.
 
-Both are sentences without their full stop. A function's name is the kind of advice, its arguments
-are the figures; an argument `settings` holds the settings to change.
+Each takes figures and returns what to do and the basis of the expected gain, both without a full
+stop. The function's name is the kind of advice; its argument `settings` holds what to change.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from autotune.messages.units import (
     format_mean_count,
     format_rate,
     format_short_time,
+    format_throughput,
     show,
     show_interval,
 )
@@ -30,20 +31,20 @@ _CAUTIONS = {
     "amp_dtype": "check that the loss still falls as before",
     "in_order": "batches come in another order, so two runs of one seed differ",
 }
-"""What to mind where advice changes a setting."""
+"""What to check after changing a setting."""
 
 
 class AdviceText(NamedTuple):
     """A piece of advice in words."""
 
     note: Note
-    """What to do; its code is the kind of advice."""
+    """The advice; its code is the kind."""
     basis: str
-    """The measured figures that the expected gain rests on."""
+    """Measured figures behind the expected gain."""
 
 
 def _advice(write: Callable[_P, tuple[str, str]]) -> Callable[_P, AdviceText]:
-    """Turn a function that returns a text and its basis into one that returns an AdviceText."""
+    """Turn a function that returns advice and its basis into one that returns an AdviceText."""
 
     @message
     @wraps(write)
@@ -60,17 +61,14 @@ def _advice(write: Callable[_P, tuple[str, str]]) -> Callable[_P, AdviceText]:
 def limited_by_loader(
     advice: AdviceText, *, loader_samples_per_s: float, is_loader_first: bool
 ) -> AdviceText:
-    """Add to advice on the device that the loader alone reaches no more than this, and may have to be fixed first."""
+    """Add the loader's ceiling to advice on the device, and whether to fix the loader first."""
     figures = {"loader_samples_per_s": loader_samples_per_s, "is_loader_first": is_loader_first}
     note = advice.note.model_copy(update={"figures": advice.note.figures | figures})
     first = ", so speed that up first" if is_loader_first else ""
     return AdviceText(
-        note, f"{advice.basis}; the loader alone reaches {_rate(loader_samples_per_s)}{first}"
+        note,
+        f"{advice.basis}; the loader alone reaches {format_throughput(loader_samples_per_s)}{first}",
     )
-
-
-def _rate(samples_per_s: float) -> str:
-    return f"{format_rate(samples_per_s)} samples/s"
 
 
 def _set(settings: Mapping[str, object]) -> str:
@@ -95,7 +93,7 @@ def set(  # noqa: A001 - the kind of advice
     caution = f" ({'; '.join(cautions)})" if cautions else ""
     sides = {"loader": loader_samples_per_s, "device": device_samples_per_s}
     reached = [
-        f"the {side} alone reaches {_rate(rate)}"
+        f"the {side} alone reaches {format_throughput(rate)}"
         for side, rate in sides.items()
         if rate is not None
     ]
@@ -111,11 +109,11 @@ def add_workers(
     cores: int,
     cores_samples_per_s: float,
 ) -> tuple[str, str]:
-    today = f"with {format_count(num_workers, 'worker')}" if num_workers else "without workers"
+    workers = f"with {format_count(num_workers, 'worker')}" if num_workers else "without workers"
     return _set(settings), (
-        f"computed, not measured, from the throughput {today}; an item takes "
+        f"computed, not measured, from the throughput {workers}; an item takes "
         f"{format_short_time(item_cpu_s)} of CPU time, so {cores} cores allow "
-        f"{_rate(cores_samples_per_s)}"
+        f"{format_throughput(cores_samples_per_s)}"
     )
 
 
@@ -184,7 +182,7 @@ def fix_slowest_items(
         (
             f"Make the slowest items faster: they take up to {format_short_time(item_slowest_s)}, "
             f"the median {format_short_time(item_median_s)}; without them the loader would reach "
-            f"{_rate(loader_samples_per_s)}"
+            f"{format_throughput(loader_samples_per_s)}"
         ),
         (
             f"{format_fraction(slow_tail_fraction)} of the loading time goes into items over 8 "
@@ -211,11 +209,11 @@ def one_thread_per_worker(
         )
     item = (
         f"an item's CPU time of {format_short_time(item_cpu_s)} allows "
-        f"{_rate(allowed_samples_per_s)} on {cores} cores"
+        f"{format_throughput(allowed_samples_per_s)} on {cores} cores"
     )
     if loader_samples_per_s is None:
         return text, f"{item}, and the device's ceiling"
-    return text, f"{item}, and the loader alone reaches {_rate(loader_samples_per_s)} today"
+    return text, f"{item}, and the loader alone reaches {format_throughput(loader_samples_per_s)}"
 
 
 @_advice
@@ -311,7 +309,7 @@ def _format_basis(calls_per_item: float, item_fraction: float, loader_samples_pe
     return (
         f"both timed here on your own data; an item makes {calls}, "
         f"{format_fraction(item_fraction)} of its time, and the loader alone would reach "
-        f"{_rate(loader_samples_per_s)}"
+        f"{format_throughput(loader_samples_per_s)}"
     )
 
 
@@ -338,20 +336,18 @@ def pin_memory(
 ) -> tuple[str, str]:
     text = f"{_set(settings)}: copies from page-locked memory are faster and do not block the host"
     if pageable_samples_per_s is not None and pinned_samples_per_s is not None:
-        pinned = format_rate(pinned_samples_per_s)
-        pageable = format_rate(pageable_samples_per_s)
-        basis = f"copies alone reach {pinned} samples/s from it instead of {pageable}"
+        pinned = format_throughput(pinned_samples_per_s)
+        basis = (
+            f"copies alone reach {pinned} from it instead of {format_rate(pageable_samples_per_s)}"
+        )
     elif copy_s is not None and pinned_copy_s is not None:
         pinned = format_short_time(pinned_copy_s)
         basis = f"copying a batch takes {pinned} from it instead of {format_short_time(copy_s)}"
     else:
         basis = "an upper limit, since copies from page-locked memory were not measured"
-    exposed = (
-        ""
-        if share is None
-        else f"; copies that nothing hides take {format_fraction(share)} of the time"
-    )
-    return text, f"{basis}{exposed}"
+    if share is not None:
+        basis += f"; copies that nothing hides take {format_fraction(share)} of the time"
+    return text, basis
 
 
 @_advice
@@ -374,8 +370,9 @@ def copy_narrower_types(*, share: float, item_bytes: float | None) -> tuple[str,
 def copy_uint8(
     *, share: float, item_bytes: float | None, float32_fraction: float | None
 ) -> tuple[str, str]:
-    known = "an upper limit, if all bytes are float32"
-    if float32_fraction is not None:
+    if float32_fraction is None:
+        known = "an upper limit, if all bytes are float32"
+    else:
         known = f"{format_fraction(float32_fraction)} of the bytes are float32"
     return (
         (
@@ -404,12 +401,12 @@ def _all_saved(work: str, share: float) -> str:
 def fuse_operations(
     *, share: float, operators: int | None, has_cuda_graphs: bool
 ) -> tuple[str, str]:
-    which = (
-        "many small operations" if operators is None else f"the {operators:,} operators of a batch"
-    )
+    which = "many small operations"
+    if operators is not None:
+        which = f"the {operators:,} operators of a batch"
     graphs = ", CUDA graphs" if has_cuda_graphs else ""
     return (
-        f"Replace {which} by fewer and larger ones: torch.compile{graphs}, batched instead of "
+        f"Replace {which} with fewer and larger ones: torch.compile{graphs}, batched instead of "
         "looped tensor code, a fused optimizer"
     ), _all_saved("small operations", share)
 
@@ -418,17 +415,18 @@ def fuse_operations(
 def hand_over_less(
     *, share: float, take_s: float, batch_s: float, batch_tensors: int | None, is_pinned: bool
 ) -> tuple[str, str]:
-    several = batch_tensors is not None and batch_tensors > 1
-    collate = (
-        f"Collate its {batch_tensors} tensors into one, in collate_fn or in a dataset whose "
-        "__getitems__ makes whole batches, or call"
-    )
-    pin = "" if is_pinned else ", or set pin_memory=True, whose thread fetches batches meanwhile"
+    call = 'torch.multiprocessing.set_sharing_strategy("file_system") at the start of the script'
+    remedy = f"Call {call}"
+    if batch_tensors is not None and batch_tensors > 1:
+        remedy = (
+            f"Collate its {batch_tensors} tensors into one, in collate_fn or in a dataset whose "
+            f"__getitems__ makes whole batches, or call {call}"
+        )
+    if not is_pinned:
+        remedy += ", or set pin_memory=True, whose thread fetches batches meanwhile"
     text = (
-        f"Pass on each batch in fewer pieces: fetching a prefetched one takes "
-        f"{format_short_time(take_s)} of the "
-        f"{format_short_time(batch_s)} of a batch. {collate if several else 'Call'} "
-        f'torch.multiprocessing.set_sharing_strategy("file_system") at the start of the script{pin}'
+        f"Send each batch in fewer pieces: fetching a prefetched one takes "
+        f"{format_short_time(take_s)} of the {format_short_time(batch_s)} of a batch. {remedy}"
     )
     return text, _all_saved("fetching batches", share)
 
@@ -436,7 +434,7 @@ def hand_over_less(
 @_advice
 def shorten_own_code(*, share: float, outside_s: float) -> tuple[str, str]:
     return (
-        f"Find what the training loop does besides computing for {format_short_time(outside_s)} of "
+        f"Find what the script does besides training for {format_short_time(outside_s)} of "
         "each step: logging, metrics in Python, locks, sleeps, calls to a service (python -m "
         "cProfile, py-spy). Do it every hundredth step, or in another thread"
     ), _all_saved("that code", share)
@@ -517,7 +515,7 @@ def pack_sequences(
 
 def _lengths_basis(items: int, timed: int, device_time: float) -> str:
     return (
-        f"by the lengths of {items:,} items and the time of batches of {timed} lengths the device "
+        f"computed from the lengths of {items:,} items and timed batches of {timed} lengths: the device "
         f"needs {format_fraction(device_time)} of its present time"
     )
 
@@ -637,12 +635,12 @@ def more_cores_or_cheaper_items(
 ) -> tuple[str, str]:
     reached = _loaders_reach(loader_processes, cores, loader_samples_per_s)
     text = f"Use about {cores_needed} cores instead of {cores}, or make an item cheaper"
-    return text, f"{reached}, the devices {_rate(device_samples_per_s)}"
+    return text, f"{reached}, the devices {format_throughput(device_samples_per_s)}"
 
 
 def _loaders_reach(loader_processes: int, cores: int, loader_samples_per_s: float) -> str:
     processes = "process" if loader_processes == 1 else "processes"
-    return f"{loader_processes} loader {processes} on {cores} cores reach {_rate(loader_samples_per_s)}"
+    return f"{loader_processes} loader {processes} on {cores} cores reach {format_throughput(loader_samples_per_s)}"
 
 
 @_advice

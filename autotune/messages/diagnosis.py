@@ -1,7 +1,4 @@
-"""A diagnosis: its headline, the evidence of each bottleneck, and remarks.
-
-Evidence is a sentence without its full stop.
-"""
+"""Write a diagnosis: its headline, the evidence of each bottleneck (without a full stop), and notes."""
 
 from __future__ import annotations
 
@@ -12,8 +9,8 @@ from autotune.messages import message
 from autotune.messages.units import (
     format_bytes,
     format_fraction,
-    format_rate,
     format_short_time,
+    format_throughput,
     show,
 )
 from autotune.note import Note
@@ -32,7 +29,7 @@ BOTTLENECKS = {
     "threads": "bound by CPU oversubscription",
     "unknown": "not known",
 }
-"""Each bottleneck of one job."""
+"""Name of each bottleneck of a single job."""
 
 
 # Headline
@@ -59,7 +56,7 @@ def bottleneck(
 
 @message
 def time_not_attributed(*, share: float) -> str:
-    return f"{format_fraction(share)} of the time is not spent waiting for data; what it is spent on was not measured."
+    return f"{format_fraction(share)} of the time is not spent waiting for data; its breakdown was not measured."
 
 
 @message
@@ -122,10 +119,10 @@ def data_cpu_evidence(
 def data_io_evidence(
     *, item_s: float, cpu_fraction: float, disk_bytes_per_item: float | None
 ) -> str:
-    disk = (
-        f", and reads {format_bytes(disk_bytes_per_item)} from disk" if disk_bytes_per_item else ""
-    )
-    return f"{_item(item_s, cpu_fraction)}{disk}"
+    text = _item(item_s, cpu_fraction)
+    if disk_bytes_per_item:
+        text += f", and reads {format_bytes(disk_bytes_per_item)} from disk"
+    return text
 
 
 @message
@@ -157,18 +154,17 @@ def threads_evidence(
 ) -> str:
     return (
         f"{threads} threads and {num_workers} loader workers share {cores} cores: computing is "
-        f"{slowdown:.1f} times slower in the loop than alone ({_rate(device_samples_per_s)})"
+        f"{slowdown:.1f} times slower in the loop than alone ({format_throughput(device_samples_per_s)})"
     )
 
 
 @message
 def restart_evidence(*, share: float, epoch_s: float | None) -> str:
-    each = ""
+    text = f"restarting the loader takes {format_fraction(share)} of the time"
     if epoch_s is not None:
-        each = (
-            f": {format_short_time(share * epoch_s)} in each epoch of {format_short_time(epoch_s)}"
-        )
-    return f"restarting the loader takes {format_fraction(share)} of the time{each}"
+        restart_s = format_short_time(share * epoch_s)
+        text += f": {restart_s} in each epoch of {format_short_time(epoch_s)}"
+    return text
 
 
 @message
@@ -180,22 +176,18 @@ def copy_evidence(
     pageable_samples_per_s: float | None = None,
     pinned_samples_per_s: float | None = None,
 ) -> str:
-    copies = (
-        f"{format_fraction(share)} of the time copies batches to the device while nothing computes"
-    )
+    copies = f"{format_fraction(share)} of the time, batches are copied to the device while nothing computes"
     if is_pinned is None or exposed_fraction is None:
         return copies
     reached = []
     if pageable_samples_per_s is not None:
-        reached.append(
-            "from pageable memory "
-            f"{_rate(pageable_samples_per_s)}{'' if is_pinned else ', used today'}"
-        )
+        yours = "" if is_pinned else " (yours)"
+        reached.append(f"from pageable memory {format_throughput(pageable_samples_per_s)}{yours}")
     if pinned_samples_per_s is not None:
-        reached.append(
-            f"from pinned memory {_rate(pinned_samples_per_s)}{', used today' if is_pinned else ''}"
-        )
-    return f"{copies}: {format_fraction(exposed_fraction)} of what copying alone takes ({', '.join(reached)})"
+        yours = " (yours)" if is_pinned else ""
+        reached.append(f"from pinned memory {format_throughput(pinned_samples_per_s)}{yours}")
+    alone = f"{format_fraction(exposed_fraction)} of what copying alone takes"
+    return f"{copies}: {alone}; copying reaches {', '.join(reached)}"
 
 
 @message
@@ -288,16 +280,12 @@ def _item(item_s: float, cpu_fraction: float) -> str:
     )
 
 
-def _rate(samples_per_s: float) -> str:
-    return f"{format_rate(samples_per_s)} samples/s"
-
-
-# Remarks
+# Notes
 
 
 @message
 def breakdown_not_measured() -> str:
-    return "Where the time goes was not measured: all time not spent waiting for data counts as computing."
+    return "The time breakdown was not measured: all time not spent waiting for data counts as computing."
 
 
 @message
@@ -334,14 +322,14 @@ def no_time_for_others(*, left_s: float, most_s: float, startup_s: float) -> str
 
 @message
 def no_effect_on_diagnosis(*, names: Sequence[str]) -> str:
-    return f"No effect on a diagnosis, which searches nothing and keeps no run folder: {', '.join(names)}."
+    return f"Ignored by a diagnosis, which searches nothing and keeps no run folder: {', '.join(names)}."
 
 
-# The evidence of each bottleneck of several devices: sentences without their full stop.
+# Evidence of the bottlenecks of several devices
 
 
 class UnevenRank(TypedDict):
-    """A rank that is slower than the others."""
+    """A rank slower than the others."""
 
     rank: int
     device: str
@@ -377,14 +365,15 @@ def loader_evidence(
     loader_samples_per_s: float,
     device_samples_per_s: float | None,
 ) -> str:
-    reach = (
-        "the loader alone reaches"
-        if ranks == 1
-        else f"the loaders of the {ranks} ranks together reach"
-    )
-    device = "" if device_samples_per_s is None else f", the devices {_rate(device_samples_per_s)}"
-    in_turn = "" if is_overlapped else "; without workers the two take turns"
-    return f"{reach} {_rate(loader_samples_per_s)}{device}{in_turn}"
+    text = f"the loaders of the {ranks} ranks together reach"
+    if ranks == 1:
+        text = "the loader alone reaches"
+    text += f" {format_throughput(loader_samples_per_s)}"
+    if device_samples_per_s is not None:
+        text += f", the devices {format_throughput(device_samples_per_s)}"
+    if not is_overlapped:
+        text += "; without workers, loading and training alternate"
+    return text
 
 
 @message

@@ -1,4 +1,4 @@
-"""Messages on a recommendation: why it was chosen, what its stress run showed, and how much memory it needs."""
+"""Write the notes of a search: its end, candidates left out, the precision guard, recommendation, memory."""
 
 from __future__ import annotations
 
@@ -15,9 +15,6 @@ from autotune.messages.units import (
     format_short_time,
 )
 from autotune.note import Note
-
-# Messages of a search: why it ended, what it left out, and where its first trials came from.
-
 
 # Why no further trial ran, as clauses after "Stopped: ".
 
@@ -192,7 +189,7 @@ def setting_left_out(setting: str, values: Sequence[str], failures: int, reason:
 def warm_start(source: str, configurations: int, differences: Sequence[str] | None) -> str:
     text = f"Warm start: {format_count(configurations, 'configuration')} of {source} ran first"
     if configurations == 0:
-        text = f"Warm start: {source} has nothing that this space allows besides your own settings"
+        text = f"Warm start: {source} has no configuration that this space allows, except yours"
     if differences is not None:
         text += f"; its throughputs do not apply here ({_list_differences(differences)})"
     return f"{text}."
@@ -233,14 +230,13 @@ def file_damaged(name: str, reason: str) -> str:
     return f"{name} in the run folder was damaged; its content is read from the study or measured again: {reason}"
 
 
-# Messages of the precision guard: why a precision was refused, or could not be compared with
-# float32. Clauses.
+# Why the precision guard refused a precision or could not compare it with float32: clauses.
 
 
 @message
 def precision_not_compared(reason: Note | str | None, log: str | None) -> str:
     where = "" if log is None else f" (log: {log})"
-    return f"precision guard could not run: {reason or 'no figures came'}{where}"
+    return f"precision guard could not run: {reason or 'it returned no figures'}{where}"
 
 
 @message
@@ -317,8 +313,8 @@ def nothing_beats_baseline(
 @message
 def simplest_of_the_best(best_trial: int, rate_fraction: float) -> str:
     return (
-        f"Simplest of the configurations that are as good as the fastest (trial {best_trial}): "
-        f"over all runs it reaches {100 * rate_fraction:.1f} % of its throughput."
+        f"Simplest configuration as good as the fastest (trial {best_trial}): over all runs it "
+        f"reaches {100 * rate_fraction:.1f} % of its throughput."
     )
 
 
@@ -326,12 +322,14 @@ def simplest_of_the_best(best_trial: int, rate_fraction: float) -> str:
 def best_believed(configurations: int, is_outrun: bool, leaves_out_larger: bool) -> str:
     usable = "usable ones of the " if is_outrun else ""
     larger = " without a larger global batch" if leaves_out_larger else ""
-    return f"Fastest over all runs of the {usable}{configurations} configurations measured{larger}."
+    return (
+        f"Fastest of the {usable}{configurations} configurations measured{larger}, over all runs."
+    )
 
 
 @message
 def proven(least_fraction: float, runs: int, baseline_runs: int) -> str:
-    text = f"Proven by {format_count(runs, 'run')} of it and {baseline_runs} of the baseline"
+    text = f"Proven by {format_count(runs, 'run')}, and {baseline_runs} of the baseline"
     if least_fraction >= 0.01:
         text += f": at least {format_fraction(least_fraction)} faster"
     return f"{text}."
@@ -340,9 +338,9 @@ def proven(least_fraction: float, runs: int, baseline_runs: int) -> str:
 @message
 def not_proven(gain_fraction: float, runs: int, baseline_runs: int) -> str:
     return (
-        f"Not proven: after {format_count(runs, 'run')} of it and {baseline_runs} of the baseline, "
-        "it is faster than the baseline with a probability of "
-        f"{format_fraction(min(gain_fraction, 0.99))}."
+        f"Not proven: faster than the baseline with a probability of "
+        f"{format_fraction(min(gain_fraction, 0.99))}, after {format_count(runs, 'run')}, and "
+        f"{baseline_runs} of the baseline."
     )
 
 
@@ -396,7 +394,7 @@ def stress_over_limit(
     median_item_bytes: float,
     items_seen: int,
 ) -> str:
-    # One process ran; what all ranks take together follows from it.
+    # one process ran: the peak of all ranks is calculated from it
     group = ""
     if peak_bytes > own_bytes:
         of_whom = "a rank" if ranks == 1 else f"{ranks} ranks"
@@ -414,7 +412,7 @@ def stress_over_limit(
 
 @message
 def stress_not_tried(trial: int) -> str:
-    return f"Trial {trial} is not recommended: it was not tested on the largest samples, on which others have failed."
+    return f"Trial {trial} is not recommended: it was not tested on the largest samples, on which others failed."
 
 
 @message

@@ -1,4 +1,4 @@
-"""Messages on the space: settings without an effect, narrowed ranges, and the learning rate at another batch."""
+"""Write the notes on the space, the learning rate, the workload, and a script that is tuned."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ _NO_EFFECT = {
     "tf_data": "a tf.data pipeline has threads instead of workers, and starts them in each epoch",
     "no_affinity": (
         "processes can only be bound to cores on Linux, with CUDA or ROCm devices or on the CPU, "
-        "and the device is "
-        "{device}"
+        "and the device is {device}"
     ),
     "one_numa_node": "the cores here belong to one NUMA node, and there are no ranks to divide them among",
     "no_buffers": "the model has no buffers",
 }
-"""Why a setting has no effect, by the codes of space.constraints."""
+"""Reason why a setting has no effect, by the codes of `space.constraints`."""
 
 
 @message
@@ -72,10 +71,10 @@ def precision_not_native(device: str, precisions: Sequence[str]) -> str:
 @message
 def dataset_not_sharded(most_workers: int | None) -> str:
     text = "The iterable dataset is not sharded, so each further worker would repeat the data"
-    if most_workers is not None:
-        text += f"; num_workers stayed within {most_workers}"
-    text += ". Shard it by torch.utils.data.get_worker_info()."
-    return text if most_workers is not None else f"{text} The choices given were kept."
+    remedy = "Shard it by torch.utils.data.get_worker_info()."
+    if most_workers is None:
+        return f"{text}. {remedy} The choices given were kept."
+    return f"{text}; num_workers stayed within {most_workers}. {remedy}"
 
 
 @message
@@ -91,14 +90,13 @@ def tf_data() -> str:
 def out_of_order_tried(slow_tail_fraction: float | None) -> str:
     why = ""
     if slow_tail_fraction is not None:
+        share = format_fraction(slow_tail_fraction)
         why = (
-            f", because {format_fraction(slow_tail_fraction)} of the sampled items' time went into "
-            "items slower than 8 times the median"
+            f", because {share} of the sampled items' time went into items over 8 times the median"
         )
     return (
         f"in_order: false was tried{why}. It changes the order of the batches: two runs with the "
-        f"same seed are not "
-        "bit-identical. To keep the order, write space: {in_order: true}."
+        "same seed are not bit-identical. To keep the order, write space: {in_order: true}."
     )
 
 
@@ -196,7 +194,7 @@ def betas_unchanged(betas: Sequence[float], batch_ratio: float) -> str:
     )
 
 
-# Messages on another framework's own file that a baseline was read from.
+# A framework's own file that the baseline was read from.
 
 
 FileReason = Literal["other_optimizer", "no_fused_optimizer", "no_binding"]
@@ -240,7 +238,7 @@ def not_read_over(
     return f"{name} of the framework's file is left out of the baseline: {why}."
 
 
-# Messages on the workload: what the baseline was read from, and what was observed of a script.
+# The workload.
 
 
 @message
@@ -261,26 +259,28 @@ def batch_follows_budget(max_tokens: int, samples: float) -> str:
     )
 
 
-# What was read from the user's own objects.
+# The user's own objects.
 
 
 @message
 def baseline_from_objects(settings: Sequence[str], has_loader: bool) -> str:
-    sources = ["loader"] if has_loader else []
-    if {"lr", "fused"} & {*settings}:
+    sources = []
+    if has_loader:
+        sources.append("loader")
+    if "lr" in settings or "fused" in settings:
         sources.append("optimizer")
     if "cudnn_benchmark" in settings:
         sources.append("code")
     names = " and ".join(sources or ["optimizer"])
-    return f"The baseline is what your {names} {'are' if len(sources) > 1 else 'is'} set to ({', '.join(settings)})."
+    return f"The baseline was read from your {names}: {', '.join(settings)}."
 
 
 @message
 def batches_are_fixed(size: int) -> str:
     return (
         f"The batch size stays at {size}: your loader's dataset or its own batch sampler makes the "
-        f"batches. To search "
-        'it, give a loader with batch_size=, or loader={"batch_sampler": a function of (dataset, batch_size)}.'
+        "batches. To search it, give a loader with batch_size=, or "
+        'loader={"batch_sampler": a function of (dataset, batch_size)}.'
     )
 
 
@@ -302,15 +302,14 @@ def epoch_not_taken(batches: int) -> str:
     )
 
 
-# What was observed of a script.
+# A script.
 
 
 @message
 def script_overrides_baseline(settings: Sequence[str]) -> str:
     return (
         f"The baseline is what the script does by itself: your values of {', '.join(settings)} "
-        f"have no effect. To give "
-        "a setting's value, put it into the command as a placeholder, such as {lr}."
+        "have no effect. To set a value, put it into the command as a placeholder, such as {lr}."
     )
 
 
@@ -344,7 +343,7 @@ _UNREACHED = {
     "no_module": "no module was seen to train",
     "in_the_script": "only the script itself can change it",
 }
-"""Why a setting of a script is out of reach, by the codes of worker.attach."""
+"""Reason why a setting of a script is out of reach, by the codes of `worker.attach`."""
 
 
 @message

@@ -1,4 +1,4 @@
-"""Messages on trials: how they start, what disturbed a window, what was not measured."""
+"""Write the notes of trials: how they start, what disturbed a window, what was not measured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autotune.note import Note
 
 
 def on_ranks(note: Note, ranks: list[int]) -> Note:
-    """Return a note that holds for these ranks only, not for all of a trial's."""
+    """Return the note restricted to these ranks, not all of a trial's."""
     figures = {**note.figures, "on_ranks": [*ranks]}
     return Note(code=note.code, figures=figures, text=f"rank {', '.join(map(str, ranks))}: {note}")
 
@@ -23,8 +23,8 @@ def on_ranks(note: Note, ranks: list[int]) -> Note:
 def trials_cannot_share() -> str:
     return (
         "Each trial builds the workload again, so it starts more slowly: a configuration failed in "
-        "a process that had run others before, and ran in a process of its own. A dataset that can "
-        "be read only once causes this."
+        "a reused process, but ran in a process of its own. A dataset that can be read only once "
+        "causes this."
     )
 
 
@@ -50,7 +50,7 @@ def not_preloaded(
 def forks_cannot_open_device(devices: str) -> str:
     return (
         "Each trial starts its own interpreter, which takes some seconds: a package that torch "
-        f"loads by itself has opened {devices}, which a fork can't open after that. Set "
+        f"loads automatically opened {devices}, which a fork then can't open. Set "
         "TORCH_DEVICE_BACKEND_AUTOLOAD=0 if you don't need that package."
     )
 
@@ -79,7 +79,7 @@ def torch_without_cuda(gpu: str, torch: str) -> str:
 
 @message
 def launches_wait(variable: str) -> str:
-    return f"Unset {variable}: with it each launch waits for its kernel, which slows any training."
+    return f"Unset {variable}: it makes each launch wait for its kernel, which slows training."
 
 
 # What disturbed a trial.
@@ -88,19 +88,16 @@ def launches_wait(variable: str) -> str:
 @message
 def window_stopped() -> str:
     return (
-        "A process of the trial was stopped for some of the window (SIGSTOP, a debugger, a batch "
+        "A process of the trial was paused during the window (SIGSTOP, a debugger, a batch "
         "system): the throughput is too low by that share."
     )
 
 
 @message
 def rerun_after_signal(why: Literal["killed", "stopped"]) -> str:
-    what = (
-        "stopped for a while"
-        if why == "stopped"
-        else "killed, neither by autotune nor for its memory"
-    )
-    return f"The trial was run again: one of its processes was {what}."
+    if why == "stopped":
+        return "The trial was run again: one of its processes was paused."
+    return "The trial was run again: one of its processes was killed, but not by autotune or for its memory."
 
 
 @message
@@ -137,7 +134,7 @@ _STAGES = {
     "copy": "copying a batch",
     "pinned_copy": "copying a pinned batch",
 }
-"""What is measured after a window, by the codes that records hold."""
+"""Measurements after a window, by their codes in records."""
 
 
 @message
@@ -214,7 +211,7 @@ def largest_samples_not_batched(cause: str) -> str:
     return f"The largest samples can't be put into one batch ({cause})."
 
 
-# Switches of the environment that change precision.
+# Environment variables that change precision.
 
 
 @message
@@ -230,15 +227,14 @@ def float32_unknown(variable: str) -> str:
     )
 
 
-# Notes on a device's and a host's conditions during a window.
+# Conditions of the host and the device during a window.
 
 
 @message
 def cores_taken(*, others_cores: float, cores: int) -> str:
     return (
         f"Other programs used {others_cores:.1f} of the {format_count(cores, 'core')} during the "
-        "window: throughput is lower than on a quiet machine, most of all where threads wait for "
-        "each other."
+        "window, which lowers the throughput, most of all where threads wait for each other."
     )
 
 
@@ -255,14 +251,11 @@ def clock_moved(*, first_mhz: int, last_mhz: int) -> str:
 
 @message
 def others_on_device(*, held_bytes: int, busy_fraction: float | None) -> str:
-    busy = ""
-    if busy_fraction is not None:
-        busy = (
-            f", and kept it busy for {format_fraction(busy_fraction)} of the time: throughput is "
-            "lower than on a device of its own"
-        )
-    held = format_bytes(held_bytes)
-    return (
-        f"Before the first trial other processes held {held} of the device's memory, which counts "
-        f"in every peak{busy}."
+    text = (
+        f"Before the first trial, other processes held {format_bytes(held_bytes)} of the device's "
+        "memory, which counts in every peak"
     )
+    if busy_fraction is not None:
+        share = format_fraction(busy_fraction)
+        text += f", and kept it busy for {share} of the time, which lowers the throughput"
+    return f"{text}."

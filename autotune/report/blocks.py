@@ -459,7 +459,7 @@ def plot_blocks(plot: Plot) -> tuple[Block, ...]:
     places = _places(plot)
     shown = _thinned(plot, places)
     left_out = f"{len(shown)} of {len(places)} rows are shown." if len(shown) < len(places) else ""
-    sentences = (*_say_heights(plot), plot.caption, left_out)
+    sentences = (*_list_heights(plot), plot.caption, left_out)
     return tabulate(_row(plot, x, marks) for x, marks in shown.items()), Paragraph(
         text=" ".join(filter(None, sentences))
     )
@@ -488,52 +488,59 @@ def _row(plot: Plot, x: float, marks: Sequence[Mark]) -> dict[str, str]:
     row = {plot.x_label: f"{x:,.0f}"}
     head = _HEADS[plot.quantity]
     if plot.quantity == "score":
-        return row | {head: _say_highest(marks, plot.quantity), "best so far": _say_best(plot, x)}
+        return row | {
+            head: _format_highest(marks, plot.quantity),
+            "best so far": _format_best(plot, x),
+        }
     measured = {mark.amp_dtype for mark in plot.marks if mark.y is not None}
     trends = {trend.amp_dtype: trend for trend in plot.trends}
     for dtype in filter(measured.__contains__, AMP_DTYPES):
         own = [mark for mark in marks if mark.amp_dtype == dtype]
-        row[f"{head}, {dtype}"] = _say_highest(own, plot.quantity)
+        row[f"{head}, {dtype}"] = _format_highest(own, plot.quantity)
         if dtype in trends:
-            row[f"fitted line, {dtype}"] = _say_trend(trends[dtype], x, plot.quantity)
+            row[f"fitted line, {dtype}"] = _format_trend(trends[dtype], x, plot.quantity)
     row["trials"] = f"{len(marks):,}"
     row["over the limit"] = f"{sum(mark.fate == 'over_memory' for mark in marks):,}"
     row["failed, cut short"] = f"{sum(mark.y is None for mark in marks):,}"
     return row
 
 
-def _say(y: float, quantity: Quantity) -> str:
+def _format_height(y: float, quantity: Quantity) -> str:
     """A height on the y axis as the rest of the report says it."""
     if quantity == "rate":
         return format_rate(y)
     return format_bytes(round(y * BYTES_PER_GIB)) if quantity == "memory" else f"{y:.3f}"
 
 
-def _say_highest(marks: Sequence[Mark], quantity: Quantity) -> str:
+def _format_highest(marks: Sequence[Mark], quantity: Quantity) -> str:
     """The best of what counts, and of other trials where nothing does; of memory the highest of all."""
     order = list(_FATES)
     known = [(order.index(mark.fate), mark.y) for mark in marks if mark.y is not None]
     if not known:
         return NO_VALUE
     worth, y = max(known, key=lambda pair: pair[1]) if quantity == "memory" else max(known)
-    return f"{_say(y, quantity)}{_FATES[order[worth]]}"
+    return f"{_format_height(y, quantity)}{_FATES[order[worth]]}"
 
 
-def _say_trend(trend: Trend, x: float, quantity: Quantity) -> str:
+def _format_trend(trend: Trend, x: float, quantity: Quantity) -> str:
     found = next(((y, error) for at, y, error in trend.points if at == x), None)
-    return NO_VALUE if found is None else " ± ".join(_say(value, quantity) for value in found)
+    return (
+        NO_VALUE
+        if found is None
+        else " ± ".join(_format_height(value, quantity) for value in found)
+    )
 
 
-def _say_best(plot: Plot, x: float) -> str:
+def _format_best(plot: Plot, x: float) -> str:
     reached = [best for at, best in plot.best_so_far if at <= x]
-    return _say(reached[-1], plot.quantity) if reached else NO_VALUE
+    return _format_height(reached[-1], plot.quantity) if reached else NO_VALUE
 
 
-def _say_heights(plot: Plot) -> Iterator[str]:
+def _list_heights(plot: Plot) -> Iterator[str]:
     """Where the baseline and the recommended settings stand, and the horizontal lines."""
     unit = " samples/s" * (plot.quantity == "rate")  # what no head says here
     for mark in plot.marks:
         if mark.role and mark.y is not None:
-            yield f"{mark.role.capitalize()}: {_say(mark.y, plot.quantity)}{unit} at {plot.x_label} {mark.x:,.0f}."
+            yield f"{mark.role.capitalize()}: {_format_height(mark.y, plot.quantity)}{unit} at {plot.x_label} {mark.x:,.0f}."
     for level in plot.levels:
-        yield f"{level.label.capitalize()}: {_say(level.y, plot.quantity)}{unit}."
+        yield f"{level.label.capitalize()}: {_format_height(level.y, plot.quantity)}{unit}."

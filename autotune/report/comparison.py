@@ -137,13 +137,11 @@ def _headline(
     baseline: ComparedConfig, recommended: ComparedConfig | None, *, has_same_machine: bool
 ) -> str:
     """Return the answer: the recommendations' rates, the baselines', and whether the machine is the same."""
-    sentences = [_say_recommended(recommended)]
+    sentences = [_describe_recommended(recommended)]
     if baseline.ratio is None:
         sentences.append("One of the baselines was not measured.")
     else:
-        times = (
-            f"{format_times(baseline.ratio.value)} times {_say_interval(baseline, baseline.ratio)}"
-        )
+        times = f"{format_times(baseline.ratio.value)} times {_describe_interval(baseline, baseline.ratio)}"
         sentences.append(
             f"Baseline: {times}{', with different settings' if baseline.settings else ''}."
         )
@@ -152,12 +150,12 @@ def _headline(
     return " ".join(sentences)
 
 
-def _say_recommended(recommended: ComparedConfig | None) -> str:
+def _describe_recommended(recommended: ComparedConfig | None) -> str:
     if recommended is None:
         return "One of the searches recommends nothing."
     if recommended.ratio is None:
         return "One of the searches has not measured what it recommends."
-    interval = _say_interval(recommended, recommended.ratio)
+    interval = _describe_interval(recommended, recommended.ratio)
     first, second = (column.config.global_batch_size for column in recommended.columns)
     batch = "" if first == second else f", at a global batch of {second} instead of {first}"
     if not recommended.is_beyond_noise:
@@ -166,7 +164,7 @@ def _say_recommended(recommended: ComparedConfig | None) -> str:
     return f"The second recommendation has {times} times the throughput of the first {interval}{batch}."
 
 
-def _say_interval(compared: ComparedConfig, ratio: Interval) -> str:
+def _describe_interval(compared: ComparedConfig, ratio: Interval) -> str:
     where = "beyond" if compared.is_beyond_noise else "within"
     return f"({show_interval(ratio.low, ratio.high, 'times')}, {where} noise)"
 

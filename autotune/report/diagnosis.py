@@ -78,7 +78,7 @@ def say_present(diagnosis: Diagnosis) -> str:
     if diagnosis.verdict == "unknown":
         return f"You run at {show(headroom.samples_per_s, 'rate')}; neither its data nor the device was measured alone."
     if share_of_device > EXCEEDED_FROM:  # a ceiling below the rate is no ceiling
-        return f"You run at {show(headroom.samples_per_s, 'rate')}; {_say_loader(diagnosis)}."
+        return f"You run at {show(headroom.samples_per_s, 'rate')}; {_describe_loader(diagnosis)}."
     share = show(min(1.0, share_of_device), "share")
     device = show(headroom.device_ceiling, "rate")
     if _is_device_estimated(diagnosis):
@@ -86,16 +86,16 @@ def say_present(diagnosis: Diagnosis) -> str:
     rates = f"{show(headroom.samples_per_s, 'plain_rate')} of {device}"
     if diagnosis.evidence.measurement.device_ceiling is None:
         estimate = f"Judged by the waits for data, you run at about {share} of what this device can do ({rates})"
-        return f"{estimate}; the device alone was {_NOT_MEASURED}; {_say_loader(diagnosis)}."
+        return f"{estimate}; the device alone was {_NOT_MEASURED}; {_describe_loader(diagnosis)}."
     present = f"You run at {share} of what this device can do ({rates})"
     if diagnosis.verdict == "script":
         present = f"The device alone is held up by the script's own code as well ({rates})"
     elif share_of_device >= POLICY.trials.near_ceiling:
         return f"{present}: only the device's own settings can make it faster."
-    return f"{present}; {_say_loader(diagnosis)}{_say_limit(diagnosis)}."
+    return f"{present}; {_describe_loader(diagnosis)}{_describe_limit(diagnosis)}."
 
 
-def _say_limit(diagnosis: Diagnosis) -> str:
+def _describe_limit(diagnosis: Diagnosis) -> str:
     """Which side limits the loop, as the end of a sentence; empty where that is the device, or none alone."""
     headroom = diagnosis.standing
     evidence = diagnosis.evidence
@@ -117,7 +117,7 @@ def _is_device_estimated(diagnosis: Diagnosis) -> bool:
     return measured is not None and diagnosis.standing.device_ceiling > measured
 
 
-def _say_loader(diagnosis: Diagnosis) -> str:
+def _describe_loader(diagnosis: Diagnosis) -> str:
     ceiling = diagnosis.standing.loader_ceiling
     rate = show(ceiling, "plain_rate")
     if diagnosis.evidence.measurement.loader_ceiling is not None:

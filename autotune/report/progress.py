@@ -125,19 +125,19 @@ def _plain_lines(console: Console) -> ShowProgress:
 
     def show(progress: Progress) -> None:
         nonlocal told_s
-        print_new("phase", progress.phase, _say_phase(progress))
+        print_new("phase", progress.phase, _describe_phase(progress))
         _print_warnings(progress, console)
         if progress.last is not None:
             step = (progress.done, progress.last.number, len(progress.last.repeats))
-            print_new("trial", step, _say_trial(progress, progress.last, console.width))
+            print_new("trial", step, _describe_trial(progress, progress.last, console.width))
         if progress.known is not None:
-            line = _say_known(progress, progress.known, console.width)
+            line = _describe_known(progress, progress.known, console.width)
             print_new("known", line, line)
         if progress.phase != "search" or progress.remaining_s is None or progress.remaining_s < 5.0:
             return
         whole_s = progress.elapsed_s + progress.remaining_s
         if told_s is not None and abs(whole_s / told_s - 1) > _OFF_FROM:
-            console.print(Text(_say_left(progress.remaining_s)))
+            console.print(Text(_describe_left(progress.remaining_s)))
             told_s = whole_s
         told_s = told_s or whole_s
 
@@ -162,7 +162,7 @@ class _LiveLine:
         """The line, no wider than the console."""
         if self._progress is None:
             return Text("")
-        line = _say_state(self._progress, monotonic() - self._came_at, self._console.width - 1)
+        line = _describe_state(self._progress, monotonic() - self._came_at, self._console.width - 1)
         return Text(line, no_wrap=True, overflow="ellipsis")
 
 
@@ -172,7 +172,7 @@ def _print_warnings(progress: Progress, console: Console) -> None:
         console.print(Text(f"Note: {one_line(str(warning))}", style="bold"))
 
 
-def _say_phase(progress: Progress) -> str:
+def _describe_phase(progress: Progress) -> str:
     if progress.phase in _ALONE:
         return _ALONE[progress.phase][1]
     if progress.phase == "confirm":
@@ -183,12 +183,12 @@ def _say_phase(progress: Progress) -> str:
     return f"Searching: at most {format_count(progress.total, 'trial')}{about}."
 
 
-def _say_left(remaining_s: float) -> str:
+def _describe_left(remaining_s: float) -> str:
     """Say how long it goes on, where that is otherwise than was told."""
     return f"Now about {show(remaining_s, 'duration')} are left."
 
 
-def _say_known(progress: Progress, known: Known, width: int) -> str:
+def _describe_known(progress: Progress, known: Known, width: int) -> str:
     """Say what is known of the best over the baseline by now, in one line."""
     low = format_times(known.speedup.low)
     if known.is_proven:
@@ -200,10 +200,10 @@ def _say_known(progress: Progress, known: Known, width: int) -> str:
     if progress.best is None:
         return gain
     rest = max(width - cell_len(f"{gain} ()"), _NARROWEST_TEXT)
-    return f"{gain} ({_cut_settings(_say_settings(progress, progress.best), rest)})"
+    return f"{gain} ({_cut_settings(_describe_settings(progress, progress.best), rest)})"
 
 
-def _say_trial(progress: Progress, trial: TrialRecord, width: int) -> str:
+def _describe_trial(progress: Progress, trial: TrialRecord, width: int) -> str:
     """Say how the trial's last run ended: a success with the best so far, or a failure with its reason."""
     total = str(progress.total)
     outcome = trial.outcome
@@ -218,9 +218,9 @@ def _say_trial(progress: Progress, trial: TrialRecord, width: int) -> str:
         run = again.measurement
     step = f"{count}  #{trial.number:<{len(total)}}"
     rate = None if run is None else run.samples_per_s
-    settings = _say_settings(progress, trial)
+    settings = _describe_settings(progress, trial)
     if outcome == "ok" and rate is not None:
-        best = f"best {_say_gain(progress) or show(_rate_of(progress.best), 'plain_rate')}"
+        best = f"best {_describe_gain(progress) or show(_rate_of(progress.best), 'plain_rate')}"
         head = f"{step}  {show(rate, 'plain_rate'):>9} samples/s  {best:<11}  "
         return head + _cut_settings(settings, max(width - cell_len(head), _NARROWEST_TEXT))
     head = f"{step}  {OUTCOMES[outcome]:>19}  "
@@ -231,7 +231,7 @@ def _say_trial(progress: Progress, trial: TrialRecord, width: int) -> str:
     return f"{head}{settings}: {shorten(reason, rest - cell_len(settings) - 2)}"
 
 
-def _say_state(progress: Progress, passed_s: float, width: int) -> str:
+def _describe_state(progress: Progress, passed_s: float, width: int) -> str:
     """Such as `trial 7/40 | best 2,345 samples/s, 1.90× (batch 64) | at most 12 % more | 1 min 20 s left`.
 
     Where it is too wide, settings are left out first, then what can still be gained.
@@ -242,29 +242,29 @@ def _say_state(progress: Progress, passed_s: float, width: int) -> str:
         step = f"deciding, {format_count(progress.done, 'pair')}"
     else:
         step = f"trial {progress.done}/{progress.total}"
-    clock = _say_clock(progress, passed_s)
+    clock = _describe_clock(progress, passed_s)
     rate = _rate_of(progress.best)
-    gain = _say_gain(progress)
+    gain = _describe_gain(progress)
     if progress.best is None or rate is None:
         return f"{step} | {clock}"
     best = f"best {show(rate, 'rate')}" + (f", {gain}" if gain else "")
     if progress.known is not None and progress.known.speedup.low > 1:
         least = f"{show(progress.known.speedup.low, 'times')}×"  # noqa: RUF001 - a times sign
         best = f"{'proven' if progress.known.is_proven else 'probably'} {least}, best {show(rate, 'rate')}"
-    more = _say_more(progress)
+    more = _describe_more(progress)
     rest = width - cell_len(f"{step} | {best} | {clock}{more}")
     if rest < 0:
         more, rest = "", rest + cell_len(more)
     rest -= len(" ()")
     settings = (
-        f" ({_cut_settings(_say_settings(progress, progress.best), rest)})"
+        f" ({_cut_settings(_describe_settings(progress, progress.best), rest)})"
         if rest >= _NARROWEST_TEXT
         else ""
     )
     return f"{step} | {best}{settings}{more} | {clock}"
 
 
-def _say_more(progress: Progress) -> str:
+def _describe_more(progress: Progress) -> str:
     """What other settings can still gain at most; "" where that is not known."""
     if progress.can_win is None or not isfinite(progress.can_win):
         return ""
@@ -274,7 +274,7 @@ def _say_more(progress: Progress) -> str:
     return f" | at most {ceil(100 * progress.can_win - 1e-6):,} % more"
 
 
-def _say_clock(progress: Progress, passed_s: float) -> str:
+def _describe_clock(progress: Progress, passed_s: float) -> str:
     if progress.remaining_s is None:
         return f"{_whole_seconds(progress.elapsed_s + passed_s)} so far"
     return f"{_whole_seconds(progress.remaining_s - passed_s)} left"
@@ -284,7 +284,7 @@ def _whole_seconds(seconds: float) -> str:
     return f"{max(round(seconds), 0)} s" if seconds < 60 else show(seconds, "duration")
 
 
-def _say_gain(progress: Progress) -> str:
+def _describe_gain(progress: Progress) -> str:
     """The best over the baseline; "" where one of them is not known."""
     best = _rate_of(progress.best)
     baseline = _rate_of(progress.baseline)
@@ -295,7 +295,7 @@ def _rate_of(trial: TrialRecord | None) -> float | None:
     return None if trial is None or trial.measurement is None else trial.measurement.samples_per_s
 
 
-def _say_settings(progress: Progress, trial: TrialRecord) -> str:
+def _describe_settings(progress: Progress, trial: TrialRecord) -> str:
     if progress.baseline is None or trial.number == progress.baseline.number:
         return one_line(describe_settings(trial.config))
     return one_line(describe_settings(trial.config, progress.baseline.config))

@@ -492,12 +492,12 @@ def describe_group(own: Sequence[MemoryLine], lines: Sequence[MemoryLine]) -> st
 def memory_table(summary: RunSummary, lines: Sequence[MemoryLine]) -> tuple[Table, Bullets]:
     """Each line in a row, and what is to know of them."""
     remarks = (_MEMORY_REMARK, *_workers(lines)) if lines else ()
-    remarks += tuple(_say_not_excluded(summary))
+    remarks += tuple(_describe_not_excluded(summary))
     table = tabulate(_row(line, lines, summary.limit_bytes) for line in lines)
     return table, Bullets(sentences=remarks, is_remark=True)
 
 
-def _say_not_excluded(summary: RunSummary) -> Iterator[str]:
+def _describe_not_excluded(summary: RunSummary) -> Iterator[str]:
     """Yield which memory may grow to the limit within a day, as far as the short windows show."""
     chosen = summary.recommendation
     runs = runs_of(summary.trials, 0 if chosen is None else chosen.number)
@@ -510,11 +510,11 @@ def _say_not_excluded(summary: RunSummary) -> Iterator[str]:
 
 def stress_section(summary: RunSummary) -> Section:
     """The recommended configuration on the largest samples."""
-    steps = Bullets(sentences=tuple(_say_stress(summary)))
+    steps = Bullets(sentences=tuple(_describe_stress(summary)))
     return Section(title="Stress run: do the largest samples fit?", blocks=(steps,), is_brief=True)
 
 
-def _say_stress(summary: RunSummary) -> Iterator[str]:
+def _describe_stress(summary: RunSummary) -> Iterator[str]:
     found = summary.recommendation
     if found is None or found.stress is None:
         return
@@ -620,7 +620,7 @@ def scaling_sections(summary: RunSummary, columns: Sequence[Column]) -> tuple[Se
     group = "" if comparison.fastest is None else _name(comparison.fastest)
     bests = [entry.best for entry in comparison.entries]
     kinds = ["failed" if best is None else role_of(best.number, summary) for best in bests]
-    answer = Paragraph(text=_say_answer(comparison))
+    answer = Paragraph(text=_describe_answer(comparison))
     remarks = Bullets(sentences=tuple(_remarks(comparison)), is_remark=True)
     table = tabulate(map(_strategy_row, comparison.entries), _STRATEGY_HEADS, kinds=kinds)
     advice = advice_table(comparison.advice)
@@ -673,7 +673,7 @@ def _name(best: StrategyBest) -> str:
     return name_group(best.config.strategy, best.config.world_size)
 
 
-def _say_answer(comparison: StrategyComparison) -> str:
+def _describe_answer(comparison: StrategyComparison) -> str:
     fastest = comparison.fastest
     if fastest is None:
         tried = format_count(
@@ -691,10 +691,12 @@ def _say_answer(comparison: StrategyComparison) -> str:
         reason = f" Main bottleneck: {cause}, {share} of its time."
     elif efficiency.value < 1 - LEAST_SHARE:
         reason = " None of the measured figures explains what limits it."
-    return _say_verdict(comparison, fastest, ratio) + reason
+    return _describe_verdict(comparison, fastest, ratio) + reason
 
 
-def _say_verdict(comparison: StrategyComparison, fastest: StrategyBest, ratio: Interval) -> str:
+def _describe_verdict(
+    comparison: StrategyComparison, fastest: StrategyBest, ratio: Interval
+) -> str:
     count = fastest.config.world_size
     interval = show_interval(ratio.low, ratio.high, "times")
     rate = f"{_name(fastest)} trains {show(ratio.value, 'times')} times as fast as one device ({interval}"
