@@ -329,7 +329,7 @@ def best_believed(configurations: int, is_outrun: bool, leaves_out_larger: bool)
 
 @message
 def proven(least_fraction: float, runs: int, baseline_runs: int) -> str:
-    text = f"Proven by {format_count(runs, 'run')}, and {baseline_runs} of the baseline"
+    text = f"Proven by {format_count(runs, 'run')} against {baseline_runs} of the baseline"
     if least_fraction >= 0.01:
         text += f": at least {format_fraction(least_fraction)} faster"
     return f"{text}."
@@ -338,8 +338,8 @@ def proven(least_fraction: float, runs: int, baseline_runs: int) -> str:
 @message
 def not_proven(gain_fraction: float, runs: int, baseline_runs: int) -> str:
     return (
-        f"Not proven: faster than the baseline with a probability of "
-        f"{format_fraction(min(gain_fraction, 0.99))}, after {format_count(runs, 'run')}, and "
+        "Not proven: faster than the baseline with a probability of "
+        f"{format_fraction(min(gain_fraction, 0.99))}, by {format_count(runs, 'run')} against "
         f"{baseline_runs} of the baseline."
     )
 
