@@ -27,7 +27,7 @@ from autotune.report.blocks import (
 from autotune.report.figures import Column, make_columns
 from autotune.report.words import one_line
 
-_PARTS = "Parts of the time: profiled in one run; waits for data, restarts of epochs included, are averaged over all runs."
+_PARTS = "Parts of the time: profiled in one run; waits for data averaged over all runs, including restarts of epochs."
 Verdict = Literal[
     "faster", "already_best", "unconfirmed", "baseline_infeasible", "nothing_feasible"
 ]
