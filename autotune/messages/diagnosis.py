@@ -182,12 +182,12 @@ def copy_evidence(
     reached = []
     if pageable_samples_per_s is not None:
         yours = "" if is_pinned else " (yours)"
-        reached.append(f"from pageable memory {format_throughput(pageable_samples_per_s)}{yours}")
+        reached.append(f"{format_throughput(pageable_samples_per_s)} from pageable memory{yours}")
     if pinned_samples_per_s is not None:
         yours = " (yours)" if is_pinned else ""
-        reached.append(f"from pinned memory {format_throughput(pinned_samples_per_s)}{yours}")
+        reached.append(f"{format_throughput(pinned_samples_per_s)} from pinned memory{yours}")
     alone = f"{format_fraction(exposed_fraction)} of what copying alone takes"
-    return f"{copies}: {alone}; copying reaches {', '.join(reached)}"
+    return f"{copies}: {alone}, which reaches {', '.join(reached)}"
 
 
 @message
