@@ -124,7 +124,7 @@ def _plain_lines(console: Console) -> ShowProgress:
             latest[kind] = key
             console.print(Text(line, no_wrap=True, overflow="ellipsis"))
 
-    def show(progress: Progress) -> None:
+    def print_progress(progress: Progress) -> None:
         nonlocal shown_s
         print_new("phase", progress.phase, _describe_phase(progress))
         _print_warnings(progress, console)
@@ -142,7 +142,7 @@ def _plain_lines(console: Console) -> ShowProgress:
             shown_s = whole_s
         shown_s = shown_s or whole_s
 
-    return show
+    return print_progress
 
 
 class _LiveLine:
