@@ -354,7 +354,7 @@ def _forecast(evidence: Evidence, found: Activations, config: TrainingConfig) ->
     growth = config.micro_batch_size / evidence.config.micro_batch_size
     loader = forecast.loader_ceiling(evidence)
     device = forecast.device_ceiling(evidence)
-    today = forecast.join_rates(evidence, loader, device)
+    present = forecast.join_rates(evidence, loader, device)
     slowest, fastest = loader_bounds(evidence, loader)
 
     def device_time(deviations: float) -> float:
@@ -363,7 +363,7 @@ def _forecast(evidence: Evidence, found: Activations, config: TrainingConfig) ->
         return (2 * ratio - 1) / growth + 2 - 2 * ratio
 
     def rate(device_time: float, loader: float) -> float:
-        times = forecast.join_rates(evidence, loader, device / device_time) / today
+        times = forecast.join_rates(evidence, loader, device / device_time) / present
         return times * evidence.measurement.samples_per_s
 
     most = forward.value + NORMAL_95 * forward.sd
@@ -493,11 +493,11 @@ def _gains(evidence: Evidence, device_time: float, interval: tuple[float, float]
     """Return the gain if the device needs this share of its time; None if the interval includes none."""
     loader = forecast.loader_ceiling(evidence)
     device = forecast.device_ceiling(evidence)
-    today = forecast.join_rates(evidence, loader, device)
+    present = forecast.join_rates(evidence, loader, device)
     slowest, fastest = loader_bounds(evidence, loader)
 
     def times(device_time: float, loader: float) -> float:
-        return forecast.join_rates(evidence, loader, device / device_time) / today
+        return forecast.join_rates(evidence, loader, device / device_time) / present
 
     least, most = interval
     low = times(most, slowest)
@@ -627,19 +627,20 @@ def _worker_threads(evidence: Evidence, costs: LoaderCosts) -> Iterator[Advice]:
         return
     cores = evidence.environment.cores
     loaders = forecast.loader_processes(evidence.config)
-    today = forecast.loader_ceiling(evidence)
+    present = forecast.loader_ceiling(evidence)
     device = forecast.device_ceiling(evidence)
     allowed = min(loaders, cores) / forecast.loader_cpu_s(evidence)
     expected = min(
-        forecast.cores_ceiling(evidence), forecast.join_rates(evidence, max(allowed, today), device)
+        forecast.cores_ceiling(evidence),
+        forecast.join_rates(evidence, max(allowed, present), device),
     )
-    is_gain_known = allowed * POLICY.trials.near_ceiling > today
+    is_gain_known = allowed * POLICY.trials.near_ceiling > present
     words = messages.one_thread_per_worker(
         settings={"worker_threads": 1} if evidence.config.num_workers else {},
         item_cpu_s=costs.item_cpu_s,
         allowed_samples_per_s=allowed,
         cores=cores,
-        loader_samples_per_s=None if is_gain_known else today,
+        loader_samples_per_s=None if is_gain_known else present,
     )
     if not any(
         "worker_threads" in point.changes for point in forecast.advisable_points(evidence, "loader")

@@ -212,11 +212,17 @@ def has_parts(columns: Sequence[Column]) -> bool:
 
 def list_waits(columns: Sequence[Column]) -> tuple[float | None, ...]:
     """Return each column's share of time waiting for data: from breakdowns if all have one, else the loop's."""
-    figures = [column.figures for column in columns]
-    if not has_parts(columns):
-        return tuple(known and known.data_wait_fraction for known in figures)
-    breakdowns = [known and known.breakdown for known in figures]
-    return tuple(parts and parts.data_wait.fraction for parts in breakdowns)
+    is_by_parts = has_parts(columns)
+    waits: list[float | None] = []
+    for column in columns:
+        wait = None
+        if column.figures is not None:
+            wait = column.figures.data_wait_fraction
+            if is_by_parts:
+                parts = column.figures.breakdown
+                wait = None if parts is None else parts.data_wait.fraction
+        waits.append(wait)
+    return tuple(waits)
 
 
 def list_busy(columns: Sequence[Column]) -> tuple[BusyReading | None, ...]:

@@ -6,12 +6,13 @@ Markdown, a page, a notebook and the JSON document show. Renderers calculate not
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from autotune.models.memory import MemoryLine
+from autotune.records.measurement import Measurement
 from autotune.records.result import RunSummary
 from autotune.report import sections, sentences
 from autotune.report.blocks import (
@@ -129,16 +130,17 @@ def build_report(
         course=sentences.say_course(summary),
         trials=sections.trial_table(summary),
     )
-    return replace(report, sections=_list_sections(report, lines))
+    return replace(report, sections=_list_sections(report, lines, measured, runs))
 
 
-def _list_sections(report: ReportModel, lines: Sequence[MemoryLine]) -> tuple[Section, ...]:
+def _list_sections(
+    report: ReportModel,
+    lines: Sequence[MemoryLine],
+    measured: Mapping[str, Measurement],
+    runs: Mapping[str, Sequence[Measurement]],
+) -> tuple[Section, ...]:
     """List the sections below the result that have content."""
     summary = report.summary
-    measured = {
-        column.title: column.figures for column in report.columns if column.figures is not None
-    }
-    runs = {column.title: column.runs for column in report.columns if column.runs}
     group = sections.lines_of_group(summary, lines)
     plots = list_plots(summary, report.columns, group, sections.describe_group(group, lines))
     return filled(

@@ -1172,7 +1172,7 @@ def result_table(
     interval = f"  {name_interval(spread, held)}"
     # Throughput and speed-up
     rates = [known and known.samples_per_s for known in figures]
-    rate_intervals = [known and known.samples_per_s_ci for known in figures]
+    rate_intervals = [None if known is None else known.samples_per_s_ci for known in figures]
     rows: list[tuple[str, ...]] = [
         ("samples/s", *(show(rate, "plain_rate") for rate in rates)),
         (interval, *(_show_interval(ends, "plain_rate") for ends in rate_intervals)),
@@ -1181,14 +1181,14 @@ def result_table(
     ]
     if any(ratios):
         gains = [ratio and ratio.value for ratio in ratios]
-        gain_intervals = [ratio and (ratio.low, ratio.high) for ratio in ratios]
+        gain_intervals = [None if ratio is None else (ratio.low, ratio.high) for ratio in ratios]
         rows += [
             (f"times {reference}", "1", *(show(gain, "times") for gain in gains)),
             (interval, "", *(_show_interval(ends, "times") for ends in gain_intervals)),
         ]
     # The device, the time, memory and energy
     busy = [reading and reading.fraction for reading in list_busy(columns)]
-    peaks = [known and known.peak_memory_bytes for known in figures]
+    peaks = [None if known is None else known.peak_memory_bytes for known in figures]
     energy = [known and known.joules_per_sample for known in figures]
     rows += [
         ("busy", *(show(fraction, "share") for fraction in busy)),
